@@ -1,4 +1,4 @@
-"""The simulated disk forgets what a real one may forget, and nothing that was synced."""
+"""The simulated disk loses what a real one may lose, and nothing that was synced."""
 
 import asyncio
 import errno
@@ -10,8 +10,7 @@ import pytest
 
 from lanemq.log.filesystem import write_fully
 from lanemq.log.state import OffsetRow, State, Sync
-from lanemq.testing.sim.disk import SimDisk
-from lanemq.testing.sim.state import SimState, StateImage
+from lanemq.testing.sim.disk import SimDisk, SimState, StateImage
 from lanemq.testing.sim.trace import Trace
 
 Make = Callable[[int], SimDisk]
@@ -22,7 +21,7 @@ def make(tmp_path: Path) -> Make:
     return lambda seed: SimDisk(Random(seed), Trace(lambda: 0.0, str(tmp_path)))
 
 
-def written(disk: SimDisk, path: Path, *parts: bytes, synced: bool) -> None:
+def write_file(disk: SimDisk, path: Path, *parts: bytes, synced: bool) -> None:
     fd = disk.create(path)
     at = 0
     for part in parts:
@@ -36,17 +35,17 @@ def written(disk: SimDisk, path: Path, *parts: bytes, synced: bool) -> None:
 
 def test_what_was_synced_survives_a_power_cut(make: Make, tmp_path: Path) -> None:
     disk = make(1)
-    written(disk, tmp_path / "a", b"one", b"two", synced=True)
+    write_file(disk, tmp_path / "a", b"one", b"two", synced=True)
     assert disk.lose_power() == 0
     assert (tmp_path / "a").read_bytes() == b"onetwo"
 
 
-def test_of_what_was_not_synced_any_sectors_survive(make: Make, tmp_path: Path) -> None:
-    """Later ones without earlier ones, too; what is missing reads as zeros, and what was synced is untouched."""
+def test_any_sectors_of_unsynced_writes_may_survive(make: Make, tmp_path: Path) -> None:
+    """Also later ones without earlier ones. Missing ones read as zeros, and synced bytes are untouched."""
     kept = set()
     for seed in range(150):
         disk, path = make(seed), tmp_path / f"{seed}"
-        written(disk, path, b"s" * 500, synced=True)
+        write_file(disk, path, b"s" * 500, synced=True)
         fd = disk.open(path)
         write_fully(disk, fd, b"a" * 12 + b"b" * 512 + b"c" * 512, 500)
         disk.close(fd)
@@ -57,12 +56,12 @@ def test_of_what_was_not_synced_any_sectors_survive(make: Make, tmp_path: Path) 
     assert {(0, 512, 512), (12, 0, 512), (12, 512, 0)} < kept
 
 
-def test_of_what_was_not_synced_a_beginning_survives_or_a_torn_one(make: Make, tmp_path: Path) -> None:
-    """Over many cuts: all of it, nothing, and something in between; never anything else, but for a flipped bit."""
+def test_the_beginning_of_an_unsynced_write_may_survive(make: Make, tmp_path: Path) -> None:
+    """All of it, nothing, or a part of it, perhaps with a flipped bit; never anything else."""
     seen, flipped = set(), 0
     for seed in range(60):
         disk, path = make(seed), tmp_path / f"{seed}"
-        written(disk, path, b"start", synced=True)
+        write_file(disk, path, b"start", synced=True)
         fd = disk.open(path)
         write_fully(disk, fd, b"unsynced", 5)
         disk.close(fd)
@@ -78,7 +77,7 @@ def test_of_what_was_not_synced_a_beginning_survives_or_a_torn_one(make: Make, t
     assert flipped
 
 
-def test_a_name_survives_only_with_its_folder(make: Make, tmp_path: Path) -> None:
+def test_a_file_name_surely_survives_only_if_its_folder_was_synced(make: Make, tmp_path: Path) -> None:
     survived = set()
     for seed in range(20):
         disk, path = make(seed), tmp_path / f"{seed}"
@@ -90,10 +89,10 @@ def test_a_name_survives_only_with_its_folder(make: Make, tmp_path: Path) -> Non
     assert survived == {True, False}
 
 
-def test_a_failed_sync_is_never_made_good_by_the_next(make: Make, tmp_path: Path) -> None:
-    """What Linux does: the second call succeeds, and the pages are gone."""
+def test_a_sync_after_a_failed_one_does_not_repair_it(make: Make, tmp_path: Path) -> None:
+    """As on Linux: the second call succeeds, and the pages are lost."""
     disk, path = make(1), tmp_path / "a"
-    written(disk, path, b"old", synced=True)
+    write_file(disk, path, b"old", synced=True)
     fd = disk.open(path)
     write_fully(disk, fd, b"new", 3)
     disk.failing["sync"] = errno.EIO
@@ -108,16 +107,16 @@ def test_a_failed_sync_is_never_made_good_by_the_next(make: Make, tmp_path: Path
     assert path.read_bytes() == b"old"
 
 
-def test_after_the_power_went_nothing_is_written(make: Make, tmp_path: Path) -> None:
+def test_after_a_power_cut_nothing_is_written(make: Make, tmp_path: Path) -> None:
     disk = make(1)
-    went: list[bool] = []
-    disk.on_power_cut = lambda: went.append(True)
+    cuts: list[bool] = []
+    disk.on_power_cut = lambda: cuts.append(True)
     disk.cut_after = 2
     fd = disk.create(tmp_path / "a")
     for _ in range(2):
         with pytest.raises(asyncio.CancelledError):
             disk.write_at(fd, memoryview(b"x"), 0)
-    assert went == [True]
+    assert cuts == [True]
     disk.close(fd)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.client.producer.test_engine import Rig
-from tests.sim.stage import ADDRESS, Heard, Stage
+from tests.sim.two_processes import ADDRESS, Received, TwoProcesses
 
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
 from lanemq.clock import SystemClock
@@ -26,7 +26,7 @@ from lanemq.wire.command import Command
 
 
 async def cancelled_after(steps: int, work: Coroutine[Any, Any, Any]) -> bool:
-    """Whether a cancellation so many steps of the loop after the call was obeyed, or came too late to be taken."""
+    """Whether a cancellation, so many steps of the loop after the call, took effect or came too late."""
     task = asyncio.get_running_loop().create_task(work)
     for _ in range(steps):
         await asyncio.sleep(0)
@@ -36,25 +36,25 @@ async def cancelled_after(steps: int, work: Coroutine[Any, Any, Any]) -> bool:
 
 
 @pytest.mark.parametrize("steps", range(8))
-def test_a_cancellation_that_comes_with_the_connection_is_not_forgotten(steps: int) -> None:
-    """A consumer that was stopped in that moment never ended: its rebalancing went on for ever."""
-    stage = Stage()
+def test_a_cancellation_at_the_moment_of_connecting_takes_effect(steps: int) -> None:
+    """Otherwise a consumer that is stopped at that moment never ends."""
+    sim = TwoProcesses()
 
-    async def connects_at_once(*_: object) -> tuple[None, Heard]:
+    async def connects_at_once(*_: object) -> tuple[None, Received]:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        return None, Heard()
+        return None, Received()
 
-    stage.loop.connect = connects_at_once
+    sim.loop.connect = connects_at_once
 
-    async def scene() -> None:
-        assert await stage.near.run(cancelled_after(steps, open_connection(Address(*ADDRESS))))
+    async def main() -> None:
+        assert await sim.near.run(cancelled_after(steps, open_connection(Address(*ADDRESS))))
 
-    stage.run(scene)
+    sim.run(main)
 
 
-def test_a_cancellation_that_comes_with_a_turn_is_not_forgotten() -> None:
-    """`asyncio.timeout` around `poll` would wait for ever."""
+def test_a_cancellation_at_the_moment_of_a_turn_takes_effect() -> None:
+    """Otherwise `asyncio.timeout` around `poll` never ends."""
 
     async def main() -> None:
         scheduler = AsyncScheduler(LaneScheduler(LaneOptions()), Order.KEY, SystemClock())
@@ -69,8 +69,8 @@ def test_a_cancellation_that_comes_with_a_turn_is_not_forgotten() -> None:
 
 
 @pytest.mark.parametrize("seed", [8, 22])
-def test_a_group_reports_again_what_a_crash_of_the_broker_took(seed: int) -> None:
-    """A queue in which nothing more happened stayed behind its end for good."""
+def test_a_group_commits_again_what_a_crash_of_the_broker_undid(seed: int) -> None:
+    """Otherwise the committed offset of a queue without new messages stays too low."""
     plan = replace(plan_of(seed), faults=("broker loses power",), durable=True, calm_ms=700)
     result = run_plan(plan)
     assert result.passed, result.problems
@@ -78,17 +78,17 @@ def test_a_group_reports_again_what_a_crash_of_the_broker_took(seed: int) -> Non
 
 
 def test_a_send_whose_repeat_meets_a_failing_disk_may_be_stored(tmp_path: Path) -> None:
-    """Its answer was lost and its repeat refused: it was stored, and written down as certainly not stored."""
+    """Its answer was lost and its repeat refused, so the history must not say that it is certainly not stored."""
     history = History(tmp_path / "p.jsonl", "p", lambda: 0, "producer")
-    rig = Rig(history=history)  # type: ignore[arg-type]
-    rig.offer()
-    rig.connect()
-    rig.broker_takes(rig.wire[0])
-    rig.lose()
-    rig.tick(5_000)
-    rig.connect()
-    rig.reply(rig.wire.pop(), Command(ResponseCode.SERVICE_NOT_AVAILABLE, 0, 1))
+    fixture = Rig(history=history)  # type: ignore[arg-type]
+    fixture.offer()
+    fixture.connect()
+    fixture.broker_takes(fixture.wire[0])
+    fixture.lose()
+    fixture.tick(5_000)
+    fixture.connect()
+    fixture.reply(fixture.wire.pop(), Command(ResponseCode.SERVICE_NOT_AVAILABLE, 0, 1))
     history.close()
     events = [json.loads(line)["e"] for line in (tmp_path / "p.jsonl").read_bytes().splitlines()]
     assert events == ["begin", "send", "send_unknown"]
-    assert isinstance(rig.results.errors[0], BrokerReadOnly)
+    assert isinstance(fixture.results.errors[0], BrokerReadOnly)

@@ -1,195 +1,195 @@
-"""The simulated network does to connections what a real one does, and never reorders the bytes of one."""
+"""The simulated network delays and loses connections as a real one does, and never reorders bytes."""
 
 import asyncio
 
 import pytest
-from tests.sim.stage import Stage
+from tests.sim.two_processes import TwoProcesses
 
 
 def test_bytes_arrive_in_order_and_later() -> None:
     for seed in range(20):
-        stage = Stage(seed)
+        sim = TwoProcesses(seed)
 
-        async def scene(stage: Stage = stage) -> None:
-            end, _ = await stage.connect()
+        async def main(sim: TwoProcesses = sim) -> None:
+            end, _ = await sim.connect()
             words = [f"<{number}>".encode() for number in range(200)]
-            before = stage.loop.time()
+            before = sim.loop.time()
             for word in words:
                 end.write(word)
-            assert stage.accepted[0].data == b""
+            assert sim.accepted[0].data == b""
             await asyncio.sleep(5)
-            assert stage.accepted[0].data == b"".join(words)
-            assert stage.loop.time() > before
+            assert sim.accepted[0].data == b"".join(words)
+            assert sim.loop.time() > before
 
-        stage.run(scene)
+        sim.run(main)
 
 
 def test_a_blocked_path_holds_what_is_written_until_it_is_healed() -> None:
-    stage = Stage()
+    sim = TwoProcesses()
 
-    async def scene() -> None:
-        end, _ = await stage.connect()
-        stage.network.block("near", "far")
+    async def main() -> None:
+        end, _ = await sim.connect()
+        sim.network.block("near", "far")
         end.write(b"late")
         await asyncio.sleep(60)
-        assert stage.accepted[0].data == b""
-        stage.network.heal("near", "far")
+        assert sim.accepted[0].data == b""
+        sim.network.heal("near", "far")
         end.write(b" and later")
         await asyncio.sleep(1)
-        assert stage.accepted[0].data == b"late and later"
+        assert sim.accepted[0].data == b"late and later"
 
-    stage.run(scene)
+    sim.run(main)
 
 
 def test_a_path_can_be_blocked_in_one_direction() -> None:
-    stage = Stage()
+    sim = TwoProcesses()
 
-    async def scene() -> None:
-        end, heard = await stage.connect()
+    async def main() -> None:
+        end, received = await sim.connect()
         await asyncio.sleep(0.1)
-        stage.network.block("far", "near")
+        sim.network.block("far", "near")
         end.write(b"question")
         end.other.write(b"answer")
         await asyncio.sleep(1)
-        assert (stage.accepted[0].data, heard.data) == (b"question", b"")
+        assert (sim.accepted[0].data, received.data) == (b"question", b"")
 
-    stage.run(scene)
+    sim.run(main)
 
 
-def test_what_is_under_way_when_a_connection_is_cut_is_lost() -> None:
-    stage = Stage()
+def test_bytes_in_flight_are_lost_when_a_connection_is_cut() -> None:
+    sim = TwoProcesses()
 
-    async def scene() -> None:
-        end, heard = await stage.connect()
+    async def main() -> None:
+        end, received = await sim.connect()
         await asyncio.sleep(0.1)
         end.write(b"lost")
-        stage.network.cut(end, "a test")
+        sim.network.cut(end, "a test")
         await asyncio.sleep(1)
-        assert stage.accepted[0].data == b""
-        assert [len(each.ends) for each in (heard, stage.accepted[0])] == [1, 1]
+        assert sim.accepted[0].data == b""
+        assert [len(each.ends) for each in (received, sim.accepted[0])] == [1, 1]
 
-    stage.run(scene)
+    sim.run(main)
 
 
-def test_an_end_that_is_not_told_finds_out_when_it_writes() -> None:
-    stage = Stage()
+def test_an_end_that_was_not_notified_gets_a_reset_when_it_writes() -> None:
+    sim = TwoProcesses()
 
-    async def scene() -> None:
-        end, heard = await stage.connect()
+    async def main() -> None:
+        end, received = await sim.connect()
         await asyncio.sleep(0.1)
-        stage.network.cut(end, "a test", tell=False)
+        sim.network.cut(end, "a test", notify=False)
         await asyncio.sleep(60)
-        assert heard.ends == []
+        assert received.ends == []
         end.write(b"hello?")
         await asyncio.sleep(1)
-        assert isinstance(heard.ends[0], ConnectionResetError)
+        assert isinstance(received.ends[0], ConnectionResetError)
 
-    stage.run(scene)
+    sim.run(main)
 
 
-def test_an_end_whose_connection_was_swallowed_does_not_find_out_by_writing() -> None:
-    stage = Stage()
+def test_an_end_whose_connection_was_swallowed_gets_no_reset_when_it_writes() -> None:
+    sim = TwoProcesses()
 
-    async def scene() -> None:
-        end, heard = await stage.connect()
+    async def main() -> None:
+        end, received = await sim.connect()
         await asyncio.sleep(0.1)
-        stage.network.swallow(end.other, "a test")
-        end.write(b"hello?")
-        await asyncio.sleep(60)
-        assert (len(stage.accepted[0].ends), heard.ends) == (1, [])
-        stage.network.answer_again(end.other)
-        await asyncio.sleep(1)
-        assert isinstance(heard.ends[0], ConnectionResetError)
-
-    stage.run(scene)
-
-
-def test_a_machine_that_vanished_answers_nothing_until_it_is_back() -> None:
-    stage = Stage()
-
-    async def scene() -> None:
-        end, heard = await stage.connect()
-        await asyncio.sleep(0.1)
-        stage.network.host_ended(stage.far, silently=True)
+        sim.network.swallow(end.other, "a test")
         end.write(b"hello?")
         await asyncio.sleep(60)
-        assert heard.ends == []
-        stage.network.listen(stage.host("far"), ("10.0.0.1", 1), lambda _: asyncio.Protocol())
+        assert (len(sim.accepted[0].ends), received.ends) == (1, [])
+        sim.network.answer_again(end.other)
+        await asyncio.sleep(1)
+        assert isinstance(received.ends[0], ConnectionResetError)
+
+    sim.run(main)
+
+
+def test_a_machine_that_vanished_sends_no_reset_until_it_is_back() -> None:
+    sim = TwoProcesses()
+
+    async def main() -> None:
+        end, received = await sim.connect()
+        await asyncio.sleep(0.1)
+        sim.network.host_ended(sim.far, silently=True)
+        end.write(b"hello?")
+        await asyncio.sleep(60)
+        assert received.ends == []
+        sim.network.listen(sim.host("far"), ("10.0.0.1", 1), lambda _: asyncio.Protocol())
         end.write(b"hello?")
         await asyncio.sleep(1)
-        assert len(heard.ends) == 1
+        assert len(received.ends) == 1
 
-    stage.run(scene)
+    sim.run(main)
 
 
-def test_an_answer_with_a_fuse_is_lost_with_its_connection() -> None:
-    stage = Stage()
+def test_a_write_can_be_lost_with_its_connection() -> None:
+    sim = TwoProcesses()
 
-    async def scene() -> None:
-        end, heard = await stage.connect()
+    async def main() -> None:
+        end, received = await sim.connect()
         await asyncio.sleep(0.1)
         end.other.fuse = 2
         end.other.write(b"first")
         await asyncio.sleep(1)
         end.other.write(b"second")
         await asyncio.sleep(1)
-        assert heard.data == b"first"
-        assert len(heard.ends) == 1
+        assert received.data == b"first"
+        assert len(received.ends) == 1
 
-    stage.run(scene)
+    sim.run(main)
 
 
-def test_a_connection_closed_in_order_delivers_everything_first() -> None:
-    stage = Stage()
+def test_a_connection_that_is_closed_delivers_everything_first() -> None:
+    sim = TwoProcesses()
 
-    async def scene() -> None:
-        end, heard = await stage.connect()
+    async def main() -> None:
+        end, received = await sim.connect()
         end.write(b"all of it")
         end.close()
         await asyncio.sleep(1)
-        assert (stage.accepted[0].data, stage.accepted[0].ends, heard.ends) == (b"all of it", [None], [None])
+        assert (sim.accepted[0].data, sim.accepted[0].ends, received.ends) == (b"all of it", [None], [None])
 
-    stage.run(scene)
+    sim.run(main)
 
 
-def test_nobody_listens_after_the_process_has_ended() -> None:
-    stage = Stage()
+def test_connecting_to_a_killed_process_is_refused() -> None:
+    sim = TwoProcesses()
 
-    async def scene() -> None:
-        stage.network.host_ended(stage.far)
+    async def main() -> None:
+        sim.network.host_ended(sim.far)
         with pytest.raises(ConnectionRefusedError):
-            await stage.connect()
+            await sim.connect()
 
-    stage.run(scene)
+    sim.run(main)
 
 
 def test_connecting_hangs_while_the_path_is_blocked() -> None:
-    stage = Stage()
+    sim = TwoProcesses()
 
-    async def scene() -> None:
-        stage.network.block("far", "near")
+    async def main() -> None:
+        sim.network.block("far", "near")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(30):
-                await stage.connect()
-        stage.network.heal("far", "near")
-        await stage.connect()
+                await sim.connect()
+        sim.network.heal("far", "near")
+        await sim.connect()
 
-    stage.run(scene)
+    sim.run(main)
 
 
 def test_a_peer_that_does_not_read_gets_everything_later() -> None:
-    stage = Stage()
+    sim = TwoProcesses()
 
-    async def scene() -> None:
-        end, _ = await stage.connect()
+    async def main() -> None:
+        end, _ = await sim.connect()
         await asyncio.sleep(0.1)
         end.other.pause_reading()
         end.write(b"one")
         end.write(b"two")
         await asyncio.sleep(1)
-        assert stage.accepted[0].data == b""
+        assert sim.accepted[0].data == b""
         end.other.resume_reading()
         await asyncio.sleep(0)
-        assert stage.accepted[0].data == b"onetwo"
+        assert sim.accepted[0].data == b"onetwo"
 
-    stage.run(scene)
+    sim.run(main)

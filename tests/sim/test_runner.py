@@ -1,4 +1,4 @@
-"""`python -m lanemq.testing.sim`: what it prints, and how it ends."""
+"""`python -m lanemq.testing.sim`: output and exit code."""
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +13,7 @@ def good(seed: int, _: object = None) -> Result:
 
 def second_fails(seed: int, _: object = None) -> Result:
     problems = ["B2 offset 3 ran before offset 2"] if seed == 11 else []
-    return Result(seed, problems, "aa", 60.0, {"rebalance": 1}, ["1.0 broker said something"])
+    return Result(seed, problems, "aa", 60.0, {"rebalance": 1}, ["1.0 broker wrote something"])
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -21,34 +21,34 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_seeds_that_pass_end_with_what_they_have_exercised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passing_seeds_end_with_a_list_of_what_they_exercised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "run_seed", good)
-    code, said = run("--seeds", "50")
+    code, output = run("--seeds", "50")
     assert code == 0
-    assert "50 of 50 seeds, 50 virtual minutes, 0 failed" in said
-    assert "50  rebalance" in said
-    assert "broker killed" not in said
+    assert "50 of 50 seeds, 50 virtual minutes, 0 failed" in output
+    assert "50  rebalance" in output
+    assert "broker killed" not in output
 
 
 def test_a_seed_that_fails_is_explained_with_the_command_that_replays_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "run_seed", second_fails)
-    code, said = run("--start", "10", "--seeds", "5")
+    code, output = run("--start", "10", "--seeds", "5")
     assert code == 1
-    assert "broker said something" in said
-    assert "B2 offset 3 ran before offset 2" in said
-    assert "python -m lanemq.testing.sim --seed 11 --verbose" in said
-    assert "2 seeds" in said
+    assert "broker wrote something" in output
+    assert "B2 offset 3 ran before offset 2" in output
+    assert "python -m lanemq.testing.sim --seed 11 --verbose" in output
+    assert "2 seeds" in output
 
 
-def test_it_can_go_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_keep_going_it_continues_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "run_seed", second_fails)
-    code, said = run("--start", "10", "--seeds", "5", "--keep-going")
+    code, output = run("--start", "10", "--seeds", "5", "--keep-going")
     assert code == 1
-    assert "1 of 5 seeds failed: 11" in said
+    assert "1 of 5 seeds failed: 11" in output
 
 
 def test_one_seed_shows_its_trace() -> None:
-    code, said = run("--seed", "1", "--verbose")
+    code, output = run("--seed", "1", "--verbose")
     assert code == 0
-    assert "0.000000 broker begin" in said
-    assert "seed 1 passed" in said
+    assert "0.000000 broker begin" in output
+    assert "seed 1 passed" in output

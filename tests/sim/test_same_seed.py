@@ -1,4 +1,4 @@
-"""One seed, one trace: otherwise a failing seed could not be replayed."""
+"""A seed always gives the same trace; otherwise a failing seed could not be replayed."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ PROGRAM = "import sys; from lanemq.testing.sim.run import run_seed; print(run_se
 
 
 def digest_elsewhere(seed: int, hash_seed: str) -> str:
-    """In a process of its own, in which sets of texts have another order."""
+    """The digest from a new process, in which sets of strings have another order."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     command = [sys.executable, "-c", PROGRAM, str(seed)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
@@ -35,7 +35,7 @@ def test_a_seed_gives_the_same_trace_in_every_process(seed: int) -> None:
     assert digest_elsewhere(seed, "1") == digest_elsewhere(seed, "77") == run_seed(seed).digest
 
 
-def test_whoever_listens_changes_nothing() -> None:
+def test_listening_to_the_trace_changes_nothing() -> None:
     lines: list[str] = []
     listened = run_seed(3, lines.append)
     assert listened.digest == run_seed(3).digest

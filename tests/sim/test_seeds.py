@@ -1,4 +1,4 @@
-"""A fixed share of seeds with every run of the tests; `make sim SEEDS=20000` runs as many as wanted."""
+"""A fixed set of seeds passes; `make sim SEEDS=20000` runs more."""
 
 import multiprocessing
 from collections import Counter
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from lanemq.testing.sim.judge import Result
-from lanemq.testing.sim.plan import KINDS, ORDERS_OF_PEOPLE
+from lanemq.testing.sim.plan import KINDS, OPERATOR_REQUESTS
 from lanemq.testing.sim.run import run_seed
 
 FEW, MANY = 20, 150
@@ -29,8 +29,8 @@ def passed(result: Result) -> bool:
     return True
 
 
-def side_by_side(seeds: range) -> Iterator[Result]:
-    """In fresh processes: a fork would inherit threads and loops of whoever runs the tests."""
+def in_parallel(seeds: range) -> Iterator[Result]:
+    """Runs seeds in new processes: a fork would inherit the threads and loops of its parent."""
     with multiprocessing.get_context("spawn").Pool(JOBS) as pool:
         yield from pool.imap_unordered(run_seed, seeds, chunksize=4)
         pool.close()
@@ -45,10 +45,10 @@ def test_a_few_seeds_pass() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_many_seeds_pass_and_exercise_what_they_are_for() -> None:
-    """A run without the events that the guards are for would pass without the guards, too."""
+    """Runs without the events that guards are for would pass without the guards."""
     seeds_with: Counter[str] = Counter()
-    for result in side_by_side(range(MANY)):
+    for result in in_parallel(range(MANY)):
         assert passed(result)
         seeds_with.update(what for what, count in result.seen.items() if count)
-    assert [what for what in (*KINDS, *ORDERS_OF_PEOPLE, *SEEN_OFTEN) if seeds_with[what] < 2] == []
+    assert [what for what in (*KINDS, *OPERATOR_REQUESTS, *SEEN_OFTEN) if seeds_with[what] < 2] == []
     assert [what for what in SEEN_ONCE if not seeds_with[what]] == []

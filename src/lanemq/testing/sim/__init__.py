@@ -1,2 +1,4 @@
-"""The whole system in one thread, on virtual time, from one seed: broker, producers and consumers as shipped,
-with sockets, clocks, disk, log thread and randomness replaced."""
+"""A simulation of the whole system in one thread, on virtual time, that follows from one seed.
+
+Broker, producers and consumers are the shipped ones. Sockets, clocks, disk, log thread and randomness are replaced.
+"""

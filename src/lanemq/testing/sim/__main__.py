@@ -1,9 +1,9 @@
-"""Runs seeds and says what they found.
+"""Runs seeds and prints what they found.
 
     python -m lanemq.testing.sim --seeds 300
     python -m lanemq.testing.sim --seed 17 --verbose
 
-Ends with 1 if a seed failed; the command that replays it is printed with what was found.
+The exit code is 1 if a seed failed. The command that replays it is printed with what was found.
 """
 
 import multiprocessing
@@ -22,17 +22,17 @@ NOT_SHOWN = ("sends", "commits", "effects", "faults", "resets", "restarts")
 
 
 @click.command()
-@click.option("--seeds", default=300, show_default=True, help="How many seeds to run.")
-@click.option("--start", default=0, show_default=True, help="The first of them.")
-@click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="Processes that run side by side.")
-@click.option("--seed", type=int, help="Only this one.")
-@click.option("--verbose", is_flag=True, help="With --seed: every line of its trace.")
+@click.option("--seeds", default=300, show_default=True, help="Number of seeds.")
+@click.option("--start", default=0, show_default=True, help="The first seed.")
+@click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="Processes to run them in.")
+@click.option("--seed", type=int, help="Run only this seed.")
+@click.option("--verbose", is_flag=True, help="With --seed: print every line of its trace.")
 @click.option("--keep-going", is_flag=True, help="Do not stop at the first seed that fails.")
 def main(seeds: int, start: int, jobs: int, seed: int | None, verbose: bool, keep_going: bool) -> None:
     """Simulate the whole system with faults, once per seed, and check what happened."""
     if seed is not None:
         result = run_seed(seed, click.echo if verbose else None)
-        _tell(result)
+        _print(result)
         sys.exit(0 if result.passed else 1)
     failed = _run_all(range(start, start + seeds), jobs, keep_going)
     if failed:
@@ -49,7 +49,7 @@ def _run_all(seeds: range, jobs: int, keep_going: bool) -> list[int]:
         seeds_with.update(what for what, count in result.seen.items() if count)
         if not result.passed:
             failed.append(result.seed)
-            _tell(result)
+            _print(result)
             if not keep_going:
                 break
         if done % 50 == 0:
@@ -65,12 +65,12 @@ def _results(seeds: range, jobs: int) -> Iterator[Result]:
     if jobs <= 1:
         yield from map(run_seed, seeds)
         return
-    # Fresh processes: a fork would inherit threads and loops of whoever calls this.
+    # New processes: a fork would inherit the threads and loops of its parent.
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap(run_seed, seeds, chunksize=4)
 
 
-def _tell(result: Result) -> None:
+def _print(result: Result) -> None:
     if result.passed:
         click.echo(f"seed {result.seed} passed: {result.seconds:.0f} virtual seconds, trace {result.digest}")
         for what, count in sorted(result.seen.items()):

@@ -1,7 +1,6 @@
-"""The shipped broker on a simulated machine: its sockets, its log thread and its disk are replaced, nothing else.
+"""The shipped broker on a simulated machine: only its sockets, log thread and disk are replaced.
 
-The machine outlives the broker. A broker that is killed loses its memory; a machine that loses its power also loses
-what was not synced.
+The machine outlives the broker. A killed broker loses its memory; a power cut also loses what was not synced.
 """
 
 import asyncio
@@ -22,21 +21,19 @@ from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
 from lanemq.net.server import Peer, Reads, Server, Together
-from lanemq.testing.sim.disk import SimDisk
+from lanemq.testing.sim.disk import SimDisk, SimState, StateImage
 from lanemq.testing.sim.histories import Histories
 from lanemq.testing.sim.host import Host
-from lanemq.testing.sim.network import Network
-from lanemq.testing.sim.state import SimState, StateImage
-from lanemq.testing.sim.wire_end import End
+from lanemq.testing.sim.network import End, Network
 
 G = TypeVar("G")
 
-MOST_STARTS = 20
-"""Faults of the disk are over long before; a broker that still does not start never will."""
+MAX_STARTS = 20
+"""Attempts to start the broker; faults of the disk are over long before."""
 
 
 class SimLogThread(LogThread):
-    """Jobs run one after the other on the loop: each some time after it was given, told some time later."""
+    """Runs jobs one after the other on the loop, each with a delay before it runs and before its result."""
 
     def __init__(self, host: Host, delay: Callable[[], float]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -93,10 +90,10 @@ class SimServer(Server):
 
 
 class SimStore(Store):
-    """The shipped log; it can be left the way a killed process leaves it."""
+    """The shipped log, which can be left as a killed process leaves it."""
 
     def let_go(self) -> None:
-        """Nothing more is written; the operating system closes the files and drops the lock."""
+        """Closes files and lock without writing, as the operating system does."""
         if not self._lock.closed:
             self._files.close()
             self._log.close()
@@ -105,7 +102,7 @@ class SimStore(Store):
 
 
 class SimBroker(Broker):
-    """One life of a broker."""
+    """One run of a broker."""
 
     def __init__(self, options: BrokerOptions, host: Host, machine: "BrokerMachine") -> None:
         super().__init__(options, host.clock, machine.open_store)
@@ -124,7 +121,7 @@ class SimBroker(Broker):
 
     @property
     def undone(self) -> list[str]:
-        """What groups have not finished of what is visible, in words; empty when everything is drained."""
+        """What groups have not finished, in words; empty if everything is drained."""
         parts = self._parts
         left = []
         for topic, queue_id in parts.store.queues():
@@ -137,13 +134,13 @@ class SimBroker(Broker):
 
     @property
     def log_end(self) -> int:
-        """Where the next record will be."""
+        """The position of the next record."""
         return self._parts.store.appender.staged
 
     def knows_as_finished(self, group: str, topic: str, queue_id: int, epoch: int, offset: int) -> bool:
-        """Whether an owner has told that it finished this message, which lies above the committed offset.
+        """Whether an owner reported this message, which is above the committed offset, as finished.
 
-        A stale one does not know what is told by others meanwhile.
+        False for a stale epoch, because its owner cannot know what others reported.
         """
         newest = self._parts.locks.latest(group, MessageQueue(topic, self.options.name, queue_id))
         if newest is None or newest.epoch != epoch:
@@ -154,7 +151,7 @@ class SimBroker(Broker):
 
 
 class BrokerMachine:
-    """The machine under the broker: its disk, and one broker after the other."""
+    """The machine of the broker: its disk, and one run of the broker after the other."""
 
     def __init__(
         self,
@@ -169,10 +166,10 @@ class BrokerMachine:
         self.histories = histories
         self.trace = histories.trace
         self.slow = 1.0
-        """How much slower than usual the disk is."""
+        """Factor by which the disk is slower than usual."""
         self.groups_of: Callable[[str], list[str]] = lambda topic: []
         self.disk = SimDisk(random, self.trace)
-        self.disk.on_power_cut = self._power_goes
+        self.disk.on_power_cut = self._on_power_cut
         self.host = new_host()
         self.broker: SimBroker | None = None
         self._image = StateImage(random)
@@ -185,7 +182,7 @@ class BrokerMachine:
         return self.broker is not None and not self.host.dead
 
     def open_log(self) -> Store:
-        """The log without a broker, for somebody who wants to read it."""
+        """The log, to be read without a broker."""
         return self.open_store(self.options.data, StoreOptions(segment_bytes=self.options.segment_bytes))
 
     def open_store(self, folder: Path, options: StoreOptions) -> Store:
@@ -196,8 +193,8 @@ class BrokerMachine:
         return self.slow * (0.0002 + 0.004 * self._random.random() ** 3)
 
     async def start(self) -> None:
-        """Starts a broker on what is on disk; a start that fails with the disk or the power is tried again."""
-        for _ in range(MOST_STARTS):
+        """Starts a broker on what is on disk. A start that fails because of disk or power is repeated."""
+        for _ in range(MAX_STARTS):
             if self.up:
                 return
             self.host = self._new_host()
@@ -215,10 +212,10 @@ class BrokerMachine:
             if not isinstance(error, StorageError):
                 raise error
             await asyncio.sleep(0.2)
-        raise StorageError(f"the broker did not start in {MOST_STARTS} attempts")
+        raise StorageError(f"the broker did not start in {MAX_STARTS} attempts")
 
     async def stop(self) -> None:
-        """A stop in order, unless the power goes meanwhile."""
+        """A clean stop, unless the power is cut during it."""
         assert self.broker is not None
         stopping = self.host.run(self.broker.stop())
         await asyncio.wait([stopping])
@@ -230,7 +227,7 @@ class BrokerMachine:
         self.broker = None
 
     def kill(self, *, silently: bool = False) -> None:
-        """The process ends in the middle of whatever it did; what it had written stays."""
+        """Kills the process; what it had written stays."""
         if self.host.dead:
             return
         self.network.host_ended(self.host, silently=silently)
@@ -246,13 +243,13 @@ class BrokerMachine:
         self.trace.count("power cut that lost unsynced bytes", bytes_lost > 0)
         self.trace.count("power cut that lost commits", commits_lost > 0)
 
-    def _power_goes(self) -> None:
-        """In the middle of a change: its process does nothing from here on, the rest follows at once."""
+    def _on_power_cut(self) -> None:
+        """The power is cut during a change: the process does nothing more, and `lose_power` follows."""
         self.host.dead = True
         host = self.host
-        asyncio.get_running_loop().call_soon(self._power_went, host)
+        asyncio.get_running_loop().call_soon(self._after_power_cut, host)
 
-    def _power_went(self, host: Host) -> None:
+    def _after_power_cut(self, host: Host) -> None:
         if host is self.host:
             host.dead = False
             self.lose_power()

@@ -1,4 +1,4 @@
-"""Simulated programs that consume: with handlers, and message by message; slow, failing, frozen, killed."""
+"""Simulated consumer programs: ordered handlers, polling, unordered handlers, and broadcasting."""
 
 import asyncio
 import contextlib
@@ -8,37 +8,38 @@ from typing import Any
 
 from lanemq.client.consumer.app import App
 from lanemq.client.consumer.async_consumer import AsyncConsumer
+from lanemq.client.consumer.options import Sharing
 from lanemq.client.message import Message
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import RETRY_FOREVER, DeadLetter, HoldKey, HoldQueue
 from lanemq.model.errors import LaneError
-from lanemq.testing.sim.effects import Table
+from lanemq.testing.sim.effects import SimTable, is_as_sent
 from lanemq.testing.sim.histories import SimHistory
 from lanemq.testing.sim.host import Host
 from lanemq.testing.sim.producers import AUDIT, ORDERS
 from lanemq.testing.sim.world import SERVERS, World
 
-LANES, HANDS, CROWD, EVERYBODY = "lanes", "hands", "crowd", "everybody"
+LANES, POLLING, CONCURRENT, BROADCASTING = "lanes", "polling", "concurrent", "broadcasting"
 _BACKOFF = Backoff(0.05, 2.0, 1)
 
 
 class ConsumerProgram(ABC):
-    """One consuming process over all its lives; each life is a new member of the group."""
+    """One consumer process over all its runs; each run is a new member of the group."""
 
     group: str
 
-    def __init__(self, world: World, name: str, table: Table) -> None:
+    def __init__(self, world: World, name: str, table: SimTable) -> None:
         self.name = name
         self.world = world
         self.table = table
         self.random: Random = world.random(f"consumer {name}")
-        self._lives = 0
-        self._life: asyncio.Task[Any] | None = None
+        self._runs = 0
+        self._task: asyncio.Task[Any] | None = None
 
     @property
     def is_new(self) -> bool:
-        """It has never run."""
-        return self._lives == 0
+        """Whether it has never run."""
+        return self._runs == 0
 
     @property
     def alive(self) -> bool:
@@ -49,21 +50,21 @@ class ConsumerProgram(ABC):
         return self.world.hosts[self.name]
 
     def start(self) -> None:
-        self._lives += 1
+        self._runs += 1
         host = self.world.new_host(self.name)
-        history = self.world.histories.open(host, f"{self.name}.{self._lives}", "consumer")
-        self._life = host.run(self._live(host, history))
+        history = self.world.histories.open(host, f"{self.name}.{self._runs}", "consumer")
+        self._task = host.run(self._run(host, history))
 
     def kill(self) -> None:
-        """Ends without a goodbye; now and then its machine goes with it, and nobody hears of that."""
+        """Kills the process; sometimes its machine too, so that no connection is reset."""
         self.world.network.host_ended(self.host, silently=self.random.random() < 0.3)
 
     async def leave(self) -> None:
-        """Ends as a program should: everything handed over."""
-        host, life = self.host, self._life
+        """Stops the process cleanly."""
+        host, task = self.host, self._task
         host.call(self.ask_to_end)
-        assert life is not None
-        await asyncio.wait([life])
+        assert task is not None
+        await asyncio.wait([task])
         if not host.dead:
             self.world.network.host_ended(host)
 
@@ -80,7 +81,7 @@ class ConsumerProgram(ABC):
         }
 
     async def work(self, message: Message, history: SimHistory) -> None:
-        """What the user's code does with a message: takes a while, writes, and fails now and then."""
+        """The user's code: takes a while, writes, and sometimes fails."""
         plan, draw = self.world.plan, self.random
         pause = draw.uniform(1.0, 9.0) if draw.random() < plan.slow else draw.expovariate(1 / 0.004)
         fails = draw.random() < plan.failing and not (plan.parking and self.world.healed.is_set())
@@ -95,20 +96,20 @@ class ConsumerProgram(ABC):
 
     @abstractmethod
     def ask_to_end(self) -> None:
-        """A graceful stop: what has begun is finished and handed over."""
+        """Asks for a clean stop."""
 
     @abstractmethod
-    async def _live(self, host: Host, history: SimHistory) -> None:
-        """One life of the process, until it is asked to end or killed."""
+    async def _run(self, host: Host, history: SimHistory) -> None:
+        """One run of the process, until it is asked to end or killed."""
 
 
 class HandlerProgram(ConsumerProgram):
-    """An app with two handlers: `orders` holds keys, `audit` holds whole queues."""
+    """An app with two handlers: a failure in `orders` holds its key, in `audit` its queue."""
 
     group = LANES
     _app: App | None = None
 
-    async def _live(self, host: Host, history: SimHistory) -> None:
+    async def _run(self, host: Host, history: SimHistory) -> None:
         gives_up = self.world.plan.dead_letters or self.world.plan.parking
         hold = HoldKey(2 if gives_up else RETRY_FOREVER, _BACKOFF)
         policy = DeadLetter(skip=True, hold=hold) if self.world.plan.dead_letters else hold
@@ -129,23 +130,23 @@ class HandlerProgram(ConsumerProgram):
             self._app.stop()
 
 
-class HandProgram(ConsumerProgram):
-    """Takes messages one by one, several at a time, and says what became of each."""
+class PollingProgram(ConsumerProgram):
+    """Polls messages with three tasks, and reports each as done or to be retried."""
 
-    group = HANDS
+    group = POLLING
     _ending = False
 
-    async def _live(self, host: Host, history: SimHistory) -> None:
+    async def _run(self, host: Host, history: SimHistory) -> None:
         self._ending = False
         options = self.options(host, history)
         consumer = AsyncConsumer(
             SERVERS, group=self.group, topics=ORDERS, on_fail=HoldKey(RETRY_FOREVER, _BACKOFF), **options
         )
-        async with consumer, asyncio.TaskGroup() as takers:
+        async with consumer, asyncio.TaskGroup() as pollers:
             for _ in range(3):
-                takers.create_task(self._take(consumer, history))
+                pollers.create_task(self._poll(consumer, history))
 
-    async def _take(self, consumer: AsyncConsumer, history: SimHistory) -> None:
+    async def _poll(self, consumer: AsyncConsumer, history: SimHistory) -> None:
         while not self._ending:
             message = await consumer.poll(0.5)
             if message is None:
@@ -160,3 +161,53 @@ class HandProgram(ConsumerProgram):
 
     def ask_to_end(self) -> None:
         self._ending = True
+
+
+class UnorderedProgram(ConsumerProgram):
+    """An app whose handler writes nothing, because a table could show no order."""
+
+    _app: App | None = None
+
+    async def _handle(self, message: Message) -> None:
+        plan, draw = self.world.plan, self.random
+        fails, pause = draw.random() < plan.failing, draw.expovariate(1 / 0.004)
+        await asyncio.sleep(pause)
+        if not is_as_sent(message):
+            self.world.problem(f"{self.name} got {message}, which was never sent like this")
+        if fails and not self.world.healed.is_set():
+            raise ValueError("this message cannot be handled now")
+
+    def ask_to_end(self) -> None:
+        if self._app is not None:
+            self._app.stop()
+
+
+class ConcurrentProgram(UnorderedProgram):
+    """Handles many messages at once, in any order. Failed ones are sent back to the broker."""
+
+    group = CONCURRENT
+
+    async def _run(self, host: Host, history: SimHistory) -> None:
+        self._app = app = App(SERVERS, group=self.group, **self.options(host, history))
+
+        @app.concurrent(ORDERS, workers=4)
+        async def on_order(message: Message) -> None:
+            await self._handle(message)
+
+        await app.run_async()
+
+
+class BroadcastProgram(UnorderedProgram):
+    """Reads all queues; a new run starts over, because offsets are only in memory."""
+
+    group = BROADCASTING
+
+    async def _run(self, host: Host, history: SimHistory) -> None:
+        options = self.options(host, history) | {"client_id": self.name, "sharing": Sharing.BROADCASTING}
+        self._app = app = App(SERVERS, group=self.group, **options)
+
+        @app.ordered(ORDERS, lanes=4)
+        async def on_order(message: Message) -> None:
+            await self._handle(message)
+
+        await app.run_async()

@@ -1,30 +1,36 @@
-"""A disk with a power cord: after a cut it holds what was synced, and of the rest what chance left of it.
+"""A simulated disk and database. After a power cut they hold what was synced, and a random part of the rest.
 
-Files are real ones in a folder in memory, which play the operating system's cache: what the log reads while the
-machine runs. Beside them is kept what the device holds: the bytes of each file as of its last `fdatasync`, the
-writes since then, and the names as of the last sync of their folder.
+Real files in a folder in memory stand for the operating system's cache, which the log reads while the machine runs. In
+addition, `SimDisk` keeps what the device holds: the bytes of each file at its last `fdatasync`, the writes since then,
+and the names at the last sync of their folder.
 
-A failed `fdatasync` leaves the cache as it is and forgets what was to be written, as Linux does: a later sync
-reports success over pages that never reached the device.
+A failed `fdatasync` leaves the cache as it is and drops what was to be written, as Linux does: a later sync succeeds
+although pages never reached the device.
+
+SQLite keeps every commit when its process dies. After a power cut it keeps what was committed with `Sync.FULL` and
+everything before, and the first few of the later commits. So a copy is taken at every commit.
 """
 
 import asyncio
 import errno
 import os
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 from lanemq.log.filesystem import RealDisk
+from lanemq.log.state import State, Sync
 from lanemq.testing.sim.trace import Trace
 
 SECTORS = (128, 512, 4096)
-"""Bytes that a device writes together; several of them in whatever order it likes."""
+"""Bytes that a device writes at once; it may write sectors in any order."""
 
 
 class _Inode:
-    """One file as the device knows it; `dirty` are writes and (as None) cuts that it does not know yet."""
+    """One file on the device. `dirty` has the writes, and as None the truncations, that have not reached it."""
 
     def __init__(self) -> None:
         self.device = bytearray()
@@ -42,15 +48,15 @@ def _applied(device: bytearray, change: tuple[int, bytes | None]) -> None:
 
 
 class SimDisk(RealDisk):
-    """The disk of one machine; it outlives the processes that use it."""
+    """The disk of one machine; it outlives processes."""
 
     def __init__(self, random: Random, trace: Trace) -> None:
         self.failing: dict[str, int] = {}
         """The errno of the next `write`, `sync` or `commit`."""
         self.cut_after = 0
-        """The so-manieth change from now does not happen: the power goes instead."""
+        """Number of the change, from now on, at which the power is cut instead; 0 for none."""
         self.cut_bytes = 0
-        """If not 0, only syncs of at least so much count for that: of large writes more can be torn."""
+        """If not 0, only syncs of at least so many bytes count: more of a large write can be torn."""
         self.on_power_cut: Callable[[], None] = lambda: None
         self.changes = 0
         self._off = False
@@ -108,7 +114,7 @@ class SimDisk(RealDisk):
         super().truncate(fd, size)
 
     def drop_cache(self, fd: int) -> None:
-        """What the device does not hold, and will never be told, reads as zeros: a file keeps its length."""
+        """What never reached the device reads as zeros; a file keeps its length."""
         inode = self._open[fd]
         content = bytearray(inode.device)
         for change in inode.dirty:
@@ -131,7 +137,7 @@ class SimDisk(RealDisk):
     # what the simulation calls
 
     def lose_power(self) -> int:
-        """The cache is gone; returns how many bytes of writes that nobody had synced are gone with it."""
+        """Drops the cache; returns the number of unsynced bytes that are lost."""
         lost = 0
         self.cut_after = 0
         self._off = False
@@ -149,7 +155,7 @@ class SimDisk(RealDisk):
         return lost
 
     def _settle(self, inode: _Inode) -> int:
-        """Of the writes under way some have happened, and the last of those perhaps by half; or any part of all."""
+        """Applies some of the unsynced writes, the last perhaps in part; or any sectors of all of them."""
         dirty, inode.dirty = inode.dirty, []
         if self._random.random() < 0.3:
             return self._scatter(inode, dirty)
@@ -162,7 +168,7 @@ class SimDisk(RealDisk):
         return lost
 
     def _scatter(self, inode: _Inode, dirty: list[tuple[int, bytes | None]]) -> int:
-        """The device takes sectors in its own order: of each write any may be there and any not."""
+        """Applies a random choice of sectors: a device writes them in any order."""
         there: list[bool] = []
         lost, sector, chance = 0, self._random.choice(SECTORS), self._random.choice((0.5, 0.9))
         for at, data in dirty:
@@ -182,7 +188,7 @@ class SimDisk(RealDisk):
         return lost
 
     def _torn(self, data: bytes) -> bytes:
-        """What a write under way leaves: its beginning; its length, but the rest never came; or all, but for a bit."""
+        """What is left of an interrupted write: its beginning, its length with zeros at the end, or a flipped bit."""
         how, kept = self._random.random(), self._random.randrange(len(data))
         if how < 0.2:
             return data[:kept]
@@ -198,7 +204,7 @@ class SimDisk(RealDisk):
         self._unsynced_names.setdefault(path.parent, []).append((path, inode))
 
     def change(self, what: str, size: int = 0) -> None:
-        """Before every change of what the machine holds: some do not happen."""
+        """Called before every change of the disk; raises if it fails or the power is cut."""
         self.changes += 1
         if self.cut_after and size >= self.cut_bytes:
             self.cut_after -= 1
@@ -207,7 +213,7 @@ class SimDisk(RealDisk):
                 self._trace.note("disk", f"loses power instead of a {what}")
                 self.on_power_cut()
         if self._off:
-            raise asyncio.CancelledError("the power went")
+            raise asyncio.CancelledError("the power was cut")
         error = self.failing.pop(what, 0)
         if error:
             self._trace.note("disk", f"{what} fails: {errno.errorcode[error]}")
@@ -220,3 +226,57 @@ def _renamed(names: dict[Path, _Inode], path: Path, inode: _Inode | None) -> Non
         names.pop(path, None)
     else:
         names[path] = inode
+
+
+class StateImage:
+    """What the device holds of the database; it outlives processes."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._synced: bytes | None = None
+        self._later: list[bytes] = []
+
+    @property
+    def newest(self) -> bytes | None:
+        return self._later[-1] if self._later else self._synced
+
+    def committed(self, content: bytes, sync: Sync) -> None:
+        if sync is Sync.FULL:
+            self._synced = content
+            self._later.clear()
+        else:
+            self._later.append(content)
+
+    def lose_power(self) -> int:
+        """Drops some of the newest commits; returns how many."""
+        kept = self._random.randint(0, len(self._later))
+        lost = len(self._later) - kept
+        if kept:
+            self._synced = self._later[kept - 1]
+        self._later.clear()
+        return lost
+
+
+class SimState(State):
+    """The shipped tables and statements on a database in memory."""
+
+    def __init__(self, path: Path, image: StateImage, disk: SimDisk) -> None:
+        self._image = image
+        self._disk = disk
+        path.touch()  # the log checks whether the file exists
+        super().__init__(Path(":memory:"))
+
+    def _prepare(self) -> None:
+        if self._image.newest is not None:
+            self._db.deserialize(self._image.newest)
+        super()._prepare()
+
+    @contextmanager
+    def transaction(self, sync: Sync) -> Iterator[sqlite3.Connection]:
+        with super().transaction(sync) as db:
+            yield db
+            try:
+                self._disk.change("commit")
+            except OSError as error:
+                raise sqlite3.OperationalError(f"disk I/O error: {error}") from error
+        self._image.committed(self._db.serialize(), sync)

@@ -1,7 +1,7 @@
-"""A simulated table that handlers write to, and what it says about the order in which they did.
+"""A simulated table that handlers write to, and that checks the order in which they do.
 
-It is written to as guarantees.md asks for: each row carries the epoch, and a smaller one is refused. What it holds is
-judged without the checker's help, by numbers that the producers put into their messages.
+Handlers write as docs/guarantees.md asks: each row has the epoch, and a smaller one is refused. The order is checked
+without the checker, by numbers that the producers put into their messages.
 """
 
 import zlib
@@ -12,28 +12,28 @@ from lanemq.history import History, Place
 from lanemq.testing.sim.trace import Trace
 
 Line = tuple[str, str, str]
-"""Topic, key, and the life of a producer: within one the numbers must grow."""
+"""Topic, key and run of a producer, within which numbers must grow."""
 
 
 def is_as_sent(message: Message) -> bool:
-    """Whether body and key are those that its producer gave it."""
+    """Whether body and key are those that the producer sent."""
     value = message.value(dict)
     return bool(value["sum"] == sum_of(message.key or "", value["from"], value["n"]))
 
 
 def sum_of(key: str, process: str, number: int) -> int:
-    """What a producer puts into a message, so that whoever gets it can tell whether it was changed on the way."""
+    """A checksum that a producer puts into a message, so that a consumer can tell whether it was changed."""
     return zlib.crc32(f"{key} {process} {number}".encode())
 
 
 @dataclass(slots=True)
-class Table:
-    """What one group has written."""
+class SimTable:
+    """The table of one group."""
 
     group: str
     trace: Trace
     ordered: bool = True
-    """Without dead letters: then no message of a key may be written before an earlier one."""
+    """Without dead letters, no message of a key may be written before an earlier one."""
     problems: list[str] = field(default_factory=list)
     _epochs: dict[tuple[str, int], int] = field(default_factory=dict)
     _last: dict[Line, int] = field(default_factory=dict)
@@ -41,17 +41,17 @@ class Table:
     _dropped: dict[str, int] = field(default_factory=dict)
 
     def forget(self, topic: str, end: int) -> None:
-        """The topic is deleted, with all that lies below this position of the log; another one begins at offset 0."""
+        """The topic was deleted, with everything below position `end` of the log; a new one begins at offset 0."""
         self._dropped[topic] = end
         for place in [place for place in self._places if place[0] == topic]:
             del self._places[place]
 
     def write(self, message: Message, history: History) -> None:
-        """One transaction: compare the epoch, compare the place, write."""
+        """One transaction: compares the epoch and the offset, then writes."""
         if message.record.position < self._dropped.get(message.topic, 0):
             return
         if not is_as_sent(message):
-            self.problems.append(f"{self.group} got {message}, which nobody has sent so")
+            self.problems.append(f"{self.group} got {message}, which was never sent like this")
         asked = history.now()
         queue = (message.queue.topic, message.queue.queue_id)
         key = message.key or ""

@@ -1,7 +1,6 @@
-"""What goes wrong: one function per kind of fault. Each begins it, waits, and makes it good again.
+"""The faults: one function per kind. Each causes it, waits, and repairs it.
 
-A process or path that suffers from one fault is left alone by the others of the kinds that would clash with it: no
-broker is killed while it is being restarted.
+Faults that would conflict exclude each other: no broker is killed while it is being restarted.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ Fault = Callable[["Faults"], Coroutine[Any, Any, None]]
 
 
 class Faults:
-    """Draws faults until told to stop; then everything is healed."""
+    """Causes random faults for the time of the plan."""
 
     def __init__(
         self,
@@ -37,7 +36,7 @@ class Faults:
         self._under_way: dict[asyncio.Task[None], None] = {}
 
     async def run(self) -> None:
-        """Faults from now on, for as long as the plan says; returns when all of them are over."""
+        """Causes faults for as long as the plan says; returns when all of them are over."""
         plan, loop = self.world.plan, self.world.loop
         end = loop.time() + plan.chaos_seconds
         while loop.time() < end:
@@ -62,7 +61,7 @@ class Faults:
         self.world.trace.count(kind)
 
     def take(self, target: str) -> bool:
-        """Whether it is free; then it is ours until `free`."""
+        """Reserves a target until `free`; False if it is already reserved."""
         if target in self._busy:
             return False
         self._busy[target] = None
@@ -71,8 +70,8 @@ class Faults:
     def free(self, target: str) -> None:
         del self._busy[target]
 
-    async def pause(self, least: float, most: float) -> None:
-        await asyncio.sleep(self.random.uniform(least, most))
+    async def pause(self, min_seconds: float, max_seconds: float) -> None:
+        await asyncio.sleep(self.random.uniform(min_seconds, max_seconds))
 
     def processes(self) -> list[str]:
         return [name for name, host in self.world.hosts.items() if not host.dead and name != "operator"]
@@ -99,7 +98,7 @@ async def broker_loses_power(faults: Faults) -> None:
 
 
 async def power_cut_inside_a_write(faults: Faults) -> None:
-    """At one of the next changes of the disk: inside a flush, a checkpoint, or the recovery after another fault."""
+    """At one of the next changes of the disk: in a flush, a checkpoint, or the recovery after another fault."""
     if not faults.take("power"):
         return
     broker = faults.world.broker
@@ -115,7 +114,7 @@ async def power_cut_inside_a_write(faults: Faults) -> None:
 
 
 async def broker_restarted(faults: Faults) -> None:
-    """A stop in order, and a new start."""
+    """A clean stop and a start."""
     broker = faults.world.broker
     if not faults.take("broker"):
         return
@@ -128,7 +127,7 @@ async def broker_restarted(faults: Faults) -> None:
 
 
 async def disk_fails(faults: Faults) -> None:
-    """One write or sync fails: the broker stops writing, until somebody restarts it."""
+    """One write or sync fails, and the broker is read-only until it is restarted."""
     if not faults.take("disk"):
         return
     what = faults.random.choice(("write", "sync", "commit"))
@@ -176,7 +175,7 @@ async def consumer_killed(faults: Faults) -> None:
 
 
 async def process_frozen(faults: Faults) -> None:
-    """Gets no time, often for longer than its lease, and goes on as if nothing had been."""
+    """The process gets no time, often for longer than its lease, and then continues."""
     names = faults.processes()
     consumers = [each.name for each in faults.consumers if each.name in names]
     if consumers and faults.random.random() < 0.6:
@@ -194,7 +193,7 @@ async def process_frozen(faults: Faults) -> None:
 
 
 async def path_blocked(faults: Faults) -> None:
-    """Between the broker and one other, in one direction or in both."""
+    """Between the broker and another process, in one or both directions."""
     names = [name for name in faults.processes() if name != "broker"]
     name = faults.random.choice(names) if names else "broker"
     if not names or not faults.take(f"path {name}"):
@@ -215,11 +214,11 @@ async def connection_cut(faults: Faults) -> None:
         end = faults.random.choice(ends)
         faults.note("connection cut", end.name)
         near, far = faults.random.choice(((True, True), (True, False), (False, True)))
-        faults.world.network.cut(end, "by chance", tell=near, tell_other=far)
+        faults.world.network.cut(end, "by chance", notify=near, notify_other=far)
 
 
 async def connection_swallowed(faults: Faults) -> None:
-    """The broker hears that a connection is lost, and who was there does not, whatever it writes."""
+    """The broker notices that a connection is lost; the client does not, whatever it writes."""
     ends = faults.world.network.of("broker")
     if ends:
         end = faults.random.choice(ends)
@@ -249,7 +248,7 @@ async def wall_clock_jumps(faults: Faults) -> None:
 
 
 async def member_leaves(faults: Faults) -> None:
-    """In order; and comes back later."""
+    """A clean stop; the member comes back later."""
     member = faults.random.choice(faults.consumers)
     if not member.alive or not faults.take(member.name):
         return
@@ -261,7 +260,7 @@ async def member_leaves(faults: Faults) -> None:
 
 
 async def member_joins(faults: Faults) -> None:
-    """One that was not there from the beginning."""
+    """A member that was not there at the start."""
     away = [each for each in faults.consumers if each.is_new]
     if away:
         member = faults.random.choice(away)
@@ -282,21 +281,21 @@ async def network_slow(faults: Faults) -> None:
 
 
 async def lanes_redriven(faults: Faults) -> None:
-    """All that are parked; what is wrong with them may be wrong still."""
+    """Redrives all parked lanes; they may fail again."""
     for lane in await faults.operator.parked():
         if await faults.operator.redrive(lane):
             faults.note("lanes redriven", f"{lane.key} of {lane.topic}/{lane.queue_id}")
 
 
 async def lanes_discarded(faults: Faults) -> None:
-    """The first message of some."""
+    """Discards the first message of some parked lanes."""
     for lane in await faults.operator.parked():
         if faults.random.random() < 0.5 and await faults.operator.discard(lane):
             faults.note("lanes discarded", f"{lane.first} of {lane.topic}/{lane.queue_id}")
 
 
 async def group_reset(faults: Faults) -> None:
-    """To anywhere in a queue, back or forward, while the group is at work or away."""
+    """Resets a group to any offset of a queue, back or forward, whether it has members or not."""
     plan = faults.world.plan
     topic, queues = faults.random.choice(((ORDERS, plan.orders_queues), (AUDIT, plan.audit_queues)))
     queue, offset = faults.random.randrange(queues), faults.random.randrange(plan.messages)
@@ -305,7 +304,7 @@ async def group_reset(faults: Faults) -> None:
 
 
 async def topic_recreated(faults: Faults) -> None:
-    """Deleted with all that is in it, and made anew under the same name while everybody works with it."""
+    """Deletes a topic and creates it again under the same name while it is in use."""
     plan = faults.world.plan
     topic, queues = faults.random.choice(((ORDERS, plan.orders_queues), (AUDIT, plan.audit_queues)))
     if not faults.take(f"topic {topic}"):

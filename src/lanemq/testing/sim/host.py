@@ -1,7 +1,7 @@
-"""A simulated process: what runs in it, whether it gets time, and what its clock shows.
+"""A simulated process: what runs in it, whether it gets time, and its clock.
 
-Everything that runs on the loop carries its process in its context; tasks, timers and callbacks inherit it. So a
-process can be frozen (nothing of it runs, and all of it goes on later) or ended without being asked.
+Everything on the loop has its process in its context; tasks, timers and callbacks inherit it. So a process can be
+frozen (nothing of it runs until later) or killed.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ FIRST_WALL_MS = 1_700_000_000_000
 
 
 class MachineClock:
-    """The clocks of one machine. `rate` is how fast its monotonic clock runs; its wall clock may also jump."""
+    """The clocks of one machine. `rate` is the speed of both; the wall clock may also jump."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rate: float, began_ms: int) -> None:
         self.rate = rate
@@ -31,19 +31,19 @@ class MachineClock:
         return Millis(FIRST_WALL_MS + self.jumped_ms + int(self._loop.time() * 1000 * self.rate))
 
     def true_ns(self, shown_ns: int) -> int:
-        """When this machine's monotonic clock shows so many nanoseconds, on the clock of the simulation."""
+        """The time on the simulation's clock at which this machine's monotonic clock shows `shown_ns`."""
         return int((shown_ns - self._began_ms * 1_000_000) / self.rate)
 
 
 class Host:
-    """One life of one process. A restarted process is a new one with the same name, on the same machine."""
+    """One run of a process. A restarted process is a new one with the same name, on the same machine."""
 
     def __init__(self, name: str, clock: MachineClock, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
         self.clock = clock
         self.frozen = False
         self.dead = False
-        """Ended without a goodbye: what still unwinds in it reaches nobody."""
+        """Killed: what still unwinds in it has no effect outside."""
         self.deferred: list[tuple[Host | None, asyncio.Handle]] = []
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self._loop = loop

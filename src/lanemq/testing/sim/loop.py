@@ -1,7 +1,7 @@
-"""An event loop whose clock jumps to the next timer when nothing is left to run: minutes pass in milliseconds.
+"""An event loop on virtual time: its clock jumps to the next timer when nothing is left to run.
 
-One loop for all processes. The order of everything on it follows from the order of the calls alone: timers of one
-moment run in the order in which they were set, and sets of tasks are walked in the order of their making.
+All processes share one loop. The order of everything on it follows from the order of the calls alone: timers for the
+same time run in the order in which they were set, and sets of tasks are iterated in the order of their creation.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ Connect = Callable[[Host, Callable[[], asyncio.BaseProtocol], str, int], Corouti
 
 
 class NumberedTask(asyncio.Task[Any]):
-    """A task whose hash is a number of its own, so that asyncio's sets of tasks have the same order in every run."""
+    """A task whose hash is a serial number, so that asyncio's sets of tasks have the same order in every run."""
 
     number = 0
 
@@ -28,7 +28,7 @@ class NumberedTask(asyncio.Task[Any]):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """`on_error` is told what no task or callback took care of."""
+    """An event loop on virtual time. `on_error` is called with unhandled errors."""
 
     def __init__(self, on_error: Callable[[Host | None, dict[str, Any]], None]) -> None:
         super().__init__()
@@ -75,13 +75,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._numbers
 
     def thaw(self, host: Host) -> None:
-        """The process gets time again; what came due meanwhile runs at once, in the order in which it came due."""
+        """Ends a freeze. What came due during it runs now, in that order."""
         host.frozen = False
         self._waiting.extend(host.deferred)
         host.deferred.clear()
 
     def end(self, host: Host) -> None:
-        """Nothing that happens in the process is seen from now on; its tasks unwind by themselves."""
+        """Kills a process: nothing in it has an effect from now on, and its tasks are cancelled."""
         host.dead = True
         self.thaw(host)
         for task in tuple(host.tasks):
@@ -100,7 +100,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             heapq.heappop(timers)
         if not waiting:
             if not timers:
-                raise RuntimeError("everybody waits and no timer is set")
+                raise RuntimeError("every task waits and no timer is set")
             self._moment = max(self._moment, timers[0][0])
         while timers and timers[0][0] <= self._moment:
             _, _, host, timer = heapq.heappop(timers)
@@ -114,10 +114,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 continue
             self.steps += 1
             self._running = host
-            handle._run()  # noqa: SLF001 - the only way to run one; asyncio's own loops do the same
+            handle._run()  # noqa: SLF001 - the only way to run a handle; asyncio's own loops do the same
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It stays where it is until its time comes."""
+        """A cancelled timer stays in the heap until its time."""
 
     def _process_events(self, event_list: Any) -> None:
         """There are no sockets."""
@@ -127,7 +127,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def _numbered(loop: Any, work: Any, context: Context | None = None) -> NumberedTask:
-    # Its hash is asked for while it is being made, so the number comes from the class first.
+    # Its hash is needed while it is created, so the number is first set on the class.
     NumberedTask.number = loop.next_number()
     task = NumberedTask(work, loop=loop, context=context)
     task.number = NumberedTask.number

@@ -1,7 +1,10 @@
-"""A network between simulated processes: late, sometimes blocked, and it loses connections, never bytes of one.
+"""A network between simulated processes, with delays, blocked paths and lost connections.
 
-Every fault is one a real network has: a connection is reset at both ends, or one end never hears of it; an answer is
-lost with its connection; a path is blocked in one or both directions and what was written waits; connecting hangs.
+Every fault is one that real networks have: a connection is reset at both ends, or one end does not notice; an answer is
+lost with its connection; a path is blocked in one or both directions, and what was written waits; connecting hangs.
+
+Bytes of a connection arrive in the order in which they were written, late and in pieces, never reordered or changed.
+What is in flight when a connection is cut is lost.
 """
 
 import asyncio
@@ -12,23 +15,22 @@ from typing import Any, cast
 from lanemq.testing.sim.host import Host
 from lanemq.testing.sim.loop import VirtualLoop
 from lanemq.testing.sim.trace import Trace
-from lanemq.testing.sim.wire_end import End
 
 CONNECT_RETRY_SECONDS = 1.0
-"""When a first packet that got lost is sent again."""
+"""Seconds until a lost first packet is sent again."""
 
-Accept = Callable[[End], asyncio.Protocol]
+Accept = Callable[["End"], asyncio.Protocol]
 
 
 class Network:
-    """Who listens where, which connections there are, and which paths are blocked."""
+    """Listeners, connections and blocked paths."""
 
     def __init__(self, loop: VirtualLoop, random: Random, trace: Trace) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
         self.trace = trace
         self.ends: dict[End, None] = {}
         self.latency = 0.001
-        """Seconds one way, at least; four times that at most, and now and then much more."""
+        """Minimum seconds one way; usually up to four times that, sometimes much more."""
         self.bytes_per_second = 20_000_000.0
         self._random = random
         self._listeners: dict[tuple[str, int], tuple[Host, Accept]] = {}
@@ -37,10 +39,10 @@ class Network:
         self._virtual = loop
         loop.connect = self._connect
 
-    # what happens to it
+    # faults
 
     def block(self, one: str, other: str) -> None:
-        """Nothing gets from one process to the other until `heal`."""
+        """Blocks the path from one process to the other until `heal`."""
         self._blocked[one, other] = None
 
     def heal(self, one: str, other: str) -> None:
@@ -50,37 +52,37 @@ class Network:
                     end.release()
 
     def heal_all(self) -> None:
-        """No path is blocked, and everybody has heard of the connections that are over."""
+        """Unblocks all paths, and notifies all ends of lost connections."""
         for one, other in tuple(self._blocked):
             self.heal(one, other)
         for end in self._living():
-            if end.other.gone and not end.told:
+            if end.other.gone and not end.notified:
                 end.other.silent = False
-                self.tell_later(end)
+                self.notify_later(end)
 
-    def swallow(self, end: End, why: str) -> None:
-        """A middlebox forgets a connection and tells this end only. What the other one writes gets no answer at all,
-        until `answer_again`: it cannot find out."""
+    def swallow(self, end: "End", why: str) -> None:
+        """A middlebox drops a connection and notifies this end only. The other end gets no answer at all to what it
+        writes, until `answer_again`."""
         end.silent = True
-        self.cut(end, why, tell_other=False)
+        self.cut(end, why, notify_other=False)
 
-    def answer_again(self, end: End) -> None:
-        """The other end of a swallowed connection hears of it."""
+    def answer_again(self, end: "End") -> None:
+        """The other end of a swallowed connection is notified."""
         end.silent = False
-        if not end.other.told:
-            self.tell_later(end.other)
+        if not end.other.notified:
+            self.notify_later(end.other)
 
-    def cut(self, end: End, why: str, *, tell: bool = True, tell_other: bool = True) -> None:
-        """Ends a connection in the middle; an end that is not told goes on writing into it."""
+    def cut(self, end: "End", why: str, *, notify: bool = True, notify_other: bool = True) -> None:
+        """Cuts a connection; an end that is not notified goes on writing to it."""
         self.trace.note(end.name, f"cut: {why}")
-        self.trace.count("connection cut" if tell and tell_other else "half-open connection")
-        for each, told in ((end, tell), (end.other, tell_other)):
+        self.trace.count("connection cut" if notify and notify_other else "half-open connection")
+        for each, notified in ((end, notify), (end.other, notify_other)):
             each.gone = True
-            if told:
-                self.tell_later(each)
+            if notified:
+                self.notify_later(each)
 
     def host_ended(self, host: Host, *, silently: bool = False) -> None:
-        """The process ends, and its connections with it. `silently`: the machine is gone too; nobody says so."""
+        """Kills a process and its connections. `silently`: its machine too, so the other ends are not notified."""
         self._virtual.end(host)
         for address in [a for a, (who, _) in self._listeners.items() if who is host]:
             del self._listeners[address]
@@ -88,14 +90,14 @@ class Network:
             if not end.gone:
                 end.gone, end.silent = True, silently
                 if not silently and not self.blocked(host, end.other.host):
-                    self.tell_later(end.other)
+                    self.notify_later(end.other)
             del self.ends[end]
 
-    def of(self, host_name: str) -> list[End]:
+    def of(self, host_name: str) -> list["End"]:
         """The open ends of a process."""
         return [end for end in self._living() if end.host.name == host_name and not end.gone]
 
-    # what servers and clients ask for
+    # for servers and clients
 
     def listen(self, host: Host, address: tuple[str, int], accept: Accept) -> None:
         if address in self._listeners:
@@ -103,7 +105,7 @@ class Network:
         self._listeners[address] = (host, accept)
         for end in self._living():
             if end.other.host.name == host.name:
-                end.other.silent = False  # the machine is there again, and knows nothing of old connections
+                end.other.silent = False  # the machine is back, and resets old connections
 
     def stop_listening(self, host: Host) -> None:
         for address in [a for a, (who, _) in self._listeners.items() if who is host]:
@@ -116,24 +118,24 @@ class Network:
             await asyncio.sleep(CONNECT_RETRY_SECONDS)
             listener = self._listeners.get((name, port))
         if listener is None or caller.dead:
-            raise ConnectionRefusedError(111, f"nobody listens on {name}:{port}")
+            raise ConnectionRefusedError(111, f"nothing listens on {name}:{port}")
         end = self._pair(caller, listener[0], port, listener[1])
         end.protocol = cast(asyncio.Protocol, factory())
         end.protocol.connection_made(end)
         return end, end.protocol
 
-    def _pair(self, caller: Host, server: Host, port: int, accept: Accept) -> End:
+    def _pair(self, caller: Host, server: Host, port: int, accept: Accept) -> "End":
         self._opened += 1
         near = End(self, caller, f"{caller}#{self._opened}", ("10.0.0.1", port))
         far = End(self, server, f"{server}#{self._opened}", ("10.0.1.1", 10_000 + self._opened))
         near.other, far.other = far, near
         self.ends[near] = self.ends[far] = None
         self.trace.note(caller, f"connects #{self._opened}")
-        # First in line there, so that the server knows the connection before anything arrives on it.
+        # Called first, so that the server knows the connection before anything arrives on it.
         server.call(_accepted, far, accept)
         return near
 
-    # what the ends ask for
+    # for the ends of connections
 
     def blocked(self, sender: Host, receiver: Host) -> bool:
         return (sender.name, receiver.name) in self._blocked
@@ -146,7 +148,7 @@ class Network:
         return spread + size / self.bytes_per_second
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Mostly whole; sometimes what was written at once arrives in two parts."""
+        """Usually the whole data, sometimes two parts."""
         if len(data) > 1 and self._random.random() < 0.1:
             middle = self._random.randrange(1, len(data))
             yield data[:middle]
@@ -154,22 +156,148 @@ class Network:
         else:
             yield data
 
-    def answer_reset(self, end: End) -> None:
-        """Somebody writes to an end that is gone: its machine, if reachable, says so."""
+    def answer_reset(self, end: "End") -> None:
+        """Answers a write to a lost connection with a reset, if the other machine is reachable."""
         if not end.other.silent and not self.blocked(end.host, end.other.host):
-            self.tell_later(end)
+            self.notify_later(end)
 
-    def tell_later(self, end: End) -> None:
+    def notify_later(self, end: "End") -> None:
         error = ConnectionResetError(104, "connection reset by peer")
-        self.loop.call_later(self.delay(0), end.tell, error, context=end.host.context)
+        self.loop.call_later(self.delay(0), end.notify, error, context=end.host.context)
 
-    def _living(self) -> list[End]:
-        for end in [end for end in self.ends if (end.told and not end.stalled) or end.host.dead]:
+    def _living(self) -> list["End"]:
+        for end in [end for end in self.ends if (end.notified and not end.stalled) or end.host.dead]:
             del self.ends[end]
         return list(self.ends)
 
 
-def _accepted(end: End, accept: Accept) -> None:
+def _accepted(end: "End", accept: Accept) -> None:
     if not end.host.dead:
         end.protocol = accept(end)
         end.protocol.connection_made(end)
+
+
+class End(asyncio.Transport):
+    """One end of a connection, as asyncio's protocols see it. `other` is the end in the other process."""
+
+    other: "End"
+    protocol: asyncio.Protocol
+
+    def __init__(self, network: Network, host: Host, name: str, peer: tuple[str, int]) -> None:
+        super().__init__()
+        self.host = host
+        self.name = name
+        self.notified = False
+        """Whether the protocol knows that the connection is lost."""
+        self.gone = False
+        """Whether nothing arrives here any more: closed, cut, or its process has ended."""
+        self.silent = False
+        """Whether its machine is gone, so that it sends no reset."""
+        self.fuse = 0
+        """Number of the write, from now on, that is lost with the connection; 0 for none."""
+        self.stalled: list[bytes | None] = []
+        """What this end wrote to a blocked path; None is the end of the stream."""
+        self._network = network
+        self._peer = peer
+        self._last_arrival = 0.0
+        self._reading = True
+        self._unread: list[bytes | None] = []
+        self._closing = False
+
+    # called by protocols
+
+    def write(self, data: Any) -> None:
+        if self._closing or self.notified or self.host.dead:
+            return
+        if self.fuse:
+            self.fuse -= 1
+            if self.fuse == 0:
+                self._network.cut(self, "lost its answer")
+                return
+        if self.gone or self.other.gone:
+            self._network.answer_reset(self)
+            return
+        self._network.trace.note(self.name, "writes", data)
+        for piece in self._network.pieces(bytes(data)):
+            self.send(piece)
+
+    def close(self) -> None:
+        if self._closing or self.notified:
+            return
+        self._closing = True
+        self.send(None)
+        self._leave(None)
+
+    def abort(self) -> None:
+        self._closing = True
+        if not self.notified:
+            self._network.notify_later(self.other)
+            self._leave(None)
+
+    def is_closing(self) -> bool:
+        return self._closing or self.notified
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._peer if name == "peername" else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Writes are never slowed down."""
+
+    def pause_reading(self) -> None:
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        if not self._reading:
+            self._reading = True
+            unread, self._unread = self._unread, []
+            for piece in unread:
+                self.host.call(self.arrive, piece)
+
+    # called by the network
+
+    def send(self, piece: bytes | None) -> None:
+        """Sends a piece to the other end."""
+        if self.stalled or self._network.blocked(self.host, self.other.host):
+            self.stalled.append(piece)
+            return
+        loop, other = self._network.loop, self.other
+        due = loop.time() + self._network.delay(len(piece or b""))
+        self._last_arrival = due = max(due, self._last_arrival)
+        loop.call_at(due, other.arrive, piece, context=other.host.context)
+
+    def release(self) -> None:
+        """Sends what waited for the path."""
+        stalled, self.stalled = self.stalled, []
+        for piece in stalled:
+            self.send(piece)
+
+    def arrive(self, piece: bytes | None) -> None:
+        if self.gone or self.host.dead:
+            return
+        if not self._reading:
+            self._unread.append(piece)
+            return
+        if piece is None:
+            self._leave(None)
+            return
+        self._network.trace.note(self.name, f"received {len(piece)} B")
+        self.protocol.data_received(piece)
+
+    def notify(self, error: Exception | None) -> None:
+        """Notifies the protocol, once, that the connection is lost."""
+        self.gone = True
+        if self.notified or self.host.dead:
+            return
+        self.notified = True
+        self._network.trace.note(self.name, f"over: {error or 'closed'}")
+        self.protocol.connection_lost(error)
+
+    def _leave(self, error: Exception | None) -> None:
+        self.gone = True
+        self.host.call(self.notify, error)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = cast(asyncio.Protocol, protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self.protocol

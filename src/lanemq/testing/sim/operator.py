@@ -1,7 +1,6 @@
-"""The person at the command line: creates topics, looks at parked lanes, redrives, discards, resets, deletes.
+"""The simulated operator: creates and deletes topics, lists, redrives and discards parked lanes, resets groups.
 
-Whatever is asked for may get no answer: the broker may be down, or the path to it blocked. A person tries again
-later, or not.
+A request may get no answer, because the broker is down or the path to it is blocked.
 """
 
 from lanemq.model.errors import LaneError
@@ -17,7 +16,7 @@ ANSWER_SECONDS = 5.0
 
 
 class Operator:
-    """One process of its own, from which requests are sent one by one."""
+    """A process that sends one request at a time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -25,35 +24,35 @@ class Operator:
 
     async def create(self, topic: str, queues: int) -> bool:
         header = CreateTopicHeader(topic=topic, read_queue_nums=queues, write_queue_nums=queues, order=True)
-        return await self._did(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        return await self._succeeds(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
     async def delete(self, topic: str) -> bool:
-        return await self._did(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic=topic))
+        return await self._succeeds(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic=topic))
 
     async def reset(self, group: str, topic: str, queue: int, offset: int) -> bool:
         header = ResetOffsetHeader(topic=topic, group=group, timestamp=-1, queue_id=queue, offset=offset)
-        return await self._did(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        return await self._succeeds(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
 
     async def parked(self) -> list[ParkedLaneBody]:
-        """All that are set aside, as far as the broker answers."""
+        """All parked lanes; empty if the broker does not answer."""
         reply = await self._ask(Command(RequestCode.LANE_PARKED, 0, body=LaneBody().encode()))
         return [] if reply is None or reply.code else ParkedTable.decode(reply.body).lanes
 
     async def redrive(self, lane: ParkedLaneBody) -> bool:
-        return await self._decided(RequestCode.LANE_PARKED_REDRIVE, lane)
+        return await self._ask_about_lane(RequestCode.LANE_PARKED_REDRIVE, lane)
 
     async def discard(self, lane: ParkedLaneBody) -> bool:
-        """Its first message only."""
-        return await self._decided(RequestCode.LANE_PARKED_DISCARD, lane, lane.first)
+        """Discards the first message of a lane."""
+        return await self._ask_about_lane(RequestCode.LANE_PARKED_DISCARD, lane, lane.first)
 
-    async def _decided(self, code: RequestCode, lane: ParkedLaneBody, through: int = -1) -> bool:
+    async def _ask_about_lane(self, code: RequestCode, lane: ParkedLaneBody, through: int = -1) -> bool:
         body = LaneBody(
             group=lane.group, topic=lane.topic, queue_id=lane.queue_id, any_key=False, key=lane.key, through=through
         )
         reply = await self._ask(Command(code, 0, body=body.encode()))
         return reply is not None and reply.code == ResponseCode.SUCCESS
 
-    async def _did(self, code: RequestCode, header: Header) -> bool:
+    async def _succeeds(self, code: RequestCode, header: Header) -> bool:
         reply = await self._ask(Command(code, 0, ext=header.to_ext()))
         return reply is not None and reply.code == ResponseCode.SUCCESS
 

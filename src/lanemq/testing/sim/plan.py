@@ -1,6 +1,6 @@
-"""What one seed means: how large the system is, how it is set up, and which faults it has to live through.
+"""The plan of a seed: the size of the system, its settings, and the kinds of faults.
 
-Every seed uses some kinds of faults and not others: a fault that is always there hides what only the others show.
+Every seed uses some kinds of faults and not others, because a fault that is always there hides what only others show.
 """
 
 from dataclasses import dataclass, replace
@@ -14,18 +14,18 @@ KINDS = (
 
 CRASHES = ("broker killed", "broker loses power", "power cut inside a write", "disk fails")
 
-ORDERS_OF_PEOPLE = ("lanes redriven", "lanes discarded", "group reset", "topic recreated")
-"""What an operator does while everything else goes wrong."""
+OPERATOR_REQUESTS = ("lanes redriven", "lanes discarded", "group reset", "topic recreated")
+"""What an operator does during the faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that is drawn before a run begins."""
+    """Everything that is decided before a run begins."""
 
     seed: int
     faults: tuple[str, ...]
     calm_ms: int
-    """Mean time between two faults."""
+    """Mean time between two faults, in milliseconds."""
     chaos_seconds: float
     durable: bool
     orders_queues: int
@@ -33,63 +33,63 @@ class Plan:
     keys: int
     producers: int
     messages: int
-    """Of each producer."""
+    """Messages of each producer."""
     window: int
     linger_ms: int
     members: int
     """Consumers with handlers."""
-    hands: int
-    """Consumers that take messages one by one; a group of their own."""
+    polling: int
+    """Consumers that poll messages one by one, in a group of their own."""
     failing: float
     """Share of handler calls that raise."""
     late: int
-    """Consumers with handlers that are not there in the beginning."""
+    """Consumers with handlers that join later."""
     slow: float
     """Share of handler calls that take longer than a lease."""
     dead_letters: bool
     apart: float
-    """How far clocks run apart: 0.02 is two percent."""
+    """How much the speed of clocks differs: 0.02 is two percent."""
     latency: float
     segment_bytes: int
     parking: bool = False
-    """A key that fails too often is parked, until somebody redrives or discards it."""
+    """Whether a key that fails too often is parked, until the operator redrives or discards it."""
     concurrent: int = 0
-    """Consumers of a group that asks for no order."""
+    """Consumers of a group without order."""
     broadcasting: int = 0
-    """Consumers that each get everything."""
+    """Consumers that each get all messages."""
 
 
 def plan_of(seed: int) -> Plan:
-    """The same seed is always the same plan."""
-    return with_middleboxes(with_people(_plan_of(seed)))
+    """The plan of a seed; always the same one."""
+    return with_middleboxes(with_operator(_plan_of(seed)))
 
 
 def with_middleboxes(plan: Plan) -> Plan:
-    """Drawn apart too."""
+    """Adds swallowed connections to some plans, from a random stream of its own."""
     if not plan.faults or Random(f"middleboxes {plan.seed}").random() > 0.3:
         return plan
     return replace(plan, faults=(*plan.faults, "connection swallowed"))
 
 
-def with_people(plan: Plan) -> Plan:
-    """Drawn apart, so that a seed means what it meant before there was any of this."""
+def with_operator(plan: Plan) -> Plan:
+    """Adds parking, operator requests and unordered groups, from a random stream of its own."""
     draw = Random(f"people {plan.seed}")
     parking = not plan.dead_letters and draw.random() < 0.3
-    orders = [order for order in ORDERS_OF_PEOPLE if draw.random() < (0.5 if order == "topic recreated" else 0.25)]
+    requests = [each for each in OPERATOR_REQUESTS if draw.random() < (0.5 if each == "topic recreated" else 0.25)]
     if parking or any(kind in CRASHES for kind in plan.faults):
-        # A deletion is told before it is on disk, and a lane may be parked late: neither can be judged yet.
-        orders = [order for order in orders if order != "topic recreated"]
+        # A deletion is recorded before it is on disk, and a lane may be parked late: neither can be judged yet.
+        requests = [each for each in requests if each != "topic recreated"]
     if parking:
-        # A reset to before a parked lane leaves out of its key what is not in it: not promised otherwise.
-        orders = list(dict.fromkeys([*(each for each in orders if each != "group reset"), "lanes redriven"]))
+        # A reset to before a parked lane does not run earlier messages of its key again; this is not promised.
+        requests = list(dict.fromkeys([*(each for each in requests if each != "group reset"), "lanes redriven"]))
     return replace(
         plan,
-        faults=(*plan.faults, *orders),
+        faults=(*plan.faults, *requests),
         parking=parking,
         failing=0.35 if parking else plan.failing,
-        # Without leases nobody tells a reader of the old topic that another one has its name now.
-        concurrent=draw.choice((0, 0, 0, 1, 2)) * ("topic recreated" not in orders),
-        broadcasting=draw.choice((0, 0, 0, 0, 1)) * ("topic recreated" not in orders),
+        # Without leases a reader of the old topic does not notice that another topic has its name.
+        concurrent=draw.choice((0, 0, 0, 1, 2)) * ("topic recreated" not in requests),
+        broadcasting=draw.choice((0, 0, 0, 0, 1)) * ("topic recreated" not in requests),
     )
 
 
@@ -97,7 +97,7 @@ def _plan_of(seed: int) -> Plan:
     draw = Random(f"plan {seed}")
     durable = draw.random() < 0.9
     kinds = [kind for kind in KINDS if draw.random() < 0.45]
-    if not durable:  # relaxed: a power cut may lose what was acknowledged, and that is no news
+    if not durable:  # relaxed: a power cut may lose acknowledged messages
         kinds = [kind for kind in kinds if kind not in ("broker loses power", "power cut inside a write", "disk fails")]
     return Plan(
         seed=seed,
@@ -113,7 +113,7 @@ def _plan_of(seed: int) -> Plan:
         window=draw.choice((1, 2, 4, 4)),
         linger_ms=draw.choice((0, 0, 5)),
         members=draw.choice((1, 2, 2, 3)),
-        hands=draw.choice((0, 0, 1, 2)),
+        polling=draw.choice((0, 0, 1, 2)),
         failing=draw.choice((0.0, 0.02, 0.15)),
         late=draw.choice((0, 0, 1, 2)),
         slow=draw.choice((0.0, 0.02, 0.08)),

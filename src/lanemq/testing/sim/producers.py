@@ -1,4 +1,4 @@
-"""Simulated programs that send: one by one, pipelined and many at once, through everything that fails."""
+"""Simulated producer programs, which send one by one, pipelined and in batches."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ Outgoing = tuple[str, dict[str, object]]
 
 
 class ProducerProgram:
-    """One producing process over all its lives; a new life goes on counting, under a new identity."""
+    """One producer process over all its runs; a new run continues the numbers under a new identity."""
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
@@ -26,16 +26,16 @@ class ProducerProgram:
         self._world = world
         self._random = world.random(f"producer {name}")
         self.sent = 0
-        self._lives = 0
-        self._life: asyncio.Task[None] | None = None
+        self._runs = 0
+        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._lives += 1
+        self._runs += 1
         host = self._world.new_host(self.name)
-        self._life = host.run(self._live(host, f"{self.name}.{self._lives}"))
+        self._task = host.run(self._run(host, f"{self.name}.{self._runs}"))
 
     def kill(self) -> None:
-        """Ends without a goodbye."""
+        """Kills the process."""
         self._world.network.host_ended(self.host, silently=self._random.random() < 0.2)
 
     @property
@@ -46,7 +46,7 @@ class ProducerProgram:
     def host(self) -> Host:
         return self._world.hosts[self.name]
 
-    async def _live(self, host: Host, process: str) -> None:
+    async def _run(self, host: Host, process: str) -> None:
         plan, history = self._world.plan, self._world.histories.open(host, process, "producer")
         producer = AsyncProducer(
             SERVERS,
@@ -62,18 +62,18 @@ class ProducerProgram:
                 if self.sent >= plan.messages:
                     await self._world.healed.wait()
                 await asyncio.sleep(self._random.expovariate(plan.messages / plan.chaos_seconds * 2))
-                await self._some(producer, process)
-            await self._some(producer, process)
+                await self._send(producer, process)
+            await self._send(producer, process)
         self.done = not host.dead
 
-    async def _some(self, producer: AsyncProducer, process: str) -> None:
-        """A few messages in one of the ways to send them; after a failure the program decides to go on."""
+    async def _send(self, producer: AsyncProducer, process: str) -> None:
+        """Sends a few messages in one of three ways; after a failure the program resumes."""
         topic = ORDERS if self._random.random() < 0.7 else AUDIT
         count = self._random.choice((1, 1, 2, 5, 12))
         messages = [self._message(process) for _ in range(count)]
-        way = self._random.choice((self._one_by_one, self._pipelined, self._many))
+        send = self._random.choice((self._one_by_one, self._pipelined, self._many))
         try:
-            receipts = await way(producer, topic, messages)
+            receipts = await send(producer, topic, messages)
         except LaneError as error:
             self._world.trace.note(process, f"could not send: {type(error).__name__}")
             self._world.trace.count("send that failed")

@@ -1,4 +1,4 @@
-"""One seed from beginning to end: start everything, let it be hurt, heal it, let it drain, judge it."""
+"""Runs one seed: starts everything, causes faults, repairs them, waits until all is consumed, and judges the run."""
 
 import asyncio
 import contextlib
@@ -12,77 +12,86 @@ from typing import Any
 
 from lanemq.client import identity
 from lanemq.model.names import retry_topic
-from lanemq.testing.sim.consumers import CROWD, HANDS, LANES, ConsumerProgram, HandlerProgram, HandProgram
-from lanemq.testing.sim.effects import Table
+from lanemq.testing.sim.consumers import (
+    CONCURRENT,
+    LANES,
+    POLLING,
+    BroadcastProgram,
+    ConcurrentProgram,
+    ConsumerProgram,
+    HandlerProgram,
+    PollingProgram,
+)
+from lanemq.testing.sim.effects import SimTable
 from lanemq.testing.sim.faults import Faults
-from lanemq.testing.sim.judge import Result, checked, write_down_log
-from lanemq.testing.sim.loose_consumers import BroadcastProgram, CrowdProgram
+from lanemq.testing.sim.judge import Result, checked, record_log
 from lanemq.testing.sim.operator import Operator
 from lanemq.testing.sim.plan import Plan, plan_of
 from lanemq.testing.sim.producers import AUDIT, ORDERS, ProducerProgram
 from lanemq.testing.sim.world import ProblemLog, SeededOrigin, World
 
 SETTLE_SECONDS = 2.0
-"""Until everything has arrived that was under way when the faults ended."""
+"""Time for what was in flight when the faults ended to arrive."""
 
-PATIENCE_SECONDS = 45.0
-"""Virtual time in which something must have been sent or consumed, once nothing hinders anybody any more."""
+MAX_STALL_SECONDS = 45.0
+"""Virtual time without progress after the faults, after which the run has failed."""
 
-LONGEST_SECONDS = 600.0
-"""Virtual time after which a run is given up: something waits for what never comes."""
+MAX_SECONDS = 600.0
+"""Virtual time after which a run is given up."""
 
 
 def run_seed(seed: int, listen: Callable[[str], None] | None = None) -> Result:
-    """What became of a seed; the same seed always gives the same result. `listen` hears every line of the trace."""
+    """Runs a seed; the same seed always gives the same result. `listen` is called with every line of the trace."""
     return run_plan(plan_of(seed), listen)
 
 
 def run_plan(plan: Plan, listen: Callable[[str], None] | None = None) -> Result:
+    """As `run_seed`, for a given plan."""
     with tempfile.TemporaryDirectory(prefix="lanemq-sim-", dir=_memory()) as name, _quiet_collector():
         folder = Path(name)
         (folder / "data").mkdir()
         world = World(plan, folder / "data", listen)
-        with _own_identity(world), _listening_to_logs(world):
-            Scene(world).play()
+        with _own_identity(world), _errors_as_problems(world):
+            Simulation(world).run()
         found = [*world.problems, *checked(world, folder / "history")]
     trace = world.trace
     return Result(plan.seed, found, trace.digest(), world.loop.time(), dict(trace.seen), list(trace.last))
 
 
-class Scene:
-    """Everybody who takes part in a run."""
+class Simulation:
+    """One run: its producers, consumers, tables and operator."""
 
     def __init__(self, world: World) -> None:
         plan = world.plan
         self.world = world
-        self.tables = {group: Table(group, world.trace) for group in (LANES, HANDS)}
+        self.tables = {group: SimTable(group, world.trace) for group in (LANES, POLLING)}
         self.producers = [ProducerProgram(world, f"p{n}") for n in range(plan.producers)]
         self.consumers: list[ConsumerProgram] = [
             *(HandlerProgram(world, f"c{n}", self.tables[LANES]) for n in range(plan.members + plan.late)),
-            *(HandProgram(world, f"h{n}", self.tables[HANDS]) for n in range(plan.hands)),
-            *(CrowdProgram(world, f"u{n}", self.tables[LANES]) for n in range(plan.concurrent)),
+            *(PollingProgram(world, f"h{n}", self.tables[POLLING]) for n in range(plan.polling)),
+            *(ConcurrentProgram(world, f"u{n}", self.tables[LANES]) for n in range(plan.concurrent)),
             *(BroadcastProgram(world, f"b{n}", self.tables[LANES]) for n in range(plan.broadcasting)),
         ]
         self.programs: list[ProducerProgram | ConsumerProgram] = [*self.producers, *self.consumers]
         self.late = [f"c{n}" for n in range(plan.members, plan.members + plan.late)]
         world.broker.groups_of = self._groups_of
-        world.histories.listeners.append(self._hear)
+        world.histories.listeners.append(self._forget_deleted)
 
-    def play(self) -> None:
+    def run(self) -> None:
         loop = self.world.loop
         asyncio.set_event_loop(loop)
         try:
             loop.run_until_complete(self._limited())
-        except Exception as error:  # noqa: BLE001 - whatever it is, the seed has failed and says so
+        except Exception as error:  # noqa: BLE001 - any error is a failure of the seed
             self.world.problem(f"the run ended with {error!r}")
         finally:
             self._clean_up(loop)
 
     async def _limited(self) -> None:
-        async with asyncio.timeout(LONGEST_SECONDS):
-            await self._play()
+        async with asyncio.timeout(MAX_SECONDS):
+            await self._steps()
 
-    async def _play(self) -> None:
+    async def _steps(self) -> None:
         world = self.world
         await world.broker.start()
         self.operator = Operator(world)
@@ -92,14 +101,14 @@ class Scene:
             if program.name not in self.late:
                 program.start()
         await Faults(world, self.producers, self.consumers, self.operator).run()
-        await self._heal()
+        await self._repair()
         if await self._drained():
             await self._end()
 
-    async def _heal(self) -> None:
-        """Nothing hinders anybody any more, and everybody is there."""
+    async def _repair(self) -> None:
+        """Ends all faults and starts every process that is not running."""
         world = self.world
-        world.trace.note("operator", "heals everything")
+        world.trace.note("operator", "repairs everything")
         world.broker.disk.cut_after = 0
         world.broker.disk.failing.clear()
         world.network.heal_all()
@@ -112,15 +121,15 @@ class Scene:
                 program.start()
 
     async def _drained(self) -> bool:
-        """Waits until everything is sent and consumed; if nothing moves any more before that, it is a problem."""
+        """Waits until everything is sent and consumed. It is a problem if there is no progress before that."""
         world = self.world
         await asyncio.sleep(SETTLE_SECONDS)
         before, since = None, world.loop.time()
         while left := self._left() or await self._left_later():
             if left != before:
                 before, since = left, world.loop.time()
-            if world.loop.time() > since + PATIENCE_SECONDS:
-                world.problem(f"healed, and nothing has moved for {PATIENCE_SECONDS:.0f} s: {'; '.join(left[:5])}")
+            if world.loop.time() > since + MAX_STALL_SECONDS:
+                world.problem(f"no progress for {MAX_STALL_SECONDS:.0f} s after the faults: {'; '.join(left[:5])}")
                 return False
             await asyncio.sleep(0.25)
             if world.plan.parking:
@@ -130,7 +139,7 @@ class Scene:
         return True
 
     async def _left_later(self) -> list[str]:
-        """What a producer has given up may still be on its way."""
+        """What is left a little later: a message that a producer gave up may still be in flight."""
         await asyncio.sleep(SETTLE_SECONDS)
         return self._left()
 
@@ -140,14 +149,14 @@ class Scene:
         return sending or (broker.undone if broker is not None else ["the broker is down"])
 
     async def _end(self) -> None:
-        """Everybody leaves in order; then the log is read, and the tables are asked."""
+        """Stops everything cleanly, records the log, and collects the problems of the tables."""
         world = self.world
         for program in self.consumers:
             await program.leave()
         await world.broker.stop()
         store = world.broker.open_log()
         store.recover()
-        write_down_log(world, store)
+        record_log(world, store)
         store.close()
         for table in self.tables.values():
             for text in table.problems:
@@ -156,20 +165,20 @@ class Scene:
     def _groups_of(self, topic: str) -> list[str]:
         plan = self.world.plan
         groups = {
-            ORDERS: [LANES, *([HANDS] if plan.hands else []), *([CROWD] if plan.concurrent else [])],
+            ORDERS: [LANES, *([POLLING] if plan.polling else []), *([CONCURRENT] if plan.concurrent else [])],
             AUDIT: [LANES],
-            retry_topic(CROWD): [CROWD] if plan.concurrent else [],
+            retry_topic(CONCURRENT): [CONCURRENT] if plan.concurrent else [],
         }
         return groups.get(topic, [])
 
-    def _hear(self, process: str, event: str, line: dict[str, Any]) -> None:
+    def _forget_deleted(self, process: str, event: str, line: dict[str, Any]) -> None:
         broker = self.world.broker.broker
         if event == "topic_deleted" and broker is not None:
             for table in self.tables.values():
                 table.forget(line["topic"], broker.log_end)
 
     def _clean_up(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ends what a failed run has left, so that the next one does not hear of it."""
+        """Ends what a failed run has left, so that it does not disturb the next one."""
         world = self.world
         if world.broker.up:
             world.broker.kill()
@@ -186,19 +195,19 @@ class Scene:
 
 
 def _memory() -> str | None:
-    """Where files cost nothing, if the system has such a place."""
+    """A folder in memory, if the system has one."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @contextlib.contextmanager
 def _quiet_collector() -> Iterator[None]:
-    """A collection in the middle of a run would end what is unreachable at a moment that no seed decides."""
+    """Turns garbage collection off: it would end unreachable objects at a time that does not follow from the seed."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.collect(0)  # nothing was collected meanwhile, so all of the run's objects are young
+        gc.collect(0)  # nothing was collected during the run, so all of its objects are in generation 0
         if was_on:
             gc.enable()
 
@@ -214,8 +223,8 @@ def _own_identity(world: World) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _listening_to_logs(world: World) -> Iterator[None]:
-    """Errors become problems of the run; nothing is printed."""
+def _errors_as_problems(world: World) -> Iterator[None]:
+    """Turns logged errors into problems of the run; nothing is printed."""
     logger, handler = logging.getLogger("lanemq"), ProblemLog(world)
     before = logger.level, logger.propagate
     logger.addHandler(handler)

@@ -1,7 +1,7 @@
-"""What happened, in order: a hash over all of it, the last lines, and counts of what a run has exercised.
+"""The trace of a run: a hash over everything that happened, the last lines, and counts of what was exercised.
 
-Two runs of one seed must give one hash: a single read of a real clock, a set in the order of addresses or an
-unseeded number would change it.
+Two runs of a seed must have the same hash. Reading a real clock, iterating over a set in the order of addresses, or an
+unseeded random number would change it.
 """
 
 import hashlib
@@ -13,10 +13,10 @@ KEPT_LINES = 400
 
 
 class Trace:
-    """Lines go into the hash at once; the last few are kept for people, or all of them if somebody listens."""
+    """Hashes lines at once and keeps the last ones; `listen` is called with every line."""
 
     def __init__(self, now: Callable[[], float], folder: str, listen: Callable[[str], None] | None = None) -> None:
-        """`folder` has another name in every run: it is left out where an error message mentions it."""
+        """`folder` has a different name in every run and is replaced where an error message mentions it."""
         self.seen: Counter[str] = Counter()
         self.last: deque[str] = deque(maxlen=KEPT_LINES)
         self._now = now
@@ -26,7 +26,7 @@ class Trace:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def note(self, who: object, what: str, data: bytes = b"") -> None:
-        """`data` counts by its bytes; the line shows only how many there were."""
+        """Adds a line. The bytes of `data` are part of the hash; the line shows their number and checksum."""
         line = f"{self._now():.6f} {who} {what}".replace(self._folder, "data")
         if data:
             line += f" {len(data)} B {zlib.crc32(data.replace(self._folder_bytes, b'data')):08x}"

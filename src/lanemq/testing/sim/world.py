@@ -1,4 +1,4 @@
-"""One simulated world: the loop, the network, the machines and their clocks, and everything that was seen in it."""
+"""The simulated world of one run: loop, network, machines with their clocks, and what was recorded in it."""
 
 import asyncio
 import logging
@@ -11,35 +11,34 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.client import identity
 from lanemq.net.address import Address
 from lanemq.testing.sim.broker import BrokerMachine
-from lanemq.testing.sim.histories import Histories
+from lanemq.testing.sim.histories import Histories, RunWatch
 from lanemq.testing.sim.host import HERE, Host, MachineClock
 from lanemq.testing.sim.loop import VirtualLoop
 from lanemq.testing.sim.network import Network
 from lanemq.testing.sim.plan import Plan
 from lanemq.testing.sim.trace import Trace
-from lanemq.testing.sim.watch import Watch
 
 ADDRESS = Address("10.0.0.1", 9876)
 SERVERS = str(ADDRESS)
 
 
 class World:
-    """Made anew for every run; everything random in it comes from the plan's seed."""
+    """Created for every run; everything random in it comes from the plan's seed."""
 
     def __init__(self, plan: Plan, folder: Path, listen: Callable[[str], None] | None = None) -> None:
         self.plan = plan
         self.problems: list[str] = []
-        """What nobody took care of: errors that reached the loop, and errors with a traceback in the logs."""
+        """Unhandled errors, errors logged with a traceback, and broken rules."""
         self.loop = VirtualLoop(self._unhandled)
         self.trace = Trace(self.loop.time, str(folder), listen)
         self.network = Network(self.loop, self.random("network"), self.trace)
         self.network.latency = plan.latency
         self.histories = Histories(self.loop.time, self.trace)
-        self.histories.listeners.append(Watch(self.problem, self._is_finished).hear)
+        self.histories.listeners.append(RunWatch(self.problem, self._is_finished).check)
         self.hosts: dict[str, Host] = {}
-        """The newest life of each process."""
+        """The newest run of each process."""
         self.healed = asyncio.Event()
-        """Nothing goes wrong any more."""
+        """Set when all faults are over."""
         self._clocks: dict[str, MachineClock] = {}
         self.broker = BrokerMachine(
             self._broker_options(folder),
@@ -50,11 +49,11 @@ class World:
         )
 
     def random(self, what: str) -> Random:
-        """A stream of its own, so that one part's draws do not shift another's."""
+        """A random stream of its own for each part, so that they do not shift each other."""
         return Random(f"{what} {self.plan.seed}")
 
     def new_host(self, name: str) -> Host:
-        """A new life of a process, on the machine of its former ones."""
+        """A new run of a process, on the same machine as before."""
         clock = self._clocks.get(name)
         if clock is None:
             draw = self.random(f"clock of {name}")
@@ -93,7 +92,7 @@ class World:
 
 
 class SeededOrigin(identity.Origin):
-    """Ids that are as different as real ones, and the same in every run."""
+    """Ids that are as different as real ones, and the same in every run of a seed."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -110,7 +109,7 @@ class SeededOrigin(identity.Origin):
 
 
 class ProblemLog(logging.Handler):
-    """Turns errors with a traceback into problems: shipped code logs them only for what should not happen."""
+    """Turns logged errors with a traceback into problems: they should not happen."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)

@@ -7,15 +7,14 @@ from typing import Any
 
 from lanemq.testing.sim.host import Host, MachineClock
 from lanemq.testing.sim.loop import VirtualLoop
-from lanemq.testing.sim.network import Network
+from lanemq.testing.sim.network import End, Network
 from lanemq.testing.sim.trace import Trace
-from lanemq.testing.sim.wire_end import End
 
 ADDRESS = ("10.0.0.1", 9876)
 
 
-class Heard(asyncio.Protocol):
-    """Remembers what arrived, and how the connection ended."""
+class Received(asyncio.Protocol):
+    """Keeps what arrived, and how the connection ended."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -28,8 +27,8 @@ class Heard(asyncio.Protocol):
         self.ends.append(error)
 
 
-class Stage:
-    """`near` calls, `far` listens; both sides' protocols are kept."""
+class TwoProcesses:
+    """`near` connects and `far` listens; the protocols of both are kept."""
 
     def __init__(self, seed: int = 1) -> None:
         self.errors: list[Any] = []
@@ -37,22 +36,22 @@ class Stage:
         self.network = Network(self.loop, Random(seed), Trace(self.loop.time, "nowhere"))
         self.near = self.host("near")
         self.far = self.host("far")
-        self.accepted: list[Heard] = []
+        self.accepted: list[Received] = []
         self.network.listen(self.far, ADDRESS, self._accept)
 
     def host(self, name: str) -> Host:
         return Host(name, MachineClock(self.loop, 1.0, 5), self.loop)
 
-    def _accept(self, end: End) -> Heard:
-        self.accepted.append(Heard())
+    def _accept(self, end: End) -> Received:
+        self.accepted.append(Received())
         return self.accepted[-1]
 
-    async def connect(self) -> tuple[End, Heard]:
-        end, protocol = await self.near.run(self.loop.create_connection(Heard, *ADDRESS))
+    async def connect(self) -> tuple[End, Received]:
+        end, protocol = await self.near.run(self.loop.create_connection(Received, *ADDRESS))
         return end, protocol
 
     def run(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Plays a scene; nothing may be left unhandled."""
+        """Runs `main`; fails if an error is unhandled."""
         try:
             self.loop.run_until_complete(main())
         finally:
