@@ -1,4 +1,4 @@
-"""Certificates for tests, made by the `openssl` command: an authority, and whoever it signs."""
+"""Certificates for tests, made by the `openssl` command: an authority, and certificates that it signs."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""A broker that encrypts and asks who is there. Its one user, `root`, may do everything."""
+"""A broker with TLS and access control. Its only user, `root`, may do everything."""
 
 import contextlib
 from collections.abc import Iterator

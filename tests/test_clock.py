@@ -1,4 +1,4 @@
-"""Which clock leases are measured on."""
+"""The clock that leases are measured by."""
 
 import sys
 import time
@@ -8,9 +8,9 @@ import pytest
 from lanemq.clock import SystemClock
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a clock that says whether it slept")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a clock that counts time in suspend")
 def test_leases_run_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An owner that wakes from a suspend must see that its lease is over; CLOCK_MONOTONIC would not tell it."""
+    """An owner that wakes from a suspend must see that its lease is over; CLOCK_MONOTONIC stands still."""
     hours = {time.CLOCK_BOOTTIME: 0}
     monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: hours[clock] * 3_600 * 10**9)
     monkeypatch.setattr(time, "monotonic_ns", lambda: 0)

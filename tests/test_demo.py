@@ -1,4 +1,4 @@
-"""What the main job judges by, and what it says at its end, which the reader will paste into a shell."""
+"""The main job: how it judges its result, and the commands that it prints at its end."""
 
 import io
 import shutil
@@ -10,25 +10,25 @@ from rich.console import Console
 
 from lanemq.checker.verdict import GroupAccount, Report, Verdict
 from lanemq.testing.demo import summary
-from lanemq.testing.demo.pipeline_progress import totals
 from lanemq.testing.demo.plan import CONSUMER_GROUP
 from lanemq.testing.demo.result import TableVerdict, Transition, compare
-from lanemq.testing.demo.run import Run
+from lanemq.testing.demo.run import DemoRun
+from lanemq.testing.demo.summary import pipeline_totals
 from lanemq.testing.order_life import OrderTruth
 
 TRUTH = {"a": OrderTruth("cancelled", 2, 30)}
 LIFE = [Transition("a", 1, None, "created", 10), Transition("a", 2, "created", "cancelled", 30)]
 
 
-def last_words(folder: Path, verdicts: summary.Verdicts | None = None) -> list[str]:
+def printed(folder: Path, verdicts: summary.Verdicts | None = None) -> list[str]:
     out = io.StringIO()
     good = summary.Verdicts(TableVerdict(1, 2), Report(Verdict.PASS, 1), 0, {})
-    run = Run(folder, 1, "127.0.0.1:9", marks={"start": 0.0, "done": 1.0})
+    run = DemoRun(folder, 1, "127.0.0.1:9", marks={"start": 0.0, "done": 1.0})
     summary.show(run, verdicts or good, Console(file=out, width=30))
     return out.getvalue().splitlines()
 
 
-def test_a_table_like_the_truth_passes() -> None:
+def test_a_table_equal_to_the_expected_result_passes() -> None:
     assert compare(LIFE, TRUTH).passed
 
 
@@ -41,50 +41,53 @@ def test_a_table_like_the_truth_passes() -> None:
         ([LIFE[0], LIFE[1]._replace(before=None)], "was applied after None, not after created"),
         ([LIFE[0], LIFE[1]._replace(total=31)], "ended as cancelled/31"),
         ([LIFE[0]._replace(status="paid"), LIFE[1]._replace(before="paid")], "paid .seq 1. was applied after None"),
-        ([*LIFE, Transition("b", 1, None, "created", 1)], "nobody sent it"),
+        ([*LIFE, Transition("b", 1, None, "created", 1)], "never sent"),
     ],
     ids=["empty", "one missing", "one twice", "wrong predecessor", "wrong total", "illegal", "unknown order"],
 )
-def test_a_table_that_differs_from_the_truth_is_found_out(rows: list[Transition], wrong: str) -> None:
+def test_a_table_that_differs_from_the_expected_result_fails(rows: list[Transition], wrong: str) -> None:
     verdict = compare(rows, TRUTH)
     assert not verdict.passed
     with pytest.raises(AssertionError, match=wrong):
         raise AssertionError("; ".join(verdict.wrong))
 
 
-def test_an_empty_truth_proves_nothing() -> None:
+def test_without_orders_it_does_not_pass() -> None:
     assert not compare([], {}).passed
 
 
 @pytest.mark.parametrize("verdict", [Verdict.VIOLATION, Verdict.UNKNOWN])
-def test_a_right_table_does_not_make_up_for_a_bad_history(verdict: Verdict) -> None:
+def test_a_correct_table_does_not_pass_with_a_bad_history(verdict: Verdict) -> None:
     verdicts = summary.Verdicts(TableVerdict(1, 2), Report(verdict, 1), 0, {})
     assert not verdicts.passed
-    assert last_words(Path("var/demo"), verdicts)[-1] == "FAIL"
+    assert printed(Path("var/demo"), verdicts)[-1] == "FAIL"
 
 
-def test_repeated_events_that_the_pipeline_did_not_recognise_are_no_pass() -> None:
+def test_it_does_not_pass_if_the_pipeline_missed_repeated_events() -> None:
     good = summary.Verdicts(TableVerdict(1, 2), Report(Verdict.PASS, 1), 3, {"repeats": 3})
     assert good.passed
     assert not replace(good, pipeline={"repeats": 2}).passed
 
 
-def test_what_the_pipeline_said_is_added_up_over_its_batches(tmp_path: Path) -> None:
+def test_counts_of_the_pipeline_are_added_up_over_its_batches(tmp_path: Path) -> None:
     log = tmp_path / "pipeline.log"
-    said = ['{"batch":0,"counts":{"repeats":2},"repeated":false}', '{"batch":1,"counts":{"repeats":3},"repeated":true}']
-    log.write_text("\n".join(["a warning", *said]))
-    assert totals(log) == {"batches": 2, "repeats": 5, "replayed": 1}
+    lines = [
+        '{"batch":0,"counts":{"repeats":2},"repeated":false}',
+        '{"batch":1,"counts":{"repeats":3},"repeated":true}',
+    ]
+    log.write_text("\n".join(["a warning", *lines]))
+    assert pipeline_totals(log) == {"batches": 2, "repeats": 5, "replayed": 1}
 
 
-def test_a_command_to_paste_is_on_one_line_however_narrow_the_terminal() -> None:
+def test_a_command_is_on_one_line_however_narrow_the_terminal() -> None:
     folder = Path("var") / ("demo" * 20)
-    check, broker, status = [line for line in last_words(folder) if "lanemq " in line]
+    check, broker, status = [line for line in printed(folder) if "lanemq " in line]
     assert check.endswith(f"lanemq check {folder}/history --drained")
     assert status.endswith(f"lanemq pipeline status {folder}/checkpoint")
     assert broker.endswith(f"lanemq broker --data {folder}/data --listen 127.0.0.1:9"), "where the checkpoint looks"
 
 
-def test_the_command_is_named_by_its_path_where_the_shell_would_not_find_it(
+def test_the_command_has_its_path_if_the_shell_would_not_find_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -96,9 +99,8 @@ def test_the_command_is_named_by_its_path_where_the_shell_would_not_find_it(
     assert summary.lanemq_command() == "bin/lanemq"
 
 
-def test_redelivery_is_explained_as_it_was() -> None:
-    """Beside a figure of 0, "is expected" reads as if something were missing."""
-    assert "this time the kill left nothing to deliver again" in " ".join(last_words(Path("var/demo")))
+def test_redelivery_is_called_expected_only_if_there_was_any() -> None:
+    assert "this time the kill left nothing to deliver again" in " ".join(printed(Path("var/demo")))
     report = Report(Verdict.PASS, 1, groups={CONSUMER_GROUP: GroupAccount(redelivered={"crash": 3})})
     some = summary.Verdicts(TableVerdict(1, 2), report, 0, {})
-    assert "redelivery after a kill is expected" in " ".join(last_words(Path("var/demo"), some))
+    assert "redelivery after a kill is expected" in " ".join(printed(Path("var/demo"), some))

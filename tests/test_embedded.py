@@ -1,4 +1,4 @@
-"""The embedded broker: with a clock and a disk of the test's own, and nothing left behind."""
+"""The embedded broker: it takes a clock and a disk, and leaves nothing behind."""
 
 import threading
 from functools import partial
@@ -26,7 +26,7 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("lanemq-embedded")]
 
 
-def test_the_tests_clock_is_the_brokers(tmp_path: Path) -> None:
+def test_the_broker_uses_the_given_clock(tmp_path: Path) -> None:
     clock = ManualClock()
     clock.passed = 5_000
     with EmbeddedBroker(options(tmp_path), clock=clock) as broker, Producer(broker.address) as producer:
@@ -36,10 +36,10 @@ def test_the_tests_clock_is_the_brokers(tmp_path: Path) -> None:
             assert admin.offset_at(receipt.queue, (WALL + 5_000) / 1000) == receipt.offset
 
 
-def test_the_tests_disk_is_the_brokers(tmp_path: Path) -> None:
+def test_the_broker_uses_the_given_disk(tmp_path: Path) -> None:
     disk = FaultyDisk()
     broker = EmbeddedBroker(options(tmp_path), open_store=partial(Store, disk=disk))
-    with broker, RawClient(broker.address) as raw:  # a producer tries again until its time is over
+    with broker, RawClient(broker.address) as raw:  # a producer would retry until its timeout
         assert raw.send("t", b"x").code == 0
         disk.failing_write = 1
         assert raw.send("t", b"y").code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -47,7 +47,7 @@ def test_the_tests_disk_is_the_brokers(tmp_path: Path) -> None:
 
 
 def test_a_start_that_fails_leaves_no_thread_behind(tmp_path: Path) -> None:
-    others = threads()  # brokers that other tests of this run keep
+    others = threads()  # of brokers that other tests keep
     with EmbeddedBroker(options(tmp_path)):
         second = EmbeddedBroker(options(tmp_path))
         with pytest.raises(LogInUse):

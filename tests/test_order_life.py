@@ -1,4 +1,4 @@
-"""The workload of the main job: its truth must be right, or nothing compared with it is."""
+"""The workload of the main job, and its expected result."""
 
 from collections import defaultdict
 
@@ -22,7 +22,7 @@ def test_the_same_seed_gives_the_same_events() -> None:
     assert order_events(50, seed=3) != order_events(50, seed=4)
 
 
-def test_an_order_s_events_come_in_the_order_of_its_life_and_repetitions_behind_the_original() -> None:
+def test_events_of_an_order_are_in_order_and_repeats_come_later() -> None:
     seen: dict[str, int] = defaultdict(int)
     for event in EVENTS:
         assert event.seq <= seen[event.order] + 1
@@ -35,12 +35,12 @@ def test_some_events_come_twice_and_are_counted_once() -> None:
     assert sum(order.events for order in order_truth(EVENTS).values()) == len(distinct)
 
 
-def test_a_few_orders_are_hot() -> None:
+def test_a_few_orders_have_many_events() -> None:
     sizes = sorted((order.events for order in order_truth(EVENTS).values()), reverse=True)
     assert sizes[0] > 20 * sizes[len(sizes) // 2]
 
 
-def test_the_step_reaches_the_truth_when_nothing_overtakes() -> None:
+def test_the_step_reaches_the_expected_result_if_nothing_is_overtaken() -> None:
     truth = order_truth(EVENTS)
     for order, life in first_of_each(EVENTS).items():
         state = None

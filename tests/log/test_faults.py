@@ -157,7 +157,7 @@ def test_a_new_segment_is_named_on_disk_before_it_is_used(open_store: OpenStore,
 @pytest.mark.parametrize("longest", [1, 7, 90])
 def test_short_writes_are_continued(open_store: OpenStore, disk: FaultyDisk, longest: int) -> None:
     store = open_store(disk=disk)
-    disk.longest_write = longest
+    disk.max_write = longest
     send(store, "a", "b", "c")
     store.close()
     assert read_all(open_store()) == (["a", "b", "c"], [])

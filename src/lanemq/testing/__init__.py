@@ -1,1 +1,1 @@
-"""Shipped for our tests and for yours: embedded broker, fakes, the main demonstration."""
+"""Tools for tests: the embedded broker, faulty disks, the simulation, and the main demonstration."""

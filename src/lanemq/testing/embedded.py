@@ -1,9 +1,9 @@
-"""A real broker inside this process, on a thread of its own: for tests, examples and demonstrations.
+"""A real broker in this process, on a thread of its own, for tests, examples and demonstrations.
 
     with EmbeddedBroker() as broker:
         producer = Producer(broker.address)
 
-Real sockets and real files; only the process boundary is missing.
+It uses real sockets and files.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ R = TypeVar("R")
 
 
 class EmbeddedBroker:
-    """Starts on enter, stops cleanly on exit. Data lives in a temporary folder unless one is given."""
+    """A context manager that starts a broker and stops it cleanly. By default, data is in a temporary folder."""
 
     def __init__(
         self, options: BrokerOptions | None = None, *, clock: Clock | None = None, open_store: OpenStore = Store
     ) -> None:
-        """A test may bring its own clock, and a store on a disk that fails."""
+        """`clock` and `open_store` replace the clock and the store, for example by one on a faulty disk."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         if options is None:
             self._folder = tempfile.TemporaryDirectory(prefix="lanemq-")
@@ -50,7 +50,7 @@ class EmbeddedBroker:
 
     @property
     def broker(self) -> Broker:
-        """The broker itself; touch its parts only through `call`."""
+        """The broker itself. Use its parts only through `call`."""
         assert self._broker is not None, "the broker is not running"
         return self._broker
 
@@ -69,7 +69,7 @@ class EmbeddedBroker:
         return self
 
     def stop(self) -> None:
-        """A clean stop; `start` may follow on the same data and port."""
+        """Stops cleanly. `start` may follow, on the same data and port."""
         if self._broker is not None:
             running, self._broker = self._broker, None
             try:
@@ -78,7 +78,7 @@ class EmbeddedBroker:
                 self._end_loop()
 
     def call(self, function: Callable[[], R]) -> R:
-        """Runs something on the broker's own thread, where its parts may be touched, and waits for the answer."""
+        """Calls `function` on the broker's thread, where its parts may be used, and returns the result."""
 
         async def on_the_loop() -> R:
             return function()

@@ -1,7 +1,7 @@
-"""A disk that fails on demand: the n-th write or sync, no space after n bytes, writes that stop short.
+"""A disk that fails on demand: the n-th write or sync, no space after n bytes, short writes.
 
-Stands in for `lanemq.log.filesystem.RealDisk`. Files are real, so what the log leaves behind after a fault can be
-opened again with a healthy disk. Each fault is counted down and then happens; `calls` says what was asked.
+It replaces `lanemq.log.filesystem.RealDisk`. Files are real, so what the log leaves after a fault can be opened again
+with a healthy disk.
 """
 
 import errno
@@ -13,20 +13,20 @@ from lanemq.log.filesystem import RealDisk
 
 
 class FaultyDisk(RealDisk):
-    """Healthy until told otherwise. Set the fields at any time; None switches a fault off."""
+    """A disk without faults until a field is set, at any time. None turns a fault off."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.events: list[str] = []
-        """What happened, in order: create, write, fdatasync, fsync_dir."""
+        """The calls in order: create, write, fdatasync, fsync_dir."""
         self.failing_write: int | None = None
-        """The write that fails with EIO, counted from now: 1 is the next one."""
+        """The number of the write, from now on, that fails with EIO: 1 is the next one."""
         self.failing_sync: int | None = None
-        """The fdatasync that fails with EIO, counted from now. Like a real one, only that one fails."""
+        """The number of the fdatasync, from now on, that fails with EIO. Later ones succeed, as on a real disk."""
         self.space: int | None = None
         """Bytes that can still be written; then a short write, then ENOSPC."""
-        self.longest_write: int | None = None
-        """No write takes more bytes than this."""
+        self.max_write: int | None = None
+        """Bytes that one call writes at most."""
         self.truncate_fails = False
 
     def create(self, path: Path) -> int:
@@ -41,8 +41,8 @@ class FaultyDisk(RealDisk):
         self.calls["write"] += 1
         self.events.append("write")
         self._fail_or_count("failing_write")
-        if self.longest_write is not None:
-            data = data[: self.longest_write]
+        if self.max_write is not None:
+            data = data[: self.max_write]
         if self.space is not None:
             if self.space == 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

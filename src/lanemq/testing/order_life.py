@@ -1,11 +1,10 @@
-"""Order life cycles: a workload whose right result is known.
+"""Order life cycles: a workload whose correct result is known.
 
-created → item_added* → paid → packed → shipped → done, or cancelled somewhere before it is shipped. A few orders are
-hot and most are not (Zipf). Some events are sent twice, as an upstream with at-least-once delivery does: the second
-copy is a message of its own, later in its lane, and only `seq` tells that it is a repetition.
+created → item_added* → paid → packed → shipped → done, or cancelled before it is shipped. A few orders have many
+events, most have few (Zipf). Some events are sent twice, as a source with at-least-once delivery does: the copy is a
+message of its own, later in its lane, and only `seq` shows that it is a repeat.
 
-The rules guarded here: the same seed gives the same events; what an order must look like at the end is computed from
-the events themselves, before anything is sent.
+The same seed gives the same events. The expected result is computed from the events before anything is sent.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,16 +27,16 @@ NEXT: Final = {
     "done": set(),
     "cancelled": set(),
 }
-"""What may follow what; nothing follows the end of an order."""
+"""The kinds of events that may follow each kind."""
 
-SHORTEST: Final = 5
+MIN_EVENTS: Final = 5
 CANCELLED_SHARE: Final = 0.1
-HOTTEST: Final = 400
-"""Events of the hottest order, at most: one lane is worked off by one worker, however many there are."""
+MAX_EVENTS: Final = 400
+"""Maximum number of events of an order: one worker at a time handles a lane."""
 
 
 class OrderEvent(msgspec.Struct, frozen=True):
-    """What happened to an order; `seq` counts its events from 1."""
+    """An event of an order; `seq` numbers its events from 1."""
 
     order: str
     seq: int
@@ -47,7 +46,7 @@ class OrderEvent(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OrderTruth:
-    """What an order must look like at the end."""
+    """The expected state of an order at the end."""
 
     status: str
     events: int
@@ -55,11 +54,11 @@ class OrderTruth:
 
 
 class IllegalTransition(LaneError, ValueError):
-    """An order's events came in an order that no order goes through: something overtook."""
+    """An event cannot follow the one before it: a message was overtaken."""
 
 
 def order_events(orders: int, seed: int = 1, repeats: float = 0.02) -> list[OrderEvent]:
-    """All events of all orders, interleaved as many customers would cause them; `repeats` of them come twice."""
+    """All events of all orders, interleaved at random; a share of `repeats` appears twice."""
     random = Random(seed)
     lives = [_life(f"order-{number}", _length(number), random) for number in range(orders)]
     turns = [number for number, life in enumerate(lives) for _ in life]
@@ -69,11 +68,11 @@ def order_events(orders: int, seed: int = 1, repeats: float = 0.02) -> list[Orde
 
 
 def _length(number: int) -> int:
-    return SHORTEST + int(HOTTEST / (number + 1))
+    return MIN_EVENTS + int(MAX_EVENTS / (number + 1))
 
 
 def _life(order: str, length: int, random: Random) -> list[OrderEvent]:
-    kinds = ["created", *[ITEM] * (length - SHORTEST), "paid", "packed", "shipped", "done"]
+    kinds = ["created", *[ITEM] * (length - MIN_EVENTS), "paid", "packed", "shipped", "done"]
     if random.random() < CANCELLED_SHARE:
         kinds[random.randrange(1, length - 1) :] = ["cancelled"]
     return [OrderEvent(order, seq, kind, random.randrange(1, 5_000)) for seq, kind in enumerate(kinds, 1)]
@@ -91,7 +90,7 @@ def _with_repeats(events: Iterable[OrderEvent], random: Random, share: float) ->
 
 
 def order_truth(events: Sequence[OrderEvent]) -> dict[str, OrderTruth]:
-    """Every order's last state, its number of events and the sum of their amounts; repetitions count once."""
+    """The last state, number of events and total amount of every order; repeats count once."""
     once = {(event.order, event.seq): event for event in events}
     found: dict[str, OrderTruth] = {}
     for event in sorted(once.values(), key=lambda event: event.seq):
@@ -101,7 +100,7 @@ def order_truth(events: Sequence[OrderEvent]) -> dict[str, OrderTruth]:
 
 
 def apply_event(state: dict[str, Any] | None, event: OrderEvent) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """An order's next state, and the row that says what changed."""
+    """The next state of an order, and a row with the change."""
     before = state["status"] if state else None
     if event.kind not in NEXT[before]:
         raise IllegalTransition(f"{event.order}: {event.kind} (seq {event.seq}) cannot follow {before}")

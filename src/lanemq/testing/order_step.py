@@ -1,4 +1,4 @@
-"""The step of pipelines over order life cycles: one row per transition, with the place of the message it came from."""
+"""The step of pipelines over order life cycles: one row per transition, with the offset of its message."""
 
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ OUTPUTS: Final = (
 
 
 def order_step(state: dict[str, Any] | None, event: Event) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Refuses transitions that no order goes through, so an overtaken event does not pass unnoticed."""
+    """Raises an error for an illegal transition, so that an overtaken event is noticed."""
     state, rows = apply_event(state, event.value)
     place = {"topic": event.topic, "queue_id": event.queue_id, "queue_offset": event.offset, "key": event.key}
     return state, [row | place for row in rows]

@@ -1,14 +1,11 @@
-"""Finds processes that our processes started.
-
-Spark's executors are grandchildren of the driver, and nobody says their numbers.
-"""
+"""Finds the descendants of a process, such as the executors of a Spark driver."""
 
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 
-class Process(NamedTuple):
+class RunningProcess(NamedTuple):
     """One running process."""
 
     pid: int
@@ -16,12 +13,12 @@ class Process(NamedTuple):
     command: str
 
 
-def descendants(root: int) -> list[Process]:
+def descendants(root: int) -> list[RunningProcess]:
     """Every process below `root`, nearest first."""
-    children: dict[int, list[Process]] = {}
+    children: dict[int, list[RunningProcess]] = {}
     for process in _running():
         children.setdefault(process.parent, []).append(process)
-    found: list[Process] = []
+    found: list[RunningProcess] = []
     level = children.get(root, [])
     while level:
         found += level
@@ -38,23 +35,23 @@ def executors(driver: int) -> list[int]:
     ]
 
 
-def _running() -> list[Process]:
+def _running() -> list[RunningProcess]:
     if not Path("/proc/self/stat").exists():
         return _by_ps()
     return [found for folder in Path("/proc").iterdir() if folder.name.isdigit() and (found := _by_proc(folder))]
 
 
-def _by_proc(folder: Path) -> Process | None:
+def _by_proc(folder: Path) -> RunningProcess | None:
     try:
-        # The name in brackets may hold blanks; what follows the last bracket does not.
+        # The name in parentheses may contain blanks; what follows the last parenthesis does not.
         parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except (OSError, ValueError):
         return None
-    return Process(int(folder.name), parent, command)
+    return RunningProcess(int(folder.name), parent, command)
 
 
-def _by_ps() -> list[Process]:
+def _by_ps() -> list[RunningProcess]:
     listed = subprocess.run(["ps", "-axo", "pid=,ppid=,command="], capture_output=True, text=True, check=True).stdout
     found = (line.split(None, 2) for line in listed.splitlines())
-    return [Process(int(pid), int(parent), command) for pid, parent, command in found]
+    return [RunningProcess(int(pid), int(parent), command) for pid, parent, command in found]

@@ -1,7 +1,7 @@
-"""The main job: order life cycles through broker, consumers and a Spark pipeline, with parts of it killed on the way.
+"""The main job: order life cycles through broker, consumers and a Spark pipeline, some of which are killed.
 
-Every part runs in a process of its own. At the end the table is compared with the generator's truth, row by row, and
-the independent checker reads the histories of everybody who took part; what is shown comes from those two.
+Every part is a process of its own. At the end the table is compared row by row with the expected result, and the
+checker reads the histories of all processes.
 
     python -m lanemq.testing.demo --orders 8000 --folder var/demo
 """

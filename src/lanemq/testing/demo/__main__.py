@@ -1,4 +1,4 @@
-"""Starts everything, kills a consumer and an executor half-way, waits until all is done, and judges the result."""
+"""Runs the main job: starts everything, kills a consumer and an executor half-way, waits, and checks the result."""
 
 import os
 import shutil
@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from lanemq.checker.checking import CheckOptions, check
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import LaneError
-from lanemq.testing.demo import pipeline_progress, summary
+from lanemq.testing.demo import summary
 from lanemq.testing.demo.plan import CONSUMER_GROUP, CONSUMERS, MASTER, QUEUES, SEED, TOPIC, table_folder
 from lanemq.testing.demo.result import compare, read_rows, rows_in
-from lanemq.testing.demo.run import Run, start_broker, until
+from lanemq.testing.demo.run import DemoRun, start_broker, until
 from lanemq.testing.order_life import OrderEvent, order_events, order_truth
 from lanemq.testing.processes import executors
 
@@ -28,7 +28,7 @@ def main(orders: int, folder: Path, master: str) -> None:
     """Run the main job and check its result."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    run, console = Run(folder, orders), Console()
+    run, console = DemoRun(folder, orders), Console()
     try:
         verdict = _run(run, master, console)
     except LaneError as error:
@@ -40,7 +40,7 @@ def main(orders: int, folder: Path, master: str) -> None:
     sys.exit(0 if verdict.passed else 1)
 
 
-def _run(run: Run, master: str, console: Console) -> summary.Verdicts:
+def _run(run: DemoRun, master: str, console: Console) -> summary.Verdicts:
     events = order_events(run.orders, SEED)
     run.mark("start")
     run.address = start_broker(run)
@@ -58,11 +58,11 @@ def _run(run: Run, master: str, console: Console) -> summary.Verdicts:
     console.print("comparing the table with the generator's truth, and checking every send, turn, commit and lease …")
     table = compare(read_rows(table_folder(run.folder)), order_truth(events))
     report = check([run.history], CheckOptions(require=("turns", "rebalance", "faults"), drained=True))
-    said = pipeline_progress.totals(run.log_of("pipeline"))
-    return summary.Verdicts(table, report, len(events) - _distinct(events), said)
+    counts = summary.pipeline_totals(run.log_of("pipeline"))
+    return summary.Verdicts(table, report, len(events) - _distinct(events), counts)
 
 
-def _start_parts(run: Run, master: str) -> None:
+def _start_parts(run: DemoRun, master: str) -> None:
     os.environ |= {"LANEMQ_DEMO_FOLDER": str(run.folder.absolute()), "LANEMQ_DEMO_SERVERS": run.address}
     declared = Path(__file__).with_name("pipeline.py")
     run.start(
@@ -74,12 +74,12 @@ def _start_parts(run: Run, master: str) -> None:
     run.start("generator", "lanemq.testing.demo.roles", "generate", run.address, str(run.history), str(run.orders))
 
 
-def _watch(run: Run, admin: Admin, events: list[OrderEvent], console: Console) -> None:
-    """Shows progress until everything is sent, consumed and in the table; kills when half of it is."""
+def _watch(run: DemoRun, admin: Admin, events: list[OrderEvent], console: Console) -> None:
+    """Shows progress until everything is sent, consumed and in the table; kills two processes half-way."""
     distinct = _distinct(events)
     columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        bars = [progress.add_task(what, total=most) for what, most in _goals(len(events), distinct)]
+        bars = [progress.add_task(what, total=total) for what, total in _goals(len(events), distinct)]
         for _ in until("all events to be sent, consumed and in the table"):
             run.check_alive()
             sent, consumed, in_table = _counts(run, admin)
@@ -106,14 +106,14 @@ def _show(progress: Progress, bars: list[TaskID], counts: tuple[int, ...]) -> No
         progress.update(bar, completed=count)
 
 
-def _counts(run: Run, admin: Admin) -> tuple[int, int, int]:
+def _counts(run: DemoRun, admin: Admin) -> tuple[int, int, int]:
     """Messages stored, messages that the consumers have committed, rows in the table."""
     sent = sum(queue.end for queue in admin.describe_topic(TOPIC).queues)
     consumed = sum(queue.offset for queue in admin.describe_group(CONSUMER_GROUP).queues if queue.queue.topic == TOPIC)
     return sent, consumed, rows_in(table_folder(run.folder))
 
 
-def _kill_executor(run: Run, progress: Progress) -> None:
+def _kill_executor(run: DemoRun, progress: Progress) -> None:
     found = executors(run.processes["pipeline"].pid)
     if not found:
         raise LaneError("Spark has no executor in a process of its own that could be killed: use a cluster as --master")

@@ -1,6 +1,6 @@
 """The pipeline of the main job, for `lanemq pipeline run`: every transition of every order becomes a row.
 
-Where it reads and writes comes from the environment, so that the file itself stays what a user would write.
+Address and folder come from the environment; the rest is what a user would write.
 """
 
 import os

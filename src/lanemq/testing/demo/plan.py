@@ -1,4 +1,4 @@
-"""What the parts of the main job must agree on."""
+"""The settings that the parts of the main job share."""
 
 from pathlib import Path
 from typing import Final
@@ -10,10 +10,10 @@ PIPELINE_GROUP: Final = "warehouse"
 CONSUMERS: Final = 3
 SEED: Final = 14
 EVENTS_PER_SECOND: Final = 3_000
-"""Paced, so that there is something left to do when parts are killed."""
+"""A limited rate, so that there is work left when processes are killed."""
 EVENTS_PER_BATCH: Final = 3_000
 MASTER: Final = "local-cluster[2,1,1024]"
-"""Two executors in processes of their own: one of them is killed."""
+"""Two executors in processes of their own, one of which is killed."""
 
 
 def table_folder(folder: Path) -> Path:

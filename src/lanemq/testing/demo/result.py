@@ -1,7 +1,7 @@
-"""Compares the table that the pipeline filled with what the generator knows to be right.
+"""Compares the table that the pipeline filled with the expected result.
 
-The rules guarded here: each transition of each order is in the table once; an order's rows are the steps of its life,
-none skipped; its last row says what the truth says. The rows are read from the table, not asked from the pipeline.
+Each transition of each order must be in the table once, the rows of an order must be the steps of its life without a
+gap, and its last row must be the expected state. The rows are read from the table itself.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from lanemq.testing.order_life import NEXT, OrderTruth
 
-MOST_SHOWN = 5
+MAX_SHOWN = 5
 
 
 class Transition(NamedTuple):
@@ -30,7 +30,7 @@ class Transition(NamedTuple):
 
 @dataclass(slots=True)
 class TableVerdict:
-    """What was compared, and everything that does not fit."""
+    """The number of orders and rows compared, and every difference."""
 
     orders: int = 0
     rows: int = 0
@@ -42,7 +42,7 @@ class TableVerdict:
 
 
 def rows_in(table: Path) -> int:
-    """How many rows are committed; cheap, from the table's log alone."""
+    """The number of committed rows, from the table's log alone."""
     if not DeltaTable.is_deltatable(str(table)):
         return 0
     return sum(pa.table(DeltaTable(str(table)).get_add_actions())["num_records"].to_pylist())
@@ -55,12 +55,12 @@ def read_rows(table: Path) -> list[Transition]:
 
 
 def compare(rows: Iterable[Transition], truth: Mapping[str, OrderTruth]) -> TableVerdict:
-    """Every order of the truth against its rows, and every row against the truth."""
+    """Compares every expected order with its rows, and every row with the expected orders."""
     lives: dict[str, list[Transition]] = defaultdict(list)
     for row in rows:
         lives[row.order].append(row)
     verdict = TableVerdict(orders=len(truth), rows=sum(map(len, lives.values())))
-    verdict.wrong += [f"{order} is in the table, and nobody sent it" for order in lives.keys() - truth.keys()]
+    verdict.wrong += [f"{order} is in the table, but was never sent" for order in lives.keys() - truth.keys()]
     for order, wanted in truth.items():
         verdict.wrong += _wrong_with(order, sorted(lives.get(order, []), key=lambda row: row.seq), wanted)
     return verdict

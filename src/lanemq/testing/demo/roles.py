@@ -1,4 +1,4 @@
-"""The parts of the main job that run in processes of their own: `generate` and `consume`."""
+"""The producer and the consumers of the main job, which run in processes of their own."""
 
 import os
 import time
@@ -28,7 +28,7 @@ def roles() -> None:
 @click.argument("history", type=click.Path(path_type=Path))
 @click.argument("orders", type=int)
 def generate(address: str, history: Path, orders: int) -> None:
-    """Sends the life cycles of all orders, pipelined, a chunk every so often."""
+    """Sends the life cycles of all orders, pipelined, at a limited rate."""
     record = open_history(history, "generator", SystemClock().now_ns, role="producer")
     events = order_events(orders, SEED)
     begin = time.perf_counter()
@@ -46,13 +46,13 @@ def generate(address: str, history: Path, orders: int) -> None:
 @click.argument("address")
 @click.argument("history", type=click.Path(path_type=Path))
 def consume(address: str, history: Path) -> None:
-    """Consumes in order until it is told to stop, or killed."""
+    """Consumes in order until it is stopped or killed."""
     record = open_history(history, f"consumer-{os.getpid()}", SystemClock().now_ns, role="consumer")
     app = App(address, group=CONSUMER_GROUP, history=record)
 
     @app.ordered(TOPIC)
     def on_event(event: OrderEvent, message: Message) -> None:
-        """Nothing to do: what is shown is who gets which message when."""
+        """Does nothing: the history records who gets which message."""
 
     app.run()
     record.close()

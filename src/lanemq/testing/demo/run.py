@@ -1,4 +1,4 @@
-"""One run of the main job: which processes it started, where they write, what happened when."""
+"""One run of the main job: its processes, files and times."""
 
 import os
 import re
@@ -14,13 +14,13 @@ from lanemq.clock import SystemClock
 from lanemq.history import open_history
 from lanemq.model.errors import LaneError
 
-PATIENCE_SECONDS = 300.0
-"""Far more than a step takes; a run that hangs ends with an error instead of never."""
+MAX_STEP_SECONDS = 300.0
+"""Seconds after which a step that hangs ends with an error."""
 
 
 @dataclass(slots=True)
-class Run:
-    """Processes by name, moments by name."""
+class DemoRun:
+    """The processes of a run and the times of what happened, both by name."""
 
     folder: Path
     orders: int
@@ -37,7 +37,7 @@ class Run:
         self.marks.setdefault(what, time.perf_counter())
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """A part in a process of its own; what it prints goes to a file of its name."""
+        """Starts a process; its output goes to a file of its name."""
         with self.log_of(name).open("wb") as out:
             process = subprocess.Popen([sys.executable, "-m", *arguments], stdout=out, stderr=out)
         self.processes[name] = process
@@ -47,7 +47,7 @@ class Run:
         return self.folder / f"{name}.log"
 
     def kill(self, name: str, pid: int) -> None:
-        """SIGKILL, written down for the checker: what follows is judged knowing that it happened."""
+        """Kills a process with SIGKILL, and records it for the checker."""
         record = open_history(self.history, f"operator-{name}", SystemClock().now_ns)
         record.fault("kill -9", name, "start")
         os.kill(pid, signal.SIGKILL)
@@ -61,20 +61,20 @@ class Run:
             ended = process.poll()
             if ended is None or name in self.killed or (name == "generator" and ended == 0):
                 continue
-            raise LaneError(f"{name} ended with {ended}: {self.last_words(name)}")
+            raise LaneError(f"{name} ended with {ended}: {self.last_line(name)}")
 
-    def last_words(self, name: str) -> str:
+    def last_line(self, name: str) -> str:
         lines = self.log_of(name).read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"it said nothing, see {self.log_of(name)}"
+        return lines[-1] if lines else f"no output, see {self.log_of(name)}"
 
     def end(self, *names: str) -> None:
-        """SIGTERM to all of them, then waits: they finish what they have begun."""
+        """Sends SIGTERM to processes whose names start with `names`, and waits until they end."""
         ending = [process for name, process in self.processes.items() if name.startswith(names)]
         for process in ending:
             if process.poll() is None:
                 process.terminate()
         for process in ending:
-            process.wait(timeout=PATIENCE_SECONDS)
+            process.wait(timeout=MAX_STEP_SECONDS)
 
     def stop_all(self) -> None:
         for process in self.processes.values():
@@ -84,15 +84,15 @@ class Run:
 
 
 def until(what: str) -> Iterator[None]:
-    """Yields every now and then; gives up with an error that says what was waited for."""
-    end = time.perf_counter() + PATIENCE_SECONDS
+    """Yields ten times per second, and raises an error when the time is over."""
+    end = time.perf_counter() + MAX_STEP_SECONDS
     while time.perf_counter() < end:
         yield
         time.sleep(0.1)
-    raise LaneError(f"waited {PATIENCE_SECONDS:.0f} s for {what}")
+    raise LaneError(f"waited {MAX_STEP_SECONDS:.0f} s for {what}")
 
 
-def start_broker(run: Run) -> str:
+def start_broker(run: DemoRun) -> str:
     """Starts the broker and returns its address."""
     run.start(
         "broker",

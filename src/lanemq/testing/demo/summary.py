@@ -1,30 +1,32 @@
-"""What the main job says at its end: both verdicts, the figures behind them, and where to look next."""
+"""The summary of the main job: both verdicts, their figures, and where to look next."""
 
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from lanemq.checker.verdict import Report, Verdict
 from lanemq.testing.demo.plan import CONSUMER_GROUP, checkpoint_folder, table_folder
-from lanemq.testing.demo.result import MOST_SHOWN, TableVerdict
-from lanemq.testing.demo.run import Run
+from lanemq.testing.demo.result import MAX_SHOWN, TableVerdict
+from lanemq.testing.demo.run import DemoRun
 
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """The table against the truth, the histories against the rules."""
+    """The comparison of the table, and the checker's report."""
 
     table: TableVerdict
     report: Report
     repeated: int
-    """How many events the generator sent a second time."""
+    """Number of events that the generator sent twice."""
     pipeline: Mapping[str, int]
-    """The pipeline's own counts, added up over its batches."""
+    """The pipeline's counts over all batches."""
 
     @property
     def passed(self) -> bool:
@@ -32,19 +34,19 @@ class Verdicts:
         return self.table.passed and self.report.verdict is Verdict.PASS and absorbed
 
 
-def show(run: Run, verdicts: Verdicts, console: Console) -> None:
+def show(run: DemoRun, verdicts: Verdicts, console: Console) -> None:
     table = Table(title="order life cycles, from producer to table")
     table.add_column("what")
     table.add_column("result", justify="right")
     for what, result in _figures(run, verdicts):
         table.add_row(what, result)
     console.print(table)
-    _say_what_is_wrong(verdicts, console)
-    _say_where_to_look(run, verdicts, console)
+    _print_problems(verdicts, console)
+    _print_commands(run, verdicts, console)
     console.print("[green]PASS[/green]" if verdicts.passed else "[red]FAIL[/red]")
 
 
-def _figures(run: Run, verdicts: Verdicts) -> list[tuple[str, str]]:
+def _figures(run: DemoRun, verdicts: Verdicts) -> list[tuple[str, str]]:
     report, table = verdicts.report, verdicts.table
     account = report.groups.get(CONSUMER_GROUP)
     absorbed = verdicts.pipeline.get("repeats", 0)
@@ -78,22 +80,22 @@ def _about_redelivery(count: int) -> str:
     return "delivery is at least once; this time the kill left nothing to deliver again"
 
 
-def _say_what_is_wrong(verdicts: Verdicts, console: Console) -> None:
-    for line in verdicts.table.wrong[:MOST_SHOWN]:
+def _print_problems(verdicts: Verdicts, console: Console) -> None:
+    for line in verdicts.table.wrong[:MAX_SHOWN]:
         console.print(f"[red]table:[/red] {line}", soft_wrap=True)
     for reason in verdicts.report.reasons:
         console.print(f"unknown: {reason}", soft_wrap=True)
-    for broken in verdicts.report.violations[:MOST_SHOWN]:
+    for broken in verdicts.report.violations[:MAX_SHOWN]:
         console.print(f"[red]{broken.invariant}[/red] {broken.text}", soft_wrap=True)
 
 
-def _say_where_to_look(run: Run, verdicts: Verdicts, console: Console) -> None:
+def _print_commands(run: DemoRun, verdicts: Verdicts, console: Console) -> None:
     command = lanemq_command()
     lines = (
         _about_redelivery(_redelivered(verdicts)),
         f"the table: {table_folder(run.folder)} (Delta)",
         f"check the histories again: {command} check {run.history} --drained",
-        "  (group pipeline-orders there is the table: it has rows applied, and no handler that finishes messages)",
+        "  (group pipeline-orders there is the table: its messages are applied as rows, not finished by a handler)",
         f"the same broker again: {command} broker --data {run.folder / 'data'} --listen {run.address}",
         f"while it runs, the pipeline's batches, lanes and lag: "
         f"{command} pipeline status {checkpoint_folder(run.folder)}",
@@ -103,9 +105,27 @@ def _say_where_to_look(run: Run, verdicts: Verdicts, console: Console) -> None:
 
 
 def lanemq_command() -> str:
-    """`lanemq` as this shell finds it: `make run` works before anybody has activated its environment."""
+    """`lanemq`, or its path if the environment is not activated."""
     beside = Path(sys.executable).with_name("lanemq")
     if shutil.which("lanemq") or not beside.exists():
         return "lanemq"
     here = Path.cwd()
     return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
+
+
+class BatchLine(msgspec.Struct):
+    """The part of a progress line that the summary needs."""
+
+    batch: int
+    counts: dict[str, int]
+    repeated: bool
+
+
+def pipeline_totals(log: Path) -> Counter[str]:
+    """The stage's counts over all batches, and `batches`."""
+    found: Counter[str] = Counter()
+    for line in log.read_text(errors="replace").splitlines():
+        if line.startswith("{"):
+            batch = msgspec.json.decode(line, type=BatchLine)
+            found.update(batches=1, replayed=int(batch.repeated), **batch.counts)
+    return found
