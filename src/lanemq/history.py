@@ -123,18 +123,18 @@ class History:
 
     # --- leases: member and broker both may write them ---
 
-    def lease_granted(self, lease: "Lease", *, until: int = 0, asked: int = 0) -> None:
+    def lease_granted(self, lease: "RecordedLease", *, until: int = 0, asked: int = 0) -> None:
         """`until` is when the writer stops using the lease, on the clock of `now()`."""
         self._write("lease_granted", lease.fields() | {"until": until, "asked": asked})
 
-    def lease_renewed(self, lease: "Lease", *, until: int = 0, asked: int = 0) -> None:
+    def lease_renewed(self, lease: "RecordedLease", *, until: int = 0, asked: int = 0) -> None:
         self._write("lease_renewed", lease.fields() | {"until": until, "asked": asked})
 
-    def lease_released(self, lease: "Lease") -> None:
+    def lease_released(self, lease: "RecordedLease") -> None:
         """A member records it before the unlock request leaves."""
         self._write("lease_released", lease.fields())
 
-    def lease_expired(self, lease: "Lease") -> None:
+    def lease_expired(self, lease: "RecordedLease") -> None:
         self._write("lease_expired", lease.fields())
 
     # --- broker, operator, test harness ---
@@ -194,7 +194,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
         return {"group": self.group, "topic": self.topic, "queue": self.queue, "offset": self.offset}
 
 
-class Lease(msgspec.Struct, frozen=True, gc=False):
+class RecordedLease(msgspec.Struct, frozen=True, gc=False):
     """A queue in the hands of a member, who has the same name in its own lines and in the broker's."""
 
     group: str

@@ -14,10 +14,10 @@ from lanemq.checker import events
 from lanemq.checker.checking import check
 from lanemq.checker.reading import HistoryReader
 from lanemq.checker.verdict import Verdict
-from lanemq.history import NO_HISTORY, History, Lease, Place, last_time, open_history
+from lanemq.history import NO_HISTORY, History, Place, RecordedLease, last_time, open_history
 
 PLACE = Place("g", "orders", 0, 7)
-LEASE = Lease("g", "orders", 0, "a", 3)
+LEASE = RecordedLease("g", "orders", 0, "a", 3)
 
 
 def write_everything(history: History) -> None:

@@ -13,7 +13,7 @@ from lanemq.core.brokering.group_offsets import Commit, Committed, Ignored, Offs
 from lanemq.core.brokering.lock_table import Lease, LeaseRow
 from lanemq.core.brokering.parked_lanes import LaneName
 from lanemq.history import History, Place
-from lanemq.history import Lease as LeaseLine
+from lanemq.history import RecordedLease as LeaseLine
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 

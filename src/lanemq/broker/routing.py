@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 from lanemq.broker.parts import Parts
-from lanemq.core.brokering.delay import ToDeadLetter, capped, route_retry_send
+from lanemq.core.brokering.delay import RouteToDeadLetter, capped, route_retry_send
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.model.errors import BrokerRefused, MessageRefused, NotAllowed
 from lanemq.model.names import (
@@ -112,7 +112,7 @@ def _route_retry(parts: Parts, header: SendHeader, topic: TopicConfig) -> SendRo
         group_holds_lock=parts.locks.holds_any(group, now=parts.clock.now()),
     )
     properties = remove_property(remove_property(header.properties, PropertyName.DELAY), LANE_STAMP)
-    if isinstance(next_stop, ToDeadLetter):
+    if isinstance(next_stop, RouteToDeadLetter):
         dead = parts.topic_keeper.take(parts.topics.ensure_dead_letter(group))
         return SendRoute(dead.name, 0, properties, 0)
     delayed = append_properties(properties, {PropertyName.DELAY: str(next_stop.level)})

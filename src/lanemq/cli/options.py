@@ -33,7 +33,7 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-class Failed(click.ClickException):
+class CliError(click.ClickException):
     """An error that is shown as one line on stderr, with exit code 1."""
 
     exit_code = 1
@@ -41,20 +41,20 @@ class Failed(click.ClickException):
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 
-    def reworded(self, rewrite: Callable[[str], str]) -> "Failed":
+    def reworded(self, rewrite: Callable[[str], str]) -> "CliError":
         """The same error with a rewritten message."""
         return type(self)(rewrite(self.message))
 
 
-class WrongUsage(Failed):
+class WrongUsage(CliError):
     """An error in the command line or its input; exit code 2."""
 
     exit_code = 2
 
 
-def as_failure(error: LaneError, before: str = "") -> Failed:
+def as_failure(error: LaneError, before: str = "") -> CliError:
     """An error of the library as a line for the shell, with its exit code."""
-    kind = WrongUsage if isinstance(error, UsageError) else Failed
+    kind = WrongUsage if isinstance(error, UsageError) else CliError
     return kind(f"{before}{with_advice(error, _ADVICE.get(type(error), ''))}")
 
 
@@ -109,7 +109,7 @@ def errors_name_flags() -> Iterator[None]:
         yield
     except LaneError as error:
         raise as_failure(error).reworded(as_flags) from error
-    except Failed as error:
+    except CliError as error:
         raise error.reworded(as_flags) from error.__cause__
 
 

@@ -16,14 +16,14 @@ from typing import NamedTuple
 from lanemq.log.appender import Appender
 from lanemq.log.options import StoreOptions
 from lanemq.log.queue_index import IndexFiles, IndexPart, QueueTable
-from lanemq.log.state import Checkpoint, DamageRow, ProducerRow, State
+from lanemq.log.state import DamageRow, LogCheckpoint, ProducerRow, State
 from lanemq.model.errors import StorageError
 
 
 class IndexWork(NamedTuple):
     """The content of one checkpoint while it is being written."""
 
-    mark: Checkpoint
+    mark: LogCheckpoint
     parts: list[IndexPart]
     damage: list[DamageRow]
 
@@ -50,7 +50,7 @@ class Checkpointer:
             return None
         damage = list(self._damage.values())
         self._damage.clear()
-        checkpoint = Checkpoint(mark, self._appender.last_store_time, clean=False)
+        checkpoint = LogCheckpoint(mark, self._appender.last_store_time, clean=False)
         return IndexWork(checkpoint, self._queues.take_parts(), damage)
 
     def write(

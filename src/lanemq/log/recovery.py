@@ -28,7 +28,7 @@ from lanemq.log.commit_log import CommitLog
 from lanemq.log.filesystem import Disk, write_fully
 from lanemq.log.queue_index import IndexFiles, QueueIndex, QueueTable
 from lanemq.log.record_bytes import MAGIC_AT, MAGIC_BYTES, RecordFacts, facts_of, size_at
-from lanemq.log.state import Checkpoint, DamageRow, QueueRow, State
+from lanemq.log.state import DamageRow, LogCheckpoint, QueueRow, State
 from lanemq.model.errors import StorageError
 from lanemq.wire.properties import tag_code_of
 from lanemq.wire.record import PROOF, RecordView, is_marked_synced
@@ -281,7 +281,7 @@ class Startup:
         self._state = state
 
     def run(self, on_record: OnRecord | None) -> RecoveryReport:
-        mark = self._state.checkpoint() or Checkpoint(0, 0, clean=False)
+        mark = self._state.checkpoint() or LogCheckpoint(0, 0, clean=False)
         self._queues.load(self._state.queues())
         whole = not self._state.rebuild_requested() and all(map(self._files.complete, self._queues))
         if mark.clean and whole and mark.position == self._log.end:
@@ -296,7 +296,7 @@ class Startup:
         newest = max(mark.last_store_time, result.last_store_time)
         return RecoveryReport(False, not whole, result.records, torn, torn_file, result.damage, newest)
 
-    def _scan(self, mark: Checkpoint, whole: bool, on_record: OnRecord | None) -> Rebuilt:
+    def _scan(self, mark: LogCheckpoint, whole: bool, on_record: OnRecord | None) -> Rebuilt:
         rebuilder = Rebuilder(self._log, self._queues, self._state.dropped_topics(), mark.position)
         if whole:
             return rebuilder.run(max(mark.position, self._log.start), on_record)

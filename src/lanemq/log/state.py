@@ -115,7 +115,7 @@ class DamageRow(NamedTuple):
     reason: str
 
 
-class Checkpoint(NamedTuple):
+class LogCheckpoint(NamedTuple):
     """A log position below which indexes and producer rows are complete; recovery starts there."""
 
     position: int
@@ -225,14 +225,14 @@ class State:
         """
         self._write("UPDATE dropped SET position = ?1 WHERE position > ?1", [(end,)], Sync.FULL)
 
-    def checkpoint(self) -> Checkpoint | None:
+    def checkpoint(self) -> LogCheckpoint | None:
         """The last checkpoint; None in a new folder."""
         rows = self.rows("SELECT position, last_store_time, clean FROM checkpoint")
-        return Checkpoint(rows[0][0], rows[0][1], bool(rows[0][2])) if rows else None
+        return LogCheckpoint(rows[0][0], rows[0][1], bool(rows[0][2])) if rows else None
 
     def save_checkpoint(
         self,
-        mark: Checkpoint,
+        mark: LogCheckpoint,
         queues: Iterable[QueueRow],
         producers: Iterable[ProducerRow] = (),
         gone_producers: Iterable[tuple[str, int, str]] = (),

@@ -71,7 +71,7 @@ class DataVersion(Body):
     timestamp: int = 0
 
 
-class TopicConfig(Body):
+class TopicConfigBody(Body):
     """One topic of a broker; also the answer to 351."""
 
     attributes: dict[str, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class TopicConfigTable(Body):
     """Answers 21."""
 
     data_version: DataVersion = field(default_factory=DataVersion)
-    topic_config_table: dict[str, TopicConfig] = field(default_factory=dict)
+    topic_config_table: dict[str, TopicConfigBody] = field(default_factory=dict)
 
 
 class SubscriptionGroupConfig(Body):

@@ -149,7 +149,7 @@ class ConsumerRunningInfo(QueueTableBody):
     value_type = ProcessQueueInfo
 
 
-class Connection(Body):
+class ClientConnection(Body):
     client_addr: str = ""
     client_id: str = ""
     language: str = "PYTHON"
@@ -159,7 +159,7 @@ class Connection(Body):
 class ConsumerConnection(Body):
     """Answers 203."""
 
-    connection_set: list[Connection] = field(default_factory=list)
+    connection_set: list[ClientConnection] = field(default_factory=list)
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = "CLUSTERING"
@@ -169,7 +169,7 @@ class ConsumerConnection(Body):
 class ProducerConnection(Body):
     """Answers 204."""
 
-    connection_set: list[Connection] = field(default_factory=list)
+    connection_set: list[ClientConnection] = field(default_factory=list)
 
 
 class ConsumerOffsetTable(Body):

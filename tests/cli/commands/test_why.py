@@ -20,7 +20,7 @@ from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue, Park
-from lanemq.core.consuming.views import LaneState
+from lanemq.core.consuming.views import LaneActivity
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
@@ -208,8 +208,8 @@ def told(lane: LaneStateAnswer | NoAnswer, pending: tuple[int, ...] = (5,)) -> s
     return KeyProgress("g", 1, QueueProgress(at, None, 700), 0, pending, lane=lane).waits_for
 
 
-@pytest.mark.parametrize("state", [state for state in LaneState if state is not LaneState.EMPTY])
-def test_every_state_has_a_sentence(state: LaneState) -> None:
+@pytest.mark.parametrize("state", [state for state in LaneActivity if state is not LaneActivity.EMPTY])
+def test_every_state_has_a_sentence(state: LaneActivity) -> None:
     lane = LaneStateAnswer(state=state.value, order="key", head=5, blocked_for=1_500, attempts=2, reason="E()")
     assert "offset 5" in told(lane)
     assert ", failed 2 times, blocked for 1.5 s: E()" in told(lane)

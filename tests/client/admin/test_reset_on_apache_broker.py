@@ -11,10 +11,10 @@ from lanemq.model.errors import UsageError
 from lanemq.model.units import QueueOffset
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
-from lanemq.wire.stats_bodies import Connection, ConsumerConnection
+from lanemq.wire.stats_bodies import ClientConnection, ConsumerConnection
 
 ONLINE = ConsumerConnection(
-    connection_set=[Connection(client_id="member", client_addr="", language="JAVA", version=473)]
+    connection_set=[ClientConnection(client_id="member", client_addr="", language="JAVA", version=473)]
 )
 Asked = list[tuple[int, dict[str, str]]]
 

@@ -20,7 +20,7 @@ from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.client.routing import BrokerRoute, TopicRoute
 from lanemq.core.brokering.lock_table import LockTable
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
-from lanemq.core.consuming.rebalance import Event
+from lanemq.core.consuming.rebalance import QueueEvent
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.errors import BrokerRefused, LaneError, LeaseLost, RequestTimedOut, TopicNotFound
 from lanemq.model.queue import MessageQueue
@@ -256,7 +256,7 @@ def assigned_queue(
     assigned = AssignedQueue(
         which, active, MessageSource(which, JsonCodec(), Epoch(1)), lease, times, lane=lane, start=start
     )
-    for event in (Event.GRANTED, Event.LOCATED) if lease else (Event.LOCATED,):
+    for event in (QueueEvent.GRANTED, QueueEvent.LOCATED) if lease else (QueueEvent.LOCATED,):
         assigned.lifecycle.happened(event, now=Millis(0))
     return assigned
 

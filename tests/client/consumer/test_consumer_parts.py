@@ -17,7 +17,7 @@ from lanemq.client.consumer.options import ConsumerOptions, StartFrom
 from lanemq.client.consumer.queues.offsets import FileOffsets
 from lanemq.client.consumer.tag_filter import tag_filter
 from lanemq.client.consumer.turns.handler import handler_call
-from lanemq.client.consumer.turns.send_back import DeadLetters
+from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.message import Message, MessageSource, find_key, read_messages
 from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.model.errors import BrokerRefused, InvalidOption, StorageError
@@ -182,8 +182,8 @@ class Wire:
         return Command(self._code, 0, remark="no")
 
 
-def letters(wire: Wire, **options: Any) -> DeadLetters:
-    return DeadLetters(ConsumerOptions(servers="h:1", group="g", clock=ManualClock(), **options), wire)  # type: ignore[arg-type]
+def letters(wire: Wire, **options: Any) -> DeadLetterSender:
+    return DeadLetterSender(ConsumerOptions(servers="h:1", group="g", clock=ManualClock(), **options), wire)  # type: ignore[arg-type]
 
 
 def failed(times: int) -> Message:

@@ -8,8 +8,8 @@ from lanemq.core.brokering.delay import (
     DelayQueueCursors,
     DueTimes,
     Route,
-    ToDeadLetter,
-    ToRetry,
+    RouteToDeadLetter,
+    RouteToRetry,
     delay_of,
     level_for_retry,
     route_retry_send,
@@ -42,14 +42,14 @@ def test_retry_level_is_three_plus_attempts_unless_asked_for(reconsume_times: in
 @pytest.mark.parametrize(
     ("times", "requested", "limit", "route"),
     [
-        (0, 0, 16, ToRetry(3, 1)),
-        (15, 0, 16, ToRetry(18, 16)),
-        (16, 0, 16, ToDeadLetter(17)),
-        (15, 0, None, ToRetry(18, 16)),
-        (16, 0, None, ToDeadLetter(17)),
-        (0, -1, 16, ToDeadLetter(1)),
-        (0, 0, 0, ToDeadLetter(1)),
-        (0, 5, 16, ToRetry(5, 1)),
+        (0, 0, 16, RouteToRetry(3, 1)),
+        (15, 0, 16, RouteToRetry(18, 16)),
+        (16, 0, 16, RouteToDeadLetter(17)),
+        (15, 0, None, RouteToRetry(18, 16)),
+        (16, 0, None, RouteToDeadLetter(17)),
+        (0, -1, 16, RouteToDeadLetter(1)),
+        (0, 0, 0, RouteToDeadLetter(1)),
+        (0, 5, 16, RouteToRetry(5, 1)),
     ],
 )
 def test_message_sent_back_is_retried_up_to_its_limit(
@@ -60,7 +60,7 @@ def test_message_sent_back_is_retried_up_to_its_limit(
 
 def test_a_message_that_always_fails_is_retried_sixteen_times() -> None:
     times, levels = 0, []
-    while isinstance(route := route_send_back(times, 0, None), ToRetry):
+    while isinstance(route := route_send_back(times, 0, None), RouteToRetry):
         levels.append(route.level)
         times = route.reconsume_times
     assert levels == list(range(3, 19))
@@ -70,17 +70,17 @@ def test_a_message_that_always_fails_is_retried_sixteen_times() -> None:
 @pytest.mark.parametrize(
     ("times", "limit", "ordered", "route"),
     [
-        (3, 3, False, ToRetry(6, 3)),
-        (4, 3, False, ToDeadLetter(4)),
+        (3, 3, False, RouteToRetry(6, 3)),
+        (4, 3, False, RouteToDeadLetter(4)),
         (
             3,
             3,
             True,
-            ToDeadLetter(3),
+            RouteToDeadLetter(3),
         ),  # clients before 5.1.3 send a count equal to the limit; without the lock rule they would retry for ever
-        (0, 3, True, ToDeadLetter(0)),
-        (16, None, False, ToRetry(18, 16)),
-        (17, None, False, ToDeadLetter(17)),
+        (0, 3, True, RouteToDeadLetter(0)),
+        (16, None, False, RouteToRetry(18, 16)),
+        (17, None, False, RouteToDeadLetter(17)),
     ],
 )
 def test_a_message_that_a_client_sends_to_its_retry_topic_is_retried_or_dead_lettered(

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from lanemq.core.brokering.parked_lanes import LaneName, Limits, Parked, ParkedLane, ParkedLanes
+from lanemq.core.brokering.parked_lanes import LaneName, Limits, Parked, ParkedLane, ParkedLaneTable
 from lanemq.core.parked_lane import Failure, LaneStatus
 from lanemq.model.units import Millis
 
@@ -17,24 +17,24 @@ NOW = Millis(5)
 K = LaneName("g", "t", 0, "k")
 
 
-def table(limits: Limits = ROOM) -> ParkedLanes:
-    return ParkedLanes(limits, serial=1_000)
+def table(limits: Limits = ROOM) -> ParkedLaneTable:
+    return ParkedLaneTable(limits, serial=1_000)
 
 
 def park(
-    lanes: ParkedLanes, *offsets: int, name: LaneName = K, failed: bool = True, again: int | None = None
+    lanes: ParkedLaneTable, *offsets: int, name: LaneName = K, failed: bool = True, again: int | None = None
 ) -> Parked:
     failure = FAILURE if failed else None
     return lanes.park(name, dict.fromkeys(offsets, 10), failure, now=NOW, again=again)
 
 
-def offsets(lanes: ParkedLanes, name: LaneName = K) -> list[int]:
+def offsets(lanes: ParkedLaneTable, name: LaneName = K) -> list[int]:
     lanes._check()
     lane = lanes.get(name)
     return [] if lane is None else list(lane.messages)
 
 
-def status(lanes: ParkedLanes) -> LaneStatus | None:
+def status(lanes: ParkedLaneTable) -> LaneStatus | None:
     lane = lanes.get(K)
     return None if lane is None else lane.status
 
@@ -260,7 +260,7 @@ STEPS = st.lists(
 )
 
 
-def restarted(lanes: ParkedLanes, limits: Limits) -> ParkedLanes:
+def restarted(lanes: ParkedLaneTable, limits: Limits) -> ParkedLaneTable:
     again = table(limits)
     again.restore(
         ParkedLane(

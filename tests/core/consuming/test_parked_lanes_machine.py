@@ -16,7 +16,7 @@ from tests.core.consuming.parked_lanes_fixture import (
     reconcile,
 )
 
-from lanemq.core.brokering.parked_lanes import LaneName, Limits, ParkedLanes
+from lanemq.core.brokering.parked_lanes import LaneName, Limits, ParkedLaneTable
 from lanemq.core.consuming.parked_lanes import LaneRequest, NextRequest, ParkedAtBroker, ParkRequest, RedriveRequest
 from lanemq.core.consuming.runs import FAILED, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
@@ -29,7 +29,7 @@ from lanemq.model.units import Millis
 class World:
     """One queue of a broker, and the member that owns it."""
 
-    lanes: ParkedLanes
+    lanes: ParkedLaneTable
     scheduler: LaneScheduler[M]
     log: list[str]
     committed: int = 0
@@ -201,7 +201,7 @@ STEPS = st.lists(
 
 
 def new_world() -> World:
-    return World(ParkedLanes(Limits(4, 6, 1_000), serial=1), member(), ["k", "j", "k", "k", "j"])
+    return World(ParkedLaneTable(Limits(4, 6, 1_000), serial=1), member(), ["k", "j", "k", "k", "j"])
 
 
 @settings(max_examples=250, deadline=None)

@@ -9,7 +9,7 @@ from tests.core.consuming.scheduler_fixture import Msg, Q, SchedulerFixture, off
 
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.consuming.runs import DONE, FAILED, SLICE_PAUSE, STOPPED, LaneRun, Order, Why, pass_finished
-from lanemq.core.consuming.views import LaneState
+from lanemq.core.consuming.views import LaneActivity
 from lanemq.model.errors import UsageError
 from lanemq.model.units import QueueOffset
 
@@ -82,13 +82,13 @@ def test_viewing_a_single_message_changes_nothing() -> None:
     made.assign(Q, "a", "b")
     asked = made.scheduler.view(Q, "a", now=made.now)
     assert asked is not None
-    assert (asked.state, asked.head, asked.waiting) == (LaneState.READY, 0, 1)
+    assert (asked.state, asked.head, asked.waiting) == (LaneActivity.READY, 0, 1)
     runs = taken(made, 100)
     assert [offsets(each) for each in runs] == [[0], [1]]
     for key in "ab":
         running = made.scheduler.view(Q, key, now=made.now)
         assert running is not None
-        assert (running.state, running.waiting) == (LaneState.RUNNING, 1)
+        assert (running.state, running.waiting) == (LaneActivity.RUNNING, 1)
     made.scheduler.finish_done(runs, now=made.now)
     assert (made.scheduler.committable(Q), taken(made, 100)) == (2, [])
 
@@ -99,7 +99,7 @@ def test_a_key_that_has_run_leaves_nothing_behind() -> None:
     made.scheduler.finish_done(taken(made, 1_000), now=made.now)
     view = made.scheduler.view(Q, "key-7", now=made.now)
     assert view is not None
-    assert view.state is LaneState.EMPTY
+    assert view.state is LaneActivity.EMPTY
 
 
 @given(st.sets(st.integers(0, 30)), st.permutations(range(12)), st.integers(0, 12))

@@ -8,7 +8,7 @@ from lanemq.core.consuming.keyed_queue import FOLD_AT
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue, Park
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, NOT_LEASED, LaneOptions, LaneRun, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.views import LaneState, LaneView
+from lanemq.core.consuming.views import LaneActivity, LaneView
 from lanemq.model.units import Millis, QueueOffset
 
 NOW = Millis(1_000)
@@ -37,33 +37,33 @@ def seen(scheduler: LaneScheduler[Msg], key: str, now: int = NOW) -> LaneView:
 
 def test_a_lane_is_ready_then_running_then_held_then_empty() -> None:
     scheduler = laid()
-    assert (seen(scheduler, "a").state, seen(scheduler, "a").waiting) == (LaneState.READY, 2)
+    assert (seen(scheduler, "a").state, seen(scheduler, "a").waiting) == (LaneActivity.READY, 2)
     run = begin(scheduler)
-    assert (seen(scheduler, "a").state, seen(scheduler, "a").head) == (LaneState.RUNNING, 0)
+    assert (seen(scheduler, "a").state, seen(scheduler, "a").head) == (LaneActivity.RUNNING, 0)
     scheduler.finish(run, FAILED, now=NOW)
     held = seen(scheduler, "a")
-    assert (held.state, held.head, held.attempts, held.until) == (LaneState.HELD, 0, 1, 1_500)
-    assert seen(scheduler, "b").state is LaneState.READY, "nobody else waits"
-    assert seen(scheduler, "never-sent").state is LaneState.EMPTY
+    assert (held.state, held.head, held.attempts, held.until) == (LaneActivity.HELD, 0, 1, 1_500)
+    assert seen(scheduler, "b").state is LaneActivity.READY, "nobody else waits"
+    assert seen(scheduler, "never-sent").state is LaneActivity.EMPTY
 
 
 def test_a_lane_is_ready_as_soon_as_its_hold_is_over() -> None:
     scheduler = laid()
     scheduler.finish(begin(scheduler), FAILED, now=NOW)
-    assert seen(scheduler, "a", NOW + 500).state is LaneState.READY
+    assert seen(scheduler, "a", NOW + 500).state is LaneActivity.READY
 
 
 def test_a_parked_lane_is_shown_as_parked() -> None:
     scheduler = laid(HoldKey(retries=0, then=Park(at_broker=False)))
     scheduler.finish(begin(scheduler), FAILED, now=NOW)
-    assert seen(scheduler, "a").state is LaneState.PARKED
+    assert seen(scheduler, "a").state is LaneActivity.PARKED
 
 
 def test_with_order_by_queue_every_key_shows_the_one_lane() -> None:
     scheduler = laid(HoldQueue(suspend=0.7), Order.QUEUE)
     scheduler.finish(begin(scheduler), FAILED, now=NOW)
     view = seen(scheduler, "b")
-    assert (view.state, view.head, view.until, view.waiting) == (LaneState.HELD, 0, 1_700, 3)
+    assert (view.state, view.head, view.until, view.waiting) == (LaneActivity.HELD, 0, 1_700, 3)
 
 
 @pytest.mark.parametrize("what", ["lease", "hand-over"])
@@ -73,7 +73,7 @@ def test_a_lane_shows_why_its_queue_may_not_run(what: str) -> None:
         scheduler.set_usable_until(Q, NOT_LEASED)
     else:
         scheduler.drain(Q)
-    assert seen(scheduler, "a").state is (LaneState.UNLEASED if what == "lease" else LaneState.LEAVING)
+    assert seen(scheduler, "a").state is (LaneActivity.UNLEASED if what == "lease" else LaneActivity.LEAVING)
 
 
 def test_a_queue_that_is_not_assigned_has_no_view() -> None:

@@ -13,7 +13,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import GroupNotFound, LeaseLost
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.spark.group.member_calls import MemberCalls
-from lanemq.spark.group.membership import Membership
+from lanemq.spark.group.membership import DriverMembership
 from lanemq.spark.offsets import Bounds
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import ResponseCode
@@ -49,7 +49,7 @@ def owners(address: str, group: str) -> dict[int, str]:
         return {lease.queue.queue_id: lease.owner for lease in admin.locks(group)}
 
 
-def membership_of(query: Query) -> Membership:
+def membership_of(query: Query) -> DriverMembership:
     membership = query.reader._driver._membership
     assert membership is not None
     return membership

@@ -9,7 +9,7 @@ from tests.spark.spark_driver import Query, send, values
 from lanemq.client.admin.admin import Admin
 from lanemq.model.units import Millis
 from lanemq.spark.group.member_calls import MemberCalls
-from lanemq.spark.group.membership import Membership
+from lanemq.spark.group.membership import DriverMembership
 from lanemq.spark.read.partition_reader import DataLost
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -41,7 +41,7 @@ def query(broker: EmbeddedBroker, topic: str, other: str, group: str) -> Iterato
         yield query
 
 
-def membership_of(query: Query) -> Membership:
+def membership_of(query: Query) -> DriverMembership:
     membership = query.reader._driver._membership
     assert membership is not None
     return membership

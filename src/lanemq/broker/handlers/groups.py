@@ -18,7 +18,7 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ConsumerListHeader, UnregisterHeader
 from lanemq.wire.route_bodies import SubscriptionGroupConfig, SubscriptionGroupTable
-from lanemq.wire.stats_bodies import Connection, ProducerConnection
+from lanemq.wire.stats_bodies import ClientConnection, ProducerConnection
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,9 @@ class GroupHandler:
         for connection, (client_id, language, version) in self._producers.get(group, {}).items():
             known = self._parts.notices.peer(connection)
             address = "" if known is None else str(known.remote)
-            connections.append(Connection(client_id=client_id, client_addr=address, language=language, version=version))
+            connections.append(
+                ClientConnection(client_id=client_id, client_addr=address, language=language, version=version)
+            )
         if not connections:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
         answer(peer, request, {}, ProducerConnection(connection_set=connections).encode())

@@ -5,7 +5,7 @@ from functools import partial
 from lanemq.broker.dispatch import Handler, answer_saved
 from lanemq.broker.parts import Parts
 from lanemq.broker.routing import SendRoute, route_delayed
-from lanemq.core.brokering.delay import ToDeadLetter, route_send_back
+from lanemq.core.brokering.delay import RouteToDeadLetter, route_send_back
 from lanemq.log.appender import NewRecord
 from lanemq.model.errors import BrokerRefused, CorruptRecord
 from lanemq.model.names import check_group
@@ -36,7 +36,7 @@ class RetryHandler:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}") from error
         limit = self._parts.max_retries(group, header.max_reconsume_times)
         route = route_send_back(record.reconsume_times, header.delay_level, limit)
-        level = None if isinstance(route, ToDeadLetter) else route.level
+        level = None if isinstance(route, RouteToDeadLetter) else route.level
         target = self._target(group, self._properties(header, record), level)
         item = _copy(record, target.properties, route.reconsume_times)
         size = len(item.body) + len(item.properties) + 128

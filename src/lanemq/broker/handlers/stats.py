@@ -13,7 +13,7 @@ from lanemq.wire.command import VERSION, Command
 from lanemq.wire.headers import ConsumerListHeader
 from lanemq.wire.route_bodies import GroupList, KVTable
 from lanemq.wire.stats_bodies import (
-    Connection,
+    ClientConnection,
     ConsumeOffset,
     ConsumerConnection,
     ConsumerOffsetTable,
@@ -85,7 +85,7 @@ class StatsHandler:
         if view is None:
             raise GroupNotFound(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group [{group}] is not online")
         connections = [
-            Connection(
+            ClientConnection(
                 client_id=self._parts.members.client_of(number) or "",
                 client_addr=str(connected.remote),
                 version=VERSION,

@@ -97,8 +97,8 @@ class TopicHandler:
         answer(peer, request)
 
 
-def _describe(topic: TopicConfig) -> route_bodies.TopicConfig:
-    return route_bodies.TopicConfig(
+def _describe(topic: TopicConfig) -> route_bodies.TopicConfigBody:
+    return route_bodies.TopicConfigBody(
         topic_name=topic.name,
         read_queue_nums=topic.read_queues,
         write_queue_nums=topic.write_queues,

@@ -15,7 +15,7 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.broker.storage.group_commit import GroupCommit, LogThread
 from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
-from lanemq.core.brokering.dedup import ProducerRow, ProducerTable, Run, Unsaved
+from lanemq.core.brokering.dedup import ProducerRow, ProducerTable, SequenceRun, Unsaved
 from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors
 from lanemq.core.brokering.group_offsets import GroupOffsets, OffsetRow
 from lanemq.core.brokering.lock_table import LeaseRow
@@ -188,7 +188,7 @@ def producer_row(row: ProducerRow) -> state.ProducerRow:
 
 def restored_producer(row: state.ProducerRow) -> ProducerRow:
     epoch, next_sequence, last_stored, runs = msgspec.json.decode(row.state)
-    known = tuple(Run(sequence, QueueOffset(offset), count) for sequence, offset, count in runs)
+    known = tuple(SequenceRun(sequence, QueueOffset(offset), count) for sequence, offset, count in runs)
     return ProducerRow(row.topic, row.queue_id, row.producer, epoch, next_sequence, last_stored, known)
 
 

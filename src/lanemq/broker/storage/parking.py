@@ -12,7 +12,7 @@ from typing import TypeAlias
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.recording import Recording
 from lanemq.broker.storage.group_commit import LogThread
-from lanemq.core.brokering.parked_lanes import LaneName, Limits, ParkedLane, ParkedLanes
+from lanemq.core.brokering.parked_lanes import LaneName, Limits, ParkedLane, ParkedLaneTable
 from lanemq.core.parked_lane import Failure, LaneStatus
 from lanemq.log.parked_rows import LaneId, LaneRow, ParkedChange, ParkedRows
 from lanemq.log.state import State
@@ -32,7 +32,7 @@ class Parking:
         self, options: BrokerOptions, state: State, thread: LogThread, recording: Recording, wall: int
     ) -> None:
         limits = Limits(options.max_parked_lane, options.max_parked_messages, options.max_parked_bytes)
-        self.lanes = ParkedLanes(limits, serial=wall)
+        self.lanes = ParkedLaneTable(limits, serial=wall)
         self.rows = ParkedRows(state)
         self._thread = thread
         self._recording = recording

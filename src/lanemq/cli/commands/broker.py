@@ -23,7 +23,7 @@ import click
 
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
-from lanemq.cli.options import Failed, parse_duration
+from lanemq.cli.options import CliError, parse_duration
 from lanemq.net.address import parse_address
 from lanemq.net.freed_memory import keep_freed_memory
 from lanemq.net.server_tls import ServerTls, TlsMode
@@ -198,18 +198,18 @@ def _usable_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Failed(f"--data {path} cannot be created: {error.strerror}; choose another folder") from error
+        raise CliError(f"--data {path} cannot be created: {error.strerror}; choose another folder") from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise Failed(f"--data {path} is not writable for this user: change its owner, or choose another folder")
+        raise CliError(f"--data {path} is not writable for this user: change its owner, or choose another folder")
     return path
 
 
-def _start_failed(error: OSError, options: BrokerOptions) -> Failed:
+def _start_failed(error: OSError, options: BrokerOptions) -> CliError:
     if isinstance(error, socket.gaierror) or error.errno in UNKNOWN_HOST:
-        return Failed(f"--listen {options.listen}: unknown host; use an address of this machine")
+        return CliError(f"--listen {options.listen}: unknown host; use an address of this machine")
     if error.errno in BIND_ERRORS:
-        return Failed(f"cannot listen on {options.listen}: {BIND_ERRORS[error.errno]}")
-    return Failed(f"cannot start on {options.listen} with data in {options.data}: {error}")
+        return CliError(f"cannot listen on {options.listen}: {BIND_ERRORS[error.errno]}")
+    return CliError(f"cannot start on {options.listen} with data in {options.data}: {error}")
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import click
 
-from lanemq.cli.options import FIRST, LAST, Failed, WrongUsage, asks_server, parse_time
+from lanemq.cli.options import FIRST, LAST, CliError, WrongUsage, asks_server, parse_time
 from lanemq.cli.output import Grid, duration_text, plural, show
 from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.admin.admin import Admin, Position
@@ -109,7 +109,7 @@ def reset(
         if not plan:
             raise WrongUsage(f"topic {topic} has no queue {number}; see lanemq topic describe {topic}")
         if members and not dry_run and not yes:
-            raise Failed(
+            raise CliError(
                 f"group {group} has {plural(members, 'member')} online, which may process messages twice: stop them "
                 f"first, or repeat the command with --yes (--dry-run shows what would change)"
             )
@@ -119,10 +119,10 @@ def reset(
 
 
 def existing_group(admin: Admin, name: str) -> GroupDescription:
-    """The group's description. Raises `Failed` for an unknown group, which a broker describes as an empty one."""
+    """The group's description. Raises `CliError` for an unknown group, which a broker describes as an empty one."""
     found = admin.describe_group(name)
     if not found.members and not found.queues and name not in admin.groups():
-        raise Failed(f"group {name!r} is unknown: it has no offsets and no member is online; see lanemq group list")
+        raise CliError(f"group {name!r} is unknown: it has no offsets and no member is online; see lanemq group list")
     return found
 
 

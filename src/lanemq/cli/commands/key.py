@@ -13,7 +13,7 @@ import click
 from lanemq.cli.commands.group import queue_progress
 from lanemq.cli.commands.lane_reason import KeyProgress
 from lanemq.cli.commands.parked import lane_document
-from lanemq.cli.options import Failed, asks_server
+from lanemq.cli.options import CliError, asks_server
 from lanemq.cli.output import Grid, body_for_json, duration_text, plural, printable, short_text, show
 from lanemq.cli.topic_reader import MAX_FOUND, TopicReader
 from lanemq.client.admin.admin import Admin
@@ -86,7 +86,7 @@ def key_facts(key: str, topic: str | None, group: str | None, server: str) -> Ke
         found = (_key_progress(admin, name, server, queue, key, messages) for name in names)
         groups = _with_parked([each for each in found if each is not None], key, queue, server)
     if group and not groups:
-        raise Failed(f"group {group!r} has no offset in queue {queue.queue_id} of {topic}; see lanemq group list")
+        raise CliError(f"group {group!r} has no offset in queue {queue.queue_id} of {topic}; see lanemq group list")
     return KeyFacts(key, queue, hashed, messages, groups)
 
 
@@ -94,9 +94,9 @@ def _topic_of(key: str, server: str) -> str:
     with Admin(server) as admin:
         topics = [topic for topic in admin.topics() if admin.find_key(topic, key, limit=1)]
     if not topics:
-        raise Failed(f"no topic has messages of key {key!r}; --topic TOPIC shows the queue that they would go to")
+        raise CliError(f"no topic has messages of key {key!r}; --topic TOPIC shows the queue that they would go to")
     if len(topics) > 1:
-        raise Failed(f"several topics have messages of key {key!r}: choose one with --topic ({', '.join(topics)})")
+        raise CliError(f"several topics have messages of key {key!r}: choose one with --topic ({', '.join(topics)})")
     return topics[0]
 
 

@@ -12,7 +12,7 @@ from lanemq.cli.output import cell, duration_text, plural, wall_time
 from lanemq.client.admin.parked import ParkedLaneView
 from lanemq.client.admin.views import NoAnswer
 from lanemq.core.consuming.runs import Order
-from lanemq.core.consuming.views import LaneState
+from lanemq.core.consuming.views import LaneActivity
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.wire.lane_bodies import LaneStateAnswer
 
@@ -75,8 +75,8 @@ def _parked(lane: ParkedLaneView) -> str:
 
 
 def _owner_says(lane: LaneStateAnswer, pending: tuple[int, ...]) -> str:
-    state = LaneState(lane.state)
-    if state is LaneState.EMPTY:
+    state = LaneActivity(lane.state)
+    if state is LaneActivity.EMPTY:
         return _not_fetched(lane, pending)
     return _blocked_by(lane, pending) + _STATES[state](lane)
 
@@ -130,13 +130,13 @@ def _ready(lane: LaneStateAnswer) -> str:
 
 
 _STATES = {
-    LaneState.RUNNING: _running,
-    LaneState.HELD: _held,
-    LaneState.QUEUE_HELD: _queue_held,
-    LaneState.PARKED: _parked_here,
-    LaneState.UNLEASED: _unleased,
-    LaneState.LEAVING: _leaving,
-    LaneState.READY: _ready,
+    LaneActivity.RUNNING: _running,
+    LaneActivity.HELD: _held,
+    LaneActivity.QUEUE_HELD: _queue_held,
+    LaneActivity.PARKED: _parked_here,
+    LaneActivity.UNLEASED: _unleased,
+    LaneActivity.LEAVING: _leaving,
+    LaneActivity.READY: _ready,
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from lanemq.cli.options import Failed, WrongUsage, asks_server
+from lanemq.cli.options import CliError, WrongUsage, asks_server
 from lanemq.cli.output import Grid, body_for_json, plural, short_text, show, wall_time
 from lanemq.client.admin.parked import ANY_KEY, AnyKey, ParkedAdmin, ParkedLaneView
 from lanemq.client.message import MAX_BODY_BYTES
@@ -155,7 +155,9 @@ def discard(
             return
         if not yes:
             count = sum(lane.messages if limit is None else min(limit, lane.messages) for lane in lanes)
-            raise Failed(f"{plural(count, 'message')} would be discarded: check with --dry-run, then repeat with --yes")
+            raise CliError(
+                f"{plural(count, 'message')} would be discarded: check with --dry-run, then repeat with --yes"
+            )
         gone = [(lane, admin.discard(lane, _through(admin, lane, limit))) for lane in lanes]
     show(
         as_json,
@@ -174,10 +176,10 @@ def _wanted_key(key: str | None, keyless: bool, every: bool | None) -> str | Any
 def _chosen(admin: ParkedAdmin, group: str, topic: str | None, key: str | AnyKey | None) -> list[ParkedLaneView]:
     lanes = admin.lanes(group, topic, key)
     if not lanes:
-        raise Failed(f"{_none_parked(group, topic, key)}; see lanemq parked list")
+        raise CliError(f"{_none_parked(group, topic, key)}; see lanemq parked list")
     if not isinstance(key, AnyKey) and len(lanes) > 1:
         topics = ", ".join(sorted({lane.queue.topic for lane in lanes}))
-        raise Failed(f"key {key!r} is parked more than once: choose a topic with --topic ({topics}), or use --all")
+        raise CliError(f"key {key!r} is parked more than once: choose a topic with --topic ({topics}), or use --all")
     return lanes
 
 

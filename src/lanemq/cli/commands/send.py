@@ -9,7 +9,7 @@ from typing import BinaryIO, NamedTuple
 
 import click
 
-from lanemq.cli.options import Failed, as_failure, asks_server
+from lanemq.cli.options import CliError, as_failure, asks_server
 from lanemq.cli.output import Grid, plural, show, without_log
 from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
@@ -103,7 +103,7 @@ class Stopped(LaneError):
         self._stored = stored
         self._after = [each for each in stored if each > number]
 
-    def failure(self) -> Failed:
+    def failure(self) -> CliError:
         """The error in one line: cause, what is stored, where to resume."""
         here = f"{self._noun} {self._number}"
         plain = as_failure(self.error, f"{here}: ")

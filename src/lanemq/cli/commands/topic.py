@@ -2,7 +2,7 @@
 
 import click
 
-from lanemq.cli.options import Failed, asks_server
+from lanemq.cli.options import CliError, asks_server
 from lanemq.cli.output import Grid, plural, show, wall_time
 from lanemq.client.admin.admin import DEFAULT_QUEUES, Admin
 from lanemq.client.admin.views import QueueBounds, TopicDescription
@@ -131,7 +131,7 @@ def _refuse_unordered_messages(admin: Admin, name: str) -> None:
     except TopicNotFound:
         return
     if messages := 0 if found.ordered else _messages(found):
-        raise Failed(
+        raise CliError(
             f"topic {name} is not ordered and holds {plural(messages, 'message')}, which newer messages "
             f"could overtake; nothing was changed. Use another name, delete the topic first, or use --force"
         )
@@ -142,7 +142,7 @@ def _existing(admin: Admin, name: str) -> TopicDescription:
     try:
         return admin.describe_topic(name)
     except TopicNotFound as error:
-        raise Failed(f"topic {name!r} does not exist; see lanemq topic list") from error
+        raise CliError(f"topic {name!r} does not exist; see lanemq topic list") from error
 
 
 def _messages(found: TopicDescription) -> int:

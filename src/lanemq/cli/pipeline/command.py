@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lanemq.cli.options import Failed, WrongUsage, json_option
+from lanemq.cli.options import CliError, WrongUsage, json_option
 from lanemq.cli.output import Grid, show
 from lanemq.cli.pipeline.dead_letters import dead_letters
 from lanemq.cli.pipeline.loading import pipeline_security_options, refused, secured, with_flags
@@ -40,7 +40,7 @@ class NeedsSpark(click.Group):
             package = (missing.name or "").partition(".")[0]
             if package not in ("pyspark", "pyarrow", "numpy", "deltalake"):
                 raise
-            raise Failed(f"pipelines need {package}: pip install 'lanemq[spark]', and Java 17 or newer") from missing
+            raise CliError(f"pipelines need {package}: pip install 'lanemq[spark]', and Java 17 or newer") from missing
 
 
 @click.group(cls=NeedsSpark)
@@ -167,7 +167,7 @@ def check(file: Path, as_json: bool) -> None:
 def _end(reports: list[str], failed: bool, quiet: bool) -> None:
     """Prints what the run did not process, as an error if it counts as a failure."""
     if failed:
-        raise Failed("; ".join(reports))
+        raise CliError("; ".join(reports))
     for each in reports if not quiet else ():
         click.echo(each, err=True)
 

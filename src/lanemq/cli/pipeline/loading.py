@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
-from lanemq.cli.options import Failed, errors_name_flags
+from lanemq.cli.options import CliError, errors_name_flags
 from lanemq.cli.security import with_security_options
 from lanemq.model import environment
 from lanemq.model.errors import UsageError
@@ -85,7 +85,7 @@ def refused() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise Failed(str(error)) from error
+        raise CliError(str(error)) from error
 
 
 def secured(source: "Topic") -> "Topic":

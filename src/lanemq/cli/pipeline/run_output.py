@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
-from lanemq.cli.options import Failed, with_advice
+from lanemq.cli.options import CliError, with_advice
 from lanemq.cli.output import Grid, duration_text, plural, table_of, to_json, wall_time
 from lanemq.clock import SystemClock
 from lanemq.model.errors import ConnectFailed, TlsFailed
@@ -137,7 +137,7 @@ def failures_in_one_line(spark_log: Path | None, traceback: bool) -> Iterator[No
             click.echo(error.trace, err=True)
         hints = [] if traceback else ["--traceback shows all"]
         hints += [f"Spark's output: {spark_log}"] if spark_log is not None and spark_log.exists() else []
-        raise Failed(f"{error}" + (f" ({'; '.join(hints)})" if hints else "")) from error
+        raise CliError(f"{error}" + (f" ({'; '.join(hints)})" if hints else "")) from error
     except TlsFailed:
         raise
     except ConnectFailed as error:
@@ -145,7 +145,7 @@ def failures_in_one_line(spark_log: Path | None, traceback: bool) -> Iterator[No
             " Start a broker with `lanemq broker --data DIR`, or correct servers (--servers); the source's option "
             "brokerWait sets how long the pipeline waits for the broker (default 60s)"
         )
-        raise Failed(with_advice(error, advice)) from error
+        raise CliError(with_advice(error, advice)) from error
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from lanemq.client.consumer.signals import TERMINATION
 from lanemq.client.consumer.turns.history import group_in_history, recorded
 from lanemq.client.consumer.turns.metrics import ConsumerCounts
 from lanemq.client.consumer.turns.scheduler import Scheduler
-from lanemq.client.consumer.turns.send_back import DeadLetters
+from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription, retry_subscription
 from lanemq.client.consumer.turns.workers import OverdueRuns, RunReporter, TaskWorkers, ThreadWorkers
 from lanemq.client.identity import new_client_id
@@ -91,7 +91,7 @@ class ConsumerEngine:
             each.topic: ActiveSubscription(each, options.clock, shared) for each in self._with_retries(subscriptions)
         }
         self._pool, self._routes, calls, self.heartbeat = connect(self)
-        self.dead_letters = DeadLetters(options, calls)
+        self.dead_letters = DeadLetterSender(options, calls)
         self.reporter = RunReporter(options.group, self.dead_letters, options.history)
 
         # What happens to a queue, in this order: rebalance, lease, pull, offsets and parked lanes, hand-over.

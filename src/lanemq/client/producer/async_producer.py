@@ -15,7 +15,7 @@ from typing import Self, TypeAlias, Unpack
 from lanemq.client.producer.base import (
     CLOSE_SPARE_SECONDS,
     TICK_SECONDS,
-    AsyncBatch,
+    AsyncBatchBlock,
     ProducerBase,
     SendArguments,
     buffer_full,
@@ -120,9 +120,9 @@ class AsyncProducer(ProducerBase):
             self._empty_inbox()
             self._engine.call_ended(waiter, interrupted=interrupted)
 
-    def batch(self, topic: str) -> AsyncBatch:
+    def batch(self, topic: str) -> AsyncBatchBlock:
         """`async with producer.batch("orders") as batch: batch.add(value, key=...)` sends all at the end."""
-        return AsyncBatch(self, topic)
+        return AsyncBatchBlock(self, topic)
 
     async def flush(self) -> None:
         """Waits until everything accepted so far is stored or has failed; not for later messages."""

@@ -231,7 +231,7 @@ class _Collected:
         self._messages.append(Outgoing(value, key, **arguments))
 
 
-class Batch(_Collected):
+class BatchBlock(_Collected):
     """`with producer.batch("orders") as batch`; `batch.receipts` afterwards. Sends nothing if the block raises."""
 
     def __init__(self, producer: "_SendsMany", topic: str) -> None:
@@ -246,8 +246,8 @@ class Batch(_Collected):
             self.receipts = self._producer.send_many(self._topic, self._messages)
 
 
-class AsyncBatch(_Collected):
-    """`async with producer.batch("orders") as batch`; as `Batch`."""
+class AsyncBatchBlock(_Collected):
+    """`async with producer.batch("orders") as batch`; as `BatchBlock`."""
 
     def __init__(self, producer: "_SendsManyAsync", topic: str) -> None:
         super().__init__(topic)

@@ -17,7 +17,7 @@ from typing import Self, Unpack
 from lanemq.client.producer.base import (
     CLOSE_SPARE_SECONDS,
     TICK_SECONDS,
-    Batch,
+    BatchBlock,
     ProducerBase,
     SendArguments,
     buffer_full,
@@ -128,9 +128,9 @@ class Producer(ProducerBase):
             with self._lock:
                 self._engine.call_ended(waiter, interrupted=interrupted)
 
-    def batch(self, topic: str) -> Batch:
+    def batch(self, topic: str) -> BatchBlock:
         """`with producer.batch("orders") as batch: batch.add(value, key=...)` sends all at the end of the block."""
-        return Batch(self, topic)
+        return BatchBlock(self, topic)
 
     def flush(self) -> None:
         """Waits until everything accepted so far is stored or has failed; not for later messages."""

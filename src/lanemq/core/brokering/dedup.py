@@ -74,7 +74,7 @@ _FRESH = Fresh()
 Judgement: TypeAlias = Fresh | Duplicate | Gap | Fenced
 
 
-class Run(NamedTuple):
+class SequenceRun(NamedTuple):
     """Messages with consecutive sequences and offsets. Adjacent batches are merged into one run."""
 
     sequence: int
@@ -91,7 +91,7 @@ class ProducerRow(NamedTuple):
     epoch: int
     next_sequence: int
     last_stored: Millis
-    runs: tuple[Run, ...]
+    runs: tuple[SequenceRun, ...]
 
 
 class Unsaved(NamedTuple):
@@ -112,7 +112,7 @@ class _Producer:
         self.last_stored = Millis(0)
         self.idle_since: Millis | None = None
         """Monotonic; None if it has stored something since the last `expire`."""
-        self.runs: list[Run] = []
+        self.runs: list[SequenceRun] = []
 
     def stored(self, sequence: int, count: int, offset: QueueOffset, at: Millis) -> None:
         last = self.runs[-1] if self.runs else None
@@ -120,9 +120,9 @@ class _Producer:
             last.sequence + last.length,
             last.offset + last.length,
         ):
-            self.runs[-1] = Run(last.sequence, last.offset, last.length + count)
+            self.runs[-1] = SequenceRun(last.sequence, last.offset, last.length + count)
         else:
-            self.runs.append(Run(sequence, offset, count))
+            self.runs.append(SequenceRun(sequence, offset, count))
             del self.runs[:-MAX_RUNS]
         self.next_sequence = sequence + count
         self.last_stored = max(self.last_stored, at)

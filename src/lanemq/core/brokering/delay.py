@@ -39,7 +39,7 @@ MAX_STEP_MS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class ToRetry:
+class RouteToRetry:
     """To the group's retry topic after the delay of `level`, with this count of attempts."""
 
     level: int
@@ -47,13 +47,13 @@ class ToRetry:
 
 
 @dataclass(frozen=True, slots=True)
-class ToDeadLetter:
+class RouteToDeadLetter:
     """To the group's dead-letter topic, without delay: a delay level in its properties must be removed."""
 
     reconsume_times: int
 
 
-Route: TypeAlias = ToRetry | ToDeadLetter
+Route: TypeAlias = RouteToRetry | RouteToDeadLetter
 
 
 def capped(level: int) -> int:
@@ -78,8 +78,8 @@ def route_send_back(reconsume_times: int, requested: int, max_retries: int | Non
     """
     limit = MAX_RETRIES if max_retries is None else max_retries
     if requested < 0 or reconsume_times >= limit:
-        return ToDeadLetter(reconsume_times + 1)
-    return ToRetry(level_for_retry(reconsume_times, requested), reconsume_times + 1)
+        return RouteToDeadLetter(reconsume_times + 1)
+    return RouteToRetry(level_for_retry(reconsume_times, requested), reconsume_times + 1)
 
 
 def route_retry_send(reconsume_times: int, max_retries: int | None, *, requested: int, group_holds_lock: bool) -> Route:
@@ -90,8 +90,8 @@ def route_retry_send(reconsume_times: int, max_retries: int | None, *, requested
     """
     limit = MAX_RETRIES if max_retries is None else max_retries
     if group_holds_lock or reconsume_times > limit:
-        return ToDeadLetter(reconsume_times)
-    return ToRetry(level_for_retry(reconsume_times, requested), reconsume_times)
+        return RouteToDeadLetter(reconsume_times)
+    return RouteToRetry(level_for_retry(reconsume_times, requested), reconsume_times)
 
 
 class DueTimes:

@@ -84,7 +84,7 @@ class Parked(NamedTuple):
     """The lane after the request; None if it does not exist, because it was emptied or nothing fitted."""
 
 
-class ParkedLanes:
+class ParkedLaneTable:
     """All parked lanes of one broker."""
 
     def __init__(self, limits: Limits, *, serial: int) -> None:

@@ -16,7 +16,7 @@ from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.parked_lanes import LocalParkedLanes
 from lanemq.core.consuming.process_queue import ProcessQueue
 from lanemq.core.consuming.runs import Lane, LaneOrRun, LaneRun, M, Order, RunPermit
-from lanemq.core.consuming.views import LaneState, LaneView, QueueView
+from lanemq.core.consuming.views import LaneActivity, LaneView, QueueView
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import Failure
 from lanemq.model.errors import UsageError
@@ -145,7 +145,7 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
         """What the lane of a key is doing; `timers` are those of this queue."""
         lane = self.lane(key)
         if lane is None:
-            return LaneView(LaneState.EMPTY, self.order, self.committable, self.next_offset)
+            return LaneView(LaneActivity.EMPTY, self.order, self.committable, self.next_offset)
         head, waiting = self.waiting_in(lane)
         until = min((when for when, held in timers if held is lane and when > now), default=None)
         state = self._lane_state(lane, until, now, empty=head is None)
@@ -156,22 +156,22 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
             next_offset=self.next_offset,
             head=head,
             attempts=0 if head is None else self.failures.get(head, 0),
-            until=self.held_until if state is LaneState.QUEUE_HELD else until,
+            until=self.held_until if state is LaneActivity.QUEUE_HELD else until,
             waiting=waiting,
         )
 
-    def _lane_state(self, lane: Lane[M], until: Millis | None, now: Millis, *, empty: bool) -> LaneState:
+    def _lane_state(self, lane: Lane[M], until: Millis | None, now: Millis, *, empty: bool) -> LaneActivity:
         """The first reason that applies explains why the lane waits; a run in progress comes before all of them."""
         reasons = (
-            (LaneState.RUNNING, lane.run is not None),
-            (LaneState.PARKED, self.is_parked(lane)),
-            (LaneState.EMPTY, empty),
-            (LaneState.LEAVING, self.withdrawn),
-            (LaneState.UNLEASED, now >= self.usable_until),
-            (LaneState.QUEUE_HELD, now < self.held_until),
-            (LaneState.HELD, until is not None),
+            (LaneActivity.RUNNING, lane.run is not None),
+            (LaneActivity.PARKED, self.is_parked(lane)),
+            (LaneActivity.EMPTY, empty),
+            (LaneActivity.LEAVING, self.withdrawn),
+            (LaneActivity.UNLEASED, now >= self.usable_until),
+            (LaneActivity.QUEUE_HELD, now < self.held_until),
+            (LaneActivity.HELD, until is not None),
         )
-        return next((state for state, applies in reasons if applies), LaneState.READY)
+        return next((state for state, applies in reasons if applies), LaneActivity.READY)
 
 
 class WholeQueue(LaneQueue[M]):

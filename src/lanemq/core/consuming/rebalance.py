@@ -44,7 +44,7 @@ def queue_changes(have: Collection[MessageQueue], want: Collection[MessageQueue]
     return QueueChanges(tuple(sorted(have - want)), tuple(sorted(want - have)), tuple(sorted(have & want)))
 
 
-class Stage(Enum):
+class QueueStage(Enum):
     """A queue's stage in this member."""
 
     LOCKING = "asking the broker for the lease"
@@ -56,7 +56,7 @@ class Stage(Enum):
     GONE = "not ours"
 
 
-class Event(Enum):
+class QueueEvent(Enum):
     """What the caller reports."""
 
     GRANTED = "lease granted"
@@ -90,22 +90,28 @@ class Step(Enum):
     NOTHING = "nothing"
 
 
-_TABLE: dict[tuple[Stage, Event], tuple[Stage, Step]] = {
-    (Stage.LOCKING, Event.GRANTED): (Stage.LOCATING, Step.LOCATE),
-    (Stage.LOCKING, Event.REFUSED): (Stage.GONE, Step.SKIP),
-    (Stage.LOCATING, Event.LOCATED): (Stage.HELD, Step.START),
+_TABLE: dict[tuple[QueueStage, QueueEvent], tuple[QueueStage, Step]] = {
+    (QueueStage.LOCKING, QueueEvent.GRANTED): (QueueStage.LOCATING, Step.LOCATE),
+    (QueueStage.LOCKING, QueueEvent.REFUSED): (QueueStage.GONE, Step.SKIP),
+    (QueueStage.LOCATING, QueueEvent.LOCATED): (QueueStage.HELD, Step.START),
     # Starting at a guessed offset could skip messages, so the lease goes back and a later round tries again.
-    (Stage.LOCATING, Event.NOT_LOCATED): (Stage.UNLOCKING, Step.UNLOCK),
-    (Stage.HELD, Event.UNWANTED): (Stage.DRAINING, Step.DRAIN),
-    (Stage.DRAINING, Event.WANTED): (Stage.HELD, Step.REOPEN),
-    (Stage.DRAINING, Event.DRAINED): (Stage.COMMITTING, Step.COMMIT),
-    (Stage.COMMITTING, Event.COMMITTED): (Stage.UNLOCKING, Step.UNLOCK),
+    (QueueStage.LOCATING, QueueEvent.NOT_LOCATED): (QueueStage.UNLOCKING, Step.UNLOCK),
+    (QueueStage.HELD, QueueEvent.UNWANTED): (QueueStage.DRAINING, Step.DRAIN),
+    (QueueStage.DRAINING, QueueEvent.WANTED): (QueueStage.HELD, Step.REOPEN),
+    (QueueStage.DRAINING, QueueEvent.DRAINED): (QueueStage.COMMITTING, Step.COMMIT),
+    (QueueStage.COMMITTING, QueueEvent.COMMITTED): (QueueStage.UNLOCKING, Step.UNLOCK),
     # Without the offset the next owner would repeat messages; the lease ends by itself if the broker is gone.
-    (Stage.COMMITTING, Event.NOT_COMMITTED): (Stage.COMMITTING, Step.COMMIT_LATER),
-    (Stage.UNLOCKING, Event.UNLOCKED): (Stage.GONE, Step.FORGET),
+    (QueueStage.COMMITTING, QueueEvent.NOT_COMMITTED): (QueueStage.COMMITTING, Step.COMMIT_LATER),
+    (QueueStage.UNLOCKING, QueueEvent.UNLOCKED): (QueueStage.GONE, Step.FORGET),
     **{
-        (stage, Event.LEASE_LOST): (Stage.GONE, Step.DROP)
-        for stage in (Stage.LOCATING, Stage.HELD, Stage.DRAINING, Stage.COMMITTING, Stage.UNLOCKING)
+        (stage, QueueEvent.LEASE_LOST): (QueueStage.GONE, Step.DROP)
+        for stage in (
+            QueueStage.LOCATING,
+            QueueStage.HELD,
+            QueueStage.DRAINING,
+            QueueStage.COMMITTING,
+            QueueStage.UNLOCKING,
+        )
     },
 }
 
@@ -121,13 +127,13 @@ class QueueLifecycle:
         self.queue = queue
         self._needs_lease = needs_lease
         self._wait = wait
-        self._stage = Stage.LOCKING if needs_lease else Stage.LOCATING
+        self._stage = QueueStage.LOCKING if needs_lease else QueueStage.LOCATING
         self._unwanted = False
         self._look_again_at: Millis | None = None
         self._late = 0
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> QueueStage:
         return self._stage
 
     @property
@@ -139,13 +145,13 @@ class QueueLifecycle:
         """The first step; the others follow from events."""
         return Step.LOCK if self._needs_lease else Step.LOCATE
 
-    def happened(self, event: Event, *, now: Millis) -> Step:
+    def happened(self, event: QueueEvent, *, now: Millis) -> Step:
         """Moves to the next stage and returns what to do.
 
         Raises:
             UsageError: the event is impossible at this stage; nothing was changed.
         """
-        if event in (Event.UNWANTED, Event.WANTED) and (self._stage, event) not in _TABLE:
+        if event in (QueueEvent.UNWANTED, QueueEvent.WANTED) and (self._stage, event) not in _TABLE:
             return self._remember(event)
         if (self._stage, event) not in _TABLE:
             raise UsageError(f"{self.queue} is {self._stage.name}: {event.name} cannot happen here")
@@ -164,15 +170,15 @@ class QueueLifecycle:
         return Step.STILL_RUNNING
 
     def _after(self, step: Step, now: Millis) -> Step:
-        self._look_again_at = Millis(now + self._wait) if self._stage is Stage.DRAINING else None
+        self._look_again_at = Millis(now + self._wait) if self._stage is QueueStage.DRAINING else None
         if step is Step.START and self._unwanted:
             # Nothing has run, so there is nothing to commit, but the lease must go back.
-            self._stage, step = Stage.UNLOCKING, Step.UNLOCK
+            self._stage, step = QueueStage.UNLOCKING, Step.UNLOCK
         if step is Step.UNLOCK and not self._needs_lease:
-            self._stage, step = Stage.GONE, Step.FORGET
+            self._stage, step = QueueStage.GONE, Step.FORGET
         return step
 
-    def _remember(self, event: Event) -> Step:
-        if self._stage in (Stage.LOCKING, Stage.LOCATING):
-            self._unwanted = event is Event.UNWANTED
+    def _remember(self, event: QueueEvent) -> Step:
+        if self._stage in (QueueStage.LOCKING, QueueStage.LOCATING):
+            self._unwanted = event is QueueEvent.UNWANTED
         return Step.NOTHING

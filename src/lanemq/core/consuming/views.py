@@ -23,7 +23,7 @@ class QueueView:
     parked: tuple[str | None, ...]
 
 
-class LaneState(Enum):
+class LaneActivity(Enum):
     """What a lane is doing. With order by queue, the queue's one lane."""
 
     RUNNING = "running"
@@ -46,7 +46,7 @@ class LaneState(Enum):
 class LaneView:
     """One lane: `head` is its first unfinished offset, `attempts` how often that failed, `until` the end of a hold."""
 
-    state: LaneState
+    state: LaneActivity
     order: Order
     committable: QueueOffset
     next_offset: QueueOffset

@@ -28,7 +28,7 @@ from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder, need_ide
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.sinks.parquet import ParquetSink, batches_folder
 from lanemq.pipelines.stages.transitions.error_text import DISCARDED, LATE_OR_AGAIN
-from lanemq.pipelines.stages.transitions.event import Message
+from lanemq.pipelines.stages.transitions.event import WaitingMessage
 from lanemq.pipelines.stages.transitions.redrives import LETTERS_PER_FILE, Identity, RedrivenLetter, Redrives
 
 _UNREADABLE: Final = "cannot be decoded"
@@ -249,7 +249,9 @@ def _waits_in_key(row: dict[str, Any]) -> bool:
 
 def _redriven(each: DeadLetterRecord) -> RedrivenLetter:
     position = (each.topic, each.broker, each.queue_id, each.offset)
-    return RedrivenLetter(each.key, each.batch, Message(*position, each.tags, each.stored, each.message_id, each.value))
+    return RedrivenLetter(
+        each.key, each.batch, WaitingMessage(*position, each.tags, each.stored, each.message_id, each.value)
+    )
 
 
 def _refusal(what: str, found: list[DeadLetterRecord]) -> str:

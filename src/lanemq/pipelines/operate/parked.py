@@ -19,7 +19,7 @@ from lanemq.model.errors import StateLost, UsageError
 from lanemq.pipelines.checkpoint.checkpoint import need_identity, stage_folder
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.stages.transitions import operator_requests, views
-from lanemq.pipelines.stages.transitions.lane import Why
+from lanemq.pipelines.stages.transitions.lane import WaitReason
 from lanemq.pipelines.stages.transitions.views import HeldLane, LaneState
 
 MAX_READS: Final = 5
@@ -89,7 +89,7 @@ class ParkedLanes:
     def counts(self) -> dict[str, int]:
         """The number of lanes by reason: `parked`, `held` or `gap`."""
         found = [each.why for each in self.waiting(held=True)]
-        return {why.value: found.count(why) for why in sorted(Why) if why in found}
+        return {why.value: found.count(why) for why in sorted(WaitReason) if why in found}
 
 
 def parked(pipeline: Pipeline | Path | str) -> ParkedLanes:

@@ -28,7 +28,7 @@ HEARTBEAT_MS = 30_000
 """RocketMQ's ClientConfig.heartbeatBrokerInterval."""
 
 
-class Membership:
+class DriverMembership:
     """One query's membership in its group."""
 
     def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:

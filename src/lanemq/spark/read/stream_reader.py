@@ -34,7 +34,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.spark.columns.schema import arrow_schema, check_schema
 from lanemq.spark.group.member_calls import MemberCalls
-from lanemq.spark.group.membership import Membership
+from lanemq.spark.group.membership import DriverMembership
 from lanemq.spark.offsets import OffsetJson, Positions, from_json, to_json
 from lanemq.spark.options import ReadOptions
 from lanemq.spark.read.brokers import BoundsByQueue, Brokers
@@ -124,7 +124,7 @@ class StreamDriver:
         self._options = options
         self._checkpoint = checkpoint
         self._clock = SystemClock()
-        self._membership = Membership(options) if options.is_member else None
+        self._membership = DriverMembership(options) if options.is_member else None
         self._reporter: MemberCalls | None = None
         self._target: Positions | None = None
         """With available-now: where the query stops."""
@@ -216,7 +216,7 @@ class StreamDriver:
         except LaneError as error:
             log.warning("the group's offsets after the last batch are not stored at the broker: %s", error)
 
-    def _batch_done(self, membership: Membership, end: Positions) -> None:
+    def _batch_done(self, membership: DriverMembership, end: Positions) -> None:
         """Reports the end of a batch, without the queues that were left out of it."""
         undone = membership.batch_done({queue: at for queue, at in end.items() if queue not in self._left_out})
         self._left_out |= undone
@@ -274,7 +274,7 @@ class StreamDriver:
         outdated = any(queue in bounds and at > bounds[queue].end for queue, at in group_offsets.items())
         return self._bounds() if outdated else bounds
 
-    def _need_whole_share(self, membership: Membership) -> None:
+    def _need_whole_share(self, membership: DriverMembership) -> None:
         """A run with available-now must not succeed while queues of its share are unread."""
         missing = membership.wait_for_share(self._options.wait)
         if missing is not None:
@@ -315,7 +315,7 @@ class StreamDriver:
         return plan.ranges
 
     def _claimed(
-        self, membership: Membership, start: Positions, end: Positions, bounds: BoundsByQueue
+        self, membership: DriverMembership, start: Positions, end: Positions, bounds: BoundsByQueue
     ) -> tuple[Positions, dict[MessageQueue, Epoch]]:
         """Where the batch begins in the queues that it may read, and the epochs of their leases."""
         promised = [queue for queue in end if end[queue] > start.get(queue, 0)]
@@ -334,7 +334,7 @@ class StreamDriver:
             begin[queue] = self._skip_to(queue, at, claim.group_offset) if inside else at
         return begin, {queue: claim.epoch for queue, claim in claims.items()}
 
-    def _wait_for_leases(self, membership: Membership, promised: Collection[MessageQueue]) -> None:
+    def _wait_for_leases(self, membership: DriverMembership, promised: Collection[MessageQueue]) -> None:
         """After a restart, a repeated batch may have to wait until the leases of the former run end."""
         if not set(promised) <= membership.usable().keys():
             membership.wait_for_share(self._options.wait)

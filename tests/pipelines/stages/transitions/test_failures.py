@@ -9,7 +9,7 @@ from tests.pipelines.stages.transitions.pipeline_fixture import Crash, Pipeline,
 from lanemq.model.errors import LaneFrozen
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.stages.transitions.lane import Why
+from lanemq.pipelines.stages.transitions.lane import WaitReason
 from lanemq.pipelines.stages.transitions.operator_requests import request_discard, request_redrive
 from lanemq.pipelines.stages.transitions.views import list_parked, show
 
@@ -52,7 +52,7 @@ def test_a_key_without_retries_left_is_parked_until_it_is_redriven(tmp_path: Pat
     pipeline.clock.time += 10_000_000
     assert pipeline.stage.due(pipeline.clock.wall()) is None
     (parked,) = list_parked(tmp_path, held=False)
-    assert (parked.key, parked.why, [each.offset for each in parked.messages]) == ("a", Why.PARKED, [0, 1])
+    assert (parked.key, parked.why, [each.offset for each in parked.messages]) == ("a", WaitReason.PARKED, [0, 1])
     pipeline.restart(step=forgiving)
     request_redrive(tmp_path, "a")
     assert pipeline.stage.due(pipeline.clock.wall()) == 0
@@ -97,10 +97,10 @@ def test_a_redriven_key_gets_all_its_retries_again(tmp_path: Path) -> None:
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}))
     pipeline.clock.time += 10
     pipeline.run_retry_pass()
-    assert [lane.why for lane in list_parked(tmp_path)] == [Why.PARKED]
+    assert [lane.why for lane in list_parked(tmp_path)] == [WaitReason.PARKED]
     request_redrive(tmp_path, "a")
     pipeline.run_retry_pass()
-    assert [(lane.why, lane.failures) for lane in list_parked(tmp_path)] == [(Why.HELD, 1)]
+    assert [(lane.why, lane.failures) for lane in list_parked(tmp_path)] == [(WaitReason.HELD, 1)]
 
 
 def test_a_repeated_batch_holds_a_key_until_the_same_time(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_poison_is_reported_once_however_often_it_is_tried(tmp_path: Path) -> No
     for _ in range(3):
         pipeline.clock.time += 1_000
         pipeline.run_retry_pass()
-    assert [lane.why for lane in list_parked(tmp_path)] == [Why.PARKED]
+    assert [lane.why for lane in list_parked(tmp_path)] == [WaitReason.PARKED]
     assert len(pipeline.sink.dead_rows()) == 1
 
 

@@ -8,7 +8,7 @@ from tests.pipelines.stages.transitions.pipeline_fixture import Pipeline, Sent
 
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
-from lanemq.pipelines.stages.transitions.lane import MAX_MISSED_RANGES, Lane, Why
+from lanemq.pipelines.stages.transitions.lane import MAX_MISSED_RANGES, KeyLane, WaitReason
 from lanemq.pipelines.stages.transitions.operator_requests import request_discard, request_redrive
 from lanemq.pipelines.stages.transitions.state_files import CACHE
 from lanemq.pipelines.stages.transitions.views import list_parked, show
@@ -128,7 +128,7 @@ def test_late_numbers_do_not_exceed_the_limit_of_missed_ranges(tmp_path: Path) -
     running = pipeline(tmp_path, "report")
     counts = running.run(*numbered(1, 202, *range(3, 202, 2), *range(2, 202, 2)))
     assert counts["late"] == 200
-    lane = Lane(number=202, missed=((2, 201),))
+    lane = KeyLane(number=202, missed=((2, 201),))
     for number in range(3, 202, 2):
         lane.settle_missed(number)
     assert len(lane.missed) <= MAX_MISSED_RANGES
@@ -140,7 +140,7 @@ def test_a_redriven_key_continues_without_the_missing_number(tmp_path: Path) -> 
     running = pipeline(tmp_path, "hold")
     running.run(*numbered(1, 5, 4))
     (lane,) = list_parked(tmp_path)
-    assert (lane.why, lane.reason) == (Why.GAP, "number 5 came, 2 is missing")
+    assert (lane.why, lane.reason) == (WaitReason.GAP, "number 5 came, 2 is missing")
     request_redrive(tmp_path, "k")
     running.run_retry_pass()
     running.run(*numbered(3, 6, first=3))
@@ -195,7 +195,7 @@ def test_no_message_overtakes_one_whose_number_is_unknown(tmp_path: Path) -> Non
 def test_a_message_whose_number_is_unknown_overtakes_none(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "hold")
     running.run(*numbered(1, 3), Sent(0, 2, "k", b"{"), *numbered(4, first=3))
-    assert list_parked(tmp_path)[0].why is Why.GAP
+    assert list_parked(tmp_path)[0].why is WaitReason.GAP
     request_redrive(tmp_path, "k")
     running.run_retry_pass()
     assert running.outputs("k") == [1, 3]

@@ -10,7 +10,7 @@ from tests.pipelines.stages.transitions.pipeline_fixture import Pipeline, Sent
 
 from lanemq.pipelines import DeadLetter, Event, Hold, Park
 from lanemq.pipelines.stages.transitions.error_text import MAX_CHARACTERS, error_text
-from lanemq.pipelines.stages.transitions.lane import Why
+from lanemq.pipelines.stages.transitions.lane import WaitReason
 from lanemq.pipelines.stages.transitions.rules import UnfitState
 from lanemq.pipelines.stages.transitions.views import list_parked
 
@@ -72,7 +72,7 @@ def test_a_decoder_whose_error_cannot_be_printed_makes_poison(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "bad", [{datetime.date(2024, 1, 1): 2}, {"deep": [{datetime.date(2024, 1, 1): 2}]}, {Why.GAP: 2}]
+    "bad", [{datetime.date(2024, 1, 1): 2}, {"deep": [{datetime.date(2024, 1, 1): 2}]}, {WaitReason.GAP: 2}]
 )
 def test_a_state_whose_keys_change_when_read_back_is_refused(tmp_path: Path, bad: Any) -> None:
     """Each state is checked: a date as a key is read back as text, so counts would be split between both."""

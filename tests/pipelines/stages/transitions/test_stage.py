@@ -22,7 +22,7 @@ from lanemq.model.errors import InvalidOption, OrderError
 from lanemq.pipelines import Event, Hold, Park, StateLimits, Transitions
 from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, batch_number
 from lanemq.pipelines.stages.transitions import worker
-from lanemq.pipelines.stages.transitions.lane import Why
+from lanemq.pipelines.stages.transitions.lane import WaitReason
 from lanemq.pipelines.stages.transitions.machine import ShardMachine
 from lanemq.pipelines.stages.transitions.queue_slice import SHARD, queue_slices
 from lanemq.pipelines.stages.transitions.rules import UnfitState
@@ -263,7 +263,7 @@ def test_typed_values_and_typed_states_reach_the_step(tmp_path: Path) -> None:
     assert [row["seen"] for row in pipeline.sink.rows()] == [1, 3, 6]
 
 
-@pytest.mark.parametrize("state", [(1, 2), {"at": (1, 2)}, {"tags": {"a"}}, [Why.GAP]])
+@pytest.mark.parametrize("state", [(1, 2), {"at": (1, 2)}, {"tags": {"a"}}, [WaitReason.GAP]])
 def test_a_state_that_is_read_back_differently_is_refused(tmp_path: Path, state: Any) -> None:
     """In this batch the step would see its own object, in the next one what was read back."""
     pipeline = Pipeline(tmp_path, step=lambda before, event: (state, []))
@@ -291,7 +291,7 @@ def test_the_number_of_shards_cannot_change(tmp_path: Path) -> None:
         Pipeline(tmp_path, shards=8)
 
 
-@pytest.mark.parametrize("bad", [{"n": (1, 2)}, {"n": {"deep": [{1}]}}, {"n": Why.HELD}])
+@pytest.mark.parametrize("bad", [{"n": (1, 2)}, {"n": {"deep": [{1}]}}, {"n": WaitReason.HELD}])
 def test_a_later_state_of_the_same_type_is_checked_too(tmp_path: Path, bad: Any) -> None:
     """The first state is a dict that is read back unchanged; the second is a dict as well."""
 

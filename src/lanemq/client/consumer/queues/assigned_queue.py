@@ -16,10 +16,10 @@ from lanemq.client.message import MessageSource
 from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.consuming.parked_lanes import ParkedAtBroker
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
-from lanemq.core.consuming.rebalance import Event, QueueLifecycle
+from lanemq.core.consuming.rebalance import QueueEvent, QueueLifecycle
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
-from lanemq.history import Lease
+from lanemq.history import RecordedLease
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 
@@ -164,7 +164,7 @@ class Assignment:
             assigned.released = True
             return
         log.warning("%s is lost: %s", assigned, why)
-        assigned.lifecycle.happened(Event.LEASE_LOST, now=self._options.clock.now())
+        assigned.lifecycle.happened(QueueEvent.LEASE_LOST, now=self._options.clock.now())
         if assigned.lease is not None:
             assigned.lease.lost()
             if self._options.history.on:
@@ -172,6 +172,6 @@ class Assignment:
         self.remove(assigned)
         self._on_lost()
 
-    def lease_in_history(self, assigned: AssignedQueue) -> Lease:
+    def lease_in_history(self, assigned: AssignedQueue) -> RecordedLease:
         queue = assigned.queue
-        return Lease(self._options.group, queue.topic, queue.queue_id, self._client_id, assigned.epoch)
+        return RecordedLease(self._options.group, queue.topic, queue.queue_id, self._client_id, assigned.epoch)

@@ -21,7 +21,7 @@ from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignme
 from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.client.consumer.queues.offsets import OffsetKeeper
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming.rebalance import Event, Stage, Step
+from lanemq.core.consuming.rebalance import QueueEvent, QueueStage, Step
 from lanemq.model.errors import LaneError, LeaseLost
 from lanemq.model.units import to_millis
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 LAST_COMMIT_BACKOFF = Backoff(0.1, 2.0, 1)
 """Between attempts to report a last offset; a broker that restarts is back within a few seconds."""
 
-_UNFINISHED = {Stage.DRAINING: Step.DRAIN, Stage.COMMITTING: Step.COMMIT}
+_UNFINISHED = {QueueStage.DRAINING: Step.DRAIN, QueueStage.COMMITTING: Step.COMMIT}
 
 
 class HandOver:
@@ -53,7 +53,7 @@ class HandOver:
 
     async def give_up(self, assigned: AssignedQueue, timeout_ms: int) -> bool:
         """Takes the queue through the steps of `core/consuming/rebalance`; false if it must stay for now."""
-        step = assigned.lifecycle.happened(Event.UNWANTED, now=self._clock.now())
+        step = assigned.lifecycle.happened(QueueEvent.UNWANTED, now=self._clock.now())
         # Continue where an earlier round stopped.
         step = _UNFINISHED.get(assigned.lifecycle.stage, step)
         while True:
@@ -70,7 +70,7 @@ class HandOver:
                     return True
                 case _:
                     return assigned.released
-            if event is None or (assigned.released and event is not Event.UNLOCKED):
+            if event is None or (assigned.released and event is not QueueEvent.UNLOCKED):
                 return assigned.released
             step = assigned.lifecycle.happened(event, now=self._clock.now())
 
@@ -81,7 +81,7 @@ class HandOver:
             if await self.give_up(assigned, max(0, deadline - self._clock.now())):
                 break
             pause = LAST_COMMIT_BACKOFF.delay(failures)
-            if assigned.lifecycle.stage is not Stage.COMMITTING:
+            if assigned.lifecycle.stage is not QueueStage.COMMITTING:
                 log.warning("%s is left behind with its handler running; its lease ends by itself", assigned)
                 return False
             if self._clock.now() + pause >= deadline:
@@ -92,24 +92,26 @@ class HandOver:
 
     def call_off(self, assigned: AssignedQueue) -> None:
         """Keeps a queue that is wanted again before it left."""
-        if assigned.lifecycle.happened(Event.WANTED, now=self._clock.now()) is Step.REOPEN:
+        if assigned.lifecycle.happened(QueueEvent.WANTED, now=self._clock.now()) is Step.REOPEN:
             assigned.scheduler.reopen(assigned.queue)
 
-    async def _drain(self, assigned: AssignedQueue, timeout_ms: int) -> Event | None:
+    async def _drain(self, assigned: AssignedQueue, timeout_ms: int) -> QueueEvent | None:
         await _stop_pulling(assigned)
         scheduler, queue = assigned.scheduler, assigned.queue
         if assigned.lease is None:
-            return Event.DRAINED  # no lease to protect: messages that still run are delivered again elsewhere (A88)
+            return (
+                QueueEvent.DRAINED
+            )  # no lease to protect: messages that still run are delivered again elsewhere (A88)
         if assigned.released:
             return None
         scheduler.drain(queue)
         if await scheduler.drained(queue, timeout_ms):
-            return Event.DRAINED
+            return QueueEvent.DRAINED
         assigned.lifecycle.expire(now=self._clock.now())
         log.warning("%s stays here: its handler is still running, %d rounds late now", queue, assigned.lifecycle.late)
         return None
 
-    async def _commit(self, assigned: AssignedQueue) -> Event | None:
+    async def _commit(self, assigned: AssignedQueue) -> QueueEvent | None:
         try:
             await self._flush_parked(assigned)
             await self._offsets.commit(assigned)
@@ -118,14 +120,14 @@ class HandOver:
         except LaneError as error:
             # If the queue were unlocked now, the next owner would repeat what is not reported.
             log.warning("%s stays here until its last offset is reported: %s", assigned, error)
-            return Event.NOT_COMMITTED
-        return Event.COMMITTED
+            return QueueEvent.NOT_COMMITTED
+        return QueueEvent.COMMITTED
 
-    async def _unlock(self, assigned: AssignedQueue) -> Event:
+    async def _unlock(self, assigned: AssignedQueue) -> QueueEvent:
         if self._options.history.on:
             self._options.history.lease_released(self._assignment.lease_in_history(assigned))
         await self._leases.release(assigned)
-        return Event.UNLOCKED
+        return QueueEvent.UNLOCKED
 
 
 async def _stop_pulling(assigned: AssignedQueue) -> None:

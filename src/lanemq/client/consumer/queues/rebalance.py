@@ -24,7 +24,7 @@ from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import MessageSource
 from lanemq.client.routing import AsyncRoutes, TopicRoute
 from lanemq.core.consuming.queue_lease import QueueLease
-from lanemq.core.consuming.rebalance import Event, Stage, queue_changes
+from lanemq.core.consuming.rebalance import QueueEvent, QueueStage, queue_changes
 from lanemq.core.consuming.runs import Order
 from lanemq.model.errors import LaneError, TopicNotFound
 from lanemq.model.names import RETRY_PREFIX
@@ -202,7 +202,7 @@ class Rebalancer:
 
     def _keep(self, assigned: AssignedQueue) -> None:
         """Keeps a queue; one that was about to leave continues."""
-        if assigned.lifecycle.stage is Stage.COMMITTING:
+        if assigned.lifecycle.stage is QueueStage.COMMITTING:
             self._release(assigned)  # too late to call off: it leaves, and the next round takes it again
             return
         if assigned.puller is None and (assigned.hand_over is None or assigned.hand_over.done()):
@@ -265,8 +265,8 @@ class Rebalancer:
         assigned = AssignedQueue(queue, active, source, lease, options.times(lane), lane=lane, start=start)
         now = options.clock.now()
         if lease is not None:
-            assigned.lifecycle.happened(Event.GRANTED, now=now)
-        assigned.lifecycle.happened(Event.LOCATED, now=now)
+            assigned.lifecycle.happened(QueueEvent.GRANTED, now=now)
+        assigned.lifecycle.happened(QueueEvent.LOCATED, now=now)
         self._assignment.add(assigned)
         self._offsets.begin(assigned, start)
         assigned.scheduler.add(queue, start.offset, assigned.usable_until, start.finished, start.parked)

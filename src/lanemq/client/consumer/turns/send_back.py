@@ -44,7 +44,7 @@ _NOT_COPIED = frozenset(
 _NOT_COPIED_BITS = BORN_HOST_V6 | STORE_HOST_V6 | TRANSACTION_MASK
 
 
-class DeadLetters:
+class DeadLetterSender:
     """Sends messages back. Each call returns whether the broker has stored the message."""
 
     def __init__(self, options: ConsumerOptions, calls: ConsumerCalls) -> None:

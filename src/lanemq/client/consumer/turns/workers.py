@@ -19,7 +19,7 @@ from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
 from lanemq.client.consumer.turns.handler import AsyncBatchHandler, BatchHandler, HandlerVerdict, Stop
 from lanemq.client.consumer.turns.in_progress import MessageFinished, MessageRun, Worker
 from lanemq.client.consumer.turns.metrics import ConsumerCounts, WorkerCounts
-from lanemq.client.consumer.turns.send_back import DeadLetters
+from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import Message
 from lanemq.clock import Clock, milliseconds_of
@@ -264,7 +264,7 @@ async def _run_batches_async(
 class RunReporter:
     """Reports the end of a run to the scheduler, and hands messages to the broker. Works on the event loop."""
 
-    def __init__(self, group: str, dead_letters: DeadLetters, history: History) -> None:
+    def __init__(self, group: str, dead_letters: DeadLetterSender, history: History) -> None:
         self._group = group
         self._dead_letters = dead_letters
         self._history = history
@@ -373,7 +373,7 @@ class OverdueRuns:
     """
 
     def __init__(
-        self, options: ConsumerOptions, subscriptions: Mapping[str, ActiveSubscription], dead_letters: DeadLetters
+        self, options: ConsumerOptions, subscriptions: Mapping[str, ActiveSubscription], dead_letters: DeadLetterSender
     ) -> None:
         self._options = options
         self._subscriptions = subscriptions

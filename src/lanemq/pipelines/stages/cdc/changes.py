@@ -17,7 +17,7 @@ from lanemq.pipelines.stages.cdc.documents import Document, RowTypes
 
 
 @dataclass(slots=True)
-class Changes:
+class RowChanges:
     """Parallel lists, one entry per change; messages are given by their index."""
 
     message: list[int] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Reading:
 
     messages: pa.Table
     names: "KeyNames"
-    changes: Changes
+    changes: RowChanges
     sequences: pa.Array
     keys: list[pa.Array]
     columns: dict[str, pa.Array] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Format(Protocol):
     def unwrap(self, documents: list[Document | None]) -> list[Document | None]:
         """The events without their envelopes."""
 
-    def read(self, documents: Sequence[Document | None], names: "KeyNames", changes: Changes) -> None:
+    def read(self, documents: Sequence[Document | None], names: "KeyNames", changes: RowChanges) -> None:
         """Adds the changes of the documents, except those that are in `changes.poison` already."""
 
     def others(self, documents: Sequence[Document | None], keys: Sequence[Any]) -> list[int]:

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
 
-from lanemq.pipelines.stages.cdc.table import Table
+from lanemq.pipelines.stages.cdc.table import ReplicaTable
 
 Document = Any
 """An instance of a type made here; its attributes are known only at run time."""
@@ -67,7 +67,7 @@ def _attribute(name: str) -> str:
 class RowTypes:
     """The document types of a table's rows: one with all columns, and one of which only the key is read."""
 
-    def __init__(self, table: Table, also: Fields | None = None) -> None:
+    def __init__(self, table: ReplicaTable, also: Fields | None = None) -> None:
         self._attributes = {name: f"column_{index}" for index, name in enumerate(table.columns)}
         more = {name: kind for name, kind in (also or {}).items() if name not in self._attributes}
         self._keys = [self._attributes[name] for name in table.keys]

@@ -22,7 +22,7 @@ from lanemq.pipelines.stages.cdc import documents
 from lanemq.pipelines.stages.cdc.changes import Format, Reading
 from lanemq.pipelines.stages.cdc.fold import last_indices
 from lanemq.pipelines.stages.cdc.options import ReplicaOptions
-from lanemq.pipelines.stages.cdc.table import Table
+from lanemq.pipelines.stages.cdc.table import ReplicaTable
 from lanemq.pipelines.stages.cdc.values import convert
 
 WORTH_IT: Final = 0.6
@@ -122,5 +122,5 @@ def _keys_only(options: ReplicaOptions) -> ReplicaOptions:
     """The options for decoding nothing but the row's key."""
     fields = [field for field in options.table.schema.fields if field.name in options.table.keys]
     return replace(
-        options, table=Table(StructType(fields), options.table.keys), parts=(), only_table=None, deleted=None
+        options, table=ReplicaTable(StructType(fields), options.table.keys), parts=(), only_table=None, deleted=None
     )

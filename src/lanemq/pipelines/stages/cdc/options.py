@@ -20,7 +20,7 @@ from lanemq.pipelines.stages.cdc.formats.binlog import CanalFormat, MaxwellForma
 from lanemq.pipelines.stages.cdc.formats.debezium import DebeziumFormat
 from lanemq.pipelines.stages.cdc.formats.rows import RowFormat
 from lanemq.pipelines.stages.cdc.sequence import Part, parse_parts
-from lanemq.pipelines.stages.cdc.table import Table
+from lanemq.pipelines.stages.cdc.table import ReplicaTable
 
 FormatName = Literal["json", "debezium", "canal", "maxwell"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
@@ -37,7 +37,7 @@ ONE_ROW: Final = ("json", "debezium")
 class ReplicaOptions:
     """What a task needs to know. `LastState` explains the options."""
 
-    table: Table
+    table: ReplicaTable
     format: FormatName
     parts: tuple[Part, ...] = ()
     fold_first: bool | None = None
@@ -66,7 +66,7 @@ class ReplicaOptions:
 
 
 def check_options(
-    table: Table,
+    table: ReplicaTable,
     format: str,
     sequence: Sequence[str],
     fold_first: bool | None,
@@ -94,7 +94,7 @@ def check_options(
     return ReplicaOptions(table, format, parts, folds, only_table, deleted, misfits, time_unit, decimals)  # type: ignore[arg-type]
 
 
-def _check_units(given: str | Mapping[str, str], table: Table) -> None:
+def _check_units(given: str | Mapping[str, str], table: ReplicaTable) -> None:
     units = {"": given} if isinstance(given, str) else given
     if not isinstance(given, str) and (unknown := sorted(set(given) - set(table.columns))):
         raise InvalidOption(f"time_unit: there is no column {', '.join(unknown)}; there are {', '.join(table.columns)}")

@@ -23,7 +23,7 @@ from pyarrow import feather
 
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
 from lanemq.pipelines.stages.cdc import documents
-from lanemq.pipelines.stages.cdc.changes import Changes, KeyNames, Reading
+from lanemq.pipelines.stages.cdc.changes import KeyNames, Reading, RowChanges
 from lanemq.pipelines.stages.cdc.evolving import Fields, combine_fields, new_fields, skipped_fields
 from lanemq.pipelines.stages.cdc.fold import fill_left_out, kept_column, newest, newest_rows
 from lanemq.pipelines.stages.cdc.fold_first import FoldFirst
@@ -230,7 +230,7 @@ class Reader:
         decoded = documents.Decoded(documents.listed(messages["value"]), self._decoder)
         events = self._format.unwrap(decoded.documents)
         names = KeyNames(self._row_types, self._options.table.keys, documents.listed(messages["key"]))
-        changes = Changes(poison=decoded.broken)
+        changes = RowChanges(poison=decoded.broken)
         self._format.read(events, names, changes)
         parts = [[None if each is None else get(each) for each in events] for get in self._sequence]
         sequences = encode(self._options.parts, parts, messages["queue_offset"].combine_chunks())
@@ -332,7 +332,7 @@ class Reader:
             rows = rows.append_column(KEPT, [kept_column(chosen, reading.left or {})])
         return rows, misfits
 
-    def _column(self, name: str, changes: Changes, chosen: list[int] | None) -> tuple[pa.Array, list[int]]:
+    def _column(self, name: str, changes: RowChanges, chosen: list[int] | None) -> tuple[pa.Array, list[int]]:
         """One column of the chosen changes, or of all, and the indices of values that do not fit it."""
         return self._converted(name, self._values(name, changes, chosen))
 
@@ -342,7 +342,7 @@ class Reader:
             values = precise(values, wanted.scale)
         return convert(values, wanted, self._options.unit(name))
 
-    def _values(self, name: str, changes: Changes, chosen: list[int] | None) -> list[Any]:
+    def _values(self, name: str, changes: RowChanges, chosen: list[int] | None) -> list[Any]:
         """The decoded values of a column. Deletions have only a key."""
         rows, deleted = changes.row, changes.deleted
         if chosen is not None and len(chosen) < len(rows):

@@ -28,7 +28,7 @@ _NO_KEYS = (DoubleType, FloatType, ArrayType, MapType, StructType)
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReplicaTable:
     """A replicated table. Every column but the keys may be null, because deletions have only a key."""
 
     schema: StructType
@@ -52,7 +52,7 @@ class Table:
         return StructType([*self.schema.fields, *more, *kept])
 
 
-def declare_table(schema: str | StructType, keys: Sequence[str], *, keeps: bool = False) -> Table:
+def declare_table(schema: str | StructType, keys: Sequence[str], *, keeps: bool = False) -> ReplicaTable:
     """The table as declared; raises `InvalidOption` if it cannot be replicated."""
     fields = (parse_columns(schema) if isinstance(schema, str) else schema).fields
     names = [field.name for field in fields]
@@ -70,4 +70,4 @@ def declare_table(schema: str | StructType, keys: Sequence[str], *, keeps: bool 
                 f"keys: {field.name} is {field.dataType.simpleString()}, which cannot be compared exactly"
             )
     columns = [StructField(field.name, field.dataType, field.name not in wanted) for field in fields]
-    return Table(StructType(columns), wanted, keeps)
+    return ReplicaTable(StructType(columns), wanted, keeps)

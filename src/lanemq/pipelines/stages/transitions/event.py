@@ -57,7 +57,7 @@ It must depend on its arguments only, because a repeated batch calls it again.
 """
 
 
-class Message(msgspec.Struct, array_like=True, gc=False):
+class WaitingMessage(msgspec.Struct, array_like=True, gc=False):
     """A message as it waits in its lane: not decoded, so that a corrected decoder can still read it."""
 
     topic: str

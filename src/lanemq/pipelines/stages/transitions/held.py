@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from lanemq.model.errors import LaneFrozen
 from lanemq.pipelines.stages.transitions.error_text import DISCARDED, error_text
-from lanemq.pipelines.stages.transitions.event import Message
-from lanemq.pipelines.stages.transitions.lane import Lane, WaitingMessages, Why
+from lanemq.pipelines.stages.transitions.event import WaitingMessage
+from lanemq.pipelines.stages.transitions.lane import KeyLane, WaitingMessages, WaitReason
 from lanemq.pipelines.stages.transitions.lane_table import LaneTable
 from lanemq.pipelines.stages.transitions.operator_requests import RequestedActions
 from lanemq.pipelines.stages.transitions.rules import (
@@ -26,7 +26,7 @@ from lanemq.pipelines.stages.transitions.rules import (
 )
 from lanemq.pipelines.stages.transitions.shard import GAP_AT, PARKED_AT, key_of
 
-Queued: TypeAlias = list[tuple[Message, int | None]]
+Queued: TypeAlias = list[tuple[WaitingMessage, int | None]]
 """Messages with their numbers, as far as these are known."""
 
 
@@ -44,17 +44,17 @@ class HeldLanes:
         """Lanes to encode at the end of the unit, once, because their queues can be long."""
         self._sizes: dict[str, int] = {}
         """Bytes that wait in a lane, where they were counted."""
-        self.dead: list[tuple[Message, str | None, str, int, bool]] = []
+        self.dead: list[tuple[WaitingMessage, str | None, str, int, bool]] = []
         """Message, key, reason, attempts, and whether it still waits in its lane."""
 
-    def fail_new(self, name: str, message: Message, error: Exception, *, poison: bool) -> None:
+    def fail_new(self, name: str, message: WaitingMessage, error: Exception, *, poison: bool) -> None:
         """Handles a new event that could not be applied."""
         self._table.counts["gaps"] += isinstance(error, Early)
         self._table.counts["poison"] += poison
         if not self._fail(name, message, error, poison=poison, failures=1):
             self._table.counts["held"] += 1
 
-    def _fail(self, name: str, message: Message, error: Exception, *, poison: bool, failures: int) -> bool:
+    def _fail(self, name: str, message: WaitingMessage, error: Exception, *, poison: bool, failures: int) -> bool:
         """Handles the nth failure of an event. Returns whether its lane continues without it."""
         lane = self._table.restore(name)
         if isinstance(error, Late):
@@ -62,7 +62,7 @@ class HeldLanes:
             return True
         number = None if poison else self._number_of(name, message)
         if isinstance(error, Early) and self._rules.on_gap == "hold":
-            self._hold(name, lane, Why.GAP, str(error), 0, [(message, error.number)])
+            self._hold(name, lane, WaitReason.GAP, str(error), 0, [(message, error.number)])
             return False
         reason = f"{'cannot be decoded' if poison else type(error).__name__}: {error_text(error)}"
         then = next_step(self._rules.policy, failures)
@@ -70,17 +70,17 @@ class HeldLanes:
             self._dead_letter(message, name, reason, failures, waits=True)
         match then:
             case RetryLater(delay):
-                self._hold(name, lane, Why.HELD, reason, failures, [(message, number)], self._wall + delay)
+                self._hold(name, lane, WaitReason.HELD, reason, failures, [(message, number)], self._wall + delay)
                 return False
             case ParkLane():
                 self._table.counts["parked"] += 1
-                self._hold(name, lane, Why.PARKED, reason, failures, [(message, number)])
+                self._hold(name, lane, WaitReason.PARKED, reason, failures, [(message, number)])
                 return False
             case SkipMessage():
                 self._skip(name, lane, message, number, reason, failures)
                 return True
 
-    def join(self, name: str, lane: Lane, message: Message) -> None:
+    def join(self, name: str, lane: KeyLane, message: WaitingMessage) -> None:
         """Adds a new message to a lane that waits. The message it waits for is taken even if the lane is full."""
         waiting = lane.waiting
         assert waiting is not None
@@ -89,7 +89,7 @@ class HeldLanes:
             self._drop(name, lane, message, number)
             return
         expected = self._rules.first_number if lane.number is None else lane.number + 1
-        wanted = waiting.why is Why.GAP and number is not None and number == expected
+        wanted = waiting.why is WaitReason.GAP and number is not None and number == expected
         if self._is_full(name, waiting, message) and not wanted:
             self._overflow(name, waiting, message)
             return
@@ -98,17 +98,21 @@ class HeldLanes:
         self._sizes[name] += _size(message)
         self.unsaved[name] = None
         self._table.counts["held"] += 1
-        if waiting.why is Why.GAP and not message.late and (number is None or expected is None or number <= expected):
+        if (
+            waiting.why is WaitReason.GAP
+            and not message.late
+            and (number is None or expected is None or number <= expected)
+        ):
             self._drain(name)
 
-    def _drop(self, name: str, lane: Lane, message: Message, number: int) -> None:
+    def _drop(self, name: str, lane: KeyLane, message: WaitingMessage, number: int) -> None:
         """Settles a message whose number the lane has passed, or that waits in it already."""
         if lane.number is not None and lane.has_missed(number):
             self._reject_late(name, lane, message, Late(number, lane.number, doubtful=lane.is_doubtful(number)))
         else:
             self._table.counts["repeats"] += 1
 
-    def _reject_late(self, name: str, lane: Lane, message: Message, error: Late) -> None:
+    def _reject_late(self, name: str, lane: KeyLane, message: WaitingMessage, error: Late) -> None:
         """Makes a message that its lane continued without a dead letter: applying it now would break the order."""
         lane.settle_missed(error.number)
         self._table.see(name, lane, message.stored)
@@ -116,7 +120,7 @@ class HeldLanes:
         self._table.counts["late"] += 1
         self._dead_letter(message, name, str(error), 0)
 
-    def redrive(self, name: str, message: Message) -> None:
+    def redrive(self, name: str, message: WaitingMessage) -> None:
         """Tries a dead letter again, after everything that waits in its lane, unless its number is still to come."""
         self._table.counts["redriven_dead_letters"] += 1
         lane = self._table.loaded.get(name) or self._table.restore(name)
@@ -129,7 +133,7 @@ class HeldLanes:
         except LaneFrozen:  # a redriven letter never fails the batch: it becomes a dead letter again
             self.join(name, lane, message)
 
-    def _is_still_to_come(self, name: str, lane: Lane, message: Message) -> bool:
+    def _is_still_to_come(self, name: str, lane: KeyLane, message: WaitingMessage) -> bool:
         """Whether a lane that is ordered by number waits, or will wait, for the number of a dead letter.
 
         Such a message became a dead letter because the lane was full, or because its number could not be read then.
@@ -140,7 +144,7 @@ class HeldLanes:
             return False
         return lane.number is not None or lane.waiting is not None or number == self._rules.first_number
 
-    def _settle_redriven(self, name: str, message: Message) -> None:
+    def _settle_redriven(self, name: str, message: WaitingMessage) -> None:
         """Records the number of a dead letter that was applied, so that its repeats are recognised."""
         number, lane, first = self._read_number(name, message), self._table.loaded[name], self._rules.first_number
         if number is None:
@@ -180,7 +184,7 @@ class HeldLanes:
             self._put_back(name, queue)
             return
 
-    def _try(self, name: str, message: Message, failures: int) -> bool:
+    def _try(self, name: str, message: WaitingMessage, failures: int) -> bool:
         """Tries a message. Returns whether the lane continues."""
         table, poison = self._table, True
         try:
@@ -197,7 +201,7 @@ class HeldLanes:
             self._settle_redriven(name, message)
         return True
 
-    def _pop_next(self, name: str, queue: Queued, *, leap: bool) -> Message:
+    def _pop_next(self, name: str, queue: Queued, *, leap: bool) -> WaitingMessage:
         """The head of the queue; `leap` makes missing numbers before it count as missed."""
         lane = self._table.loaded[name]
         message, number = queue.pop(0)
@@ -229,14 +233,23 @@ class HeldLanes:
         waiting.numbers += [number for _, number in rest]
 
     def _hold(
-        self, name: str, lane: Lane, why: Why, reason: str, failures: int, head: Queued, retry_at: int = PARKED_AT
+        self,
+        name: str,
+        lane: KeyLane,
+        why: WaitReason,
+        reason: str,
+        failures: int,
+        head: Queued,
+        retry_at: int = PARKED_AT,
     ) -> None:
         message, number = head[0]
         lane.waiting = WaitingMessages(why, reason, self._wall, failures, retry_at, [message], [number])
-        self._waiting[name] = GAP_AT if why is Why.GAP else retry_at
+        self._waiting[name] = GAP_AT if why is WaitReason.GAP else retry_at
         self.unsaved[name] = None
 
-    def _skip(self, name: str, lane: Lane, message: Message, number: int | None, reason: str, failures: int) -> None:
+    def _skip(
+        self, name: str, lane: KeyLane, message: WaitingMessage, number: int | None, reason: str, failures: int
+    ) -> None:
         """Makes a message a dead letter and lets its lane continue."""
         self._dead_letter(message, name, reason, failures)
         if number is not None and not lane.is_past(number):
@@ -254,18 +267,18 @@ class HeldLanes:
         self._table.counts["discarded"] += len(discarded)
         rest = queue[len(discarded) :]
         if rest:
-            self._hold(name, lane, Why.HELD, "continues after a discarded message", 0, rest, self._wall)
+            self._hold(name, lane, WaitReason.HELD, "continues after a discarded message", 0, rest, self._wall)
             self._put_back(name, rest[1:])
             self._drain(name)
 
-    def _is_full(self, name: str, waiting: WaitingMessages, message: Message) -> bool:
+    def _is_full(self, name: str, waiting: WaitingMessages, message: WaitingMessage) -> bool:
         limits = self._rules.limits
         if name not in self._sizes:
             self._sizes[name] = sum(map(_size, waiting.messages))
         too_large = self._sizes[name] + _size(message) > limits.max_waiting_bytes_per_lane
         return too_large or len(waiting.messages) >= limits.max_waiting_per_lane
 
-    def _overflow(self, name: str, waiting: WaitingMessages, message: Message) -> None:
+    def _overflow(self, name: str, waiting: WaitingMessages, message: WaitingMessage) -> None:
         limits, count = self._rules.limits, len(waiting.messages)
         option = "max_waiting_per_lane" if count >= limits.max_waiting_per_lane else "max_waiting_bytes_per_lane"
         if limits.when_lane_is_full == "stop" and not message.late:
@@ -276,16 +289,18 @@ class HeldLanes:
             )
         self._dead_letter(message, name, f"its lane is full ({count} messages wait in it)", 0)
 
-    def _dead_letter(self, message: Message, name: str, reason: str, attempts: int, *, waits: bool = False) -> None:
+    def _dead_letter(
+        self, message: WaitingMessage, name: str, reason: str, attempts: int, *, waits: bool = False
+    ) -> None:
         """Reports a message as a dead letter. `waits`: it is still in its lane, and is redriven with the lane."""
         self.dead.append((message, key_of(name), reason, attempts, waits))
         self._table.counts["dead_letters"] += 1
 
-    def _number_of(self, name: str, message: Message) -> int | None:
+    def _number_of(self, name: str, message: WaitingMessage) -> int | None:
         """The number that orders the message; None if there are no numbers, it has none, or it is a late redrive."""
         return None if message.late else self._read_number(name, message)
 
-    def _read_number(self, name: str, message: Message) -> int | None:
+    def _read_number(self, name: str, message: WaitingMessage) -> int | None:
         if self._rules.number is None:
             return None
         try:
@@ -294,7 +309,7 @@ class HeldLanes:
             return None
 
 
-def _size(message: Message) -> int:
+def _size(message: WaitingMessage) -> int:
     return len(message.value or b"")
 
 
@@ -316,5 +331,5 @@ def _by_number(queue: Queued) -> Queued:
     return ordered + sorted(queue[begin:], key=_number)
 
 
-def _number(each: tuple[Message, int | None]) -> int:
+def _number(each: tuple[WaitingMessage, int | None]) -> int:
     return each[1] or 0

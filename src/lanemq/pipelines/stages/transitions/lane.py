@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
-from lanemq.pipelines.stages.transitions.event import Message
+from lanemq.pipelines.stages.transitions.event import WaitingMessage
 
 MAX_MISSED_RANGES: Final = 32
 """Ranges of missing numbers that a key remembers; they are part of its state."""
 
 
-class Why(StrEnum):
+class WaitReason(StrEnum):
     """Why a lane does not continue."""
 
     HELD = "held"
@@ -31,7 +31,7 @@ class Why(StrEnum):
 class WaitingMessages(msgspec.Struct, array_like=True):
     """The messages of a lane that is held or parked."""
 
-    why: Why
+    why: WaitReason
     reason: str
     since: int
     """Wall time of the unit of work in which the lane was held, milliseconds."""
@@ -39,13 +39,13 @@ class WaitingMessages(msgspec.Struct, array_like=True):
     """Failures of the first message since its first attempt or its last redrive."""
     retry_at: int
     """Wall time of the next retry, milliseconds; only for `HELD`."""
-    messages: list[Message]
+    messages: list[WaitingMessage]
     """In order of arrival; the first one is the one that failed, unless a number is missing."""
     numbers: list[int | None]
     """The number of each message; None if unknown (no `sequence=`, or it cannot be decoded)."""
 
 
-class Lane(msgspec.Struct, array_like=True):
+class KeyLane(msgspec.Struct, array_like=True):
     """One key."""
 
     state: Any = None
@@ -123,17 +123,17 @@ class LaneCodec:
 
     def __init__(self, state_type: Any = None) -> None:
         encoder = msgspec.msgpack.Encoder()
-        self.encode: Callable[[Lane], bytes] = encoder.encode
-        self._lane: Callable[[bytes], Lane] = msgspec.msgpack.Decoder(Lane).decode
+        self.encode: Callable[[KeyLane], bytes] = encoder.encode
+        self._lane: Callable[[bytes], KeyLane] = msgspec.msgpack.Decoder(KeyLane).decode
         self._raw: Callable[[bytes], RawLane] = msgspec.msgpack.Decoder(RawLane).decode
         self._state = None if state_type is None else msgspec.msgpack.Decoder(state_type | None).decode
-        self.decode: Callable[[bytes], Lane] = self._lane if self._state is None else self._typed
+        self.decode: Callable[[bytes], KeyLane] = self._lane if self._state is None else self._typed
         self.typed = self._state is not None
 
-    def _typed(self, packed: bytes) -> Lane:
+    def _typed(self, packed: bytes) -> KeyLane:
         assert self._state is not None
         raw = self._raw(packed)
-        return Lane(self._state(raw.state), raw.number, raw.seen, raw.waiting, raw.missed, raw.queue, raw.doubtful)
+        return KeyLane(self._state(raw.state), raw.number, raw.seen, raw.waiting, raw.missed, raw.queue, raw.doubtful)
 
 
 _LEAVES: Final = frozenset({str, int, float, bool, bytes, type(None)})
@@ -174,4 +174,4 @@ def reads_back_as(state: object, again: object) -> bool:
 
 
 read_raw: Callable[[bytes], RawLane] = msgspec.msgpack.Decoder(RawLane).decode
-read_plain: Callable[[bytes], Lane] = msgspec.msgpack.Decoder(Lane).decode
+read_plain: Callable[[bytes], KeyLane] = msgspec.msgpack.Decoder(KeyLane).decode

@@ -16,7 +16,7 @@ import msgspec
 
 from lanemq.pipelines.stages.transitions.error_text import error_text
 from lanemq.pipelines.stages.transitions.event import Event
-from lanemq.pipelines.stages.transitions.lane import Lane, RawLane, all_plain, read_raw, reads_back_as
+from lanemq.pipelines.stages.transitions.lane import KeyLane, RawLane, all_plain, read_raw, reads_back_as
 from lanemq.pipelines.stages.transitions.rules import Early, ExpireFailed, Late, Rules, UnfitState
 from lanemq.pipelines.stages.transitions.shard import Shard, key_of
 
@@ -34,7 +34,7 @@ class LaneTable:
 
     def __init__(self, lanes: dict[str, bytes], rules: Rules) -> None:
         self.lanes = lanes
-        self.loaded: dict[str, Lane] = {}
+        self.loaded: dict[str, KeyLane] = {}
         """Every lane that this unit touched."""
         self.outputs: list[tuple[Any, ...]] = []
         self.applied = 0
@@ -49,7 +49,7 @@ class LaneTable:
         self._expire_failed: set[str] = set()
         """Keys whose `on_expire` failed."""
 
-    def apply(self, name: str, lane: Lane, event: Event) -> None:
+    def apply(self, name: str, lane: KeyLane, event: Event) -> None:
         """Applies the next event of a lane. Raises what the user's code raises; the caller then calls `restore`."""
         rules, number = self._rules, None
         if rules.number is not None and not event.late:
@@ -71,7 +71,7 @@ class LaneTable:
             self.outputs += made
         self.applied += 1
 
-    def _number_if_next(self, lane: Lane, event: Event) -> int | None:
+    def _number_if_next(self, lane: KeyLane, event: Event) -> int | None:
         """The event's number; None if it is a repeat. Raises `Early` or `Late` if it is not the lane's next event."""
         assert self._rules.number is not None
         number = self._rules.number(event)
@@ -86,7 +86,7 @@ class LaneTable:
             self.counts["gaps"] += number - expected
         return number
 
-    def save(self, name: str, lane: Lane) -> None:
+    def save(self, name: str, lane: KeyLane) -> None:
         """Encodes the lane; removes it if there is nothing to remember."""
         if lane.state is None and lane.number is None and lane.waiting is None:
             self.grown -= len(self.lanes.pop(name, b""))
@@ -97,13 +97,13 @@ class LaneTable:
         if type(lane.state) not in self._checked:
             self._check_state(name, lane.state, packed)
 
-    def restore(self, name: str) -> Lane:
+    def restore(self, name: str) -> KeyLane:
         """Decodes the lane from its bytes."""
         packed = self.lanes.get(name)
-        lane = self.loaded[name] = Lane() if packed is None else self._rules.codec.decode(packed)
+        lane = self.loaded[name] = KeyLane() if packed is None else self._rules.codec.decode(packed)
         return lane
 
-    def see(self, name: str, lane: Lane, stored: int) -> None:
+    def see(self, name: str, lane: KeyLane, stored: int) -> None:
         """Records a message of the key that is settled without being applied.
 
         It keeps a state from expiring, but does not revive an expired one: that is forgotten now, or stays expired if
@@ -142,14 +142,14 @@ class LaneTable:
             if lane.state is not None and name in self.lanes:
                 self._check_state(name, lane.state, self.lanes[name])
 
-    def _has_expired(self, lane: Lane, stored: int) -> bool:
+    def _has_expired(self, lane: KeyLane, stored: int) -> bool:
         """Whether a state had expired when a message came, whether or not it was swept since.
 
         What a step is given must not depend on where batches end.
         """
         return self._span is not None and lane.state is not None and stored - lane.seen >= self._span
 
-    def _expire(self, name: str, lane: Lane) -> None:
+    def _expire(self, name: str, lane: KeyLane) -> None:
         """Forgets the state and saves the lane at once, so that a failing message does not bring the state back."""
         failed = self.call_on_expire(name, lane.state)
         if failed is not None:
@@ -210,7 +210,7 @@ class Expiry:
             return False
         self._table.counts["expired"] += 1
         if not self._forget(name, lane, silent):
-            self._table.save(name, Lane(None, lane.number, lane.seen, None, lane.missed, lane.queue, lane.doubtful))
+            self._table.save(name, KeyLane(None, lane.number, lane.seen, None, lane.missed, lane.queue, lane.doubtful))
         return True
 
     def _forget(self, name: str, lane: RawLane, silent: int) -> bool:
@@ -219,5 +219,5 @@ class Expiry:
         if numbered and (self._numbers is None or silent < self._numbers):
             return False
         self._table.counts["forgotten_numbers"] += numbered
-        self._table.save(name, Lane())
+        self._table.save(name, KeyLane())
         return True

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import msgspec
 
 from lanemq.model.errors import InvalidOption, OrderError
-from lanemq.pipelines.stages.transitions.event import Event, Message
+from lanemq.pipelines.stages.transitions.event import Event, WaitingMessage
 from lanemq.pipelines.stages.transitions.held import HeldLanes
 from lanemq.pipelines.stages.transitions.lane_table import Expiry, LaneTable
 from lanemq.pipelines.stages.transitions.operator_requests import RequestedActions
@@ -59,7 +59,7 @@ class ShardMachine:
             name = nameless if key is None else key
             lane = loaded.get(name) or self.table.restore(name)
             if lane.waiting is not None:
-                held.join(name, lane, Message(topic, broker, queue_id, offset, tags, stored, ident, body))
+                held.join(name, lane, WaitingMessage(topic, broker, queue_id, offset, tags, stored, ident, body))
                 continue
             poison = True
             try:
@@ -70,7 +70,7 @@ class ShardMachine:
             except UnfitState:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
-                message = Message(topic, broker, queue_id, offset, tags, stored, ident, body)
+                message = WaitingMessage(topic, broker, queue_id, offset, tags, stored, ident, body)
                 held.fail_new(name, message, error, poison=poison)
 
     def _fresh(self, messages: QueueSlice) -> QueueSlice:

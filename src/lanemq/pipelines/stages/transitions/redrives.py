@@ -22,7 +22,7 @@ import msgspec
 from lanemq.clock import SystemClock
 from lanemq.model.errors import StateLost
 from lanemq.pipelines.atomic_files import sync, write_durably
-from lanemq.pipelines.stages.transitions.event import Message
+from lanemq.pipelines.stages.transitions.event import WaitingMessage
 from lanemq.pipelines.stages.transitions.shard import keyless
 
 LETTERS_PER_FILE: Final = 5_000
@@ -42,7 +42,7 @@ class RedrivenLetter(msgspec.Struct, array_like=True, frozen=True):
     key: str | None
     batch: int
     """The unit of work that made it a dead letter."""
-    message: Message
+    message: WaitingMessage
 
     @property
     def identity(self) -> Identity:
@@ -152,7 +152,7 @@ def _read(path: Path) -> list[RedrivenLetter]:
         raise StateLost(f"{path} is damaged ({error}): restore the checkpoint's folder from a copy") from error
 
 
-def _without_body(message: Message) -> Message:
+def _without_body(message: WaitingMessage) -> WaitingMessage:
     return msgspec.structs.replace(message, value=None)
 
 

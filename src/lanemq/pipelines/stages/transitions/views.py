@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from lanemq.model.errors import StateLost
 from lanemq.model.units import Millis
-from lanemq.pipelines.stages.transitions.event import Message
-from lanemq.pipelines.stages.transitions.lane import Lane, Why, read_plain
+from lanemq.pipelines.stages.transitions.event import WaitingMessage
+from lanemq.pipelines.stages.transitions.lane import KeyLane, WaitReason, read_plain
 from lanemq.pipelines.stages.transitions.shard import START, key_of
 from lanemq.pipelines.stages.transitions.state_files import ShardFiles
 from lanemq.pipelines.stages.transitions.unit_log import Ledger, UnitLog
@@ -27,13 +27,13 @@ class HeldLane:
     """The name for requests: the key itself, or a name for a queue's messages without a key."""
     key: str | None
     shard: str
-    why: Why
+    why: WaitReason
     reason: str
     since: Millis
     failures: int
     retry_at: Millis | None
     """Wall time of the next retry; None if an operator, or a missing message, must come first."""
-    messages: tuple[Message, ...]
+    messages: tuple[WaitingMessage, ...]
     """The first one is the one that failed. Bodies are as they were sent."""
 
 
@@ -52,7 +52,7 @@ class LaneState:
 def list_parked(stage_folder: Path, *, held: bool = True) -> list[HeldLane]:
     """The lanes that are held or parked, by shard; `held=False` leaves out those that are retried automatically."""
     found = _read_newest(stage_folder, _waiting)
-    return [each for each in found if held or each.why is not Why.HELD]
+    return [each for each in found if held or each.why is not WaitReason.HELD]
 
 
 def show(stage_folder: Path, key: str) -> list[LaneState]:
@@ -92,7 +92,7 @@ def _waiting(stage_folder: Path, ledger: Ledger) -> Iterator[HeldLane]:
                     yield held
 
 
-def _held(shard: str, name: str, lane: Lane) -> HeldLane | None:
+def _held(shard: str, name: str, lane: KeyLane) -> HeldLane | None:
     waiting = lane.waiting
     if waiting is None:
         return None
@@ -104,6 +104,6 @@ def _held(shard: str, name: str, lane: Lane) -> HeldLane | None:
         reason=waiting.reason,
         since=Millis(waiting.since),
         failures=waiting.failures,
-        retry_at=Millis(waiting.retry_at) if waiting.why is Why.HELD else None,
+        retry_at=Millis(waiting.retry_at) if waiting.why is WaitReason.HELD else None,
         messages=tuple(waiting.messages),
     )

@@ -129,7 +129,7 @@ class ShardSummary(msgspec.Struct):
     """Topic, queue and offset of redriven dead letters that were applied."""
 
 
-class Refusal(msgspec.Struct):
+class TaskRefusal(msgspec.Struct):
     """An error that is the same at every attempt, so that Spark need not repeat the task."""
 
     kind: str
@@ -140,7 +140,7 @@ class TaskAnswer(msgspec.Struct):
     """The one row that a task returns."""
 
     shards: list[ShardSummary]
-    refusal: Refusal | None = None
+    refusal: TaskRefusal | None = None
 
 
 pack_answer: Callable[[TaskAnswer], bytes] = msgspec.msgpack.Encoder().encode
@@ -152,7 +152,7 @@ def apply_messages(unit: UnitInputs, batches: Iterator[pa.RecordBatch]) -> Itera
     try:
         yield _answer(TaskAnswer(_apply_all(unit, batches)))
     except LaneError as error:
-        yield _answer(TaskAnswer([], Refusal(type(error).__name__, error_text(error))))
+        yield _answer(TaskAnswer([], TaskRefusal(type(error).__name__, error_text(error))))
 
 
 def retry_lanes(unit: UnitInputs, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -161,7 +161,7 @@ def retry_lanes(unit: UnitInputs, batches: Iterator[pa.RecordBatch]) -> Iterator
         names = [name for batch in batches for name in batch.column("shard").to_pylist()]
         yield _answer(TaskAnswer([_retry(unit, name) for name in names]))
     except LaneError as error:
-        yield _answer(TaskAnswer([], Refusal(type(error).__name__, error_text(error))))
+        yield _answer(TaskAnswer([], TaskRefusal(type(error).__name__, error_text(error))))
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lanemq.pipelines.stages.cdc.changes import Changes, KeyNames, belongs
+from lanemq.pipelines.stages.cdc.changes import KeyNames, RowChanges, belongs
 from lanemq.pipelines.stages.cdc.documents import Document, RowTypes, object_type, path_getter, with_paths
 from lanemq.pipelines.stages.cdc.sequence import Part
-from lanemq.pipelines.stages.cdc.table import Table
+from lanemq.pipelines.stages.cdc.table import ReplicaTable
 
 
 class BinlogFormat(ABC):
@@ -23,7 +23,7 @@ class BinlogFormat(ABC):
     marks: tuple[str, ...] = ()
     """Types of messages that concern no row."""
 
-    def __init__(self, table: Table, parts: Sequence[Part], only_table: str | None = None) -> None:
+    def __init__(self, table: ReplicaTable, parts: Sequence[Part], only_table: str | None = None) -> None:
         self.row_types = RowTypes(table)
         fields = {"type": str | None, "database": Any, "table": Any, "sql": Any, **self.rows()}
         self.document = object_type(with_paths(fields, [part.path for part in parts])) | None
@@ -51,7 +51,7 @@ class BinlogFormat(ABC):
     def unwrap(self, documents: list[Document | None]) -> list[Document | None]:
         return documents
 
-    def read(self, documents: Sequence[Document | None], names: KeyNames, changes: Changes) -> None:
+    def read(self, documents: Sequence[Document | None], names: KeyNames, changes: RowChanges) -> None:
         for message, event in enumerate(documents):
             if message not in changes.poison:
                 self._event(message, event, changes)
@@ -60,7 +60,7 @@ class BinlogFormat(ABC):
         """All: a message may hold several rows, so no message key stands for one row."""
         return list(range(len(documents)))
 
-    def _event(self, message: int, event: Document | None, changes: Changes) -> None:
+    def _event(self, message: int, event: Document | None, changes: RowChanges) -> None:
         kind = (event.type or "").lower() if event is not None else ""
         if event is None or not kind:
             changes.poison[message] = "no type: not an event of this format"
@@ -77,7 +77,7 @@ class BinlogFormat(ABC):
         else:
             self._rows(message, kind, event, changes)
 
-    def _rows(self, message: int, kind: str, event: Document, changes: Changes) -> None:
+    def _rows(self, message: int, kind: str, event: Document, changes: RowChanges) -> None:
         for row, old in self.pairs(event):
             if kind == "delete":
                 changes.delete(message, row)
@@ -86,7 +86,7 @@ class BinlogFormat(ABC):
             else:
                 self._maybe_moved(message, self.row_types.former(old, row), row, changes)
 
-    def _maybe_moved(self, message: int, before: Document, row: Document, changes: Changes) -> None:
+    def _maybe_moved(self, message: int, before: Document, row: Document, changes: RowChanges) -> None:
         if self.row_types.key(before) == self.row_types.key(row):
             changes.put(message, row)
         else:

@@ -18,10 +18,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.types as pt
 
-from lanemq.pipelines.stages.cdc.changes import Changes, KeyNames, belongs
+from lanemq.pipelines.stages.cdc.changes import KeyNames, RowChanges, belongs
 from lanemq.pipelines.stages.cdc.documents import Document, RowTypes, object_type, path_getter, with_paths
 from lanemq.pipelines.stages.cdc.sequence import Part
-from lanemq.pipelines.stages.cdc.table import Table
+from lanemq.pipelines.stages.cdc.table import ReplicaTable
 
 UNAVAILABLE: Final = "__debezium_unavailable_value"
 """The mark of a large (TOAST) column of PostgreSQL that an update did not touch; the log does not have its value."""
@@ -35,7 +35,7 @@ class DebeziumFormat:
 
     opening = r'^\{"before":null,"after":\{'
 
-    def __init__(self, table: Table, parts: Sequence[Part], only_table: str | None = None) -> None:
+    def __init__(self, table: ReplicaTable, parts: Sequence[Part], only_table: str | None = None) -> None:
         self.row_types = RowTypes(table)
         fields: dict[str, Any] = {
             "op": str | None, "before": self.row_types.only_key | None, "after": self.row_types.full | None,
@@ -55,7 +55,7 @@ class DebeziumFormat:
     def unwrap(self, documents: list[Document | None]) -> list[Document | None]:
         return [each if each is None or each.payload is None else each.payload for each in documents]
 
-    def read(self, documents: Sequence[Document | None], names: KeyNames, changes: Changes) -> None:
+    def read(self, documents: Sequence[Document | None], names: KeyNames, changes: RowChanges) -> None:
         for message, event in enumerate(documents):
             if message in changes.poison:
                 continue
@@ -89,7 +89,7 @@ class DebeziumFormat:
     def _is_wanted(self, event: Document) -> bool:
         return belongs(self._only_table, event.source.db, event.source.schema, event.source.table)
 
-    def _put(self, message: int, event: Document, changes: Changes) -> None:
+    def _put(self, message: int, event: Document, changes: RowChanges) -> None:
         before, after = event.before, event.after
         if after is None:
             changes.poison[message] = f"operation {event.op!r} without the row after it"
@@ -100,7 +100,7 @@ class DebeziumFormat:
         else:
             changes.put(message, after)
 
-    def _delete(self, message: int, event: Document, names: KeyNames, changes: Changes) -> None:
+    def _delete(self, message: int, event: Document, names: KeyNames, changes: RowChanges) -> None:
         row = event.before
         if row is None or not self.row_types.has_key(row):
             row = names.row(message)
@@ -109,7 +109,7 @@ class DebeziumFormat:
         else:
             changes.delete(message, row)
 
-    def _tombstone(self, message: int, names: KeyNames, changes: Changes) -> None:
+    def _tombstone(self, message: int, names: KeyNames, changes: RowChanges) -> None:
         """A tombstone has no sequence and no table name; if either is needed, only the deletion before it counts."""
         row = None if self._sequenced or self._only_table else names.row(message)
         if row is None:
@@ -117,7 +117,7 @@ class DebeziumFormat:
         else:
             changes.delete(message, row)
 
-    def _no_row(self, message: int, event: Document, changes: Changes) -> None:
+    def _no_row(self, message: int, event: Document, changes: RowChanges) -> None:
         if event.ddl is not None or event.tableChanges is not None:
             changes.ddl.append(message)
         elif event.after is None and event.before is None and (event.ts_ms is not None or event.status is not None):

@@ -8,10 +8,10 @@ sequence; where one is needed, such a message is poison.
 from collections.abc import Sequence
 from typing import Any
 
-from lanemq.pipelines.stages.cdc.changes import Changes, KeyNames
+from lanemq.pipelines.stages.cdc.changes import KeyNames, RowChanges
 from lanemq.pipelines.stages.cdc.documents import Document, RowTypes, with_paths
 from lanemq.pipelines.stages.cdc.sequence import Part
-from lanemq.pipelines.stages.cdc.table import Table
+from lanemq.pipelines.stages.cdc.table import ReplicaTable
 
 _YES = (True, "true", "t", "1", 1)
 
@@ -21,7 +21,7 @@ class RowFormat:
 
     opening = r"^\{"
 
-    def __init__(self, table: Table, parts: Sequence[Part], deleted: str | None = None) -> None:
+    def __init__(self, table: ReplicaTable, parts: Sequence[Part], deleted: str | None = None) -> None:
         paths = [part.path for part in parts] + ([deleted] if deleted else [])
         self.row_types = RowTypes(table, with_paths({}, [path for path in paths if path not in table.columns]))
         self.document = self.row_types.full | None
@@ -34,7 +34,7 @@ class RowFormat:
     def unwrap(self, documents: list[Document | None]) -> list[Document | None]:
         return documents
 
-    def read(self, documents: Sequence[Document | None], names: KeyNames, changes: Changes) -> None:
+    def read(self, documents: Sequence[Document | None], names: KeyNames, changes: RowChanges) -> None:
         if self._deleted is None and not changes.poison and None not in documents:
             changes.message = list(range(len(documents)))
             changes.row = list(documents)
@@ -58,7 +58,7 @@ class RowFormat:
             if row is not None and key(row) != mine
         ]
 
-    def _tombstone(self, message: int, names: KeyNames, changes: Changes) -> None:
+    def _tombstone(self, message: int, names: KeyNames, changes: RowChanges) -> None:
         row = names.row(message)
         if self._sequenced:
             changes.poison[message] = "a deletion without a value has no sequence"
