@@ -189,6 +189,10 @@ class LeaseLost(OrderError):
     """The queue belongs to another member now."""
 
 
+class GroupConflict(OrderError):
+    """Another member of the group consumes concurrently what this one would consume in order, or the reverse."""
+
+
 class SinkFenced(OrderError):
     """A newer run of this pipeline writes to the sink; this one must stop."""
 

@@ -7,7 +7,7 @@ leave some out. Routes and the tables of administration are in `route_bodies` an
 from typing import ClassVar, Self, TypeVar
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.loose_json import BodyError, loads_loose
@@ -80,7 +80,7 @@ class QueueBody(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class SubscriptionData(Body):
-    """What a group wants of a topic. `code_set` holds the Java hashes of `tags_set`."""
+    """What a group wants of a topic. `code_set` holds the Java hashes of `tags_set`; `lane_ordered` is LaneMQ's."""
 
     class_filter_mode: bool = False
     code_set: list[int] = field(default_factory=list)
@@ -89,6 +89,7 @@ class SubscriptionData(Body):
     sub_version: int = 0
     tags_set: list[str] = field(default_factory=list)
     topic: str = ""
+    lane_ordered: bool | UnsetType = UNSET
 
 
 class ConsumerData(Body):

@@ -10,6 +10,7 @@ from lanemq.model.errors import (
     BrokerBusy,
     BrokerReadOnly,
     BrokerRefused,
+    GroupConflict,
     GroupNotFound,
     LaneError,
     LeaseLost,
@@ -182,6 +183,7 @@ class ResponseCode(IntEnum):
     SEQUENCE_GAP = 4101
     PRODUCER_FENCED = 4102
     LEASE_REFUSED = 4103
+    GROUP_CONFLICT = 4104
 
 
 STORED_CODES = frozenset(
@@ -210,6 +212,7 @@ _ORDER_ERRORS: dict[int, type[OrderError]] = {
     ResponseCode.SEQUENCE_GAP: SequenceGap,
     ResponseCode.PRODUCER_FENCED: ProducerFenced,
     ResponseCode.LEASE_REFUSED: LeaseLost,
+    ResponseCode.GROUP_CONFLICT: GroupConflict,
 }
 
 

@@ -211,9 +211,13 @@ class SendBackHeader(Header, frozen=True, kw_only=True):
 
 
 class ConsumerListHeader(Header, frozen=True, kw_only=True):
-    """GET_CONSUMER_LIST_BY_GROUP (38), NOTIFY_CONSUMER_IDS_CHANGED (40), the connection list (203)."""
+    """GET_CONSUMER_LIST_BY_GROUP (38), NOTIFY_CONSUMER_IDS_CHANGED (40), the connection list (203).
+
+    With `lane_topic`, a LaneMQ broker answers with the members that subscribe to this topic.
+    """
 
     consumer_group: str
+    lane_topic: str | None = None
 
 
 class LockHeader(Header, frozen=True, kw_only=True):

@@ -19,6 +19,10 @@ LANE_KEEP_ALIVE: Final = "laneKeepAlive"
 """In the answer to a lock request: the broker waits for the sender's keep-alive timeout, and the grant has this
 serial. In a lock request that names no queues: a keep-alive, which moves the deadline of everything granted under the
 serial. In its answer: it did; without it, leases must be renewed."""
+LANE_TOPIC: Final = "laneTopic"
+"""In a request for the members of a group: only those that subscribe to this topic."""
+LANE_ORDERED: Final = "laneOrdered"
+"""In a heartbeat's subscription: whether the member consumes the topic in order."""
 LANE_MAX_BYTES: Final = "laneMaxBytes"
 """Maximum bytes of messages in the answer to a pull."""
 LANE_DUPLICATE: Final = "laneDuplicate"

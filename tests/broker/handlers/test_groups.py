@@ -6,7 +6,7 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient
 from tests.broker.running import ManualClock, RunningBroker
 
-from lanemq.wire.bodies import ConsumerIdList, HeartbeatData, ProducerData
+from lanemq.wire.bodies import ConsumerData, ConsumerIdList, HeartbeatData, ProducerData, SubscriptionData
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import RESPONSE_BIT, Command, encode_command
 
@@ -46,6 +46,33 @@ def test_members_are_notified_when_one_joins_or_leaves(clocked: RunningBroker) -
     second.ask(RequestCode.UNREGISTER_CLIENT, {"clientID": "b", "consumerGroup": "g"})
     assert notified(first) == "g"
     assert members(first) == ["a"]
+
+
+def test_members_of_a_topic_are_those_that_subscribe_to_it(clocked: RunningBroker) -> None:
+    first, second = clocked.connect(), clocked.connect()
+    first.heartbeat("a", topics={"T": "*", "U": "*"})
+    second.heartbeat("b", topics={"T": "*"})
+
+    def of(topic: str) -> list[str]:
+        request = {"consumerGroup": "g", "laneTopic": topic}
+        reply = first.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, request)
+        return ConsumerIdList.decode(reply.body).consumer_id_list if reply.code == 0 else []
+
+    assert (of("T"), of("U"), of("V"), members(first)) == (["a", "b"], ["a"], [], ["a", "b"])
+
+
+def test_a_member_that_consumes_in_another_way_is_refused_with_the_others_name(clocked: RunningBroker) -> None:
+    def beat(name: str, *, ordered: bool) -> Command:
+        data = ConsumerData(group_name="g", subscription_data_set=[SubscriptionData(topic="T", lane_ordered=ordered)])
+        body = HeartbeatData(client_id=name, consumer_data_set=[data]).encode()
+        return clocked.connect().ask(RequestCode.HEART_BEAT, {}, body)
+
+    assert beat("a", ordered=True).code == 0
+    refused = beat("b", ordered=False)
+    assert refused.code == ResponseCode.GROUP_CONFLICT
+    assert "member a consumes T in order" in (refused.remark or "")
+    assert members(clocked.connect()) == ["a"]
+    assert beat("c", ordered=True).code == 0
 
 
 def test_members_are_notified_when_a_connection_is_lost(clocked: RunningBroker) -> None:

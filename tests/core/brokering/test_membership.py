@@ -3,10 +3,18 @@
 from collections.abc import Mapping
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, GroupSubscription, Membership
+from lanemq.core.brokering.membership import (
+    Changes,
+    Conflict,
+    ConnectionId,
+    GroupHeartbeat,
+    GroupSubscription,
+    Membership,
+)
 from lanemq.model.units import Millis
 
 ONE, TWO, THREE = ConnectionId(1), ConnectionId(2), ConnectionId(3)
@@ -131,6 +139,67 @@ def test_new_member_that_also_brings_a_topic_is_one_change() -> None:
     assert beat(table, TWO, "B", topics("t", "u")) == CHANGED
 
 
+def test_a_topic_is_shared_among_the_members_that_subscribe_to_it() -> None:
+    table = Membership()
+    beat(table, ONE, "A", topics("t", "u"))
+    beat(table, TWO, "B", topics("t", "v"))
+    shares = [table.members_of("g", topic) for topic in "tuvw"]
+    assert shares == [("A", "B"), ("A",), ("B",), ()]
+    assert table.members("g") == ("A", "B"), "stock clients see all members, as in RocketMQ"
+    assert table.members_of("h", "t") == ()
+
+
+def test_members_with_different_topics_change_nothing_with_every_heartbeat() -> None:
+    """RocketMQ keeps the topics of the last heartbeat, so every heartbeat of either member would be a change."""
+    table = Membership()
+    beat(table, ONE, "A", topics("t"))
+    beat(table, TWO, "B", topics("u"))
+    assert beat(table, ONE, "A", topics("t")) == NOTHING
+    assert beat(table, TWO, "B", topics("u")) == NOTHING
+    assert table.subscription("g", "t") == GroupSubscription("t", version=1)
+    table.disconnected(TWO)
+    assert table.subscription("g", "u") is None
+
+
+def test_a_retry_topic_goes_to_members_that_have_all_topics() -> None:
+    table = Membership()
+    beat(table, ONE, "A", topics("t", "%RETRY%g"))
+    beat(table, TWO, "B", topics("t", "u", "%RETRY%g"))
+    assert table.members_of("g", "%RETRY%g") == ("B",)
+    beat(table, ONE, "A", topics("v", "%RETRY%g"))
+    assert table.members_of("g", "%RETRY%g") == ("A", "B"), "no member has all"
+
+
+def kinds(**ordered: bool | None) -> Mapping[str, GroupHeartbeat]:
+    named = {"retry": "%RETRY%g"}
+    return {"g": GroupHeartbeat(tuple(GroupSubscription(named.get(t, t), ordered=is_) for t, is_ in ordered.items()))}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "conflict"),
+    [
+        (kinds(t=True), kinds(t=True), None),
+        (kinds(t=True), kinds(t=False), Conflict("g", "A", "t", True)),
+        (kinds(t=False), kinds(t=True), Conflict("g", "A", "t", False)),
+        (kinds(t=True), kinds(u=False), Conflict("g", "A", None, True)),
+        (kinds(t=True, retry=True), kinds(t=True, u=False, retry=False), None),
+        (kinds(t=True, u=False), kinds(u=True), Conflict("g", "A", "u", False)),
+        (kinds(t=True), kinds(t=None), None),
+        (kinds(t=None), kinds(t=False), None),
+    ],
+    ids=["same", "concurrent", "ordered", "other topic", "adds a topic", "one of two", "stock", "with stock"],
+)
+def test_a_member_that_consumes_in_another_way_is_a_conflict(
+    first: Mapping[str, GroupHeartbeat], second: Mapping[str, GroupHeartbeat], conflict: Conflict | None
+) -> None:
+    table = Membership()
+    beat(table, ONE, "A", first)
+    assert table.conflict("B", second) == conflict
+    assert table.conflict("A", second) is None, "a member may change its own mind"
+    table.disconnected(ONE)
+    assert table.conflict("B", second) is None
+
+
 def test_admin_view_shows_what_the_latest_heartbeat_said() -> None:
     table = Membership()
     beat(table, ONE, "A", {"g": GroupHeartbeat((), message_model="BROADCASTING")})
@@ -148,7 +217,7 @@ def test_an_unknown_group_has_no_members() -> None:
 
 
 class MembershipMachine(RuleBasedStateMachine):
-    """A change is announced if and only if the member list or the topic set differs from before."""
+    """A change is announced if and only if the members of the group or of a topic differ from before."""
 
     connections = st.integers(1, 3).map(ConnectionId)
     groups = st.sets(st.sampled_from(["g", "h"]))
@@ -182,8 +251,8 @@ class MembershipMachine(RuleBasedStateMachine):
     def indexes_agree(self) -> None:
         self.table._check()
 
-    def _views(self) -> dict[str, tuple[tuple[str, ...], bool]]:
-        return {group: (self.table.members(group), self.table.subscription(group, "t") is not None) for group in "gh"}
+    def _views(self) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+        return {group: (self.table.members(group), self.table.members_of(group, "t")) for group in "gh"}
 
     def _compare(self, changes: Changes) -> None:
         before, self.before = self.before, self._views()

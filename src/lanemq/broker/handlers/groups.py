@@ -69,6 +69,7 @@ class GroupHandler:
         groups = {check_group(data.group_name): _group_of(data) for data in beat.consumer_data_set}
         producers = [check_group(data.group_name) for data in beat.producer_data_set]
         connection = ConnectionId(peer.number)
+        self._refuse_conflict(beat.client_id, groups)
         for data in beat.consumer_data_set:
             if data.message_model != BROADCASTING:
                 self._parts.topic_keeper.take(self._parts.topics.ensure_retry(data.group_name))
@@ -77,6 +78,17 @@ class GroupHandler:
         changes = self._parts.members.heartbeat(connection, beat.client_id, groups, now=self._parts.clock.now())
         answer(peer, request)
         self._parts.notices.group_changed(changes.groups)
+
+    def _refuse_conflict(self, client_id: str, groups: dict[str, GroupHeartbeat]) -> None:
+        clustering = {name: each for name, each in groups.items() if each.message_model != BROADCASTING}
+        found = self._parts.members.conflict(client_id, clustering)
+        if found is not None:
+            theirs, ours = ("in order", "concurrently") if found.member_is_ordered else ("concurrently", "in order")
+            raise BrokerRefused(
+                ResponseCode.GROUP_CONFLICT,
+                f"group {found.group}: member {found.member} consumes {found.topic or 'its topics'} {theirs}, so "
+                f"{client_id} cannot consume {ours}: stop that member, or use another group",
+            )
 
     def _unregister(self, peer: Peer, request: Command) -> None:
         header = UnregisterHeader.from_ext(request.ext)
@@ -89,8 +101,9 @@ class GroupHandler:
         answer(peer, request)
 
     def _members(self, peer: Peer, request: Command) -> None:
-        group = ConsumerListHeader.from_ext(request.ext).consumer_group
-        members = self._parts.members.members(group)
+        header = ConsumerListHeader.from_ext(request.ext)
+        group, topic, known = header.consumer_group, header.lane_topic, self._parts.members
+        members = known.members(group) if topic is None else known.members_of(group, topic)
         if not members:
             answer_code(peer, request, ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
             return
@@ -172,6 +185,7 @@ def _group_of(data: ConsumerData) -> GroupHeartbeat:
             item.sub_version,
             frozenset(item.tags_set),
             frozenset(item.code_set),
+            None if item.lane_ordered is msgspec.UNSET else item.lane_ordered,
         )
         for item in data.subscription_data_set
     )

@@ -31,6 +31,7 @@ from lanemq.wire.headers import (
     UpdateOffsetHeader,
 )
 from lanemq.wire.lane_fields import LANE_CLIENT, LANE_EPOCH, LANE_IGNORED
+from lanemq.wire.stats_bodies import ConsumerConnection
 
 PULL_MARGIN_MS = 15_000
 """How much longer than its suspend time a pull may take (RocketMQ: suspend 15 s, timeout 30 s)."""
@@ -75,6 +76,7 @@ class ConsumerCalls:
     def __init__(self, options: ConsumerOptions, client_id: str, pool: ConnectionPool, routes: AsyncRoutes) -> None:
         self.client_id = client_id
         self._group = options.group
+        self._speaks_lane = options.speaks_lane
         self._timeout = options.request_timeout
         self._lock_timeout = options.lock_timeout
         self._pool = pool
@@ -87,11 +89,27 @@ class ConsumerCalls:
             raise ConnectFailed(f"the address of broker {broker!r} of topic {topic!r} is not known yet")
         return route.master(broker)
 
+    def is_lane(self, topic: str, broker: str) -> bool:
+        """Whether LaneMQ's protocol additions are used with this broker."""
+        route = self._routes.known(topic)
+        return self._speaks_lane(route is not None and route.is_lane(broker))
+
     async def members(self, topic: str, broker: str) -> list[str]:
-        """The client ids of the group's members; an error if the broker knows none."""
-        header = ConsumerListHeader(consumer_group=self._group)
+        """The client ids of the members that share a topic; an error if the broker knows none.
+
+        An Apache broker does not know which members subscribe to the topic, and answers with all members of the group.
+        """
+        header = ConsumerListHeader(
+            consumer_group=self._group, lane_topic=topic if self.is_lane(topic, broker) else None
+        )
         reply = await self._ask(topic, broker, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
         return sorted(set(ConsumerIdList.decode(reply.body).consumer_id_list))
+
+    async def group_topics(self, topic: str, broker: str) -> frozenset[str]:
+        """The topics of the group as the broker knows them; an Apache broker keeps those of the last heartbeat."""
+        header = ConsumerListHeader(consumer_group=self._group)
+        reply = await self._ask(topic, broker, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+        return frozenset(ConsumerConnection.decode(reply.body).subscription_table)
 
     async def lock(
         self,

@@ -34,7 +34,7 @@ from lanemq.client.consumer.turns.workers import OverdueRuns, RunReporter, TaskW
 from lanemq.client.identity import new_client_id
 from lanemq.client.routing import AsyncRoutes
 from lanemq.core.consuming.offset_table import OffsetTable
-from lanemq.model.errors import Closed, InvalidOption, LaneError
+from lanemq.model.errors import Closed, GroupConflict, InvalidOption, LaneError
 from lanemq.model.units import QueueOffset
 from lanemq.net.connection import Connection, ConnectionPool
 
@@ -56,8 +56,8 @@ def connect(engine: "ConsumerEngine") -> BrokerLink:
     pool = ConnectionPool(BrokerRequests(engine).received, engine.connection_lost, security=options.security)
     routes = AsyncRoutes(options.addresses, pool, options.clock)
     calls = ConsumerCalls(options, engine.client_id, pool, routes)
-    tags = {topic: active.subscription.filter for topic, active in engine.subscriptions.items()}
-    return BrokerLink(pool, routes, calls, Heartbeat(options, calls, pool, routes, tags))
+    subscriptions = {topic: active.subscription for topic, active in engine.subscriptions.items()}
+    return BrokerLink(pool, routes, calls, Heartbeat(options, calls, pool, routes, subscriptions))
 
 
 class ConsumerEngine:
@@ -138,7 +138,11 @@ class ConsumerEngine:
         return found
 
     async def run(self) -> None:
-        """Works until stopped. Raises if a handler ended its worker instead of returning or failing."""
+        """Works until stopped.
+
+        Raises if a handler ended its worker instead of returning or failing, and `GroupConflict` if another member of
+        the group consumes in another way.
+        """
         if self._begun:
             raise Closed("this consumer was started before: make a new one")
         self._begun = True
@@ -151,8 +155,12 @@ class ConsumerEngine:
                 for loop in loops:
                     loop.cancel()
         except Exception as error:
-            self.failure = error  # before the schedulers close: threads that wake up there read it
-            raise
+            self.failure = (
+                conflict_in(error) or error
+            )  # before the schedulers close: threads that wake up there read it
+            if self.failure is error:
+                raise
+            raise self.failure from None
         finally:
             self._close_schedulers()
             self._pool.close()
@@ -262,6 +270,13 @@ class ConsumerEngine:
     def _close_schedulers(self) -> None:
         for active in self.subscriptions.values():
             active.scheduler.close()
+
+
+def conflict_in(error: BaseException) -> GroupConflict | None:
+    """The refusal of this member by a broker, if that is among the errors that ended its tasks."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(conflict_in, error.exceptions)), None)
+    return error if isinstance(error, GroupConflict) else None
 
 
 async def until_started(engine: ConsumerEngine, running: asyncio.Task[None]) -> None:

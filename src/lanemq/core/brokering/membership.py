@@ -4,14 +4,20 @@ Invariant: every change is announced exactly once. Members compute their own sha
 members, so each real change must reach them, and a false one would make the whole group rebalance for nothing.
 
 A member is a client id. It may have several connections, since a reconnect overlaps with the end of the old one, and it
-leaves with the last of them. A subscription belongs to the group, as in RocketMQ: the newest version wins, and topics
-that a heartbeat does not name are removed.
+leaves with the last of them. Each member has its own topics, and a topic is shared among the members that subscribe to
+it; topics that its heartbeat does not name are removed. If members filter a topic differently, the newest version
+counts for the group, as in RocketMQ.
+
+A group consumes in order or not: an ordered member owns a queue, while a concurrent one pulls it without asking. So a
+member is refused that would consume a topic the other way, or be the only kind that the group does not have
+(`conflict`). Only LaneMQ members say how they consume.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, TypeAlias
 
+from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.units import Millis
 
 MEMBER_EXPIRY_MS = Millis(120_000)
@@ -29,6 +35,8 @@ class GroupSubscription(NamedTuple):
     version: int = 0
     tags: frozenset[str] = frozenset()
     tag_codes: frozenset[int] = frozenset()
+    ordered: bool | None = None
+    """Whether the member's queues need a lease; None from a stock client, which does not say."""
 
 
 class GroupHeartbeat(NamedTuple):
@@ -44,6 +52,15 @@ class Changes(NamedTuple):
     """The groups whose members must be notified, each once."""
 
     groups: tuple[str, ...]
+
+
+class Conflict(NamedTuple):
+    """A member with which a new one cannot share its group. `topic` None: they have no topic in common."""
+
+    group: str
+    member: str
+    topic: str | None
+    member_is_ordered: bool
 
 
 class GroupView(NamedTuple):
@@ -66,7 +83,17 @@ class _Group:
 
     latest: GroupHeartbeat
     members: dict[str, set[ConnectionId]] = field(default_factory=dict)
-    subscriptions: dict[str, GroupSubscription] = field(default_factory=dict)
+    topics: dict[str, dict[str, GroupSubscription]] = field(default_factory=dict)
+    """Client id → topic → subscription."""
+
+    def all_topics(self) -> dict[str, GroupSubscription]:
+        """The topics of all members, each with its newest subscription."""
+        found: dict[str, GroupSubscription] = {}
+        for topics in self.topics.values():
+            for topic, subscription in topics.items():
+                if topic not in found or subscription.version > found[topic].version:
+                    found[topic] = subscription
+        return found
 
 
 class Membership:
@@ -97,9 +124,25 @@ class Membership:
             group = self._groups.setdefault(name, _Group(beat))
             group.latest = beat
             joined = self._add(name, group, (connection, client_id), now)
-            if _resubscribe(group.subscriptions, beat.subscriptions) or joined:
+            if _resubscribe(group.topics.setdefault(client_id, {}), beat.subscriptions) or joined:
                 changed.append(name)
         return Changes(tuple(changed))
+
+    def conflict(self, client_id: str, groups: Mapping[str, GroupHeartbeat]) -> Conflict | None:
+        """The first member that consumes in order what this client would consume concurrently, or the reverse."""
+        for name, beat in groups.items():
+            mine = {each.topic: each for each in beat.subscriptions if not each.topic.startswith(RETRY_PREFIX)}
+            known = self._groups.get(name)
+            for other in sorted(known.topics if known is not None else ()):
+                theirs = known.topics[other] if known is not None else {}
+                if other == client_id:
+                    continue
+                for topic in sorted(mine.keys() & theirs.keys()):
+                    if {mine[topic].ordered, theirs[topic].ordered} == {True, False}:
+                        return Conflict(name, other, topic, theirs[topic].ordered is True)
+                if {_only_kind(mine.values()), _only_kind(theirs.values())} == {True, False}:
+                    return Conflict(name, other, None, _only_kind(theirs.values()) is True)
+        return None
 
     def leave(self, connection: ConnectionId, client_id: str, group: str) -> Changes:
         """Remove a client from one group; its connection may serve others."""
@@ -125,6 +168,21 @@ class Membership:
         known = self._groups.get(group)
         return () if known is None else tuple(sorted(known.members))
 
+    def members_of(self, group: str, topic: str) -> tuple[str, ...]:
+        """The members that subscribe to a topic, sorted.
+
+        A retry topic goes to the members that have all topics of the group, if there are any: a message there may
+        belong to any of these topics, and a member without that topic has no handler for it.
+        """
+        known = self._groups.get(group)
+        if known is None:
+            return ()
+        found = [client for client, topics in known.topics.items() if topic in topics]
+        if topic.startswith(RETRY_PREFIX):
+            needed = known.all_topics().keys()
+            found = [client for client in found if known.topics[client].keys() >= needed] or found
+        return tuple(sorted(found))
+
     def connections(self, group: str) -> tuple[ConnectionId, ...]:
         """The connections of all members."""
         known = self._groups.get(group)
@@ -132,7 +190,7 @@ class Membership:
 
     def subscription(self, group: str, topic: str) -> GroupSubscription | None:
         known = self._groups.get(group)
-        return None if known is None else known.subscriptions.get(topic)
+        return None if known is None else known.all_topics().get(topic)
 
     def client_of(self, connection: ConnectionId) -> str | None:
         """The client of a connection; None before its first heartbeat."""
@@ -149,7 +207,7 @@ class Membership:
         known = self._groups.get(group)
         if known is None:
             return None
-        subscriptions = tuple(known.subscriptions[topic] for topic in sorted(known.subscriptions))
+        subscriptions = tuple(each for _, each in sorted(known.all_topics().items()))
         return GroupView(self.members(group), subscriptions, *known.latest[1:])
 
     def _add(self, name: str, group: _Group, seat: _Member, now: Millis) -> bool:
@@ -173,6 +231,7 @@ class Membership:
             members[client_id].discard(connection)
             if not members[client_id]:
                 del members[client_id]
+                del self._groups[name].topics[client_id]
                 changed[name] = None
             if not members:
                 del self._groups[name]
@@ -203,11 +262,12 @@ class Membership:
             (client, connection) for connection, client in self._clients.items()
         }
         assert all(group.members and all(group.members.values()) for group in self._groups.values())
+        assert all(group.members.keys() == group.topics.keys() for group in self._groups.values())
         assert list(self._seen.values()) == sorted(self._seen.values())
 
 
 def _resubscribe(held: dict[str, GroupSubscription], named: Iterable[GroupSubscription]) -> bool:
-    """Update a group's subscriptions from a heartbeat; True if the set of topics changed.
+    """Update a member's subscriptions from a heartbeat; True if the set of topics changed.
 
     A new expression for a known topic does not count as a change, because it moves no queue.
     """
@@ -219,3 +279,9 @@ def _resubscribe(held: dict[str, GroupSubscription], named: Iterable[GroupSubscr
     for topic in topics - wanted.keys():
         del held[topic]
     return topics != wanted.keys()
+
+
+def _only_kind(subscriptions: Iterable[GroupSubscription]) -> bool | None:
+    """True or False if all of them are ordered, or none is; None if both occur, or a stock client does not say."""
+    kinds = {each.ordered for each in subscriptions if not each.topic.startswith(RETRY_PREFIX)}
+    return kinds.pop() if len(kinds) == 1 else None

@@ -102,6 +102,7 @@ class MemberCalls:
                 tags_set=sorted(self._tags.tags),
                 code_set=self._tags.codes,
                 sub_version=self._version,
+                lane_ordered=True,
             )
             for topic in topics
         ]
@@ -113,8 +114,9 @@ class MemberCalls:
         body = HeartbeatData(client_id=self.client_id, consumer_data_set=[consumer]).encode()
         self._ask(address, Command(RequestCode.HEART_BEAT, 0, body=body))
 
-    def members(self, address: Address) -> list[str]:
-        header = ConsumerListHeader(consumer_group=self._group)
+    def members(self, address: Address, topic: str) -> list[str]:
+        """The members that share a topic; an Apache broker answers with all members of the group."""
+        header = ConsumerListHeader(consumer_group=self._group, lane_topic=topic)
         reply = self._ask(address, Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, 0, ext=header.to_ext()))
         return sorted(set(ConsumerIdList.decode(reply.body).consumer_id_list))
 

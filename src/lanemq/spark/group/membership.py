@@ -192,7 +192,7 @@ class DriverMembership:
                 self._calls.heartbeat(address, self._topics)
                 self._heartbeat_due[address] = now + HEARTBEAT_MS
                 self._renew_due.pop(address, None)
-            members = members or self._calls.members(address)
+            members = members or self._calls.members(address, topic)
         return set(averagely(route.subscribe, members, self._calls.client_id))
 
     def _renew(self) -> None:

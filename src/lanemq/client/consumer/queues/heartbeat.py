@@ -9,11 +9,13 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 
+from msgspec import UNSET
+
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.tag_filter import TagFilter
+from lanemq.client.consumer.turns.subscription import Subscription
 from lanemq.client.routing import AsyncRoutes
-from lanemq.model.errors import LaneError
+from lanemq.model.errors import GroupConflict, LaneError
 from lanemq.net.address import Address
 from lanemq.net.connection import ConnectionPool
 from lanemq.net.rate_limited_log import RateLimitedLog
@@ -26,7 +28,7 @@ PUSH = "CONSUME_PASSIVELY"
 
 
 class Heartbeat:
-    """The heartbeats of one member. `subscriptions` are tags by topic, including the group's retry topic."""
+    """The heartbeats of one member. `subscriptions` are by topic, including the group's retry topic."""
 
     def __init__(
         self,
@@ -34,7 +36,7 @@ class Heartbeat:
         calls: ConsumerCalls,
         pool: ConnectionPool,
         routes: AsyncRoutes,
-        subscriptions: Mapping[str, TagFilter],
+        subscriptions: Mapping[str, Subscription],
     ) -> None:
         self._options = options
         self._rate_limited = RateLimitedLog(log, options.clock)
@@ -55,7 +57,10 @@ class Heartbeat:
             await self.send_to_all()
 
     async def send_to_all(self) -> None:
-        """Sends a heartbeat to each known broker that got none on its present connection."""
+        """Sends a heartbeat to each known broker that got none on its present connection.
+
+        Raises `GroupConflict` if a broker refuses this member; other failures are logged.
+        """
         await asyncio.gather(*(self._try_send(address) for address in self.addresses()))
 
     async def send_to(self, address: Address) -> None:
@@ -83,6 +88,8 @@ class Heartbeat:
     async def _try_send(self, address: Address) -> None:
         try:
             await self.send_to(address)
+        except GroupConflict:
+            raise
         except LaneError as error:
             self._rate_limited.warn(str(address), f"no heartbeat to {address}: {error}")
 
@@ -98,11 +105,14 @@ class Heartbeat:
 
     def described(self) -> Iterable[SubscriptionData]:
         """The subscriptions in wire form."""
-        for topic, tags in sorted(self._subscriptions.items()):
+        compat = not self._options.speaks_lane(True)
+        for topic, subscription in sorted(self._subscriptions.items()):
+            tags = subscription.filter
             yield SubscriptionData(
                 topic=topic,
                 sub_string=tags.text,
                 tags_set=sorted(tags.tags),
                 code_set=tags.codes,
                 sub_version=self.version,
+                lane_ordered=UNSET if compat else subscription.ordered,
             )

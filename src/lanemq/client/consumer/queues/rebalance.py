@@ -26,7 +26,7 @@ from lanemq.client.routing import AsyncRoutes, TopicRoute
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent, QueueStage, queue_changes
 from lanemq.core.consuming.runs import Order
-from lanemq.model.errors import LaneError, TopicNotFound
+from lanemq.model.errors import GroupConflict, LaneError, TopicNotFound
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, to_millis
@@ -117,6 +117,8 @@ class Rebalancer:
     async def _try_topic(self, topic: str) -> bool:
         try:
             return await self._topic(topic)
+        except GroupConflict:
+            raise
         except TopicNotFound as error:
             self._warn(topic, f"waiting for topic {topic}: {error}")
         except LaneError as error:
@@ -152,7 +154,7 @@ class Rebalancer:
         return taken == len(changes.acquire) and not changes.release
 
     async def _members(self, route: TopicRoute) -> list[str]:
-        """The group's members, from the first broker that answers; all brokers get every heartbeat.
+        """The members that share the topic, from the first broker that answers; all brokers get every heartbeat.
 
         In broadcasting only this member matters.
         """
@@ -161,10 +163,28 @@ class Rebalancer:
         failure: LaneError | None = None
         for broker in sorted(route.brokers):
             try:
-                return await self._calls.members(route.topic, broker)
+                members = await self._calls.members(route.topic, broker)
+                if len(members) > 1 and not self._options.speaks_lane(route.is_lane(broker)):
+                    await self._warn_of_other_topics(route.topic, broker)
+                return members
             except LaneError as error:
                 failure = error
         raise failure or TopicNotFound(17, f"topic {route.topic!r} has no broker")
+
+    async def _warn_of_other_topics(self, topic: str, broker: str) -> None:
+        """Warns if another member subscribes to other topics: an Apache broker does not say which member has which.
+
+        Every topic is then shared among all members, also those that do not consume it.
+        """
+        topics = await self._calls.group_topics(topic, broker)
+        different = {each for each in topics ^ self._subscriptions.keys() if not each.startswith(RETRY_PREFIX)}
+        if different:
+            self._warn(
+                self._options.group,
+                f"members of group {self._options.group} subscribe to different topics (not all of them to "
+                f"{', '.join(sorted(different))}): some of their queues are not consumed at this broker, which shares "
+                f"every topic among all members. Subscribe all members to the same topics, or use a group for each",
+            )
 
     def _share(self, route: TopicRoute, members: list[str]) -> list[MessageQueue]:
         """This member's queues; all of them in broadcasting."""
