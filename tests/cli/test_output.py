@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from lanemq.cli.options import parse_duration, parse_time
+from lanemq.cli.options import parse_time
 from lanemq.cli.output import Grid, cell, duration_text, printable, show, to_json
 from lanemq.model.queue import MessageQueue
 
@@ -64,11 +64,6 @@ def test_a_time_is_iso_8601_or_a_span_before_now() -> None:
     assert parse_time("2026-01-31T12:00Z", "--from").timestamp() == 1769860800
     for text in ("10m", "10m ago", "600s"):
         assert 599 < (datetime.now(UTC) - parse_time(text, "--from")).total_seconds() < 610
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("1.5", 1.5), ("90s", 90), ("10m", 600), ("3d", 259_200)])
-def test_a_duration_is_seconds_unless_it_has_a_unit(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(("millis", "text"), [(None, None), (350, "350 ms"), (12_345, "12.3 s"), (900_000, "15 min")])

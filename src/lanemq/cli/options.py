@@ -5,7 +5,6 @@ Exit codes: 0 success, 1 refused or failed, 2 wrong command line. Scripts depend
 
 import contextlib
 import functools
-import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
@@ -14,7 +13,8 @@ import click
 
 from lanemq.cli.output import printable
 from lanemq.cli.security import as_flags, with_security_options
-from lanemq.model.errors import ConnectFailed, LaneError, MissingKey, UsageError
+from lanemq.model.errors import ConnectFailed, InvalidOption, LaneError, MissingKey, UsageError
+from lanemq.model.units import parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,9 +28,6 @@ _ADVICE: dict[type[LaneError], str] = {
 FIRST = frozenset({"first", "earliest"})
 LAST = frozenset({"last", "latest"})
 """Synonyms: the library's `StartFrom` has one pair, Kafka's and RocketMQ's tools the other. Commands accept both."""
-
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class CliError(click.ClickException):
@@ -116,19 +113,20 @@ def errors_name_flags() -> Iterator[None]:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
 
-def parse_duration(text: str) -> float:
-    """A duration in seconds: a plain number, or a number with a unit, such as 90s, 10m, 72h, 3d."""
-    found = _SPAN.fullmatch(text)
-    if found is None:
-        raise click.BadParameter(f"{text!r} is not a duration: write seconds (90), or a unit: 90s, 10m, 72h, 3d")
-    return float(found[1]) * _SECONDS[found[2]]
+def duration(text: str) -> float:
+    """The type of an option that is a duration; its value is in seconds."""
+    try:
+        return parse_duration(text)
+    except InvalidOption as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def parse_time(text: str, option: str) -> datetime:
     """A point in time: ISO 8601 (local time unless it has a zone), or a span before now: `10m`, `2h ago`."""
-    found = _SPAN.fullmatch(text.removesuffix("ago").rstrip())
-    if found is not None and found[2]:
-        return datetime.now().astimezone() - timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
+    span = text.removesuffix("ago").rstrip()
+    if not span[-1:].isdigit():
+        with contextlib.suppress(InvalidOption):
+            return datetime.now().astimezone() - timedelta(seconds=parse_duration(span))
     try:
         return datetime.fromisoformat(text).astimezone()
     except ValueError:

@@ -1,6 +1,9 @@
 """Types for numbers that must not be mixed up."""
 
-from typing import NewType
+import re
+from typing import Final, NewType
+
+from lanemq.model.errors import InvalidOption
 
 Millis = NewType("Millis", int)
 """Milliseconds: a point on the monotonic clock (`now`), a wall time, or a span; the name says which."""
@@ -13,6 +16,18 @@ LogPosition = NewType("LogPosition", int)
 
 Epoch = NewType("Epoch", int)
 """Grows with every change of a queue's owner; a stale owner is known by its smaller one. 0 means none."""
+
+
+_DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*")
+_UNIT_SECONDS: Final = {None: 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_duration(text: str) -> float:
+    """The seconds of a text such as `90`, `500ms`, `30s`, `15m`, `72h` or `3d`. A number without a unit is seconds."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise InvalidOption(f"{text!r} is not a duration: write seconds (90), or a unit: 500ms, 90s, 10m, 72h, 3d")
+    return float(found[1]) * _UNIT_SECONDS[found[2]]
 
 
 def to_millis(seconds: float) -> Millis:

@@ -13,10 +13,9 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame
 
 from lanemq.model.errors import InvalidOption
-from lanemq.model.units import Millis, to_millis
+from lanemq.model.units import Millis, parse_duration, to_millis
 from lanemq.pipelines.ports import Merge, Sink, Stage
 from lanemq.pipelines.source import Topic
-from lanemq.spark.options import duration
 
 Prepare: TypeAlias = Callable[[DataFrame], DataFrame]
 
@@ -69,7 +68,7 @@ class Pipeline:
         if not isinstance(self.trigger, str):
             return to_millis(self.trigger)
         try:
-            return duration(self.trigger)
+            return to_millis(parse_duration(self.trigger))
         except InvalidOption as error:
             raise InvalidOption(f"trigger: {error}") from None
 

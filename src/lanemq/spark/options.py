@@ -4,7 +4,8 @@ All options are checked before a query starts. An option that is misspelt, out o
 `InvalidOption`, which names it. No option is ignored silently: a query that reads something else than its author
 believes looks like data loss later.
 
-Durations are `500ms`, `30s`, `15m`, `1h`, or a plain number of milliseconds, as in Spark's own settings.
+Durations are `500ms`, `30s`, `15m`, `1h`, `1d`, or a number of seconds. Spark's own settings read a number without a
+unit as milliseconds; these options read it as everything else in LaneMQ does.
 """
 
 import os
@@ -19,7 +20,7 @@ from lanemq.client.security import credentials_of, secret_in, secret_of_environm
 from lanemq.model.environment import VERIFY
 from lanemq.model.errors import InvalidOption, LaneError
 from lanemq.model.names import check_group, check_topic
-from lanemq.model.units import Millis
+from lanemq.model.units import Millis, parse_duration, to_millis
 from lanemq.net.address import parse_addresses
 from lanemq.net.security import OPEN, Security, TlsOptions
 from lanemq.spark.columns.arrow import OnDamaged
@@ -119,8 +120,8 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None) -> R
         max_offsets=_get(options, "maxOffsetsPerTrigger", _positive, None),
         max_bytes=_get(options, "maxBytesPerTrigger", _positive, None),
         min_offsets=_get(options, "minOffsetsPerTrigger", _positive, 0),
-        max_delay=_get(options, "maxTriggerDelay", duration, DEFAULT_MAX_DELAY),
-        wait=_get(options, "brokerWait", duration, DEFAULT_WAIT),
+        max_delay=_get(options, "maxTriggerDelay", _duration, DEFAULT_MAX_DELAY),
+        wait=_get(options, "brokerWait", _duration, DEFAULT_WAIT),
         chunk_bytes=_get(options, "chunkBytes", _positive, CHUNK_BYTES),
         on_damaged=_get(options, "onDamaged", _on_damaged, OnDamaged.FAIL),
         security=parse_security(options),
@@ -264,12 +265,8 @@ def _positive(text: str) -> int:
     return number
 
 
-def duration(text: str) -> Millis:
-    """Parses `500ms`, `30s`, `15m`, `1h`, or a plain number of milliseconds."""
-    found = re.fullmatch(r"\s*(\d+)\s*(ms|s|m|h)?\s*", text)
-    if found is None:
-        raise InvalidOption(f"{text!r} is not a duration: write 500ms, 30s, 15m or 1h")
-    return Millis(int(found[1]) * {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}[found[2] or "ms"])
+def _duration(text: str) -> Millis:
+    return to_millis(parse_duration(text))
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -272,6 +272,7 @@ def declared(**parts: Any) -> Pipeline:
         ({"checkpoint": ""}, "checkpoint: empty"),
         ({"checkpoint": "s3://bucket/x"}, "checkpoint: .* is an address"),
         ({"trigger": "25h"}, "trigger: 25h is not between 0 and a day"),
+        ({"trigger": "90000"}, "trigger: 90000 is not between 0 and a day"),
     ],
 )
 def test_a_wrong_part_is_refused_when_the_pipeline_is_declared(parts: dict[str, Any], error: str) -> None:

@@ -23,7 +23,7 @@ import click
 
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
-from lanemq.cli.options import CliError, parse_duration
+from lanemq.cli.options import CliError, duration
 from lanemq.net.address import parse_address
 from lanemq.net.freed_memory import keep_freed_memory
 from lanemq.net.server_tls import ServerTls, TlsMode
@@ -90,7 +90,7 @@ def _tls_options(command: F) -> F:
 )
 @click.option(
     "--retention",
-    type=parse_duration,
+    type=duration,
     default="72h",
     show_default=True,
     metavar="DURATION",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lanemq.model.errors import InvalidOption
+from lanemq.model.units import parse_duration
 from lanemq.pipelines.declare.options import near
 from lanemq.pipelines.ports import Sink
 from lanemq.pipelines.sinks.delta import DeltaSink
@@ -16,7 +17,7 @@ from lanemq.pipelines.sinks.postgres import PostgresSink
 from lanemq.pipelines.sinks.sqlite import SqliteSink
 from lanemq.pipelines.sinks.topic import TopicSink
 from lanemq.pipelines.source import flat_options, option_text
-from lanemq.spark.options import SECURITY_OPTIONS, duration, parse_security
+from lanemq.spark.options import SECURITY_OPTIONS, parse_security
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def _table_of_texts(value: Any) -> dict[str, str]:
 
 def _seconds(value: Any) -> float:
     if isinstance(value, str):
-        return duration(value) / 1000
+        return parse_duration(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise ValueError("write a number of seconds, or text such as 30s or 15m")
     return float(value)

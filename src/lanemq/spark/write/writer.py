@@ -21,12 +21,12 @@ from pyspark.sql.types import StructType
 
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.model.names import check_topic
-from lanemq.model.units import Millis
+from lanemq.model.units import Millis, parse_duration, to_millis
 from lanemq.net.address import parse_addresses
 from lanemq.net.security import OPEN, Security
 from lanemq.spark.columns.schema import COLUMNS
 from lanemq.spark.foreign_names import equivalent_option
-from lanemq.spark.options import DEFAULT_WAIT, SECURITY_OPTIONS, SPARK_OPTIONS, duration, parse_security
+from lanemq.spark.options import DEFAULT_WAIT, SECURITY_OPTIONS, SPARK_OPTIONS, parse_security
 from lanemq.spark.write.sending import OutgoingRow, TaskSender
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def parse_write_options(given: Mapping[str, str], schema: StructType) -> WriteOp
     topic = options.get("topic")
     if topic is None and "topic" not in schema.fieldNames():
         raise InvalidOption("topic: missing; give the option, or a column with this name")
-    wait = duration(options["brokerwait"]) if "brokerwait" in options else DEFAULT_WAIT
+    wait = to_millis(parse_duration(options["brokerwait"])) if "brokerwait" in options else DEFAULT_WAIT
     security = parse_security(options)
     return WriteOptions(options["servers"], None if topic is None else check_topic(topic), wait, security)
 
