@@ -25,6 +25,8 @@ SECONDS = 60
 """After this time a snippet that neither ends nor prints what it should is killed."""
 PYTHON = snippets("python")
 RUN = {path: [each for each in PYTHON if each.document == path and each.not_run is None] for path in DOCUMENTS}
+SENDS = RUN[ROOT / "docs" / "start.md"][0]
+"""Guides follow the tutorial, so their snippets meet what it sends."""
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
@@ -70,6 +72,8 @@ def test_snippets_run_in_the_order_of_their_document(path: Path, tmp_path: Path)
     with EmbeddedBroker() as broker:
         with Admin(broker.address) as admin:
             admin.create_topic("orders", queues=8, ordered=True)
+        if path.parent.name == "guides":
+            run(SENDS, broker.address, tmp_path)
         for snippet in RUN[path]:
             printed = run(snippet, broker.address, tmp_path)
             if snippet.prints is not None:
@@ -210,6 +214,7 @@ def test_a_command_parses(where: str, words: list[str], tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     for word in words:
         if re.search(r"\.(toml|py|pem|key)$|^secret$", word):
+            (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / word).touch()
         elif re.fullmatch(r"[\w-]+(/[\w-]+)+", word):
             (tmp_path / word).mkdir(parents=True, exist_ok=True)

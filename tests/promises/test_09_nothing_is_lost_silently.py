@@ -1,4 +1,4 @@
-"""Promise 9: nothing is lost silently."""
+"""Promise 9: nothing is lost without a trace."""
 
 import shutil
 from pathlib import Path
