@@ -58,6 +58,20 @@ def test_the_layers_on_the_architecture_page_are_those_of_the_import_contract() 
     assert drawn == layers
 
 
+SAME_POLICY = {"DeadLetter", "Park"}
+"""Policies of consumers and of pipelines: what happens to a key that keeps failing."""
+
+
+def test_public_class_names_are_unique_in_the_package() -> None:
+    modules: dict[str, set[str]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules.setdefault(node.name, set()).add(path.relative_to(SOURCE).as_posix())
+    repeated = {name: found for name, found in modules.items() if len(found) > 1}
+    assert repeated.keys() == SAME_POLICY, repeated
+
+
 # public names and errors
 
 

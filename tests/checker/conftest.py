@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from lanemq.checker.checking import Checker, CheckOptions
-from lanemq.checker.events import AnyEvent, Event, Process, Role
+from lanemq.checker.events import AnyEvent, HistoryEvent, Process, Role
 from lanemq.checker.verdict import Report
 
 MS = 1_000_000
@@ -49,11 +49,11 @@ TIMES = {"until", "asked", "alive"}
 TEXTS = {"id", "key", "member", "outcome", "kind", "group", "topic", "sink", "reason"}
 
 
-def parse(script: str) -> list[Event]:
+def parse(script: str) -> list[HistoryEvent]:
     """The events of a script, in time order."""
     processes: dict[str, Process] = {}
     counters: dict[str, int] = {}
-    events: list[Event] = []
+    events: list[HistoryEvent] = []
     now = 0
     for line in script.strip().splitlines():
         now += 10
@@ -61,13 +61,13 @@ def parse(script: str) -> list[Event]:
         at, fields = _fields(what, words)
         now = now if at is None else at
         n = counters[who] = counters.get(who, -1) + 1
-        event: Event = msgspec.convert(COMMON | fields | {"n": n, "t": now * MS}, AnyEvent)
+        event: HistoryEvent = msgspec.convert(COMMON | fields | {"n": n, "t": now * MS}, AnyEvent)
         event.process = processes.setdefault(who, Process(who, _role(who)))
         events.append(event)
     return sorted(events, key=lambda event: event.t)
 
 
-def _judge(script: str | Iterable[Event], options: CheckOptions | None = None) -> Report:
+def _judge(script: str | Iterable[HistoryEvent], options: CheckOptions | None = None) -> Report:
     checker = Checker(options)
     checker.feed(parse(script) if isinstance(script, str) else script)
     return checker.finish()

@@ -10,7 +10,7 @@ PRODUCER = e.Process("p", e.Role.PRODUCER)
 MEMBER = e.Process("a", e.Role.CONSUMER)
 
 
-def run(messages: int, *, every: int, keys: int) -> Iterator[e.Event]:
+def run(messages: int, *, every: int, keys: int) -> Iterator[e.HistoryEvent]:
     """A correct run in which each key is used for a while and then never again."""
     for i in range(messages):
         key, id, t = f"k{i * keys // messages}", f"m{i}", i * 100
@@ -20,7 +20,7 @@ def run(messages: int, *, every: int, keys: int) -> Iterator[e.Event]:
         yield e.Turn(n=0, t=t + 2, process=MEMBER, offset=i, key=key, id=id, **place)
         yield e.TurnEnd(n=0, t=t + 3, process=MEMBER, offset=i, key=key, outcome=e.Outcome.OK, **place)
         if i % every == every - 1:
-            yield e.Committed(n=0, t=t + 4, process=MEMBER, offset=i + 1, **place)
+            yield e.OffsetCommitted(n=0, t=t + 4, process=MEMBER, offset=i + 1, **place)
 
 
 def test_messages_that_every_group_committed_past_are_forgotten() -> None:
@@ -49,7 +49,7 @@ def test_busy_lane_that_never_ends_stays_short() -> None:
     assert all(len(sender.stored) < 100 for sender in checker._state.senders.values())
 
 
-def pipelined(messages: int, window: int) -> Iterator[e.Event]:
+def pipelined(messages: int, window: int) -> Iterator[e.HistoryEvent]:
     """One key, always `window` sends under way; the first of all is never answered."""
     for i in range(messages):
         yield e.Send(n=0, t=i * 10, process=PRODUCER, topic="orders", key="k", id=f"m{i}")
@@ -99,5 +99,5 @@ def test_messages_that_a_slow_group_has_not_committed_are_kept() -> None:
     checker.feed([e.Reset(n=0, t=0, process=MEMBER, offset=0, **place)])
     checker.feed(run(100, every=10, keys=5))
     assert len(checker._state.queues[("orders", 0)].stored) == 100
-    checker.feed([e.Committed(n=0, t=10**6, process=MEMBER, offset=100, **place)])
+    checker.feed([e.OffsetCommitted(n=0, t=10**6, process=MEMBER, offset=100, **place)])
     assert checker.finish().violations[0].invariant == "S1"

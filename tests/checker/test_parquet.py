@@ -15,7 +15,7 @@ from tests.pipelines.audit.histories import write_history
 
 from lanemq.checker import parquet_writing, reading
 from lanemq.checker.checking import check
-from lanemq.checker.events import Event
+from lanemq.checker.events import HistoryEvent
 from lanemq.checker.parquet_writing import convert
 from lanemq.checker.reading import HistoryReader, find_files
 from lanemq.checker.verdict import Verdict
@@ -27,7 +27,7 @@ def converted(folder: Path) -> Path:
     return into
 
 
-def events(paths: Iterable[Path]) -> list[Event]:
+def events(paths: Iterable[Path]) -> list[HistoryEvent]:
     return [event for batch in HistoryReader(find_files(paths)).batches() for event in batch]
 
 

@@ -45,7 +45,7 @@ class World:
     def __init__(self, number: int) -> None:
         self.random = Random(number)
         self.t = 0
-        self.events: list[e.Event] = []
+        self.events: list[e.HistoryEvent] = []
         self.counters: dict[str, int] = {}
         self.broker = e.Process("broker", e.Role.BROKER)
         self.producers = [e.Process(f"p{i}", e.Role.PRODUCER) for i in range(2)]
@@ -66,7 +66,7 @@ class World:
         fields.setdefault("topic", "orders")
         self.events.append(kind(n=n, t=self.t, process=process, **fields))
 
-    def run(self) -> list[e.Event]:
+    def run(self) -> list[e.HistoryEvent]:
         for view in self.views:
             self.note(self.broker, e.Reset, group=view.group, queue=view.queue, offset=0, reason="start")
             self.grant(view)
@@ -180,7 +180,7 @@ class World:
         view.committed = first
         view.commits.append((self.t, first))
         asked = self.t
-        self.note(view.owner, e.Committed, asked=asked, **self.place(view, first))
+        self.note(view.owner, e.OffsetCommitted, asked=asked, **self.place(view, first))
 
     def rare(self) -> None:
         view = self.random.choice(self.views)
@@ -251,11 +251,11 @@ def test_thousand_random_correct_runs_raise_no_alarm(judge: Judge) -> None:
     )
 
 
-def _again(history: list[e.Event], at: int, **changes: Any) -> e.Event:
+def _again(history: list[e.HistoryEvent], at: int, **changes: Any) -> e.HistoryEvent:
     return msgspec.structs.replace(history[at], **changes)
 
 
-def swap_acknowledged_offsets(history: list[e.Event], random: Random) -> bool:
+def swap_acknowledged_offsets(history: list[e.HistoryEvent], random: Random) -> bool:
     """Two messages of one producer and key are acknowledged in the wrong order."""
     acked: dict[tuple[Any, ...], int] = {}
     for at, event in enumerate(history):
@@ -272,7 +272,7 @@ def swap_acknowledged_offsets(history: list[e.Event], random: Random) -> bool:
     return False
 
 
-def drop_good_end(history: list[e.Event], random: Random) -> bool:
+def drop_good_end(history: list[e.HistoryEvent], random: Random) -> bool:
     """A commit passes a message that never succeeded."""
     for at, event in enumerate(history):
         if not isinstance(event, e.TurnEnd) or event.outcome is not e.Outcome.OK:
@@ -285,10 +285,10 @@ def drop_good_end(history: list[e.Event], random: Random) -> bool:
     return False
 
 
-def _committed_past(later: list[e.Event], end: e.TurnEnd) -> bool:
+def _committed_past(later: list[e.HistoryEvent], end: e.TurnEnd) -> bool:
     """Whether a commit passes the message before a reset."""
     for event in later:
-        if isinstance(event, e.Committed | e.Reset) and (event.group, event.queue) == (end.group, end.queue):
+        if isinstance(event, e.OffsetCommitted | e.Reset) and (event.group, event.queue) == (end.group, end.queue):
             if isinstance(event, e.Reset):
                 return False
             if event.offset > end.offset:
@@ -296,7 +296,7 @@ def _committed_past(later: list[e.Event], end: e.TurnEnd) -> bool:
     return False
 
 
-def run_twice(history: list[e.Event], random: Random) -> bool:
+def run_twice(history: list[e.HistoryEvent], random: Random) -> bool:
     """A message that succeeded runs again with the same owner, without a restart."""
     ends = [
         at
@@ -319,7 +319,7 @@ def run_twice(history: list[e.Event], random: Random) -> bool:
     return True
 
 
-def _restarted(earlier: list[e.Event], end: e.TurnEnd) -> bool:
+def _restarted(earlier: list[e.HistoryEvent], end: e.TurnEnd) -> bool:
     for event in reversed(earlier):
         if isinstance(event, e.Turn) and (event.process, event.offset) == (end.process, end.offset):
             return False
@@ -328,7 +328,7 @@ def _restarted(earlier: list[e.Event], end: e.TurnEnd) -> bool:
     return True
 
 
-def reuse_epoch(history: list[e.Event], random: Random) -> bool:
+def reuse_epoch(history: list[e.HistoryEvent], random: Random) -> bool:
     """A new owner gets the epoch of the one before."""
     for at, event in enumerate(history):
         if isinstance(event, e.LeaseGranted) and event.process.role is e.Role.BROKER and event.epoch > 1:
@@ -337,16 +337,16 @@ def reuse_epoch(history: list[e.Event], random: Random) -> bool:
     return False
 
 
-def rewind_commit(history: list[e.Event], random: Random) -> bool:
+def rewind_commit(history: list[e.HistoryEvent], random: Random) -> bool:
     """A commit goes back."""
     for at, event in enumerate(history):
-        if isinstance(event, e.Committed) and event.offset > 0:
+        if isinstance(event, e.OffsetCommitted) and event.offset > 0:
             history.insert(at + 1, _again(history, at, offset=event.offset - 1, asked=0, t=event.t + 1))
             return True
     return False
 
 
-def own_too_early(history: list[e.Event], random: Random) -> bool:
+def own_too_early(history: list[e.HistoryEvent], random: Random) -> bool:
     """The broker gives a queue away while its owner's lease runs."""
     for at, event in enumerate(history):
         if isinstance(event, e.LeaseGranted) and event.process.role is e.Role.BROKER:
@@ -356,7 +356,7 @@ def own_too_early(history: list[e.Event], random: Random) -> bool:
     return False
 
 
-def repeat_effect(history: list[e.Event], random: Random) -> bool:
+def repeat_effect(history: list[e.HistoryEvent], random: Random) -> bool:
     """The sink stores an effect twice."""
     effects = [i for i, x in enumerate(history) if isinstance(x, e.Effect)]
     if not effects:
@@ -366,12 +366,12 @@ def repeat_effect(history: list[e.Event], random: Random) -> bool:
     return True
 
 
-def forget_too_much(history: list[e.Event], random: Random) -> bool:
+def forget_too_much(history: list[e.HistoryEvent], random: Random) -> bool:
     """A broker comes back without commits that were old, or after a clean stop."""
-    kinds = (e.Committed, e.Reset, e.Recovered)
+    kinds = (e.OffsetCommitted, e.Reset, e.Recovered)
     last_lines = {(x.group, x.queue): x for x in history if isinstance(x, kinds)}
     last = last_lines[random.choice(sorted(last_lines))]
-    if not isinstance(last, e.Committed) or not last.offset:
+    if not isinstance(last, e.OffsetCommitted) or not last.offset:
         return False
     alive = history[-1].t + 1_000 * MS
     history.append(
@@ -383,7 +383,8 @@ def forget_too_much(history: list[e.Event], random: Random) -> bool:
     return True
 
 
-DAMAGE = {
+Damage = Callable[[list[e.HistoryEvent], Random], bool]
+DAMAGE: dict[Damage, set[str]] = {
     forget_too_much: {"D3"},
     swap_acknowledged_offsets: {"B1", "S3", "S4", "B6"},
     drop_good_end: {"B3", "D2", "B4"},
@@ -396,7 +397,9 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
-def test_random_damage_is_always_found_and_named(judge: Judge, damage: Callable[[list[e.Event], Random], bool]) -> None:
+def test_random_damage_is_always_found_and_named(
+    judge: Judge, damage: Callable[[list[e.HistoryEvent], Random], bool]
+) -> None:
     """Eight kinds, 150 histories each: more than a thousand damaged runs."""
     done = 0
     number = 0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from lanemq.core.brokering.lock_table import Current, Lease, LeaseRow, LockTable, Stale, Unowned
+from lanemq.core.brokering.lock_table import Current, Lease, LockTable, SavedLease, Stale, Unowned
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 
@@ -63,7 +63,7 @@ class Stage:
     def __init__(self) -> None:
         self.now = Millis(0)
         self.table = LockTable()
-        self.disk: dict[MessageQueue, LeaseRow] = {}
+        self.disk: dict[MessageQueue, SavedLease] = {}
         self.clients: dict[str, Client] = {}
 
     def play(self, command: str) -> str | None:
@@ -101,7 +101,7 @@ class Stage:
 
     def do_unlock(self, name: str, *labels: str) -> str:
         client = self.client(name)
-        released: list[LeaseRow] = []
+        released: list[SavedLease] = []
         for queue in map(queue_of, labels):
             client.refused(queue)
             epoch = client.epoch(queue)
@@ -136,7 +136,7 @@ class Stage:
     def client(self, name: str) -> Client:
         return self.clients.setdefault(name, Client(None))
 
-    def persist(self, rows: tuple[LeaseRow, ...] | list[LeaseRow]) -> None:
+    def persist(self, rows: tuple[SavedLease, ...] | list[SavedLease]) -> None:
         self.disk.update({row.queue: row for row in rows})
 
 

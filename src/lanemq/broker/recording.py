@@ -9,8 +9,8 @@ moves, and only the member knows when that is.
 
 from collections.abc import Iterable, Mapping
 
-from lanemq.core.brokering.group_offsets import Commit, Committed, Ignored, OffsetRow, WhyIgnored
-from lanemq.core.brokering.lock_table import Lease, LeaseRow
+from lanemq.core.brokering.group_offsets import Commit, Committed, Ignored, SavedOffset, WhyIgnored
+from lanemq.core.brokering.lock_table import Lease, SavedLease
 from lanemq.core.brokering.parked_lanes import LaneName
 from lanemq.history import History, Place
 from lanemq.history import RecordedLease as LeaseLine
@@ -42,11 +42,11 @@ class Recording:
             write = self._history.lease_granted if lease.changed else self._history.lease_renewed
             write(_line(group, lease.queue, lease.owner, lease.epoch), until=lease.expires_at * NANOS)
 
-    def unlocked(self, rows: Iterable[LeaseRow], owner: str) -> None:
+    def unlocked(self, rows: Iterable[SavedLease], owner: str) -> None:
         for row in rows:
             self._history.lease_released(_line(row.group, row.queue, owner, row.epoch))
 
-    def withdrawn(self, rows: Iterable[LeaseRow]) -> None:
+    def withdrawn(self, rows: Iterable[SavedLease]) -> None:
         """Record the end of the leases of a deleted topic."""
         for row in rows:
             self._history.lease_released(_line(row.group, row.queue, row.owner, row.epoch))
@@ -95,7 +95,7 @@ class Recording:
         """Record that a member pulls from the offset of a reset: no turn of an earlier offset starts after this."""
         self._history.reset(Place(group, topic, queue_id, offset), "reset by name, and obeyed")
 
-    def restarted(self, leases: Mapping[str, Iterable[Lease]], offsets: Iterable[OffsetRow], *, clean: bool) -> None:
+    def restarted(self, leases: Mapping[str, Iterable[Lease]], offsets: Iterable[SavedOffset], *, clean: bool) -> None:
         """Record the state after a restart.
 
         Leases have their full length again. Offsets survive a clean stop, but a crash may lose the newest, so the

@@ -44,7 +44,7 @@ class CheckOptions:
     forgets_ns: int = 500_000_000
 
 
-UNJUDGED: frozenset[type[e.Event]] = frozenset({e.Begin, e.Fault, e.SendUnknown})
+UNJUDGED: frozenset[type[e.HistoryEvent]] = frozenset({e.Begin, e.Fault, e.SendUnknown})
 """Kinds of events that no rule looks at; they are counted."""
 
 
@@ -60,11 +60,11 @@ class Checker:
         self._state = state = CheckerState()
         self._settling = SettlingRules(state, drained=options.drained)
         self._rules = self._dispatch(options, state)
-        self._seen: dict[type[e.Event], int] = dict.fromkeys(self._rules, 0)
+        self._seen: dict[type[e.HistoryEvent], int] = dict.fromkeys(self._rules, 0)
         self._findings = Findings(tally=state.tally, accounts=state.accounts, restarts=state.restarts)
-        self._last: e.Event = e.Event(n=-1, t=0)
+        self._last: e.HistoryEvent = e.HistoryEvent(n=-1, t=0)
 
-    def feed(self, batch: Iterable[e.Event]) -> None:
+    def feed(self, batch: Iterable[e.HistoryEvent]) -> None:
         """Judges the next events; none may be earlier than those before."""
         rules, seen = self._rules, self._seen
         event = self._last
@@ -86,13 +86,13 @@ class Checker:
 
     def close(self) -> Findings:
         """Ends the history and returns what was found in it."""
-        end = e.Event(n=-1, t=self._last.t, process=self._last.process)
+        end = e.HistoryEvent(n=-1, t=self._last.t, process=self._last.process)
         for found in self._settling.finish(end):
             self._findings.found(found)
         self._findings.seen = {kind_name(kind): count for kind, count in self._seen.items() if count}
         return self._findings
 
-    def _dispatch(self, options: CheckOptions, state: CheckerState) -> dict[type[e.Event], Rule]:
+    def _dispatch(self, options: CheckOptions, state: CheckerState) -> dict[type[e.HistoryEvent], Rule]:
         slack = options.slack_ns
         storing = StoringRules(state, foreign_producers=options.foreign_producers, idempotent=options.idempotent)
         owning = OwnershipRules(state, slack=slack)
@@ -112,10 +112,10 @@ class Checker:
             e.TurnEnd: delivering.turn_end,
             e.DeadLettered: self._settling.dead_lettered,
             e.Skipped: self._settling.skipped,
-            e.Parked: parking.parked,
+            e.MessageParked: parking.parked,
             e.Redriven: parking.redriven,
             e.Discarded: parking.discarded,
-            e.Committed: committing.committed,
+            e.OffsetCommitted: committing.committed,
             e.CommitRefused: committing.refused,
             e.Reset: committing.reset,
             e.Recovered: crashes.recovered,
@@ -146,10 +146,10 @@ def check(paths: Iterable[Path], options: CheckOptions | None = None) -> Report:
     return replace(report, around=around(files, report.violations[0]))
 
 
-def kind_name(kind: type[e.Event]) -> str:
+def kind_name(kind: type[e.HistoryEvent]) -> str:
     """The value of `e` in a line of this kind."""
     return str(kind.__struct_config__.tag)
 
 
-def _ignore(event: e.Event) -> None:
+def _ignore(event: e.HistoryEvent) -> None:
     return None

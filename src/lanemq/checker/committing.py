@@ -7,8 +7,8 @@ none. The checker keeps what it knew before each of the newest commits, so that 
 
 from bisect import bisect_left
 
-from lanemq.checker.events import CommitRefused, Committed, Effect, Event, Recovered, Reset
-from lanemq.checker.state import CheckedLane, CheckerState, GroupProgress, OffsetChange, Passed, offsets_between
+from lanemq.checker.events import CommitRefused, Effect, HistoryEvent, OffsetCommitted, Recovered, Reset
+from lanemq.checker.state import CheckedLane, CheckerState, CommittedChange, GroupProgress, Passed, offsets_between
 from lanemq.checker.storing import lost
 from lanemq.checker.verdict import Violation, violation
 
@@ -22,7 +22,7 @@ class CommitRules:
         self._slack = slack
         self._whole = whole
 
-    def committed(self, event: Committed) -> Violation | None:
+    def committed(self, event: OffsetCommitted) -> Violation | None:
         progress = self._state.progress(event.group, event.topic, event.queue)
         asked = event.asked or event.t
         found = self._fenced(progress, event, asked) or _suspect_accepted(progress, event, asked)
@@ -46,12 +46,12 @@ class CommitRules:
             if event.offset < progress.committed:
                 progress.go_back(event.offset, event.t)
             return
-        change = OffsetChange(event.t, progress.committed, reset=True)
+        change = CommittedChange(event.t, progress.committed, reset=True)
         progress.restart_at(event.offset, event.t)
         self._crashes.changed(progress, change, event.t)
         self._state.forget_committed(progress.queue, event.t)
 
-    def _fenced(self, progress: GroupProgress, event: Committed, asked: int) -> Violation | None:
+    def _fenced(self, progress: GroupProgress, event: OffsetCommitted, asked: int) -> Violation | None:
         epoch = event.epoch
         if not epoch:
             return None
@@ -72,7 +72,7 @@ class CommitRules:
             progress.commit_epoch, progress.commit_epoch_t = epoch, event.t
         return None
 
-    def _unfinished(self, progress: GroupProgress, event: Committed, asked: int) -> Violation | None:
+    def _unfinished(self, progress: GroupProgress, event: OffsetCommitted, asked: int) -> Violation | None:
         """Everything that the commit passes must have been finished when it was requested."""
         low = progress.committed
         if low < 0:
@@ -102,11 +102,11 @@ class CommitRules:
         if old < 0:
             old = min(progress.started, default=offset)
         passed = tuple(map(progress.passed, offsets_between([*progress.started, *progress.finished], old, offset)))
-        self._crashes.changed(progress, OffsetChange(t, before, passed), asked)
+        self._crashes.changed(progress, CommittedChange(t, before, passed), asked)
         self._state.forget_committed(progress.queue, t)
 
 
-def _backwards(progress: GroupProgress, event: Committed, asked: int) -> Violation | None:
+def _backwards(progress: GroupProgress, event: OffsetCommitted, asked: int) -> Violation | None:
     """A commit that was requested after a higher one was accepted. Members without leases commit independently."""
     if asked <= progress.committed_t:
         return None
@@ -118,7 +118,7 @@ def _backwards(progress: GroupProgress, event: Committed, asked: int) -> Violati
     )
 
 
-def _suspect_accepted(progress: GroupProgress, event: Committed, asked: int) -> Violation | None:
+def _suspect_accepted(progress: GroupProgress, event: OffsetCommitted, asked: int) -> Violation | None:
     """A turn that overlapped the next owner's is a violation once its result is accepted."""
     suspect = progress.suspects.get(event.epoch) if progress.suspects else None
     if suspect is None or event.offset <= suspect.offset or asked <= suspect.since:
@@ -127,7 +127,7 @@ def _suspect_accepted(progress: GroupProgress, event: Committed, asked: int) -> 
     return violation(suspect.invariant, event, f"{suspect.text}, and its result was accepted")
 
 
-def _passed_unfinished(event: Event, offset: int, done: int | None) -> Violation:
+def _passed_unfinished(event: HistoryEvent, offset: int, done: int | None) -> Violation:
     when = "it was not finished" if done is None else "it was finished only afterwards"
     return violation("D2", event, f"the commit passes offset {offset}, but {when}")
 
@@ -139,7 +139,7 @@ class CrashRules:
         self._state = state
         self._promise = promise
 
-    def changed(self, progress: GroupProgress, change: OffsetChange, asked: int) -> None:
+    def changed(self, progress: GroupProgress, change: CommittedChange, asked: int) -> None:
         """Notes a commit or reset, and forgets those that are too old for a crash to undo."""
         changes = progress.changes
         while changes and changes[0].t < asked - self._promise:

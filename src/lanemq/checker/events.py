@@ -44,7 +44,7 @@ class Process(msgspec.Struct, frozen=True):
 UNKNOWN_PROCESS = Process("?")
 
 
-class Event(msgspec.Struct, kw_only=True, tag_field="e", gc=False):
+class HistoryEvent(msgspec.Struct, kw_only=True, tag_field="e", gc=False):
     """`n` numbers the lines of a process without gaps; the reader sets `process`."""
 
     n: int
@@ -52,7 +52,7 @@ class Event(msgspec.Struct, kw_only=True, tag_field="e", gc=False):
     process: Process = UNKNOWN_PROCESS
 
 
-class Begin(Event, tag="begin"):
+class Begin(HistoryEvent, tag="begin"):
     """The first line of every run of a process."""
 
     name: str
@@ -60,7 +60,7 @@ class Begin(Event, tag="begin"):
     run: str = ""
 
 
-class Fault(Event, tag="fault"):
+class Fault(HistoryEvent, tag="fault"):
     """A test broke something on purpose, or repaired it."""
 
     kind: str
@@ -68,7 +68,7 @@ class Fault(Event, tag="fault"):
     phase: str = "start"
 
 
-class Send(Event, tag="send"):
+class Send(HistoryEvent, tag="send"):
     """The producer accepted the message. The order of these lines is the order that must be stored."""
 
     topic: str
@@ -76,7 +76,7 @@ class Send(Event, tag="send"):
     id: str
 
 
-class SendFailed(Event, tag="send_failed"):
+class SendFailed(HistoryEvent, tag="send_failed"):
     """The message is certainly not stored."""
 
     topic: str
@@ -84,7 +84,7 @@ class SendFailed(Event, tag="send_failed"):
     id: str
 
 
-class SendUnknown(Event, tag="send_unknown"):
+class SendUnknown(HistoryEvent, tag="send_unknown"):
     """The message may be stored: time-out, lost connection, flush time-out."""
 
     topic: str
@@ -92,7 +92,7 @@ class SendUnknown(Event, tag="send_unknown"):
     id: str
 
 
-class QueueEvent(Event, kw_only=True):
+class OffsetEvent(HistoryEvent, kw_only=True):
     """An event about an offset of a queue."""
 
     topic: str
@@ -100,31 +100,31 @@ class QueueEvent(Event, kw_only=True):
     offset: int
 
 
-class Acked(QueueEvent, tag="acked"):
+class Acked(OffsetEvent, tag="acked"):
     """The broker acknowledged the message; `offset` is -1 for a repeat whose offset it no longer knows."""
 
     id: str
     key: str = ""
 
 
-class LogRecord(QueueEvent, tag="stored"):
+class LogRecord(OffsetEvent, tag="stored"):
     """A record that was found by reading the log at the end of a run."""
 
     id: str
     key: str = ""
 
 
-class Trimmed(QueueEvent, tag="trimmed"):
+class Trimmed(OffsetEvent, tag="trimmed"):
     """Retention deleted everything below `offset`."""
 
 
-class TopicDeleted(Event, tag="topic_deleted"):
+class TopicDeleted(HistoryEvent, tag="topic_deleted"):
     """The topic was deleted. A new one of this name begins at offset 0."""
 
     topic: str
 
 
-class GroupEvent(QueueEvent, kw_only=True):
+class GroupEvent(OffsetEvent, kw_only=True):
     """An event about an offset of a queue, as a group sees it."""
 
     group: str
@@ -163,7 +163,7 @@ class Skipped(GroupEvent, tag="skipped"):
     reason: str = ""
 
 
-class Parked(GroupEvent, tag="parked"):
+class MessageParked(GroupEvent, tag="parked"):
     """The message was parked durably, with everything behind it in its lane. Member and broker may both report it."""
 
     key: str = ""
@@ -181,7 +181,7 @@ class Discarded(GroupEvent, tag="discarded"):
     key: str = ""
 
 
-class Committed(GroupEvent, tag="committed"):
+class OffsetCommitted(GroupEvent, tag="committed"):
     """`offset` is the next one to read."""
 
     epoch: int = 0
@@ -219,7 +219,7 @@ class Recovered(GroupEvent, tag="recovered"):
     alive: int = 0
 
 
-class LeaseEvent(Event, kw_only=True):
+class LeaseEvent(HistoryEvent, kw_only=True):
     """An event about the lease of a member on a queue."""
 
     group: str
@@ -262,6 +262,6 @@ class Effect(GroupEvent, tag="effect"):
 
 AnyEvent = (
     Begin | Fault | Send | SendFailed | SendUnknown | Acked | LogRecord | Trimmed | TopicDeleted | Turn | TurnEnd
-    | DeadLettered | Skipped | Parked | Redriven | Discarded | Committed | CommitRefused | Reset | Recovered
-    | LeaseGranted | LeaseRenewed | LeaseReleased | LeaseExpired | Effect
+    | DeadLettered | Skipped | MessageParked | Redriven | Discarded | OffsetCommitted | CommitRefused | Reset
+    | Recovered | LeaseGranted | LeaseRenewed | LeaseReleased | LeaseExpired | Effect
 )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from lanemq.checker.events import Event, Fault, LeaseEvent
+from lanemq.checker.events import Fault, HistoryEvent, LeaseEvent
 from lanemq.checker.reading import HistoryReader
 from lanemq.checker.verdict import INVARIANTS, NEVER_SENT, Report, Verdict, Violation
 
@@ -30,14 +30,14 @@ def around(files: Sequence[Path], found: Violation) -> tuple[str, ...]:
 
 
 def surroundings(
-    batches: Iterable[Sequence[Event]], found: Violation, later: Callable[[Event], bool] | None = None
-) -> tuple[list[Event], list[Event]]:
+    batches: Iterable[Sequence[HistoryEvent]], found: Violation, later: Callable[[HistoryEvent], bool] | None = None
+) -> tuple[list[HistoryEvent], list[HistoryEvent]]:
     """The nearest events before the violation, itself included, and after it.
 
     `later` says which events come after the violation, where the violation itself is not among them.
     """
-    before: deque[Event] = deque(maxlen=BEFORE)
-    after: list[Event] = []
+    before: deque[HistoryEvent] = deque(maxlen=BEFORE)
+    after: list[HistoryEvent] = []
     hit = False
     for batch in batches:
         for event in batch:
@@ -98,7 +98,7 @@ def _account(report: Report, group: str) -> str:
     )
 
 
-def _concerns(event: Event, found: Violation) -> bool:
+def _concerns(event: HistoryEvent, found: Violation) -> bool:
     if isinstance(event, Fault):
         return True
     if getattr(event, "topic", None) != found.topic:
@@ -113,7 +113,7 @@ def _concerns(event: Event, found: Violation) -> bool:
     return getattr(event, "queue", -1) == found.queue
 
 
-def line(event: Event, found: Violation) -> str:
+def line(event: HistoryEvent, found: Violation) -> str:
     """One event as text, with its time relative to the violation."""
     mark = ">" if event.n == found.n and event.process.name == found.process else " "
     facts = msgspec.to_builtins(event)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lanemq.checker.events import UNKNOWN_PROCESS, AnyEvent, Begin, Event, Process
+from lanemq.checker.events import UNKNOWN_PROCESS, AnyEvent, Begin, HistoryEvent, Process
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,7 +67,7 @@ class HistoryReader:
     def problems(self) -> list[str]:
         return first_problems(file.problems for file in self._files)
 
-    def batches(self) -> Iterator[list[Event]]:
+    def batches(self) -> Iterator[list[HistoryEvent]]:
         """Lists of events, in time order within and between lists."""
         streams = [_Stream(file) for file in self._files]
         while True:
@@ -75,7 +75,7 @@ class HistoryReader:
             if not waiting:
                 return
             horizon = min(stream.known_until() for stream in waiting)
-            batch: list[Event] = []
+            batch: list[HistoryEvent] = []
             for stream in waiting:
                 batch += stream.take(horizon)
             if batch:
@@ -95,8 +95,8 @@ class _Stream:
     """A file that is read only as far as the merge needs it."""
 
     def __init__(self, file: "HistoryFile") -> None:
-        self._blocks: Iterator[list[Event]] | None = file.blocks()
-        self._buffer: list[Event] = []
+        self._blocks: Iterator[list[HistoryEvent]] | None = file.blocks()
+        self._buffer: list[HistoryEvent] = []
 
     def ready(self) -> bool:
         """Whether there is an event to take; reads on if there is none."""
@@ -108,7 +108,7 @@ class _Stream:
         """No unread event is earlier than this."""
         return math.inf if self._blocks is None else self._buffer[-1].t
 
-    def take(self, horizon: float) -> list[Event]:
+    def take(self, horizon: float) -> list[HistoryEvent]:
         """The events before `horizon`; events at that time may follow in another file."""
         end = bisect_left(self._buffer, horizon, key=_TIME)
         taken = self._buffer[:end]
@@ -143,7 +143,7 @@ class HistoryFile:
         self._next_n = 0
         self._last_t = 0
 
-    def blocks(self) -> Iterator[list[Event]]:
+    def blocks(self) -> Iterator[list[HistoryEvent]]:
         """Lists of events, in time order within and between lists."""
         source = ParquetRows if self.path.suffix == PARQUET else JsonLines
         for events in source(self.path, self._problem).blocks():
@@ -162,7 +162,7 @@ class HistoryFile:
         self.processes.append(process)
         return process
 
-    def _check(self, events: Sequence[Event]) -> list[Event]:
+    def _check(self, events: Sequence[HistoryEvent]) -> list[HistoryEvent]:
         """Checks numbers and times, and sets the process of each event."""
         process, next_n, last_t = self._process, self._next_n, self._last_t
         for event in events:
@@ -180,7 +180,7 @@ class HistoryFile:
         self._process, self._next_n, self._last_t = process, next_n, last_t
         return list(events)
 
-    def _report(self, event: Event, next_n: int, last_t: int) -> None:
+    def _report(self, event: HistoryEvent, next_n: int, last_t: int) -> None:
         if event.n != next_n:
             self._problem(f"{self.path.name}: history lost: n={next_n} expected, n={event.n} found")
         if event.t < last_t:
@@ -212,7 +212,7 @@ class JsonLines:
         self._problem = on_problem
         self._last_n = -1
 
-    def blocks(self) -> Iterator[Sequence[Event]]:
+    def blocks(self) -> Iterator[Sequence[HistoryEvent]]:
         tail = b""
         started = False
         with self._path.open("rb") as file:
@@ -229,13 +229,13 @@ class JsonLines:
                 yield self._decode(lines)
         yield from self._last(tail, started)
 
-    def _last(self, tail: bytes, started: bool) -> Iterator[Sequence[Event]]:
+    def _last(self, tail: bytes, started: bool) -> Iterator[Sequence[HistoryEvent]]:
         """The last line, which the process may have been writing when it died."""
         if tail and not started and not tail.lstrip().startswith(b"{"):
             self._refuse()
         elif tail:
             try:
-                event: Event = _DECODER.decode(tail)
+                event: HistoryEvent = _DECODER.decode(tail)
             except msgspec.DecodeError:
                 return
             yield [event]
@@ -244,20 +244,20 @@ class JsonLines:
         """Reports a file that is not a history once, not for each line."""
         self._problem(f"{self._path.name} is not a history: its first line is no event; pass the recorded files")
 
-    def _decode(self, lines: bytes) -> Sequence[Event]:
+    def _decode(self, lines: bytes) -> Sequence[HistoryEvent]:
         try:
-            events: Sequence[Event] = _DECODER.decode_lines(lines)
+            events: Sequence[HistoryEvent] = _DECODER.decode_lines(lines)
         except msgspec.DecodeError:
             events = [event for line in lines.split(b"\n") if (event := self._decode_one(line)) is not None]
         if events:
             self._last_n = events[-1].n
         return events
 
-    def _decode_one(self, line: bytes) -> Event | None:
+    def _decode_one(self, line: bytes) -> HistoryEvent | None:
         if not line.strip():
             return None
         try:
-            event: Event = _DECODER.decode(line)
+            event: HistoryEvent = _DECODER.decode(line)
         except msgspec.DecodeError as error:
             self._problem(f"{self._path.name}: cannot read the line after n={self._last_n}: {error}: {line[:120]!r}")
             return None
@@ -304,13 +304,13 @@ class ParquetRows:
         self._problem = on_problem
         self._fields = {str(kind.__struct_config__.tag): (kind, _fields_of(kind)) for kind in AnyEvent.__args__}
 
-    def blocks(self) -> Iterator[Sequence[Event]]:
+    def blocks(self) -> Iterator[Sequence[HistoryEvent]]:
         parquet = import_parquet()
         parts = sorted(self._path.glob("*.parquet")) if self._path.is_dir() else [self._path]
         for part in parts:
             yield from self._part(parquet, part)
 
-    def _part(self, parquet: Any, part: Path) -> Iterator[Sequence[Event]]:
+    def _part(self, parquet: Any, part: Path) -> Iterator[Sequence[HistoryEvent]]:
         """The events of one file. An incomplete file, whose process died while it wrote it, cannot be read."""
         try:
             with parquet.ParquetFile(part) as file:
@@ -325,17 +325,17 @@ class ParquetRows:
         except (OSError, ValueError) as error:
             self._problem(f"{part.name}: cannot be read as Parquet: {error}")
 
-    def _events(self, part: Path, batch: "pa.RecordBatch") -> list[Event]:
+    def _events(self, part: Path, batch: "pa.RecordBatch") -> list[HistoryEvent]:
         columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
         tags = columns["e"]
-        events: list[Event | None] = [None] * len(tags)
+        events: list[HistoryEvent | None] = [None] * len(tags)
         for tag in dict.fromkeys(tags):
             at = [row for row, kind in enumerate(tags) if kind == tag]
             self._of_kind(part, tag, at, columns, events)
         return [event for event in events if event is not None]
 
     def _of_kind(
-        self, part: Path, tag: str, at: list[int], columns: dict[str, list[Any]], events: list[Event | None]
+        self, part: Path, tag: str, at: list[int], columns: dict[str, list[Any]], events: list[HistoryEvent | None]
     ) -> None:
         kind, names = self._fields.get(tag, (None, ()))
         there = [(name, columns[name]) for name in names if name in columns]
@@ -349,5 +349,5 @@ class ParquetRows:
                 self._problem(f"{part.name}: cannot read the row with n={columns['n'][row]}: {error}: {facts}")
 
 
-def _fields_of(kind: type[Event]) -> list[str]:
+def _fields_of(kind: type[HistoryEvent]) -> list[str]:
     return [field.name for field in msgspec.structs.fields(kind) if field.name != "process"]

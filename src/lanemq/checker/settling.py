@@ -7,7 +7,7 @@ it was redriven or discarded has overtaken it (B3 or B4).
 from collections.abc import Iterator
 from operator import itemgetter
 
-from lanemq.checker.events import DeadLettered, Discarded, Event, Parked, Redriven, Skipped, Turn
+from lanemq.checker.events import DeadLettered, Discarded, HistoryEvent, MessageParked, Redriven, Skipped, Turn
 from lanemq.checker.state import CheckedLane, CheckerState, GroupProgress, QueueContents
 from lanemq.checker.verdict import Violation, violation
 
@@ -65,7 +65,7 @@ class SettlingRules:
         if entry is not None:
             entry[0].unfinished.discard(event.offset)
 
-    def finish(self, end: Event) -> Iterator[Violation]:
+    def finish(self, end: HistoryEvent) -> Iterator[Violation]:
         """Violations that show only at the end: messages left over, skipped, or missing in the log."""
         for (topic, number), queue in sorted(self._state.queues.items(), key=_name):
             yield from _missing_in_log(queue, end, topic, number)
@@ -78,7 +78,7 @@ class SettlingRules:
                 if found is not None:
                     yield _at(end, *found, topic=topic, queue=number, offset=offset, group=group)
 
-    def _never_stored(self, queue: QueueContents, end: Event, topic: str, number: int) -> Iterator[Violation]:
+    def _never_stored(self, queue: QueueContents, end: HistoryEvent, topic: str, number: int) -> Iterator[Violation]:
         if queue.log_offsets is None or queue.trimmed:
             return
         for id in sorted(queue.acked_without_offset & self._state.sent.get(topic, {}).keys()):
@@ -105,7 +105,7 @@ class SettlingRules:
         return None
 
 
-def _missing_in_log(queue: QueueContents, end: Event, topic: str, number: int) -> Iterator[Violation]:
+def _missing_in_log(queue: QueueContents, end: HistoryEvent, topic: str, number: int) -> Iterator[Violation]:
     if queue.log_offsets is None:
         return
     for offset, stored in sorted(queue.stored.items(), key=_name):
@@ -114,7 +114,7 @@ def _missing_in_log(queue: QueueContents, end: Event, topic: str, number: int) -
             yield _at(end, "S1", text, topic=topic, queue=number, offset=offset, group="")
 
 
-def _at(end: Event, invariant: str, text: str, *, topic: str, queue: int, offset: int, group: str) -> Violation:
+def _at(end: HistoryEvent, invariant: str, text: str, *, topic: str, queue: int, offset: int, group: str) -> Violation:
     return Violation(invariant, text, end.t, end.process.name, end.n, topic, queue, offset, "", group)
 
 
@@ -124,7 +124,7 @@ class ParkingRules:
     def __init__(self, state: CheckerState) -> None:
         self._state = state
 
-    def parked(self, event: Parked) -> None:
+    def parked(self, event: MessageParked) -> None:
         progress = self._state.progress(event.group, event.topic, event.queue)
         if event.offset <= progress.discarded.get(event.key, -1):
             return  # the member reports it after the broker's answer, and it was discarded in between

@@ -87,7 +87,7 @@ class Passed(NamedTuple):
     entry: tuple[CheckedLane, Stint, int] | None
 
 
-class OffsetChange(NamedTuple):
+class CommittedChange(NamedTuple):
     """The committed offset moved away from `before`, by a commit or a reset."""
 
     t: int
@@ -120,7 +120,7 @@ class GroupProgress:
     """In a group without leases: the highest offset that any member committed."""
     reset_t: int = 0
     """When the offset was last reset, or found by a broker after a crash."""
-    changes: deque[OffsetChange] = field(default_factory=deque)
+    changes: deque[CommittedChange] = field(default_factory=deque)
     """Changes that a crash of the broker may still undo, oldest first."""
     suspects: dict[int, SuspectTurn] = field(default_factory=dict)
     """Epoch to a turn of it whose result must not be accepted."""

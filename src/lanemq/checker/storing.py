@@ -6,7 +6,7 @@ end. So a send with an unknown outcome is judged as well, as soon as it is seen.
 
 from bisect import bisect_left
 
-from lanemq.checker.events import Acked, Event, LogRecord, Send, SendFailed, Trimmed, Turn
+from lanemq.checker.events import Acked, HistoryEvent, LogRecord, Send, SendFailed, Trimmed, Turn
 from lanemq.checker.state import CheckerState, GroupProgress, QueueContents, Sender, StoredMessage
 from lanemq.checker.verdict import NEVER_SENT, Violation, violation
 
@@ -203,7 +203,7 @@ def _committed_past(groups: list[GroupProgress], event: Acked) -> Violation | No
     return None
 
 
-def lost(event: Event, group: GroupProgress, offset: int, id: str) -> Violation:
+def lost(event: HistoryEvent, group: GroupProgress, offset: int, id: str) -> Violation:
     """The violation for an acknowledged message that a group committed past without running it."""
     return violation(
         "S1",

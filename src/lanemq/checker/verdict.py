@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from lanemq.checker.events import Event
+from lanemq.checker.events import HistoryEvent
 
 INVARIANTS: Mapping[str, str] = {
     "S1": "no acknowledged message is lost",
@@ -70,7 +70,7 @@ class Violation:
     group: str = ""
 
 
-def violation(invariant: str, event: Event, text: str) -> Violation:
+def violation(invariant: str, event: HistoryEvent, text: str) -> Violation:
     """A violation that `event` shows; topic, queue, offset, key and group are taken from the event if it has them."""
     return Violation(
         invariant,

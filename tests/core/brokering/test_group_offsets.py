@@ -11,7 +11,7 @@ from lanemq.core.brokering.group_offsets import (
     Committed,
     GroupOffsets,
     Ignored,
-    OffsetRow,
+    SavedOffset,
     WhyIgnored,
     kind_of,
 )
@@ -170,7 +170,7 @@ def test_pending_reset_survives_a_restart() -> None:
     restarted.restore(offsets.dirty())
     assert restarted.dirty() == ()
     assert [pull(restarted, 10), pull(restarted, 3)] == [3, None]
-    assert restarted.dirty() == (OffsetRow("g", "t", 0, QueueOffset(3), False),)
+    assert restarted.dirty() == (SavedOffset("g", "t", 0, QueueOffset(3), False),)
 
 
 def test_only_changes_are_dirty_and_only_until_saved() -> None:
@@ -179,7 +179,7 @@ def test_only_changes_are_dirty_and_only_until_saved() -> None:
     commit(offsets, 10)
     assert offsets.dirty() == ()
     commit(offsets, 11)
-    assert offsets.dirty() == (OffsetRow("g", "t", 0, QueueOffset(11), False),)
+    assert offsets.dirty() == (SavedOffset("g", "t", 0, QueueOffset(11), False),)
 
 
 def test_row_changed_while_it_was_saved_stays_dirty() -> None:
@@ -257,7 +257,7 @@ def test_too_many_finished_ranges_are_cut_at_the_upper_end() -> None:
 def test_finished_ranges_are_one_row_with_their_offset_and_survive_a_restart() -> None:
     offsets = at_ten_with_finished()
     rows = offsets.dirty()
-    assert rows == (OffsetRow("g", "t", 0, QueueOffset(10), False, "2,3,5,1"),)
+    assert rows == (SavedOffset("g", "t", 0, QueueOffset(10), False, "2,3,5,1"),)
     commit(offsets, 10, finished=FinishedRanges.of([(12, 15)]))
     offsets.saved(rows)
     assert [row.finished for row in offsets.dirty()] == ["2,3"], "changed while it was written"
@@ -301,7 +301,7 @@ actions = st.tuples(
 @settings(max_examples=100, deadline=None)
 @given(st.lists(actions, max_size=40))
 def test_without_a_reset_the_offset_never_falls(schedule: list[tuple[str, int]]) -> None:
-    offsets, disk = GroupOffsets(), dict[tuple[str, str, int], OffsetRow]()
+    offsets, disk = GroupOffsets(), dict[tuple[str, str, int], SavedOffset]()
     highest = -1
     for action, number in schedule:
         offset = QueueOffset(number)

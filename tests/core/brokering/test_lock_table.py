@@ -5,7 +5,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lanemq.core.brokering.lock_table import Current, Lease, LeaseRow, LockTable, Refusal, Stale, Unowned, Verdict
+from lanemq.core.brokering.lock_table import Current, Lease, LockTable, Refusal, SavedLease, Stale, Unowned, Verdict
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
@@ -153,7 +153,7 @@ def test_released_queue_can_be_taken_at_once_with_a_new_epoch() -> None:
     table = LockTable()
     take(table, "A", at(0))
     assert table.release("g", [Q0, Q1], "A", epoch=None, now=at(1)) == (
-        LeaseRow("g", Q0, "", Epoch(1), Millis(60_000), True),
+        SavedLease("g", Q0, "", Epoch(1), Millis(60_000), True),
     )
     assert epoch_of(take(table, "B", at(1))) == 2
 
@@ -296,16 +296,16 @@ def test_a_short_lease_after_a_released_long_one_expires_in_time() -> None:
 def test_only_changes_must_be_saved() -> None:
     table = LockTable()
     first = table.acquire("g", [Q0], "A", lease=LANE, now=at(0))
-    assert first.changes == (LeaseRow("g", Q0, "A", Epoch(1), LANE, False),)
+    assert first.changes == (SavedLease("g", Q0, "A", Epoch(1), LANE, False),)
     assert table.acquire("g", [Q0], "A", lease=LANE, now=at(1)).changes == ()
     longer = table.acquire("g", [Q0], "A", lease=None, now=at(2))
-    assert longer.changes == (LeaseRow("g", Q0, "A", Epoch(1), Millis(60_000), True),)
+    assert longer.changes == (SavedLease("g", Q0, "A", Epoch(1), Millis(60_000), True),)
 
 
 def test_restart_protects_the_owner_for_a_full_lease() -> None:
     """In RocketMQ, the first member that asks after a restart gets the queue while the old owner still runs."""
     table = LockTable()
-    table.restore([LeaseRow("g", Q0, "A", Epoch(7), LANE, False)], now=at(100))
+    table.restore([SavedLease("g", Q0, "A", Epoch(7), LANE, False)], now=at(100))
     assert take(table, "B", at(104.999)) == Refusal(Q0, "A", Millis(1))
     assert take(table, "A", at(104.999), lease=LANE) == Lease(Q0, "A", Epoch(7), at(109.999))
     assert epoch_of(take(table, "B", at(110))) == 8
@@ -313,7 +313,7 @@ def test_restart_protects_the_owner_for_a_full_lease() -> None:
 
 def test_restart_remembers_the_epoch_of_a_released_queue() -> None:
     table = LockTable()
-    table.restore([LeaseRow("g", Q0, "", Epoch(7), LANE, False)], now=at(100))
+    table.restore([SavedLease("g", Q0, "", Epoch(7), LANE, False)], now=at(100))
     assert not table.holds_any("g", now=at(100))
     assert epoch_of(take(table, "B", at(100))) == 8
 
@@ -321,7 +321,7 @@ def test_restart_remembers_the_epoch_of_a_released_queue() -> None:
 def test_a_disconnect_shortens_a_restored_lease_only_after_its_full_length() -> None:
     """The owner's keep-alive timeout from before the restart is unknown."""
     table = LockTable()
-    table.restore([LeaseRow("g", Q0, "A", Epoch(7), LANE, False)], now=at(0))
+    table.restore([SavedLease("g", Q0, "A", Epoch(7), LANE, False)], now=at(0))
     assert table.disconnected("A", grace=at(1), now=at(0)) == ()
     take(table, "A", at(4.5), lease=LANE)
     assert table.disconnected("A", grace=at(1), now=at(4.6)) != ()
@@ -333,7 +333,7 @@ def test_leases_of_a_deleted_topic_leave_only_their_highest_epoch() -> None:
     take(table, "A", at(0))
     take(table, "B", at(61))
     take(table, "A", at(61), queue=other)
-    assert table.forget_topic("orders") == (LeaseRow("g", Q0, "B", Epoch(2), at(60), True),)
+    assert table.forget_topic("orders") == (SavedLease("g", Q0, "B", Epoch(2), at(60), True),)
     assert isinstance(table.verdict("g", Q0, "B", Epoch(2), now=at(62)), Stale)
     assert table.verdict("g", other, "A", Epoch(1), now=at(62)) == Current(Epoch(1))
     assert epoch_of(take(table, "B", at(62), group="another")) == 3, "for any group"
@@ -358,7 +358,7 @@ class LockTableMachine(RuleBasedStateMachine):
         self.table = LockTable()
         self.floor = Epoch(0)
         self.now = Millis(0)
-        self.disk: dict[tuple[str, MessageQueue], LeaseRow] = {}
+        self.disk: dict[tuple[str, MessageQueue], SavedLease] = {}
         self.granted: dict[MessageQueue, list[tuple[Epoch, str]]] = {Q0: [], Q1: []}
 
     @rule(owner=owners, queues=queues, lease=st.sampled_from([None, 1_000, 5_000, 90_000]))
@@ -433,7 +433,7 @@ class LockTableMachine(RuleBasedStateMachine):
     def indexes_agree(self) -> None:
         self.table._check()
 
-    def _persist(self, rows: tuple[LeaseRow, ...] | list[LeaseRow]) -> None:
+    def _persist(self, rows: tuple[SavedLease, ...] | list[SavedLease]) -> None:
         self.disk.update({(row.group, row.queue): row for row in rows})
 
     def _note(self, lease: Lease) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from lanemq.checker.events import AnyEvent, Event, Outcome, Process, Role, TopicDeleted
+from lanemq.checker.events import AnyEvent, HistoryEvent, Outcome, Process, Role, TopicDeleted
 
 WRITERS = (
     Process("p0", Role.PRODUCER),
@@ -21,11 +21,11 @@ WRITERS = (
 KINDS = [kind for kind in AnyEvent.__args__ if kind.__struct_config__.tag not in {"begin", "topic_deleted"}]
 
 
-def garbage(number: int, *, length: int = 120, regular: bool = False) -> list[Event]:
+def garbage(number: int, *, length: int = 120, regular: bool = False) -> list[HistoryEvent]:
     """Random events; with `regular` a message keeps its key, and a key its queue, as in a healthy run."""
     random = Random(number)
     t = 0
-    events: list[Event] = []
+    events: list[HistoryEvent] = []
     for _ in range(length):
         t += random.choice([0, 0, 1, 2_000_000])
         event = _random_event(random, t)
@@ -38,7 +38,7 @@ def garbage(number: int, *, length: int = 120, regular: bool = False) -> list[Ev
     return events
 
 
-def _random_event(random: Random, t: int) -> Event:
+def _random_event(random: Random, t: int) -> HistoryEvent:
     kind = random.choice(KINDS)
     values: dict[str, Any] = {
         "topic": random.choice(["orders", "orders", "bills"]),
@@ -60,7 +60,7 @@ def _random_event(random: Random, t: int) -> Event:
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     known = {name: values[name] for name in fields if name in values}
     text = {name: "x" for name, field in fields.items() if field.required and name not in {"n", "t", *known}}
-    event: Event = kind(n=0, t=t, process=random.choice(WRITERS), **known, **text)
+    event: HistoryEvent = kind(n=0, t=t, process=random.choice(WRITERS), **known, **text)
     return event
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from lanemq.checker.events import Event
+from lanemq.checker.events import HistoryEvent
 
 
-def write_history(folder: Path, events: Iterable[Event], *, lives: int = 1) -> Path:
+def write_history(folder: Path, events: Iterable[HistoryEvent], *, lives: int = 1) -> Path:
     """Writes one file per process, numbered, in time order; `lives` is how often each process starts."""
     folder.mkdir(parents=True)
     files: dict[str, list[dict[str, Any]]] = {}

@@ -16,7 +16,7 @@ import msgspec
 from lanemq.broker.dispatch import Handler, answer, answer_error
 from lanemq.broker.parts import Parts
 from lanemq.broker.storage.checkpoints import lease_row
-from lanemq.core.brokering.lock_table import Lease, LeaseRow, LockGrant, Refusal
+from lanemq.core.brokering.lock_table import Lease, LockGrant, Refusal, SavedLease
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
@@ -49,7 +49,7 @@ class LockHandler:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._unsaved: dict[tuple[str, MessageQueue], LeaseRow] = {}
+        self._unsaved: dict[tuple[str, MessageQueue], SavedLease] = {}
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -178,7 +178,7 @@ class LockHandler:
         self._save(rows, lambda: answer(peer, request), lambda error: answer_error(peer, request, error))
 
     def _save(
-        self, rows: Sequence[LeaseRow], saved: Callable[[], None], failed: Callable[[StorageError], None]
+        self, rows: Sequence[SavedLease], saved: Callable[[], None], failed: Callable[[StorageError], None]
     ) -> None:
         """Call `saved` once the rows are on disk, immediately if there are none; or `failed`."""
         if not rows:

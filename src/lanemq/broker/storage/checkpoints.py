@@ -15,10 +15,10 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.broker.storage.group_commit import GroupCommit, LogThread
 from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
-from lanemq.core.brokering.dedup import ProducerRow, ProducerTable, SequenceRun, Unsaved
+from lanemq.core.brokering.dedup import ProducerTable, SavedProducer, SequenceRun, Unsaved
 from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors
-from lanemq.core.brokering.group_offsets import GroupOffsets, OffsetRow
-from lanemq.core.brokering.lock_table import LeaseRow
+from lanemq.core.brokering.group_offsets import GroupOffsets, SavedOffset
+from lanemq.core.brokering.lock_table import SavedLease
 from lanemq.log import state
 from lanemq.log.checkpoint import IndexWork
 from lanemq.log.store import Store
@@ -109,7 +109,7 @@ class Checkpoints:
 
         self._thread.submit(lambda: self._write_offsets(rows, cursors, state.Sync.NORMAL), written)
 
-    def _write_offsets(self, rows: tuple[OffsetRow, ...], cursors: dict[int, QueueOffset], sync: state.Sync) -> None:
+    def _write_offsets(self, rows: tuple[SavedOffset, ...], cursors: dict[int, QueueOffset], sync: state.Sync) -> None:
         self._store.state.save_offsets([state.OffsetRow(*row) for row in rows], sync)
         for level, offset in cursors.items():
             self._store.state.put(f"{DELAY_CURSOR}{level}", str(offset))
@@ -180,19 +180,19 @@ def restored_cursors(rows: state.State) -> list[tuple[int, QueueOffset]]:
     return [(level, QueueOffset(int(offset))) for level, offset in saved if offset is not None]
 
 
-def producer_row(row: ProducerRow) -> state.ProducerRow:
+def producer_row(row: SavedProducer) -> state.ProducerRow:
     """A row of the producer table as the state database stores it."""
     text = msgspec.json.encode((row.epoch, row.next_sequence, row.last_stored, row.runs)).decode()
     return state.ProducerRow(row.topic, row.queue_id, row.producer, text)
 
 
-def restored_producer(row: state.ProducerRow) -> ProducerRow:
+def restored_producer(row: state.ProducerRow) -> SavedProducer:
     epoch, next_sequence, last_stored, runs = msgspec.json.decode(row.state)
     known = tuple(SequenceRun(sequence, QueueOffset(offset), count) for sequence, offset, count in runs)
-    return ProducerRow(row.topic, row.queue_id, row.producer, epoch, next_sequence, last_stored, known)
+    return SavedProducer(row.topic, row.queue_id, row.producer, epoch, next_sequence, last_stored, known)
 
 
-def lease_row(row: LeaseRow) -> state.LeaseRow:
+def lease_row(row: SavedLease) -> state.LeaseRow:
     """A row of the lock table as the state database stores it."""
     queue = row.queue
     return state.LeaseRow(
@@ -200,10 +200,10 @@ def lease_row(row: LeaseRow) -> state.LeaseRow:
     )
 
 
-def restored_lease(row: state.LeaseRow) -> LeaseRow:
+def restored_lease(row: state.LeaseRow) -> SavedLease:
     queue = MessageQueue(row.topic, row.broker, row.queue_id)
-    return LeaseRow(row.group, queue, row.owner, Epoch(row.epoch), Millis(row.lease_ms), row.stock)
+    return SavedLease(row.group, queue, row.owner, Epoch(row.epoch), Millis(row.lease_ms), row.stock)
 
 
-def restored_offset(row: state.OffsetRow) -> OffsetRow:
-    return OffsetRow(row.group, row.topic, row.queue_id, QueueOffset(row.offset), row.reset_pending, row.finished)
+def restored_offset(row: state.OffsetRow) -> SavedOffset:
+    return SavedOffset(row.group, row.topic, row.queue_id, QueueOffset(row.offset), row.reset_pending, row.finished)

@@ -82,7 +82,7 @@ class SequenceRun(NamedTuple):
     length: int
 
 
-class ProducerRow(NamedTuple):
+class SavedProducer(NamedTuple):
     """The saved state of one producer in one queue."""
 
     topic: str
@@ -97,7 +97,7 @@ class ProducerRow(NamedTuple):
 class Unsaved(NamedTuple):
     """The rows that the next checkpoint must write and delete."""
 
-    rows: tuple[ProducerRow, ...]
+    rows: tuple[SavedProducer, ...]
     gone: tuple[ProducerKey, ...]
 
 
@@ -224,11 +224,11 @@ class ProducerTable:
         for key in [key for key in self._producers if key[0] == topic]:
             self._forget(key)
 
-    def export(self) -> tuple[ProducerRow, ...]:
+    def export(self) -> tuple[SavedProducer, ...]:
         """All rows, longest idle first; `restore` of them gives the same table."""
         return tuple(self._row(key) for key in self._producers)
 
-    def restore(self, rows: Iterable[ProducerRow], *, now: Millis, wall: Millis) -> None:
+    def restore(self, rows: Iterable[SavedProducer], *, now: Millis, wall: Millis) -> None:
         """Enter saved rows. How long a producer has been idle is known from the wall clock only; it is not negative."""
         for row in rows:
             known = _Producer(row.epoch, row.next_sequence)
@@ -272,9 +272,9 @@ class ProducerTable:
         self._dirty.discard(key)
         self._gone.add(key)
 
-    def _row(self, key: ProducerKey) -> ProducerRow:
+    def _row(self, key: ProducerKey) -> SavedProducer:
         known = self._producers[key]
-        return ProducerRow(*key, known.epoch, known.next_sequence, known.last_stored, tuple(known.runs))
+        return SavedProducer(*key, known.epoch, known.next_sequence, known.last_stored, tuple(known.runs))
 
     def _check(self) -> None:
         assert len(self._producers) <= self._capacity

@@ -70,7 +70,7 @@ OffsetKey: TypeAlias = tuple[str, str, int]
 """Group, topic, queue id."""
 
 
-class OffsetRow(NamedTuple):
+class SavedOffset(NamedTuple):
     """The saved state of one queue of one group."""
 
     group: str
@@ -223,18 +223,18 @@ class GroupOffsets:
             self._finished.pop(key, None)
         return tuple(gone)
 
-    def dirty(self) -> tuple[OffsetRow, ...]:
+    def dirty(self) -> tuple[SavedOffset, ...]:
         """The rows that are not `saved` yet."""
         return tuple(map(self._row, self._dirty))
 
-    def saved(self, rows: Iterable[OffsetRow]) -> None:
+    def saved(self, rows: Iterable[SavedOffset]) -> None:
         """Mark rows as saved. Those that changed again while they were written stay dirty."""
         for row in rows:
             key = row[:3]
             if key in self._dirty and self._row(key) == row:
                 self._dirty.discard(key)
 
-    def restore(self, rows: Iterable[OffsetRow]) -> None:
+    def restore(self, rows: Iterable[SavedOffset]) -> None:
         for row in rows:
             self._groups.setdefault(row.group, {})[row.topic, row.queue_id] = row.offset
             if row.reset_pending:
@@ -262,10 +262,10 @@ class GroupOffsets:
         else:
             self._finished.pop(key, None)
 
-    def _row(self, key: OffsetKey) -> OffsetRow:
+    def _row(self, key: OffsetKey) -> SavedOffset:
         group, topic, queue_id = key
         finished = self._finished.get(key, "")
-        return OffsetRow(*key, self._groups[group][topic, queue_id], key in self._pending, finished)
+        return SavedOffset(*key, self._groups[group][topic, queue_id], key in self._pending, finished)
 
     @staticmethod
     def _refuse_negative(offset: QueueOffset) -> None:

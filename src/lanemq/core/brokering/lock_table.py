@@ -56,7 +56,7 @@ class Refusal(NamedTuple):
     remaining: Millis
 
 
-class LeaseRow(NamedTuple):
+class SavedLease(NamedTuple):
     """The saved state of one queue of one group. `owner` is empty after a release."""
 
     group: str
@@ -72,7 +72,7 @@ class LockGrant(NamedTuple):
 
     granted: tuple[Lease, ...]
     refused: tuple[Refusal, ...]
-    changes: tuple[LeaseRow, ...]
+    changes: tuple[SavedLease, ...]
     """The rows to save before the answer is sent. Empty for a plain renewal."""
     serial: int = 0
     """The serial that keep-alives name (`keep_alive`)."""
@@ -102,7 +102,7 @@ Verdict: TypeAlias = Current | Stale | Unowned
 
 
 class _Entry:
-    """The mutable state behind one `LeaseRow`.
+    """The mutable state behind one `SavedLease`.
 
     `epoch` never decreases. `owner` is NO_OWNER if and only if the lease was released or never granted.
     """
@@ -133,8 +133,8 @@ class _Entry:
     def lease(self, *, changed: bool = False) -> Lease:
         return Lease(self.queue, self.owner, self.epoch, self.expires_at, changed)
 
-    def row(self) -> LeaseRow:
-        return LeaseRow(self.group, self.queue, self.owner, self.epoch, self.lease_ms, self.stock)
+    def row(self) -> SavedLease:
+        return SavedLease(self.group, self.queue, self.owner, self.epoch, self.lease_ms, self.stock)
 
 
 class LockTable:
@@ -175,7 +175,7 @@ class LockTable:
         held = self._groups.get(group, {})
         granted: list[Lease] = []
         refused: list[Refusal] = []
-        changes: list[LeaseRow] = []
+        changes: list[SavedLease] = []
         for queue in queues:
             entry = held.get(queue)
             if entry is None:
@@ -198,7 +198,7 @@ class LockTable:
 
     def release(
         self, group: str, queues: Iterable[MessageQueue], owner: str, *, epoch: Epoch | None, now: Millis
-    ) -> tuple[LeaseRow, ...]:
+    ) -> tuple[SavedLease, ...]:
         """End leases of the owner; returns the rows to save.
 
         A LaneMQ client names the epoch that it releases. For a stock client the client id alone decides.
@@ -215,7 +215,7 @@ class LockTable:
             released.append(entry.row())
         return tuple(released)
 
-    def forget_topic(self, topic: str) -> tuple[LeaseRow, ...]:
+    def forget_topic(self, topic: str) -> tuple[SavedLease, ...]:
         """Remove the leases of a deleted topic; their rows may be deleted from disk once `floor` is saved.
 
         With their old epochs, the owners would continue in a new topic of that name at the offset where the old one
@@ -307,7 +307,7 @@ class LockTable:
                 return wake_at
         return None
 
-    def restore(self, rows: Iterable[LeaseRow], *, floor: Epoch = NO_EPOCH, now: Millis) -> None:
+    def restore(self, rows: Iterable[SavedLease], *, floor: Epoch = NO_EPOCH, now: Millis) -> None:
         """Load saved leases and give each its full length again.
 
         The owner may still be working and could not renew while the broker was down. Without this, the first other

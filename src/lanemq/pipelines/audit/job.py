@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from lanemq.checker.checking import CheckOptions
-from lanemq.checker.events import Event
+from lanemq.checker.events import HistoryEvent
 from lanemq.checker.explain import AFTER, BEFORE, line, surroundings
 from lanemq.checker.reading import find_files, first_problems
 from lanemq.checker.verdict import MAX_VIOLATIONS, Findings, Report, Violation, conclude, minimums
@@ -194,7 +194,7 @@ def _lines(found: Violation, home: int, files: Files, batches: Iterator[pa.Recor
         yield pa.RecordBatch.from_pylist(rows, LINES)
 
 
-def _later(file: RunFile, found: Violation, home: int) -> Callable[[Event], bool] | None:
+def _later(file: RunFile, found: Violation, home: int) -> Callable[[HistoryEvent], bool] | None:
     """Whether an event of another file is later than the violation. None in its own file, where its line is found, and
     for a violation without a line, which is last.
     """

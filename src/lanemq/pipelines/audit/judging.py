@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from lanemq.checker.checking import Checker, CheckOptions
-from lanemq.checker.events import AnyEvent, Event, Process, Role
+from lanemq.checker.events import AnyEvent, HistoryEvent, Process, Role
 from lanemq.pipelines.audit.routing import Order, Topics
 from lanemq.pipelines.audit.scanning import ENCODE
 
@@ -37,7 +37,7 @@ class AuditShard:
         self._checker = Checker(options)
         self._first_send = first_send
         self._processes: dict[str, Process] = {}
-        self._waiting: list[tuple[int, int, int, Event]] = []
+        self._waiting: list[tuple[int, int, int, HistoryEvent]] = []
         self._fresh = 0
 
     def add(self, first: Order, process: str, role: str, payload: bytes) -> None:
@@ -66,7 +66,7 @@ class AuditShard:
         del self._waiting[:end]
         self._fresh = 0
 
-    def _feed(self, ready: list[tuple[int, int, int, Event]]) -> None:
+    def _feed(self, ready: list[tuple[int, int, int, HistoryEvent]]) -> None:
         """Gives events to the checker, and at its time the topic's first send, which may be in another shard."""
         if self._first_send is not None and ready and ready[-1][:3] >= self._first_send:
             at = bisect_left(ready, self._first_send)

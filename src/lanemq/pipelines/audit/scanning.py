@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from lanemq.checker.checking import UNJUDGED, kind_name
-from lanemq.checker.events import UNKNOWN_PROCESS, AnyEvent, Event, Process, Send, TopicDeleted
+from lanemq.checker.events import UNKNOWN_PROCESS, AnyEvent, HistoryEvent, Process, Send, TopicDeleted
 from lanemq.checker.reading import HistoryFile, claim_names
 
 MESSAGES = pa.schema(
@@ -59,7 +59,7 @@ ENCODE = msgspec.msgpack.Encoder().encode
 _Destination = tuple[str, int | None, str | None, Process]
 """Topic, queue or name, and the process that recorded it."""
 
-_KINDS: tuple[type[Event], ...] = AnyEvent.__args__
+_KINDS: tuple[type[HistoryEvent], ...] = AnyEvent.__args__
 _WITH_QUEUE_AND_ID = frozenset(kind for kind in _KINDS if {"queue", "id"} <= set(kind.__struct_fields__))
 _SENT = frozenset(
     kind
@@ -142,7 +142,7 @@ def _file_messages(file: RunFile) -> Iterator[Rows]:
     yield [(file.label(topic), None, None, None, t, file.number, at, False) for topic, (t, at) in first_sends.items()]
 
 
-def _messages(file: RunFile, block: list[Event], pos: int, first_sends: dict[str, tuple[int, int]]) -> Rows:
+def _messages(file: RunFile, block: list[HistoryEvent], pos: int, first_sends: dict[str, tuple[int, int]]) -> Rows:
     """One row for each message of the block, and one more for each second key or queue of a message."""
     keys: dict[tuple[str, str], str] = {}
     queues: dict[tuple[str, str], int] = {}
@@ -183,8 +183,8 @@ def _file_pieces(file: RunFile) -> Iterator[Rows]:
     yield [(None, None, None, 0, file.number, 0, None, None, ENCODE(facts))]
 
 
-def _pieces(file: RunFile, block: list[Event], facts: FileFacts) -> Rows:
-    pieces: dict[_Destination, tuple[list[int], list[Event]]] = {}
+def _pieces(file: RunFile, block: list[HistoryEvent], facts: FileFacts) -> Rows:
+    pieces: dict[_Destination, tuple[list[int], list[HistoryEvent]]] = {}
     event: Any
     for at, event in enumerate(block, facts.events):
         kind = event.__class__
@@ -209,7 +209,7 @@ def _pieces(file: RunFile, block: list[Event], facts: FileFacts) -> Rows:
     return [_piece(file, destination, *piece) for destination, piece in pieces.items()]
 
 
-def _piece(file: RunFile, destination: _Destination, at: list[int], events: list[Event]) -> tuple[Any, ...]:
+def _piece(file: RunFile, destination: _Destination, at: list[int], events: list[HistoryEvent]) -> tuple[Any, ...]:
     topic, queue, name, process = destination
     for event in events:
         event.process = UNKNOWN_PROCESS  # given once for the whole piece
