@@ -136,8 +136,11 @@ class RawClient:
         ext = {"topic": topic, "readQueueNums": str(queues), "writeQueueNums": str(queues), "perm": "6", **more}
         return self.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
 
-    def heartbeat(self, client: str, group: str = "g", topics: dict[str, str] | None = None) -> Command:
-        return self.ask(RequestCode.HEART_BEAT, body=heartbeat(client, group, topics or {}))
+    def heartbeat(self, client: str, group: str = "g", topics: dict[str, str] | None = None, **more: str) -> Command:
+        return self.ask(RequestCode.HEART_BEAT, more, heartbeat(client, group, topics or {}))
+
+    def keep_alive(self, client: str, serial: int = 0, group: str = "g") -> Command:
+        return self.ask(RequestCode.LOCK_BATCH_MQ, {"laneKeepAlive": str(serial)}, lock_body(client, "T", (), group))
 
     def lock(self, client: str, topic: str = "T", queues: tuple[int, ...] = (0,), **more: str) -> LockResponse:
         group = more.pop("group", "g")

@@ -109,6 +109,14 @@ class RunningBroker:
         self.clock.passed += millis
         self.tick()
 
+    def run_for(self, millis: int) -> None:
+        """Advance the clock in steps, as it is for a broker that runs: a jump would be a pause of the broker."""
+        assert self.clock is not None
+        for _ in range(millis // 500):
+            self.clock.passed += 500
+            self.call(lambda: self.broker._housekeeping.tick(self.broker._server))
+        self.advance(millis % 500)
+
     def tick(self) -> None:
         for _ in range(2):
             self.call(lambda: self.broker._housekeeping.tick(self.broker._server))

@@ -20,6 +20,7 @@ from lanemq.core.brokering import dedup
 from lanemq.core.brokering.dedup import Fresh, Gap, ProducerTable
 from lanemq.core.brokering.keep_alive import KeepAlives
 from lanemq.core.brokering.lock_table import Current, Lease, LockGrant, LockTable
+from lanemq.core.brokering.membership import Membership
 from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, Order
@@ -93,6 +94,16 @@ def keep_alive_deadline(patch: Patch) -> None:
 def keep_alive_waited_for(patch: Patch) -> None:
     """Broker: gives the queues of a lost connection away after a fixed time, whatever their owner believes."""
     patch(KeepAlives, "until", lambda self, owner, timeout, renewed: Millis(0))
+
+
+def member_silence(patch: Patch) -> None:
+    """Broker: keeps a silent member for RocketMQ's two minutes, whatever it stated."""
+    real = Membership.heartbeat
+
+    def heartbeat(self: Any, *given: Any, expiry: Any, **named: Any) -> Any:
+        return real(self, *given, **named)
+
+    patch(Membership, "heartbeat", heartbeat)
 
 
 def lease_news(patch: Patch) -> None:
@@ -303,6 +314,7 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         lease_end,
         keep_alive_deadline,
         keep_alive_waited_for,
+        member_silence,
         lease_news,
         finished_ranges,
         finished_span,

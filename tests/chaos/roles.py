@@ -160,7 +160,8 @@ class Sink:
 def consume(settings: dict[str, Any]) -> None:
     """Consumes in order until SIGTERM; each turn takes `work_ms`, those of the key `stuck` for ever.
 
-    With `broken`, a file, every third key fails while that exists, and is parked at once.
+    With `broken`, a file, every third key fails while that exists, and is parked at once. With `forks`, the first turn
+    forks a child, which does nothing but keep the sockets open.
     """
     history = open_history(Path(settings["history"]), settings["name"], SystemClock().now_ns, role="consumer")
     options = dict(settings["options"])
@@ -174,8 +175,12 @@ def consume(settings: dict[str, Any]) -> None:
     hold = HoldKey(retries=1, backoff=Backoff(0.01, 1.0, 0.01)) if broken else HoldKey()
     policy = HoldQueue() if settings["whole_queue"] else hold
 
+    forks = [settings["name"]] if settings["forks"] else []
+
     @app.ordered(TOPIC, on_fail=policy, lanes=settings["lanes"])
     def on_order(message: Message) -> None:
+        if forks:
+            _fork_once(forks)
         if message.key == settings["stuck"]:
             threading.Event().wait()
         if broken is not None and int((message.key or "0")[-1]) % 3 == 0 and broken.exists():
@@ -187,6 +192,16 @@ def consume(settings: dict[str, Any]) -> None:
 
     app.run()
     history.close()
+
+
+def _fork_once(names: list[str]) -> None:
+    with contextlib.suppress(IndexError):  # another worker was faster
+        name = names.pop()
+        child = os.fork()
+        if child == 0:
+            time.sleep(120)
+            os._exit(0)
+        Path(f"{name}.child.{child}").touch()
 
 
 def _say_where_i_am(*_: object) -> None:

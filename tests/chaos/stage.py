@@ -89,13 +89,16 @@ class Stage:
         defaults = {"count": 0, "keys": 20, "ahead": 100, "pause_ms": 0, "options": {}}
         return self._start("produce", name, {**defaults, **settings}, ())
 
-    def consumer(self, name: str, without: Sequence[str] = (), **settings: Any) -> Part:
-        defaults = {"work_ms": 1, "lanes": 8, "whole_queue": False, "stuck": None, "options": {}}
-        return self._start("consume", name, {**defaults, **settings}, without)
+    def consumer(self, name: str, without: Sequence[str] = (), prefix: Sequence[str] = (), **settings: Any) -> Part:
+        """A member; `prefix` is a command that runs its process, such as one that enters a namespace."""
+        defaults = {"work_ms": 1, "lanes": 8, "whole_queue": False, "stuck": None, "forks": False, "options": {}}
+        return self._start("consume", name, {**defaults, **settings}, without, prefix)
 
-    def _start(self, role: str, name: str, settings: dict[str, Any], without: Sequence[str]) -> Part:
+    def _start(
+        self, role: str, name: str, settings: dict[str, Any], without: Sequence[str], prefix: Sequence[str] = ()
+    ) -> Part:
         common = {"name": name, "address": self.address, "history": str(self.history), "without": list(without)}
-        command = [sys.executable, "-m", "tests.chaos.roles", role, json.dumps({**common, **settings})]
+        command = [*prefix, sys.executable, "-m", "tests.chaos.roles", role, json.dumps({**common, **settings})]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
         with (self.folder / f"{name}.log").open("ab") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=self.folder)
@@ -110,6 +113,17 @@ class Stage:
         self._operator.fault("kill -9", part.name, "start")
         part.signal(signal.SIGKILL)
         part.ended()
+
+    def fault(self, kind: str, part: Part, phase: str) -> None:
+        """Writes down that something happens to a part."""
+        self._operator.fault(kind, part.name, phase)
+
+    def end_children(self, part: Part) -> None:
+        """Kills the children that a part has forked."""
+        for file in self.folder.glob(f"{part.name}.child.*"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(file.suffix[1:]), signal.SIGKILL)
+            file.unlink()
 
     def freeze(self, part: Part) -> None:
         self.frozen(part)
@@ -136,6 +150,7 @@ class Stage:
             if part.alive:
                 part.signal(signal.SIGKILL)
                 part.ended()
+            self.end_children(part)
         self._operator.close()
 
     def parts(self, *names: str) -> list[Part]:

@@ -103,7 +103,8 @@ class BrokerOptions:
     are slow."""
 
     member_expiry: float = 120.0
-    """Seconds without a heartbeat after which a member is removed (RocketMQ: ConsumerManager)."""
+    """Seconds without a heartbeat after which a stock client is removed from its groups (RocketMQ: ConsumerManager). A
+    LaneMQ member is removed earlier, when it was silent for as long as its leases last."""
 
     idle_timeout: float = 120.0
     """Seconds of silence after which a connection is closed (RocketMQ: NettyServerConfig)."""

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 RETENTION_EVERY_MS = 10_000
 IDLE_CHECK_EVERY_MS = 1_000
+PAUSE_MS = 1_000
+"""A longer time between two ticks means that the broker did not run: its process or machine was suspended."""
 DELAYS_EVERY_MS = 100
 """As RocketMQ's ScheduleMessageService."""
 WARN_AT_SHARE = 0.9
@@ -35,13 +37,13 @@ class Housekeeping:
         self._delays = delays
         self._unread = UnreadWarnings(parts.store, parts.offsets)
         self._last: dict[str, Millis] = {}
+        self._last_tick = parts.clock.now()
 
     def tick(self, server: Server) -> None:
         """Run all steps that are due. A failing step must not prevent the others, such as the expiry of leases."""
         now = self._parts.clock.now()
         self._step(lambda: self._pull.expire(now))
-        self._step(lambda: self._expire_leases(now))
-        self._step(lambda: self._parts.notices.group_changed(self._parts.members.expire(now=now).groups))
+        self._step(lambda: self._expire_leases_and_members(now))
         self._step(lambda: self._checkpoints.tick(now))
         if self._is_time("delays", DELAYS_EVERY_MS, now) and self._parts.group_commit.failure is None:
             self._step(self._delays.tick)
@@ -58,12 +60,20 @@ class Housekeeping:
         except Exception:
             log.exception("housekeeping failed")
 
-    def _expire_leases(self, now: Millis) -> None:
-        """Expire leases and notify their groups, so that the next owner does not wait for its own timer."""
+    def _expire_leases_and_members(self, now: Millis) -> None:
+        """Expire leases and members and notify their groups, so that the next owner does not wait for its own timer."""
+        members, pause = self._parts.members, Millis(now - self._last_tick)
+        self._last_tick = now
+        if pause > PAUSE_MS:
+            members.paused(pause, now=now)
         ended = self._parts.locks.expire(now=now)
         if self._parts.recording.on:
             self._parts.recording.expired(ended)
-        self._parts.notices.group_changed(dict.fromkeys(group for group, _ in ended))
+        changed = members.expire(now=now).groups
+        for group in changed:
+            left = ", ".join(members.members(group)) or "none"
+            log.info("group %s: a member was silent for too long and is removed; members now: %s", group, left)
+        self._parts.notices.group_changed(dict.fromkeys((*(group for group, _ in ended), *changed)))
 
     def _retire(self) -> None:
         now = self._parts.clock.now()

@@ -229,6 +229,19 @@ class LockHeader(Header, frozen=True, kw_only=True):
     lane_keep_alive: Int64 | None = None
 
 
+class LockAnswerHeader(Header, frozen=True, kw_only=True):
+    """LaneMQ's additions to the answer of LOCK_BATCH_MQ (41)."""
+
+    lane_keep_alive: Int64 | None = None
+    lane_not_member: bool | None = None
+
+
+class HeartbeatHeader(Header, frozen=True, kw_only=True):
+    """LaneMQ's addition to HEART_BEAT (34)."""
+
+    lane_expiry_millis: Int64 | None = None
+
+
 class ParkHeader(Header, frozen=True, kw_only=True):
     """LANE_PARK (4202) and LANE_PARK_NEXT (4203), sent by the owner of a queue under its lease."""
 

@@ -18,7 +18,14 @@ LANE_KEEP_ALIVE_MILLIS: Final = "laneKeepAliveMillis"
 LANE_KEEP_ALIVE: Final = "laneKeepAlive"
 """In the answer to a lock request: the broker waits for the sender's keep-alive timeout, and the grant has this
 serial. In a lock request that names no queues: a keep-alive, which moves the deadline of everything granted under the
-serial. In its answer: it did; without it, leases must be renewed."""
+serial; with serial 0, from a member that owns no queue, it shows only that the member is alive. In its answer: the
+deadline was moved; without it, leases must be renewed."""
+LANE_EXPIRY_MILLIS: Final = "laneExpiryMillis"
+"""In a heartbeat: after how long without a heartbeat, keep-alive or lock request the broker removes the sender from its
+groups. A sender without it is removed after RocketMQ's two minutes."""
+LANE_NOT_MEMBER: Final = "laneNotMember"
+"""In the answer to a keep-alive or a lock request with a lease: the group does not have the sender as a member on this
+connection, and the sender must send a heartbeat."""
 LANE_TOPIC: Final = "laneTopic"
 """In a request for the members of a group: only those that subscribe to this topic."""
 LANE_ORDERED: Final = "laneOrdered"

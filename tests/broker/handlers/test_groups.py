@@ -3,10 +3,17 @@
 import msgspec
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.raw_client import RawClient
+from tests.broker.raw_client import RawClient, lock_body
 from tests.broker.running import ManualClock, RunningBroker
 
-from lanemq.wire.bodies import ConsumerData, ConsumerIdList, HeartbeatData, ProducerData, SubscriptionData
+from lanemq.wire.bodies import (
+    ConsumerData,
+    ConsumerIdList,
+    HeartbeatData,
+    LockResponse,
+    ProducerData,
+    SubscriptionData,
+)
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import RESPONSE_BIT, Command, encode_command
 
@@ -88,11 +95,66 @@ def test_members_are_notified_when_a_silent_one_is_removed(clocked: RunningBroke
     first = member(clocked, "a")
     member(clocked, "b")
     notified(first)
-    clocked.advance(100_000)
+    clocked.run_for(100_000)
     first.heartbeat("a", topics={"T": "*"})
-    clocked.advance(20_000)
+    clocked.run_for(20_000)
     assert notified(first) == "g"
     assert members(first) == ["a"]
+
+
+def test_a_member_without_keep_alives_is_removed_when_its_leases_end(clocked: RunningBroker) -> None:
+    silent, other = member(clocked, "a", laneExpiryMillis="5000"), member(clocked, "b", laneExpiryMillis="5000")
+    notified(silent)
+    assert silent.lane_lock("a", millis=5_000).lock_ok_mq_set
+    clocked.run_for(4_500)
+    assert "laneNotMember" not in other.keep_alive("b").ext
+    assert members(other) == ["a", "b"]
+    assert not other.lane_lock("b").lock_ok_mq_set
+    clocked.run_for(500)
+    assert notified(other) == "g", "one notice for the lease and the member"
+    assert members(other) == ["b"]
+    assert other.lane_lock("b").lock_ok_mq_set
+    assert not other.notices
+
+
+@pytest.mark.parametrize("request_kind", ["keep-alive", "lock"])
+def test_keep_alives_and_lock_requests_keep_a_member(clocked: RunningBroker, request_kind: str) -> None:
+    alive, other = member(clocked, "a", laneExpiryMillis="5000"), member(clocked, "stock")
+    for _ in range(4):
+        clocked.run_for(4_000)
+        alive.keep_alive("a") if request_kind == "keep-alive" else alive.lane_lock("a")
+    assert members(other) == ["a", "stock"]
+
+
+def test_a_removed_member_is_recognised_and_joins_with_a_heartbeat(clocked: RunningBroker) -> None:
+    raw = member(clocked, "a", laneExpiryMillis="5000")
+    assert "laneNotMember" not in raw.keep_alive("a").ext
+    clocked.run_for(5_000)
+    assert raw.keep_alive("a").ext["laneNotMember"] == "true"
+    lock = raw.ask(RequestCode.LOCK_BATCH_MQ, {"laneLeaseMillis": "5000"}, lock_body("a", "T", (0,), "g"))
+    assert lock.ext["laneNotMember"] == "true"
+    assert LockResponse.decode(lock.body).lock_ok_mq_set, "the leases do not depend on it"
+    raw.heartbeat("a", topics={"T": "*"}, laneExpiryMillis="5000")
+    assert members(raw) == ["a"]
+    assert "laneNotMember" not in raw.keep_alive("a").ext
+
+
+def test_stock_clients_are_not_bothered(clocked: RunningBroker) -> None:
+    """They lock without being asked for a heartbeat, and stay for two minutes."""
+    raw = member(clocked, "a")
+    clocked.run_for(119_000)
+    assert members(raw) == ["a"]
+    other = clocked.connect()
+    assert other.ask(RequestCode.LOCK_BATCH_MQ, {}, lock_body("x", "T", (0,), "g")).ext == {}
+
+
+def test_a_broker_that_was_suspended_keeps_its_members(clocked: RunningBroker) -> None:
+    """Their keep-alives could not arrive. All would join again one by one, and take queues from each other."""
+    raw = member(clocked, "a", laneExpiryMillis="5000")
+    clocked.advance(600_000)
+    assert members(raw) == ["a"]
+    clocked.run_for(5_000)
+    assert members(raw) == []
 
 
 def test_members_are_notified_of_expired_and_released_leases(clocked: RunningBroker) -> None:

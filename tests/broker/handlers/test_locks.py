@@ -203,7 +203,8 @@ def test_keep_alives_name_no_queues_and_move_the_deadline(clocked: RunningBroker
 
 def test_a_member_that_states_no_timeout_is_answered_as_before(clocked: RunningBroker) -> None:
     ext = {"laneLeaseMillis": "5000"}
-    assert clocked.connect().ask(RequestCode.LOCK_BATCH_MQ, ext, lock_body("a", "T", (0,), "g")).ext == {}
+    reply = clocked.connect().ask(RequestCode.LOCK_BATCH_MQ, ext, lock_body("a", "T", (0,), "g"))
+    assert "laneKeepAlive" not in reply.ext
 
 
 def test_a_keep_alive_from_before_a_restart_is_refused(clocked: RunningBroker) -> None:
@@ -215,7 +216,7 @@ def test_a_keep_alive_from_before_a_restart_is_refused(clocked: RunningBroker) -
     raw = clocked.connect()
     raw.lane_lock("a", queues=(1,), laneKeepAliveMillis="800")
     named = {"laneKeepAlive": granted.ext["laneKeepAlive"]}
-    assert raw.ask(RequestCode.LOCK_BATCH_MQ, named, lock_body("a", "T", (), "g")).ext == {}
+    assert "laneKeepAlive" not in raw.ask(RequestCode.LOCK_BATCH_MQ, named, lock_body("a", "T", (), "g")).ext
 
 
 def test_stock_lease_outlives_its_connection(clocked: RunningBroker) -> None:

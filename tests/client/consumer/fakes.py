@@ -10,7 +10,7 @@ from tests.client.virtual_time import VirtualClock
 from tests.wire.encoding import encode_record
 
 from lanemq.client.codec import JsonCodec
-from lanemq.client.consumer.calls import Granted, Pulled
+from lanemq.client.consumer.calls import Granted, KeptAlive, Locked, Pulled
 from lanemq.client.consumer.engine import BrokerLink, ConsumerEngine
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, StartPosition
@@ -67,6 +67,8 @@ class FakeBroker:
         self.finished: dict[MessageQueue, FinishedRanges] = {}
         self.messages: dict[MessageQueue, list[bytes]] = {each: [] for each in queues}
         self.members: list[str] = []
+        self.removed: set[str] = set()
+        """Members that were silent for too long; `remove` adds them."""
         self.last_pull: PullHeader | None = None
         self.first = 0
         """Everything before this offset was deleted."""
@@ -88,6 +90,12 @@ class FakeBroker:
         """Sends NOTIFY_CONSUMER_IDS_CHANGED to all members, unless announcements are lost."""
         for listener in tuple(self.listeners):
             listener()
+
+    def remove(self, member: str) -> None:
+        """Takes a silent member from the list."""
+        self.members.remove(member)
+        self.removed.add(member)
+        self.changed()
 
     def what(self, name: str, member: str | None = None) -> list[tuple[int, str, str, Any]]:
         return [each for each in self.noted if each[2] == name and member in (None, each[1])]
@@ -116,19 +124,20 @@ class FakeCalls:
         self.broker.note(self.client_id, "members", topic)
         return sorted(self.broker.members)
 
-    async def keep_alive(self, topic: str, broker: str, serial: int) -> bool:
+    async def keep_alive(self, topic: str, broker: str, serial: int) -> KeptAlive:
         self.broker.note(self.client_id, "keep_alive", (broker, serial))
-        return self.broker.locks.keep_alive(self.client_id, serial, now=self.broker.clock.now())
+        leases = self.broker.locks.keep_alive(self.client_id, serial, now=self.broker.clock.now())
+        return KeptAlive(leases, self.client_id not in self.broker.removed)
 
     async def lock(
         self, broker: str, queues: Any, *, lease: Any, keep_alive_timeout: Any = None, finished: bool | None = None
-    ) -> dict[MessageQueue, Granted]:
+    ) -> Locked:
         self.broker.note(self.client_id, "lock", (broker, tuple(queues)))
         now = self.broker.clock.now()
         grant = self.broker.locks.acquire(
             "g", queues, self.client_id, lease=lease, keep_alive_timeout=keep_alive_timeout, now=now
         )
-        return {
+        granted = {
             each.queue: Granted(
                 Epoch(each.epoch if self.epochs else 0),
                 self._offset(each.queue) if self.epochs else None,
@@ -139,6 +148,7 @@ class FakeCalls:
             )
             for each in grant.granted
         }
+        return Locked(granted, self.client_id not in self.broker.removed)
 
     def _offset(self, where: MessageQueue) -> QueueOffset | None:
         known = self.broker.offsets.get(where)
@@ -208,6 +218,10 @@ class FakeHeartbeat:
                 self._broker.changed()
 
     async def send_to(self, address: Address) -> None: ...
+
+    async def send_again_to(self, address: Address) -> None:
+        self._broker.removed.discard(self._name)
+        await self.send_to_all()
 
     def described(self) -> list[Any]:
         return []

@@ -15,6 +15,7 @@ from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
+from lanemq.net.address import Address
 
 
 class Member:
@@ -28,7 +29,12 @@ class Member:
         self.taken: list[MessageQueue] = []
         self.lost: list[tuple[int, MessageQueue]] = []
         self.assignment = Assignment(options(), name, OffsetTable(), self._lost)
-        self.keeper = LeaseKeeper(options(), self.calls, self.assignment, lambda *_: None)  # type: ignore[arg-type]
+        self.joined_again: list[int] = []
+        self.keeper = LeaseKeeper(options(), self.calls, self.assignment, lambda *_: None, self._join_again)  # type: ignore[arg-type]
+
+    async def _join_again(self, _: Address) -> None:
+        self.joined_again.append(self.broker.clock.now())
+        self.broker.removed.discard(self.calls.client_id)
 
     def _lost(self) -> None:
         (lost,) = [each for each in self.taken if self.assignment.get(each) is None]
@@ -287,6 +293,32 @@ def test_keep_alives_let_turns_start_between_renewals() -> None:
 
     signs = [250, 500, 750, 1_250, 1_500, 1_750]
     assert run_virtual(main) == (signs, [0, 1_000], True)
+
+
+def test_a_member_without_queues_sends_a_keep_alive_every_second() -> None:
+    async def main() -> list[tuple[int, object]]:
+        broker = FakeBroker([queue(0)])
+        member = Member(broker)
+        member.keeper.stay_member("orders", "a", LANE_TIMES)
+        await beside(member.keeper.run(), 3.5)
+        return [(at, about) for at, _, _, about in broker.what("keep_alive")]
+
+    assert run_virtual(main) == [(1_000, ("a", 0)), (2_000, ("a", 0)), (3_000, ("a", 0))]
+
+
+@pytest.mark.parametrize(("owns", "joined_at"), [(False, 1_000), (True, 250)])
+def test_a_member_that_was_removed_joins_again_with_the_next_answer(owns: bool, joined_at: int) -> None:
+    async def main() -> list[int]:
+        broker = FakeBroker([queue(0)])
+        member = Member(broker)
+        member.keeper.stay_member("orders", "a", LANE_TIMES)
+        if owns:
+            await member.take(queue(0))
+        broker.removed.add("me")
+        await beside(member.keeper.run(), 3.5)
+        return member.joined_again
+
+    assert run_virtual(main) == [joined_at]
 
 
 def test_without_answers_turns_pause_after_the_keep_alive_deadline_and_resume_with_the_next_answer() -> None:

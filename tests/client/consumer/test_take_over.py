@@ -49,12 +49,15 @@ class OnlyReplicas:
         raise AssertionError(f"{address} was asked for a lease")
 
 
+async def join_again(_: Address) -> None: ...
+
+
 def keeper_without_master() -> tuple[LeaseKeeper, Assignment, OnlyReplicas]:
     lost = lambda: pytest.fail("a queue was lost although the broker did not answer")  # noqa: E731
     wire, assignment = OnlyReplicas(), Assignment(options(), "me", OffsetTable(), lost)
     calls = ConsumerCalls(options(), "me", wire, wire)  # type: ignore[arg-type]
     renewed = lambda *_: pytest.fail("a lease was renewed")  # noqa: E731
-    return LeaseKeeper(options(), calls, assignment, renewed), assignment, wire
+    return LeaseKeeper(options(), calls, assignment, renewed, join_again), assignment, wire
 
 
 @pytest.mark.row("A27")
@@ -243,6 +246,23 @@ def test_a_renewed_lease_resumes_the_queue_at_once() -> None:
     started, while_closed, regained = run_virtual(main)
     assert while_closed == 0
     assert started == [regained]
+
+
+def test_a_member_that_was_removed_gets_its_queues_back() -> None:
+    """It was frozen, and another member took its queues over."""
+
+    async def main() -> tuple[set[MessageQueue], set[MessageQueue], list[str]]:
+        broker = FakeBroker([queue(0), queue(1)])
+        async with member(broker, "me", nothing) as engine, member(broker, "other", nothing) as other:
+            await until(lambda: len(held(engine)) == len(held(other)) == 1)
+            broker.remove("me")
+            await until(lambda: sorted(broker.members) == ["me", "other"] and len(held(engine)) == 1)
+            await until(lambda: len(held(other)) == 1)
+            return held(engine), held(other), sorted(broker.members)
+
+    mine, others, members = run_virtual(main)
+    assert mine | others == {queue(0), queue(1)}
+    assert members == ["me", "other"]
 
 
 @pytest.mark.row("A73")

@@ -32,8 +32,11 @@ def beat(
     client_id: str,
     groups: Mapping[str, GroupHeartbeat] | None = None,
     now: int = 0,
+    expiry: int | None = None,
 ) -> Changes:
-    return table.heartbeat(connection, client_id, topics("t") if groups is None else groups, now=Millis(now))
+    stated = None if expiry is None else Millis(expiry)
+    said = topics("t") if groups is None else groups
+    return table.heartbeat(connection, client_id, said, now=Millis(now), expiry=stated)
 
 
 def test_new_member_is_announced_once() -> None:
@@ -102,6 +105,60 @@ def test_heartbeat_postpones_the_removal() -> None:
     assert table.expire(now=Millis(120_000)) == NOTHING
     table.expire(now=Millis(120_001))
     assert table.members("g") == ("A",)
+
+
+def test_a_member_that_states_its_expiry_is_removed_after_that_time() -> None:
+    table = Membership()
+    beat(table, ONE, "A", expiry=5_000)
+    beat(table, TWO, "stock")
+    assert table.expire(now=Millis(4_999)) == NOTHING
+    assert table.expire(now=Millis(5_000)) == CHANGED
+    assert table.members("g") == ("stock",)
+
+
+def test_keep_alives_postpone_the_removal() -> None:
+    table = Membership()
+    beat(table, ONE, "A", expiry=5_000)
+    for now in range(250, 60_000, 250):
+        assert table.alive(ONE, "A", "g", now=Millis(now))
+        assert table.expire(now=Millis(now)) == NOTHING
+    assert table.expire(now=Millis(64_749)) == NOTHING
+    assert table.expire(now=Millis(64_750)) == CHANGED
+
+
+def test_the_keep_alive_of_a_removed_member_is_recognised_and_its_heartbeat_is_a_change() -> None:
+    table = Membership()
+    beat(table, ONE, "A", expiry=5_000)
+    table.expire(now=Millis(5_000))
+    assert not table.alive(ONE, "A", "g", now=Millis(9_000))
+    assert table.members("g") == ()
+    assert beat(table, ONE, "A", now=9_000, expiry=5_000) == CHANGED
+    assert table.alive(ONE, "A", "g", now=Millis(9_250))
+
+
+def test_a_keep_alive_counts_for_its_own_group_and_connection_only() -> None:
+    """A new connection must send a heartbeat: its notices would otherwise go to the old one."""
+    table = Membership()
+    beat(table, ONE, "A", expiry=5_000)
+    assert not table.alive(TWO, "A", "g", now=Millis(1))
+    assert not table.alive(ONE, "A", "h", now=Millis(1))
+    assert not table.alive(ONE, "B", "g", now=Millis(1))
+
+
+def test_no_member_may_be_silent_for_longer_than_a_stock_client() -> None:
+    table = Membership()
+    beat(table, ONE, "A", expiry=500_000)
+    assert table.expire(now=Millis(120_000)) == CHANGED
+
+
+def test_the_time_in_which_the_broker_did_not_run_is_no_silence() -> None:
+    table = Membership()
+    beat(table, ONE, "A", now=0, expiry=5_000)
+    beat(table, TWO, "B", now=900, expiry=5_000)
+    table.paused(Millis(60_000), now=Millis(61_000))
+    assert table.expire(now=Millis(64_999)) == NOTHING
+    assert table.expire(now=Millis(65_000)) == CHANGED
+    assert table.members("g") == ("B",)
 
 
 def test_many_silent_members_of_a_group_are_one_change() -> None:
@@ -228,10 +285,30 @@ class MembershipMachine(RuleBasedStateMachine):
         self.now = Millis(0)
         self.before = self._views()
 
-    @rule(connection=connections, client=st.sampled_from("AB"), groups=groups, subscribed=st.sets(st.just("t")))
-    def heartbeat(self, connection: ConnectionId, client: str, groups: set[str], subscribed: set[str]) -> None:
-        said = GroupHeartbeat(tuple(GroupSubscription(topic) for topic in subscribed))
-        self._compare(self.table.heartbeat(connection, client, dict.fromkeys(groups, said), now=self.now))
+    @rule(
+        connection=connections,
+        client=st.sampled_from("AB"),
+        groups=groups,
+        subscribed=st.sets(st.just("t")),
+        expiry=st.sampled_from([None, 3, 20]),
+    )
+    def heartbeat(
+        self, connection: ConnectionId, client: str, groups: set[str], subscribed: set[str], expiry: int | None
+    ) -> None:
+        said = dict.fromkeys(groups, GroupHeartbeat(tuple(GroupSubscription(topic) for topic in subscribed)))
+        self._compare(beat(self.table, connection, client, said, self.now, expiry))
+
+    @rule(connection=connections, client=st.sampled_from("AB"), group=st.sampled_from("gh"))
+    def keep_alive(self, connection: ConnectionId, client: str, group: str) -> None:
+        if self.table.alive(connection, client, group, now=self.now):
+            assert client in self.table.members(group)
+        self._compare(NOTHING)
+
+    @rule(duration=st.integers(0, 12))
+    def pause(self, duration: int) -> None:
+        self.now = Millis(self.now + duration)
+        self.table.paused(Millis(duration), now=self.now)
+        self._compare(self.table.expire(now=self.now))
 
     @rule(connection=connections)
     def disconnect(self, connection: ConnectionId) -> None:

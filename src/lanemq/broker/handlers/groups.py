@@ -10,13 +10,14 @@ from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, Group
 from lanemq.log import state
 from lanemq.model.errors import BrokerRefused, GroupNotFound, StorageError
 from lanemq.model.names import check_group, check_topic
+from lanemq.model.units import Millis, to_millis
 from lanemq.net.server import Peer
 from lanemq.wire import bodies as wire
 from lanemq.wire.admin_headers import DeleteGroupHeader, GroupHeader, ProducerGroupHeader
 from lanemq.wire.bodies import Body, ConsumerData, ConsumerIdList, HeartbeatData, decode_json
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.headers import ConsumerListHeader, UnregisterHeader
+from lanemq.wire.headers import ConsumerListHeader, HeartbeatHeader, UnregisterHeader
 from lanemq.wire.route_bodies import SubscriptionGroupConfig, SubscriptionGroupTable
 from lanemq.wire.stats_bodies import ClientConnection, ProducerConnection
 
@@ -75,7 +76,9 @@ class GroupHandler:
                 self._parts.topic_keeper.take(self._parts.topics.ensure_retry(data.group_name))
         for name in producers:
             self._producers.setdefault(name, {})[connection] = (beat.client_id, request.language, request.version)
-        changes = self._parts.members.heartbeat(connection, beat.client_id, groups, now=self._parts.clock.now())
+        expiry = self._expiry(HeartbeatHeader.from_ext(request.ext))
+        now = self._parts.clock.now()
+        changes = self._parts.members.heartbeat(connection, beat.client_id, groups, expiry=expiry, now=now)
         answer(peer, request)
         self._parts.notices.group_changed(changes.groups)
 
@@ -89,6 +92,11 @@ class GroupHandler:
                 f"group {found.group}: member {found.member} consumes {found.topic or 'its topics'} {theirs}, so "
                 f"{client_id} cannot consume {ours}: stop that member, or use another group",
             )
+
+    def _expiry(self, header: HeartbeatHeader) -> Millis | None:
+        """How long the client may be silent; never shorter than its leases, whose length has a minimum too."""
+        stated = header.lane_expiry_millis
+        return None if stated is None else Millis(max(stated, to_millis(self._parts.options.min_lane_lease)))
 
     def _unregister(self, peer: Peer, request: Command) -> None:
         header = UnregisterHeader.from_ext(request.ext)

@@ -5,6 +5,9 @@ twice, to two owners. The same holds for a renewal while the row of the grant th
 
 A new owner receives what is finished above its start offset. An owner that did not ask for it will repeat those
 messages, so the finished ranges are deleted with the grant.
+
+Every lock request and keep-alive also shows that the sender is alive (`core/brokering/membership`). The answer to a
+sender that is not a member of the group, because it was silent for too long, says so, and the sender sends a heartbeat.
 """
 
 import logging
@@ -17,6 +20,7 @@ from lanemq.broker.dispatch import Handler, answer, answer_error
 from lanemq.broker.parts import Parts
 from lanemq.broker.storage.checkpoints import lease_row
 from lanemq.core.brokering.lock_table import Lease, LockGrant, Refusal, SavedLease
+from lanemq.core.brokering.membership import ConnectionId
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
@@ -25,8 +29,8 @@ from lanemq.net.server import Peer
 from lanemq.wire.bodies import LaneLease, LaneRefusal, LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.headers import LockHeader
-from lanemq.wire.lane_fields import LANE_EPOCH, LANE_KEEP_ALIVE
+from lanemq.wire.headers import LockAnswerHeader, LockHeader
+from lanemq.wire.lane_fields import LANE_EPOCH
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +66,11 @@ class LockHandler:
         body = _decode(request.body)
         header = LockHeader.from_ext(request.ext)
         wish = header.lane_lease_millis
+        now = self._parts.clock.now()
+        member = self._parts.members.alive(ConnectionId(peer.number), body.client_id, body.consumer_group, now=now)
         if header.lane_keep_alive is not None:
-            self._keep_alive(peer, request, body.client_id, header.lane_keep_alive)
+            kept = self._parts.locks.keep_alive(body.client_id, header.lane_keep_alive, now=now)
+            answer(peer, request, _answer_fields(header.lane_keep_alive if kept else 0, member=member), _NO_QUEUES)
             return
         queues = [queue for queue in (each.queue for each in body.mq_set) if self._exists(queue)]
         grant = self._parts.locks.acquire(
@@ -72,7 +79,7 @@ class LockHandler:
             body.client_id,
             lease=self._lease(wish),
             keep_alive_timeout=_keep_alive_timeout(header),
-            now=self._parts.clock.now(),
+            now=now,
         )
         group = body.consumer_group
         for lease in grant.granted:
@@ -90,14 +97,10 @@ class LockHandler:
         def saved() -> None:
             if self._parts.recording.on:
                 self._parts.recording.locked(group, [self._as_it_is(group, each, new) for each in grant.granted])
-            answer(peer, request, {} if header.lane_keep_alive_millis is None else _serial_field(grant.serial), reply)
+            serial = 0 if header.lane_keep_alive_millis is None else grant.serial
+            answer(peer, request, {} if wish is None else _answer_fields(serial, member=member), reply)
 
         self._save(rows, saved, lambda error: answer_error(peer, request, error))
-
-    def _keep_alive(self, peer: Peer, request: Command, client_id: str, serial: int) -> None:
-        """Answer a keep-alive: one small request for any number of queues."""
-        alive = self._parts.locks.keep_alive(client_id, serial, now=self._parts.clock.now())
-        answer(peer, request, _serial_field(serial) if alive else {}, _NO_QUEUES)
 
     def _as_it_is(self, group: str, lease: Lease, new: Container[MessageQueue]) -> Lease:
         """A grant for the history, as it is once it is on disk: a grant lost in a crash was never given.
@@ -239,8 +242,8 @@ def _keep_alive_timeout(header: LockHeader) -> Millis | None:
     return Millis(max(timeout, 0))
 
 
-def _serial_field(serial: int) -> dict[str, str]:
-    return {LANE_KEEP_ALIVE: str(serial)} if serial else {}
+def _answer_fields(serial: int, *, member: bool) -> dict[str, str]:
+    return LockAnswerHeader(lane_keep_alive=serial or None, lane_not_member=None if member else True).to_ext()
 
 
 def _epoch(text: str | None) -> Epoch | None:

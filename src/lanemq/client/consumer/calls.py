@@ -20,6 +20,8 @@ from lanemq.wire.command import Command
 from lanemq.wire.headers import (
     ConsumerListHeader,
     Header,
+    HeartbeatHeader,
+    LockAnswerHeader,
     LockHeader,
     OffsetResponse,
     PullHeader,
@@ -58,6 +60,23 @@ class Granted(NamedTuple):
     """Version of the queue's parked lanes, which changes when an operator changes them; 0: there are none."""
     serial: int = 0
     """Names the grant in keep-alives; 0: the broker does not wait for them."""
+
+
+class Locked(NamedTuple):
+    """The answer to a lock request."""
+
+    granted: dict[MessageQueue, Granted]
+    member: bool = True
+    """False: the broker does not have this client as a member of the group, which needs a heartbeat."""
+
+
+class KeptAlive(NamedTuple):
+    """The answer to a keep-alive."""
+
+    leases: bool
+    """Whether the leases of the serial are kept alive; false: the broker has cut some of them, or there are none."""
+    member: bool = True
+    """As in `Locked`."""
 
 
 class Pulled(NamedTuple):
@@ -119,7 +138,7 @@ class ConsumerCalls:
         lease: Millis | None,
         keep_alive_timeout: Millis | None = None,
         finished: bool | None = None,
-    ) -> dict[MessageQueue, Granted]:
+    ) -> Locked:
         """Locks the queues and returns those that are granted. The options are sent to LaneMQ brokers only.
 
         With `finished=None` the member works from the offset on, and the broker forgets what is finished above it.
@@ -135,14 +154,18 @@ class ConsumerCalls:
         reply = await self._request(self.address(queues[0].topic, broker), command, self._lock_timeout)
         answer = LockResponse.decode(reply.body)
         leases = {each.queue: each for each in answer.lane_leases}
-        serial = _serial(reply)
-        return {each.queue: _granted(leases.get(each.queue), serial) for each in answer.lock_ok_mq_set}
+        told = LockAnswerHeader.from_ext(reply.ext)
+        serial = told.lane_keep_alive or 0
+        granted = {each.queue: _granted(leases.get(each.queue), serial) for each in answer.lock_ok_mq_set}
+        return Locked(granted, not told.lane_not_member)
 
-    async def keep_alive(self, topic: str, broker: str, serial: int) -> bool:
-        """Keeps all leases alive that were granted under the serial; false if the broker has cut some of them."""
+    async def keep_alive(self, topic: str, broker: str, serial: int) -> KeptAlive:
+        """Keeps this member alive, with all leases that were granted under the serial; 0: it has no leases."""
         ext = LockHeader(lane_keep_alive=serial).to_ext()
         command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=self._lock_request(()).encode())
-        return _serial(await self._request(self.address(topic, broker), command, self._lock_timeout)) == serial
+        reply = await self._request(self.address(topic, broker), command, self._lock_timeout)
+        told = LockAnswerHeader.from_ext(reply.ext)
+        return KeptAlive(told.lane_keep_alive == serial, not told.lane_not_member)
 
     async def unlock(self, queue: MessageQueue, epoch: Epoch) -> None:
         """Gives a queue back. Names the lease, so that a late unlock does not end a newer one."""
@@ -211,8 +234,10 @@ class ConsumerCalls:
             reply.body,
         )
 
-    async def heartbeat(self, address: Address, body: bytes) -> None:
-        await self._request(address, Command(RequestCode.HEART_BEAT, 0, body=body), self._timeout)
+    async def heartbeat(self, address: Address, body: bytes, expiry: Millis | None) -> None:
+        """Joins the group. `expiry`: how long a LaneMQ broker waits for the next keep-alive."""
+        ext = HeartbeatHeader(lane_expiry_millis=expiry).to_ext()
+        await self._request(address, Command(RequestCode.HEART_BEAT, 0, ext=ext, body=body), self._timeout)
 
     async def unregister(self, address: Address) -> None:
         header = UnregisterHeader(client_id=self.client_id, consumer_group=self._group)
@@ -252,10 +277,6 @@ def _granted(lease: LaneLease | None, serial: int) -> Granted:
         return Granted(Epoch(lease.epoch), None, parked=lease.parked, serial=serial)
     finished = FinishedRanges.decode(lease.finished, lease.offset)
     return Granted(Epoch(lease.epoch), QueueOffset(lease.offset), finished, lease.parked, serial)
-
-
-def _serial(reply: Command) -> int:
-    return LockHeader.from_ext(reply.ext).lane_keep_alive or 0
 
 
 def _queue_header(queue: MessageQueue) -> QueueHeader:

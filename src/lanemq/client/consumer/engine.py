@@ -99,7 +99,7 @@ class ConsumerEngine:
         self._trigger = RebalanceTrigger(options.rebalance_soon)
         self.assignment = Assignment(options, self.client_id, table, self._trigger.soon)
         parker = LaneParker(options, calls, self.assignment)
-        self.leases = LeaseKeeper(options, calls, self.assignment, parker.renewed)
+        self.leases = LeaseKeeper(options, calls, self.assignment, parker.renewed, self.heartbeat.send_again_to)
         self.offsets = OffsetKeeper(options, calls, self.assignment, table)
         self._puller = Puller(options, calls, self.heartbeat, self.assignment, self.offsets, parker, self._tasks)
         self._hand_over = HandOver(options, self.assignment, self.leases, self.offsets, parker.flush)

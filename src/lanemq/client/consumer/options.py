@@ -131,7 +131,8 @@ class ConsumerOptions:
     uses up the safety margin of the leases."""
 
     heartbeat_every: float = 30.0
-    """Interval of heartbeats (RocketMQ's ClientConfig). A broker forgets a member after 120 s of silence."""
+    """Interval of heartbeats (RocketMQ's ClientConfig). An Apache broker removes a member after 120 s without one;
+    LaneMQ brokers go by the keep-alives."""
 
     rebalance_every: float = 20.0
     """Interval of rebalance rounds (RocketMQ's RebalanceService). Brokers announce changes at once; this catches

@@ -11,6 +11,10 @@ counts for the group, as in RocketMQ.
 A group consumes in order or not: an ordered member owns a queue, while a concurrent one pulls it without asking. So a
 member is refused that would consume a topic the other way, or be the only kind that the group does not have
 (`conflict`). Only LaneMQ members say how they consume.
+
+A LaneMQ member states how long it may be silent, which is as long as its leases last, and shows with every keep-alive
+that it is alive: its share goes to the others when its leases have ended. Stock clients send nothing but heartbeats and
+get RocketMQ's two minutes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,6 +24,7 @@ from typing import NamedTuple, NewType, TypeAlias
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.units import Millis
 
+NEVER = Millis(2**62)
 MEMBER_EXPIRY_MS = Millis(120_000)
 """RocketMQ: `ConsumerManager.CHANNEL_EXPIRED_TIMEOUT`."""
 
@@ -77,6 +82,16 @@ _Member: TypeAlias = tuple[ConnectionId, str]
 """A connection and its client id."""
 
 
+class _Expiry:
+    """How long a member may be silent on one connection, and until when it is a member if it stays silent."""
+
+    __slots__ = ("after", "at")
+
+    def __init__(self, after: Millis, now: Millis) -> None:
+        self.after = after
+        self.at = Millis(now + after)
+
+
 @dataclass(slots=True)
 class _Group:
     """A group. It exists only while it has a member, and a member only while it has a connection."""
@@ -102,8 +117,10 @@ class Membership:
     def __init__(self, *, expiry_ms: int = MEMBER_EXPIRY_MS) -> None:
         self._expiry_ms = expiry_ms
         self._groups: dict[str, _Group] = {}
-        # Every connection of every group with its last heartbeat, longest silent first.
-        self._seen: dict[tuple[str, _Member], Millis] = {}
+        # Every connection of every group.
+        self._expiries: dict[tuple[str, _Member], _Expiry] = {}
+        # No member expires before; later times of members do not change it.
+        self._next_expiry = NEVER
         # The same by connection, so that a disconnect touches no others.
         self._by_connection: dict[ConnectionId, set[tuple[str, _Member]]] = {}
         self._clients: dict[ConnectionId, str] = {}
@@ -116,14 +133,19 @@ class Membership:
         groups: Mapping[str, GroupHeartbeat],
         *,
         now: Millis,
+        expiry: Millis | None = None,
     ) -> Changes:
-        """Record a heartbeat of a client for these groups. A group that it no longer names expires."""
+        """Record a heartbeat of a client for these groups. A group that it no longer names expires.
+
+        `expiry` is how long the client may be silent; None, for stock clients, or more than theirs: as long as they.
+        """
+        expiry_ms = Millis(self._expiry_ms if expiry is None else min(expiry, self._expiry_ms))
         self._name(connection, client_id)
         changed = []
         for name, beat in groups.items():
             group = self._groups.setdefault(name, _Group(beat))
             group.latest = beat
-            joined = self._add(name, group, (connection, client_id), now)
+            joined = self._add(name, group, (connection, client_id), _Expiry(expiry_ms, now))
             if _resubscribe(group.topics.setdefault(client_id, {}), beat.subscriptions) or joined:
                 changed.append(name)
         return Changes(tuple(changed))
@@ -144,6 +166,14 @@ class Membership:
                     return Conflict(name, other, None, _only_kind(theirs.values()) is True)
         return None
 
+    def alive(self, connection: ConnectionId, client_id: str, group: str, *, now: Millis) -> bool:
+        """Record another request of a member; false if it is no member on this connection and must send a heartbeat."""
+        expiry = self._expiries.get((group, (connection, client_id)))
+        if expiry is None:
+            return False
+        expiry.at = Millis(now + expiry.after)
+        return True
+
     def leave(self, connection: ConnectionId, client_id: str, group: str) -> Changes:
         """Remove a client from one group; its connection may serve others."""
         return self._remove([(group, (connection, client_id))])
@@ -155,13 +185,17 @@ class Membership:
         return changes
 
     def expire(self, *, now: Millis) -> Changes:
-        """Remove members without a heartbeat for too long, even if their connection is open."""
-        silent = []
-        for key, seen in self._seen.items():
-            if seen + self._expiry_ms > now:
-                break
-            silent.append(key)
-        return self._remove(silent)
+        """Remove members that were silent for too long, even if their connection is open."""
+        if now < self._next_expiry:
+            return Changes(())
+        changes = self._remove([key for key, expiry in self._expiries.items() if expiry.at <= now])
+        self._next_expiry = min((expiry.at for expiry in self._expiries.values()), default=NEVER)
+        return changes
+
+    def paused(self, duration: Millis, *, now: Millis) -> None:
+        """Do not count this time as silence: the broker itself did not run and could not receive anything."""
+        for expiry in self._expiries.values():
+            expiry.at = min(Millis(expiry.at + duration), Millis(now + expiry.after))
 
     def members(self, group: str) -> tuple[str, ...]:
         """The client ids, each once and sorted: every member must see the same list."""
@@ -210,10 +244,10 @@ class Membership:
         subscriptions = tuple(each for _, each in sorted(known.all_topics().items()))
         return GroupView(self.members(group), subscriptions, *known.latest[1:])
 
-    def _add(self, name: str, group: _Group, seat: _Member, now: Millis) -> bool:
+    def _add(self, name: str, group: _Group, seat: _Member, expiry: _Expiry) -> bool:
         """Whether the client, not only this connection, is new in the group."""
-        self._seen.pop((name, seat), None)
-        self._seen[name, seat] = now
+        self._expiries[name, seat] = expiry
+        self._next_expiry = min(self._next_expiry, expiry.at)
         connection, client_id = seat
         joined = client_id not in group.members
         group.members.setdefault(client_id, set()).add(connection)
@@ -223,7 +257,7 @@ class Membership:
     def _remove(self, keys: Iterable[tuple[str, _Member]]) -> Changes:
         changed: dict[str, None] = {}
         for name, seat in keys:
-            if self._seen.pop((name, seat), None) is None:
+            if self._expiries.pop((name, seat), None) is None:
                 continue
             connection, client_id = seat
             self._by_connection[connection].discard((name, seat))
@@ -255,7 +289,7 @@ class Membership:
             for client_id, connections in group.members.items()
             for connection in connections
         }
-        assert seats == self._seen.keys()
+        assert seats == self._expiries.keys()
         assert seats == {key for keys in self._by_connection.values() for key in keys}
         assert self._by_connection.keys() <= self._clients.keys()
         assert {(client, c) for client, held in self._connections_of.items() for c in held} == {
@@ -263,7 +297,7 @@ class Membership:
         }
         assert all(group.members and all(group.members.values()) for group in self._groups.values())
         assert all(group.members.keys() == group.topics.keys() for group in self._groups.values())
-        assert list(self._seen.values()) == sorted(self._seen.values())
+        assert all(self._next_expiry <= expiry.at for expiry in self._expiries.values())
 
 
 def _resubscribe(held: dict[str, GroupSubscription], named: Iterable[GroupSubscription]) -> bool:

@@ -30,7 +30,8 @@ class LeaseTimes:
     client_lease: float
     """How long this member uses a lease after the request that renewed it. Short: pauses are likelier."""
     broker_lease: float
-    """How long the broker keeps the queue for this member. Long: others wait longer after a silent loss."""
+    """How long the broker keeps the queue for this member, and a silent member in its group. Long: others wait longer
+    after a silent loss. Short: a pause costs the member its queues."""
     keep_alive_timeout: float = 0.8
     """How long turns may start after a request that the broker answered. Long: the queues of a killed member wait
     longer. Short: a member that is busy, or far away from its broker, pauses between answers."""

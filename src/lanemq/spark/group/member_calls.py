@@ -33,6 +33,8 @@ from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import (
     ConsumerListHeader,
+    HeartbeatHeader,
+    LockAnswerHeader,
     LockHeader,
     OffsetResponse,
     QueryOffsetHeader,
@@ -51,6 +53,13 @@ class GrantedLease(NamedTuple):
 
     epoch: Epoch
     offset: QueueOffset | None
+
+
+class LockAnswer(NamedTuple):
+    """The answer to a lock request; `member` is False if the broker needs a heartbeat of this client."""
+
+    granted: dict[MessageQueue, GrantedLease]
+    member: bool
 
 
 class MemberCalls:
@@ -94,7 +103,8 @@ class MemberCalls:
         """Whether this member has an open connection to the broker."""
         return address in self._links
 
-    def heartbeat(self, address: Address, topics: Sequence[str]) -> None:
+    def heartbeat(self, address: Address, topics: Sequence[str], expiry: Millis | None) -> None:
+        """Joins the group. `expiry`: how long a LaneMQ broker waits for the next lock request or keep-alive."""
         subscriptions = [
             SubscriptionData(
                 topic=topic,
@@ -112,7 +122,8 @@ class MemberCalls:
             subscription_data_set=subscriptions,
         )
         body = HeartbeatData(client_id=self.client_id, consumer_data_set=[consumer]).encode()
-        self._ask(address, Command(RequestCode.HEART_BEAT, 0, body=body))
+        ext = HeartbeatHeader(lane_expiry_millis=expiry).to_ext()
+        self._ask(address, Command(RequestCode.HEART_BEAT, 0, ext=ext, body=body))
 
     def members(self, address: Address, topic: str) -> list[str]:
         """The members that share a topic; an Apache broker answers with all members of the group."""
@@ -122,13 +133,20 @@ class MemberCalls:
 
     def lock(
         self, address: Address, queues: Sequence[MessageQueue], lease: Millis | None, keep_alive: Millis | None = None
-    ) -> dict[MessageQueue, GrantedLease]:
+    ) -> LockAnswer:
         """The queues that the broker has granted. `keep_alive`: how long a lease is used without renewal."""
         ext = LockHeader(lane_lease_millis=lease, lane_keep_alive_millis=keep_alive).to_ext()
         reply = self._ask(address, Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=self._lock_body(queues)))
         answer = LockResponse.decode(reply.body)
         leases = {each.queue: GrantedLease(Epoch(each.epoch), _offset(each.offset)) for each in answer.lane_leases}
-        return {each.queue: leases.get(each.queue, GrantedLease(Epoch(0), None)) for each in answer.lock_ok_mq_set}
+        granted = {each.queue: leases.get(each.queue, GrantedLease(Epoch(0), None)) for each in answer.lock_ok_mq_set}
+        return LockAnswer(granted, not LockAnswerHeader.from_ext(reply.ext).lane_not_member)
+
+    def keep_alive(self, address: Address) -> bool:
+        """Shows a LaneMQ broker that this member is alive; false if the broker needs a heartbeat."""
+        ext = LockHeader(lane_keep_alive=0).to_ext()
+        reply = self._ask(address, Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=self._lock_body(())))
+        return not LockAnswerHeader.from_ext(reply.ext).lane_not_member
 
     def unlock(self, address: Address, queue: MessageQueue, epoch: Epoch) -> None:
         ext = {LANE_EPOCH: str(epoch)} if epoch else {}

@@ -24,6 +24,7 @@ from lanemq.spark.options import ReadOptions
 log = logging.getLogger(__name__)
 
 ROUND_SECONDS = 1.0
+KEEP_ALIVE_MS = 1_000
 HEARTBEAT_MS = 30_000
 """RocketMQ's ClientConfig.heartbeatBrokerInterval."""
 
@@ -47,6 +48,8 @@ class DriverMembership:
         self._warned: dict[str, str] = {}
         """The last warning about each subject, so that it is logged once and not in every round."""
         self._heartbeat_due: dict[Address, int] = {}
+        self._keep_alive_due: dict[Address, int] = {}
+        """The LaneMQ brokers of the topics, which remove a member that is silent."""
         self._renew_due: dict[Address, int] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -181,6 +184,7 @@ class DriverMembership:
         self._assigned.want(self._wanted)
         self._give_back()
         self._renew()
+        self._keep_alive()
 
     def _share_of(self, topic: str) -> set[MessageQueue]:
         route = self._calls.route(topic)
@@ -188,12 +192,37 @@ class DriverMembership:
         members: list[str] = []
         for broker in sorted({queue.broker for queue in route.subscribe}):
             address = route.master(broker)
+            if route.is_lane(broker):
+                self._keep_alive_due.setdefault(address, now + KEEP_ALIVE_MS)
             if now >= self._heartbeat_due.get(address, 0) or not self._calls.connected(address):
-                self._calls.heartbeat(address, self._topics)
-                self._heartbeat_due[address] = now + HEARTBEAT_MS
+                self._join(address)
                 self._renew_due.pop(address, None)
-            members = members or self._calls.members(address, topic)
+            if not members:
+                members = self._calls.members(address, topic)
+                if self._calls.client_id not in members:  # it was silent for too long
+                    self._join(address)
+                    members = self._calls.members(address, topic)
         return set(averagely(route.subscribe, members, self._calls.client_id))
+
+    def _join(self, address: Address) -> None:
+        expiry = LANE_TIMES.broker_lease_ms if address in self._keep_alive_due else None
+        self._calls.heartbeat(address, self._topics, expiry)
+        self._heartbeat_due[address] = self._clock.now() + HEARTBEAT_MS
+
+    def _keep_alive(self) -> None:
+        """Shows brokers that got no lock request that this member is alive, and joins again where it was removed."""
+        for address, due in list(self._keep_alive_due.items()):
+            if self._clock.now() < due:
+                continue
+            self._keep_alive_due[address] = self._clock.now() + KEEP_ALIVE_MS
+            try:
+                if not self._calls.keep_alive(address):
+                    self._join(address)
+            except LaneError as error:
+                del self._keep_alive_due[address]  # the next round adds it again if a topic is still there
+                self._warn(f"keep-alive {address}", f"no keep-alive to {address}: {error}")
+            else:
+                self._warned.pop(f"keep-alive {address}", None)
 
     def _renew(self) -> None:
         """Requests the leases of all owned and wanted queues, one request per broker; failures stay separate."""
@@ -217,7 +246,11 @@ class DriverMembership:
         asked_at = self._clock.now()
         # No keep-alives between renewals: a batch takes long, so the broker waits for the end of the lease.
         lease, keep_alive = (times.broker_lease_ms, times.client_lease_ms) if lane else (None, None)
-        granted = self._calls.lock(address, queues, lease, keep_alive)
+        granted, member = self._calls.lock(address, queues, lease, keep_alive)
+        if lane:
+            self._keep_alive_due[address] = self._clock.now() + KEEP_ALIVE_MS
+            if not member:
+                self._join(address)
         for queue in queues:
             answer = granted.get(queue)
             if answer is None:

@@ -2,7 +2,8 @@
 
 A broker knows a member by the connection that its heartbeat came on, and refuses pulls of a group that it does not
 know. So each broker of the subscribed topics gets a heartbeat before any other request, again on every new connection,
-and every 30 s.
+when the broker says that it does not know the member, and every 30 s. Between heartbeats, keep-alives (`leases`) show a
+LaneMQ broker that the member is alive; the heartbeat says for how long they may stay away.
 """
 
 import asyncio
@@ -14,8 +15,9 @@ from msgspec import UNSET
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.turns.subscription import Subscription
-from lanemq.client.routing import AsyncRoutes
+from lanemq.client.routing import AsyncRoutes, BrokerRoute
 from lanemq.model.errors import GroupConflict, LaneError
+from lanemq.model.units import Millis
 from lanemq.net.address import Address
 from lanemq.net.connection import ConnectionPool
 from lanemq.net.rate_limited_log import RateLimitedLog
@@ -48,6 +50,7 @@ class Heartbeat:
         """Version of the subscriptions; a broker keeps the newest (RocketMQ's subVersion)."""
         # By address: the connection of the last heartbeat. On a new connection the broker does not know us.
         self._sent: dict[Address, object] = {}
+        self._left = False
 
     async def run(self) -> None:
         """Sends heartbeats, for ever."""
@@ -66,13 +69,22 @@ class Heartbeat:
     async def send_to(self, address: Address) -> None:
         """Makes sure that the broker knows this member, or raises."""
         connection = await self._pool.get(address)
-        if self._sent.get(address) is connection:
+        if self._sent.get(address) is connection or self._left:
             return
-        await self._calls.heartbeat(address, self._body())
+        await self._calls.heartbeat(address, self._body(), self._expiry(address))
         self._sent[address] = connection
+
+    async def send_again_to(self, address: Address) -> None:
+        """Joins again at a broker that does not have this member in its list."""
+        self._sent.pop(address, None)
+        try:
+            await self._try_send(address)
+        except GroupConflict as error:  # raised again by the next rebalance round, which decides what to do
+            self._rate_limited.warn(str(address), f"cannot join again at {address}: {error}")
 
     async def leave(self) -> None:
         """Unregisters at every broker, so that other members take over at once."""
+        self._left = True  # or the answer to a keep-alive that is under way would make this member join again
         for address in self.addresses():
             try:
                 await self._calls.unregister(address)
@@ -81,9 +93,16 @@ class Heartbeat:
 
     def addresses(self) -> list[Address]:
         """Every broker of the subscribed topics, masters and replicas."""
+        return sorted({address for broker in self._brokers() for address in broker.addresses.values()})
+
+    def _brokers(self) -> list[BrokerRoute]:
         routes = [self._routes.known(topic) for topic in self._subscriptions]
-        brokers = [broker for route in routes if route is not None for broker in route.brokers.values()]
-        return sorted({address for broker in brokers for address in broker.addresses.values()})
+        return [broker for route in routes if route is not None for broker in route.brokers.values()]
+
+    def _expiry(self, address: Address) -> Millis | None:
+        """None for brokers that get no keep-alives: they use RocketMQ's expiry."""
+        lane = any(broker.lane for broker in self._brokers() if address in broker.addresses.values())
+        return self._options.times(lane).broker_lease_ms if self._options.speaks_lane(lane) else None
 
     async def _try_send(self, address: Address) -> None:
         try:

@@ -11,11 +11,15 @@ Between renewals, small keep-alive requests move the deadline before which turns
 Without an answer turns pause, and nothing is lost or logged. Each broker has its own loop, so a slow one does not make
 turns on other brokers pause (A28). A broker that is slow twice in a row is given a longer keep-alive timeout, or turns
 would pause between its answers.
+
+The broker removes a member whose keep-alives stay away for as long as its leases last, and gives its share to the
+others. So a member that owns no queue sends keep-alives too. One that was removed, because it was frozen or cut off,
+learns it from the next answer and joins again.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from lanemq.client.consumer.calls import ConsumerCalls, Granted
 from lanemq.client.consumer.options import ConsumerOptions
@@ -24,12 +28,17 @@ from lanemq.core.consuming.queue_lease import Grant, LeaseTimes, QueueLease
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
+from lanemq.net.address import Address
 from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
 FIRST_RENEWAL_MS = Millis(1_000)
 """RocketMQ's ConsumeMessageOrderlyService."""
+
+MAX_SILENCE_MS = Millis(1_000)
+KEEP_ALIVES_IN_A_LEASE = 5
+"""A member without queues sends a keep-alive this often while a lease lasts, and at least once a second."""
 
 ANSWERS_IN_A_TIMEOUT = 3
 """A keep-alive timeout has room for this many answers: one on its way, one late, and one to spare."""
@@ -44,6 +53,10 @@ class _Pace:
         """The connection was lost: renew at once."""
         self.keep_alive_every: Millis | None = None
         """None: no lease of this broker needs keep-alives."""
+        self.max_silence: Millis | None = None
+        """Without leases; None: not a LaneMQ broker."""
+        self.topic = ""
+        """A topic of this broker."""
         self._timeout = self._last_answer = Millis(0)
 
     def answered(self, after: Millis) -> bool:
@@ -57,6 +70,10 @@ class _Pace:
         more, self._timeout = grown > self._timeout, max(grown, self._timeout)
         return more
 
+    def every(self) -> Millis | None:
+        """Interval of keep-alives."""
+        return min((each for each in (self.keep_alive_every, self.max_silence) if each is not None), default=None)
+
     def keep_alive_timeout(self, times: LeaseTimes) -> Millis:
         """How long turns may start after a request to this broker."""
         return min(times.client_lease_ms, max(times.keep_alive_timeout_ms, self._timeout))
@@ -65,7 +82,8 @@ class _Pace:
 class LeaseKeeper:
     """The leases of one consumer. Broadcasting and concurrent queues have none (A25).
 
-    `on_parked` is called after each renewal with the version of the broker's parked lanes.
+    `on_parked` is called after each renewal with the version of the broker's parked lanes, `on_removed` when a broker
+    does not have this member in its list.
     """
 
     def __init__(
@@ -74,12 +92,14 @@ class LeaseKeeper:
         calls: ConsumerCalls,
         assignment: Assignment,
         on_parked: Callable[[AssignedQueue, int], None],
+        on_removed: Callable[[Address], Awaitable[None]],
     ) -> None:
         self._calls = calls
         self._clock = options.clock
         self._history = options.history
         self._assignment = assignment
         self._on_parked = on_parked
+        self._on_removed = on_removed
         self._paces: dict[str, _Pace] = {}
         self._new_broker = asyncio.Event()
         self._rate_limited = RateLimitedLog(log, options.clock)
@@ -94,6 +114,14 @@ class LeaseKeeper:
                     started.add(broker)
                     loops.create_task(self._keep(broker, self._paces[broker]))
                 await self._new_broker.wait()
+
+    def stay_member(self, topic: str, broker: str, times: LeaseTimes) -> None:
+        """Sends keep-alives to a LaneMQ broker from now on, also while this member owns none of its queues."""
+        pace = self._pace(broker)
+        pace.topic = topic
+        if pace.max_silence is None:
+            pace.max_silence = min(MAX_SILENCE_MS, Millis(times.broker_lease_ms // KEEP_ALIVES_IN_A_LEASE))
+            pace.changed.set()
 
     async def acquire(
         self, broker: str, queues: Sequence[MessageQueue], times: LeaseTimes, *, lane: bool, finished: bool = False
@@ -147,12 +175,17 @@ class LeaseKeeper:
         renew_at = Millis(self._clock.now() + FIRST_RENEWAL_MS)
         asked_at = self._clock.now()
         while True:
-            due = renew_at if pace.keep_alive_every is None else min(renew_at, Millis(asked_at + pace.keep_alive_every))
+            every = pace.every()
+            due = renew_at if every is None else min(renew_at, Millis(asked_at + every))
             if await self._changed(pace, Millis(due - self._clock.now())) and not pace.urgent:
                 continue  # keep-alives have become necessary or unnecessary
             asked_at = self._clock.now()
             try:
-                if pace.urgent or asked_at >= renew_at or not await self._keep_alive(broker):
+                if not self._assignment.at_broker(broker):
+                    pace.urgent = False
+                    renew_at = Millis(asked_at + FIRST_RENEWAL_MS)
+                    await self._keep_alive_without_leases(broker, pace)
+                elif pace.urgent or asked_at >= renew_at or not await self._keep_alive(broker):
                     pace.urgent = False
                     asked_at = self._clock.now()
                     renew_at = Millis(asked_at + self._renew_every())
@@ -177,18 +210,30 @@ class LeaseKeeper:
         if len(serials) != 1 or 0 in serials:
             return not serials
         asked_at, serial = self._clock.now(), serials.pop()
+        topic = queues[0].queue.topic
         try:
-            if not await self._calls.keep_alive(queues[0].queue.topic, broker, serial):
-                return False
+            kept = await self._calls.keep_alive(topic, broker, serial)
         except LaneError as error:
             log.debug("no answer to a keep-alive at %s, the renewal follows as planned: %s", broker, error)
             return True
-        self._answered(broker, asked_at, queues[0].times)
-        for assigned in queues:
-            if not assigned.released and assigned.lease is not None:
-                assigned.lease.kept_alive(serial, asked_at=asked_at)
-                self._set_usable_until(assigned, assigned.usable_until)
-        return True
+        if kept.leases:
+            self._answered(broker, asked_at, queues[0].times)
+            for assigned in queues:
+                if not assigned.released and assigned.lease is not None:
+                    assigned.lease.kept_alive(serial, asked_at=asked_at)
+                    self._set_usable_until(assigned, assigned.usable_until)
+        if not kept.member:
+            await self._on_removed(self._calls.address(topic, broker))
+        return kept.leases
+
+    async def _keep_alive_without_leases(self, broker: str, pace: _Pace) -> None:
+        if pace.max_silence is None:
+            return
+        try:
+            if not (await self._calls.keep_alive(pace.topic, broker, 0)).member:
+                await self._on_removed(self._calls.address(pace.topic, broker))
+        except LaneError as error:
+            log.debug("no answer to a keep-alive at %s: %s", broker, error)
 
     async def _renew(self, broker: str, queues: list[AssignedQueue]) -> None:
         if not queues:
@@ -241,7 +286,7 @@ class LeaseKeeper:
         finished: bool | None,
     ) -> dict[MessageQueue, Granted]:
         asked_at = self._clock.now()
-        granted = await self._calls.lock(
+        granted, member = await self._calls.lock(
             broker,
             queues,
             lease=times.broker_lease_ms if lane else None,
@@ -255,6 +300,8 @@ class LeaseKeeper:
             if pace.keep_alive_every != keep_alive_every:
                 pace.keep_alive_every = keep_alive_every
                 pace.changed.set()
+        if not member:
+            await self._on_removed(self._calls.address(queues[0].topic, broker))
         return granted
 
     def _answered(self, broker: str, asked_at: Millis, times: LeaseTimes) -> None:

@@ -140,6 +140,9 @@ class Rebalancer:
 
     async def _topic(self, topic: str) -> bool:
         route = await self._routes.get(topic)
+        for broker in route.brokers:
+            if self._options.speaks_lane(route.is_lane(broker)):
+                self._leases.stay_member(topic, broker, self._options.times(lane=True))
         await self._heartbeat.send_to_all()
         members = await self._members(route)
         share = self._share(route, members)
@@ -164,6 +167,9 @@ class Rebalancer:
         for broker in sorted(route.brokers):
             try:
                 members = await self._calls.members(route.topic, broker)
+                if self._calls.client_id not in members:  # it was silent for too long
+                    await self._heartbeat.send_again_to(route.master(broker))
+                    members = await self._calls.members(route.topic, broker)
                 if len(members) > 1 and not self._options.speaks_lane(route.is_lane(broker)):
                     await self._warn_of_other_topics(route.topic, broker)
                 return members

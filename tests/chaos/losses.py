@@ -1,0 +1,184 @@
+"""Four ways to lose a member, and how long its queues wait for their next owner. Every setting has its default.
+
+`killed`: its connection closes. The other three are silent, because the connection stays open: `frozen` (SIGSTOP),
+`forked` (SIGKILL, while a forked child keeps the socket) and `cut off` (a network namespace whose packets are dropped).
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from tests.chaos.stage import Event, Part, Stage
+
+QUEUES = 4
+CLOSED_SECONDS, SILENT_SECONDS = 1.5, 7.0
+"""The most that queues wait, at the 99th percentile, after a closed connection and after silence."""
+_NUMBERS = count(os.getpid() % 16_000 * 4)
+
+
+class Namespace:
+    """A network namespace, connected to this one by a pair of interfaces. Needs root and the tools `ip` and `tc`."""
+
+    def __init__(self) -> None:
+        number = next(_NUMBERS) % 64_000
+        self.name = f"lmq{number}"
+        self.address = f"10.213.{number // 250}.{number % 250 // 4 * 4 + 1}"
+        inside = f"{self.address.rpartition('.')[0]}.{int(self.address.rpartition('.')[2]) + 1}"
+        self._outer, self._inner = f"{self.name}a", f"{self.name}b"
+        _run("ip", "netns", "add", self.name)
+        _run("ip", "link", "add", self._outer, "type", "veth", "peer", "name", self._inner, "netns", self.name)
+        _run("ip", "addr", "add", f"{self.address}/30", "dev", self._outer)
+        _run("ip", "link", "set", self._outer, "up")
+        for command in (f"addr add {inside}/30 dev {self._inner}", f"link set {self._inner} up", "link set lo up"):
+            _run("ip", "-n", self.name, *command.split())
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """Runs a command inside."""
+        return "ip", "netns", "exec", self.name
+
+    def drop(self) -> None:
+        """Drops all packets in both directions: a queue without room takes none."""
+        _run("tc", "qdisc", "replace", "dev", self._outer, "root", "pfifo", "limit", "0")
+        _run("tc", "-n", self.name, "qdisc", "replace", "dev", self._inner, "root", "pfifo", "limit", "0")
+
+    def deliver(self) -> None:
+        _run("tc", "qdisc", "del", "dev", self._outer, "root")
+        _run("tc", "-n", self.name, "qdisc", "del", "dev", self._inner, "root")
+
+    def close(self) -> None:
+        for command in (("link", "del", self._outer), ("netns", "del", self.name)):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                _run("ip", *command)
+
+
+def why_no_namespaces() -> str:
+    """Why this machine cannot cut a member off; empty if it can."""
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        return f"cutting a member off needs {' and '.join(missing)} (iproute2)"
+    if os.geteuid() != 0:
+        return "cutting a member off needs root, for a network namespace"
+    try:
+        Namespace().close()
+    except subprocess.CalledProcessError as error:
+        return f"no network namespace here: {error.stderr.strip()}"
+    return ""
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+@dataclass
+class Losses:
+    """Two members, of which one after the other is lost in the same way."""
+
+    stage: Stage
+    kind: str
+    namespace: Namespace | None = None
+    members: list[Part] = field(default_factory=list)
+    _made: Iterator[int] = field(default_factory=count)
+
+    def start(self, *without: str) -> Part:
+        """Starts a broker, which lacks the guards `without`, and both members under load; returns the producer."""
+        if self.namespace is not None:
+            port = self.stage.address.rpartition(":")[2]
+            self.stage.address = f"{self.namespace.address}:{port}"
+        self.stage.broker(without, default_queues=QUEUES)
+        producer = self.stage.producer(pause_ms=2)
+        self.stage.until("something is stored", lambda: self.stage.seen("acked"))
+        self.members = [self._member(), self._member(stays=True)]
+        self.all_work()
+        return producer
+
+    def _member(self, *, stays: bool = False) -> Part:
+        prefix = self.namespace.prefix if self.namespace is not None and not stays else ()
+        return self.stage.consumer(f"m{next(self._made)}", prefix=prefix, forks=self.kind == "forked" and not stays)
+
+    def all_work(self) -> None:
+        """Waits until each member owns half of the queues and handles messages."""
+        shares = Counter({member.name: QUEUES // len(self.members) for member in self.members})
+        mark = len(self.stage.look())
+
+        def work() -> bool:
+            turns = {e["by"] for e in self.stage.look()[mark:] if e["e"] == "turn"}
+            return Counter(self.stage.owners().values()) == shares and shares.keys() <= turns
+
+        self.stage.until("both members work on their shares", work)
+
+    def trial(self) -> list[float]:
+        """Loses the first member, brings it or another one back; returns for how many seconds each queue waited."""
+        lost_at, lost = self.lose()
+        waits = self.waits(lost_at, lost)
+        self.bring_back()
+        self.all_work()
+        return waits
+
+    def lose(self) -> tuple[int, set[int]]:
+        """Returns when the first member was lost, in nanoseconds, and the queues that it owned."""
+        victim = self.members[0]
+        lost = {queue for queue, owner in self.stage.owners().items() if owner == victim.name}
+        assert lost
+        {"killed": self._kill, "frozen": self._freeze, "forked": self._kill, "cut off": self._cut_off}[self.kind](
+            victim
+        )
+        return self.stage.seen("fault")[-1]["t"], lost
+
+    def _kill(self, victim: Part) -> None:
+        self.stage.kill(victim)
+
+    def _freeze(self, victim: Part) -> None:
+        self.stage.freeze(victim)
+
+    def _cut_off(self, victim: Part) -> None:
+        assert self.namespace is not None
+        self.stage.fault("cut off", victim, "start")
+        self.namespace.drop()
+
+    def waits(self, lost_at: int, lost: set[int], seconds: float = 60.0) -> list[float]:
+        """Waits until another member works on all lost queues; for each, the seconds until its first turn."""
+        victim, first = self.members[0].name, dict[int, int]()
+        mark = max(0, len(self.stage.events) - 500)  # the other's newest lines may be read before the loss's own
+
+        def is_next_turn(event: Event) -> bool:
+            return event["e"] == "turn" and event["queue"] in lost and event["by"] != victim and event["t"] > lost_at
+
+        def taken_over() -> bool:
+            for event in filter(is_next_turn, self.stage.look()[mark:]):
+                first.setdefault(event["queue"], event["t"])
+            return lost <= first.keys()
+
+        self.stage.until("the other member works on all lost queues", taken_over, seconds)
+        return [(first[queue] - lost_at) / 1e9 for queue in lost]
+
+    def bring_back(self) -> None:
+        """Thaws or reconnects the lost member, or starts another one in place of a killed one."""
+        victim = self.members[0]
+        if self.kind == "frozen":
+            self.stage.thaw(victim)
+        elif self.kind == "cut off":
+            assert self.namespace is not None
+            self.namespace.deliver()
+            self.stage.fault("cut off", victim, "end")
+        else:
+            self.stage.end_children(victim)
+            self.members[0] = self._member()
+
+
+@contextlib.contextmanager
+def losses_in(stage: Stage, kind: str) -> Iterator[Losses]:
+    with contextlib.ExitStack() as cleanup:
+        namespace = None
+        if kind == "cut off":
+            namespace = Namespace()
+            cleanup.callback(namespace.close)
+        yield Losses(stage, kind, namespace)
+
+
+KINDS = ("killed", "frozen", "forked", "cut off")
