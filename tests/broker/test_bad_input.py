@@ -79,7 +79,7 @@ GARBAGE = {
     "over the limit": struct.pack(">II", 17 * 1024 * 1024, 10),
     "header longer than its frame": struct.pack(">II", 10, 200) + bytes(6),
     "unknown serialize type": struct.pack(">II", 10, 7 << 24 | 2) + bytes(6),
-    "header that is no JSON": pack_frame(0, b"nonsense", b""),
+    "header that is not JSON": pack_frame(0, b"nonsense", b""),
     "header without opaque": pack_frame(0, b'{"code":10}', b""),
 }
 

@@ -106,7 +106,7 @@ def test_a_connection_closed_without_an_answer_is_explained(words: tuple[str, ..
         deaf.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert result.exit_code == 1
-    assert "it hangs, is no broker, or takes nothing but TLS (then connect with --tls)" in result.stderr
+    assert "it hangs, is not a broker, or takes nothing but TLS (then connect with --tls)" in result.stderr
     assert ") Start one" not in result.stderr
 
 

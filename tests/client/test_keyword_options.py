@@ -39,13 +39,13 @@ every_client = pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
 
 
 @every_client
-def test_a_name_that_is_no_option_is_refused_by_name(make: Make) -> None:
+def test_a_name_that_is_not_an_option_is_refused_by_name(make: Make) -> None:
     with pytest.raises(InvalidOption, match="lnger: no such option"):
         make(lnger=3)
 
 
 @every_client
-def test_a_history_that_is_no_folder_is_refused_by_name(make: Make, tmp_path: Path) -> None:
+def test_a_history_that_is_not_a_folder_is_refused_by_name(make: Make, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for wrong in (5, None, tmp_path / "file"):
         with pytest.raises(InvalidOption, match="history="):

@@ -146,7 +146,7 @@ def test_after_a_failed_refresh_the_known_route_stays_fresh_for_a_while() -> Non
     assert book.fresh("t", now=Millis(REFRESH_MILLIS + RETRY_MILLIS)) is None
 
 
-def test_an_equal_route_is_no_change() -> None:
+def test_an_equal_route_is_not_a_change() -> None:
     book = RouteCache()
     assert book.put(TopicRoute("t", (), (), {}), now=Millis(0))
     assert not book.put(TopicRoute("t", (), (), {}), now=Millis(1))

@@ -57,7 +57,7 @@ def test_without_its_tools_an_install_is_pure_and_says_so_in_one_line(
 @pytest.mark.slow
 def test_a_source_that_does_not_compile_leaves_the_references(hook: Any, copy: Path) -> None:
     """All or none: a build with only some of the twins is not used."""
-    (copy / "src" / "lanemq" / "_fast" / "sends.pyx").write_text("this is no Cython", "utf-8")
+    (copy / "src" / "lanemq" / "_fast" / "sends.pyx").write_text("this is not Cython", "utf-8")
     assert hook.build(copy) == []
     assert list(copy.rglob("*.so")) == []
 

@@ -31,7 +31,7 @@ def intake(kind: dict[str, Any], make: Any = SubmittedFuture, passes_bytes: bool
 
 
 def encoded(value: object) -> Any:
-    """Refuses values that are no bytes; returns a bytearray unchanged, as a careless codec may."""
+    """Refuses values that are not bytes; returns a bytearray unchanged, as a careless codec may."""
     if isinstance(value, bytearray):
         return value
     return bytes(value)  # type: ignore[call-overload]

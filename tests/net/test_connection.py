@@ -158,7 +158,7 @@ def test_address_is_read_as_people_write_it(text: str, address: Address) -> None
 
 
 @pytest.mark.parametrize("text", ["", ":9876", "host:port", "host:70000", ";"])
-def test_text_that_is_no_address_is_refused(text: str) -> None:
+def test_text_that_is_not_an_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption):
         parse_addresses(text)
 

@@ -106,7 +106,7 @@ def test_what_is_sent_between_reads_leaves_in_one_write_at_the_end_of_the_turn()
     with_a_peer(test)
 
 
-def test_a_read_that_is_no_protocol_ends_as_well() -> None:
+def test_a_read_that_is_not_a_protocol_ends_as_well() -> None:
     """Else everything stored later would wait for an end that never comes."""
 
     async def test(broker: Broker, peer: Peer, wire: Wire) -> None:

@@ -22,7 +22,7 @@ from lanemq.net.blocking import BlockingConnection, DuplexConnection, connect
 from lanemq.net.connection import open_connection
 from lanemq.net.fresh_file import FreshFile
 from lanemq.net.security import Security, TlsOptions, client_context
-from lanemq.net.server_tls import Door, ServerTls, TlsMode
+from lanemq.net.server_tls import ServerTls, TlsDetector, TlsMode
 from lanemq.net.tls_socket import TlsSocket
 from lanemq.wire.command import Command
 
@@ -47,7 +47,7 @@ def server(here: Identity) -> Iterator[EchoServer]:
 
 
 def serving(tls: ServerTls, loop: asyncio.AbstractEventLoop | None = None, **limits: int) -> EchoServer:
-    return EchoServer(loop, door=Door(tls, SystemClock()), **limits)
+    return EchoServer(loop, tls_detector=TlsDetector(tls, SystemClock()), **limits)
 
 
 def trusting(authority: Authority, shown: Identity | None = None, **more: bool) -> Security:
@@ -208,7 +208,7 @@ def test_the_faster_event_loop_serves_the_same(here: Identity, authority: Author
 
 
 def test_a_stop_does_not_wait_for_those_who_say_nothing(here: Identity) -> None:
-    """Connections whose first byte never comes are held by nobody but the door."""
+    """Connections whose first byte never comes are held by nobody but the tls_detector."""
     with contextlib.ExitStack() as silent, serving(ServerTls(here.cert, here.key)) as running:
         for _ in range(3):
             silent.enter_context(contextlib.closing(connect(running.address)))
@@ -247,7 +247,7 @@ class _Bare:
 
 def test_what_is_sent_does_not_wait_for_what_is_received(here: Identity, authority: Authority) -> None:
     """The other side says everything before it listens. A sender that locked the session while it waits for room
-    would keep the reader out, and both would wait for ever."""
+    would keep the reader out, and both would wait indefinitely."""
     most = 32 * 1024 * 1024
 
     def talk_first(connection: ssl.SSLSocket) -> None:
@@ -321,7 +321,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     clock = _Hand()
     _copy(stranger.issue("first"), cert, key)
-    with EchoServer(door=Door(ServerTls(cert, key), clock)) as running:
+    with EchoServer(tls_detector=TlsDetector(ServerTls(cert, key), clock)) as running:
         with pytest.raises(TlsFailed):
             blocking(running.address, trusting(authority))
         _copy(authority.issue("second"), cert, key)

@@ -158,7 +158,7 @@ def test_every_body_has_defaults_and_comes_back(kind: type[Body]) -> None:
 
 @pytest.mark.parametrize("kind", ALL_BODIES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"7", b'"x"', b"\xff", b"{", b"[" * 50_000])
-def test_what_is_no_object_is_refused(kind: type[Body], data: bytes) -> None:
+def test_input_that_is_not_an_object_is_refused(kind: type[Body], data: bytes) -> None:
     with pytest.raises(BodyError):
         kind.decode(data)
 

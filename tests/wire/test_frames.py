@@ -86,7 +86,7 @@ def test_any_cutting_gives_the_same_frames(parts: list[tuple[int, bytes, bytes]]
         (b"GET / HTTP/1.1\r\n", "over the limit"),
     ],
 )
-def test_what_is_no_frame_is_refused_from_its_first_bytes(data: bytes, problem: str) -> None:
+def test_input_that_is_not_a_frame_is_refused_from_its_first_bytes(data: bytes, problem: str) -> None:
     """Waiting for the announced rest would let a peer park megabytes."""
     with pytest.raises(RemoteProtocolError, match=problem):
         FrameDecoder(limit=1000).feed(data)

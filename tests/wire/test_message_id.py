@@ -26,6 +26,6 @@ def test_long_offset_id_of_an_ipv6_broker_is_read() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", "0" * 31, "G" * 32, "0 " * 16, "00 " * 10 + "00", "0" * 40, "é" * 32, "0" * 33]
 )
-def test_what_is_no_offset_id_is_a_usage_error(text: str) -> None:
-    with pytest.raises(UsageError, match="no offset message id"):
+def test_text_that_is_not_an_offset_id_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="not an offset message id"):
         decode_offset_id(text)

@@ -186,7 +186,7 @@ cdef object _stamps(object values, object arrow):
 
 
 cdef Py_ssize_t _cut_stamp(const unsigned char *text, Py_ssize_t size, int64_t *epoch, int64_t *sequence) noexcept:
-    """The length of the producer's id; -1 if it is no stamp."""
+    """The length of the producer's id; -1 if it is not a stamp."""
     cdef Py_ssize_t dot = 0, at
     while dot < size and _is_name(text[dot]):
         dot += 1

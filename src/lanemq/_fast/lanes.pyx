@@ -153,14 +153,14 @@ def cut_runs(messages, Py_ssize_t size, queue, RunPermit permit):
     return runs
 
 
-def take_runs(source, Py_ssize_t most, limit, int64_t slice_end, tokens):
+def take_runs(source, Py_ssize_t max_messages, limit, int64_t slice_end, tokens):
     """Twin of `core.consuming.runs.take_runs`."""
     cdef list runs = [], taken
     cdef LaneRun run
     cdef Lane lane
     ready = source.ready
     first = ready.popleft
-    while most > 0 and ready:
+    while max_messages > 0 and ready:
         place = first()
         run = <LaneRun>place if type(place) is LaneRun else None
         if run is None or run.lane is not None:
@@ -174,7 +174,7 @@ def take_runs(source, Py_ssize_t most, limit, int64_t slice_end, tokens):
         run.token = next(tokens)
         run.running = True
         runs.append(run)
-        most -= len(run.messages)
+        max_messages -= len(run.messages)
     source.running += len(runs)
     return runs
 

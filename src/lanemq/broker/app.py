@@ -59,7 +59,7 @@ from lanemq.model.stamp import Stamp
 from lanemq.model.units import Epoch, Millis, QueueOffset, to_millis
 from lanemq.net.address import Address
 from lanemq.net.server import Peer, Server
-from lanemq.net.server_tls import Door
+from lanemq.net.server_tls import TlsDetector
 from lanemq.wire.command import Command
 from lanemq.wire.properties import PropertyName, find_stamp
 from lanemq.wire.record import RecordView, pack_host
@@ -246,7 +246,7 @@ class Broker:
             max_connections=options.max_connections,
             together=self._runs.take if options.users is None else None,  # every request must be checked
             reads=self._parts.group_commit,
-            door=None if options.tls is None else Door(options.tls, self._clock),
+            tls_detector=None if options.tls is None else TlsDetector(options.tls, self._clock),
         )
 
     def _new_guard(self, users: Path) -> Handler:

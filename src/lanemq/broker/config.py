@@ -48,7 +48,8 @@ class BrokerOptions:
     """Whether a topic is created on first use, as in RocketMQ. Off: a mistyped topic is an error."""
 
     default_queues: int = 8
-    """Most queues of an automatically created topic (RocketMQ: TBW102). Few limit the number of parallel consumers."""
+    """Maximum number of queues of an automatically created topic (RocketMQ: TBW102). Few limit the number of
+    parallel consumers."""
 
     segment_bytes: int = 256 * MEBIBYTE
     """Size of one log file in bytes. Small: many files. Large: retention frees space in coarse steps."""

@@ -1,7 +1,7 @@
 """Checks shared by the keyword arguments of producers and consumers.
 
-A name that is no option, or a value of another type, is refused before anything starts. A history may be named by its
-folder; its file is opened last, so that refused options leave no file behind.
+A name that is not an option, or a value of another type, is refused before anything starts. A history may be named by
+its folder; its file is opened last, so that refused options leave no file behind.
 """
 
 import difflib
@@ -34,7 +34,7 @@ _SECRET = (Credentials | None,)
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], whose: str) -> None:
-    """Raises `InvalidOption` for names that are no options, and suggests the nearest one."""
+    """Raises `InvalidOption` for names that are not options, and suggests the nearest one."""
     wrong = [name for name in given if name not in set(known)]
     if not wrong:
         return
@@ -64,7 +64,7 @@ def opened_history(given: object, client_id: str, clock: Clock, role: Role) -> H
     if isinstance(given, History):
         return given
     if not isinstance(given, (str, os.PathLike)):
-        raise InvalidOption(f"history={given!r} is no folder: give the path of one, or leave it out")
+        raise InvalidOption(f"history={given!r} is not a folder: give the path of one, or leave it out")
     try:
         return open_history(Path(given), client_id, nanoseconds_of(clock), role)
     except OSError as error:

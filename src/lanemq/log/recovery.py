@@ -50,7 +50,7 @@ class Found(NamedTuple):
 
 
 class Damaged(NamedTuple):
-    """Bytes that are no record. `head` is their beginning, from which their queue may be guessed."""
+    """Bytes that are not a record. `head` is their beginning, from which their queue may be guessed."""
 
     position: int
     length: int
@@ -259,7 +259,6 @@ class RecoveryReport(NamedTuple):
     """The result of recovery. `scanned` counts records; `torn_file` holds the bytes that were cut off the end."""
 
     clean: bool
-    rebuilt_indexes: bool
     scanned: int
     torn_bytes: int
     torn_file: Path | None
@@ -285,7 +284,7 @@ class Startup:
         self._queues.load(self._state.queues())
         whole = not self._state.rebuild_requested() and all(map(self._files.complete, self._queues))
         if mark.clean and whole and mark.position == self._log.end:
-            return RecoveryReport(True, False, 0, 0, None, [], mark.last_store_time)
+            return RecoveryReport(True, 0, 0, None, [], mark.last_store_time)
         self._log.settle()
         if self._log.end < mark.position:
             self._log.begin_at(mark.position)
@@ -294,7 +293,7 @@ class Startup:
         if not whole:
             self._state.request_rebuild(wanted=False)
         newest = max(mark.last_store_time, result.last_store_time)
-        return RecoveryReport(False, not whole, result.records, torn, torn_file, result.damage, newest)
+        return RecoveryReport(False, result.records, torn, torn_file, result.damage, newest)
 
     def _scan(self, mark: LogCheckpoint, whole: bool, on_record: OnRecord | None) -> Rebuilt:
         rebuilder = Rebuilder(self._log, self._queues, self._state.dropped_topics(), mark.position)

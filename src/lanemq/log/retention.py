@@ -1,7 +1,7 @@
 """Retention: which of the oldest segments are deleted.
 
 Invariant: no record is deleted because of its age before that much time has really passed. Ages are measured on the
-monotonic clock, so a wall clock that jumps ahead deletes nothing, and one that jumps back keeps nothing for ever. Only
+monotonic clock, so a wall clock that jumps ahead deletes nothing, and one that jumps back keeps nothing too long. Only
 the age that a segment has at the start of the broker comes from the wall clock: from then on it grows with the time
 that passes.
 """

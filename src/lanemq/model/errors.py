@@ -34,7 +34,7 @@ LaneError
 Retry loops look at `error.retriable`, never at a list of codes.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class LaneError(Exception):
@@ -54,11 +54,11 @@ class InvalidOption(UsageError, ValueError):
 class InvalidName(UsageError, ValueError):
     """A topic or group name that is not allowed."""
 
-    def __init__(self, kind: str, name: str, most: int) -> None:
+    def __init__(self, kind: str, name: str, limit: int) -> None:
         self.kind = kind
         self.name = name
         super().__init__(
-            f"{kind} name {name[:140]!r} is not allowed: use 1 to {most} of the characters A-Z a-z 0-9 _ - % |"
+            f"{kind} name {name[:140]!r} is not allowed: use 1 to {limit} of the characters A-Z a-z 0-9 _ - % |"
         )
 
 
@@ -79,6 +79,11 @@ class MessageTooLarge(UsageError, ValueError):
 
 class Closed(UsageError):
     """Used after close(), or started twice."""
+
+    @classmethod
+    def started_before(cls, kind: str) -> Self:
+        """The error for a second start of a consumer or an app."""
+        return cls(f"this {kind} was started before: make a new one")
 
 
 class ProtocolError(LaneError):

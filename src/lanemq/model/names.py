@@ -53,7 +53,7 @@ def dead_letter_topic(group: str) -> str:
     return DEAD_LETTER_PREFIX + group
 
 
-def _check(kind: str, name: str, most: int) -> str:
-    if not name or len(name) > most or _LEGAL.fullmatch(name) is None:
-        raise InvalidName(kind, name, most)
+def _check(kind: str, name: str, limit: int) -> str:
+    if not name or len(name) > limit or _LEGAL.fullmatch(name) is None:
+        raise InvalidName(kind, name, limit)
     return name

@@ -4,7 +4,7 @@ executors.
 `BlockingConnection` handles one request at a time. `DuplexConnection` has a reader thread, so any number of threads may
 have requests in flight; replies arrive on the reader thread.
 
-No write blocks for ever: if the peer accepts no bytes for a while, the connection is closed. A thread that others
+No write blocks indefinitely: if the peer accepts no bytes for a while, the connection is closed. A thread that others
 depend on does not write at all but has another thread write (`flush_aside`).
 """
 
@@ -33,9 +33,9 @@ from lanemq.net.security import (
     TlsOptions,
     alert,
     client_context,
+    closed_early_hint,
     handshake_trouble,
     request_encoder,
-    unheard,
 )
 from lanemq.net.tls_socket import TlsSocket
 from lanemq.wire.command import Command, FrameDecoder, decode_command
@@ -98,7 +98,7 @@ class BlockingConnection:
         self._arrived: list[Command] = []
         self._opaques = itertools.count(1)
         self._encode = request_encoder(security)
-        self._unheard = unheard(security)
+        self._closed_early_hint = closed_early_hint(security)
         self._socket = connect_with(security, address, timeout)
 
     def request(self, command: Command, timeout: float = 3.0) -> Command:
@@ -120,7 +120,7 @@ class BlockingConnection:
             raise
 
     def _why(self, error: OSError) -> str:
-        return alert(error) or f"{error}{self._unheard}"
+        return alert(error) or f"{error}{self._closed_early_hint}"
 
     def _answer_to(self, opaque: int) -> Command:
         while True:
@@ -131,8 +131,8 @@ class BlockingConnection:
             self._arrived.clear()
             data = self._socket.recv(READ_BYTES)
             if not data:
-                raise ConnectionLost(f"{self.address} closed the connection{self._unheard}")
-            self._unheard = ""
+                raise ConnectionLost(f"{self.address} closed the connection{self._closed_early_hint}")
+            self._closed_early_hint = ""
             self._arrived.extend(decode_command(frame) for frame in self._decoder.feed(data))
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class DuplexConnection:
         self._opaques = itertools.count(1)
         self._writing = threading.Lock()
         self._encode = request_encoder(security)
-        self._unheard = unheard(security)
+        self._closed_early_hint = closed_early_hint(security)
         self._socket = connect_with(security, address, timeout, write_timeout)
         self._socket.settimeout(None)
         self._reader = threading.Thread(target=self._read, name=f"lanemq-reader-{address}", daemon=True)
@@ -245,7 +245,7 @@ class DuplexConnection:
     def _read(self) -> None:
         try:
             while data := self._socket.recv(READ_BYTES):
-                self._unheard = ""
+                self._closed_early_hint = ""
                 for frame in self._decoder.feed(data):
                     self._received(decode_command(frame))
         except (OSError, ProtocolError):
@@ -262,7 +262,7 @@ class DuplexConnection:
         for opaque in tuple(self._waiting):
             on_reply = self._waiting.pop(opaque, None)
             if on_reply is not None:
-                on_reply(None, ConnectionLost(f"the connection to {self.address} was lost{self._unheard}"))
+                on_reply(None, ConnectionLost(f"the connection to {self.address} was lost{self._closed_early_hint}"))
 
     def _received(self, command: Command) -> None:
         if command.is_response:

@@ -27,9 +27,9 @@ from lanemq.net.security import (
     TlsOptions,
     alert,
     client_context,
+    closed_early_hint,
     handshake_trouble,
     request_encoder,
-    unheard,
 )
 from lanemq.wire.command import Command, FrameDecoder, decode_command, encode_command
 
@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self.address = address
         self._encode = request_encoder(security)
-        self._unheard = unheard(security)
+        self._closed_early_hint = closed_early_hint(security)
         self._encrypted = security.tls is not None
         self.is_open = False
         self._loop = asyncio.get_running_loop()
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
-        self._unheard = ""
+        self._closed_early_hint = ""
         try:
             for frame in self._decoder.feed(data):
                 self._received(decode_command(frame))
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         self._writable.set()
         hint = alert(error)
-        why = f": {hint}" if hint else (f": {error}" if error else "") + self._unheard
+        why = f": {hint}" if hint else (f": {error}" if error else "") + self._closed_early_hint
         reason = f"the connection to {self.address} was lost{why}"
         for opaque in tuple(self._waiting):
             on_reply = self._drop(opaque)

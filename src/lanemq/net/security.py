@@ -52,15 +52,15 @@ def client_context(options: TlsOptions) -> ssl.SSLContext:
     if options.insecure_skip_verify:
         context.verify_mode = ssl.CERT_NONE
     elif options.ca is not None:
-        trust(context, options.ca, "tls ca")
+        load_authorities(context, options.ca, "tls ca")
     else:
         context.load_default_certs()
     if options.cert is not None:
-        show(context, options.cert, options.key, "tls cert")
+        load_certificate(context, options.cert, options.key, "tls cert")
     return context
 
 
-def trust(context: ssl.SSLContext, ca: File, name: str) -> None:
+def load_authorities(context: ssl.SSLContext, ca: File, name: str) -> None:
     """Trusts certificates of these authorities."""
     try:
         context.load_verify_locations(cafile=fspath(ca))
@@ -70,7 +70,7 @@ def trust(context: ssl.SSLContext, ca: File, name: str) -> None:
         raise InvalidOption(f"{name} {fspath(ca)}: cannot be read: {error.strerror}") from None
 
 
-def show(context: ssl.SSLContext, cert: File, key: File | None, name: str) -> None:
+def load_certificate(context: ssl.SSLContext, cert: File, key: File | None, name: str) -> None:
     """Loads our own certificate and key."""
     files = fspath(cert) if key is None else f"{fspath(cert)} with key {fspath(key)}"
     try:
@@ -139,16 +139,14 @@ def handshake_trouble(error: OSError, address: Address, tls: TlsOptions) -> str:
     return f"it ended the handshake ({_reason(error)}): does a broker with TLS listen there? It may be a plain one"
 
 
-def unheard(security: Security) -> str:
+def closed_early_hint(security: Security) -> str:
     """A hint for a connection that ended before the peer sent anything: many brokers just close it."""
     if security.tls is None:
-        return (
-            ", and nothing was heard from it: it hangs, is no broker, or takes nothing but TLS (then connect with tls)"
-        )
+        return ", and it sent nothing: it hangs, is not a broker, or takes nothing but TLS (then connect with tls)"
     if security.tls.cert is None:
-        return ", and nothing was heard from it: it may want a certificate of ours, give tls cert and tls key"
+        return ", and it sent nothing: it may want a certificate of ours, give tls cert and tls key"
     return (
-        ", and nothing was heard from it: it may not accept our certificate, "
+        ", and it sent nothing: it may not accept our certificate, "
         "whose authority must be in the broker's --tls-client-ca"
     )
 

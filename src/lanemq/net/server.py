@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from lanemq.model.errors import ProtocolError, TlsFailed, TransportError
 from lanemq.net.address import Address
-from lanemq.net.server_tls import FAREWELL_SECONDS, HANDSHAKE_SECONDS, Door
+from lanemq.net.server_tls import FAREWELL_SECONDS, HANDSHAKE_SECONDS, TlsDetector
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import BadHeader, Command, Frame, FrameDecoder, decode_command, encode_response
 
@@ -264,7 +264,7 @@ class Server:
         max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
         together: Together | None = None,
         reads: Reads | None = None,
-        door: Door | None = None,
+        tls_detector: TlsDetector | None = None,
     ) -> None:
         self.dispatcher = dispatcher
         self.together = together
@@ -277,7 +277,7 @@ class Server:
         self.peers: dict[Peer, None] = {}
         """In the order of connection, so that a simulated run can be repeated exactly."""
         self.refused = 0
-        self._door = door
+        self._tls_detector = tls_detector
         self._max_connections = max_connections
         self._listener: socket.socket | None = None
         self._joining: set[asyncio.Task[None]] = set()
@@ -307,7 +307,7 @@ class Server:
             except OSError as error:
                 self._pause_accepting(listener, error)
                 return
-            if self._door is not None and len(self.peers) + len(self._joining) >= self._max_connections:
+            if self._tls_detector is not None and len(self.peers) + len(self._joining) >= self._max_connections:
                 connection.close()  # a handshake counts as a connection, or endless handshakes would have no limit
                 self.refused += 1
                 continue
@@ -318,7 +318,7 @@ class Server:
 
     async def _join(self, connection: socket.socket, address: Address) -> None:
         try:
-            context = None if self._door is None else await self._door.way_in(connection)
+            context = None if self._tls_detector is None else await self._tls_detector.way_in(connection)
             if context is None:
                 await self.loop.connect_accepted_socket(lambda: Peer(self), connection)
             else:
@@ -343,10 +343,6 @@ class Server:
         if not self._stopping:
             self.loop.add_reader(listener, self._accept, listener)
 
-    @property
-    def is_accepting(self) -> bool:
-        return self._listener is not None
-
     def stop_accepting(self) -> None:
         """Accepts no new connections, and no new requests on existing ones."""
         self._stopping = True
@@ -360,8 +356,8 @@ class Server:
     async def close(self) -> None:
         """Closes the listener and every peer and waits for them; slow peers are cut off."""
         self.stop_accepting()
-        if self._door is not None:
-            self._door.close()
+        if self._tls_detector is not None:
+            self._tls_detector.close()
         if self._joining:
             await asyncio.wait(self._joining)
         for peer in tuple(self.peers):
@@ -382,8 +378,8 @@ class Server:
         if self._stopping or len(self.peers) >= self._max_connections:
             self.refused += 1
             self._turned_away.add(peer)
-            most = f"already {self._max_connections} connections; raise max_connections"
-            peer.close("the broker is stopping" if self._stopping else most)
+            full = f"already {self._max_connections} connections; raise max_connections"
+            peer.close("the broker is stopping" if self._stopping else full)
             return
         self.peers[peer] = None
         self.dispatcher.connected(peer)

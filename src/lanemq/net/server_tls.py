@@ -15,7 +15,7 @@ from pathlib import Path
 from lanemq.clock import Clock
 from lanemq.model.errors import ConnectionLost, InvalidOption, TlsFailed
 from lanemq.net.fresh_file import FreshFile
-from lanemq.net.security import show, trust
+from lanemq.net.security import load_authorities, load_certificate
 
 HANDSHAKE_BYTE = b"\x16"
 """TLS's record type. A frame's first byte is the highest of its length, which the limit of 16 MiB keeps at 0 or 1."""
@@ -70,14 +70,14 @@ class ServerTls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION
-        show(context, self.cert, self.key, "tls cert")
+        load_certificate(context, self.cert, self.key, "tls cert")
         if self.client_ca is not None:
-            trust(context, self.client_ca, "tls client ca")
+            load_authorities(context, self.client_ca, "tls client ca")
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
 
-class Door:
+class TlsDetector:
     """Decides by the first byte of a new connection whether it is encrypted and whether it may enter."""
 
     def __init__(self, tls: ServerTls, clock: Clock) -> None:
@@ -94,7 +94,7 @@ class Door:
         if first == HANDSHAKE_BYTE:
             return self._context.value()
         if not first:
-            raise ConnectionLost("it left without a word")
+            raise ConnectionLost("it closed the connection without sending anything")
         if self._enforcing:
             raise TlsFailed("it does not use TLS, and --tls-mode enforcing takes nothing else")
         return None

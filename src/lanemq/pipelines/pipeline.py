@@ -50,7 +50,9 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise InvalidOption(f"name: {self.name!r} is no name: use 1 to 100 of the characters A-Z a-z 0-9 _ . -")
+            raise InvalidOption(
+                f"name: {self.name!r} is not a valid name: use 1 to 100 of the characters A-Z a-z 0-9 _ . -"
+            )
         _check_kinds(self)
         _check_fit(self)
         _check_evolution(self)
@@ -75,12 +77,14 @@ class Pipeline:
 
 def _check_kinds(pipeline: Pipeline) -> None:
     if not isinstance(pipeline.source, Topic):
-        raise InvalidOption(f"source: {pipeline.source!r} is no topic: use Topic(...)")
+        raise InvalidOption(f"source: {pipeline.source!r} is not a topic: use Topic(...)")
     if not isinstance(pipeline.stage, Stage):
-        raise InvalidOption(f"stage: {pipeline.stage!r} is no stage: use Transitions, LastState, Project or your own")
+        raise InvalidOption(
+            f"stage: {pipeline.stage!r} is not a stage: use Transitions, LastState, Project or your own"
+        )
     for option, sink in (("sink", pipeline.sink), ("dead_letters", pipeline.dead_letters)):
         if sink is not None and not isinstance(sink, Sink):
-            raise InvalidOption(f"{option}: {sink!r} is no sink: use one of lanemq.pipelines, such as ParquetSink")
+            raise InvalidOption(f"{option}: {sink!r} is not a sink: use one of lanemq.pipelines, such as ParquetSink")
     if pipeline.dead_letters is not None and pipeline.dead_letters is pipeline.sink:
         raise InvalidOption("dead_letters: the same object as sink, but their columns differ: make another sink")
     if pipeline.sink is None:

@@ -104,7 +104,9 @@ def _prove_texts(texts: list[bytes], end: int) -> None:
         try:
             text.decode()
         except UnicodeDecodeError:
-            raise RemoteProtocolError(f"message {number} of a batch of {end} bytes: properties are no UTF-8") from None
+            raise RemoteProtocolError(
+                f"message {number} of a batch of {end} bytes: properties are not valid UTF-8"
+            ) from None
 
 
 def _damaged(position: int, end: int, what: str) -> RemoteProtocolError:

@@ -40,7 +40,7 @@ def convert(kind: type[T], value: object) -> T:
     try:
         return msgspec.convert(_without_nulls(value), kind, strict=False)
     except (ValueError, RecursionError) as error:
-        raise BodyError(f"body is no {kind.__name__}: {error}") from None
+        raise BodyError(f"body is not a {kind.__name__}: {error}") from None
 
 
 class Body(Struct, kw_only=True, rename="camel"):

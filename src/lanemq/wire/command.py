@@ -352,7 +352,7 @@ def _decode_careless(header: bytes) -> _JsonHeader:
     except (ValueError, RecursionError) as error:
         raise BadHeader(str(error)) from None
     if not isinstance(members, dict):
-        raise BadHeader("it is no JSON object")
+        raise BadHeader("it is not a JSON object")
     parsed = _JsonHeader(code=0, opaque=_number(members, "opaque", None))
     parsed.flag = _number(members, "flag", None, absent=0)
     known = _askable(parsed)
@@ -383,7 +383,7 @@ def _text_fields(fields: object, known: int | None) -> dict[str, str]:
     if fields is None:
         return {}
     if not isinstance(fields, dict):
-        raise BadHeader("extFields is no JSON object", known)
+        raise BadHeader("extFields is not a JSON object", known)
     return {name: _as_text(value) for name, value in fields.items() if value is not None}
 
 

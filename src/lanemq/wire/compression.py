@@ -45,29 +45,29 @@ def decompress(sys_flag: int, body: bytes, limit: int = MAX_BODY_BYTES) -> bytes
     return plain
 
 
-def _decompress(kind: int, body: bytes, most: int) -> bytes:
+def _decompress(kind: int, body: bytes, limit: int) -> bytes:
     if kind in (0, COMPRESSION_ZLIB):
-        return _inflate(body, most)
+        return _inflate(body, limit)
     if kind == COMPRESSION_LZ4:
         reader = lz4.frame.LZ4FrameDecompressor()
-        plain = bytes(reader.decompress(body, max_length=most))
-        if not reader.eof and len(plain) < most:
+        plain = bytes(reader.decompress(body, max_length=limit))
+        if not reader.eof and len(plain) < limit:
             raise EOFError("it is cut off")
         return plain
     if kind == COMPRESSION_ZSTD:
-        return _unpack_zstd(body, most)
+        return _unpack_zstd(body, limit)
     raise RemoteProtocolError(f"compression type {kind:#x} is unknown")
 
 
-def _inflate(body: bytes, most: int) -> bytes:
+def _inflate(body: bytes, limit: int) -> bytes:
     inflater = zlib.decompressobj()
-    plain = inflater.decompress(body, most)
-    if not inflater.eof and len(plain) < most:
+    plain = inflater.decompress(body, limit)
+    if not inflater.eof and len(plain) < limit:
         raise EOFError("it is cut off")
     return plain
 
 
-def _unpack_zstd(body: bytes, most: int) -> bytes:
+def _unpack_zstd(body: bytes, limit: int) -> bytes:
     """Decompresses in small steps, because the library has no output limit together with an end-of-data check."""
     reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
     parts: list[bytes] = []
@@ -76,6 +76,6 @@ def _unpack_zstd(body: bytes, most: int) -> bytes:
         part = reader.decompress(body[start : start + _ZSTD_STEP])
         parts.append(part)
         size += len(part)
-        if reader.eof or size >= most:
+        if reader.eof or size >= limit:
             return b"".join(parts)
     raise EOFError("it is cut off")

@@ -90,9 +90,6 @@ class SendHeader(Header, frozen=True, kw_only=True):
         """The letters of codes 310, 320 and 325."""
         return cls.from_ext(ext)
 
-    def to_ext_v1(self) -> dict[str, str]:
-        return {_SEND_LONG[name]: value for name, value in self.to_ext().items()}
-
     def to_ext_v2(self) -> dict[str, str]:
         return self.to_ext()
 

@@ -44,11 +44,11 @@ def loads_loose(data: bytes) -> object:
 
 def _as_text(data: bytes) -> str:
     if len(data) > MAX_LOOSE_BYTES:
-        raise BodyError(f"body of {len(data)} bytes is no strict JSON; at most {MAX_LOOSE_BYTES} may be loose")
+        raise BodyError(f"body of {len(data)} bytes is not strict JSON; at most {MAX_LOOSE_BYTES} may be loose")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise BodyError(f"body of {len(data)} bytes is no UTF-8: {error}") from None
+        raise BodyError(f"body of {len(data)} bytes is not valid UTF-8: {error}") from None
 
 
 class _Reader:

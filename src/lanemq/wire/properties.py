@@ -39,7 +39,6 @@ class PropertyName:
     ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
     RECONSUME_TIMES: Final = "RECONSUME_TIME"
     MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
-    CONSUME_START: Final = "CONSUME_START_TIME"
     MIN_OFFSET: Final = "MIN_OFFSET"
     MAX_OFFSET: Final = "MAX_OFFSET"
     TRANSACTION: Final = "TRAN_MSG"
@@ -51,13 +50,9 @@ class PropertyName:
     CORRELATION_ID: Final = "CORRELATION_ID"
     REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
     TTL: Final = "TTL"
-    MESSAGE_TYPE: Final = "MSG_TYPE"
     TIMER_DELAY_SECONDS: Final = "TIMER_DELAY_SEC"
     TIMER_DELAY_MILLIS: Final = "TIMER_DELAY_MS"
     TIMER_DELIVER_MILLIS: Final = "TIMER_DELIVER_MS"
-    POP_CHECKPOINT: Final = "POP_CK"
-    DEAD_LETTER_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
-    DEAD_LETTER_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 
 
 def encode_properties(properties: Mapping[str, str]) -> str:

@@ -25,15 +25,9 @@ from lanemq.model.errors import LocalProtocolError, RemoteProtocolError, UsageEr
 from lanemq.wire.properties import MAX_PROPERTIES_BYTES, decode_properties
 
 COMPRESSED: Final = 0x1
-MULTI_TAGS: Final = 0x2
-TRANSACTION_PREPARED: Final = 0x4
-TRANSACTION_COMMIT: Final = 0x8
-TRANSACTION_ROLLBACK: Final = 0xC
 TRANSACTION_MASK: Final = 0xC
 BORN_HOST_V6: Final = 0x10
 STORE_HOST_V6: Final = 0x20
-NEED_UNWRAP: Final = 0x40
-INNER_BATCH: Final = 0x80
 COMPRESSION_MASK: Final = 0x700
 COMPRESSION_LZ4: Final = 0x100
 COMPRESSION_ZSTD: Final = 0x200
@@ -45,7 +39,6 @@ PULL_SUSPEND: Final = 0x2
 """The broker may hold the request until a message arrives."""
 PULL_SUBSCRIPTION: Final = 0x4
 """The request brings its own filter expression."""
-PULL_CLASS_FILTER: Final = 0x8
 PULL_LITE: Final = 0x10
 
 
@@ -80,8 +73,6 @@ def _ipv4(ip: str) -> IPv4Address:
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
-MAGIC_BLANK: Final = 0xCBD43194
-"""Marks the unused end of a log file (RocketMQ's CommitLog)."""
 
 HEAD_BYTES: Final = 84
 MIN_RECORD_BYTES: Final = 91
@@ -421,7 +412,7 @@ def decode_offset_id(text: str) -> OffsetId:
     except ValueError:
         data = b""
     if not data:
-        raise UsageError(f"{text[:80]!r} is no offset message id: 32 or 56 hex digits are expected")
+        raise UsageError(f"{text[:80]!r} is not an offset message id: 32 or 56 hex digits are expected")
     address = IPv4Address(data[:4]) if len(data) == 16 else IPv6Address(data[:16])
     port = int.from_bytes(data[-12:-8], "big")
     return OffsetId(str(address), port, int.from_bytes(data[-8:], "big", signed=True))

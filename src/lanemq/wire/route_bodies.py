@@ -16,7 +16,6 @@ STRICT_JSON_VERSION = 401
 
 PERM_READ = 4
 PERM_WRITE = 2
-PERM_INHERIT = 1
 """Permission bits of a topic (RocketMQ's PermName)."""
 
 

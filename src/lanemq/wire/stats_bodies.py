@@ -54,7 +54,7 @@ class QueueTableBody(Body):
     def decode(cls, data: bytes) -> Self:
         members = loads_loose(data)
         if not isinstance(members, dict):
-            raise BodyError(f"body is no {cls.__name__}: it is no JSON object")
+            raise BodyError(f"body is not a {cls.__name__}: it is not a JSON object")
         table = members.pop(cls.table_name(), None)
         body = convert(cls, members)
         setattr(body, cls.__struct_fields__[0], decode_queue_table(cls.value_type, table))

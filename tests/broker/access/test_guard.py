@@ -74,12 +74,17 @@ def ask(guarded: RunningBroker) -> Iterator[Ask]:
 
 
 def send(topic: str = "orders", code: RequestCode = RequestCode.SEND_MESSAGE_V2) -> Command:
+    if code is RequestCode.SEND_MESSAGE:
+        long_names = {
+            "producerGroup": "g", "topic": topic, "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
+            "queueId": "0", "sysFlag": "0", "bornTimestamp": "1", "flag": "0",
+        }  # fmt: skip
+        return Command(code, 0, ext=long_names, body=b"body")
     header = SendHeader(
         producer_group="g", topic=topic, default_topic="TBW102", default_topic_queue_nums=4,
         queue_id=0, sys_flag=0, born_timestamp=1, flag=0,
     )  # fmt: skip
-    ext = header.to_ext_v1() if code is RequestCode.SEND_MESSAGE else header.to_ext_v2()
-    return Command(code, 0, ext=ext, body=b"body")
+    return Command(code, 0, ext=header.to_ext_v2(), body=b"body")
 
 
 def pull(topic: str = "orders", group: str = "g") -> Command:
@@ -224,10 +229,10 @@ def test_a_changed_file_counts_without_a_restart(guarded: RunningBroker, ask: As
     ("text", "problem"),
     [
         ("", "must consist of"),
-        ("[[user", "is no TOML"),
+        ("[[user", "is not valid TOML"),
         ("x = 1", "must consist of"),
-        ("user = [1]", "user 1: is no table"),
-        ("user = [[]]", "user 1: is no table"),
+        ("user = [1]", "user 1: is not a table"),
+        ("user = [[]]", "user 1: is not a table"),
         ("[[user]]\naccess_key = 'a'", "user 1: secret_key is missing"),
         ("[[user]]\naccess_key = 'a'\nsecret_key = 'hush'", "too short"),
         ("[[user]]\naccess_key = 'a'\nsecret_key = 'hush-hush'\nadmn = true", "admn is none of"),

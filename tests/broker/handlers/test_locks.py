@@ -314,7 +314,7 @@ def test_requests_of_members_that_do_not_own_the_queue_are_counted(clocked: Runn
     assert [raw.runtime()[name] for name in names] == ["2", "1", "1", "0"]
 
 
-def test_negative_commit_is_no_error_and_changes_nothing(clocked: RunningBroker) -> None:
+def test_negative_commit_is_not_an_error_and_changes_nothing(clocked: RunningBroker) -> None:
     raw = clocked.connect()
     raw.commit(4)
     assert raw.commit(-1).code == 0

@@ -1,4 +1,4 @@
-"""Checkpoints: the key index gives way to busy sends, but not for ever."""
+"""Checkpoints: the key index gives way to busy sends, but not indefinitely."""
 
 from types import SimpleNamespace
 from typing import Any

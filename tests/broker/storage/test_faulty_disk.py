@@ -58,7 +58,7 @@ def test_after_a_fault_nothing_is_stored_and_reads_go_on(start: Start, fault: st
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_repeat_of_a_failed_send_is_no_duplicate(start: Start, fault: str) -> None:
+def test_repeat_of_a_failed_send_is_not_a_duplicate(start: Start, fault: str) -> None:
     """Its stamp was recorded when it was staged; a "duplicate" would be a false success."""
     disk = FaultyDisk()
     raw = start(disk=disk).connect()

@@ -51,14 +51,14 @@ def test_a_batch_torn_in_its_middle_is_stored_when_it_is_repeated(
 
 
 def test_damage_before_a_later_group_costs_no_intact_message(start: Start, folder: Path) -> None:
-    """The last group was written after the damaged one was synced and answered, so this is no torn write."""
+    """The last group was written after the damaged one was synced and answered, so this is not a torn write."""
     image = image_of_two_groups(start(), folder)
     never_written(image, 2)
     raw = start(image).connect()
     assert [int(body) for body in bodies(raw.read("T"))] == [n for n in range(LAST) if n != 2]
 
 
-def test_a_repeat_that_reaches_into_damage_is_no_duplicate(start: Start, folder: Path) -> None:
+def test_a_repeat_that_reaches_into_damage_is_not_a_duplicate(start: Start, folder: Path) -> None:
     """A damaged record lost it, and its place in the order is taken."""
     image = image_of_two_groups(start(), folder)
     never_written(image, 2)

@@ -46,7 +46,7 @@ table = "totals"
 STEP = """
 def step(state, event):
     if event.value == 13 and not event.late:
-        raise ValueError("thirteen is no number")
+        raise ValueError("thirteen is not a number")
     total = (state or 0) + 1
     row = {"topic": event.topic, "queue_id": event.queue_id, "queue_offset": event.offset, "key": event.key}
     return total, [row | {"total": total}]
@@ -251,7 +251,7 @@ def test_a_parked_key_is_listed_shown_and_discarded(run: Run, place: Place, prod
     checkpoint = str(tmp_path / "checkpoint")
     (lane,) = json.loads(run("pipeline", "parked", "list", checkpoint, "--json").stdout)
     assert (lane["key"], lane["messages"]) == ("bad", 2)
-    assert "thirteen is no number" in run("pipeline", "parked", "list", checkpoint).stdout
+    assert "thirteen is not a number" in run("pipeline", "parked", "list", checkpoint).stdout
     shown = json.loads(run("pipeline", "parked", "show", checkpoint, "bad", "--json").stdout)
     assert [each["value"] for each in shown["messages"]] == [13, 2]
     assert "13" in run("pipeline", "parked", "show", checkpoint, "bad").stdout

@@ -175,7 +175,7 @@ def test_flags_make_dead_letters_fail_a_run(
 def test_new_sink_applies_to_one_run(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
 ) -> None:
-    """It is not an option of the file, where it would hide the problem for ever."""
+    """It is not an option of the file, where it would hide the problem at every start."""
     said: list[bool] = []
 
     def noted(pipeline: Pipeline, *, new_sink: bool, **_: Any) -> None:

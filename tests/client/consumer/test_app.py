@@ -349,7 +349,7 @@ def test_an_app_without_handlers_does_not_start() -> None:
 
 
 def test_a_handler_that_raises_system_exit_ends_the_app_and_stop_raises_why(broker: EmbeddedBroker, topic: str) -> None:
-    """It is no failure of the message: nothing is retried, the message stays uncommitted, and no call hangs."""
+    """It is not a failure of the message: nothing is retried, the message stays uncommitted, and no call hangs."""
     send(broker, topic, keys=1, each=1)
     called = threading.Event()
     app = App(broker.address, group=f"g-{topic}", stop_timeout=0.1)

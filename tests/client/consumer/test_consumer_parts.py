@@ -27,7 +27,7 @@ from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendHeader
 from lanemq.wire.properties import decode_properties, encode_properties, find_property
-from lanemq.wire.record import TRANSACTION_COMMIT
+from lanemq.wire.record import TRANSACTION_MASK
 
 # --- messages
 
@@ -254,7 +254,7 @@ def test_a_copy_keeps_everything_but_the_stamp_and_delivery_properties() -> None
         queue_offset=3,
         position=0,
         flag=5,
-        sys_flag=0x1 | TRANSACTION_COMMIT,
+        sys_flag=0x1 | TRANSACTION_MASK,
     )
     (found,) = read_messages(MessageSource(queue(0), JsonCodec(), Epoch(1)), stored)
     asyncio.run(letters(wire).bury(found, ""))

@@ -133,7 +133,7 @@ def test_a_malformed_request_gets_an_error_answer() -> None:
 
 
 def test_a_concurrent_handler_that_hangs_for_fifteen_minutes_has_its_message_sent_back() -> None:
-    """A stuck handler must not hold the group's offset for ever; in ordered mode nothing may pass it."""
+    """A stuck handler must not hold the group's offset indefinitely; in ordered mode nothing may pass it."""
 
     class Letters:
         sent: list[tuple[int, int]] = []  # noqa: RUF012

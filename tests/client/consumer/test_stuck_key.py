@@ -27,7 +27,7 @@ def test_other_keys_run_ahead_of_a_stuck_key_further_than_the_span() -> None:
         @app.ordered(TOPIC, on_fail=HoldKey(retries=RETRY_FOREVER))
         def handle(message: Message) -> None:
             if message.key == "stuck":
-                raise ValueError("for ever")
+                raise ValueError("always fails")
             done.append(message.queue_offset)
 
         with app:

@@ -31,7 +31,7 @@ def test_buffer_that_stays_full_ends_with_a_time_out(broker: FakeBroker, kind: O
 
 
 def test_a_run_that_weighs_more_than_the_buffer_is_sent(broker: FakeBroker, kind: Open) -> None:
-    """Overhead included it is larger than the whole buffer, and must not wait for ever."""
+    """Overhead included it is larger than the whole buffer, and must not wait indefinitely."""
     with kind(broker.address, buffer_bytes=4000, max_body_bytes=3000, timeout=5.0) as producer:
         receipts = producer.send_many("orders", [("k", number) for number in range(1200)])
     assert [each.offset for each in receipts] == list(range(1200))

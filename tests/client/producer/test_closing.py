@@ -88,7 +88,7 @@ def test_flush_does_not_wait_for_later_messages(broker: FakeBroker, kind: Open) 
 
 
 def test_a_connection_made_after_close_is_closed_at_once(broker: FakeBroker) -> None:
-    """A slow attempt to connect may outlast the producer, and its connection would stay open for ever."""
+    """A slow attempt to connect may outlast the producer, and its connection would stay open."""
     producer = Producer(str(broker.address))
     producer.send("orders", 1, key="k")
     producer.close()

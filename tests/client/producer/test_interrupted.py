@@ -230,7 +230,7 @@ def fail(producer: Blocking | OnALoop, call: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["send", "submit", "send_many", "refused"])
 def test_failed_calls_are_garbage_collected(broker: FakeBroker, kind: Open, call: str) -> None:
-    """The garbage collector does not track messages: an error that refers back to one would keep it for ever."""
+    """The garbage collector does not track messages: an error that refers back to one would keep it in memory."""
     broker.faults = lambda header, number: None
     with kind(broker.address) as producer:
         producer.send("orders", "warm", key="w")

@@ -84,7 +84,7 @@ def test_a_selector_gets_queues_message_and_argument_and_chooses_the_queue(broke
 
 
 def test_a_selector_that_returns_an_unknown_queue_is_refused(broker: FakeBroker, kind: Open) -> None:
-    with kind(broker.address) as producer, pytest.raises(InvalidOption, match="no queue of topic 'orders'"):
+    with kind(broker.address) as producer, pytest.raises(InvalidOption, match="not a queue of topic 'orders'"):
         producer.send("orders", 1, selector=lambda queues, message, arg: MessageQueue("orders", "elsewhere", 0))
 
 

@@ -72,7 +72,7 @@ def test_an_invalid_size_of_the_first_part_is_ignored(waiters: Waiters, skipped:
 
 @pytest.mark.parametrize("offset", ["", "first", "-7", "1.5", str(2**70)])
 def test_a_reply_without_a_readable_offset_still_means_stored(offset: str) -> None:
-    """Otherwise the sender would wait for ever."""
+    """Otherwise the sender would wait indefinitely."""
     sim = served()
     sim.offer("a", "a")
     sim._do(sim.engine.replied(sim.wire.pop(), Command(0, 0, 1, {"queueOffset": offset}), None))

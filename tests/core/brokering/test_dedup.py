@@ -150,7 +150,9 @@ def test_replay_accepts_a_log_that_starts_in_the_middle_of_a_sequence() -> None:
         (6, 1, Fresh()),
     ],
 )
-def test_a_message_in_a_damaged_hole_of_the_log_is_no_duplicate(sequence: int, count: int, expected: Judgement) -> None:
+def test_a_message_in_a_damaged_hole_of_the_log_is_not_a_duplicate(
+    sequence: int, count: int, expected: Judgement
+) -> None:
     """The log lost it to a damaged record, so answering "duplicate" would lose the message."""
     table = ProducerTable()
     for stored, offset in ((0, 10), (5, 20)):

@@ -77,7 +77,7 @@ def test_a_message_that_always_fails_is_retried_sixteen_times() -> None:
             3,
             True,
             RouteToDeadLetter(3),
-        ),  # clients before 5.1.3 send a count equal to the limit; without the lock rule they would retry for ever
+        ),  # clients before 5.1.3 send a count equal to the limit; without the lock rule they would retry endlessly
         (0, 3, True, RouteToDeadLetter(0)),
         (16, None, False, RouteToRetry(18, 16)),
         (17, None, False, RouteToDeadLetter(17)),

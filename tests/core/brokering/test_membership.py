@@ -56,7 +56,7 @@ def test_members_are_sorted_and_listed_once() -> None:
     assert table.connections("g") == (ONE, TWO, THREE)
 
 
-def test_reconnect_of_a_member_is_no_change() -> None:
+def test_reconnect_of_a_member_is_not_a_change() -> None:
     """The broker sees the new connection before it notices the end of the old one."""
     table = Membership()
     beat(table, ONE, "A")

@@ -55,7 +55,7 @@ def test_a_repeated_request_saves_nothing() -> None:
 
 
 def test_successors_of_a_lane_that_is_not_parked_any_more_are_refused() -> None:
-    """The broker does not know whether they may run, and parked they would stay for ever."""
+    """The broker does not know whether they may run, and parked they would stay indefinitely."""
     lanes = table()
     assert park(lanes, 9, failed=False) == Parked(0, (), None)
     assert offsets(lanes) == []

@@ -124,7 +124,7 @@ def test_turns_start_before_the_keep_alive_deadline_which_keep_alives_move_up_to
     assert held.usable_until == 3_000
 
 
-def test_a_keep_alive_deadline_that_passed_is_no_loss() -> None:
+def test_a_keep_alive_deadline_that_passed_is_not_a_loss() -> None:
     held = QueueLease(Millis(3_000))
     held.granted(Epoch(1), asked_at=Millis(0), keep_alive_timeout=Millis(800), serial=7)
     assert not held.usable(now=Millis(800))

@@ -16,7 +16,7 @@ def test_left_messages_count_until_everything_in_line_is_gone() -> None:
 
 
 def test_a_shorter_line_ends_earlier() -> None:
-    """Otherwise it would count for ever once the line is empty."""
+    """Otherwise it would count indefinitely once the line is empty."""
     left = LeftOut()
     left.leave(3, oldest=0, next_sequence=10)
     left.leave(5, oldest=0, next_sequence=5)

@@ -96,7 +96,7 @@ def test_a_refused_start_uses_no_epoch(tmp_path: Path) -> None:
 def test_a_checkpoint_of_a_plain_spark_query_is_refused(tmp_path: Path) -> None:
     """Its batches have numbers, but there is no state and no ledger that would fit them."""
     used_by_spark(tmp_path, planned=3, done=3)
-    with pytest.raises(UsageError, match="belongs to a Spark query that is no pipeline"):
+    with pytest.raises(UsageError, match="belongs to a Spark query that is not a pipeline"):
         Checkpoint(tmp_path, "orders")
     assert holder_of(tmp_path) is None
 

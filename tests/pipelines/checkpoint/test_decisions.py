@@ -176,7 +176,7 @@ def test_a_decided_row_is_not_lost_when_the_second_attempt_would_fail(
 
 
 def test_a_decision_is_settled_before_any_retry_pass(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a crash between decision and state, a retry pass would processor on state from before the decision."""
+    """After a crash between decision and state, a retry pass would work on state from before the decision."""
 
     def dies(stage: Transitions, batch: Batch, state: str) -> None:
         raise PowerCut

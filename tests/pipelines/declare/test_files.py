@@ -177,7 +177,7 @@ def test_a_python_file_may_declare_several_pipelines(write: Write) -> None:
         ("\nraise KeyError('x')", r"line 8: KeyError: 'x'"),
         ("import no_such_module", r"line 7: ModuleNotFoundError"),
         ("def (", "SyntaxError"),
-        ("pipeline = declare('no blanks')", "name: 'no blanks' is no name"),
+        ("pipeline = declare('no blanks')", "name: 'no blanks' is not a valid name"),
     ],
 )
 def test_an_error_in_a_python_file_names_its_line(write: Write, text: str, error: str) -> None:
@@ -264,11 +264,11 @@ def declared(**parts: Any) -> Pipeline:
 @pytest.mark.parametrize(
     ("parts", "error"),
     [
-        ({"source": "orders"}, "source: .* is no topic"),
-        ({"stage": None}, "stage: None is no stage"),
+        ({"source": "orders"}, "source: .* is not a topic"),
+        ({"stage": None}, "stage: None is not a stage"),
         ({"sink": None}, "sink: missing"),
-        ({"sink": "here"}, "sink: 'here' is no sink"),
-        ({"dead_letters": 1}, "dead_letters: 1 is no sink"),
+        ({"sink": "here"}, "sink: 'here' is not a sink"),
+        ({"dead_letters": 1}, "dead_letters: 1 is not a sink"),
         ({"checkpoint": ""}, "checkpoint: empty"),
         ({"checkpoint": "s3://bucket/x"}, "checkpoint: .* is an address"),
         ({"trigger": "25h"}, "trigger: 25h is not between 0 and a day"),

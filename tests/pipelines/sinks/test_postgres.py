@@ -1,4 +1,4 @@
-"""PostgreSQL columns with limits, and texts with NUL: no value is rounded or cut, and none ends a pipeline for ever."""
+"""PostgreSQL columns with limits, and texts with NUL: no value is rounded or cut, and none keeps a pipeline down."""
 
 import logging
 from pathlib import Path

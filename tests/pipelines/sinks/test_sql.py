@@ -186,7 +186,7 @@ def test_a_busy_sqlite_file_is_waited_for_until_wait_is_over(tmp_path: Path, mon
     target.close()
 
 
-def test_a_file_that_is_no_database_is_named_in_the_error(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "rows.db").write_bytes(b"this is text, not a database file" * 50)
     sink = SqliteSink(tmp_path / "rows.db", "rows")
     with pytest.raises(StorageError, match=r"rows\.db"):

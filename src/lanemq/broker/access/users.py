@@ -95,7 +95,7 @@ def read_users(path: Path) -> Users:
     except OSError as error:
         raise InvalidOption(f"users file {path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise InvalidOption(f"users file {path}: is no TOML: {error}") from None
+        raise InvalidOption(f"users file {path}: is not valid TOML: {error}") from None
     entries = members.pop("user", None)
     if members or not isinstance(entries, list) or not entries:
         raise InvalidOption(f"users file {path}: must consist of [[user]] entries, at least one, and nothing else")
@@ -110,7 +110,7 @@ def read_users(path: Path) -> Users:
 
 def _user(entry: Any, where: str) -> User:
     if not isinstance(entry, dict):
-        raise InvalidOption(f"{where}: is no table; write a [[user]] entry with access_key and secret_key")
+        raise InvalidOption(f"{where}: is not a table; write a [[user]] entry with access_key and secret_key")
     unknown = set(entry) - set(User.__slots__)
     if unknown:
         raise InvalidOption(f"{where}: {min(unknown)} is none of {', '.join(User.__slots__)}")

@@ -157,7 +157,7 @@ def _decoded(after: str) -> SortKey:
         key: SortKey = msgspec.json.decode(after, type=SortKey)
     except msgspec.MsgspecError as error:
         raise BrokerRefused(
-            ResponseCode.INVALID_PARAMETER, f"{after[:40]!r} is no continuation of a list; start again without it"
+            ResponseCode.INVALID_PARAMETER, f"{after[:40]!r} is not a continuation of a list; start again without it"
         ) from error
     return key
 

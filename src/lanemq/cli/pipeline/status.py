@@ -56,7 +56,7 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
     assert known is not None
     done, planned, waiting = log.done(), log.planned(), lanes.counts()
     decided, dead = lanes.requested(), kept_in(folder)
-    redriven = len(Redrives(stage_folder(folder)).pending_letters())
+    redriven = len(Redrives(stage_folder(folder)).pending_dead_letters())
     queues, lag_error = _lag(_source(known.source, declared), log.end_of(done) if done is not None else {})
     document = {
         "pipeline": known.name,

@@ -76,7 +76,7 @@ class App:
     async def run_async(self) -> None:
         """`run` inside an event loop of the program; cancel it, or call `stop`, to end."""
         if self._engine is not None or self._thread is not None:
-            raise Closed("this app was started before: make a new one")
+            raise Closed.started_before("app")
         self._engine = engine = ConsumerEngine(self.options, self._subscriptions)
         with stop_on_signals(engine.stop, engine.stop_now):
             try:
@@ -87,7 +87,7 @@ class App:
     def start(self) -> None:
         """Consumes in the background, on a thread of its own."""
         if self._engine is not None or self._thread is not None:
-            raise Closed("this app was started before: make a new one")
+            raise Closed.started_before("app")
         thread = EngineThread(self.options, self._subscriptions)
         thread.start()
         self._thread = thread

@@ -51,7 +51,7 @@ class AsyncConsumer:
     async def start(self) -> None:
         """Starts consuming; returns after the first rebalance round, or raises the error that prevented it."""
         if self._running is not None:
-            raise Closed("this consumer was started before: make a new one")
+            raise Closed.started_before("consumer")
         self._engine = engine = ConsumerEngine(self.options, self._subscriptions, self._scheduler)
         self._running = asyncio.create_task(engine.run())
         await until_started(engine, self._running)

@@ -144,7 +144,7 @@ class ConsumerEngine:
         the group consumes in another way.
         """
         if self._begun:
-            raise Closed("this consumer was started before: make a new one")
+            raise Closed.started_before("consumer")
         self._begun = True
         try:
             async with self._tasks:
@@ -340,7 +340,7 @@ class EngineThread:
         the signal hands all queues over before the process ends (`signals.Termination`).
         """
         if self._thread is not None:
-            raise Closed("this consumer was started before: make a new one")
+            raise Closed.started_before("consumer")
         self._thread = threading.Thread(target=self._run, name=f"lanemq-{self._options.group}", daemon=True)
         if finish_on_sigterm:
             self._term = TERMINATION.listen(self._finish, again=True)

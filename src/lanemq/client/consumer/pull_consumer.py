@@ -7,8 +7,8 @@
             ...
         consumer.commit()
 
-A pull consumer is no member of its group and needs no leases: two that are assigned the same queue both read it. It has
-no threads; everything happens inside the calls.
+A pull consumer is not a member of its group and needs no leases: two that are assigned the same queue both read it.
+It has no threads; everything happens inside the calls.
 """
 
 import contextlib

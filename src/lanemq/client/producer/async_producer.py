@@ -263,7 +263,7 @@ class AsyncProducer(ProducerBase):
     # requests and replies
 
     def _post(self, requests: Iterable[SendRequest]) -> None:
-        # The engine's deadlines come first; this one only keeps a connection from remembering requests for ever.
+        # The engine's deadlines come first; this one only keeps a connection from remembering requests indefinitely.
         forget_after = self._options.timeout + 60
         for request in requests:
             self._unanswered += 1

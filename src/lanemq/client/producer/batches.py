@@ -238,7 +238,7 @@ def pack_pairs(
 ) -> tuple[Any, Keyed | None, int]:
     """Packs pairs of a key and a value into `run` until it is full, the source ends or a message has failed.
 
-    Returns where it stopped: at an item that is no such pair, or at a packed message that no longer fits; the last
+    Returns where it stopped: at an item that is not such a pair, or at a packed message that no longer fits; the last
     number is the room left. One loop without a call per message, because it is half of a producer's work.
     """
     encode, next_id, refuse, make, nothing, (max_messages, max_body, passes_bytes) = tools
@@ -341,7 +341,7 @@ class QueueChooser:
         assert selector is not None
         chosen = selector(route.publish, message, key if arg is None else arg)
         if chosen not in route.publish:
-            raise InvalidOption(f"the selector chose {chosen}, which is no queue of topic {route.topic!r}")
+            raise InvalidOption(f"the selector chose {chosen}, which is not a queue of topic {route.topic!r}")
         return chosen
 
     def by_key(self, route: TopicRoute, key: str | int | None) -> MessageQueue:

@@ -61,7 +61,7 @@ class Freezes:
                 self._freeze_for(lane, message, frozen.why)
             raise LaneFrozen(
                 f"an earlier message to queue {queue} failed ({frozen.why}), and others would fail like it: "
-                f"see to the cause, then call resume({queue.topic!r})"
+                f"fix the cause, then call resume({queue.topic!r})"
             )
         refused = [message for message in messages if message.key in lane.frozen_keys]
         for message in refused:

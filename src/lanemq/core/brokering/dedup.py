@@ -10,7 +10,7 @@ the table is rebuilt by `restore` (from the checkpoint) and `replay` (from the l
 lost, and a repeat of that is fresh.
 
 Damage in the middle of the log leaves a hole in a producer's sequences, between two runs. A repeat that reaches into
-the hole is no duplicate, and storing it now would put it after its successors. It is answered `Gap(0)`, as if the
+the hole is not a duplicate, and storing it now would put it after its successors. It is answered `Gap(0)`, as if the
 producer were unknown, so that its sender learns that the outcome is unknown.
 
 Memory is bounded: producers that stored nothing for `idle_ms` (elapsed time) are forgotten, and beyond `capacity` those

@@ -27,7 +27,7 @@ DELAYS_MS: tuple[Millis, ...] = tuple(
         *(hours * HOUR for hours in (1, 2)),
     )
 )
-"""RocketMQ: `MessageStoreConfig.messageDelayLevel`. Level n is DELAYS_MS[n - 1]; level 0 is no delay."""
+"""RocketMQ: `MessageStoreConfig.messageDelayLevel`. Level n is DELAYS_MS[n - 1]; level 0 means no delay."""
 
 MAX_LEVEL = len(DELAYS_MS)
 FIRST_RETRY_LEVEL = 3

@@ -252,7 +252,7 @@ class ParkedLaneTable:
     def _check(self) -> None:
         used: dict[str, tuple[int, int]] = {}
         for lane in self:
-            assert lane.messages, "an empty lane would keep its key parked for ever"
+            assert lane.messages, "an empty lane would keep its key parked indefinitely"
             assert list(lane.messages) == sorted(lane.messages)
             assert next(reversed(lane.messages)) <= lane.through
             count, size = used.get(lane.name.group, (0, 0))

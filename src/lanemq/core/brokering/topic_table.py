@@ -174,7 +174,7 @@ class TopicTable:
     def auto_create(self, name: str, template: str, asked_queues: int) -> Created | Existing | TopicRefused:
         """The topic of a send: the existing one, or a new one made from the template.
 
-        A new topic has no more queues than the template and is no template itself (RocketMQ:
+        A new topic has no more queues than the template and is not a template itself (RocketMQ:
         `TopicConfigManager.createTopicInSendMessageMethod`). The broker's own topics accept no sends.
         """
         if name in NOT_SENDABLE:

@@ -272,13 +272,15 @@ class RunSource(Protocol[M]):
 
 
 @compiled
-def take_runs(source: RunSource[M], most: int, limit: int, slice_end: int, tokens: Iterator[int]) -> list[LaneRun[M]]:
-    """Takes runs of the ready lanes, of at most `limit` messages each, until they have `most` messages or more.
+def take_runs(
+    source: RunSource[M], max_messages: int, limit: int, slice_end: int, tokens: Iterator[int]
+) -> list[LaneRun[M]]:
+    """Takes runs of the ready lanes, of at most `limit` messages each, until `max_messages` or more are taken.
 
     `slice_end` applies to lanes that are new or come from a pause.
     """
     ready, runs = source.ready, []
-    while most > 0 and ready:
+    while max_messages > 0 and ready:
         place = ready.popleft()
         if isinstance(place, Lane) or place.lane is not None:
             lane = place if isinstance(place, Lane) else place.lane
@@ -293,7 +295,7 @@ def take_runs(source: RunSource[M], most: int, limit: int, slice_end: int, token
         run.token = next(tokens)
         run.running = True
         runs.append(run)
-        most -= len(run.messages)
+        max_messages -= len(run.messages)
     source.running += len(runs)
     return runs
 

@@ -138,12 +138,12 @@ class LaneScheduler(Generic[M]):
         runs = self.next_runs(1, now=now)
         return runs[0] if runs else self.wait()
 
-    def next_runs(self, most: int, *, now: Millis) -> list[LaneRun[M]]:
-        """Runs of different lanes for one worker, until they have `most` messages or more; if empty, see `wait`."""
+    def next_runs(self, max_messages: int, *, now: Millis) -> list[LaneRun[M]]:
+        """Runs of different lanes for one worker, until `max_messages` or more are taken; if empty, see `wait`."""
         runs: list[LaneRun[M]] = []
-        while most > 0 and (lane_queue := self._line.next(now)) is not None:
-            taken = take_runs(lane_queue, most, self._limit, now + self._slice, self._tokens)
-            most -= count_messages(taken)
+        while max_messages > 0 and (lane_queue := self._line.next(now)) is not None:
+            taken = take_runs(lane_queue, max_messages, self._limit, now + self._slice, self._tokens)
+            max_messages -= count_messages(taken)
             runs += taken
             self._line.enlist(lane_queue)
         return runs

@@ -162,7 +162,7 @@ def need_identity(folder: Path) -> CheckpointIdentity:
     known = identity_of(folder)
     if known is None:
         raise UsageError(
-            f"{folder} is no checkpoint of a pipeline: it was never started, or its checkpoint is another folder"
+            f"{folder} is not a checkpoint of a pipeline: it was never started, or its checkpoint is another folder"
         )
     return known
 
@@ -172,7 +172,7 @@ def own_identity(folder: Path, name: str) -> CheckpointIdentity | None:
     known = identity_of(folder)
     if known is None and SparkLog(folder).planned() is not None:
         raise UsageError(
-            f"checkpoint {folder} belongs to a Spark query that is no pipeline: choose an empty folder for {name!r}"
+            f"checkpoint {folder} belongs to a Spark query that is not a pipeline: choose an empty folder for {name!r}"
         )
     if known is not None and known.name != name:
         raise UsageError(

@@ -27,7 +27,7 @@ _UNEXPECTED: Final = re.compile(r"(\w+)(?:\.__init__)?\(\) got an unexpected key
 _MISSING: Final = re.compile(r"(\w+)(?:\.__init__)?\(\) missing \d+ required [\w-]+ arguments?: (.+)")
 _QUOTED: Final = re.compile(r"'(\w+)'")
 _INTERNAL: Final = "clock"
-"""A parameter that is no option."""
+"""A parameter that is not an option."""
 
 
 def build(before: str, make: Callable[..., Any], options: object) -> Any:

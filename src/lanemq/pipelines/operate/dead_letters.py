@@ -29,7 +29,7 @@ from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.sinks.parquet import ParquetSink, batches_folder
 from lanemq.pipelines.stages.transitions.error_text import DISCARDED, LATE_OR_AGAIN
 from lanemq.pipelines.stages.transitions.event import WaitingMessage
-from lanemq.pipelines.stages.transitions.redrives import LETTERS_PER_FILE, Identity, RedrivenLetter, Redrives
+from lanemq.pipelines.stages.transitions.redrives import DEAD_LETTERS_PER_FILE, Identity, RedrivenDeadLetter, Redrives
 
 _UNREADABLE: Final = "cannot be decoded"
 _DOUBTFUL: Final = re.compile(rf"number -?\d+ {LATE_OR_AGAIN}:")
@@ -146,7 +146,7 @@ class DeadLetters:
 
     def requested(self) -> int:
         """The number of dead letters that wait to be redriven."""
-        return len(self._redrives.pending_letters() - self._redrives.done_letters())
+        return len(self._redrives.pending_dead_letters() - self._redrives.done_dead_letters())
 
     def _need_step(self) -> None:
         if not (self._stage / "stage.json").exists():
@@ -155,10 +155,10 @@ class DeadLetters:
                 f"send the messages again, corrected"
             )
 
-    def _with_bodies(self, identities: list[Identity]) -> Iterator[RedrivenLetter]:
+    def _with_bodies(self, identities: list[Identity]) -> Iterator[RedrivenDeadLetter]:
         """The dead letters in the given order. Each part of the request reads the files that it needs once."""
-        for begin in range(0, len(identities), LETTERS_PER_FILE):
-            part = identities[begin : begin + LETTERS_PER_FILE]
+        for begin in range(0, len(identities), DEAD_LETTERS_PER_FILE):
+            part = identities[begin : begin + DEAD_LETTERS_PER_FILE]
             wanted, units = set(part), {identity[-1] for identity in part}
             found = (each for each in self._found(bodies=True, units=units) if each.identity in wanted)
             yield from sorted(map(_redriven, found), key=lambda each: each.identity)
@@ -166,8 +166,8 @@ class DeadLetters:
     def _found(
         self, *, bodies: bool, units: set[int] | None = None, only: str | None = None
     ) -> Iterator[DeadLetterRecord]:
-        asked = self._redrives.pending_letters()
-        done = self._redrives.done_letters()
+        asked = self._redrives.pending_dead_letters()
+        done = self._redrives.done_dead_letters()
         for path in self._files(units):
             names = [name for name in pq.read_schema(path).names if bodies or name != "value"]
             for row in pq.read_table(path, columns=names, partitioning=None).to_pylist():
@@ -247,9 +247,9 @@ def _waits_in_key(row: dict[str, Any]) -> bool:
     return row["reason"].startswith(_UNREADABLE) if waits is None else bool(waits)
 
 
-def _redriven(each: DeadLetterRecord) -> RedrivenLetter:
+def _redriven(each: DeadLetterRecord) -> RedrivenDeadLetter:
     position = (each.topic, each.broker, each.queue_id, each.offset)
-    return RedrivenLetter(
+    return RedrivenDeadLetter(
         each.key, each.batch, WaitingMessage(*position, each.tags, each.stored, each.message_id, each.value)
     )
 

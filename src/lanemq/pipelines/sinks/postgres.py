@@ -376,7 +376,7 @@ def _may_have_nul(written: bytes, json: bool) -> bool:
 def without_nul(table: pa.Table, json: Collection[str] = ()) -> tuple[pa.Table, Mapping[str, int]]:
     """Replace NUL in every text; returns the table and how many texts of which column had one.
 
-    PostgreSQL stores NUL neither in text nor in jsonb, and one such message must not end a pipeline for ever. The
+    PostgreSQL stores NUL neither in text nor in jsonb, and one such message must not end a pipeline at every start. The
     replacement keeps the length of the text and shows that a character was lost. `json`: columns whose texts are JSON.
     """
     found: dict[str, int] = {}

@@ -46,7 +46,7 @@ class Project(Stage):
     """A stage that appends expressions over the columns of a message.
 
     Args:
-        select: Expressions, or one text with one expression per each; the default is every column.
+        select: Expressions, or one text with one expression per line; the default is every column.
         where: A condition; other rows are left out.
         on_poison: `dead_letter`: messages for which an expression fails become dead letters. `fail`: they end the
             query, at every start, until the expression is changed.

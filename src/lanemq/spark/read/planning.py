@@ -94,24 +94,24 @@ def available(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int]
     return sum(max(0, end[queue] - start[queue]) for queue in start if queue in end)
 
 
-def limit_rows(start: Positions, end: Positions, most: int) -> Positions:
-    """End positions for at most `most` messages in total, shared in proportion to each queue's backlog.
+def limit_rows(start: Positions, end: Positions, limit: int) -> Positions:
+    """End positions for at most `limit` messages in total, shared in proportion to each queue's backlog.
 
-    Every queue with a backlog gets at least one message. If `most` is too small for that, queues take turns from batch
+    Every queue with a backlog gets at least one message. If `limit` is too small for that, queues take turns from batch
     to batch, so that no queue waits for another one's backlog to end.
     """
     sizes = {queue: max(0, end[queue] - start[queue]) for queue in start}
     total = sum(sizes.values())
-    if total <= most:
+    if total <= limit:
         return dict(end)
     shares = dict.fromkeys(sizes, 0)
-    for queue in _in_turn(start, sizes)[:most]:
+    for queue in _in_turn(start, sizes)[:limit]:
         shares[queue] = 1
-    rest = most - sum(shares.values())
+    rest = limit - sum(shares.values())
     open_total = sum(sizes[queue] - shares[queue] for queue in sizes)
     for queue, size in sizes.items():
         shares[queue] += rest * (size - shares[queue]) // open_total
-    left = most - sum(shares.values())
+    left = limit - sum(shares.values())
     for queue in sorted(sizes, key=lambda each: (sizes[each], each), reverse=True):
         more = min(left, sizes[queue] - shares[queue])
         shares[queue] += more
@@ -126,19 +126,19 @@ def _in_turn(start: Positions, sizes: Mapping[MessageQueue, int]) -> list[Messag
     return [queue for queue in ring[first:] + ring[:first] if sizes[queue]]
 
 
-def limit_bytes(start: Positions, end: Positions, sizes: Mapping[MessageQueue, float], most: int) -> Positions:
-    """End positions for about `most` bytes, given the message size in each queue; at least one message."""
+def limit_bytes(start: Positions, end: Positions, sizes: Mapping[MessageQueue, float], limit: int) -> Positions:
+    """End positions for about `limit` bytes, given the message size in each queue; at least one message."""
     rows = {queue: max(0, end[queue] - start[queue]) for queue in start}
     total = sum(rows[queue] * sizes.get(queue, 1.0) for queue in rows)
-    if total <= most:
+    if total <= limit:
         return dict(end)
-    scaled = sum(int(count * most / total) for count in rows.values())
+    scaled = sum(int(count * limit / total) for count in rows.values())
     return limit_rows(start, end, max(1, scaled))
 
 
-def must_wait(ready: int, least: int, waited: Millis, most: Millis) -> bool:
-    """Whether a batch must still wait for `least` messages; after `most` any message is enough."""
-    return ready < least and (ready == 0 or waited < most)
+def must_wait(ready: int, least: int, waited: Millis, limit: Millis) -> bool:
+    """Whether a batch must still wait for `least` messages; after `limit` any message is enough."""
+    return ready < least and (ready == 0 or waited < limit)
 
 
 def split(ranges: Iterable[OffsetRange], least: int) -> tuple[OffsetRange, ...]:

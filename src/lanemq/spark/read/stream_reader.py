@@ -288,11 +288,11 @@ class StreamDriver:
 
     def _limited(self, first: Positions, top: Positions, limit: ReadLimit) -> Positions:
         """Applies Spark's limit, and `maxBytesPerTrigger` unless Spark asks for everything."""
-        most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
-        if most is not None and not isinstance(limit, ReadAllAvailable):
+        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
+        if max_bytes is not None and not isinstance(limit, ReadAllAvailable):
             samples = self._samples(first, top)
             full = {q: QueueOffset(at + samples[q].empty) if q in samples else at for q, at in first.items()}
-            top = limit_bytes(full, top, {q: each.size for q, each in samples.items()}, most)
+            top = limit_bytes(full, top, {q: each.size for q, each in samples.items()}, max_bytes)
         return limit_rows(first, top, limit.max_rows) if isinstance(limit, ReadMaxRows) else top
 
     def _samples(self, first: Positions, top: Positions) -> dict[MessageQueue, Sample]:

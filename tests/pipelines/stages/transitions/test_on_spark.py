@@ -17,7 +17,7 @@ from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, batch_number
 from lanemq.pipelines.ports import Results
 from lanemq.pipelines.stages.transitions.event import COLUMNS, WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import request_redrive
-from lanemq.pipelines.stages.transitions.redrives import RedrivenLetter, Redrives
+from lanemq.pipelines.stages.transitions.redrives import RedrivenDeadLetter, Redrives
 from lanemq.pipelines.stages.transitions.views import list_parked, show
 from lanemq.spark.columns.schema import select_columns
 from lanemq.testing.embedded import EmbeddedBroker
@@ -173,7 +173,7 @@ def test_redriven_dead_letters_reach_the_shards_of_their_keys(spark: SparkSessio
     stage.finished(first)
     keys = ("key-0-1", "key-1-3", None)
     Redrives(tmp_path).ask(
-        RedrivenLetter(key, 0, WaitingMessage("orders", "broker-a", 0, 90 + at, None, 1, None, b'{"n": 7}'))
+        RedrivenDeadLetter(key, 0, WaitingMessage("orders", "broker-a", 0, 90 + at, None, 1, None, b'{"n": 7}'))
         for at, key in enumerate(keys)
     )
     results = stage.run_retry_pass(behind)

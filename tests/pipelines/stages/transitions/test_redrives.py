@@ -103,7 +103,7 @@ def test_of_simultaneous_requests_one_is_taken(tmp_path: Path) -> None:
     assert pipeline.outputs("a") == [0, 2, 1]
 
 
-def redrives_of(pipeline: DeadLetterPipeline) -> list[redrives.RedrivenLetter]:
+def redrives_of(pipeline: DeadLetterPipeline) -> list[redrives.RedrivenDeadLetter]:
     """The open dead letters as `redrive` would request them."""
     from lanemq.pipelines.operate.dead_letters import _redriven
 
@@ -386,8 +386,8 @@ def test_a_redriven_message_for_a_full_lane_is_a_dead_letter_again(tmp_path: Pat
 
 def test_many_dead_letters_are_redriven_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the request nor a retry pass has all of them in memory."""
-    monkeypatch.setattr(redrives, "LETTERS_PER_FILE", 2)
-    monkeypatch.setattr("lanemq.pipelines.operate.dead_letters.LETTERS_PER_FILE", 3)
+    monkeypatch.setattr(redrives, "DEAD_LETTERS_PER_FILE", 2)
+    monkeypatch.setattr("lanemq.pipelines.operate.dead_letters.DEAD_LETTERS_PER_FILE", 3)
     pipeline = DeadLetterPipeline(tmp_path, on_failure=SKIP)
     pipeline.run(*(Sent(queue, at, f"k{queue}", {"n": at, "fails": 9}) for queue in (0, 1) for at in range(5)))
     pipeline.restart(step=late_or_counting)
@@ -406,7 +406,7 @@ def test_many_dead_letters_are_redriven_in_parts(tmp_path: Path, monkeypatch: py
 def test_dead_letters_are_redriven_in_the_order_of_their_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("lanemq.pipelines.operate.dead_letters.LETTERS_PER_FILE", at_once)
+    monkeypatch.setattr("lanemq.pipelines.operate.dead_letters.DEAD_LETTERS_PER_FILE", at_once)
     limits = StateLimits(max_waiting_per_lane=1, when_lane_is_full="dead_letter")
     pipeline = DeadLetterPipeline(tmp_path, on_failure=Park(), limits=limits)
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2))
@@ -451,7 +451,7 @@ def test_what_cannot_be_redriven_is_refused_with_a_reason(tmp_path: Path) -> Non
     (pipeline.folder / "stage.json").unlink()
     with pytest.raises(UsageError, match="has no step: only dead letters"):
         pipeline.dead_letters.redrive(LETTER)
-    with pytest.raises(UsageError, match="is no checkpoint"):
+    with pytest.raises(UsageError, match="is not a checkpoint"):
         dead_letters(tmp_path / "elsewhere")
 
 

@@ -53,7 +53,7 @@ class Heartbeat:
         self._left = False
 
     async def run(self) -> None:
-        """Sends heartbeats, for ever."""
+        """Sends heartbeats until cancelled."""
         while True:
             await asyncio.sleep(self._options.heartbeat_every)
             self._sent.clear()

@@ -105,7 +105,7 @@ class LeaseKeeper:
         self._rate_limited = RateLimitedLog(log, options.clock)
 
     async def run(self) -> None:
-        """Runs one loop per broker, for ever. A failed renewal does not end them: leases would be lost (A23)."""
+        """Runs one loop per broker until cancelled. A failed renewal does not end them: leases would be lost (A23)."""
         started: set[str] = set()
         async with asyncio.TaskGroup() as loops:
             while True:
@@ -266,7 +266,7 @@ class LeaseKeeper:
 
     def _set_usable_until(self, assigned: AssignedQueue, until: Millis) -> None:
         # The history comes first: a worker may start a turn as soon as the scheduler knows. A time in the past comes
-        # from a lost connection and is no renewal.
+        # from a lost connection and is not a renewal.
         if self._history.on and until > self._clock.now():
             lease = self._assignment.lease_in_history(assigned)
             self._history.lease_renewed(lease, until=until * NANOS, asked=assigned.asked_ns)

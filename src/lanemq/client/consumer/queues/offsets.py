@@ -78,7 +78,7 @@ class OffsetKeeper:
     # while it is assigned
 
     async def run(self) -> None:
-        """Reports offsets, for ever; what could not be reported is reported next time."""
+        """Reports offsets until cancelled; what could not be reported is reported next time."""
         reported = self._options.clock.now()
         while True:
             await asyncio.sleep(self._options.commit_every)

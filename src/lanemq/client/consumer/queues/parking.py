@@ -71,7 +71,7 @@ class LaneParker:
             self._loop.call_soon_threadsafe(self._woken.set)
 
     async def run(self) -> None:
-        """Sends requests, for ever; repeats those that fail."""
+        """Sends requests until cancelled; repeats those that fail."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._woken.clear()

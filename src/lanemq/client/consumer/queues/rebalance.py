@@ -100,7 +100,7 @@ class Rebalancer:
         self._logged: dict[str, tuple[int, int, list[MessageQueue]]] = {}
 
     async def run(self, first_done: Callable[[], None]) -> None:
-        """Runs rounds, for ever; calls `first_done` after the first one."""
+        """Runs rounds until cancelled; calls `first_done` after the first one."""
         settled = await self.round()
         first_done()
         while True:

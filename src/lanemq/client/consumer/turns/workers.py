@@ -336,7 +336,7 @@ def _log_failure(run: MessageRun, end: RunEnd, finished: MessageFinished) -> Non
     """Logs one line per failure: where, and what follows.
 
     The first attempt adds the traceback, except for a body that cannot be decoded, where the line says it all. A
-    verdict is no failure: it is logged as information, unless it parks the lane.
+    verdict is not a failure: it is logged as information, unless it parks the lane.
     """
     message, error = stopped_at(run, end), end.stop.error
     place = f"topic={message.topic} queue={run.queue} offset={message.queue_offset} key={message.key!r}"
@@ -366,7 +366,7 @@ def _count(counts: WorkerCounts, run: MessageRun, end: RunEnd, took_ms: int) -> 
 class OverdueRuns:
     """Sends messages back whose concurrent handler has not returned for `consume_timeout` (15 minutes).
 
-    Without order, one handler that hangs must not hold the group's offset for ever (RocketMQ's consumeTimeout). In
+    Without order, one handler that hangs must not hold the group's offset indefinitely (RocketMQ's consumeTimeout). In
     ordered mode nothing may pass a message that is being handled: there a handler that hangs is only visible.
 
     Invariant: a run ends once. If the handler returns while its messages are being sent, the worker's report counts.

@@ -1,4 +1,4 @@
-"""`fold_first`: which messages need not be read, because the newest one of their message key newest_index for all.
+"""`fold_first`: which messages need not be read, because a newer message with their key replaces them.
 
 Message keys such as `{"id": 17}` name their row. A message is left unread only if it is known to be about the row that
 its message key names, and about no other: the newest one because it is read, every older one by decoding only its keys,

@@ -23,7 +23,7 @@ from lanemq.pipelines.stages.transitions.held import HeldLanes
 from lanemq.pipelines.stages.transitions.lane_table import Expiry, LaneTable
 from lanemq.pipelines.stages.transitions.operator_requests import RequestedActions
 from lanemq.pipelines.stages.transitions.queue_slice import QueueSlice, Stamps
-from lanemq.pipelines.stages.transitions.redrives import RedrivenLetter
+from lanemq.pipelines.stages.transitions.redrives import RedrivenDeadLetter
 from lanemq.pipelines.stages.transitions.rules import Rules, UnfitState
 from lanemq.pipelines.stages.transitions.shard import Change, Shard, keyless
 
@@ -38,7 +38,7 @@ class ShardMachine:
         self._shard = shard
         self._rules = rules
         self.table = LaneTable(shard.lanes, rules)
-        self._stamps = StampTable(rules.limits.producers_per_shard, shard.meta.stamps)
+        self._stamps = StampTable(rules.limits.max_producers_per_shard, shard.meta.stamps)
         self._reached: dict[str, int] = {}
         self._times: dict[str, int] = {}
         self.held = HeldLanes(self.table, shard.meta.waiting, rules, wall)
@@ -123,10 +123,10 @@ class ShardMachine:
         """Retries lanes whose wait is over, and does what operators requested."""
         self.held.retry(actions)
 
-    def redrive(self, letters: Iterable[RedrivenLetter]) -> None:
+    def redrive(self, dead_letters: Iterable[RedrivenDeadLetter]) -> None:
         """Gives dead letters to the step again. Each is in one retry pass only (`redrives.py`), so none is a repeat."""
-        for letter in letters:
-            self.held.redrive(letter.lane, msgspec.structs.replace(letter.message, late=True))
+        for each in dead_letters:
+            self.held.redrive(each.lane, msgspec.structs.replace(each.message, late=True))
 
     def finish(self) -> Change:
         """Returns everything this unit changed; the shard in memory has it already."""

@@ -2,9 +2,9 @@
 
 In the stage's folder:
 
-    redrives/asked/<id>.letters    dead letters with their messages, not finished by a retry pass
-    redrives/done/<id>.letters     finished ones; without their messages, once these cannot be needed again
-    redrives/lock                  held while an operator's request is written
+    redrives/asked/<id>.dead_letters    dead letters with their messages, not finished by a retry pass
+    redrives/done/<id>.dead_letters     finished ones; without their messages, once these cannot be needed again
+    redrives/lock                       held while an operator's request is written
 
 Invariants: a dead letter is in at most one file, so it is in at most one retry pass; messages stay until the intent of
 their pass is gone, so that a repeated pass is the same; `ask` returns only when the request is on disk.
@@ -25,7 +25,7 @@ from lanemq.pipelines.atomic_files import sync, write_durably
 from lanemq.pipelines.stages.transitions.event import WaitingMessage
 from lanemq.pipelines.stages.transitions.shard import keyless
 
-LETTERS_PER_FILE: Final = 5_000
+DEAD_LETTERS_PER_FILE: Final = 5_000
 BYTES_PER_FILE: Final = 16 << 20
 FILES_PER_PASS: Final = 4
 """Files of one retry pass. A task reads all of them to find its own dead letters; it holds one file and all rows in
@@ -36,7 +36,7 @@ Identity: TypeAlias = tuple[str, str, int, int, int]
 after a redrive is another dead letter."""
 
 
-class RedrivenLetter(msgspec.Struct, array_like=True, frozen=True):
+class RedrivenDeadLetter(msgspec.Struct, array_like=True, frozen=True):
     """A dead letter that is given to the step again."""
 
     key: str | None
@@ -62,7 +62,7 @@ class RedrivenLetter(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final[Callable[[bytes], list[RedrivenLetter]]] = msgspec.msgpack.Decoder(list[RedrivenLetter]).decode
+_decode: Final[Callable[[bytes], list[RedrivenDeadLetter]]] = msgspec.msgpack.Decoder(list[RedrivenDeadLetter]).decode
 
 
 class Redrives:
@@ -72,49 +72,49 @@ class Redrives:
         self._folder = stage_folder / "redrives"
         self._asked, self._done = self._folder / "asked", self._folder / "done"
 
-    def ask(self, letters: Iterable[RedrivenLetter]) -> set[Identity]:
+    def ask(self, dead_letters: Iterable[RedrivenDeadLetter]) -> set[Identity]:
         """Requests dead letters, in their order. Returns those that were not requested before; only these are taken.
 
-        Writes them in parts while `letters` is read.
+        Writes them in parts while `dead_letters` is read.
         """
         self._asked.mkdir(parents=True, exist_ok=True)
         with self._locked():
-            taken = self.pending_letters() | self.done_letters()
+            taken = self.pending_dead_letters() | self.done_dead_letters()
             fresh: set[Identity] = set()
             asked = f"{SystemClock().wall()}-{os.urandom(4).hex()}"
-            for at, part in enumerate(_parts(each for each in letters if each.identity not in taken)):
-                write_durably(self._asked / f"{asked}-{at:06}.letters", _encode(part))
+            for at, part in enumerate(_parts(each for each in dead_letters if each.identity not in taken)):
+                write_durably(self._asked / f"{asked}-{at:06}.dead_letters", _encode(part))
                 fresh |= {each.identity for each in part}
         return fresh
 
     def pending(self) -> list[str]:
         """Ids of files that no retry pass has finished, in the order in which they were requested."""
-        return sorted(path.stem for path in self._asked.glob("*.letters")) if self._asked.is_dir() else []
+        return sorted(path.stem for path in self._asked.glob("*.dead_letters")) if self._asked.is_dir() else []
 
-    def pending_letters(self) -> set[Identity]:
-        """Requested dead letters. To be read before `done_letters`, because files move from here to there."""
+    def pending_dead_letters(self) -> set[Identity]:
+        """Requested dead letters. To be read before `done_dead_letters`, because files move from here to there."""
         return self._identities(self._asked)
 
-    def done_letters(self) -> set[Identity]:
+    def done_dead_letters(self) -> set[Identity]:
         """Dead letters that retry passes have finished."""
         return self._identities(self._done)
 
-    def letters(self, ident: str) -> list[RedrivenLetter]:
+    def dead_letters(self, ident: str) -> list[RedrivenDeadLetter]:
         """The dead letters of one file. Also found after a crash between the end of its pass and its intent's."""
         for folder in (self._asked, self._done):
             try:
-                return _read(folder / f"{ident}.letters")
+                return _read(folder / f"{ident}.dead_letters")
             except FileNotFoundError:
                 continue
         raise StateLost(
-            f"{ident}.letters is missing in {self._folder}: another program removed it. Restore the checkpoint's "
+            f"{ident}.dead_letters is missing in {self._folder}: another program removed it. Restore the checkpoint's "
             f"folder from a copy"
         )
 
     def carried_out(self, ident: str) -> None:
         """Marks a file as done: the sinks have its rows. May be repeated."""
         self._done.mkdir(parents=True, exist_ok=True)
-        source = self._asked / f"{ident}.letters"
+        source = self._asked / f"{ident}.dead_letters"
         if source.exists():
             source.rename(self._done / source.name)
             sync(self._done)
@@ -122,13 +122,13 @@ class Redrives:
 
     def forget_bodies(self, ident: str) -> None:
         """Removes the bodies in a file whose pass is never repeated. The identities stay, so none is redriven twice."""
-        path = self._done / f"{ident}.letters"
+        path = self._done / f"{ident}.dead_letters"
         bare = [msgspec.structs.replace(each, message=_without_body(each.message)) for each in _read(path)]
         write_durably(path, _encode(bare))
 
     def _identities(self, folder: Path) -> set[Identity]:
         found: set[Identity] = set()
-        for path in folder.glob("*.letters") if folder.is_dir() else ():
+        for path in folder.glob("*.dead_letters") if folder.is_dir() else ():
             try:
                 found.update(each.identity for each in _read(path))
             except FileNotFoundError:  # it was moved to done
@@ -145,7 +145,7 @@ class Redrives:
             os.close(descriptor)
 
 
-def _read(path: Path) -> list[RedrivenLetter]:
+def _read(path: Path) -> list[RedrivenDeadLetter]:
     try:
         return _decode(path.read_bytes())
     except msgspec.MsgspecError as error:
@@ -156,13 +156,13 @@ def _without_body(message: WaitingMessage) -> WaitingMessage:
     return msgspec.structs.replace(message, value=None)
 
 
-def _parts(letters: Iterable[RedrivenLetter]) -> Iterator[list[RedrivenLetter]]:
-    part: list[RedrivenLetter] = []
+def _parts(dead_letters: Iterable[RedrivenDeadLetter]) -> Iterator[list[RedrivenDeadLetter]]:
+    part: list[RedrivenDeadLetter] = []
     size = 0
-    for each in letters:
+    for each in dead_letters:
         part.append(each)
         size += len(each.message.value or b"")
-        if len(part) >= LETTERS_PER_FILE or size >= BYTES_PER_FILE:
+        if len(part) >= DEAD_LETTERS_PER_FILE or size >= BYTES_PER_FILE:
             yield part
             part, size = [], 0
     if part:

@@ -125,7 +125,7 @@ class StateLimits:
     None: never. Too short: a key that comes back starts with no state."""
     forget_numbers_after: float | None = None
     """With `sequence=`, seconds for which the number of a key without state is kept, at about 200 bytes. None:
-    for ever. Too short: a key that comes back begins at `first_number` again, so its events count as gaps, or wait
+    always. Too short: a key that comes back begins at `first_number` again, so its events count as gaps, or wait
     with `on_gap="hold"`, and its old repeats are applied."""
     max_waiting_per_lane: int = 10_000
     """Messages that wait in one lane. They are part of the state: long lanes make every batch write more."""
@@ -133,11 +133,11 @@ class StateLimits:
     """Bytes of the bodies that wait in one lane."""
     when_lane_is_full: Literal["stop", "dead_letter"] = "stop"
     """`stop` fails the batch and loses nothing. `dead_letter` keeps other keys going and gives up this key's order."""
-    producers_per_shard: int = 1_024
+    max_producers_per_shard: int = 1_024
     """Producers whose stamps are remembered; the one silent for longest is forgotten first, and its repeats pass."""
-    cache_keys_per_worker: int = 4_000_000
+    max_cache_keys_per_worker: int = 4_000_000
     """Keys that a worker keeps in memory between batches. Too low: every batch reads state from files."""
-    cache_bytes_per_worker: int = 2 * 1024**3
+    max_cache_bytes_per_worker: int = 2 * 1024**3
     """Bytes of the states that a worker keeps in memory between batches."""
     snapshot_every: int = 64
     """Change files of a shard between two snapshots, at most. Few: more is written. Many: a restart reads more."""
@@ -148,9 +148,9 @@ class StateLimits:
             "max_bytes_per_shard",
             "max_waiting_per_lane",
             "max_waiting_bytes_per_lane",
-            "producers_per_shard",
-            "cache_keys_per_worker",
-            "cache_bytes_per_worker",
+            "max_producers_per_shard",
+            "max_cache_keys_per_worker",
+            "max_cache_bytes_per_worker",
             "snapshot_every",
         ):
             if getattr(self, name) < 1:

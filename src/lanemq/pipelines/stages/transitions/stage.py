@@ -36,7 +36,7 @@ from lanemq.pipelines.stages.transitions.operator_requests import (
     remove_request,
 )
 from lanemq.pipelines.stages.transitions.queue_slice import SHARD
-from lanemq.pipelines.stages.transitions.redrives import FILES_PER_PASS, RedrivenLetter, Redrives
+from lanemq.pipelines.stages.transitions.redrives import FILES_PER_PASS, RedrivenDeadLetter, Redrives
 from lanemq.pipelines.stages.transitions.rules import (
     DeadLetter,
     Hold,
@@ -264,22 +264,22 @@ class Transitions(Stage):
         """The shards of redriven dead letters."""
         if self._shards != "queue":
             return set(self._lane_shards(redrives).values())
-        return {letter.queue for letter in self._redriven_letters(redrives)}
+        return {each.queue for each in self._redriven_dead_letters(redrives)}
 
     def _lane_shards(self, redrives: tuple[str, ...]) -> dict[str, str]:
         """The shards of redriven dead letters by lane, if shards are not queues; calculated as in `_arranged`."""
         if self._shards == "queue" or not redrives:
             return {}
         assert self._spark is not None
-        letters = self._redriven_letters(redrives)
-        lanes = sorted({(letter.lane, letter.key) for letter in letters}, key=lambda each: each[0])
+        dead_letters = self._redriven_dead_letters(redrives)
+        lanes = sorted({(each.lane, each.key) for each in dead_letters}, key=lambda lane: lane[0])
         frame = self._spark.createDataFrame(lanes, "lane string, key string")
         rows = frame.select("lane", pmod(hash_of("key"), lit(self._shards)).alias(SHARD)).collect()
         return {row.lane: f"keys-{row[SHARD]}" for row in rows}
 
-    def _redriven_letters(self, redrives: tuple[str, ...]) -> Iterator[RedrivenLetter]:
+    def _redriven_dead_letters(self, redrives: tuple[str, ...]) -> Iterator[RedrivenDeadLetter]:
         found = Redrives(self._opened().folder)
-        return (letter for ident in redrives for letter in found.letters(ident))
+        return (each for ident in redrives for each in found.dead_letters(ident))
 
     def _settled(self, batch: Batch, intent: Intent, frame: DataFrame) -> Results:
         unit_log = self._opened()

@@ -31,7 +31,7 @@ from lanemq.pipelines.stages.transitions.lane import LaneCodec
 from lanemq.pipelines.stages.transitions.machine import ShardMachine
 from lanemq.pipelines.stages.transitions.operator_requests import NO_ACTIONS, RequestedActions
 from lanemq.pipelines.stages.transitions.queue_slice import QueueSlice, queue_slices
-from lanemq.pipelines.stages.transitions.redrives import RedrivenLetter, Redrives
+from lanemq.pipelines.stages.transitions.redrives import RedrivenDeadLetter, Redrives
 from lanemq.pipelines.stages.transitions.row_shape import RowShape
 from lanemq.pipelines.stages.transitions.rules import Number, OnExpire, OnGap, Policy, Rules, StateLimits, numbering
 from lanemq.pipelines.stages.transitions.shard import PARKED_AT, Version
@@ -99,14 +99,14 @@ class UnitInputs:
     lane_shards: Mapping[str, str] = field(default_factory=dict)
     """The shards of those dead letters' lanes, if shards are not queues."""
 
-    def redriven_letters(self, shard: str) -> Iterator[RedrivenLetter]:
+    def redriven_dead_letters(self, shard: str) -> Iterator[RedrivenDeadLetter]:
         """The dead letters of one shard."""
         redrives = Redrives(self.stage_folder)
         for ident in self.redrives:
-            yield from (each for each in redrives.letters(ident) if self._shard_of(each) == shard)
+            yield from (each for each in redrives.dead_letters(ident) if self._shard_of(each) == shard)
 
-    def _shard_of(self, letter: RedrivenLetter) -> str:
-        return letter.queue if self.options.by_queue else self.lane_shards[letter.lane]
+    def _shard_of(self, dead_letter: RedrivenDeadLetter) -> str:
+        return dead_letter.queue if self.options.by_queue else self.lane_shards[dead_letter.lane]
 
 
 class ShardSummary(msgspec.Struct):
@@ -193,7 +193,7 @@ def _apply_all(unit: UnitInputs, batches: Iterator[pa.RecordBatch]) -> list[Shar
 def _retry(unit: UnitInputs, name: str) -> ShardSummary:
     with ShardUpdate(unit, unit.options.rules(), name) as shard:
         shard.machine.retry(unit.actions)
-        shard.machine.redrive(unit.redriven_letters(name))
+        shard.machine.redrive(unit.redriven_dead_letters(name))
         return shard.finish()
 
 
@@ -245,7 +245,7 @@ class ShardUpdate:
         shard.version = self._files.write_change(self._unit.number, self._base, change)
         if snapshot:
             self._files.write_snapshot(shard)
-        CACHE.put(self._files, shard, limits.cache_keys_per_worker, limits.cache_bytes_per_worker)
+        CACHE.put(self._files, shard, limits.max_cache_keys_per_worker, limits.max_cache_bytes_per_worker)
         return self._summary(snapshot=snapshot)
 
     def _flush(self) -> None:
