@@ -9,16 +9,13 @@ import os
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.history import History, Role, open_history
 from lanemq.model.errors import InvalidOption
 from lanemq.net.security import TlsOptions
 from lanemq.wire.signing import Credentials
-
-Seconds: TypeAlias = float | timedelta
-"""A duration as users may give it."""
 
 _DESCRIPTIONS: dict[object, str] = {
     int: "a whole number",

@@ -1,7 +1,7 @@
 """Types for numbers that must not be mixed up."""
 
 import re
-from typing import Final, NewType
+from typing import Final, NewType, Protocol, TypeAlias
 
 from lanemq.model.errors import InvalidOption
 
@@ -30,6 +30,20 @@ def parse_duration(text: str) -> float:
     return float(found[1]) * _UNIT_SECONDS[found[2]]
 
 
-def to_millis(seconds: float) -> Millis:
-    """Converts a duration in seconds, as users give it, to milliseconds, rounded to the nearest."""
-    return Millis(round(seconds * 1000))
+class TimeSpan(Protocol):
+    """A `datetime.timedelta`, by its method: the core does not import `datetime`."""
+
+    def total_seconds(self) -> float: ...
+
+
+Seconds: TypeAlias = float | TimeSpan
+"""A duration as users give it: a number of seconds, or a `timedelta`."""
+
+
+def to_seconds(duration: Seconds) -> float:
+    return duration if isinstance(duration, int | float) else duration.total_seconds()
+
+
+def to_millis(duration: Seconds) -> Millis:
+    """A duration, as users give it, in milliseconds, rounded to the nearest."""
+    return Millis(round(to_seconds(duration) * 1000))

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame
 
 from lanemq.model.errors import InvalidOption
-from lanemq.model.units import Millis, parse_duration, to_millis
+from lanemq.model.units import Millis, Seconds, parse_duration, to_millis
 from lanemq.pipelines.ports import Merge, Sink, Stage
 from lanemq.pipelines.source import Topic
 
@@ -40,7 +40,7 @@ class Pipeline:
     order, so no shuffle, and must return the same rows for the same messages."""
     dead_letters: Sink | None = None
     """The sink for dead letters. Default: Parquet files in the checkpoint's folder `dead_letters`."""
-    trigger: float | str = 0.0
+    trigger: Seconds | str = 0.0
     """Seconds between the starts of two batches, or text such as "5s" or "1m". A low value makes many small files and
     commits; a high value makes results late."""
     history: str | Path | None = None

@@ -17,6 +17,7 @@ from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.consumer.tag_filter import tag_filter
 from lanemq.client.message import Message
 from lanemq.model.queue import MessageQueue
+from lanemq.model.units import to_millis
 
 DEFAULT_COUNT = 10
 POLL_SECONDS = 0.2
@@ -53,7 +54,7 @@ def tail(
     shown in their order, messages of different queues by the time when they were stored.
     """
     wanted = _wanted(key, tag)
-    since = None if start in FIRST | LAST else int(parse_time(start, "--from").timestamp() * 1000)
+    since = None if start in FIRST | LAST else to_millis(parse_time(start, "--from").timestamp())
     with TopicReader(server, topic) as reader, contextlib.suppress(KeyboardInterrupt):
         ends = {queue: reader.bounds(queue)[1] for queue in reader.queues}
         if start in LAST:

@@ -29,7 +29,7 @@ from lanemq.clock import Clock
 from lanemq.model.errors import GroupNotFound, InvalidOption, LaneError, OffsetNotFound, RequestTimedOut, UsageError
 from lanemq.model.names import DEFAULT_TOPIC, RETRY_PREFIX, check_group, check_topic
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.model.units import Epoch, Millis, QueueOffset, Seconds, to_millis, to_seconds
 from lanemq.net.address import Address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.wire.admin_headers import (
@@ -96,7 +96,12 @@ class Admin:
     """Inspects and changes topics, groups and offsets. Blocking; not thread-safe. `timeout` is in seconds."""
 
     def __init__(
-        self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, **protection: Unpack[SecuritySettings]
+        self,
+        servers: str,
+        *,
+        timeout: Seconds = 5.0,
+        clock: Clock | None = None,
+        **protection: Unpack[SecuritySettings],
     ) -> None:
         self._calls = AdminCalls(servers, timeout=timeout, clock=clock, security=security_of(**protection))
 
@@ -248,7 +253,7 @@ class Admin:
         return self._leases(group)[0]
 
     def lane_state(
-        self, group: str, owner: str, queue: MessageQueue, key: str | None, *, timeout: float = OWNER_TIMEOUT
+        self, group: str, owner: str, queue: MessageQueue, key: str | None, *, timeout: Seconds = OWNER_TIMEOUT
     ) -> LaneStateAnswer | NoAnswer:
         """Asks a queue's owner, through the broker, what the lane of a key is doing.
 
@@ -260,10 +265,11 @@ class Admin:
         header = RunningInfoHeader(consumer_group=group, client_id=owner)
         body = LaneStateBody(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, key=key)
         link = BlockingConnection(address, security=self._calls.security)
+        command = Command(RequestCode.LANE_STATE, 0, ext=header.to_ext(), body=body.encode())
         try:
-            reply = link.request(Command(RequestCode.LANE_STATE, 0, ext=header.to_ext(), body=body.encode()), timeout)
+            reply = link.request(command, to_seconds(timeout))
         except RequestTimedOut:
-            return NoAnswer(f"its owner did not answer within {timeout * 1000:.0f} ms", silent=True)
+            return NoAnswer(f"its owner did not answer within {to_millis(timeout)} ms", silent=True)
         except LaneError as error:
             return NoAnswer(f"its owner could not be asked: {error}")
         finally:

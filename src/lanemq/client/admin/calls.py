@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from lanemq.client.routing import BlockingRoutes
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import TransportError
+from lanemq.model.units import Seconds, to_seconds
 from lanemq.net.address import Address, parse_address, parse_addresses
 from lanemq.net.blocking import BlockingConnection
 from lanemq.net.security import OPEN, Security
@@ -20,12 +21,12 @@ class AdminCalls:
     """Connections to name servers and brokers. Not thread-safe."""
 
     def __init__(
-        self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, security: Security = OPEN
+        self, servers: str, *, timeout: Seconds = 5.0, clock: Clock | None = None, security: Security = OPEN
     ) -> None:
         self.clock = clock or SystemClock()
         self.security = security
         self.routes = BlockingRoutes(parse_addresses(servers), self.clock, security=security)
-        self._timeout = timeout
+        self._timeout = to_seconds(timeout)
         self._links: dict[Address, BlockingConnection] = {}
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from lanemq.clock import Clock
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import Millis, QueueOffset, Seconds
 from lanemq.net.address import Address
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
@@ -51,7 +51,12 @@ class ParkedAdmin:
     """Lists, redrives and discards parked lanes. Blocking; not thread-safe."""
 
     def __init__(
-        self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, **protection: Unpack[SecuritySettings]
+        self,
+        servers: str,
+        *,
+        timeout: Seconds = 5.0,
+        clock: Clock | None = None,
+        **protection: Unpack[SecuritySettings],
     ) -> None:
         self._calls = AdminCalls(servers, timeout=timeout, clock=clock, security=security_of(**protection))
         self._masters: dict[str, Address] = {}

@@ -23,6 +23,7 @@ from lanemq.core.consuming.retry_policy import FailurePolicy
 from lanemq.core.consuming.runs import Why
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.model.errors import Closed
+from lanemq.model.units import Seconds
 
 
 class AsyncConsumer:
@@ -68,7 +69,7 @@ class AsyncConsumer:
             finally:
                 TERMINATION.forget(self._term)
 
-    async def poll(self, timeout: float | None = None) -> Message | None:
+    async def poll(self, timeout: Seconds | None = None) -> Message | None:
         """The next message; None if none came within `timeout` seconds, or the consumer was closed.
 
         Raises:
@@ -83,7 +84,7 @@ class AsyncConsumer:
         """Finishes the message; its lane goes on. False: the queue was lost, and the message is delivered again."""
         return self._undecided.done(message)
 
-    async def retry(self, message: Message, after: float | None = None) -> None:
+    async def retry(self, message: Message, after: Seconds | None = None) -> None:
         """Delivers the same message again, after `after` seconds or as the failure policy says."""
         self._undecided.retry(message, after)
 

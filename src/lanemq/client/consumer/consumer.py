@@ -31,7 +31,7 @@ from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue
 from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, Order, Suspend, Why
 from lanemq.history import History
 from lanemq.model.errors import Closed, InvalidOption, UsageError
-from lanemq.model.units import to_millis
+from lanemq.model.units import Seconds, to_millis
 
 
 class Consumer:
@@ -66,7 +66,7 @@ class Consumer:
         finally:
             TERMINATION.forget(self._term)
 
-    def poll(self, timeout: float | None = None) -> Message | None:
+    def poll(self, timeout: Seconds | None = None) -> Message | None:
         """The next message; None if none came within `timeout` seconds, or the consumer was closed.
 
         Raises:
@@ -82,7 +82,7 @@ class Consumer:
         """Finishes the message; its lane goes on. False: the queue was lost, and the message is delivered again."""
         return self._undecided.done(message)
 
-    def retry(self, message: Message, after: float | None = None) -> None:
+    def retry(self, message: Message, after: Seconds | None = None) -> None:
         """Delivers the same message again, after `after` seconds or as the failure policy says."""
         self._undecided.retry(message, after)
 
@@ -152,7 +152,7 @@ class Undecided:
         """False if the queue was lost: its next owner gets the message again."""
         return self._finish(message, None).why is not Why.QUEUE_GONE
 
-    def retry(self, message: Message, after: float | None) -> MessageFinished:
+    def retry(self, message: Message, after: Seconds | None) -> MessageFinished:
         return self._finish(message, Stop(FAILED if after is None else Suspend(to_millis(after))))
 
     def dead(self, message: Message, why: str) -> tuple[MessageRun, RunEnd]:

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 
 from lanemq.client.codec import Codec, codec_named
 from lanemq.client.identity import new_client_id
-from lanemq.client.keyword_options import Seconds, in_seconds, opened_history, refuse_unknown, wrong_kinds
+from lanemq.client.keyword_options import in_seconds, opened_history, refuse_unknown, wrong_kinds
 from lanemq.client.security import security_of
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.consuming.allocation import Allocate, averagely, averagely_by_circle, consistent_hash
@@ -18,6 +18,7 @@ from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseT
 from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_group
+from lanemq.model.units import Seconds, to_millis
 from lanemq.net.address import Address, parse_addresses
 from lanemq.net.security import Security, TlsOptions
 from lanemq.wire.signing import Credentials
@@ -218,7 +219,7 @@ class ConsumerOptions:
 
     @property
     def start_timestamp_ms(self) -> int:
-        return int((self.start_timestamp or 0) * 1000)
+        return to_millis(self.start_timestamp or 0)
 
     def speaks_lane(self, broker_is_lane: bool) -> bool:
         """Whether this member uses LaneMQ's protocol additions with a broker."""

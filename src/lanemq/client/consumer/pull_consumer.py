@@ -25,7 +25,7 @@ from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import OffsetNotFound, TransportError, UsageError
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, QueueOffset
+from lanemq.model.units import Epoch, QueueOffset, Seconds, to_millis, to_seconds
 from lanemq.net.address import Address, parse_addresses
 from lanemq.net.blocking import BlockingConnection
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
@@ -57,7 +57,7 @@ class PullConsumer:
         tags: str = "*",
         codec: str | Codec = "json",
         batch: int = 1_000,
-        request_timeout: float = 3.0,
+        request_timeout: Seconds = 3.0,
         clock: Clock | None = None,
         **protection: Unpack[SecuritySettings],
     ) -> None:
@@ -65,7 +65,7 @@ class PullConsumer:
         self._tags = tag_filter(tags)
         self._codec = codec_named(codec)
         self._batch = batch
-        self._timeout = request_timeout
+        self._timeout = to_seconds(request_timeout)
         self._clock = clock or SystemClock()
         self._security = security_of(**protection)
         self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
@@ -101,7 +101,7 @@ class PullConsumer:
 
     def seek_to_time(self, when: datetime | float) -> None:
         """Reads all assigned queues from the first message stored at that time, a `datetime` or seconds since 1970."""
-        timestamp_ms = int((when.timestamp() if isinstance(when, datetime) else when) * 1000)
+        timestamp_ms = to_millis(when.timestamp() if isinstance(when, datetime) else when)
         for queue in self._order:
             header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
             self._positions[queue] = self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
@@ -110,9 +110,9 @@ class PullConsumer:
         """The offset that the next poll reads."""
         return self._known(queue)
 
-    def poll(self, timeout: float = 1.0) -> list[Message]:
+    def poll(self, timeout: Seconds = 1.0) -> list[Message]:
         """Messages of one queue, in order; the queues take turns. Empty if none came within `timeout` seconds."""
-        deadline = self._clock.now() + int(timeout * 1000)
+        deadline = self._clock.now() + to_millis(timeout)
         while self._order:
             for queue in tuple(self._order):
                 messages = self._pull(queue, hold_ms=0)

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from lanemq.client.codec import Codec
-from lanemq.client.keyword_options import Seconds, in_seconds, opened_history, refuse_unknown, wrong_kinds
+from lanemq.client.keyword_options import in_seconds, opened_history, refuse_unknown, wrong_kinds
 from lanemq.client.security import security_of
 from lanemq.clock import Clock
 from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_group
+from lanemq.model.units import Seconds
 from lanemq.net.security import Security, TlsOptions
 from lanemq.wire.signing import Credentials
 

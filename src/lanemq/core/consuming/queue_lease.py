@@ -18,44 +18,50 @@ from dataclasses import dataclass
 from enum import Enum
 
 from lanemq.model.errors import InvalidOption
-from lanemq.model.units import Epoch, Millis, to_millis
+from lanemq.model.units import Epoch, Millis, Seconds, to_millis, to_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
     """How often a lease is renewed, how long this member uses it and how long the broker keeps it, in seconds."""
 
-    renew_every: float
+    renew_every: Seconds
     """Interval between renewals. Short: more requests. Long: fewer lost renewals are survived."""
-    client_lease: float
+    client_lease: Seconds
     """How long this member uses a lease after the request that renewed it. Short: pauses are likelier."""
-    broker_lease: float
+    broker_lease: Seconds
     """How long the broker keeps the queue for this member, and a silent member in its group. Long: others wait longer
     after a silent loss. Short: a pause costs the member its queues."""
-    keep_alive_timeout: float = 0.8
+    keep_alive_timeout: Seconds = 0.8
     """How long turns may start after a request that the broker answered. Long: the queues of a killed member wait
     longer. Short: a member that is busy, or far away from its broker, pauses between answers."""
-    keep_alive_every: float = 0.25
+    keep_alive_every: Seconds = 0.25
     """Interval between keep-alive requests. About a third of the timeout lets one answer be late without a pause."""
 
     def __post_init__(self) -> None:
+        renew, client, broker = (
+            to_seconds(self.renew_every),
+            to_seconds(self.client_lease),
+            to_seconds(self.broker_lease),
+        )
+        every, timeout = to_seconds(self.keep_alive_every), to_seconds(self.keep_alive_timeout)
         problems = []  # compared as the milliseconds that the code counts in
         if self.renew_every_ms <= 0:
-            problems.append(f"renew_every must be positive, is {self.renew_every:g} s")
+            problems.append(f"renew_every must be positive, is {renew:g} s")
         if self.renew_every_ms >= self.client_lease_ms:
             problems.append(
-                f"renew_every ({self.renew_every:g} s) must be below client_lease ({self.client_lease:g} s), "
+                f"renew_every ({renew:g} s) must be below client_lease ({client:g} s), "
                 f"or the lease runs out between two renewals"
             )
         if self.client_lease_ms >= self.broker_lease_ms:
             problems.append(
-                f"client_lease ({self.client_lease:g} s) must be below broker_lease ({self.broker_lease:g} s), "
+                f"client_lease ({client:g} s) must be below broker_lease ({broker:g} s), "
                 f"or two members may consume the queue at once"
             )
         if not 0 < self.keep_alive_every_ms < to_millis(self.keep_alive_timeout):
             problems.append(
-                f"keep_alive_every ({self.keep_alive_every:g} s) must be positive and below "
-                f"keep_alive_timeout ({self.keep_alive_timeout:g} s), or turns pause between two keep-alives"
+                f"keep_alive_every ({every:g} s) must be positive and below "
+                f"keep_alive_timeout ({timeout:g} s), or turns pause between two keep-alives"
             )
         if problems:
             raise InvalidOption("lease times do not fit: " + "; ".join(problems))
@@ -79,7 +85,7 @@ class LeaseTimes:
     @property
     def keep_alive_timeout_ms(self) -> Millis:
         """The timeout as the broker is given it: never longer than the client lease."""
-        return to_millis(min(self.keep_alive_timeout, self.client_lease))
+        return min(to_millis(self.keep_alive_timeout), self.client_lease_ms)
 
 
 ROCKETMQ_TIMES = LeaseTimes(renew_every=20, client_lease=30, broker_lease=60)

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from lanemq.core.backoff import Backoff
 from lanemq.model.errors import InvalidOption
-from lanemq.model.units import Millis, to_millis
+from lanemq.model.units import Millis, Seconds, to_millis
 
 RETRY_FOREVER: Final = -1
 """RocketMQ's default for orderly listeners (ConsumeMessageOrderlyService: -1 means Integer.MAX_VALUE)."""
@@ -53,7 +53,7 @@ class HoldQueue:
 
     retries: int = RETRY_FOREVER
     """Attempts after the first one, before the queue is parked; -1 never parks it."""
-    suspend: float = SUSPEND_DEFAULT / 1000
+    suspend: Seconds = SUSPEND_DEFAULT / 1000
     """Seconds before each retry, limited to 0.01 to 30 as in RocketMQ."""
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class DeadLetter:
 class SendBack:
     """Returns the message to the broker, which delivers it again later; after `retries` it becomes a dead letter."""
 
-    retry_locally_after: float = SEND_BACK_RETRY / 1000
+    retry_locally_after: Seconds = SEND_BACK_RETRY / 1000
     """Seconds before the next attempt here, if the broker did not take the message back."""
     retries: int = ROCKETMQ_CONCURRENT_RETRIES
 

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import Closed, LaneError
+from lanemq.model.units import Seconds, to_millis, to_seconds
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.effects import EffectHistory
 from lanemq.pipelines.pipeline import Pipeline
@@ -147,22 +148,22 @@ class RunningPipeline:
     def ended(self) -> bool:
         return self._ended.is_set()
 
-    def await_end(self, timeout: float | None = None) -> bool:
+    def await_end(self, timeout: Seconds | None = None) -> bool:
         """Wait for the end for at most `timeout` seconds; `PipelineFailed` if it ended with an error."""
-        ended = self._ended.wait(timeout)
+        ended = self._ended.wait(None if timeout is None else to_seconds(timeout))
         if ended and self._error is not None:
             error, cause = self._error, self._error if isinstance(self._error, LaneError) else None
             raise PipelineFailed(self.name, error, self._during) from (cause or error)
         return ended
 
-    def wait_idle(self, timeout: float) -> bool:
+    def wait_idle(self, timeout: Seconds) -> bool:
         """Wait until everything that the topic holds now is done and no retry pass is due; False after `timeout`.
 
         For tests and scripts. In a group, queues of other members never count as done here.
         """
         with Brokers(self._pipeline.source.parsed) as brokers:
             ends = {queue: held.end for queue, held in brokers.bounds().items() if held.end > held.first}
-        until = self._clock.now() + timeout * 1000
+        until = self._clock.now() + to_millis(timeout)
         while self._clock.now() < until and not self.await_end(0.02):
             done = self._checkpoint.log.done()
             at = self._checkpoint.log.end_of(done) if done is not None else {}

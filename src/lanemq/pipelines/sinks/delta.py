@@ -35,7 +35,7 @@ from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import InvalidOption, StorageError
-from lanemq.model.units import Millis
+from lanemq.model.units import Millis, Seconds, to_seconds
 from lanemq.pipelines.atomic_files import sync
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Merge
@@ -81,17 +81,17 @@ class DeltaSink(ExactSink):
         partition_by: Sequence[str] = (),
         *,
         maintain_every: int = 100,
-        keep_files: float = 86_400.0,
+        keep_files: Seconds = 86_400.0,
         evolve: bool = True,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if maintain_every < 0 or keep_files < 0:
+        if maintain_every < 0 or to_seconds(keep_files) < 0:
             raise InvalidOption("maintain_every and keep_files cannot be negative; use 0 or more")
         self._path = str(path)
         self._partition_by = tuple(partition_by)
         self._maintain_every = maintain_every
-        self._keep_hours = math.ceil(keep_files / 3600)
+        self._keep_hours = math.ceil(to_seconds(keep_files) / 3600)
         self._evolve = self.widens = evolve
         self._storage = dict(storage_options or {})
         self._clock = clock or SystemClock()

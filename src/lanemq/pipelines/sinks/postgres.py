@@ -28,6 +28,7 @@ import pyarrow.csv as pcsv
 
 from lanemq.clock import Clock
 from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, LaneError, RequestTimedOut, StorageError
+from lanemq.model.units import Seconds
 from lanemq.pipelines.ports import SEQUENCE, Merge
 from lanemq.pipelines.sinks.columns import is_nested, json_column
 from lanemq.pipelines.sinks.ledger import Terms
@@ -107,7 +108,7 @@ class PostgresSink(SqlSink):
         dsn: str,
         table: str,
         *,
-        wait: float = 60.0,
+        wait: Seconds = 60.0,
         evolve: bool = True,
         nul: str = "replace",
         trust_columns: Sequence[str] = (),

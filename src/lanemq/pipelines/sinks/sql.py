@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import InvalidOption
-from lanemq.model.units import to_millis
+from lanemq.model.units import Seconds, to_millis
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Merge
 from lanemq.pipelines.rows import Rows
@@ -62,7 +62,7 @@ class SqlSink(ExactSink, ABC):
     merged_table_options = ""
     """What follows the columns when a merged table is created."""
 
-    def __init__(self, table: str, wait: float, evolve: bool, clock: Clock | None) -> None:
+    def __init__(self, table: str, wait: Seconds, evolve: bool, clock: Clock | None) -> None:
         self._table = table
         self._name = quoted_table(table)
         self._ledger = quoted_table(".".join([*table.split(".")[:-1], LEDGER]))

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from lanemq.clock import Clock
 from lanemq.model.errors import InvalidOption, LaneError, RequestTimedOut, StorageError
+from lanemq.model.units import Seconds
 from lanemq.pipelines.sinks.columns import is_nested, json_column
 from lanemq.pipelines.sinks.ledger import Terms
 from lanemq.pipelines.sinks.sql import Column, SqlSink, in_rows, names_of
@@ -39,7 +40,7 @@ class SqliteSink(SqlSink):
     """
 
     def __init__(
-        self, path: str | Path, table: str, *, wait: float = 60.0, evolve: bool = True, clock: Clock | None = None
+        self, path: str | Path, table: str, *, wait: Seconds = 60.0, evolve: bool = True, clock: Clock | None = None
     ) -> None:
         super().__init__(table, wait, evolve, clock)
         self._path = path

@@ -30,7 +30,7 @@ from lanemq.client.security import security_of
 from lanemq.clock import SystemClock
 from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, SinkFenced, UsageError
 from lanemq.model.names import check_topic
-from lanemq.model.units import Millis, to_millis
+from lanemq.model.units import Millis, Seconds, to_millis
 from lanemq.net.address import parse_addresses
 from lanemq.net.security import Security, TlsOptions
 from lanemq.pipelines.batch import Batch
@@ -138,7 +138,7 @@ class TopicSink(ExactSink):
         value: str | None = None,
         tags: str | None = None,
         name: str = "",
-        wait: float = 60.0,
+        wait: Seconds = 60.0,
         tls: TlsOptions | None = None,
         credentials: Credentials | None = None,
     ) -> None:

@@ -8,6 +8,7 @@ from lanemq.client.message import Message
 from lanemq.clock import Clock
 from lanemq.core.consuming.runs import LaneRun, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.model.units import Seconds, to_millis
 
 
 class AsyncScheduler(Scheduler):
@@ -30,10 +31,10 @@ class AsyncScheduler(Scheduler):
             await self._rest(pause_of(self._lanes.wait(), None, now))
         return False
 
-    async def take_run_async(self, timeout: float | None = None) -> MessageRun | None:
+    async def take_run_async(self, timeout: Seconds | None = None) -> MessageRun | None:
         """`take_run` without blocking the loop."""
         slept = False
-        deadline = None if timeout is None else self._clock.now() + int(timeout * 1000)
+        deadline = None if timeout is None else self._clock.now() + to_millis(timeout)
         while not self._closed:
             now = self._clock.now()
             with self._mutex:

@@ -23,7 +23,7 @@ from lanemq.core.consuming.retry_policy import clamp_suspend
 from lanemq.core.consuming.runs import COMMIT, FAILED, HOPELESS, ROLL_BACK, Outcome, Suspend
 from lanemq.model.errors import InvalidOption, Undecodable
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import to_millis
+from lanemq.model.units import Seconds, to_millis, to_seconds
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +40,9 @@ class HandlerVerdict(Exception):
 class Retry(HandlerVerdict):
     """Delivers the same message again after `after` seconds (None: as the policy says), before the rest of its lane."""
 
-    def __init__(self, after: float | None = None) -> None:
-        self.after = after
-        super().__init__("try again" if after is None else f"try again after {after:g} s")
+    def __init__(self, after: Seconds | None = None) -> None:
+        self.after = None if after is None else to_seconds(after)
+        super().__init__("try again" if self.after is None else f"try again after {self.after:g} s")
 
 
 class Skip(HandlerVerdict):

@@ -33,7 +33,7 @@ from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.consuming.views import QueueView
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import Millis, QueueOffset, Seconds, to_millis
 
 R = TypeVar("R")
 
@@ -73,10 +73,10 @@ class Scheduler:
             self._in_progress.take_back(worker, now)
             self._in_progress.end(worker, now)
 
-    def take_run(self, timeout: float | None = None) -> MessageRun | None:
+    def take_run(self, timeout: Seconds | None = None) -> MessageRun | None:
         """Waits for a single run. None if the scheduler is closed, or nothing came within `timeout` seconds."""
         slept = False
-        deadline = None if timeout is None else self._clock.now() + int(timeout * 1000)
+        deadline = None if timeout is None else self._clock.now() + to_millis(timeout)
         with self._mutex:
             while not self._closed:
                 now = self._clock.now()

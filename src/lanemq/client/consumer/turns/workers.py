@@ -68,7 +68,7 @@ class ThreadWorkers:
 
     def _join(self, timeout_s: float) -> None:
         """Waits for all threads together, not for each of them."""
-        until = self._clock.now() + int(timeout_s * 1000)
+        until = self._clock.now() + to_millis(timeout_s)
         for thread in self._threads:
             thread.join(max(0, until - self._clock.now()) / 1000)
 

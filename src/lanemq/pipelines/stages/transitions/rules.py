@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import RETRY_FOREVER
 from lanemq.model.errors import InvalidOption, LaneError, OrderError
-from lanemq.model.units import Millis, to_millis
+from lanemq.model.units import Millis, Seconds, to_millis, to_seconds
 from lanemq.pipelines.stages.transitions.error_text import LATE_OR_AGAIN
 from lanemq.pipelines.stages.transitions.event import Event, Row, Step, decode_empty_as_none
 from lanemq.pipelines.stages.transitions.lane import LaneCodec
@@ -120,10 +120,10 @@ class StateLimits:
     max_bytes_per_shard: int = 2 * 1024**3
     """Bytes of a shard's states and of the messages that wait in its lanes. Too low: growing states stop the
     pipeline. Too high: the worker runs out of memory instead."""
-    expire_after: float | None = None
+    expire_after: Seconds | None = None
     """Seconds without a message after which a key's state is forgotten, by the store times that its shard has seen.
     None: never. Too short: a key that comes back starts with no state."""
-    forget_numbers_after: float | None = None
+    forget_numbers_after: Seconds | None = None
     """With `sequence=`, seconds for which the number of a key without state is kept, at about 200 bytes. None:
     always. Too short: a key that comes back begins at `first_number` again, so its events count as gaps, or wait
     with `on_gap="hold"`, and its old repeats are applied."""
@@ -155,13 +155,13 @@ class StateLimits:
         ):
             if getattr(self, name) < 1:
                 raise InvalidOption(f"StateLimits({name}={getattr(self, name)}) leaves no room: use 1 or more")
-        if self.expire_after is not None and self.expire_after < _SHORTEST:
+        expire = None if self.expire_after is None else to_seconds(self.expire_after)
+        if expire is not None and expire < _SHORTEST:
+            raise InvalidOption(f"StateLimits(expire_after={expire}): use {_SHORTEST} seconds or more, None for never")
+        forget = None if self.forget_numbers_after is None else to_seconds(self.forget_numbers_after)
+        if forget is not None and forget < (expire or _SHORTEST):
             raise InvalidOption(
-                f"StateLimits(expire_after={self.expire_after}): use {_SHORTEST} seconds or more, None for never"
-            )
-        if self.forget_numbers_after is not None and self.forget_numbers_after < (self.expire_after or _SHORTEST):
-            raise InvalidOption(
-                f"StateLimits(forget_numbers_after={self.forget_numbers_after}): use {self.expire_after or _SHORTEST} "
+                f"StateLimits(forget_numbers_after={forget}): use {expire or _SHORTEST} "
                 f"seconds or more (a number is kept at least as long as the state), None for never"
             )
         if self.when_lane_is_full not in ("stop", "dead_letter"):
