@@ -151,3 +151,19 @@ def test_an_equal_route_is_not_a_change() -> None:
     assert book.put(TopicRoute("t", (), (), {}), now=Millis(0))
     assert not book.put(TopicRoute("t", (), (), {}), now=Millis(1))
     assert book.put(TopicRoute("t", (), (), {}, ordered=True), now=Millis(2))
+
+
+def test_a_route_with_an_unreachable_broker_is_asked_for_again_after_a_second() -> None:
+    cache = RouteCache()
+    route = TopicRoute("t", (), (), {})
+    cache.put(route, now=Millis(1_000))
+    cache.unreachable("t")
+    assert cache.fresh("t", now=Millis(1_999)) is route
+    assert cache.fresh("t", now=Millis(2_000)) is None
+    cache.unanswered("t", now=Millis(2_000))
+    cache.unreachable("t")
+    assert cache.fresh("t", now=Millis(4_999)) is route, "no name server answers, which needs a longer pause"
+    cache.put(route, now=Millis(5_000))
+    assert cache.fresh("t", now=Millis(30_000)) is route
+    cache.unreachable("unknown")
+    assert cache.fresh("unknown", now=Millis(0)) is None

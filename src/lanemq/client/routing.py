@@ -51,6 +51,8 @@ REFRESH_MILLIS = 30_000
 
 RETRY_MILLIS = 3_000
 """How long a known route is used after a failed refresh before the next attempt."""
+UNREACHABLE_MILLIS = 1_000
+"""How long a route is used at most while a broker in it cannot be reached."""
 
 REQUEST_SECONDS = 3.0
 """RocketMQ's time-out for name servers (ClientConfig.mqClientApiTimeout)."""
@@ -117,6 +119,10 @@ class _CachedRoutes:
     def stale(self, topic: str) -> None:
         """A broker contradicted the route: the next `get` asks again."""
         self._cache.stale(topic)
+
+    def unreachable(self, topic: str) -> None:
+        """A broker of the topic cannot be reached and may be at another address: `get` asks again soon."""
+        self._cache.unreachable(topic)
 
     def topics(self) -> tuple[str, ...]:
         return self._cache.topics()
@@ -313,6 +319,8 @@ class RouteCache:
     def __init__(self) -> None:
         self._routes: dict[str, TopicRoute] = {}
         self._due: dict[str, int] = {}
+        self._answered_at: dict[str, int] = {}
+        """When a name server answered, unless the last question had no answer."""
 
     def fresh(self, topic: str, *, now: Millis) -> TopicRoute | None:
         """The route, or None if it is unknown or too old."""
@@ -327,11 +335,21 @@ class RouteCache:
         changed = self._routes.get(route.topic) != route
         self._routes[route.topic] = route
         self._due[route.topic] = now + (RETRY_MILLIS if route.provisional else REFRESH_MILLIS)
+        self._answered_at[route.topic] = now
         return changed
 
     def unanswered(self, topic: str, *, now: Millis) -> None:
         """No name server answered: the known route stays in use for `RETRY_MILLIS`."""
         self._due[topic] = now + RETRY_MILLIS
+        self._answered_at.pop(topic, None)
+
+    def unreachable(self, topic: str) -> None:
+        """A broker of the route cannot be reached: the route is not fresh any more `UNREACHABLE_MILLIS` after it came.
+
+        Not at once: the name servers may know the old address for a while, and must not be asked without a pause.
+        """
+        if topic in self._answered_at:
+            self._due[topic] = min(self._due.get(topic, 0), self._answered_at[topic] + UNREACHABLE_MILLIS)
 
     def stale(self, topic: str) -> None:
         """A broker contradicted the route: it is not fresh any more."""
@@ -341,6 +359,7 @@ class RouteCache:
         """The name server says that the topic does not exist."""
         self._routes.pop(topic, None)
         self._due.pop(topic, None)
+        self._answered_at.pop(topic, None)
 
     def topics(self) -> tuple[str, ...]:
         return tuple(self._routes)

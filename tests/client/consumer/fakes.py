@@ -124,6 +124,9 @@ class FakeCalls:
         self.broker.note(self.client_id, "members", topic)
         return sorted(self.broker.members)
 
+    async def group_topics(self, topic: str, broker: str) -> frozenset[str]:
+        return frozenset({"orders"})
+
     async def keep_alive(self, topic: str, broker: str, serial: int) -> KeptAlive:
         self.broker.note(self.client_id, "keep_alive", (broker, serial))
         leases = self.broker.locks.keep_alive(self.client_id, serial, now=self.broker.clock.now())
@@ -247,6 +250,8 @@ class FakeRoutes:
 
     def known(self, topic: str) -> TopicRoute:
         return self._broker.route()
+
+    def unreachable(self, topic: str) -> None: ...
 
 
 class FakeScheduler:

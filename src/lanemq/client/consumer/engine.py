@@ -227,6 +227,8 @@ class ConsumerEngine:
         for broker in self._brokers_at(connection):
             self.leases.suspend(broker)
             self.offsets.report_again(broker)
+        for topic in self.subscriptions:
+            self._routes.unreachable(topic)
         self._trigger.soon()
 
     def _brokers_at(self, connection: Connection) -> set[str]:

@@ -212,7 +212,11 @@ class PullConsumer:
                 reply = kept.request(command, self._timeout + extra)
                 self._connections[address] = kept
                 return reply
-        fresh = BlockingConnection(address, security=self._security)
+        try:
+            fresh = BlockingConnection(address, security=self._security)
+        except TransportError:
+            self._routes.unreachable(queue.topic)  # the broker may be at another address now
+            raise
         try:
             reply = fresh.request(command, self._timeout + extra)
         except BaseException:

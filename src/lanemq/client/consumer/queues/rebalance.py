@@ -26,7 +26,7 @@ from lanemq.client.routing import AsyncRoutes, TopicRoute
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent, QueueStage, queue_changes
 from lanemq.core.consuming.runs import Order
-from lanemq.model.errors import GroupConflict, LaneError, TopicNotFound
+from lanemq.model.errors import GroupConflict, LaneError, TopicNotFound, TransportError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, to_millis
@@ -122,6 +122,8 @@ class Rebalancer:
         except TopicNotFound as error:
             self._warn(topic, f"waiting for topic {topic}: {error}")
         except LaneError as error:
+            if isinstance(error, TransportError):
+                self._routes.unreachable(topic)
             self._warn(topic, f"queues of topic {topic} stay as they are: {error}")
         except Exception:
             log.exception("rebalancing topic %s failed; queues stay as they are", topic)
@@ -154,6 +156,9 @@ class Rebalancer:
             self._keep(have[queue])
         taken = await self._acquire(route, changes.acquire) if changes.acquire else 0
         self._log_change(route, len(members), share, taken)
+        if self._options.broadcasting:
+            # No broker was asked for members, so this shows whether the brokers are where the route says.
+            await asyncio.gather(*(self._heartbeat.send_to(route.master(broker)) for broker in route.brokers))
         return taken == len(changes.acquire) and not changes.release
 
     async def _members(self, route: TopicRoute) -> list[str]:
