@@ -6,9 +6,10 @@ STAMP := $(VENV)/.ready
 JOBS ?= 2
 # Most tests wait for others: a second process costs little. Those that share a session of Spark stay in one.
 SIDE_BY_SIDE := -n $(JOBS) --dist loadgroup
+HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format lint types contracts fast slow extended bench sim spark-proof chaos soak fuzz interop clean
+.PHONY: help setup run test pure check format lint types contracts fast slow extended bench sim spark-proof chaos soak fuzz interop clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,9 +24,13 @@ run: setup ## the main job: broker, consumers and a Spark pipeline, parts of it 
 	@bash scripts/java.sh
 	@JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/python -m lanemq.testing.demo
 
-test: setup lint types contracts ## all tests
+test: setup lint types contracts ## all tests except the extended ones; hot paths with and without the compiled module
 	@bash scripts/java.sh || true
 	@JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/pytest tests -m "not extended" $(SIDE_BY_SIDE)
+	@$(MAKE) --no-print-directory pure
+
+pure: setup ## the tests of hot paths again, without the compiled module
+	@LANEMQ_PURE=1 $(BIN)/pytest -q -m "not slow and not extended" $(SIDE_BY_SIDE) $(HOT_PATHS)
 
 check: setup lint types contracts fast ## format, lint, types, import contracts, fast tests: about a minute
 

@@ -1,7 +1,6 @@
 """Building and loading twins: an install works without a compiler, and only twins of the current sources run."""
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -100,27 +99,3 @@ def test_the_environment_selects_the_references(value: str, expected: str) -> No
     environment = {"LANEMQ_PURE": value, "PYTHONPATH": str(ROOT / "src")}
     out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == expected
-
-
-@needs_twins
-@pytest.mark.slow
-def test_the_references_pass_the_same_tests() -> None:
-    """The usual run tests the twins; this one runs the same tests with the references. It takes a minute or two."""
-    tests = ["tests/core", "tests/wire", "tests/log", "tests/client", "tests/fast", "tests/broker/handlers"]
-    environment = {"LANEMQ_PURE": "1", "PYTHONPATH": str(ROOT / "src"), "PATH": os.environ["PATH"]}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-n",
-        "4",
-        "--dist",
-        "loadgroup",
-        "-m",
-        "not slow and not extended",
-    ]
-    command += ["-p", "no:cacheprovider", *tests]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
