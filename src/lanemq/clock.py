@@ -9,10 +9,11 @@ it decides nothing about ownership.
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Protocol
 
 from lanemq._fast import compiled
-from lanemq.model.units import Millis
+from lanemq.model.units import Millis, to_millis
 
 if sys.platform == "linux":
 
@@ -64,6 +65,16 @@ class SystemClock(_Running):
 
     def wall(self) -> Millis:
         return time.time_ns() // 1_000_000  # type: ignore[return-value]
+
+
+def wall_time(wall: int) -> datetime:
+    """A time in milliseconds since 1970, as brokers store it, as a `datetime` in UTC."""
+    return datetime.fromtimestamp(wall / 1000, UTC)
+
+
+def wall_ms(when: datetime | float) -> Millis:
+    """A time as users give it, a `datetime` or seconds since 1970, in milliseconds since 1970."""
+    return to_millis(when.timestamp() if isinstance(when, datetime) else when)
 
 
 def milliseconds_of(clock: Clock) -> Callable[[], Millis]:

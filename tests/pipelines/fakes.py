@@ -1,6 +1,7 @@
 """A stage and a sink that record their calls and fail where a test wants it."""
 
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import pyarrow as pa
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from lanemq.model.errors import SinkFenced
-from lanemq.model.units import Millis
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage
 from lanemq.pipelines.rows import TableRows
@@ -57,8 +57,8 @@ class FakeStage(Stage):
         found = [] if messages is None else [tuple(row) for row in messages.select(*SCHEMA.names).collect()]
         return Results(rows_of(*found), self.dead, {"events": len(found)})  # type: ignore[arg-type]
 
-    def due(self, wall: Millis) -> Millis | None:
-        return Millis(0) if self.waiting else None
+    def due(self, now: datetime) -> float | None:
+        return 0.0 if self.waiting else None
 
     def run_retry_pass(self, batch: Batch) -> Results | None:
         self.steps.append(f"pass {batch.number}")

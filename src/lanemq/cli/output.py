@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
@@ -75,11 +75,6 @@ def cell(value: object) -> str:
 def printable(text: str) -> str:
     """The text with control characters escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def wall_time(millis: int) -> datetime | None:
-    """A broker's time stamp in ms since 1970; None for 0 or -1, which mean "never"."""
-    return datetime.fromtimestamp(millis / 1000, UTC) if millis > 0 else None
 
 
 def body_for_json(body: bytes) -> object:

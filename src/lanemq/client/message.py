@@ -6,13 +6,14 @@ others when they are accessed.
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from struct import Struct
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from lanemq._fast import compiled
 from lanemq.client.codec import Codec
+from lanemq.clock import wall_time
 from lanemq.model.errors import CodecError, Undecodable
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
@@ -168,11 +169,11 @@ class Message(MessageBase):
 
     @property
     def born_at(self) -> datetime:
-        return datetime.fromtimestamp(self.record.born_timestamp / 1000, UTC)
+        return wall_time(self.record.born_timestamp)
 
     @property
     def stored_at(self) -> datetime:
-        return datetime.fromtimestamp(self.record.store_timestamp / 1000, UTC)
+        return wall_time(self.record.store_timestamp)
 
     @property
     def record(self) -> RecordView:

@@ -10,13 +10,13 @@ decided batch is completed as it was decided, and a sink that already has the ba
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from lanemq.model.units import Millis
 from lanemq.pipelines.batch import Batch, Runs
 from lanemq.pipelines.rows import Rows
 from lanemq.pipelines.sink_positions import SinkPosition
@@ -96,8 +96,8 @@ class Stage(ABC):
         Called only if `Results.state` is set, before any sink has the batch, and again when the batch is repeated.
         """
 
-    def due(self, wall: Millis) -> Millis | None:
-        """Milliseconds until a retry pass should run; 0 for now, None if nothing waits."""
+    def due(self, now: datetime) -> float | None:
+        """Seconds until a retry pass should run; 0 for now, None if nothing waits."""
         return None
 
     def run_retry_pass(self, batch: Batch) -> Results | None:

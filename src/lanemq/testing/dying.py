@@ -12,13 +12,13 @@ Each run records the batches it processes before it can die, so that a test can 
 import os
 import signal
 import threading
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from lanemq.model.units import Millis
 from lanemq.pipelines.batch import Batch, Runs
 from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage
 from lanemq.pipelines.rows import Rows
@@ -78,8 +78,8 @@ class DyingStage(Stage):
         self._stage.open(spark, folder)
         self.columns, self.schema, self.how = self._stage.columns, self._stage.schema, self._stage.how
 
-    def due(self, wall: Millis) -> Millis | None:
-        return self._stage.due(wall)
+    def due(self, now: datetime) -> float | None:
+        return self._stage.due(now)
 
     def run_retry_pass(self, batch: Batch) -> Results | None:
         return self._stage.run_retry_pass(batch)

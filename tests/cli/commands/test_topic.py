@@ -20,7 +20,7 @@ def test_created_topic_is_listed_and_described(run: Run, producer: Producer) -> 
     assert [each["queue"] for each in described["bounds"]] == [0, 1, 2]
     (written,) = [each for each in described["bounds"] if each["messages"]]
     assert (written["first"], written["end"]) == (0, 1)
-    assert written["last_stored"].startswith("20")
+    assert written["last_stored_at"].startswith("20")
 
 
 def test_text_output_is_tables(run: Run) -> None:

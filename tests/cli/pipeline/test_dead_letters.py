@@ -29,7 +29,7 @@ def test_dead_letters_are_listed_and_shown(run: Run, tmp_path: Path) -> None:
     assert listed.stdout.count("ValueError: attempt 1 failed") == 3
     (only,) = json.loads(run("pipeline", "dead-letters", "list", str(tmp_path), "--key", "b", "--json").stdout)
     assert (only["topic"], only["queue"], only["offset"], only["key"]) == ("orders", 0, 2, "b")
-    assert (only["state"], only["stored"][:4]) == ("open", "2023")
+    assert (only["state"], only["stored_at"][:4]) == ("open", "2023")
     shown = run("pipeline", "dead-letters", "show", str(tmp_path), DEAD_LETTER).stdout
     assert '{"n": 0, "fails": 1}' in shown
     (found,) = json.loads(run("pipeline", "dead-letters", "show", str(tmp_path), DEAD_LETTER, "--json").stdout)

@@ -3,6 +3,7 @@
 import pytest
 from tests.client.producer.engine_sim import QUEUE, Call, EngineSim, served, stored
 
+from lanemq.clock import wall_time
 from lanemq.model.errors import (
     Dropped,
     LaneError,
@@ -116,7 +117,7 @@ def test_a_failure_that_any_message_would_meet_freezes_the_queue(code: int, why:
     sim._do(sim.engine.replied(request, Command(code, 0, 1), None))
     assert sim.results.errors.keys() == {1, 2, 3, 4}
     (frozen,) = sim.engine.frozen("orders")
-    assert (frozen.key, frozen.queue, frozen.since) == (None, QUEUE, sim.clock.wall())
+    assert (frozen.key, frozen.queue, frozen.frozen_since) == (None, QUEUE, wall_time(sim.clock.wall()))
     assert why is None or isinstance(frozen.why, why)
     with pytest.raises(LaneFrozen, match=r"call resume\('orders'\)"):
         sim.offer("d")
@@ -179,7 +180,7 @@ def test_the_first_failure_is_shown_as_the_reason() -> None:
         sim.offer("a")
     (frozen,) = sim.engine.frozen()
     assert (frozen.topic, frozen.key, frozen.queue) == ("orders", "a", QUEUE)
-    assert frozen.since <= since
+    assert frozen.frozen_since <= wall_time(since)
     assert isinstance(frozen.why, MessageRefused)
 
 

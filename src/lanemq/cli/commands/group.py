@@ -15,7 +15,7 @@ from lanemq.client.admin.views import AtOffset, AtTime, GroupDescription, GroupQ
 from lanemq.clock import SystemClock
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import Millis, QueueOffset, to_millis
 
 
 @click.group()
@@ -167,7 +167,7 @@ def queue_progress(
     ages = _ages(group, server, wall)
     for at in group.queues:
         lease = leases.get(at.queue)
-        yield QueueProgress(at, ages.get(at.queue), lease.remaining_ms if lease is not None else None)
+        yield QueueProgress(at, ages.get(at.queue), to_millis(lease.remaining) if lease is not None else None)
 
 
 def _ages(group: GroupDescription, server: str, wall: Millis) -> dict[MessageQueue, int]:

@@ -18,12 +18,12 @@ from lanemq.cli.output import Grid, body_for_json, duration_text, plural, printa
 from lanemq.cli.topic_reader import MAX_FOUND, TopicReader
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
-from lanemq.client.admin.views import GroupDescription, NoAnswer
+from lanemq.client.admin.views import GroupDescription, LaneView, NoAnswer
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
-from lanemq.wire.lane_bodies import LaneStateAnswer
+from lanemq.model.units import to_millis
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -114,7 +114,7 @@ def _key_progress(
     return None
 
 
-def _ask_owner(found: GroupDescription, known: KeyProgress, server: str, key: str) -> LaneStateAnswer | NoAnswer | None:
+def _ask_owner(found: GroupDescription, known: KeyProgress, server: str, key: str) -> LaneView | NoAnswer | None:
     owner, queue = known.progress.at.owner, known.progress.at.queue
     if owner is None:
         return None
@@ -177,14 +177,14 @@ def _group_row(each: KeyProgress) -> tuple[object, ...]:
     at = each.progress.at
     lease = duration_text(each.progress.lease_ms)
     left = each.group, at.offset, each.done, len(each.pending), at.owner, at.epoch, lease
-    if not isinstance(lane := each.lane, LaneStateAnswer):
+    if not isinstance(lane := each.lane, LaneView):
         return *left, None, None, None, None, each.waits_for
-    retry, blocked = duration_text(_known(lane.retry_in)), duration_text(_known(lane.blocked_for))
-    return *left, _known(lane.head), lane.attempts, retry, blocked, each.waits_for
+    retry, blocked = duration_text(_millis(lane.retry_in)), duration_text(_millis(lane.blocked_for))
+    return *left, lane.head, lane.attempts, retry, blocked, each.waits_for
 
 
-def _known(number: int) -> int | None:
-    return number if number >= 0 else None
+def _millis(span: float | None) -> int | None:
+    return None if span is None else to_millis(span)
 
 
 def _message_document(message: Message) -> dict[str, object]:
@@ -212,7 +212,7 @@ def group_document(each: KeyProgress) -> dict[str, object]:
     }
 
 
-def _lane_document(lane: LaneStateAnswer | NoAnswer | None) -> dict[str, object] | None:
+def _lane_document(lane: LaneView | NoAnswer | None) -> dict[str, object] | None:
     """The owner's view of the lane; durations in ms."""
     if lane is None:
         return None
@@ -220,11 +220,11 @@ def _lane_document(lane: LaneStateAnswer | NoAnswer | None) -> dict[str, object]
         return {"unknown": lane.why, "silent": lane.silent}
     return {
         "state": lane.state,
-        "head": _known(lane.head),
+        "head": lane.head,
         "attempts": lane.attempts,
-        "next_retry_ms": _known(lane.retry_in),
-        "running_ms": _known(lane.running_for),
-        "blocked_ms": _known(lane.blocked_for),
+        "next_retry_ms": _millis(lane.retry_in),
+        "running_ms": _millis(lane.running_for),
+        "blocked_ms": _millis(lane.blocked_for),
         "last_error": lane.reason or None,
         "waiting": lane.waiting,
         "first_unfinished": lane.committable,

@@ -8,13 +8,12 @@ so and contains what is known without it.
 from dataclasses import dataclass
 
 from lanemq.cli.commands.group import QueueProgress
-from lanemq.cli.output import cell, duration_text, plural, wall_time
+from lanemq.cli.output import cell, duration_text, plural
 from lanemq.client.admin.parked import ParkedLaneView
-from lanemq.client.admin.views import NoAnswer
+from lanemq.client.admin.views import LaneView, NoAnswer
 from lanemq.core.consuming.runs import Order
 from lanemq.core.consuming.views import LaneActivity
 from lanemq.core.parked_lane import LaneStatus
-from lanemq.wire.lane_bodies import LaneStateAnswer
 
 OWN_TURN = "its own turn: it is running, is about to be retried, or is held after a failure"
 
@@ -31,7 +30,7 @@ class KeyProgress:
     """Offsets of the key's messages that the group has not committed."""
     parked: ParkedLaneView | None = None
     """The key's lane, if it is parked; its messages are not among the pending ones."""
-    lane: LaneStateAnswer | NoAnswer | None = None
+    lane: LaneView | NoAnswer | None = None
     """The owner's view of the lane; None if there is no owner, or nothing pending."""
 
     @property
@@ -45,7 +44,7 @@ class KeyProgress:
             return "a member: no member of the group is online; start a consumer"
         if self.progress.at.owner is None:
             return "an owner: no member owns the queue (the group is not ordered, or the queue is being handed over)"
-        if isinstance(self.lane, LaneStateAnswer):
+        if isinstance(self.lane, LaneView):
             return _owner_says(self.lane, self.pending)
         known = _in_the_queue(self.pending[0] - self.progress.at.offset)
         return known if self.lane is None else f"{known}. More is unknown: {self.lane.why}{self._lease()}"
@@ -65,7 +64,7 @@ def _in_the_queue(ahead: int) -> str:
 
 
 def _parked(lane: ParkedLaneView) -> str:
-    since = cell(wall_time(lane.since_ms))
+    since = cell(lane.parked_since)
     if lane.status is LaneStatus.REDRIVING:
         return f"its redrive: {plural(lane.messages, 'message')} from offset {lane.first} on run before newer messages"
     return (
@@ -74,14 +73,14 @@ def _parked(lane: ParkedLaneView) -> str:
     )
 
 
-def _owner_says(lane: LaneStateAnswer, pending: tuple[int, ...]) -> str:
+def _owner_says(lane: LaneView, pending: tuple[int, ...]) -> str:
     state = LaneActivity(lane.state)
     if state is LaneActivity.EMPTY:
         return _not_fetched(lane, pending)
     return _blocked_by(lane, pending) + _STATES[state](lane)
 
 
-def _not_fetched(lane: LaneStateAnswer, pending: tuple[int, ...]) -> str:
+def _not_fetched(lane: LaneView, pending: tuple[int, ...]) -> str:
     if pending[-1] < lane.next_offset:
         return (
             f"nothing: all messages are finished, and only the commit waits for offset {lane.committable} of the queue"
@@ -91,41 +90,41 @@ def _not_fetched(lane: LaneStateAnswer, pending: tuple[int, ...]) -> str:
     )
 
 
-def _blocked_by(lane: LaneStateAnswer, pending: tuple[int, ...]) -> str:
+def _blocked_by(lane: LaneView, pending: tuple[int, ...]) -> str:
     """With queue order, the message that blocks the queue may belong to another key."""
     ahead = [offset for offset in pending if offset >= lane.committable]
-    if Order(lane.order) is not Order.QUEUE or not ahead or ahead[0] <= lane.head:
+    if Order(lane.order) is not Order.QUEUE or not ahead or lane.head is None or ahead[0] <= lane.head:
         return ""
     return f"offset {lane.head} of the queue, {ahead[0] - lane.head} before its own, which waits for "
 
 
-def _running(lane: LaneStateAnswer) -> str:
-    time = duration_text(max(lane.running_for, 0))
+def _running(lane: LaneView) -> str:
+    time = _span(lane.running_for)
     return f"its handler: running for {time} from offset {lane.head} on{_failures(lane)}"
 
 
-def _held(lane: LaneStateAnswer) -> str:
-    return f"its next attempt, in {duration_text(max(lane.retry_in, 0))}: offset {lane.head}{_failures(lane)}"
+def _held(lane: LaneView) -> str:
+    return f"its next attempt, in {_span(lane.retry_in)}: offset {lane.head}{_failures(lane)}"
 
 
-def _queue_held(lane: LaneStateAnswer) -> str:
-    left = duration_text(max(lane.retry_in, 0))
+def _queue_held(lane: LaneView) -> str:
+    left = _span(lane.retry_in)
     return f"its queue, which is held for another {left}: offset {lane.head}{_failures(lane)}"
 
 
-def _parked_here(lane: LaneStateAnswer) -> str:
+def _parked_here(lane: LaneView) -> str:
     return f"an operator: parked in its owner's memory at offset {lane.head}{_failures(lane)}; resume it there"
 
 
-def _unleased(lane: LaneStateAnswer) -> str:
+def _unleased(lane: LaneView) -> str:
     return f"its owner's lease to be renewed: offset {lane.head} is next{_failures(lane)}"
 
 
-def _leaving(lane: LaneStateAnswer) -> str:
+def _leaving(lane: LaneView) -> str:
     return f"the queue's next owner: it is being handed over, offset {lane.head} is next{_failures(lane)}"
 
 
-def _ready(lane: LaneStateAnswer) -> str:
+def _ready(lane: LaneView) -> str:
     return f"a free worker: {plural(lane.waiting, 'message')} from offset {lane.head} on are ready{_failures(lane)}"
 
 
@@ -140,9 +139,13 @@ _STATES = {
 }
 
 
-def _failures(lane: LaneStateAnswer) -> str:
+def _failures(lane: LaneView) -> str:
     """The failures so far, if there were any."""
-    if lane.blocked_for < 0:
+    if lane.blocked_for is None:
         return ""
     times = f" failed {plural(lane.attempts, 'time')}" if lane.attempts else " failed"
-    return f",{times}, blocked for {duration_text(lane.blocked_for)}: {lane.reason or 'no reason given'}"
+    return f",{times}, blocked for {_span(lane.blocked_for)}: {lane.reason or 'no reason given'}"
+
+
+def _span(seconds: float | None) -> str | None:
+    return duration_text((seconds or 0) * 1000)

@@ -6,6 +6,7 @@ from lanemq.cli.options import asks_server
 from lanemq.cli.output import Grid, duration_text, show
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.views import LeaseView
+from lanemq.model.units import to_millis
 
 
 @click.command()
@@ -18,7 +19,14 @@ def locks(group: str | None, topic: str | None, server: str, as_json: bool) -> N
         held = [each for each in admin.locks(group) if topic in (None, each.queue.topic)]
     held.sort(key=lambda each: (each.group, each.queue))
     rows = [
-        (each.group, each.queue.topic, each.queue.queue_id, each.owner, each.epoch, duration_text(each.remaining_ms))
+        (
+            each.group,
+            each.queue.topic,
+            each.queue.queue_id,
+            each.owner,
+            each.epoch,
+            duration_text(each.remaining * 1000),
+        )
         for each in held
     ]
     show(
@@ -49,6 +57,6 @@ def _document(lease: LeaseView) -> dict[str, object]:
         "queue": lease.queue.queue_id,
         "owner": lease.owner,
         "epoch": lease.epoch,
-        "remaining_ms": lease.remaining_ms,
+        "remaining_ms": to_millis(lease.remaining),
         "stock": lease.stock,
     }

@@ -10,14 +10,12 @@ from collections.abc import Sequence
 import click
 
 from lanemq.cli.options import CliError, WrongUsage, asks_server
-from lanemq.cli.output import Grid, body_for_json, plural, short_text, show, wall_time
+from lanemq.cli.output import Grid, body_for_json, plural, short_text, show
 from lanemq.client.admin.parked import ANY_KEY, AnyKey, ParkedAdmin, ParkedLaneView
-from lanemq.client.message import MAX_BODY_BYTES
+from lanemq.client.message import Message
 from lanemq.model.errors import OffsetNotFound
 from lanemq.model.units import QueueOffset
-from lanemq.wire.compression import decompress
 from lanemq.wire.properties import PropertyName
-from lanemq.wire.record import RecordView
 
 PREVIEW_MESSAGES = 5
 """Messages of each lane that `--dry-run` shows."""
@@ -253,7 +251,7 @@ def _lane_grid(lanes: Sequence[ParkedLaneView], empty: str) -> Grid:
             lane.messages,
             lane.first,
             lane.attempts,
-            wall_time(lane.since_ms),
+            lane.parked_since,
             short_text(lane.reason),
         )
         for lane in lanes
@@ -261,11 +259,11 @@ def _lane_grid(lanes: Sequence[ParkedLaneView], empty: str) -> Grid:
     return Grid(columns, rows, empty)
 
 
-def _message_grid(messages: Sequence[RecordView]) -> Grid:
+def _message_grid(messages: Sequence[Message]) -> Grid:
     rows = [
         (
             each.queue_offset,
-            wall_time(each.store_timestamp),
+            each.stored_at,
             each.properties.get(PropertyName.TAGS),
             short_text(_text(each)),
         )
@@ -276,12 +274,8 @@ def _message_grid(messages: Sequence[RecordView]) -> Grid:
     )
 
 
-def _text(record: RecordView) -> str:
-    return _body(record)[:240].decode("utf-8", "backslashreplace")
-
-
-def _body(record: RecordView) -> bytes:
-    return decompress(record.sys_flag, record.body, MAX_BODY_BYTES)
+def _text(record: Message) -> str:
+    return record.body[:240].decode("utf-8", "backslashreplace")
 
 
 def lane_document(lane: ParkedLaneView) -> dict[str, object]:
@@ -298,17 +292,17 @@ def lane_document(lane: ParkedLaneView) -> dict[str, object]:
         "first_offset": lane.first,
         "last_offset": lane.last,
         "attempts": lane.attempts,
-        "since": wall_time(lane.since_ms),
+        "since": lane.parked_since,
         "reason": lane.reason,
     }
 
 
-def _message_document(record: RecordView) -> dict[str, object]:
+def _message_document(record: Message) -> dict[str, object]:
     properties = record.properties
     return {
         "offset": record.queue_offset,
-        "stored_at": wall_time(record.store_timestamp),
+        "stored_at": record.stored_at,
         "tag": properties.get(PropertyName.TAGS),
         "message_id": properties.get(PropertyName.UNIQUE_ID),
-        "value": body_for_json(_body(record)),
+        "value": body_for_json(record.body),
     }

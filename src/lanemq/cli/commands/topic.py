@@ -3,7 +3,7 @@
 import click
 
 from lanemq.cli.options import CliError, asks_server
-from lanemq.cli.output import Grid, plural, show, wall_time
+from lanemq.cli.output import Grid, plural, show
 from lanemq.client.admin.admin import DEFAULT_QUEUES, Admin
 from lanemq.client.admin.views import QueueBounds, TopicDescription
 from lanemq.model.errors import TopicNotFound
@@ -90,7 +90,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
     with Admin(server) as admin:
         found = admin.describe_topic(name)
     rows = [
-        (each.queue.broker, each.queue.queue_id, each.first, each.end, each.messages, wall_time(each.last_stored_ms))
+        (each.queue.broker, each.queue.queue_id, each.first, each.end, each.messages, each.last_stored_at)
         for each in found.queues
     ]
     order = "ordered by key" if found.ordered else "not ordered"
@@ -165,5 +165,5 @@ def _bounds(each: QueueBounds) -> dict[str, object]:
         "first": each.first,
         "end": each.end,
         "messages": each.messages,
-        "last_stored": wall_time(each.last_stored_ms),
+        "last_stored_at": each.last_stored_at,
     }

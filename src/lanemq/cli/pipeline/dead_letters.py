@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lanemq.cli.options import json_option
-from lanemq.cli.output import Grid, body_for_json, plural, show, wall_time
+from lanemq.cli.output import Grid, body_for_json, plural, show
 from lanemq.cli.pipeline.loading import (
     APPLIED_LATER,
     FILE_OR_CHECKPOINT,
@@ -55,7 +55,7 @@ def list_dead_letters(place: Path, name: str | None, key: str | None, everything
     """
     letters = dead_letters_at(place, name).records(redriven=everything)
     found = [each for each in letters if key is None or each.key == key]
-    rows = [(each.id, each.key, each.state.value, each.attempts, wall_time(each.stored), each.reason) for each in found]
+    rows = [(each.id, each.key, each.state.value, each.attempts, each.stored_at, each.reason) for each in found]
     show(
         as_json,
         lambda: [_document(each) for each in found],
@@ -82,7 +82,7 @@ def show_dead_letter(place: Path, id: str, name: str | None, as_json: bool) -> N
     show(
         as_json,
         lambda: [_document(each) | {"value": body_for_json(each.value or b"")} for each in found],
-        f"{id}: key {last.key}, message id {last.message_id}, stored {wall_time(last.stored)}",
+        f"{id}: key {last.key}, message id {last.message_id}, stored {last.stored_at}",
         Grid(("state", "batch", "attempts", "reason"), rows),
         Grid(("value",), [(last.value,)]),
     )
@@ -145,7 +145,7 @@ def _document(letter: "DeadLetterRecord") -> dict[str, object]:
         "key": letter.key,
         "id": letter.message_id,
         "tags": letter.tags,
-        "stored": wall_time(letter.stored),
+        "stored_at": letter.stored_at,
         "state": letter.state.value,
         "reason": letter.reason,
         "attempts": letter.attempts,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lanemq.cli.options import json_option
-from lanemq.cli.output import Grid, body_for_json, plural, show, wall_time
+from lanemq.cli.output import Grid, body_for_json, plural, show
 from lanemq.cli.pipeline.loading import (
     APPLIED_LATER,
     FILE_OR_CHECKPOINT,
@@ -46,7 +46,7 @@ def list_lanes(place: Path, name: str | None, held: bool, as_json: bool) -> None
     lanes = parked_lanes_at(place, name)
     found, decided = lanes.waiting(held=held), lanes.requested()
     rows = [
-        (each.lane, each.why.value, len(each.messages), each.failures, wall_time(each.since), each.reason)
+        (each.lane, each.why.value, len(each.messages), each.failures, each.since, each.reason)
         + ((_DECIDED.get(decided.get(each.lane, "")),) if decided else ())
         for each in found
     ]
@@ -169,6 +169,6 @@ def _document(lane: "HeldLane") -> dict[str, object]:
         "reason": lane.reason,
         "messages": len(lane.messages),
         "failures": lane.failures,
-        "since": wall_time(lane.since),
-        "retry_at": wall_time(lane.retry_at) if lane.retry_at is not None else None,
+        "since": lane.since,
+        "retry_at": lane.retry_at,
     }

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import click
 
 from lanemq.cli.options import CliError, with_advice
-from lanemq.cli.output import Grid, duration_text, plural, table_of, to_json, wall_time
-from lanemq.clock import SystemClock
+from lanemq.cli.output import Grid, duration_text, plural, table_of, to_json
+from lanemq.clock import SystemClock, wall_time
 from lanemq.model.errors import ConnectFailed, TlsFailed
 
 if TYPE_CHECKING:

@@ -10,22 +10,23 @@ from typing import Literal, Self, TypeAlias, Unpack
 
 import msgspec
 
-from lanemq.client.admin.calls import AdminCalls, checked
+from lanemq.client.admin.calls import AdminCalls, checked, found_messages
 from lanemq.client.admin.views import (
     AtOffset,
     AtTime,
     GroupDescription,
     GroupMember,
     GroupQueue,
+    LaneView,
     LeaseView,
     NoAnswer,
     OffsetChange,
     QueueBounds,
     TopicDescription,
-    wall_ms,
 )
+from lanemq.client.message import Message
 from lanemq.client.security import SecuritySettings, security_of
-from lanemq.clock import Clock
+from lanemq.clock import Clock, wall_ms, wall_time
 from lanemq.model.errors import GroupNotFound, InvalidOption, LaneError, OffsetNotFound, RequestTimedOut, UsageError
 from lanemq.model.names import DEFAULT_TOPIC, RETRY_PREFIX, check_group, check_topic
 from lanemq.model.queue import MessageQueue
@@ -53,10 +54,10 @@ from lanemq.wire.headers import (
     SearchOffsetHeader,
     UpdateOffsetHeader,
 )
-from lanemq.wire.lane_bodies import LaneStateAnswer, LaneStateBody
+from lanemq.wire.lane_bodies import UNKNOWN, LaneStateAnswer, LaneStateBody
 from lanemq.wire.lane_fields import GLOBAL_ORDER, LANE_CLIENT
 from lanemq.wire.properties import PropertyName
-from lanemq.wire.record import RecordView, decode_offset_id, record_starts
+from lanemq.wire.record import decode_offset_id
 from lanemq.wire.route_bodies import SubscriptionGroupTable, TopicList
 from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats, TopicStatsTable
 
@@ -165,7 +166,8 @@ class Admin:
             reply = self._calls.ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic=name))
             for queue, each in TopicStatsTable.decode(reply.body).offset_table.items():
                 first, end = QueueOffset(max(0, each.min_offset)), QueueOffset(each.max_offset)
-                bounds.append(QueueBounds(queue, first, end, Millis(each.last_update_timestamp)))
+                newest = each.last_update_timestamp
+                bounds.append(QueueBounds(queue, first, end, wall_time(newest) if newest > 0 else None))
         route = self._calls.routes.get(name)
         return TopicDescription(name, route.ordered, tuple(sorted(bounds, key=lambda each: each.queue)))
 
@@ -254,7 +256,7 @@ class Admin:
 
     def lane_state(
         self, group: str, owner: str, queue: MessageQueue, key: str | None, *, timeout: Seconds = OWNER_TIMEOUT
-    ) -> LaneStateAnswer | NoAnswer:
+    ) -> LaneView | NoAnswer:
         """Asks a queue's owner, through the broker, what the lane of a key is doing.
 
         A member that is stuck, frozen or not a LaneMQ client must not delay the caller, so the timeout is short.
@@ -278,20 +280,22 @@ class Admin:
 
     # messages
 
-    def find_key(self, topic: str, key: str, *, limit: int = 64) -> list[RecordView]:
+    def find_key(self, topic: str, key: str, *, limit: int = 64) -> list[Message]:
         """Messages with this key, or with it among their `keys`, oldest first. Apache brokers search only `keys`."""
         return self._query(topic, key, limit, by_unique_id=False)
 
-    def find_id(self, topic: str, message_id: str) -> list[RecordView]:
+    def find_id(self, topic: str, message_id: str) -> list[Message]:
         """Messages with this unique id, as in a receipt. More than one means that the message was stored twice."""
         return self._query(topic, message_id, 32, by_unique_id=True)
 
-    def view(self, offset_id: str) -> RecordView:
+    def view(self, offset_id: str) -> Message:
         """The message with an offset message id, read from the broker that the id names."""
         where = decode_offset_id(offset_id)
         header = ViewMessageHeader(offset=where.position)
-        reply = self._calls.ask(Address(where.ip, where.port), RequestCode.VIEW_MESSAGE_BY_ID, header)
-        return RecordView(reply.body)
+        address = Address(where.ip, where.port)
+        reply = self._calls.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, header)
+        names = {master: name for name, (master, _) in self._calls.masters().items()}
+        return found_messages(reply.body, names.get(address, ""))[0]
 
     def _master(self, queue: MessageQueue) -> Address:
         return self._calls.routes.get(queue.topic).master(queue.broker)
@@ -366,21 +370,21 @@ class Admin:
         note = f"owners are not known: {', '.join(silent)} is not a LaneMQ broker" if silent else ""
         return tuple(sorted(leases, key=lambda each: (each.group, each.queue))), note
 
-    def _query(self, topic: str, key: str, limit: int, *, by_unique_id: bool) -> list[RecordView]:
+    def _query(self, topic: str, key: str, limit: int, *, by_unique_id: bool) -> list[Message]:
         header = QueryMessageHeader(
             topic=topic, key=key, max_num=limit, begin_timestamp=0, end_timestamp=FOREVER, by_unique_id=by_unique_id
         )
-        found: list[RecordView] = []
-        for _, address in self._calls.masters_of(topic):
+        found: list[Message] = []
+        for name, address in self._calls.masters_of(topic):
             try:
                 reply = self._calls.ask(address, RequestCode.QUERY_MESSAGE, header)
             except OffsetNotFound:
                 continue
-            found += [RecordView(reply.body, start) for start in record_starts(reply.body)]
+            found += found_messages(reply.body, name)
         # The index is by hash, so the answer may contain other keys.
         matches = _has_id if by_unique_id else _has_key
         matching = [each for each in found if matches(each.properties, key)]
-        return sorted(matching, key=lambda each: (each.store_timestamp, each.position))[:limit]
+        return sorted(matching, key=lambda each: (each.record.store_timestamp, each.record.position))[:limit]
 
 
 def _queue_count(queues: int | None, ordered: bool | str) -> int:
@@ -402,7 +406,7 @@ def _time_of(to: Position, group: str, *, all_queues: bool) -> int:
                 f"stop its members first, or reset all queues"
             )
         case AtTime():
-            return to.ms
+            return wall_ms(to.when)
         case "latest":
             return -1
         case "earliest":
@@ -429,13 +433,33 @@ def _group_queue(queue: MessageQueue, offset: int, end: int, lease: LeaseView | 
 
 def _lease_view(lease: _Lease) -> LeaseView:
     queue = MessageQueue(lease.topic, lease.broker_name, lease.queue_id)
-    remaining = Millis(lease.remaining_millis)
-    return LeaseView(lease.group, queue, lease.owner, Epoch(lease.epoch), remaining, lease.stock)
+    return LeaseView(lease.group, queue, lease.owner, Epoch(lease.epoch), lease.remaining_millis / 1000, lease.stock)
 
 
-def _lane_state(reply: Command) -> LaneStateAnswer | NoAnswer:
+def _lane_state(reply: Command) -> LaneView | NoAnswer:
     if reply.code == ResponseCode.SUCCESS:
-        return LaneStateAnswer.decode(reply.body)
+        return _lane_view(LaneStateAnswer.decode(reply.body))
     if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         return NoAnswer("its owner is a RocketMQ client, or an older one, and does not report on single keys")
     return NoAnswer(f"its owner answered: {reply.remark}")
+
+
+def _lane_view(answer: LaneStateAnswer) -> LaneView:
+    return LaneView(
+        state=answer.state,
+        order=answer.order,
+        head=None if answer.head == UNKNOWN else QueueOffset(answer.head),
+        attempts=answer.attempts,
+        retry_in=_span(answer.retry_in),
+        running_for=_span(answer.running_for),
+        blocked_for=_span(answer.blocked_for),
+        reason=answer.reason,
+        waiting=answer.waiting,
+        committable=QueueOffset(answer.committable),
+        next_offset=QueueOffset(answer.next_offset),
+        lease=_span(answer.lease),
+    )
+
+
+def _span(millis: int) -> float | None:
+    return None if millis == UNKNOWN else millis / 1000

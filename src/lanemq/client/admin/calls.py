@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator, Mapping
 
+from lanemq.client.codec import codec_named
+from lanemq.client.message import Message, MessageSource
 from lanemq.client.routing import BlockingRoutes
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import TransportError
-from lanemq.model.units import Seconds, to_seconds
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, Seconds, to_seconds
 from lanemq.net.address import Address, parse_address, parse_addresses
 from lanemq.net.blocking import BlockingConnection
 from lanemq.net.security import OPEN, Security
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import Header
+from lanemq.wire.record import RecordView, record_starts
 from lanemq.wire.route_bodies import ClusterInfo
 
 MASTER = 0
@@ -93,3 +97,13 @@ def checked(reply: Command) -> Command:
     if reply.code != ResponseCode.SUCCESS:
         raise error_for(reply.code, reply.remark)
     return reply
+
+
+def found_messages(body: bytes, broker: str) -> list[Message]:
+    """The messages of an answer that may hold messages of several queues of one broker."""
+    found: list[Message] = []
+    for start in record_starts(body):
+        record = RecordView(body, start)
+        queue = MessageQueue(record.topic, broker, record.queue_id)
+        found.append(Message(MessageSource(queue, codec_named("json"), Epoch(0)), body, start))
+    return found

@@ -5,20 +5,21 @@ Only LaneMQ brokers store parked lanes. On an Apache cluster they stay in the me
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, Self, Unpack
 
-from lanemq.client.admin.calls import AdminCalls
+from lanemq.client.admin.calls import AdminCalls, found_messages
+from lanemq.client.message import Message
 from lanemq.client.security import SecuritySettings, security_of
-from lanemq.clock import Clock
+from lanemq.clock import Clock, wall_time
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis, QueueOffset, Seconds
+from lanemq.model.units import QueueOffset, Seconds
 from lanemq.net.address import Address
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable
-from lanemq.wire.record import RecordView, record_starts
 
 
 class AnyKey:
@@ -38,8 +39,8 @@ class ParkedLaneView:
     status: LaneStatus
     reason: str
     attempts: int
-    since_ms: Millis
-    """Time of the newest failure, in milliseconds since 1970."""
+    parked_since: datetime
+    """Time of the newest failure."""
     messages: int
     size: int
     """Bytes of the stored messages."""
@@ -81,16 +82,16 @@ class ParkedAdmin:
         found = [view for name in self._masters for view in self._of_broker(name, wanted)]
         return sorted(found, key=lambda each: (each.group, each.queue, each.key or ""))
 
-    def messages(self, lane: ParkedLaneView, limit: int | None = None) -> list[RecordView]:
+    def messages(self, lane: ParkedLaneView, limit: int | None = None) -> list[Message]:
         """The messages of a lane, in the order in which they will run."""
-        found: list[RecordView] = []
+        found: list[Message] = []
         wanted = self._named(lane)
         while limit is None or len(found) < limit:
             try:
                 body = self._ask(lane.queue.broker, RequestCode.LANE_PARKED_SHOW, wanted).body
             except OffsetNotFound:
                 break  # the lane was emptied in between
-            page = [RecordView(body, start) for start in record_starts(body)]
+            page = found_messages(body, lane.queue.broker)
             if not page:
                 break
             found += page
@@ -146,7 +147,7 @@ def _view(broker: str, body: ParkedLaneBody) -> ParkedLaneView:
         status=LaneStatus(body.status),
         reason=body.reason,
         attempts=body.attempts,
-        since_ms=Millis(body.since),
+        parked_since=wall_time(body.since),
         messages=body.messages,
         size=body.size,
         first=QueueOffset(body.first),

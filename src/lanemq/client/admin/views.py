@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis, QueueOffset, to_millis
+from lanemq.model.units import Epoch, QueueOffset
+
+FIRST_OFFSET: Final = QueueOffset(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +18,8 @@ class QueueBounds:
     queue: MessageQueue
     first: QueueOffset
     end: QueueOffset
-    last_stored_ms: Millis
-    """Store time of the newest message, in milliseconds since 1970; 0 if the queue never had one."""
+    last_stored_at: datetime | None
+    """Store time of the newest message; None if the queue never had one."""
 
     @property
     def messages(self) -> int:
@@ -50,8 +53,8 @@ class LeaseView:
     queue: MessageQueue
     owner: str
     epoch: Epoch
-    remaining_ms: Millis
-    """Milliseconds until the lease ends unless it is renewed."""
+    remaining: float
+    """Seconds until the lease ends unless it is renewed."""
     stock: bool
     """The owner is a RocketMQ client, which has no epochs."""
 
@@ -104,10 +107,6 @@ class AtTime:
     when: datetime | float
     """A `datetime`, or seconds since 1970. A `datetime` without a time zone is local time."""
 
-    @property
-    def ms(self) -> int:
-        return wall_ms(self.when)
-
 
 @dataclass(frozen=True, slots=True)
 class AtOffset:
@@ -117,14 +116,37 @@ class AtOffset:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneView:
+    """What the owner of a queue reports about one lane. Spans are seconds; None means that it does not apply."""
+
+    state: str
+    """`empty`, `ready`, `running`, `held`, `queue_held`, `parked`, `unleased` or `leaving`."""
+    order: str
+    """`key` or `queue`: what the lane is ordered by."""
+    head: QueueOffset | None = None
+    """First unfinished offset of the lane in this member."""
+    attempts: int = 0
+    """How often the first message has failed."""
+    retry_in: float | None = None
+    running_for: float | None = None
+    blocked_for: float | None = None
+    """Seconds since the first failure after the last success."""
+    reason: str = ""
+    """The newest error."""
+    waiting: int = 0
+    """Unfinished messages of the lane in this member."""
+    committable: QueueOffset = FIRST_OFFSET
+    """First unfinished offset of the queue."""
+    next_offset: QueueOffset = FIRST_OFFSET
+    """Offset from which nothing has been fetched yet."""
+    lease: float | None = None
+    """Remaining lease time as the member sees it."""
+
+
+@dataclass(frozen=True, slots=True)
 class NoAnswer:
     """Why the owner's own view of a lane is missing."""
 
     why: str
     silent: bool = False
     """The owner was asked and did not answer in time."""
-
-
-def wall_ms(when: datetime | float) -> int:
-    """A time as the wire has it: milliseconds since 1970."""
-    return to_millis(when.timestamp() if isinstance(when, datetime) else when)

@@ -80,8 +80,8 @@ class HeldQueue:
     epoch: Epoch
     stage: str
     committed: QueueOffset | None
-    lease_ms: int | None
-    """How long turns may still start unless the broker answers again; None if the queue needs no lease."""
+    lease: float | None
+    """Seconds for which turns may still start unless the broker answers again; None if the queue needs no lease."""
     lanes: QueueView
 
 
@@ -102,7 +102,7 @@ def take_snapshot(member: Member) -> ConsumerSnapshot:
     for assigned in member.assignment:
         view = assigned.scheduler.snapshot().get(assigned.queue)
         if view is not None:
-            left = None if view.usable_until == NO_LEASE_NEEDED else max(0, view.usable_until - now)
+            left = None if view.usable_until == NO_LEASE_NEEDED else max(0, view.usable_until - now) / 1000
             committed = member.offsets.get(assigned.queue)
             queues[assigned.queue] = HeldQueue(assigned.epoch, assigned.lifecycle.stage.name, committed, left, view)
     return ConsumerSnapshot(member.client_id, member.options.group, queues, member.counts.total())

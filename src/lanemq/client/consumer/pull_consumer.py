@@ -21,7 +21,7 @@ from lanemq.client.consumer.tag_filter import tag_filter
 from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import SecuritySettings, security_of
-from lanemq.clock import Clock, SystemClock
+from lanemq.clock import Clock, SystemClock, wall_ms
 from lanemq.model.errors import OffsetNotFound, TransportError, UsageError
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
@@ -101,7 +101,7 @@ class PullConsumer:
 
     def seek_to_time(self, when: datetime | float) -> None:
         """Reads all assigned queues from the first message stored at that time, a `datetime` or seconds since 1970."""
-        timestamp_ms = to_millis(when.timestamp() if isinstance(when, datetime) else when)
+        timestamp_ms = wall_ms(when)
         for queue in self._order:
             header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
             self._positions[queue] = self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)

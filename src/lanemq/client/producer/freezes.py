@@ -13,17 +13,17 @@ keys stay frozen until the user resumes them, as after a failed `submit`.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
 from lanemq.client.producer.batches import PendingMessage
 from lanemq.client.producer.lane import QueueLane
 from lanemq.client.producer.waiters import BatchWaiter, SingleWaiter
-from lanemq.clock import Clock
+from lanemq.clock import Clock, wall_time
 from lanemq.core.sending.frozen_keys import Freeze
 from lanemq.model.errors import LaneFrozen
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis
 
 
 class Frozen(NamedTuple):
@@ -32,8 +32,8 @@ class Frozen(NamedTuple):
     topic: str
     key: str | None
     queue: MessageQueue
-    since: Millis
-    """Wall time of the first failure, in milliseconds since 1970."""
+    frozen_since: datetime
+    """Time of the first failure."""
     why: Exception
     """The error of the first message that failed."""
 
@@ -155,6 +155,8 @@ def frozen_of(lane: QueueLane) -> list[Frozen]:
     """Everything that is frozen in one queue."""
     queue, found = lane.queue, list[Frozen]()
     if lane.freeze is not None:
-        found.append(Frozen(queue.topic, None, queue, lane.freeze.since, lane.freeze.why))
-    found += [Frozen(queue.topic, key, queue, each.since, each.why) for key, each in lane.frozen_keys.items()]
+        found.append(Frozen(queue.topic, None, queue, wall_time(lane.freeze.since), lane.freeze.why))
+    found += [
+        Frozen(queue.topic, key, queue, wall_time(each.since), each.why) for key, each in lane.frozen_keys.items()
+    ]
     return found

@@ -15,14 +15,15 @@ twice; a discarded or doubtful one is redriven only if it is named; only part of
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow.parquet as pq
 
+from lanemq.clock import wall_ms
 from lanemq.model.errors import UsageError
-from lanemq.model.units import Millis
 from lanemq.pipelines.batch import dead_letter_query
 from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder, need_identity, stage_folder
 from lanemq.pipelines.pipeline import Pipeline
@@ -66,8 +67,8 @@ class DeadLetterRecord:
     offset: int
     key: str | None
     message_id: str | None
-    stored: Millis
-    """When the broker stored it, in milliseconds since 1970."""
+    stored_at: datetime | None
+    """When the broker stored it; None if it is unknown."""
     tags: str | None
     reason: str
     attempts: int
@@ -211,7 +212,6 @@ def _folder(checkpoint: Path, declared: Pipeline | None) -> Path:
 
 
 def _message(row: dict[str, Any], asked: set[Identity], done: set[Identity]) -> DeadLetterRecord:
-    stored = row["store_timestamp"]
     found = DeadLetterRecord(
         topic=row["topic"],
         broker=row["broker"],
@@ -219,7 +219,7 @@ def _message(row: dict[str, Any], asked: set[Identity], done: set[Identity]) -> 
         offset=row["queue_offset"],
         key=row["key"],
         message_id=row["message_id"],
-        stored=Millis(0 if stored is None else round(stored.timestamp() * 1000)),
+        stored_at=row["store_timestamp"],
         tags=row.get("tags"),
         reason=row["reason"],
         attempts=row["attempts"],
@@ -249,8 +249,9 @@ def _waits_in_key(row: dict[str, Any]) -> bool:
 
 def _redriven(each: DeadLetterRecord) -> RedrivenDeadLetter:
     position = (each.topic, each.broker, each.queue_id, each.offset)
+    stored = 0 if each.stored_at is None else wall_ms(each.stored_at)
     return RedrivenDeadLetter(
-        each.key, each.batch, WaitingMessage(*position, each.tags, each.stored, each.message_id, each.value)
+        each.key, each.batch, WaitingMessage(*position, each.tags, stored, each.message_id, each.value)
     )
 
 

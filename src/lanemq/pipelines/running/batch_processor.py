@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from lanemq.clock import Clock, SystemClock
+from lanemq.clock import Clock, SystemClock, wall_time
 from lanemq.model.errors import StateLost
 from lanemq.model.units import Millis
 from lanemq.pipelines.batch import Batch, batch_number, dead_letter_query
@@ -128,9 +128,9 @@ class BatchProcessor:
         results = self._decided(batch, lambda: self._stage.run_retry_pass(batch))
         return self._apply(batch, results, began) if results is not None else None
 
-    def due(self) -> Millis | None:
-        """Milliseconds until a retry pass should run; None if nothing waits."""
-        return self._stage.due(self._clock.wall())
+    def due(self) -> float | None:
+        """Seconds until a retry pass should run; None if nothing waits."""
+        return self._stage.due(wall_time(self._clock.wall()))
 
     def run_due(self) -> AppliedBatch | None:
         """Run a retry pass if one is due. Called before the query starts: a batch may need an operator's request."""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.pipelines.stages.transitions.pipeline_fixture import Crash, Pipeline, Sent
 
+from lanemq.clock import wall_time
 from lanemq.model.errors import LaneFrozen
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
 from lanemq.pipelines.batch import Batch
@@ -29,19 +30,19 @@ def test_a_failed_step_changes_neither_state_nor_rows_and_holds_its_key_only(tmp
 def test_a_held_key_is_retried_in_passes_and_then_continues(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}), Sent(0, 1, "a", 1))
-    assert pipeline.stage.due(pipeline.clock.wall()) == 100
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0.1
     assert pipeline.run_retry_pass() is None
     pipeline.clock.time += 100
-    assert pipeline.stage.due(pipeline.clock.wall()) == 0
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0
     pipeline.run_retry_pass()
-    assert pipeline.stage.due(pipeline.clock.wall()) == 200
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0.2
     pipeline.run(Sent(0, 2, "a", 2))
     pipeline.clock.time += 200
     counts = pipeline.run_retry_pass()
     assert counts is not None
     assert (counts["applied"], counts["lanes_held"]) == (3, 0)
     assert pipeline.outputs("a") == [0, 1, 2]
-    assert pipeline.stage.due(pipeline.clock.wall()) is None
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
 
 
 def test_a_key_without_retries_left_is_parked_until_it_is_redriven(tmp_path: Path) -> None:
@@ -50,17 +51,17 @@ def test_a_key_without_retries_left_is_parked_until_it_is_redriven(tmp_path: Pat
     pipeline.clock.time += 1_000
     assert (pipeline.run_retry_pass() or {})["parked"] == 1
     pipeline.clock.time += 10_000_000
-    assert pipeline.stage.due(pipeline.clock.wall()) is None
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
     (parked,) = list_parked(tmp_path, held=False)
     assert (parked.key, parked.why, [each.offset for each in parked.messages]) == ("a", WaitReason.PARKED, [0, 1])
     pipeline.restart(step=forgiving)
     request_redrive(tmp_path, "a")
-    assert pipeline.stage.due(pipeline.clock.wall()) == 0
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0
     pipeline.run_retry_pass()
     pipeline.run(Sent(0, 3, "a", 3))
     assert pipeline.outputs("a") == [0, 1, 3]
     assert list_parked(tmp_path) == []
-    assert pipeline.stage.due(pipeline.clock.wall()) is None
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
 
 
 def forgiving(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
@@ -89,7 +90,7 @@ def test_a_request_survives_a_restart_and_a_retry_pass_that_crashed(tmp_path: Pa
     assert counts is not None
     assert (counts["redriven"], counts["applied"]) == (2, 2)
     assert pipeline.stage.unfinished_retry_pass() is None
-    assert pipeline.stage.due(pipeline.clock.wall()) is None
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
 
 
 def test_a_redriven_key_gets_all_its_retries_again(tmp_path: Path) -> None:
@@ -132,10 +133,10 @@ def test_a_repeated_retry_pass_tries_the_same_lanes(tmp_path: Path, jump: int) -
         pipeline.run_retry_pass()
     pipeline.clock.time += jump
     pipeline.restart()
-    assert pipeline.stage.due(pipeline.clock.wall()) is None
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
     assert pipeline.run_retry_pass(pipeline.stage.unfinished_retry_pass()) is not None
     pipeline.clock.time += 1_000
-    assert pipeline.stage.due(pipeline.clock.wall()) == 0
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0
     pipeline.run_retry_pass()
     assert (pipeline.outputs("a"), pipeline.outputs("b")) == ([0], [1])
 
@@ -167,7 +168,7 @@ def test_a_request_for_a_key_that_is_not_held_does_nothing(tmp_path: Path) -> No
     pipeline.run(Sent(0, 0, "a", 0))
     request_redrive(tmp_path, "a")
     assert pipeline.run_retry_pass() is None
-    assert pipeline.stage.due(pipeline.clock.wall()) is None
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
 
 
 def test_a_key_continues_after_a_dead_letter(tmp_path: Path) -> None:
@@ -215,7 +216,7 @@ def test_a_full_lane_fails_the_batch_before_anything_is_lost(tmp_path: Path) -> 
     request_discard(tmp_path, "a")
     pipeline.restart()
     pipeline.batch -= 1
-    assert pipeline.stage.due(pipeline.clock.wall()) == 0
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0
     pipeline.run_retry_pass()
     pipeline.batch += 1
     pipeline.run(Sent(0, 2, "a", 2), again=True)

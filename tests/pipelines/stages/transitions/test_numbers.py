@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.pipelines.stages.transitions.pipeline_fixture import Pipeline, Sent
 
+from lanemq.clock import wall_time
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
 from lanemq.pipelines.stages.transitions.lane import MAX_MISSED_RANGES, KeyLane, WaitReason
@@ -101,7 +102,7 @@ def test_a_key_waits_for_a_missing_number_and_continues_when_it_comes(tmp_path: 
     running = pipeline(tmp_path, "hold")
     counts = running.run(*numbered(1, 4, 3, 4))
     assert (counts["applied"], counts["repeats"], counts["lanes_held"]) == (1, 1, 1)
-    assert running.stage.due(running.clock.wall()) is None
+    assert running.stage.due(wall_time(running.clock.wall())) is None
     running.run(*numbered(2, 5, first=4))
     assert running.outputs("k") == [1, 2, 3, 4, 5]
     assert list_parked(tmp_path) == []

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.pipelines.stages.transitions.pipeline_fixture import QUERY, Sent, Sink, arrow
 
 from lanemq import Producer
+from lanemq.clock import wall_time
 from lanemq.model.errors import OrderError
 from lanemq.pipelines import Event, Hold, Park, Transitions
 from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, batch_number
@@ -129,7 +130,7 @@ def _lenient() -> Callable[[Any, Event], tuple[Any, list[dict[str, object]]]]:
 def _until_due(stream: Stream) -> None:
     """Waits until a retry pass is due: the policy asks for a millisecond of real time."""
     clock = stream.stage._clock
-    while stream.stage.due(clock.wall()) != 0:
+    while stream.stage.due(wall_time(clock.wall())) != 0:
         pass
 
 

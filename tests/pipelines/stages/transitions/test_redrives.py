@@ -9,6 +9,7 @@ import pytest
 from tests.pipelines.stages.transitions.dead_letter_fixture import DeadLetterPipeline
 from tests.pipelines.stages.transitions.pipeline_fixture import Crash, Sent
 
+from lanemq.clock import wall_time
 from lanemq.model.errors import StateLost, UsageError
 from lanemq.pipelines import (
     DeadLetter,
@@ -53,10 +54,10 @@ def late_or_counting(state: Any, event: Event) -> tuple[Any, list[dict[str, obje
 def test_a_redriven_dead_letter_comes_after_everything_of_its_key_and_is_marked_late(tmp_path: Path) -> None:
     pipeline = with_a_dead_letter(tmp_path)
     pipeline.run(Sent(0, 4, "a", 4))
-    assert pipeline.stage.due(pipeline.clock.wall()) is None
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
     (asked,) = pipeline.dead_letters.redrive(LETTER)
     assert (asked.key, asked.value) == ("a", None)
-    assert pipeline.stage.due(pipeline.clock.wall()) == 0
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0
     counts = pipeline.run_retry_pass()
     assert counts is not None
     assert (counts["redriven_dead_letters"], counts["applied"]) == (1, 1)
@@ -64,7 +65,7 @@ def test_a_redriven_dead_letter_comes_after_everything_of_its_key_and_is_marked_
     assert [(row["n"], row["seen"]) for row in pipeline.sink.rows() if row["key"] == "a"] == [
         (0, 1), (2, 2), (4, 3), (1, -4), (5, 5),
     ]  # fmt: skip
-    assert pipeline.stage.due(pipeline.clock.wall()) is None
+    assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
 
 
 def test_a_dead_letter_is_redriven_once_however_often_it_is_requested(tmp_path: Path) -> None:
@@ -394,7 +395,7 @@ def test_many_dead_letters_are_redriven_in_parts(tmp_path: Path, monkeypatch: py
     assert len(pipeline.dead_letters.redrive(everything=True)) == 10
     assert len(Redrives(pipeline.folder).pending()) == 5
     pipeline.run_retry_pass()
-    assert (len(Redrives(pipeline.folder).pending()), pipeline.stage.due(pipeline.clock.wall())) == (1, 0)
+    assert (len(Redrives(pipeline.folder).pending()), pipeline.stage.due(wall_time(pipeline.clock.wall()))) == (1, 0)
     pipeline.run_retry_pass()
     assert pipeline.run_retry_pass() is None
     assert (pipeline.outputs("k0"), pipeline.outputs("k1")) == ([0, 1, 2, 3, 4],) * 2
@@ -436,7 +437,7 @@ def test_a_dead_letter_has_everything_of_its_message(tmp_path: Path) -> None:
     pipeline = with_a_dead_letter(tmp_path)
     (letter,) = pipeline.dead_letters.show(LETTER)
     assert (letter.topic, letter.queue_id, letter.offset, letter.key) == ("orders", 0, 1, "a")
-    assert (letter.stored, letter.message_id, letter.attempts) == (1_700_000_000_000, "id-0-1", 1)
+    assert (letter.stored_at, letter.message_id, letter.attempts) == (wall_time(1_700_000_000_000), "id-0-1", 1)
     assert letter.reason == "ValueError: attempt 1 failed"
     with pytest.raises(UsageError, match="there is no dead letter 'x'"):
         pipeline.dead_letters.show("x")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.pipelines.stages.transitions.pipeline_fixture import QUERY, Crash, Pipeline, Sent, messages
 
+from lanemq.clock import wall_time
 from lanemq.model.errors import StateLost
 from lanemq.model.units import Millis
 from lanemq.pipelines import Hold, Park, StateLimits
@@ -135,7 +136,7 @@ def test_state_that_is_far_ahead_of_the_batch_is_refused(tmp_path: Path) -> None
 def test_no_retry_pass_is_due_while_a_batch_is_unfinished(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}), settle=False)
-    assert pipeline.stage.due(Millis(10**12)) is None
+    assert pipeline.stage.due(wall_time(Millis(10**12))) is None
 
 
 def test_listing_lanes_reads_a_newer_ledger_if_files_are_removed_meanwhile(

@@ -6,10 +6,12 @@ missing body (null) is poison for every decoder.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any, TypeAlias
 
 import msgspec
 
+from lanemq.clock import wall_time
 from lanemq.model.errors import InvalidOption
 
 COLUMNS = (
@@ -39,13 +41,18 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     queue_id: int
     offset: int
     tags: str | None
-    stored: int
-    """When the broker stored it, in milliseconds since 1970. The only time that is the same in a repeated batch."""
+    stored_ms: int
+    """`stored_at` in milliseconds since 1970, as the columns have it."""
     message_id: str | None
     attempt: int
     """1, and one more after each time the step failed on it."""
     late: bool = False
     """Whether it is a redriven dead letter: newer events of its key may have been applied before it."""
+
+    @property
+    def stored_at(self) -> datetime:
+        """When the broker stored it. The only time that is the same in a repeated batch."""
+        return wall_time(self.stored_ms)
 
 
 Row: TypeAlias = Mapping[str, object]

@@ -57,15 +57,15 @@ class LaneTable:
             if number is None:
                 self.counts["repeats"] += 1
                 return
-        if self._span is not None and self._has_expired(lane, event.stored):
+        if self._span is not None and self._has_expired(lane, event.stored_ms):
             self._expire(name, lane)
         if number is not None:
             lane.advance_to(number, rules.first_number)
         state, rows = rules.step(lane.state, event)
         made = [rules.shape(row) for row in rows] if rows else ()
         lane.state = state
-        if event.stored > lane.seen:
-            lane.seen = event.stored
+        if event.stored_ms > lane.seen:
+            lane.seen = event.stored_ms
         self.save(name, lane)
         if made:
             self.outputs += made

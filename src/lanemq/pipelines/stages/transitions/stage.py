@@ -9,6 +9,7 @@ one retry pass; a unit that retry passes were built on is never computed again.
 
 import shutil
 from collections.abc import Iterator
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +19,8 @@ from pyspark.sql.functions import hash as hash_of
 from pyspark.sql.functions import lit, pmod
 from pyspark.sql.types import StructType
 
-from lanemq.clock import Clock, SystemClock
+from lanemq.clock import Clock, SystemClock, wall_ms
 from lanemq.model.errors import Closed, InvalidOption, StateLost
-from lanemq.model.units import Millis
 from lanemq.pipelines.atomic_files import sync
 from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch
 from lanemq.pipelines.checkpoint.queue_set import check_choice
@@ -160,15 +160,15 @@ class Transitions(Stage):
         """Records the ledger of the attempt that counts. Only from now on do other units see its changes."""
         self._opened().complete(read_ledger(state), batch.epoch)
 
-    def due(self, wall: Millis) -> Millis | None:
-        """How long until a retry pass is due; None while nothing waits, or while a unit is not finished."""
+    def due(self, now: datetime) -> float | None:
+        """Seconds until a retry pass is due; None while nothing waits, or while a unit is not finished."""
         unit_log = self._opened()
         if set(unit_log.intents()) & set(unit_log.ledgers()):
             return None
         if pending_requests(unit_log.folder) or Redrives(unit_log.folder).pending():
-            return Millis(0)
+            return 0.0
         times = [entry.retry_at for entry in unit_log.newest().shards.values() if entry.retry_at is not None]
-        return Millis(max(0, min(times) - wall)) if times else None
+        return max(0, min(times) - wall_ms(now)) / 1000 if times else None
 
     def run_retry_pass(self, batch: Batch) -> Results | None:
         """Retries lanes whose wait is over or that an operator requested. None if there are none."""

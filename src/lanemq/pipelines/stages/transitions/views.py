@@ -5,11 +5,12 @@ Reads the stage's files only: no Spark, no broker.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
+from lanemq.clock import wall_time
 from lanemq.model.errors import StateLost
-from lanemq.model.units import Millis
 from lanemq.pipelines.stages.transitions.event import WaitingMessage
 from lanemq.pipelines.stages.transitions.lane import KeyLane, WaitReason, read_plain
 from lanemq.pipelines.stages.transitions.shard import START, key_of
@@ -29,10 +30,10 @@ class HeldLane:
     shard: str
     why: WaitReason
     reason: str
-    since: Millis
+    since: datetime
     failures: int
-    retry_at: Millis | None
-    """Wall time of the next retry; None if an operator, or a missing message, must come first."""
+    retry_at: datetime | None
+    """Time of the next retry; None if an operator, or a missing message, must come first."""
     messages: tuple[WaitingMessage, ...]
     """The first one is the one that failed. Bodies are as they were sent."""
 
@@ -45,7 +46,8 @@ class LaneState:
     shard: str
     state: object
     number: int | None
-    seen: Millis
+    seen_at: datetime | None
+    """Store time of its newest message; None if it has seen only redriven dead letters."""
     held: HeldLane | None
 
 
@@ -64,7 +66,9 @@ def show(stage_folder: Path, key: str) -> list[LaneState]:
             if packed is not None:
                 lane = read_plain(packed)
                 held = _held(shard, key, lane)
-                yield LaneState(key, shard, lane.state, lane.number, Millis(lane.seen), held)
+                yield LaneState(
+                    key, shard, lane.state, lane.number, wall_time(lane.seen) if lane.seen > 0 else None, held
+                )
 
     return _read_newest(stage_folder, lambda _, ledger: states(ledger))
 
@@ -102,8 +106,8 @@ def _held(shard: str, name: str, lane: KeyLane) -> HeldLane | None:
         shard=shard,
         why=waiting.why,
         reason=waiting.reason,
-        since=Millis(waiting.since),
+        since=wall_time(waiting.since),
         failures=waiting.failures,
-        retry_at=Millis(waiting.retry_at) if waiting.why is WaitReason.HELD else None,
+        retry_at=wall_time(waiting.retry_at) if waiting.why is WaitReason.HELD else None,
         messages=tuple(waiting.messages),
     )
