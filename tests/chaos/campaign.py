@@ -18,10 +18,7 @@ from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.verdict import Report
 
 QUEUES = 4
-LEASE = (200, 1_500, 2_000)
-"""Milliseconds: renewed every, used by the member for, kept by the broker for. Short, so that freezing beyond it is."""
-BROKER: dict[str, Any] = {"default_queues": QUEUES, "member_expiry": 1.0, "recorded": True}
-CONSUMER: dict[str, Any] = {"lease": LEASE, "options": {"heartbeat_every": 0.3, "commit_every": 0.1}}
+BROKER: dict[str, Any] = {"default_queues": QUEUES, "recorded": True}
 PATIENCE = 60.0
 """Seconds that a round may take to get going again on a machine that is busy with other things."""
 ACKS, TURNS = 20, 5
@@ -50,7 +47,7 @@ class Campaign:
 
     def _consumer(self) -> Part:
         self._made += 1
-        return self.stage.consumer(f"c{self._made}", **CONSUMER)
+        return self.stage.consumer(f"c{self._made}")
 
     def play(self, rounds: int) -> None:
         for number in range(rounds):

@@ -24,7 +24,6 @@ from lanemq.testing.embedded import EmbeddedBroker
 
 PATIENCE = 60.0
 """Seconds. Only a run that fails waits this long; a busy machine may need much of it."""
-SOON = {"rebalance_soon": 0.05, "commit_every": 0.05}
 Handle = Callable[[Message], None]
 
 
@@ -66,7 +65,7 @@ class Town:
     ) -> App:
         """A running member whose history is named after it."""
         history = open_history(self._folder / "history", name, SystemClock().now_ns, role="consumer")
-        settings = {**SOON, "client_id": name, "history": history, **options}
+        settings = {"client_id": name, "history": history, **options}
         app = App(servers or self.address, group=GROUP, **settings)
 
         @app.ordered(TOPIC, on_fail=on_fail, lanes=8)

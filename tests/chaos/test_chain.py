@@ -182,7 +182,7 @@ def test_after_a_crash_a_queue_is_replayed_from_its_committed_offset_without_a_g
         if len(seen["a"]) > 100:
             stop.wait(PATIENCE)
 
-    a = town.member("a", slow, on_fail=HoldQueue(), commit_every=0.03)
+    a = town.member("a", slow, on_fail=HoldQueue())
     until("a hangs at the 101st", lambda: len(seen["a"]) == 101)
     a.stop(now=True)
     town.member("b", lambda message: seen["b"].append(message.queue_offset), on_fail=HoldQueue())

@@ -15,17 +15,13 @@ from lanemq.checker.verdict import Verdict
 
 pytestmark = pytest.mark.slow
 
-LEASE = (200, 1_500, 2_000)
-"""Milliseconds: renewed every, used by the member for, kept by the broker for."""
-QUICK = {"heartbeat_every": 0.3, "commit_every": 0.02}
-
 
 def freeze_and_thaw(stage: Stage, *, broker: Sequence[str] = (), member: Sequence[str] = ()) -> Part:
     """`a` is frozen until `b` works on all its queues, then goes on; returns `a`, thawed, under load."""
-    stage.broker(broker, default_queues=4, member_expiry=1.0)
+    stage.broker(broker, default_queues=4)
     stage.producer(pause_ms=3, keys=10)
     stage.until("something is stored", lambda: stage.seen("acked"))
-    settings = {"lease": LEASE, "work_ms": 10, "sink": str(stage.folder / "sink.db"), "options": QUICK}
+    settings = {"work_ms": 10, "sink": str(stage.folder / "sink.db")}
     a = stage.consumer("a", member, **settings)
     stage.consumer("b", **settings)
     stage.until("both work", lambda: {"a", "b"} == set(stage.owners().values()) and len(stage.seen("turn", "a")) > 20)

@@ -46,7 +46,7 @@ def test_without_waiting_for_the_first_unfinished_a_kill_loses_messages(stage: S
     stage.broker(default_queues=4)
     producer = stage.producer(pause_ms=1)
     stage.until("something is stored", lambda: stage.seen("acked"))
-    naive = {"without": ["first_unfinished"], "work_ms": 20, "lanes": 2, "options": {"commit_every": 0.05}}
+    naive = {"without": ["first_unfinished"], "work_ms": 20, "lanes": 2}
     victim, _ = stage.consumer("a", **naive), stage.consumer("b", **naive)
     stage.until("both work", lambda: {"a", "b"} == set(stage.owners().values()) and len(stage.seen("turn", "a")) > 20)
     stop_with_unfinished_work_committed(stage, victim)
@@ -87,7 +87,7 @@ def killed_with_a_stuck_key(stage: Stage, without: tuple[str, ...] = ()) -> tupl
     stage.broker(default_queues=1)
     producer = stage.producer(pause_ms=1)
     stage.until("something is stored", lambda: stage.seen("acked"))
-    victim = stage.consumer("a", stuck="p-3", options={"commit_every": 0.5})
+    victim = stage.consumer("a", stuck="p-3")
     stage.until("a works and reports", lambda: len(stage.seen("turn", "a")) > 500 and reports(stage) > 5)
     stage.kill(victim)
     reported = [e["t"] for e in stage.seen("committed", "a")][-2]

@@ -21,7 +21,7 @@ def redrive_all(stage: Stage) -> None:
 
 
 def consumer(stage: Stage, name: str) -> Part:
-    return stage.consumer(name, broken=str(stage.folder / "broken"), options={"commit_every": 0.2})
+    return stage.consumer(name, broken=str(stage.folder / "broken"))
 
 
 def test_kills_while_lanes_are_parked_and_redriven_break_no_promise(stage: Stage) -> None:

@@ -25,10 +25,10 @@ def newcomer_while_a_handler_runs(town: Town, patch: pytest.MonkeyPatch) -> tupl
     door = Doorman(KEY)
     for number in range(5):
         town.producer.send("orders", number, key=KEY)
-    a = town.member("a", door.of("a"), hand_over_timeout=0.1)
+    a = town.member("a", door.of("a"))
     until("a is inside", door.inside.is_set)
     until("a has all five", lambda: cached(a) == 5 or door.company)
-    b = town.member("b", door.of("b"), hand_over_timeout=0.1)
+    b = town.member("b", door.of("b"))
     for number in range(5, 10):
         town.producer.send("orders", number, key=KEY)
     until("a gives the queue up, or order is broken", lambda: draining(a) or door.company)

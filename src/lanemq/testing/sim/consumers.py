@@ -73,11 +73,6 @@ class ConsumerProgram(ABC):
             "clock": host.clock,
             "history": history,
             "client_id": history.process,
-            "heartbeat_every": 3,
-            "rebalance_every": 4,
-            "pull_suspend": 5,
-            "request_timeout": 1.5,
-            "stop_timeout": 12,
         }
 
     async def work(self, message: Message, history: SimHistory) -> None:

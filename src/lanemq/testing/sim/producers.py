@@ -55,7 +55,6 @@ class ProducerProgram:
             window=plan.window,
             linger=plan.linger_ms / 1000,
             timeout=self._random.choice((2.0, 10.0, 30.0)),
-            request_timeout=1.0,
         )
         async with producer:
             while self.sent < plan.messages or not self._world.healed.is_set():

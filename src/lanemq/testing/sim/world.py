@@ -85,9 +85,6 @@ class World:
             durable=self.plan.durable,
             auto_create_topics=False,
             segment_bytes=self.plan.segment_bytes,
-            member_expiry=10.0,
-            idle_timeout=20.0,
-            checkpoint_every=1.0,
         )
 
 
