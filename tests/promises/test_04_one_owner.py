@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.chaos.losses import CLOSED_SECONDS, KINDS, SILENT_SECONDS, losses_in, why_no_namespaces
+from tests.chaos.losses import KINDS, SILENT_SECONDS, losses_in, why_no_namespaces
 from tests.chaos.members import until
 from tests.chaos.mutants import lease_end
 from tests.chaos.proxy import ProxiedBroker
@@ -23,6 +23,8 @@ from lanemq.core.consuming.queue_lease import LANE_TIMES, LeaseTimes
 from lanemq.model.errors import InvalidOption
 
 TRIALS = 2
+BEFORE_LEASES_END = LANE_TIMES.broker_lease - LANE_TIMES.renew_every
+"""Seconds. The benchmark `lanes_take_over` measures the promised 1.5 s, on a machine that does nothing else."""
 MESSAGES = 3_000
 WORK_SECONDS = 0.02
 """So slow that a backlog of all messages outlasts the take-over, however busy the machine is."""
@@ -120,7 +122,7 @@ def test_a_lost_member_is_replaced_and_joins_again(tmp_path: Path, kind: str) ->
     with stage_in(tmp_path) as stage, losses_in(stage, kind) as losses:
         producer = losses.start()
         waits = [wait for _ in range(TRIALS) for wait in losses.trial()]
-        assert max(waits) < (CLOSED_SECONDS if kind == "killed" else SILENT_SECONDS), waits
+        assert max(waits) < (BEFORE_LEASES_END if kind == "killed" else SILENT_SECONDS), waits
         stage.finish(producer)
         stage.until("everything is done", stage.is_drained)
         stage.finish(*losses.members)
