@@ -22,7 +22,7 @@ tell_steps() {
         case "$line" in
             *Downloading*" MB)"* | *"Using cached"*" MB)"*) line=${line##*Downloading } line=${line##*cached }
                 echo "              ${line##*/}" ;;
-            *"Building editable for lanemq"*) echo "              building lanemq and its compiled module" ;;
+            *"Building editable for lanemq"*started*) echo "              building lanemq and its compiled module" ;;
             "Installing collected packages"*) echo "              unpacking all of them" ;;
         esac
     done

@@ -33,6 +33,12 @@ def run(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.fixture
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands ask before they destroy something; the answer is `stdin`."""
+    monkeypatch.setattr("lanemq.cli.options.is_terminal", lambda: True)
+
+
+@pytest.fixture
 def producer(broker: EmbeddedBroker) -> Iterator[Producer]:
     with Producer(broker.address) as running:
         yield running

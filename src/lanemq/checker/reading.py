@@ -288,7 +288,9 @@ def import_parquet() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise ValueError("histories in Parquet need pyarrow: install lanemq[spark], or pass the JSONL files") from error
+        raise ValueError(
+            "histories in Parquet need pyarrow (pip install '.[spark]' in the checkout), or pass the JSONL files"
+        ) from error
     return pyarrow.parquet
 
 

@@ -5,13 +5,14 @@ Exit codes: 0 success, 1 refused or failed, 2 wrong command line. Scripts depend
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
 import click
 
-from lanemq.cli.output import printable
+from lanemq.cli.output import Part, print_parts, printable
 from lanemq.cli.security import as_flags, with_security_options
 from lanemq.model.errors import ConnectFailed, InvalidOption, LaneError, MissingKey, UsageError
 from lanemq.model.units import parse_duration
@@ -61,7 +62,14 @@ def with_advice(error: LaneError, advice: str) -> str:
     return text + ("." if advice.startswith(" ") and text[-1:] not in ".?!" else "") + advice
 
 
-class CommandGroup(click.Group):
+class InOrder(click.Group):
+    """A group of commands whose help lists them in the order of their definition."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+class CommandGroup(InOrder):
     """A group of commands that shows every LaneMQ error as one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -71,11 +79,8 @@ class CommandGroup(click.Group):
             raise as_failure(error) from error
 
 
-def asks_server(command: F) -> F:
-    """Adds `--server`, `--json`, TLS and credential options.
-
-    The command runs with `server` and `as_json`, as soon as a broker accepts connections.
-    """
+def connects(command: F) -> F:
+    """Adds `--server`, TLS and credential options. The command runs as soon as a broker accepts connections."""
 
     @functools.wraps(command)
     def waiting(*args: Any, server: str, **options: Any) -> Any:
@@ -96,7 +101,7 @@ def asks_server(command: F) -> F:
         metavar="HOST:PORT",
         help="Address of a LaneMQ broker or of RocketMQ name servers; separate several with ';'.",
     )
-    return cast(F, json_option(server(with_security_options(waiting))))
+    return cast(F, server(with_security_options(waiting)))
 
 
 @contextlib.contextmanager
@@ -111,6 +116,37 @@ def errors_name_flags() -> Iterator[None]:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+
+
+def json_lines_option(what: str) -> Callable[[F], F]:
+    """`--json` of a command that prints as it goes: a line for each `what`."""
+    return click.option("--json", "as_json", is_flag=True, help=f"Print one line of JSON for each {what}.")
+
+
+def asks_server(command: F) -> F:
+    """Adds `--json` and the options of `connects`. The command runs with `server` and `as_json`."""
+    return json_option(connects(command))
+
+
+YES = click.option("--yes", is_flag=True, help="Do not ask for confirmation; needed where there is no terminal.")
+
+
+def confirm(yes: bool, what: str, *preview: Part) -> None:
+    """Every command that destroys something calls this first: it shows what will happen, and asks.
+
+    A script cannot answer, so it needs `--yes`. The preview goes to stderr, because stdout may be read as JSON.
+    """
+    if yes:
+        return
+    if not is_terminal():
+        raise CliError(f"{what}. Nothing was changed: repeat the command with --yes")
+    print_parts(*preview, err=True)
+    click.confirm(printable(f"{what}. Continue?"), abort=True, err=True)
+
+
+def is_terminal() -> bool:
+    """Whether a person can answer."""
+    return sys.stdin.isatty()
 
 
 def duration(text: str) -> float:

@@ -45,11 +45,16 @@ def show(as_json: bool, document: Callable[[], object], *parts: Part) -> None:
     if as_json:
         click.echo(msgspec.json.format(to_json(document()), indent=2))
         return
+    print_parts(*parts)
+
+
+def print_parts(*parts: Part, err: bool = False) -> None:
+    """Prints tables and lines, to stdout or stderr."""
     for part in parts:
         if isinstance(part, Grid) and part.rows:
-            _console().print(table_of(part))
+            _console(err).print(table_of(part))
         else:
-            click.echo(part.empty if isinstance(part, Grid) else part)
+            click.echo(part.empty if isinstance(part, Grid) else part, err=err)
 
 
 def to_json(value: object) -> str:
@@ -58,14 +63,14 @@ def to_json(value: object) -> str:
 
 
 def cell(value: object) -> str:
-    """The text of one table cell: a dash for nothing, local times, printable text."""
+    """The text of one table cell: a dash for nothing, local times with their zone, printable text."""
     match value:
         case None | "":
             return NONE
         case bool():
             return "yes" if value else "no"
         case datetime():
-            return value.astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+            return value.astimezone().isoformat(" ", "milliseconds")
         case bytes():
             return printable(value.decode("utf-8", "backslashreplace"))
         case _:
@@ -124,11 +129,11 @@ def _named(value: Any) -> Any:
     return value
 
 
-def _console() -> "Console":
+def _console(err: bool) -> "Console":
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
-    return Console(width=width, markup=False, highlight=False, emoji=False)
+    width = None if (sys.stderr if err else sys.stdout).isatty() else PIPE_WIDTH
+    return Console(width=width, markup=False, highlight=False, emoji=False, stderr=err)
 
 
 def table_of(grid: Grid) -> "Table":

@@ -19,4 +19,4 @@ class Failure:
 
     reason: str
     attempts: int
-    """Failed calls of the handler before the lane was parked."""
+    """Failed calls of the handler for the lane's first message; 0 if the message that failed was discarded."""

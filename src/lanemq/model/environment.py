@@ -1,4 +1,4 @@
-"""The environment variables that protect a client's connections.
+"""The environment variables that protect a client's connections, and how to install what is missing.
 
 In a module of their own, so that `lanemq --help` can show them without importing the network layer.
 """
@@ -19,3 +19,6 @@ SECRET_KEY: Final = "LANEMQ_SECRET_KEY"
 SECRET_KEY_FILE: Final = "LANEMQ_SECRET_KEY_FILE"
 """A file that holds the secret and nothing else."""
 SECURITY_TOKEN: Final = "LANEMQ_SECURITY_TOKEN"
+
+INSTALL_SPARK: Final = "install LaneMQ with its extra `spark`, in the checkout: pip install '.[spark]'"
+"""LaneMQ is on no package index, so `pip install 'lanemq[spark]'` would not find it."""

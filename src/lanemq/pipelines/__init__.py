@@ -6,6 +6,8 @@ Public names are imported on first use, so that an executor that runs one stage 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lanemq.model.environment import INSTALL_SPARK
+
 if TYPE_CHECKING:
     from lanemq.pipelines.batch import Batch
     from lanemq.pipelines.declare.files import load
@@ -147,9 +149,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]
         if package in ("pyspark", "pyarrow", "numpy", "deltalake"):
-            raise ModuleNotFoundError(
-                f"lanemq.pipelines needs {package}: pip install 'lanemq[spark]'", name=package
-            ) from missing
+            raise ModuleNotFoundError(f"lanemq.pipelines needs {package}: {INSTALL_SPARK}", name=package) from missing
         raise
     globals()[name] = value
     return value

@@ -1,5 +1,7 @@
 """Reads and writes topics as tables and streams in Spark: `register(spark)`, then `format("lanemq")`."""
 
+from lanemq.model.environment import INSTALL_SPARK
+
 try:
     from lanemq.spark.lag import LagListener, QueueLag, lag_of
     from lanemq.spark.session import recommended
@@ -7,7 +9,7 @@ try:
 except ModuleNotFoundError as missing:
     package = (missing.name or "").partition(".")[0]
     if package in ("pyspark", "pyarrow", "numpy"):
-        message = f"lanemq.spark needs {package}: pip install 'lanemq[spark]'"
+        message = f"lanemq.spark needs {package}: {INSTALL_SPARK}"
         raise ModuleNotFoundError(message, name=package) from missing
     raise
 

@@ -75,7 +75,7 @@ def test_without_pyspark_a_sentence_says_what_to_install(bad: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     told = run("check", "--spark", bad)
     assert told.exit_code == 2
-    assert "install lanemq[spark]" in told.output
+    assert "pip install '.[spark]'" in told.output
 
 
 def test_plain_check_loads_no_spark(bad: Path) -> None:

@@ -131,7 +131,7 @@ def test_unused_retry_topic_is_not_shown() -> None:
 def test_an_offline_group_is_reset(run: Run, broker: EmbeddedBroker, to: str, offset: int) -> None:
     with Admin(broker.address) as admin:
         admin.reset_offsets("movers", "lines", to="earliest")
-    result = run("group", "reset", "movers", "lines", "--to", to, "--json")
+    result = run("group", "reset", "movers", "lines", "--to", to, "--yes", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["changes"][0]["after"] == offset
     assert queue_of(run, "movers")["offset"] == offset
@@ -143,19 +143,31 @@ def test_one_queue_can_be_reset(run: Run, producer: Producer, broker: EmbeddedBr
         admin.reset_offsets("halves", "pair", to="earliest")
     for queue in (0, 1):
         producer.send("pair", "x", queue=queue)
-    moved = json.loads(run("group", "reset", "halves", "pair", "--to", "latest", "--queue", "1", "--json").stdout)
+    words = ("group", "reset", "halves", "pair", "--to", "latest", "--queue")
+    moved = json.loads(run(*words, "1", "--yes", "--json").stdout)
     assert [each["queue"] for each in moved["changes"]] == [1]
     described = json.loads(run("group", "describe", "halves", "--json").stdout)
     assert [each["offset"] for each in described["queues"]] == [0, 1]
-    assert run("group", "reset", "halves", "pair", "--to", "latest", "--queue", "9").exit_code == 2
+    assert run(*words, "9").exit_code == 2
 
 
-def test_a_group_with_members_online_is_reset_only_with_yes(run: Run, broker: EmbeddedBroker) -> None:
-    """Its members would finish messages that are delivered again after the reset."""
+@pytest.mark.usefixtures("on_terminal")
+@pytest.mark.parametrize(("answer", "offset"), [("n", 0), ("y", 10)])
+def test_a_reset_shows_its_effect_and_asks(run: Run, broker: EmbeddedBroker, answer: str, offset: int) -> None:
+    with Admin(broker.address) as admin:
+        admin.reset_offsets("movers", "lines", to="earliest")
+    asked = run("group", "reset", "movers", "lines", "--to", "last", stdin=f"{answer}\n")
+    assert "skips 10 messages" in asked.stderr
+    assert queue_of(run, "movers")["offset"] == offset
+
+
+def test_without_a_terminal_a_reset_needs_yes_and_names_members_online(run: Run, broker: EmbeddedBroker) -> None:
+    """Members that are online would finish messages that are delivered again after the reset."""
     with Consumer(broker.address, group="busy", topics="lines") as consumer:
         assert consumer.poll(60) is not None
         refused = run("group", "reset", "busy", "lines", "--to", "latest")
         assert refused.exit_code == 1
+        assert "1 member online may process messages twice" in refused.stderr
         assert "--yes" in refused.stderr
         assert run("group", "reset", "busy", "lines", "--to", "latest", "--yes").exit_code == 0
 

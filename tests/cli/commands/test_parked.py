@@ -133,7 +133,7 @@ def test_messages_are_discarded_only_with_yes_and_from_the_front(
     run: Run, parked_group: ParkedGroup, asked: Callable[..., Any]
 ) -> None:
     refused = run("parked", "discard", "bad", "--group", parked_group.group, "--messages", "2")
-    assert (refused.exit_code, "2 messages would be discarded" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "2 messages will be discarded" in refused.stderr) == (1, True)
     assert [lane.messages for lane in parked_group.lanes()] == [3, 1]
     (gone,) = asked("discard", "bad", "--messages", "2", "--yes")["discarded"]
     assert gone["discarded"] == 2
@@ -143,6 +143,35 @@ def test_messages_are_discarded_only_with_yes_and_from_the_front(
         in run("parked", "discard", "bad", "--group", parked_group.group, "--messages", "all", "--yes").stdout
     )
     assert [lane.key for lane in parked_group.lanes()] == ["worse"]
+
+
+@pytest.mark.usefixtures("on_terminal")
+def test_a_discard_shows_the_messages_and_asks(run: Run, parked_group: ParkedGroup) -> None:
+    words = ("parked", "discard", "bad", "--group", parked_group.group, "--messages", "2")
+    asked = run(*words, stdin="n\n")
+    assert asked.exit_code == 1
+    assert "2 messages will be discarded" in asked.stderr
+    assert "offset" in asked.stderr, "the messages themselves"
+    assert [lane.messages for lane in parked_group.lanes()] == [3, 1]
+    assert run(*words, stdin="y\n").exit_code == 0
+    assert [lane.messages for lane in parked_group.lanes()] == [1, 1]
+
+
+def test_after_a_discard_why_says_that_the_rest_was_not_tried(run: Run, parked_group: ParkedGroup) -> None:
+    group = ("--group", parked_group.group)
+    run("parked", "discard", "bad", *group, "--messages", "1", "--yes")
+    said = run("why", "bad", "--topic", parked_group.topic, *group).stdout
+    assert "at offset 0 (discarded since): ValueError" in said
+    assert "; 2 messages wait from offset" in said
+    assert "attempt" not in said
+
+
+def test_key_counts_parked_messages_apart(run: Run, parked_group: ParkedGroup) -> None:
+    table = run("key", "bad", "--topic", parked_group.topic, "--group", parked_group.group).stdout
+    header, _, row, waits = table.splitlines()[-4:]
+    shown = dict(zip(header.split()[:5], row.split()[:5], strict=True))
+    assert (shown["done"], shown["pending"], shown["parked"]) == ("0", "0", "3")
+    assert waits.startswith(f"group {parked_group.group} waits for an operator: parked since")
 
 
 def test_a_message_that_joined_since_is_not_discarded(parked_group: ParkedGroup, broker: EmbeddedBroker) -> None:
@@ -202,11 +231,12 @@ def test_key_says_that_a_lane_is_parked_and_why(run: Run, parked_group: ParkedGr
         result = run("key", "bad", "--topic", parked_group.topic, "--group", parked_group.group, "--json")
         assert result.exit_code == 0, result.stderr
         (group,) = json.loads(result.stdout)["groups"]
-        assert group["parked"]["messages"] == 3
+        assert (group["parked"]["messages"], group["done"], group["pending"]) == (3, 0, [])
         return str(group["waits_for"])
 
     assert "an operator: parked since" in waits_for()
-    assert "after 1 attempt at offset 0, with 3 messages: ValueError" in waits_for()
+    assert "after 1 attempt at offset 0: ValueError" in waits_for()
+    assert "; 3 messages wait from offset 0; see lanemq parked list --group" in waits_for()
     run("parked", "redrive", "bad", "--group", parked_group.group)
     assert waits_for() == "its redrive: 3 messages from offset 0 on run before newer messages"
 
@@ -214,4 +244,7 @@ def test_key_says_that_a_lane_is_parked_and_why(run: Run, parked_group: ParkedGr
 def test_group_describe_counts_parked_messages(run: Run, parked_group: ParkedGroup) -> None:
     described = json.loads(run("group", "describe", parked_group.group, "--json").stdout)
     assert (described["lag"], described["parked"]) == (0, {"lanes": 2, "messages": 4})
-    assert "4 messages in 2 parked lanes; see lanemq parked list" in run("group", "describe", parked_group.group).stdout
+    assert (
+        "4 messages in 2 parked lanes; see lanemq parked list --group"
+        in run("group", "describe", parked_group.group).stdout
+    )

@@ -91,17 +91,21 @@ def test_deleted_topic_is_gone(run: Run, producer: Producer) -> None:
     assert run("topic", "describe", "old").exit_code == 1
 
 
-def test_delete_asks_for_confirmation(run: Run) -> None:
+@pytest.mark.usefixtures("on_terminal")
+def test_delete_asks_on_a_terminal(run: Run) -> None:
     run("topic", "create", "precious")
     asked = run("topic", "delete", "precious", stdin="n\n")
     assert asked.exit_code == 1
-    assert "with 0 messages" in asked.output
+    assert "with 0 messages" in asked.stderr
     assert run("topic", "describe", "precious").exit_code == 0
+    assert run("topic", "delete", "precious", stdin="y\n").exit_code == 0
+    assert run("topic", "describe", "precious").exit_code == 1
 
 
-def test_delete_without_an_answer_changes_nothing(run: Run) -> None:
+def test_delete_without_a_terminal_needs_yes(run: Run) -> None:
     run("topic", "create", "kept")
-    assert run("topic", "delete", "kept", stdin="").exit_code == 1
+    refused = run("topic", "delete", "kept", stdin="y\n")
+    assert (refused.exit_code, "--yes" in refused.stderr) == (1, True)
     assert run("topic", "describe", "kept").exit_code == 0
 
 

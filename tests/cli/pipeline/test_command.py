@@ -17,6 +17,7 @@ from tests.spark.spark_driver import send, until
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
+from lanemq.model.environment import INSTALL_SPARK
 from lanemq.pipelines.batch import batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, SparkLog
 from lanemq.testing.embedded import EmbeddedBroker
@@ -212,7 +213,7 @@ def test_without_spark_the_extra_is_named(place: Place, package: str) -> None:
     words = [sys.executable, "-c", code, "pipeline", "check", str(place.file)]
     told = subprocess.run(words, capture_output=True, text=True, check=False)
     assert told.returncode == 1
-    assert told.stderr == f"Error: pipelines need {package}: pip install 'lanemq[spark]', and Java 17 or newer\n"
+    assert told.stderr == f"Error: pipelines need {package}: {INSTALL_SPARK}, and Java 17 or newer\n"
 
 
 def test_a_missing_java_is_reported(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +261,7 @@ def test_a_parked_key_is_listed_shown_and_discarded(run: Run, place: Place, prod
     assert run("pipeline", "parked", "discard", checkpoint, "good").exit_code == 1, "it is not parked"
     dry = run("pipeline", "parked", "redrive", checkpoint, "bad", "--dry-run")
     assert "2 messages of 1 key would be retried" in dry.stdout
-    discarded = run("pipeline", "parked", "discard", checkpoint, "bad", "--first-only").stdout
+    discarded = run("pipeline", "parked", "discard", checkpoint, "bad", "--first-only", "--yes").stdout
     assert discarded.startswith("1 message of 1 key will be turned into a dead letter (and 1 later message retried)")
     assert "no key waits" not in run("pipeline", "parked", "list", checkpoint).stdout, "only asked for so far"
     again = run("pipeline", "run", str(place.file), "--once", "--history", str(tmp_path / "history"))

@@ -50,13 +50,28 @@ def progress_of(messages: int, dead: int, number: int = 0, **counts: int) -> Pro
 
 
 @pytest.mark.usefixtures("parked")
-@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+@pytest.mark.parametrize("dry", [("--yes",), ("--dry-run",)])
 def test_discard_first_only_reports_one_message_as_discarded(run: Run, tmp_path: Path, dry: tuple[str]) -> None:
     said = run("pipeline", "parked", "discard", str(tmp_path), "a", "--first-only", *dry).stdout
-    would = "would" if dry else "will"
+    would = "would" if dry == ("--dry-run",) else "will"
     assert said.startswith(f"1 message of 1 key {would} be turned into a dead letter (and 2 later messages retried)")
     whole = json.loads(run("pipeline", "parked", "discard", str(tmp_path), "--all", "--dry-run", "--json").stdout)
     assert whole["messages"] == 4
+
+
+@pytest.mark.usefixtures("parked")
+def test_without_a_terminal_a_discard_needs_yes(run: Run, tmp_path: Path) -> None:
+    refused = run("pipeline", "parked", "discard", str(tmp_path), "a")
+    assert (refused.exit_code, "--yes" in refused.stderr) == (1, True)
+    assert "decided" not in run("pipeline", "parked", "list", str(tmp_path)).stdout
+
+
+@pytest.mark.usefixtures("parked", "on_terminal")
+@pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 0)])
+def test_on_a_terminal_a_discard_shows_the_keys_and_asks(run: Run, tmp_path: Path, answer: str, code: int) -> None:
+    asked = run("pipeline", "parked", "discard", str(tmp_path), "a", stdin=f"{answer}\n")
+    assert (asked.exit_code, "reason" in asked.stderr) == (code, True)
+    assert ("decided" in run("pipeline", "parked", "list", str(tmp_path)).stdout) is (code == 0)
 
 
 @pytest.mark.usefixtures("parked")
@@ -64,7 +79,7 @@ def test_a_pending_decision_is_shown(run: Run, tmp_path: Path) -> None:
     place = str(tmp_path)
     before = run("pipeline", "parked", "list", place).stdout
     assert "decided" not in before
-    assert run("pipeline", "parked", "discard", place, "a", "--first-only").exit_code == 0
+    assert run("pipeline", "parked", "discard", place, "a", "--first-only", "--yes").exit_code == 0
     listed = run("pipeline", "parked", "list", place).stdout
     assert "discard --first-only" in listed
     assert "the running pipeline applies decisions within a second, otherwise its next start does" in listed

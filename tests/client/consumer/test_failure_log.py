@@ -87,4 +87,4 @@ def test_a_body_that_cannot_be_decoded_is_logged_once_with_its_place(caplog: pyt
     run_to_the_end(handler, caplog, policy=HoldKey(retries=16), body=b"not json")
     ((level, text, trace),) = said(caplog)
     assert (level, trace) == ("ERROR", False)
-    assert text.startswith(f"handler failed, lane parked until resumed: {PLACE}: Undecodable(")
+    assert text.startswith(f"handler failed, lane parked until it is redriven: {PLACE}: Undecodable(")

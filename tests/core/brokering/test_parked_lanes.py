@@ -122,6 +122,16 @@ def test_the_failure_of_a_discarded_message_parks_nothing() -> None:
     assert park(lanes, 9, again=8) == Parked(0, (), None)
 
 
+def test_after_a_discard_the_reason_names_the_offset_that_failed() -> None:
+    lanes = table()
+    park(lanes, 4, 5, 6)
+    lanes.discard(K, 4)
+    lanes.discard(K, 5)
+    lane = lanes.get(K)
+    assert lane is not None
+    assert lane.failure == Failure("offset 4 (discarded since): ValueError()", 0)
+
+
 def test_discarding_keeps_messages_after_the_given_offset() -> None:
     lanes = table()
     park(lanes, 4, 6)

@@ -14,6 +14,7 @@ from lanemq.checker.checking import CheckOptions
 from lanemq.checker.checking import check as check_files
 from lanemq.checker.command import print_verdict, with_check_options
 from lanemq.checker.verdict import Report
+from lanemq.model.environment import INSTALL_SPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     help="Spark master, unless spark-submit sets it. All executors must see HISTORY under the same path.",
 )
 def check(spark: bool, master: str, **asked: Any) -> None:
-    """Check the order of a recorded run from its HISTORY files or folders, in JSONL or Parquet.
+    """Check the order of a recorded run.
+
+    HISTORY: files or folders, in JSONL or Parquet.
 
     Exit codes: 0 no violation was found; 1 a violation, which is explained; 2 unknown, because history is missing or
     the run did too little. The verdict with --spark is the same.
@@ -40,7 +43,7 @@ def check(spark: bool, master: str, **asked: Any) -> None:
     try:
         from lanemq.pipelines.audit.job import check_with_spark
     except ImportError as error:
-        raise click.UsageError(f"--spark needs pyspark and pyarrow ({error}): install lanemq[spark]") from error
+        raise click.UsageError(f"--spark needs pyspark and pyarrow ({error}): {INSTALL_SPARK}") from error
 
     def judge(paths: Sequence[Path], options: CheckOptions) -> Report:
         with _spark_session(master) as session:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import click
 
-from lanemq.cli.options import FIRST, LAST, CliError, WrongUsage, asks_server, parse_time
+from lanemq.cli.options import FIRST, LAST, YES, CliError, InOrder, WrongUsage, asks_server, confirm, parse_time
 from lanemq.cli.output import Grid, duration_text, plural, show
 from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.admin.admin import Admin, Position
@@ -18,7 +18,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset, to_millis
 
 
-@click.group()
+@click.group(cls=InOrder)
 def group() -> None:
     """List and describe consumer groups, and reset their offsets."""
 
@@ -92,7 +92,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
 )
 @click.option("--queue", "number", type=click.IntRange(0), metavar="N", help="Reset only this queue.")
 @click.option("--dry-run", is_flag=True, help="Only show what would change.")
-@click.option("--yes", is_flag=True, help="Reset although members are online.")
+@YES
 @asks_server
 def reset(
     group: str, topic: str, to: str, number: int | None, dry_run: bool, yes: bool, server: str, as_json: bool
@@ -108,12 +108,10 @@ def reset(
         plan = admin.reset_offsets(group, topic, to=position, queues=queues, dry_run=True)
         if not plan:
             raise WrongUsage(f"topic {topic} has no queue {number}; see lanemq topic describe {topic}")
-        if members and not dry_run and not yes:
-            raise CliError(
-                f"group {group} has {plural(members, 'member')} online, which may process messages twice: stop them "
-                f"first, or repeat the command with --yes (--dry-run shows what would change)"
-            )
         if not dry_run:
+            online = f"; {plural(members, 'member')} online may process messages twice: stop them first"
+            question = f"the offsets of group {group} in {topic} will be reset{online if members else ''}"
+            confirm(yes, question, _change_grid(plan))
             plan = admin.reset_offsets(group, topic, to=position, queues=queues)
     _show_changes(plan, dry_run, as_json)
 
@@ -206,7 +204,8 @@ def _row(each: QueueProgress) -> tuple[object, ...]:
 def _parked(lanes: Sequence[ParkedLaneView]) -> str:
     """Parked messages are not part of the lag: the committed offset has passed them."""
     count = sum(lane.messages for lane in lanes)
-    return f"{plural(count, 'message')} in {plural(len(lanes), 'parked lane')}; see lanemq parked list"
+    see = f"see lanemq parked list --group {lanes[0].group}"
+    return f"{plural(count, 'message')} in {plural(len(lanes), 'parked lane')}; {see}"
 
 
 def _topics(found: GroupDescription) -> list[str]:
@@ -223,8 +222,12 @@ def _position(text: str) -> Position:
     return AtTime(parse_time(text, "--to"))
 
 
-def _show_changes(plan: tuple[OffsetChange, ...], dry_run: bool, as_json: bool) -> None:
+def _change_grid(plan: tuple[OffsetChange, ...]) -> Grid:
     rows = [(each.queue.topic, each.queue.queue_id, each.before, each.after, _effect(each)) for each in plan]
+    return Grid(("topic", "queue", "offset", "new offset", "effect"), rows)
+
+
+def _show_changes(plan: tuple[OffsetChange, ...], dry_run: bool, as_json: bool) -> None:
     show(
         as_json,
         lambda: {
@@ -240,7 +243,7 @@ def _show_changes(plan: tuple[OffsetChange, ...], dry_run: bool, as_json: bool) 
                 for each in plan
             ],
         },
-        Grid(("topic", "queue", "offset", "new offset", "effect"), rows),
+        _change_grid(plan),
         "nothing was changed (--dry-run)" if dry_run else "offsets were reset",
     )
 

@@ -15,12 +15,9 @@ def history() -> None:
 
 @history.command()
 @click.argument("source", type=click.Path(exists=True, readable=True, path_type=Path))
-@click.option(
-    "--to", "form", type=click.Choice(["parquet"]), default="parquet", show_default=True, help="Target format."
-)
 @click.option("--into", required=True, type=click.Path(file_okay=False, path_type=Path), help="Target folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
-def convert(source: Path, form: str, into: Path, as_json: bool) -> None:
+def convert(source: Path, into: Path, as_json: bool) -> None:
     """Convert the JSONL histories under SOURCE to Parquet.
 
     `lanemq check` gives the same verdict for both.

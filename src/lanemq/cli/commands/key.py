@@ -41,7 +41,7 @@ def _selects_key(command: F) -> F:
 def key(key: str, topic: str | None, group: str | None, server: str, as_json: bool) -> None:
     """Show the messages of KEY, and each group's progress with it.
 
-    The last column says what the key waits for; `lanemq why` prints only that.
+    The last lines say what the key waits for; `lanemq why` prints only that.
     """
     _show(key_facts(key, topic, group, server), as_json)
 
@@ -50,7 +50,7 @@ def key(key: str, topic: str | None, group: str | None, server: str, as_json: bo
 @_selects_key
 @asks_server
 def why(key: str, topic: str | None, group: str | None, server: str, as_json: bool) -> None:
-    """Explain, for each group, what the first unfinished message of KEY waits for."""
+    """Say in one sentence what KEY waits for, for each group."""
     facts = key_facts(key, topic, group, server)
     where = f"key {key}, queue {facts.queue.queue_id} of {facts.queue.topic}"
     show(
@@ -84,7 +84,7 @@ def key_facts(key: str, topic: str | None, group: str | None, server: str) -> Ke
     with Admin(server) as admin:
         names = [group] if group else admin.groups()
         found = (_key_progress(admin, name, server, queue, key, messages) for name in names)
-        groups = _with_parked([each for each in found if each is not None], key, queue, server)
+        groups = _with_parked([each for each in found if each is not None], key, queue, server, messages)
     if group and not groups:
         raise CliError(f"group {group!r} has no offset in queue {queue.queue_id} of {topic}; see lanemq group list")
     return KeyFacts(key, queue, hashed, messages, groups)
@@ -124,10 +124,21 @@ def _ask_owner(found: GroupDescription, known: KeyProgress, server: str, key: st
         return admin.lane_state(found.group, owner, queue, key)
 
 
-def _with_parked(groups: list[KeyProgress], key: str, queue: MessageQueue, server: str) -> list[KeyProgress]:
+def _with_parked(
+    groups: list[KeyProgress], key: str, queue: MessageQueue, server: str, messages: list[Message]
+) -> list[KeyProgress]:
+    """The groups with their parked lanes. What is before a lane is done, and what is behind it is pending."""
     with ParkedAdmin(server) as admin:
         lanes = {lane.group: lane for lane in admin.lanes(topic=queue.topic, key=key) if lane.queue == queue}
-    return [replace(each, parked=lanes.get(each.group)) for each in groups]
+    offsets = [message.queue_offset for message in messages if message.queue == queue]
+    found = []
+    for each in groups:
+        if (lane := lanes.get(each.group)) is not None:
+            done = sum(offset < lane.first for offset in offsets)
+            pending = tuple(offset for offset in each.pending if offset > lane.last)
+            each = replace(each, parked=lane, done=done, pending=pending)
+        found.append(each)
+    return found
 
 
 def _show(facts: KeyFacts, as_json: bool) -> None:
@@ -148,7 +159,8 @@ def _show(facts: KeyFacts, as_json: bool) -> None:
         f"key {key}: queue {queue.queue_id} of {queue.topic} on {queue.broker}, {count}",
         *_other_queues({message.queue for message in messages} - {hashed}, hashed),
         Grid(("queue", "offset", "stored", "tag", "value"), list(map(_message_row, messages)), "no messages found"),
-        Grid(_GROUP_COLUMNS, list(map(_group_row, groups)), "no group reads this topic"),
+        _group_grid(groups),
+        *(printable(f"group {each.group} waits for {each.waits_for}") for each in groups),
     )
 
 
@@ -167,20 +179,26 @@ def _message_row(message: Message) -> tuple[object, ...]:
     return message.queue.queue_id, message.queue_offset, message.stored_at, message.tag, short_text(value)
 
 
-_GROUP_COLUMNS = (
-    *("group", "offset", "done", "pending", "owner", "epoch", "lease left"),
-    *("head", "failed", "next retry", "blocked for", "waits for"),
-)
+_GROUP_COLUMNS = ("group", "offset", "done", "pending", "parked", "owner", "epoch", "lease left")
+_LANE_COLUMNS = ("head", "failed", "next retry", "blocked for")
+"""Shown only if an owner has told about the lane, because the table should fit a terminal."""
+
+
+def _group_grid(groups: list[KeyProgress]) -> Grid:
+    columns: tuple[str, ...] = _GROUP_COLUMNS
+    if any(isinstance(each.lane, LaneView) for each in groups):
+        columns += _LANE_COLUMNS
+    return Grid(columns, [_group_row(each)[: len(columns)] for each in groups], "no group reads this topic")
 
 
 def _group_row(each: KeyProgress) -> tuple[object, ...]:
-    at = each.progress.at
-    lease = duration_text(each.progress.lease_ms)
-    left = each.group, at.offset, each.done, len(each.pending), at.owner, at.epoch, lease
+    at, lease = each.progress.at, duration_text(each.progress.lease_ms)
+    parked = each.parked.messages if each.parked is not None else 0
+    left = each.group, at.offset, each.done, len(each.pending), parked, at.owner, at.epoch, lease
     if not isinstance(lane := each.lane, LaneView):
-        return *left, None, None, None, None, each.waits_for
+        return *left, None, None, None, None
     retry, blocked = duration_text(_millis(lane.retry_in)), duration_text(_millis(lane.blocked_for))
-    return *left, lane.head, lane.attempts, retry, blocked, each.waits_for
+    return *left, lane.head, lane.attempts, retry, blocked
 
 
 def _millis(span: float | None) -> int | None:

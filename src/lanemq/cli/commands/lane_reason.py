@@ -27,9 +27,9 @@ class KeyProgress:
     progress: QueueProgress
     done: int
     pending: tuple[int, ...]
-    """Offsets of the key's messages that the group has not committed."""
+    """Offsets of the key's messages that are neither committed nor parked."""
     parked: ParkedLaneView | None = None
-    """The key's lane, if it is parked; its messages are not among the pending ones."""
+    """The key's lane, if it is parked; its messages are neither done nor pending."""
     lane: LaneView | NoAnswer | None = None
     """The owner's view of the lane; None if there is no owner, or nothing pending."""
 
@@ -67,9 +67,16 @@ def _parked(lane: ParkedLaneView) -> str:
     since = cell(lane.parked_since)
     if lane.status is LaneStatus.REDRIVING:
         return f"its redrive: {plural(lane.messages, 'message')} from offset {lane.first} on run before newer messages"
+    reason = lane.reason or "no reason given"
+    where = (
+        f"after {plural(lane.attempts, 'attempt')} at offset {lane.first}: {reason}"
+        if lane.attempts
+        else f"at {reason}"
+    )
+    wait = "message waits" if lane.messages == 1 else "messages wait"
     return (
-        f"an operator: parked since {since} after {plural(lane.attempts, 'attempt')} at offset {lane.first}, with "
-        f"{plural(lane.messages, 'message')}: {lane.reason or 'no reason given'}; see lanemq parked"
+        f"an operator: parked since {since} {where}; {lane.messages} {wait} from offset {lane.first}; "
+        f"see lanemq parked list --group {lane.group}"
     )
 
 

@@ -14,7 +14,10 @@ from lanemq.model.units import to_millis
 @click.option("--topic", help="Only queues of this topic.")
 @asks_server
 def locks(group: str | None, topic: str | None, server: str, as_json: bool) -> None:
-    """Show which member owns which queue, with the epoch and the time left of the lease."""
+    """Show which member owns which queue.
+
+    For each queue: the owner, the epoch, and the time left of the lease.
+    """
     with Admin(server) as admin:
         held = [each for each in admin.locks(group) if topic in (None, each.queue.topic)]
     held.sort(key=lambda each: (each.group, each.queue))

@@ -1,16 +1,16 @@
 """`lanemq parked`: lists, shows, redrives and discards lanes whose retries are used up.
 
-A discard names the last offset that was read just before, so a message that joined the lane since then stays in it.
-Without `--yes` nothing is discarded.
+A discard names the last offset that was shown, so a message that joined the lane since then stays in it.
 """
 
 import time
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import click
 
-from lanemq.cli.options import CliError, WrongUsage, asks_server
-from lanemq.cli.output import Grid, body_for_json, plural, short_text, show
+from lanemq.cli.options import YES, CliError, InOrder, WrongUsage, asks_server, confirm
+from lanemq.cli.output import Grid, Part, body_for_json, plural, short_text, show
 from lanemq.client.admin.parked import ANY_KEY, AnyKey, ParkedAdmin, ParkedLaneView
 from lanemq.client.message import Message
 from lanemq.model.errors import OffsetNotFound
@@ -18,7 +18,10 @@ from lanemq.model.units import QueueOffset
 from lanemq.wire.properties import PropertyName
 
 PREVIEW_MESSAGES = 5
-"""Messages of each lane that `--dry-run` shows."""
+"""Messages of each lane that `--dry-run` and the question before a discard show."""
+
+_Affected: TypeAlias = tuple[ParkedLaneView, int, list[Message]]
+"""A lane, how many of its messages are concerned, and the first of them."""
 
 GROUP = click.option("--group", required=True, help="Group that the lanes belong to.")
 TOPIC = click.option("--topic", help="Only lanes of this topic.")
@@ -27,7 +30,7 @@ KEYLESS = click.option("--keyless", is_flag=True, help="The lane of messages wit
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 
 
-@click.group()
+@click.group(cls=InOrder)
 def parked() -> None:
     """List, show, redrive and discard parked lanes.
 
@@ -41,7 +44,10 @@ def parked() -> None:
 @TOPIC
 @asks_server
 def list_lanes(group: str | None, topic: str | None, server: str, as_json: bool) -> None:
-    """List parked lanes: number of messages, time of parking, and reason."""
+    """List parked lanes.
+
+    For each lane: number of messages, time of parking, and reason.
+    """
     with ParkedAdmin(server) as admin:
         lanes = admin.lanes(group, topic)
     show(as_json, lambda: list(map(lane_document, lanes)), _lane_grid(lanes, _none_parked(group, topic)))
@@ -59,7 +65,10 @@ def list_lanes(group: str | None, topic: str | None, server: str, as_json: bool)
 def show_lane(
     key: str | None, group: str, topic: str | None, keyless: bool, limit: int, server: str, as_json: bool
 ) -> None:
-    """Show the parked messages of KEY, in the order in which a redrive processes them."""
+    """Show the parked messages of KEY, in order.
+
+    A redrive processes them in this order.
+    """
     with ParkedAdmin(server) as admin:
         (lane,) = _chosen(admin, group, topic, _wanted_key(key, keyless, every=None))
         messages = admin.messages(lane, limit)
@@ -127,7 +136,7 @@ def redrive(
     "--messages", "how_many", required=True, metavar="N|all", help="Discard the first N messages of each lane, or all."
 )
 @DRY_RUN
-@click.option("--yes", is_flag=True, help="Confirm: the group can never process discarded messages.")
+@YES
 @asks_server
 def discard(
     key: str | None,
@@ -151,12 +160,11 @@ def discard(
         if dry_run:
             _preview(admin, lanes, limit, "would be discarded", as_json)
             return
-        if not yes:
-            count = sum(lane.messages if limit is None else min(limit, lane.messages) for lane in lanes)
-            raise CliError(
-                f"{plural(count, 'message')} would be discarded: check with --dry-run, then repeat with --yes"
-            )
-        gone = [(lane, admin.discard(lane, _through(admin, lane, limit))) for lane in lanes]
+        upto = [(lane, _through(admin, lane, limit)) for lane in lanes]
+        count = sum(_affected(lane, limit) for lane in lanes)
+        what = f"{plural(count, 'message')} will be discarded: the group can never process them"
+        confirm(yes, what, *([] if yes else _preview_parts(_first_messages(admin, lanes, limit), "will be discarded")))
+        gone = [(lane, admin.discard(lane, through)) for lane, through in upto]
     show(
         as_json,
         lambda: {"dry_run": False, "discarded": [{**lane_document(lane), "discarded": count} for lane, count in gone]},
@@ -204,14 +212,7 @@ def _count(text: str) -> int | None:
 
 def _preview(admin: ParkedAdmin, lanes: Sequence[ParkedLaneView], limit: int | None, what: str, as_json: bool) -> None:
     """Shows what a command would change: the first messages of each lane, in order."""
-    found = []
-    for lane in lanes:
-        count = lane.messages if limit is None else min(limit, lane.messages)
-        found.append((lane, count, admin.messages(lane, min(count, PREVIEW_MESSAGES))))
-    parts: list[Grid | str] = []
-    for lane, count, messages in found:
-        more = f", the first {len(messages)} of them" if count > len(messages) else ""
-        parts += [f"{_sentence(lane)}: {plural(count, 'message')} {what}{more}", _message_grid(messages)]
+    found = _first_messages(admin, lanes, limit)
     show(
         as_json,
         lambda: {
@@ -221,9 +222,26 @@ def _preview(admin: ParkedAdmin, lanes: Sequence[ParkedLaneView], limit: int | N
                 for lane, count, messages in found
             ],
         },
-        *parts,
+        *_preview_parts(found, what),
         "nothing was changed (--dry-run)",
     )
+
+
+def _first_messages(admin: ParkedAdmin, lanes: Sequence[ParkedLaneView], limit: int | None) -> list[_Affected]:
+    counts = ((lane, _affected(lane, limit)) for lane in lanes)
+    return [(lane, count, admin.messages(lane, min(count, PREVIEW_MESSAGES))) for lane, count in counts]
+
+
+def _preview_parts(found: Sequence[_Affected], what: str) -> list[Part]:
+    parts: list[Part] = []
+    for lane, count, messages in found:
+        more = f", the first {len(messages)} of them" if count > len(messages) else ""
+        parts += [f"{_sentence(lane)}: {plural(count, 'message')} {what}{more}", _message_grid(messages)]
+    return parts
+
+
+def _affected(lane: ParkedLaneView, limit: int | None) -> int:
+    return lane.messages if limit is None else min(limit, lane.messages)
 
 
 def _none_parked(group: str | None, topic: str | None, key: str | AnyKey | None = ANY_KEY) -> str:

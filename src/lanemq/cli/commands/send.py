@@ -58,10 +58,11 @@ def send(
     server: str,
     as_json: bool,
 ) -> None:
-    """Send VALUE, or each line of a file, to TOPIC, and print where each message is stored.
+    """Send VALUE, or each line of a file, to TOPIC.
 
-    The command stops at the first failure. The error says how many messages are stored and where to resume. With
-    --json, stdout then has an object with "error", "stored", "go_on_from", "stored_after" and "receipts".
+    Prints where each message is stored. The command stops at the first failure. The error says how many messages are
+    stored and where to resume. With --json, stdout then has an object with "error", "stored", "go_on_from",
+    "stored_after" and "receipts".
     """
     if (value is None) == (source is None):
         raise click.UsageError("give either VALUE or --file (--file - reads stdin)")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from lanemq.cli.options import FIRST, LAST, asks_server, parse_time
+from lanemq.cli.options import FIRST, LAST, connects, json_lines_option, parse_time
 from lanemq.cli.output import body_for_json, cell, printable, to_json
 from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.consumer.tag_filter import tag_filter
@@ -44,13 +44,14 @@ MessageFilter = Callable[[Message], bool]
     help="Stop after this many messages; with --from last, show the newest ones.",
 )
 @click.option("--follow", "-f", is_flag=True, help="Keep showing new messages until Ctrl-C.")
-@asks_server
+@json_lines_option("message")
+@connects
 def tail(
     topic: str, key: str | None, tag: str, start: str, count: int | None, follow: bool, server: str, as_json: bool
 ) -> None:
     """Show messages of TOPIC: time, queue@offset, key, [tag], value.
 
-    By default the last ten messages are shown. With --json each message is one line of JSON. Messages of one queue are
+    By default the last ten messages are shown. Messages of one queue are
     shown in their order, messages of different queues by the time when they were stored.
     """
     wanted = _wanted(key, tag)

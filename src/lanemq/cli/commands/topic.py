@@ -2,14 +2,14 @@
 
 import click
 
-from lanemq.cli.options import CliError, asks_server
+from lanemq.cli.options import YES, CliError, InOrder, asks_server, confirm
 from lanemq.cli.output import Grid, plural, show
 from lanemq.client.admin.admin import DEFAULT_QUEUES, Admin
 from lanemq.client.admin.views import QueueBounds, TopicDescription
 from lanemq.model.errors import TopicNotFound
 
 
-@click.group()
+@click.group(cls=InOrder)
 def topic() -> None:
     """Create, list, describe and delete topics."""
 
@@ -20,7 +20,7 @@ def topic() -> None:
     "--queues",
     type=click.IntRange(1),
     metavar="N",
-    help=f"Number of queues, the most consumers of a group that can share the topic.  [default: {DEFAULT_QUEUES}]",
+    help=f"Number of queues; at most this many consumers of a group share the topic.  [default: {DEFAULT_QUEUES}]",
 )
 @click.option(
     "--ordered",
@@ -86,7 +86,10 @@ def list_topics(server: str, as_json: bool) -> None:
 @click.argument("name")
 @asks_server
 def describe(name: str, server: str, as_json: bool) -> None:
-    """Show the queues of topic NAME: which offsets they hold, and when they were last written to."""
+    """Show the queues of topic NAME.
+
+    For each queue: which offsets it holds, and when it was last written to.
+    """
     with Admin(server) as admin:
         found = admin.describe_topic(name)
     rows = [
@@ -104,18 +107,16 @@ def describe(name: str, server: str, as_json: bool) -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@YES
 @asks_server
 def delete(name: str, yes: bool, server: str, as_json: bool) -> None:
-    """Delete topic NAME with all its messages and all groups' offsets in it."""
+    """Delete topic NAME.
+
+    Its messages and all groups' offsets in it are deleted too.
+    """
     with Admin(server) as admin:
         messages = _messages(_existing(admin, name))
-        if not yes:
-            click.confirm(
-                f"Delete topic {name} with {plural(messages, 'message')}? (--yes skips this question)",
-                abort=True,
-                err=True,
-            )
+        confirm(yes, f"topic {name} will be deleted, with {plural(messages, 'message')} and all groups' offsets in it")
         admin.delete_topic(name)
     show(
         as_json,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lanemq.cli.options import CliError, WrongUsage, json_option
+from lanemq.cli.options import CliError, InOrder, WrongUsage, json_lines_option, json_option
 from lanemq.cli.output import Grid, show
 from lanemq.cli.pipeline.dead_letters import dead_letters
 from lanemq.cli.pipeline.loading import pipeline_security_options, refused, secured, with_flags
@@ -23,6 +23,7 @@ from lanemq.cli.pipeline.run_output import (
     unfinished_keys,
 )
 from lanemq.cli.pipeline.status import status
+from lanemq.model.environment import INSTALL_SPARK
 
 if TYPE_CHECKING:
     from lanemq.pipelines.pipeline import Pipeline
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-class NeedsSpark(click.Group):
+class NeedsSpark(InOrder):
     """A group of commands that reports a missing package of Spark in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -40,7 +41,7 @@ class NeedsSpark(click.Group):
             package = (missing.name or "").partition(".")[0]
             if package not in ("pyspark", "pyarrow", "numpy", "deltalake"):
                 raise
-            raise CliError(f"pipelines need {package}: pip install 'lanemq[spark]', and Java 17 or newer") from missing
+            raise CliError(f"pipelines need {package}: {INSTALL_SPARK}, and Java 17 or newer") from missing
 
 
 @click.group(cls=NeedsSpark)
@@ -50,11 +51,6 @@ def pipeline() -> None:
     Relative paths in the file (checkpoint, sinks, history) are relative to the working directory, not to the file.
     Modules that the file imports are searched in the file's folder.
     """
-
-
-pipeline.add_command(status)
-pipeline.add_command(parked)
-pipeline.add_command(dead_letters)
 
 
 @pipeline.command()
@@ -82,7 +78,7 @@ pipeline.add_command(dead_letters)
 @click.option("--quiet", is_flag=True, help="Print only errors.")
 @click.option("--traceback", is_flag=True, help="Show Spark's full error.")
 @click.option("--verbose", is_flag=True, help="Show all output of Spark and its workers.")
-@json_option
+@json_lines_option("batch")
 @pipeline_security_options
 def run(
     file: Path,
@@ -103,8 +99,8 @@ def run(
 ) -> None:
     """Run the pipeline that FILE declares.
 
-    SIGTERM or Ctrl-C stops it after the current batch; a second signal ends it at once. --json prints one line per
-    batch. Spark's own output goes to lanemq/spark.log in the checkpoint, unless --verbose is given.
+    SIGTERM or Ctrl-C stops it after the current batch; a second signal ends it at once. Spark's own output goes to
+    lanemq/spark.log in the checkpoint, unless --verbose is given.
 
     Relative paths in FILE are relative to the working directory, not to FILE.
 
@@ -162,6 +158,11 @@ def check(file: Path, as_json: bool) -> None:
         Grid(columns, rows),
         "no errors found (Spark and the broker were not used)",
     )
+
+
+pipeline.add_command(status)
+pipeline.add_command(parked)
+pipeline.add_command(dead_letters)
 
 
 def _end(reports: list[str], failed: bool, quiet: bool) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lanemq.cli.options import json_option
-from lanemq.cli.output import Grid, body_for_json, plural, show
+from lanemq.cli.options import InOrder, json_option
+from lanemq.cli.output import Grid, body_for_json, cell, plural, show
 from lanemq.cli.pipeline.loading import (
     APPLIED_LATER,
     FILE_OR_CHECKPOINT,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LATE = "they come late: after everything that their keys have by then, and once each"
 
 
-@click.group("dead-letters")
+@click.group("dead-letters", cls=InOrder)
 def dead_letters() -> None:
     """List and show dead letters, and redrive them.
 
@@ -71,9 +71,9 @@ def list_dead_letters(place: Path, name: str | None, key: str | None, everything
 @json_option
 @pipeline_security_options
 def show_dead_letter(place: Path, id: str, name: str | None, as_json: bool) -> None:
-    """Show the dead letter ID (topic/broker/queue/offset) with its body.
+    """Show the dead letter ID with its body.
 
-    A message that was given up several times is listed once for each time.
+    An ID is topic/broker/queue/offset. A message that was given up several times is listed once for each time.
     """
     with refused():
         found = dead_letters_at(place, name).show(id)
@@ -82,7 +82,7 @@ def show_dead_letter(place: Path, id: str, name: str | None, as_json: bool) -> N
     show(
         as_json,
         lambda: [_document(each) | {"value": body_for_json(each.value or b"")} for each in found],
-        f"{id}: key {last.key}, message id {last.message_id}, stored {last.stored_at}",
+        f"{id}: key {last.key}, message id {last.message_id}, stored {cell(last.stored_at)}",
         Grid(("state", "batch", "attempts", "reason"), rows),
         Grid(("value",), [(last.value,)]),
     )

@@ -58,6 +58,9 @@ def declared_at(place: Path, name: str | None) -> "Pipeline | None":
     """The pipeline that the file declares; None if `place` is a checkpoint folder."""
     if place.is_dir():
         return None
+    if not place.exists():
+        what = "give a .toml or .py file that declares a pipeline, or its checkpoint"
+        raise UsageError(f"{place}: there is no such file or folder; {what}")
     from lanemq.pipelines.declare.files import load
 
     return load(place, name, with_flags)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lanemq.cli.options import json_option
+from lanemq.cli.options import YES, InOrder, confirm, json_option
 from lanemq.cli.output import Grid, body_for_json, plural, show
 from lanemq.cli.pipeline.loading import (
     APPLIED_LATER,
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _DECIDED = {"redrive": "redrive", "discard": "discard", "discard_first": "discard --first-only"}
 
 
-@click.group()
+@click.group(cls=InOrder)
 def parked() -> None:
-    """List and show held and parked keys, and redrive or discard their messages.
+    """List, show, redrive and discard held and parked keys.
 
     A key is held while it waits for its next retry or a missing message, and parked when its retries are used up.
     """
@@ -103,7 +103,10 @@ _DRY = click.option("--dry-run", is_flag=True, help="Only show what would be don
 @json_option
 @pipeline_security_options
 def redrive(place: Path, key: str | None, everything: bool, dry_run: bool, name: str | None, as_json: bool) -> None:
-    """Process the waiting messages of KEY again, in order, before newer messages of the key."""
+    """Process the waiting messages of KEY again.
+
+    They are processed in order, before newer messages of the key.
+    """
     lanes = parked_lanes_at(place, name)
     chosen = _chosen(lanes, key, everything)
     if not dry_run:
@@ -117,27 +120,36 @@ def redrive(place: Path, key: str | None, everything: bool, dry_run: bool, name:
 @_ALL
 @click.option("--first-only", is_flag=True, help="Only the message that failed; those after it are retried.")
 @_DRY
+@YES
 @NAME
 @json_option
 @pipeline_security_options
 def discard(
-    place: Path, key: str | None, everything: bool, first_only: bool, dry_run: bool, name: str | None, as_json: bool
+    place: Path,
+    key: str | None,
+    everything: bool,
+    first_only: bool,
+    dry_run: bool,
+    yes: bool,
+    name: str | None,
+    as_json: bool,
 ) -> None:
-    """Discard the waiting messages of KEY: they become dead letters, and the key continues."""
+    """Turn the waiting messages of KEY into dead letters.
+
+    The key continues without them.
+    """
     lanes = parked_lanes_at(place, name)
     chosen = _chosen(lanes, key, everything)
-    if not dry_run:
-        lanes.discard(key, everything=everything, first_only=first_only)
     messages = len(chosen) if first_only else _waiting(chosen)
     behind = _waiting(chosen) - messages
     what = "turned into a dead letter" if messages == 1 else "turned into dead letters"
-    _report(
-        f"{what} (and {plural(behind, 'later message')} retried)" if behind else what,
-        chosen,
-        messages,
-        dry_run,
-        as_json,
-    )
+    what += f" (and {plural(behind, 'later message')} retried)" if behind else ""
+    if not dry_run:
+        rows = [(each.lane, each.why.value, len(each.messages), each.reason) for each in chosen]
+        question = f"{plural(messages, 'message')} of {plural(len(chosen), 'key')} will be {what}"
+        confirm(yes, question, Grid(("key", "state", "messages", "reason"), rows))
+        lanes.discard(key, everything=everything, first_only=first_only)
+    _report(what, chosen, messages, dry_run, as_json)
 
 
 def _chosen(lanes: "ParkedLanes", key: str | None, everything: bool) -> "list[HeldLane]":

@@ -39,9 +39,10 @@ UNKNOWN = "unknown"
 @json_option
 @pipeline_security_options
 def status(place: Path, name: str | None, as_json: bool) -> None:
-    """Show batches, starts, held and parked keys, dead letters and lag of a pipeline.
+    """Show the progress of a pipeline, running or not.
 
-    The lag is counted from the last finished batch: offsets come from the checkpoint, ends from the broker.
+    Shows batches, starts, held and parked keys, dead letters and lag. The lag is counted from the last finished batch:
+    offsets come from the checkpoint, ends from the broker.
     """
     from lanemq.pipelines.checkpoint.checkpoint import SparkLog, epoch_of, holder_of, identity_of, stage_folder
     from lanemq.pipelines.operate.parked import parked

@@ -155,12 +155,17 @@ class ParkedLaneTable:
         return True
 
     def discard(self, name: LaneName, through: int) -> tuple[int, ...]:
-        """Remove the lane's messages up to and including an offset, so that messages the operator has not seen stay."""
+        """Remove the lane's messages up to and including an offset, so that messages the operator has not seen stay.
+
+        The message that failed is among them. The rest was not tried yet: 0 attempts, and the reason says so.
+        """
         lane = self.get(name)
         if lane is None:
             return ()
         removed = self._remove(lane, [offset for offset in lane.messages if offset <= through])
         if removed:
+            if lane.status is LaneStatus.PARKED and lane.failure.attempts:
+                lane.failure = Failure(f"offset {removed[0]} (discarded since): {lane.failure.reason}", 0)
             self._changed(name.place)
         return removed
 

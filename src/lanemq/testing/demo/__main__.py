@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from lanemq.checker.checking import CheckOptions, check
+from lanemq.cli.output import PIPE_WIDTH
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import LaneError
 from lanemq.testing.demo import summary
@@ -28,7 +29,7 @@ def main(orders: int, folder: Path, master: str) -> None:
     """Run the main job and check its result."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    run, console = DemoRun(folder, orders), Console()
+    run, console = DemoRun(folder, orders), Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     try:
         verdict = _run(run, master, console)
     except LaneError as error:

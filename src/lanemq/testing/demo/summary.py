@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lanemq.checker.verdict import Report, Verdict
-from lanemq.testing.demo.plan import CONSUMER_GROUP, checkpoint_folder, table_folder
+from lanemq.testing.demo.plan import CONSUMER_GROUP, PIPELINE_GROUP, checkpoint_folder, table_folder
 from lanemq.testing.demo.result import MAX_SHOWN, TableVerdict
 from lanemq.testing.demo.run import DemoRun
 
@@ -95,7 +95,8 @@ def _print_commands(run: DemoRun, verdicts: Verdicts, console: Console) -> None:
         _about_redelivery(_redelivered(verdicts)),
         f"the table: {table_folder(run.folder)} (Delta)",
         f"check the histories again: {command} check {run.history} --drained",
-        "  (group pipeline-orders there is the table: its messages are applied as rows, not finished by a handler)",
+        f"  (groups {PIPELINE_GROUP} and pipeline-orders there are the pipeline as reader and as writer: it applies "
+        f"rows, so no handler finishes messages, and both say finished 0)",
         f"the same broker again: {command} broker --data {run.folder / 'data'} --listen {run.address}",
         f"while it runs, the pipeline's batches, lanes and lag: "
         f"{command} pipeline status {checkpoint_folder(run.folder)}",

@@ -345,7 +345,7 @@ def _log_failure(run: MessageRun, end: RunEnd, finished: MessageFinished) -> Non
     if verdict and finished.why is not Why.PARKED:
         log.info("handler decided, attempt %d: %s: %r", run.attempt, place, error)
     elif finished.why is Why.PARKED:
-        log.error("handler failed, lane parked until resumed: %s: %r", place, error, exc_info=trace)
+        log.error("handler failed, lane parked until it is redriven: %s: %r", place, error, exc_info=trace)
     elif finished.why is Why.HELD:
         log.warning("handler failed, attempt %d, trying again: %s: %r", run.attempt, place, error, exc_info=trace)
     elif finished.why is Why.SENT_BACK:
