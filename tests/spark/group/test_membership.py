@@ -1,7 +1,9 @@
 """A query as a member of a consumer group: one owner per queue, hand-over in both directions, stale drivers fenced."""
 
 import json
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from tests.spark.spark_driver import Checkpoint, Query, places, send, until, val
 
 from lanemq import App, Message
 from lanemq.client.admin.admin import Admin
+from lanemq.core.consuming.queue_lease import LANE_TIMES
 from lanemq.model.errors import GroupNotFound, LeaseLost
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.spark.group.member_calls import MemberCalls
@@ -114,6 +117,39 @@ def test_a_query_that_joins_continues_where_a_consumer_stopped(broker: EmbeddedB
             assert {queue for queue, _ in places(rows)} == mine
             until(lambda: len(member.handled) + len(rows) == 140)
             assert not set(places(rows)) & set(member.handled)
+
+
+def test_a_driver_that_falls_silent_is_replaced_and_joins_again(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    """Its connection stays open, as when its machine is frozen."""
+    send(broker.address, topic, range(40))
+    with Query(servers=broker.address, topic=topic, group=group) as query, Member(broker.address, group, topic):
+
+        def shared() -> bool:
+            query.everything()
+            names = list(owners(broker.address, group).values())
+            return len(set(names)) == 2 and me(query) in names
+
+        until(shared)
+        with membership_of(query)._lock:  # its thread waits for it
+            until(lambda: len(found := owners(broker.address, group)) == 2 and me(query) not in found.values())
+        until(shared)
+
+
+def test_a_driver_without_queues_stays_a_member(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    """It shows that it is alive without lock requests; a lease later it is still there."""
+    options = {"servers": broker.address, "topic": topic, "group": group}
+    send(broker.address, topic, range(4))
+    with ExitStack() as stack:
+        queries = [stack.enter_context(Query(**options)) for _ in range(3)]
+        admin = stack.enter_context(Admin(broker.address))
+        for query in queries:
+            query.everything()
+        began = time.monotonic()
+        seen: list[int] = []
+        while time.monotonic() < began + LANE_TIMES.broker_lease + 1:
+            seen.append(len(admin.describe_group(group).members))
+            time.sleep(0.1)
+        assert set(seen[len(seen) // 2 :]) == {3}
 
 
 def test_a_consumer_that_joins_gets_a_queue_only_when_the_running_batch_is_done(
