@@ -74,6 +74,9 @@ def test_public_class_names_are_unique_in_the_package() -> None:
 
 # public names and errors
 
+HAS_SPARK = importlib.util.find_spec("pyspark") is not None
+"""Whether the extra `lanemq[spark]` is installed."""
+
 
 @pytest.mark.parametrize("name", lanemq.__all__)
 def test_a_public_name_exists_and_is_documented(name: str) -> None:
@@ -83,13 +86,15 @@ def test_a_public_name_exists_and_is_documented(name: str) -> None:
 
 def test_type_checkers_see_the_same_public_names_as_a_running_program() -> None:
     """The names are written twice, because a running program imports each one at its first use."""
-    tree = ast.parse((SOURCE / "__init__.py").read_text("utf-8"))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    typed = {
-        each.module: tuple(name.name for name in each.names) for each in block.body if isinstance(each, ast.ImportFrom)
-    }
-    assert typed == lanemq._HOMES
-    assert sorted(lanemq.__all__) == sorted(name for names in typed.values() for name in names)
+    for package in (lanemq, *([importlib.import_module("lanemq.pipelines")] if HAS_SPARK else [])):
+        tree = ast.parse(Path(package.__file__ or "").read_text("utf-8"))
+        (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+        typed = {
+            name.name: each.module for each in block.body if isinstance(each, ast.ImportFrom) for name in each.names
+        }
+        assert package.__all__ == sorted(typed)
+        for name, module in typed.items():
+            assert getattr(package, name) is getattr(importlib.import_module(module or ""), name), name
 
 
 def test_a_name_that_is_not_public_cannot_be_imported_from_lanemq() -> None:
@@ -105,10 +110,6 @@ def test_an_import_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert heavy & set(out.stdout.split()) == set()
-
-
-HAS_SPARK = importlib.util.find_spec("pyspark") is not None
-"""Whether the extra `lanemq[spark]` is installed."""
 
 
 def own_exceptions() -> Iterator[type[BaseException]]:

@@ -4,188 +4,192 @@ The public names, each imported on first use, so that a program that only sends 
 command line starts quickly.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lanemq.model.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from lanemq.client.admin.admin import Admin
-    from lanemq.client.admin.parked import ParkedAdmin
-    from lanemq.client.admin.views import AtOffset, AtTime
-    from lanemq.client.consumer.app import App
-    from lanemq.client.consumer.async_consumer import AsyncConsumer
-    from lanemq.client.consumer.consumer import Consumer
-    from lanemq.client.consumer.options import Sharing, StartFrom
-    from lanemq.client.consumer.pull_consumer import PullConsumer
-    from lanemq.client.consumer.push_consumer import PushConsumer
-    from lanemq.client.consumer.turns.handler import (
-        ConcurrentlyContext,
-        ConcurrentlyStatus,
-        OrderlyContext,
-        OrderlyStatus,
-        Retry,
-        Skip,
-        ToDeadLetter,
+    from lanemq.client.admin.admin import Admin as Admin
+    from lanemq.client.admin.parked import ParkedAdmin as ParkedAdmin
+    from lanemq.client.admin.parked import ParkedLaneView as ParkedLaneView
+    from lanemq.client.admin.views import AtOffset as AtOffset
+    from lanemq.client.admin.views import AtTime as AtTime
+    from lanemq.client.admin.views import GroupDescription as GroupDescription
+    from lanemq.client.admin.views import GroupMember as GroupMember
+    from lanemq.client.admin.views import GroupQueue as GroupQueue
+    from lanemq.client.admin.views import LaneStateView as LaneStateView
+    from lanemq.client.admin.views import LeaseView as LeaseView
+    from lanemq.client.admin.views import NoAnswer as NoAnswer
+    from lanemq.client.admin.views import OffsetChange as OffsetChange
+    from lanemq.client.admin.views import QueueBounds as QueueBounds
+    from lanemq.client.admin.views import TopicDescription as TopicDescription
+    from lanemq.client.codec import Codec as Codec
+    from lanemq.client.consumer.app import App as App
+    from lanemq.client.consumer.async_consumer import AsyncConsumer as AsyncConsumer
+    from lanemq.client.consumer.consumer import Consumer as Consumer
+    from lanemq.client.consumer.inspection import ConsumerSnapshot as ConsumerSnapshot
+    from lanemq.client.consumer.inspection import HeldQueue as HeldQueue
+    from lanemq.client.consumer.options import ConsumerSettings as ConsumerSettings
+    from lanemq.client.consumer.options import Sharing as Sharing
+    from lanemq.client.consumer.options import StartFrom as StartFrom
+    from lanemq.client.consumer.pull_consumer import PullConsumer as PullConsumer
+    from lanemq.client.consumer.push_consumer import PushConsumer as PushConsumer
+    from lanemq.client.consumer.turns.handler import ConcurrentListener as ConcurrentListener
+    from lanemq.client.consumer.turns.handler import ConcurrentlyContext as ConcurrentlyContext
+    from lanemq.client.consumer.turns.handler import ConcurrentlyStatus as ConcurrentlyStatus
+    from lanemq.client.consumer.turns.handler import OrderlyContext as OrderlyContext
+    from lanemq.client.consumer.turns.handler import OrderlyListener as OrderlyListener
+    from lanemq.client.consumer.turns.handler import OrderlyStatus as OrderlyStatus
+    from lanemq.client.consumer.turns.handler import Retry as Retry
+    from lanemq.client.consumer.turns.handler import Skip as Skip
+    from lanemq.client.consumer.turns.handler import ToDeadLetter as ToDeadLetter
+    from lanemq.client.message import Message as Message
+    from lanemq.client.producer.async_producer import AsyncProducer as AsyncProducer
+    from lanemq.client.producer.base import SendArguments as SendArguments
+    from lanemq.client.producer.freezes import Frozen as Frozen
+    from lanemq.client.producer.options import ProducerSettings as ProducerSettings
+    from lanemq.client.producer.producer import Producer as Producer
+    from lanemq.client.receipt import Receipt as Receipt
+    from lanemq.client.receipt import StoredAs as StoredAs
+    from lanemq.client.security import SecuritySettings as SecuritySettings
+    from lanemq.clock import Clock as Clock
+    from lanemq.core.backoff import Backoff as Backoff
+    from lanemq.core.consuming.flow_control import FlowLimits as FlowLimits
+    from lanemq.core.consuming.queue_lease import LeaseTimes as LeaseTimes
+    from lanemq.core.consuming.retry_policy import RETRY_FOREVER as RETRY_FOREVER
+    from lanemq.core.consuming.retry_policy import DeadLetter as DeadLetter
+    from lanemq.core.consuming.retry_policy import FailurePolicy as FailurePolicy
+    from lanemq.core.consuming.retry_policy import HoldKey as HoldKey
+    from lanemq.core.consuming.retry_policy import HoldQueue as HoldQueue
+    from lanemq.core.consuming.retry_policy import Park as Park
+    from lanemq.core.parked_lane import LaneStatus as LaneStatus
+    from lanemq.core.sending.sharding import by_hash as by_hash
+    from lanemq.core.sending.sharding import by_int_modulo as by_int_modulo
+    from lanemq.errors import BrokerRefused as BrokerRefused
+    from lanemq.errors import Closed as Closed
+    from lanemq.errors import CodecError as CodecError
+    from lanemq.errors import ConnectFailed as ConnectFailed
+    from lanemq.errors import ConnectionLost as ConnectionLost
+    from lanemq.errors import Dropped as Dropped
+    from lanemq.errors import InvalidOption as InvalidOption
+    from lanemq.errors import LaneError as LaneError
+    from lanemq.errors import LaneFrozen as LaneFrozen
+    from lanemq.errors import MessageTooLarge as MessageTooLarge
+    from lanemq.errors import MissingKey as MissingKey
+    from lanemq.errors import NotAllowed as NotAllowed
+    from lanemq.errors import OrderError as OrderError
+    from lanemq.errors import ProducerFenced as ProducerFenced
+    from lanemq.errors import RequestTimedOut as RequestTimedOut
+    from lanemq.errors import TlsFailed as TlsFailed
+    from lanemq.errors import TopicNotFound as TopicNotFound
+    from lanemq.errors import TransportError as TransportError
+    from lanemq.errors import Undecodable as Undecodable
+    from lanemq.errors import UsageError as UsageError
+    from lanemq.model.queue import MessageQueue as MessageQueue
+    from lanemq.model.stamp import Stamp as Stamp
+    from lanemq.net.security import TlsOptions as TlsOptions
+    from lanemq.wire.signing import Credentials as Credentials
+else:
+    __all__, __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "lanemq.client.admin.admin": ("Admin",),
+            "lanemq.client.admin.parked": (
+                "ParkedAdmin",
+                "ParkedLaneView",
+            ),
+            "lanemq.client.admin.views": (
+                "AtOffset",
+                "AtTime",
+                "GroupDescription",
+                "GroupMember",
+                "GroupQueue",
+                "LaneStateView",
+                "LeaseView",
+                "NoAnswer",
+                "OffsetChange",
+                "QueueBounds",
+                "TopicDescription",
+            ),
+            "lanemq.client.codec": ("Codec",),
+            "lanemq.client.consumer.app": ("App",),
+            "lanemq.client.consumer.async_consumer": ("AsyncConsumer",),
+            "lanemq.client.consumer.consumer": ("Consumer",),
+            "lanemq.client.consumer.inspection": (
+                "ConsumerSnapshot",
+                "HeldQueue",
+            ),
+            "lanemq.client.consumer.options": (
+                "ConsumerSettings",
+                "Sharing",
+                "StartFrom",
+            ),
+            "lanemq.client.consumer.pull_consumer": ("PullConsumer",),
+            "lanemq.client.consumer.push_consumer": ("PushConsumer",),
+            "lanemq.client.consumer.turns.handler": (
+                "ConcurrentListener",
+                "ConcurrentlyContext",
+                "ConcurrentlyStatus",
+                "OrderlyContext",
+                "OrderlyListener",
+                "OrderlyStatus",
+                "Retry",
+                "Skip",
+                "ToDeadLetter",
+            ),
+            "lanemq.client.message": ("Message",),
+            "lanemq.client.producer.async_producer": ("AsyncProducer",),
+            "lanemq.client.producer.base": ("SendArguments",),
+            "lanemq.client.producer.freezes": ("Frozen",),
+            "lanemq.client.producer.options": ("ProducerSettings",),
+            "lanemq.client.producer.producer": ("Producer",),
+            "lanemq.client.receipt": (
+                "Receipt",
+                "StoredAs",
+            ),
+            "lanemq.client.security": ("SecuritySettings",),
+            "lanemq.clock": ("Clock",),
+            "lanemq.core.backoff": ("Backoff",),
+            "lanemq.core.consuming.flow_control": ("FlowLimits",),
+            "lanemq.core.consuming.queue_lease": ("LeaseTimes",),
+            "lanemq.core.consuming.retry_policy": (
+                "DeadLetter",
+                "FailurePolicy",
+                "HoldKey",
+                "HoldQueue",
+                "Park",
+                "RETRY_FOREVER",
+            ),
+            "lanemq.core.parked_lane": ("LaneStatus",),
+            "lanemq.core.sending.sharding": (
+                "by_hash",
+                "by_int_modulo",
+            ),
+            "lanemq.errors": (
+                "BrokerRefused",
+                "Closed",
+                "CodecError",
+                "ConnectFailed",
+                "ConnectionLost",
+                "Dropped",
+                "InvalidOption",
+                "LaneError",
+                "LaneFrozen",
+                "MessageTooLarge",
+                "MissingKey",
+                "NotAllowed",
+                "OrderError",
+                "ProducerFenced",
+                "RequestTimedOut",
+                "TlsFailed",
+                "TopicNotFound",
+                "TransportError",
+                "Undecodable",
+                "UsageError",
+            ),
+            "lanemq.model.queue": ("MessageQueue",),
+            "lanemq.model.stamp": ("Stamp",),
+            "lanemq.net.security": ("TlsOptions",),
+            "lanemq.wire.signing": ("Credentials",),
+        },
     )
-    from lanemq.client.message import Message
-    from lanemq.client.producer.async_producer import AsyncProducer
-    from lanemq.client.producer.producer import Producer
-    from lanemq.client.receipt import Receipt, StoredAs
-    from lanemq.core.backoff import Backoff
-    from lanemq.core.consuming.flow_control import FlowLimits
-    from lanemq.core.consuming.queue_lease import LeaseTimes
-    from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey, HoldQueue, Park
-    from lanemq.core.sending.sharding import by_hash, by_int_modulo
-    from lanemq.errors import (
-        BrokerRefused,
-        Closed,
-        CodecError,
-        ConnectFailed,
-        ConnectionLost,
-        Dropped,
-        InvalidOption,
-        LaneError,
-        LaneFrozen,
-        MessageTooLarge,
-        MissingKey,
-        NotAllowed,
-        OrderError,
-        ProducerFenced,
-        RequestTimedOut,
-        TlsFailed,
-        TopicNotFound,
-        TransportError,
-        Undecodable,
-        UsageError,
-    )
-    from lanemq.model.queue import MessageQueue
-    from lanemq.net.security import TlsOptions
-    from lanemq.wire.signing import Credentials
-
-_HOMES = {
-    "lanemq.client.admin.admin": ("Admin",),
-    "lanemq.client.admin.views": ("AtOffset", "AtTime"),
-    "lanemq.client.consumer.app": ("App",),
-    "lanemq.client.consumer.async_consumer": ("AsyncConsumer",),
-    "lanemq.client.producer.async_producer": ("AsyncProducer",),
-    "lanemq.client.consumer.consumer": ("Consumer",),
-    "lanemq.client.consumer.options": ("Sharing", "StartFrom"),
-    "lanemq.client.consumer.turns.handler": (
-        "ConcurrentlyContext",
-        "ConcurrentlyStatus",
-        "OrderlyContext",
-        "OrderlyStatus",
-        "Retry",
-        "Skip",
-        "ToDeadLetter",
-    ),
-    "lanemq.client.message": ("Message",),
-    "lanemq.client.admin.parked": ("ParkedAdmin",),
-    "lanemq.client.producer.producer": ("Producer",),
-    "lanemq.client.consumer.pull_consumer": ("PullConsumer",),
-    "lanemq.client.consumer.push_consumer": ("PushConsumer",),
-    "lanemq.client.receipt": ("Receipt", "StoredAs"),
-    "lanemq.core.backoff": ("Backoff",),
-    "lanemq.core.consuming.flow_control": ("FlowLimits",),
-    "lanemq.core.consuming.queue_lease": ("LeaseTimes",),
-    "lanemq.core.consuming.retry_policy": ("DeadLetter", "HoldKey", "HoldQueue", "Park"),
-    "lanemq.core.sending.sharding": ("by_hash", "by_int_modulo"),
-    "lanemq.errors": (
-        "BrokerRefused",
-        "Closed",
-        "CodecError",
-        "ConnectFailed",
-        "ConnectionLost",
-        "Dropped",
-        "InvalidOption",
-        "LaneError",
-        "LaneFrozen",
-        "MessageTooLarge",
-        "MissingKey",
-        "NotAllowed",
-        "OrderError",
-        "ProducerFenced",
-        "RequestTimedOut",
-        "TlsFailed",
-        "TopicNotFound",
-        "TransportError",
-        "Undecodable",
-        "UsageError",
-    ),
-    "lanemq.model.queue": ("MessageQueue",),
-    "lanemq.net.security": ("TlsOptions",),
-    "lanemq.wire.signing": ("Credentials",),
-}
-"""The same for the running program."""
-
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [
-    "Admin",
-    "App",
-    "AsyncConsumer",
-    "AsyncProducer",
-    "AtOffset",
-    "AtTime",
-    "Backoff",
-    "BrokerRefused",
-    "Closed",
-    "CodecError",
-    "ConcurrentlyContext",
-    "ConcurrentlyStatus",
-    "ConnectFailed",
-    "ConnectionLost",
-    "Consumer",
-    "Credentials",
-    "DeadLetter",
-    "Dropped",
-    "FlowLimits",
-    "HoldKey",
-    "HoldQueue",
-    "InvalidOption",
-    "LaneError",
-    "LaneFrozen",
-    "LeaseTimes",
-    "Message",
-    "MessageQueue",
-    "MessageTooLarge",
-    "MissingKey",
-    "NotAllowed",
-    "OrderError",
-    "OrderlyContext",
-    "OrderlyStatus",
-    "Park",
-    "ParkedAdmin",
-    "Producer",
-    "ProducerFenced",
-    "PullConsumer",
-    "PushConsumer",
-    "Receipt",
-    "RequestTimedOut",
-    "Retry",
-    "Sharing",
-    "Skip",
-    "StartFrom",
-    "StoredAs",
-    "TlsFailed",
-    "TlsOptions",
-    "ToDeadLetter",
-    "TopicNotFound",
-    "TransportError",
-    "Undecodable",
-    "UsageError",
-    "by_hash",
-    "by_int_modulo",
-]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"lanemq has no public name {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

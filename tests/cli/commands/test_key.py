@@ -10,7 +10,7 @@ from tests.cli.conftest import Run
 from lanemq.cli.commands.group import QueueProgress
 from lanemq.cli.commands.lane_reason import KeyProgress
 from lanemq.client.admin.admin import Admin, Position
-from lanemq.client.admin.views import AtOffset, GroupQueue, LaneView, NoAnswer
+from lanemq.client.admin.views import AtOffset, GroupQueue, LaneStateView, NoAnswer
 from lanemq.client.consumer.consumer import Consumer
 from lanemq.client.producer.producer import Producer
 from lanemq.core.sending.sharding import pick_queue
@@ -89,7 +89,7 @@ def test_a_finished_key_waits_for_nothing(run: Run, broker: EmbeddedBroker) -> N
     assert group["waits_for"] == "nothing: all messages are finished"
 
 
-def waiting(ahead: int, lane: LaneView | NoAnswer | None, pending: int = 5) -> KeyProgress:
+def waiting(ahead: int, lane: LaneStateView | NoAnswer | None, pending: int = 5) -> KeyProgress:
     at = GroupQueue(HOME, QueueOffset(pending - ahead), QueueOffset(9), owner="m")
     return KeyProgress("g", 1, QueueProgress(at, None, 900), done=0, pending=(pending,), lane=lane)
 

@@ -14,7 +14,7 @@ from tests.cli.conftest import Run
 from lanemq.cli.commands.group import QueueProgress
 from lanemq.cli.commands.lane_reason import KeyProgress
 from lanemq.client.admin.admin import Admin
-from lanemq.client.admin.views import GroupQueue, LaneView, NoAnswer
+from lanemq.client.admin.views import GroupQueue, LaneStateView, NoAnswer
 from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
@@ -202,20 +202,20 @@ def test_the_key_of_an_offline_group_waits_for_a_member(lane: LaneFixture) -> No
     assert lane.why("a")["waits_for"].startswith("a member: no member of the group is online")
 
 
-def told(lane: LaneView | NoAnswer, pending: tuple[int, ...] = (5,)) -> str:
+def told(lane: LaneStateView | NoAnswer, pending: tuple[int, ...] = (5,)) -> str:
     at = GroupQueue(MessageQueue("t", "b", 0), QueueOffset(5), QueueOffset(9), owner="m")
     return KeyProgress("g", 1, QueueProgress(at, None, 700), 0, pending, lane=lane).waits_for
 
 
 @pytest.mark.parametrize("state", [state for state in LaneActivity if state is not LaneActivity.EMPTY])
 def test_every_state_has_a_sentence(state: LaneActivity) -> None:
-    lane = LaneView(state=state.value, order="key", head=QueueOffset(5), blocked_for=1.5, attempts=2, reason="E()")
+    lane = LaneStateView(state=state.value, order="key", head=QueueOffset(5), blocked_for=1.5, attempts=2, reason="E()")
     assert "offset 5" in told(lane)
     assert ", failed 2 times, blocked for 1.5 s: E()" in told(lane)
 
 
 def test_a_key_that_is_not_fetched_shows_how_far_the_owner_is() -> None:
-    lane = LaneView(state="empty", order="key", next_offset=QueueOffset(4), committable=QueueOffset(2))
+    lane = LaneStateView(state="empty", order="key", next_offset=QueueOffset(4), committable=QueueOffset(2))
     assert told(lane) == "its fetch: the owner has fetched up to offset 4; the first unfinished is 2"
 
 

@@ -1,6 +1,5 @@
 """Pipelines from TOML and Python files, and the errors for wrong ones."""
 
-import ast
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-import lanemq.pipelines
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.pipelines import LastState, ParquetSink, Pipeline, Project, SqliteSink, Topic, Transitions
 from lanemq.pipelines.declare.files import load, load_all
@@ -241,19 +239,6 @@ def test_files_of_other_types_and_missing_files_are_refused(write: Write, tmp_pa
         load(write("", "declared.yaml"))
     with pytest.raises(UsageError, match="there is no such file"):
         load(tmp_path / "none.toml")
-
-
-@pytest.mark.parametrize("name", lanemq.pipelines.__all__)
-def test_every_public_name_can_be_imported(name: str) -> None:
-    assert getattr(lanemq.pipelines, name).__name__ == name
-
-
-def test_type_checkers_see_the_same_public_names() -> None:
-    tree = ast.parse(Path(lanemq.pipelines.__file__).read_text("utf-8"))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    typed = {each.module: tuple(n.name for n in each.names) for each in block.body if isinstance(each, ast.ImportFrom)}
-    assert typed == lanemq.pipelines._MODULES
-    assert sorted(lanemq.pipelines.__all__) == sorted(name for names in typed.values() for name in names)
 
 
 def declared(**parts: Any) -> Pipeline:

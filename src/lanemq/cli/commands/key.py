@@ -18,7 +18,7 @@ from lanemq.cli.output import Grid, body_for_json, duration_text, plural, printa
 from lanemq.cli.topic_reader import MAX_FOUND, TopicReader
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
-from lanemq.client.admin.views import GroupDescription, LaneView, NoAnswer
+from lanemq.client.admin.views import GroupDescription, LaneStateView, NoAnswer
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
 from lanemq.core.sending.sharding import pick_queue
@@ -114,7 +114,7 @@ def _key_progress(
     return None
 
 
-def _ask_owner(found: GroupDescription, known: KeyProgress, server: str, key: str) -> LaneView | NoAnswer | None:
+def _ask_owner(found: GroupDescription, known: KeyProgress, server: str, key: str) -> LaneStateView | NoAnswer | None:
     owner, queue = known.progress.at.owner, known.progress.at.queue
     if owner is None:
         return None
@@ -186,7 +186,7 @@ _LANE_COLUMNS = ("head", "failed", "next retry", "blocked for")
 
 def _group_grid(groups: list[KeyProgress]) -> Grid:
     columns: tuple[str, ...] = _GROUP_COLUMNS
-    if any(isinstance(each.lane, LaneView) for each in groups):
+    if any(isinstance(each.lane, LaneStateView) for each in groups):
         columns += _LANE_COLUMNS
     return Grid(columns, [_group_row(each)[: len(columns)] for each in groups], "no group reads this topic")
 
@@ -195,7 +195,7 @@ def _group_row(each: KeyProgress) -> tuple[object, ...]:
     at, lease = each.progress.at, duration_text(each.progress.lease_ms)
     parked = each.parked.messages if each.parked is not None else 0
     left = each.group, at.offset, each.done, len(each.pending), parked, at.owner, at.epoch, lease
-    if not isinstance(lane := each.lane, LaneView):
+    if not isinstance(lane := each.lane, LaneStateView):
         return *left, None, None, None, None
     retry, blocked = duration_text(_millis(lane.retry_in)), duration_text(_millis(lane.blocked_for))
     return *left, lane.head, lane.attempts, retry, blocked
@@ -230,7 +230,7 @@ def group_document(each: KeyProgress) -> dict[str, object]:
     }
 
 
-def _lane_document(lane: LaneView | NoAnswer | None) -> dict[str, object] | None:
+def _lane_document(lane: LaneStateView | NoAnswer | None) -> dict[str, object] | None:
     """The owner's view of the lane; durations in ms."""
     if lane is None:
         return None

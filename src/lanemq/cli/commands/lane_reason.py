@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from lanemq.cli.commands.group import QueueProgress
 from lanemq.cli.output import cell, duration_text, plural
 from lanemq.client.admin.parked import ParkedLaneView
-from lanemq.client.admin.views import LaneView, NoAnswer
+from lanemq.client.admin.views import LaneStateView, NoAnswer
 from lanemq.core.consuming.runs import Order
 from lanemq.core.consuming.views import LaneActivity
 from lanemq.core.parked_lane import LaneStatus
@@ -30,7 +30,7 @@ class KeyProgress:
     """Offsets of the key's messages that are neither committed nor parked."""
     parked: ParkedLaneView | None = None
     """The key's lane, if it is parked; its messages are neither done nor pending."""
-    lane: LaneView | NoAnswer | None = None
+    lane: LaneStateView | NoAnswer | None = None
     """The owner's view of the lane; None if there is no owner, or nothing pending."""
 
     @property
@@ -44,7 +44,7 @@ class KeyProgress:
             return "a member: no member of the group is online; start a consumer"
         if self.progress.at.owner is None:
             return "an owner: no member owns the queue (the group is not ordered, or the queue is being handed over)"
-        if isinstance(self.lane, LaneView):
+        if isinstance(self.lane, LaneStateView):
             return _owner_says(self.lane, self.pending)
         known = _in_the_queue(self.pending[0] - self.progress.at.offset)
         return known if self.lane is None else f"{known}. More is unknown: {self.lane.why}{self._lease()}"
@@ -80,14 +80,14 @@ def _parked(lane: ParkedLaneView) -> str:
     )
 
 
-def _owner_says(lane: LaneView, pending: tuple[int, ...]) -> str:
+def _owner_says(lane: LaneStateView, pending: tuple[int, ...]) -> str:
     state = LaneActivity(lane.state)
     if state is LaneActivity.EMPTY:
         return _not_fetched(lane, pending)
     return _blocked_by(lane, pending) + _STATES[state](lane)
 
 
-def _not_fetched(lane: LaneView, pending: tuple[int, ...]) -> str:
+def _not_fetched(lane: LaneStateView, pending: tuple[int, ...]) -> str:
     if pending[-1] < lane.next_offset:
         return (
             f"nothing: all messages are finished, and only the commit waits for offset {lane.committable} of the queue"
@@ -97,7 +97,7 @@ def _not_fetched(lane: LaneView, pending: tuple[int, ...]) -> str:
     )
 
 
-def _blocked_by(lane: LaneView, pending: tuple[int, ...]) -> str:
+def _blocked_by(lane: LaneStateView, pending: tuple[int, ...]) -> str:
     """With queue order, the message that blocks the queue may belong to another key."""
     ahead = [offset for offset in pending if offset >= lane.committable]
     if Order(lane.order) is not Order.QUEUE or not ahead or lane.head is None or ahead[0] <= lane.head:
@@ -105,33 +105,33 @@ def _blocked_by(lane: LaneView, pending: tuple[int, ...]) -> str:
     return f"offset {lane.head} of the queue, {ahead[0] - lane.head} before its own, which waits for "
 
 
-def _running(lane: LaneView) -> str:
+def _running(lane: LaneStateView) -> str:
     time = _span(lane.running_for)
     return f"its handler: running for {time} from offset {lane.head} on{_failures(lane)}"
 
 
-def _held(lane: LaneView) -> str:
+def _held(lane: LaneStateView) -> str:
     return f"its next attempt, in {_span(lane.retry_in)}: offset {lane.head}{_failures(lane)}"
 
 
-def _queue_held(lane: LaneView) -> str:
+def _queue_held(lane: LaneStateView) -> str:
     left = _span(lane.retry_in)
     return f"its queue, which is held for another {left}: offset {lane.head}{_failures(lane)}"
 
 
-def _parked_here(lane: LaneView) -> str:
+def _parked_here(lane: LaneStateView) -> str:
     return f"an operator: parked in its owner's memory at offset {lane.head}{_failures(lane)}; resume it there"
 
 
-def _unleased(lane: LaneView) -> str:
+def _unleased(lane: LaneStateView) -> str:
     return f"its owner's lease to be renewed: offset {lane.head} is next{_failures(lane)}"
 
 
-def _leaving(lane: LaneView) -> str:
+def _leaving(lane: LaneStateView) -> str:
     return f"the queue's next owner: it is being handed over, offset {lane.head} is next{_failures(lane)}"
 
 
-def _ready(lane: LaneView) -> str:
+def _ready(lane: LaneStateView) -> str:
     return f"a free worker: {plural(lane.waiting, 'message')} from offset {lane.head} on are ready{_failures(lane)}"
 
 
@@ -146,7 +146,7 @@ _STATES = {
 }
 
 
-def _failures(lane: LaneView) -> str:
+def _failures(lane: LaneStateView) -> str:
     """The failures so far, if there were any."""
     if lane.blocked_for is None:
         return ""

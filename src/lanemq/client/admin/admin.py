@@ -17,7 +17,7 @@ from lanemq.client.admin.views import (
     GroupDescription,
     GroupMember,
     GroupQueue,
-    LaneView,
+    LaneStateView,
     LeaseView,
     NoAnswer,
     OffsetChange,
@@ -256,7 +256,7 @@ class Admin:
 
     def lane_state(
         self, group: str, owner: str, queue: MessageQueue, key: str | None, *, timeout: Seconds = OWNER_TIMEOUT
-    ) -> LaneView | NoAnswer:
+    ) -> LaneStateView | NoAnswer:
         """Asks a queue's owner, through the broker, what the lane of a key is doing.
 
         A member that is stuck, frozen or not a LaneMQ client must not delay the caller, so the timeout is short.
@@ -436,7 +436,7 @@ def _lease_view(lease: _Lease) -> LeaseView:
     return LeaseView(lease.group, queue, lease.owner, Epoch(lease.epoch), lease.remaining_millis / 1000, lease.stock)
 
 
-def _lane_state(reply: Command) -> LaneView | NoAnswer:
+def _lane_state(reply: Command) -> LaneStateView | NoAnswer:
     if reply.code == ResponseCode.SUCCESS:
         return _lane_view(LaneStateAnswer.decode(reply.body))
     if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -444,8 +444,8 @@ def _lane_state(reply: Command) -> LaneView | NoAnswer:
     return NoAnswer(f"its owner answered: {reply.remark}")
 
 
-def _lane_view(answer: LaneStateAnswer) -> LaneView:
-    return LaneView(
+def _lane_view(answer: LaneStateAnswer) -> LaneStateView:
+    return LaneStateView(
         state=answer.state,
         order=answer.order,
         head=None if answer.head == UNKNOWN else QueueOffset(answer.head),

@@ -116,7 +116,7 @@ class AtOffset:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneView:
+class LaneStateView:
     """What the owner of a queue reports about one lane. Spans are seconds; None means that it does not apply."""
 
     state: str
