@@ -1,12 +1,15 @@
-# The menu. `make help` lists it.
+# `make help` lists the targets.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 JOBS ?= 2
-# Most tests wait for others: a second process costs little. Those that share a session of Spark stay in one.
-SIDE_BY_SIDE := -n $(JOBS) --dist loadgroup
+# Tests run in parallel processes, because most of their time is waiting. Tests that share a Spark session stay together.
+PARALLEL := -n $(JOBS) --dist loadgroup
 HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
+
+# Spark finds its Java by this.
+JAVA = JAVA_HOME="$$(bash scripts/java.sh --home)"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test pure check format lint types contracts fast slow extended bench sim spark-proof chaos soak fuzz interop clean
@@ -22,15 +25,15 @@ setup: $(STAMP) ## build .venv with the lanemq command in it
 
 run: setup ## the main job: broker, consumers and a Spark pipeline, parts of it killed, the result checked
 	@bash scripts/java.sh
-	@JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/python -m lanemq.testing.demo
+	@$(JAVA) $(BIN)/python -m lanemq.testing.demo
 
 test: setup lint types contracts ## all tests except the extended ones; hot paths with and without the compiled module
 	@bash scripts/java.sh || true
-	@JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/pytest tests -m "not extended" $(SIDE_BY_SIDE)
+	@$(JAVA) $(BIN)/pytest tests -m "not extended" $(PARALLEL)
 	@$(MAKE) --no-print-directory pure
 
 pure: setup ## the tests of hot paths again, without the compiled module
-	@LANEMQ_PURE=1 $(BIN)/pytest -q -m "not slow and not extended" $(SIDE_BY_SIDE) $(HOT_PATHS)
+	@LANEMQ_PURE=1 $(BIN)/pytest -q -m "not slow and not extended" $(PARALLEL) $(HOT_PATHS)
 
 check: setup lint types contracts fast ## format, lint, types, import contracts, fast tests: about a minute
 
@@ -44,34 +47,34 @@ contracts:
 	@$(BIN)/lint-imports --no-cache > var/contracts.txt 2>&1 || { cat var/contracts.txt; exit 1; }
 
 fast:
-	@$(BIN)/pytest tests -q -m "not slow and not extended" --maxfail=5 $(SIDE_BY_SIDE)
+	@$(BIN)/pytest tests -q -m "not slow and not extended" --maxfail=5 $(PARALLEL)
 
 slow: setup ## only the slow tests
-	@$(BIN)/pytest tests -m slow
+	@$(JAVA) $(BIN)/pytest tests -m slow
 
 extended: setup ## tests that make test leaves out: the Spark benchmarks with tiny numbers, a short soak
-	@JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/pytest tests -m extended
+	@$(JAVA) $(BIN)/pytest tests -m extended
 
 format: setup ## reformat and fix what ruff can fix
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 bench: setup ## benchmarks, one JSON line each; those with Spark: make bench WHAT=spark
-	@JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/python -m benchmarks $(WHAT)
+	@$(JAVA) $(BIN)/python -m benchmarks $(WHAT)
 
 sim: setup ## the whole system on virtual time, a fault schedule per seed: make sim SEEDS=20000
 	@$(BIN)/python -m lanemq.testing.sim --seeds $(or $(SEEDS),300) --jobs 2
 
 spark-proof: setup ## order from producer to table with executor and driver killed: make spark-proof EVENTS=1000000
-	@LANEMQ_PROOF_EVENTS=$(or $(EVENTS),1000000) JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/pytest -s tests/pipelines/test_end_to_end.py
+	@LANEMQ_PROOF_EVENTS=$(or $(EVENTS),1000000) $(JAVA) $(BIN)/pytest -s tests/pipelines/test_end_to_end.py
 
 chaos: setup ## kill -9 and freezes of every process under load, round after round: make chaos ROUNDS=500
-	@LANEMQ_CHAOS_ROUNDS=$(or $(ROUNDS),500) $(BIN)/pytest -s tests/chaos/test_rounds.py
+	@$(JAVA) LANEMQ_CHAOS_ROUNDS=$(or $(ROUNDS),500) $(BIN)/pytest -s tests/chaos/test_rounds.py
 
 soak: setup ## steady load, flat memory: make soak MINUTES=10
-	@LANEMQ_SOAK_SECONDS=$$(( $(or $(MINUTES),10) * 60 )) $(BIN)/pytest -s tests/load/test_soak.py
+	@$(JAVA) LANEMQ_SOAK_SECONDS=$$(( $(or $(MINUTES),10) * 60 )) $(BIN)/pytest -s tests/load/test_soak.py
 
-fuzz: setup ## bad input for decoders, log reader and a running broker: make fuzz MINUTES=10
-	@LANEMQ_FUZZ_SECONDS=$$(( $(or $(MINUTES),10) * 30 )) $(BIN)/pytest -s tests/fuzz
+fuzz: setup ## bad input: half of MINUTES for decoders and log reader, half for a running broker: make fuzz MINUTES=10
+	@$(JAVA) LANEMQ_FUZZ_SECONDS=$$(( $(or $(MINUTES),10) * 30 )) $(BIN)/pytest -s tests/fuzz
 
 interop: setup ## every client against every broker, with Apache RocketMQ from Maven
 	@bash interop/run.sh

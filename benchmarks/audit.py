@@ -1,4 +1,4 @@
-"""Is what was measured also right? The checker's word on the messages of a timed round.
+"""Is what was measured also right? The checker's verdict on the messages of a timed round.
 
 After a round its receipts, in the order of the calls, and what the queues really hold are written down as a history,
 and the checker judges it: every acknowledged message is there once, at the offset that its receipt names, and those of
@@ -31,7 +31,7 @@ def verdict(broker: BrokerProcess, receipts: Sequence[Receipt]) -> str:
         found = open_history(Path(folder), "reader", now)
         _read_back(broker, receipts, found)
         found.close()
-        # Other rounds share the queues, and nobody consumes.
+        # Other rounds share the queues, and there are no consumers.
         options = CheckOptions(require=(f"acked={len(receipts)}", "turns=0"), foreign_producers=True)
         return check([Path(folder)], options).verdict.name.lower()
 

@@ -3,7 +3,7 @@
     python -m benchmarks.check_spark [events, default 5000000]
 
 The plain checker uses one core and runs in a process of its own, for its memory; the Spark form uses two cores. What
-Spark needs to start is told apart: it does not grow with the history. `*_cpu_us` is CPU time per event, over all
+Spark needs to start is listed separately: it does not grow with the history. `*_cpu_us` is CPU time per event, over all
 processes, which says more than speed does on a machine that is busy with other things. `skew`: the largest file's share
 of all bytes, which one task has to read alone.
 """
@@ -72,7 +72,7 @@ def _cpu_seconds(process: int) -> float:
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # ended meanwhile
+            continue  # it has ended
         number = int(stat.parent.name)
         children.setdefault(int(fields[1]), []).append(number)
         ticks[number] = sum(map(int, fields[11:15]))

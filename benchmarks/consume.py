@@ -4,7 +4,7 @@
 
 The whole path: pull, lanes, workers, handler, offsets; 4 queues, one member; 100 keys, and with order by key also
 10,000 of them, where hardly any lane has a second message. The clock runs from the first call of the handler to the
-last. `verdict` is the checker's word on a shorter run of the same kind.
+last. `verdict` is the checker's verdict on a shorter run of the same kind.
 """
 
 import threading

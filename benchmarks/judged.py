@@ -1,4 +1,4 @@
-"""The checker's word on a run of the kind that is measured: a figure of a run that broke its order is worth nothing.
+"""The checker's verdict on a run of the kind that is measured: a figure of a run that broke its order is worth nothing.
 
 A round of its own that is not timed, because writing a history down costs more than the run: the broker, the producer
 and the consumer each write theirs, and the checker reads them all.

@@ -68,7 +68,7 @@ def redelivered(stage: Stage) -> int:
 
 
 def _all_work(stage: Stage, members: list[Part]) -> None:
-    """Everybody has handled something new, and every queue has an owner among them."""
+    """Every member has handled something new, and owns its share of the queues."""
     names, mark = {member.name for member in members}, len(stage.look())
 
     def work() -> bool:
@@ -79,7 +79,7 @@ def _all_work(stage: Stage, members: list[Part]) -> None:
 
 
 def _pause(stage: Stage, members: list[Part], act: Callable[[Stage, list[Part]], None]) -> float:
-    """The longest time without a turn, in ms, of queues that nobody was granted during the act."""
+    """The longest time without a turn, in ms, of queues that no member was granted during the act."""
     queues, mark = set(stage.owners()), len(stage.look())
     act(stage, members)
     unmoved = queues - {event["queue"] for event in stage.look()[mark:] if event["e"] == "lease_granted"}

@@ -5,7 +5,7 @@
 `pipelined`: ordered sends with a receipt each (`submit`) against one send after the other, on one connection.
 `durable`: single sends with 64 unanswered at most, `fdatasync` before every answer, against the same without it.
 Rounds take turns, so that both sides of a ratio meet the same neighbours; medians are compared. `verdict` is the
-checker's word on the last round of each kind.
+checker's verdict on the last round of each kind.
 """
 
 import statistics

@@ -4,7 +4,7 @@
 
 One queue, 1,000 keys, a handler that waits 5 ms. Once the whole queue in order, as RocketMQ works, and once by key
 with 32 lanes; both in one run, the ratio counts. The rate is that of the handler's calls from first to last.
-`verdict` is the checker's word on a shorter run by key.
+`verdict` is the checker's verdict on a shorter run by key.
 """
 
 import asyncio

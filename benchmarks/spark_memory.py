@@ -104,11 +104,11 @@ def watched(spark: SparkSession, broker: BrokerProcess, run: Callable[..., None]
         watch.close()
     seconds = time.perf_counter() - began
     heap.measure()
-    told = {"heap": heap.found, "messages": messages, "rate": round(messages / seconds)}
-    judge(f"spark_memory_{run.__name__}", watch, told)
+    more = {"heap": heap.found, "messages": messages, "rate": round(messages / seconds)}
+    judge(f"spark_memory_{run.__name__}", watch, more)
 
 
-def judge(name: str, watch: Watch, told: dict[str, Any]) -> None:
+def judge(name: str, watch: Watch, more: dict[str, Any]) -> None:
     found = growth(watch.samples, watch.batches)
     python = [each for each in found if each.role != "jvm"]
     sizes = {role: [(round(each.half), round(each.end)) for each in found if each.role == role] for role in ROLES}
@@ -122,7 +122,7 @@ def judge(name: str, watch: Watch, told: dict[str, Any]) -> None:
         started_late=started_late(watch.samples, watch.batches),
         driver=sizes["driver"][0],
         jvm=sizes["jvm"][0],
-        **told,
+        **more,
     )
 
 

@@ -72,7 +72,7 @@ def write(spark: SparkSession, broker: BrokerProcess, folder: Path, rows: int, r
 def copy(spark: SparkSession, broker: BrokerProcess, folder: Path, rows: int, rounds: int) -> None:
     fill(broker.address, "copied", rows * rounds, body, KEYS)
     broker.create_topic("copy")
-    told: list[Progress] = []
+    progress: list[Progress] = []
     pipeline = Pipeline(
         "copy",
         Topic(broker.address, "copied", maxOffsetsPerTrigger=rows),
@@ -80,10 +80,10 @@ def copy(spark: SparkSession, broker: BrokerProcess, folder: Path, rows: int, ro
         TopicSink(broker.address, "copy", key="key", value="value"),
         folder / "checkpoint",
     )
-    start(pipeline, spark, once=True, report=told.append).await_end()
+    start(pipeline, spark, once=True, report=progress.append).await_end()
     check_order(spark, broker.address, "copy", rows * rounds)
-    rates = [each.rate for each in told[1:]]
-    sinks = [each.messages / each.applied.seconds for each in told[1:] if each.applied.seconds]
+    rates = [each.rate for each in progress[1:]]
+    sinks = [each.messages / each.applied.seconds for each in progress[1:] if each.applied.seconds]
     more = {"best": round(max(rates)), "stage_and_sink": round(statistics.median(sinks))}
     report("spark_copy", statistics.median(rates), "rows/s", rows=rows, batches=len(rates), **more)
 

@@ -5,10 +5,10 @@ It writes only below one folder of the caller; the user's home folder is not tou
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from interop.children import running
 from interop.maven import server_classpath
 from interop.ports import HOST, eventually, free_port, route
 
@@ -88,21 +88,5 @@ def _running(folder: Path, classpath: str, heap: str, main: str, conf: Path) -> 
         "-c",
         str(conf),
     ]
-    with (folder / f"{conf.stem}.out").open("wb") as output:
-        child = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, "ROCKETMQ_HOME": str(folder)},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            yield
-        finally:
-            child.terminate()
-            try:
-                child.wait(15)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+    with running(command, folder / f"{conf.stem}.out", cwd=folder, env={**os.environ, "ROCKETMQ_HOME": str(folder)}):
+        yield

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from interop.apache import apache
+from interop.children import running
 from interop.ports import HOST, eventually, free_port, listens
 
 LANE_START_SECONDS = 30.0
@@ -43,18 +44,9 @@ class LaneBackend:
         port = free_port()
         command = [str(Path(sys.executable).with_name("lanemq")), "broker"]
         command += ["--listen", f"{HOST}:{port}", "--data", str(folder / "data")]
-        with (folder / "broker.out").open("wb") as output:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-            try:
-                eventually(lambda: self._up(child, port, folder), LANE_START_SECONDS, "the LaneMQ broker")
-                yield f"{HOST}:{port}"
-            finally:
-                child.terminate()
-                try:
-                    child.wait(15)
-                except subprocess.TimeoutExpired:
-                    child.kill()
-                    child.wait()
+        with running(command, folder / "broker.out") as child:
+            eventually(lambda: self._up(child, port, folder), LANE_START_SECONDS, "the LaneMQ broker")
+            yield f"{HOST}:{port}"
 
     @staticmethod
     def _up(child: subprocess.Popen[bytes], port: int, folder: Path) -> bool | None:

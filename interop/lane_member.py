@@ -90,7 +90,7 @@ class LaneMember:
         time.sleep(self._options["sleep_ms"] / 1000)
         self._report("end", turn=number, verdict=verdict)
         if verdict == "throw":
-            raise RuntimeError("as told: throw")
+            raise RuntimeError("as requested: throw")
         return verdict
 
     def _rule(self, message: Message) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ os.environ["SPARK_CONF_DIR"] = str(Path(__file__).with_name("spark_conf"))
 
 
 SERVERS = {"spark", "postgres"}
-"""Fixtures that start something large: whoever needs them waits for it."""
+"""Fixtures that start something large; tests that need them wait for it."""
 SLOW_SECONDS = 900
 """For a slow test that says nothing else: a JVM that starts on a machine busy with others takes minutes."""
 SERVER_TARGETS = {"postgres", "topic"}

@@ -160,7 +160,6 @@ def test_every_dotted_name_of_lanemq_in_a_document_exists() -> None:
 INTERNAL = (
     "docs/architecture.md",
     "docs/rocketmq-order.md",
-    "docs/architecture-notes.md",
     "docs/decisions/",
     "interop/",
 )

@@ -209,9 +209,25 @@ def test_decisions_are_numbered_complete_and_listed() -> None:
 
 TO_DO = re.compile("TO" + "DO|FIX" + "ME")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|home|root|Users)/\w|C:\\\\Users")
+REGISTRY = re.compile(
+    "|".join(
+        [
+            "py" + "pi[.]",
+            "python" + "hosted",
+            "npm" + "js[.]",
+            "maven[.]" + "org",
+            "repo[.]" + "maven",
+            "arti" + "factory",
+            "j" + "frog",
+        ]
+    )
+)
+"""Hosts of package registries: where packages come from is a setting of the machine, not of the project."""
 
 
-@pytest.mark.parametrize("pattern", [TO_DO, MACHINE_PATH], ids=["to do", "path of one machine"])
+@pytest.mark.parametrize(
+    "pattern", [TO_DO, MACHINE_PATH, REGISTRY], ids=["to do", "path of one machine", "package registry"]
+)
 def test_no_file_contains(pattern: re.Pattern[str]) -> None:
     found = [path.relative_to(ROOT).as_posix() for path in texts() if pattern.search(path.read_text("utf-8"))]
     assert [path for path in found if path != "tests/test_shape.py"] == []

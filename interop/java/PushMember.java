@@ -118,7 +118,7 @@ final class PushMember {
         report(new JSONObject().fluentPut("event", "end").fluentPut("turn", number)
             .fluentPut("verdict", verdict));
         if (verdict.equals("throw") || verdict.equals("interrupted")) {
-            throw new IllegalStateException("as told: " + verdict);
+            throw new IllegalStateException("as requested: " + verdict);
         }
         return verdict;
     }

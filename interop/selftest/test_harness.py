@@ -19,7 +19,7 @@ for line in sys.stdin:
     if request["do"] == "die":
         os._exit(1)
     if request["do"] == "refuse":
-        reply["error"] = "Refused: as told"
+        reply["error"] = "Refused: as requested"
     elif request["do"] == "consumer.start":
         seen = {"topic": "t", "queue": 0, "offset": 7, "body": "k:1", "properties": {}}
         turn = {"event": "turn", "name": request["name"], "turn": 1, "messages": [seen], "at_us": 5}
@@ -47,7 +47,7 @@ def test_a_request_gets_its_own_answer(harness: Harness) -> None:
 
 
 def test_a_refusal_carries_the_clients_own_text(harness: Harness) -> None:
-    with pytest.raises(ClientError, match="Refused: as told"):
+    with pytest.raises(ClientError, match="Refused: as requested"):
         harness.call("refuse")
 
 

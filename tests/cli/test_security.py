@@ -11,30 +11,21 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from tests.certificates import Authority
+from tests.guarded_broker import SECRET, users_file
 
 from lanemq.cli.main import main
-
-SECRET = "the root of all"
-USERS = f"""
-[[user]]
-access_key = "root"
-secret_key = "{SECRET}"
-admin = true
-"""
 
 
 @pytest.fixture(scope="module")
 def server(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a broker in its own process, with the event loop that users run."""
     folder, identity = tmp_path_factory.mktemp("broker"), authority.issue("broker")
-    (folder / "users.toml").write_text(USERS)
-    (folder / "users.toml").chmod(0o600)
     command = [sys.executable, "-m", "lanemq.cli.main", "broker", "--listen", "127.0.0.1:0", "--data", folder / "data"]
-    command += ["--tls-cert", identity.cert, "--tls-key", identity.key, "--users", folder / "users.toml"]
+    command += ["--tls-cert", identity.cert, "--tls-key", identity.key, "--users", users_file(folder)]
     with subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        told = process.stderr.readline()
-        yield told.split(" on ")[1].split(",")[0]
+        result = process.stderr.readline()
+        yield result.split(" on ")[1].split(",")[0]
         process.terminate()
         assert process.wait(20) == 0
 
@@ -53,8 +44,8 @@ def test_commands_use_tls_and_credentials_from_flags(server: str, authority: Aut
     how = ("--server", server, "--tls-ca", authority.ca, "--access-key", "root", "--secret-key-file", secret)
     assert lanemq("topic", "create", "orders", "--ordered", *how).exit_code == 0
     assert lanemq("send", "orders", "hello", "--key", "a", *how).exit_code == 0
-    told = lanemq("tail", "orders", "--from", "first", "--count", "1", *how)
-    assert (told.exit_code, "hello" in told.stdout) == (0, True), told.stderr
+    result = lanemq("tail", "orders", "--from", "first", "--count", "1", *how)
+    assert (result.exit_code, "hello" in result.stdout) == (0, True), result.stderr
     assert lanemq("group", "list", *how).exit_code == 0
     assert lanemq("parked", "list", *how).exit_code == 0
     assert lanemq("key", "a", "--topic", "orders", *how).exit_code == 0
@@ -121,7 +112,7 @@ def hang_up(server: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("--access-key", "root"), "--access-key root: the secret is missing; give --secret-key-file or set LANEMQ_"),
         (
@@ -130,14 +121,14 @@ def hang_up(server: socket.socket) -> None:
         ),
     ],
 )
-def test_incomplete_credentials_are_reported_with_the_flags(words: tuple[str, ...], told: str) -> None:
+def test_incomplete_credentials_are_reported_with_the_flags(words: tuple[str, ...], expected: str) -> None:
     result = lanemq("topic", "list", "--server", "127.0.0.1:1", *words)
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert expected in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "expected"),
     [
         (("--tls-mode", "enforcing"), 2, "need --tls-cert"),
         (("--tls-cert", "missing.pem"), 2, "tls cert missing.pem: cannot be read"),
@@ -145,11 +136,11 @@ def test_incomplete_credentials_are_reported_with_the_flags(words: tuple[str, ..
     ],
 )
 def test_a_broker_with_unusable_files_does_not_start(
-    tmp_path: Path, words: tuple[str, ...], code: int, told: str
+    tmp_path: Path, words: tuple[str, ...], code: int, expected: str
 ) -> None:
     result = lanemq("broker", "--listen", "127.0.0.1:0", "--data", tmp_path / "data", *words)
     assert result.exit_code == code
-    assert told in result.stderr
+    assert expected in result.stderr
 
 
 def test_a_secret_cannot_be_an_argument() -> None:

@@ -24,16 +24,16 @@ from lanemq.history import NO_HISTORY
 from lanemq.model.errors import InvalidOption
 from lanemq.testing.embedded import EmbeddedBroker
 
-NOBODY = "127.0.0.1:1"
+NOT_LISTENING = "127.0.0.1:1"
 
 Make = Callable[..., object]
 CLIENTS: dict[str, Make] = {
-    "App": lambda **more: App(NOBODY, group="g", **more),
-    "Consumer": lambda **more: Consumer(NOBODY, group="g", topics="orders", **more),
-    "AsyncConsumer": lambda **more: AsyncConsumer(NOBODY, group="g", topics="orders", **more),
-    "PushConsumer": lambda **more: PushConsumer(NOBODY, group="g", **more),
-    "Producer": lambda **more: Producer(NOBODY, **more),
-    "AsyncProducer": lambda **more: AsyncProducer(NOBODY, **more),
+    "App": lambda **more: App(NOT_LISTENING, group="g", **more),
+    "Consumer": lambda **more: Consumer(NOT_LISTENING, group="g", topics="orders", **more),
+    "AsyncConsumer": lambda **more: AsyncConsumer(NOT_LISTENING, group="g", topics="orders", **more),
+    "PushConsumer": lambda **more: PushConsumer(NOT_LISTENING, group="g", **more),
+    "Producer": lambda **more: Producer(NOT_LISTENING, **more),
+    "AsyncProducer": lambda **more: AsyncProducer(NOT_LISTENING, **more),
 }
 every_client = pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
 
@@ -83,7 +83,7 @@ def test_a_producer_has_no_client_id_to_choose() -> None:
 )
 def test_a_consumers_option_of_another_kind_is_refused_by_name(name: str, wrong: object) -> None:
     with pytest.raises(InvalidOption, match=f"{name}="):
-        consumer_options(NOBODY, "g", **{name: wrong})  # type: ignore[arg-type]
+        consumer_options(NOT_LISTENING, "g", **{name: wrong})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("linger", "5"), ("timeout", None), ("window", True)])
@@ -94,7 +94,7 @@ def test_a_producers_option_of_another_kind_is_refused_by_name(name: str, wrong:
 
 def test_a_consumer_takes_durations_as_timedelta_and_the_start_as_datetime() -> None:
     when = datetime(2026, 1, 1, tzinfo=UTC)
-    options = consumer_options(NOBODY, "g", commit_every=timedelta(minutes=1), start_timestamp=when)
+    options = consumer_options(NOT_LISTENING, "g", commit_every=timedelta(minutes=1), start_timestamp=when)
     assert (options.commit_every, options.start_timestamp_ms) == (60, int(when.timestamp() * 1000))
 
 
@@ -113,30 +113,30 @@ def test_every_setting_of_a_producer_can_be_passed() -> None:
 
 def test_wrong_options_leave_no_history_behind(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption):
-        consumer_options(NOBODY, "g", history=tmp_path / "history", pull_batch=0)
+        consumer_options(NOT_LISTENING, "g", history=tmp_path / "history", pull_batch=0)
     assert not (tmp_path / "history").exists()
 
 
 def test_a_member_with_a_history_has_one_name_in_it_and_at_the_broker(tmp_path: Path) -> None:
-    options = consumer_options(NOBODY, "g", history=str(tmp_path))
+    options = consumer_options(NOT_LISTENING, "g", history=str(tmp_path))
     (file,) = tmp_path.iterdir()
     assert options.client_id == file.stem
     options.history.close()
 
 
 def test_without_a_history_nothing_is_opened_and_the_id_is_left_to_the_member() -> None:
-    options = consumer_options(NOBODY, "g")
+    options = consumer_options(NOT_LISTENING, "g")
     assert options.history is NO_HISTORY
     assert options.client_id is None
 
 
 def test_the_folder_of_a_broadcasting_members_offsets_may_be_text() -> None:
-    assert consumer_options(NOBODY, "g", offsets_folder="var/offsets").offsets_folder == Path("var/offsets")
+    assert consumer_options(NOT_LISTENING, "g", offsets_folder="var/offsets").offsets_folder == Path("var/offsets")
 
 
-def test_a_history_that_nobody_closes_ends_with_its_client(tmp_path: Path) -> None:
+def test_a_history_that_is_not_closed_ends_with_its_client(tmp_path: Path) -> None:
     """An unclosed file is an error in these tests."""
-    app: App | None = App(NOBODY, group="g", history=tmp_path)
+    app: App | None = App(NOT_LISTENING, group="g", history=tmp_path)
     assert isinstance(app, App)
     del app
     gc.collect()

@@ -13,7 +13,7 @@ from lanemq.net.address import Address
 from lanemq.net.connection import ConnectionPool
 from lanemq.wire.codes import RequestCode
 
-NOBODY = Address("127.0.0.1", 1)
+NOT_LISTENING = Address("127.0.0.1", 1)
 
 
 class HandClock:
@@ -95,7 +95,7 @@ def test_route_is_asked_again_after_thirty_seconds(broker: FakeBroker, lookup: L
 
 
 def test_a_dead_name_server_is_skipped(broker: FakeBroker, lookup: Lookup) -> None:
-    (route,) = lookup([NOBODY, broker.address], HandClock(), [("orders", False)], [])
+    (route,) = lookup([NOT_LISTENING, broker.address], HandClock(), [("orders", False)], [])
     assert route.ordered
 
 
@@ -114,7 +114,7 @@ def test_a_known_route_stays_in_use_without_name_servers(broker: FakeBroker, loo
 
 def test_without_any_name_server_the_error_names_those_tried(lookup: Lookup) -> None:
     with pytest.raises(ConnectFailed, match=r"no name server answered \(tried 127\.0\.0\.1:1\)"):
-        lookup([NOBODY], HandClock(), [("orders", False)], [])
+        lookup([NOT_LISTENING], HandClock(), [("orders", False)], [])
 
 
 def test_unknown_topic_is_refused_with_advice(broker: FakeBroker, lookup: Lookup) -> None:

@@ -176,8 +176,10 @@ def test_a_wrong_secret_and_an_unknown_user_get_the_same_error(
     """An attacker must not learn which half is right."""
     with Admin(broker.address, tls=tls, credentials=wrong) as admin, pytest.raises(NotAllowed) as refused:
         admin.describe_topic("orders")
-    told = f"the access key {wrong.access_key!r} is unknown or the signature is wrong: check access key and secret key"
-    assert refused.value.remark == told
+    remark = (
+        f"the access key {wrong.access_key!r} is unknown or the signature is wrong: check access key and secret key"
+    )
+    assert refused.value.remark == remark
     assert refused.value.code == 16
 
 

@@ -41,7 +41,7 @@ class VirtualClock:
 
 
 class ManualClock:
-    """Moves when told; for code on threads."""
+    """A clock that a test moves; for code on threads."""
 
     def __init__(self) -> None:
         self.at = 0

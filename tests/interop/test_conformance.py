@@ -1,7 +1,7 @@
 """The conformance suite of `interop/` between LaneMQ's own client and broker.
 
 `make interop` proves the same cases with Apache's broker and Java clients, which need a JDK and Maven; what holds
-there and breaks here would go unnoticed until somebody runs it.
+there and breaks here would go unnoticed until that suite runs.
 """
 
 import subprocess

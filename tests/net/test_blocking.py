@@ -42,7 +42,7 @@ def test_answer_is_found_among_pushes_and_late_answers(server: EchoServer) -> No
         assert link.request(Command(EchoServer.ECHO, 0, body=b"two")).body == b"two"
 
 
-def test_nobody_listening_says_where_and_what_to_do() -> None:
+def test_a_refused_connection_names_the_address_and_the_remedy() -> None:
     with pytest.raises(ConnectFailed, match=r"127\.0\.0\.1:1: .* is a broker running there\?"):
         BlockingConnection(Address("127.0.0.1", 1))
 

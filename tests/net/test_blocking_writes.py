@@ -17,13 +17,13 @@ MUCH = bytes(32 * 1024 * 1024)
 
 @pytest.fixture
 def deaf() -> Iterator[Address]:
-    """Connections are accepted by the machine, and nobody ever reads from them."""
+    """The operating system accepts connections, and no program reads from them."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield Address(*listening.getsockname())
 
 
 class Waiting:
-    """Whoever asked, and how it ended."""
+    """Records the outcome of a request."""
 
     def __init__(self) -> None:
         self.lost = threading.Event()
@@ -51,7 +51,7 @@ def test_a_heartbeat_does_not_wait_for_the_peer_either(deaf: Address) -> None:
     link.close()
 
 
-def test_whoever_may_not_wait_has_it_written_by_somebody_else(deaf: Address) -> None:
+def test_a_caller_that_may_not_block_leaves_the_write_to_another_thread(deaf: Address) -> None:
     waiting = Waiting()
     link = DuplexConnection(deaf, on_lost=lambda _: waiting.lost.set(), write_timeout=60)
     link.line_up(Command(1, 0, body=MUCH), waiting.replied)
@@ -59,16 +59,16 @@ def test_whoever_may_not_wait_has_it_written_by_somebody_else(deaf: Address) -> 
     careful.start()
     careful.join(10)
     assert not careful.is_alive()
-    assert link.is_open, "nobody has lost patience yet"
+    assert link.is_open, "the write has not timed out yet"
     link.close()
     assert waiting.lost.is_set()
     assert [type(error) for error in waiting.errors] == [ConnectionLost]
 
 
-def test_what_is_lined_up_on_a_lost_connection_is_answered_although_nobody_waits(deaf: Address) -> None:
-    waiting, told = Waiting(), threading.Event()
+def test_a_queued_request_on_a_lost_connection_ends_with_an_error_even_if_no_thread_waits(deaf: Address) -> None:
+    waiting, answered = Waiting(), threading.Event()
     link = DuplexConnection(deaf, on_lost=lambda _: waiting.lost.set())
     link.close()
-    link.line_up(Command(1, 0), lambda reply, error: told.set())
+    link.line_up(Command(1, 0), lambda reply, error: answered.set())
     link.flush_aside()
-    assert told.wait(10)
+    assert answered.wait(10)

@@ -48,7 +48,7 @@ def test_requests_of_the_peer_go_to_their_handler(server: EchoServer) -> None:
     assert seen == [40]
 
 
-def test_silence_and_loss_are_told_apart(server: EchoServer) -> None:
+def test_a_silent_peer_and_a_lost_connection_raise_different_errors(server: EchoServer) -> None:
     async def main() -> None:
         link = await open_connection(server.address)
         with pytest.raises(RequestTimedOut):
@@ -106,7 +106,7 @@ def test_pool_shares_one_connection_and_replaces_a_lost_one(server: EchoServer) 
     asyncio.run(main())
 
 
-def test_nobody_listening_says_where_and_what_to_do() -> None:
+def test_a_refused_connection_names_the_address_and_the_remedy() -> None:
     async def main() -> None:
         await open_connection(Address("127.0.0.1", 1))
 

@@ -41,5 +41,5 @@ def test_large_answers_one_after_the_other_take_the_same_pages() -> None:
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
-def test_whoever_told_glibc_what_to_do_is_not_overruled(name: str) -> None:
+def test_settings_of_glibc_in_the_environment_are_kept(name: str) -> None:
     assert not keep_freed_memory({name: "x"})

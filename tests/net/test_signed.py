@@ -53,11 +53,11 @@ def test_requests_of_a_blocking_connection(server: Keeping) -> None:
 
 
 def test_requests_and_oneways_of_a_shared_connection(server: Keeping) -> None:
-    told = threading.Event()
+    answered = threading.Event()
     connection = DuplexConnection(server.address, on_lost=lambda _: None, security=SIGNED)
     connection.post_oneway(echo())
-    connection.post(echo(), lambda *_: told.set())
-    assert told.wait(10)
+    connection.post(echo(), lambda *_: answered.set())
+    assert answered.wait(10)
     connection.close()
     assert all_signed(server, 2)
 

@@ -1,4 +1,4 @@
-"""Encrypted connections over real sockets: who is trusted, who is turned away, and what they are told."""
+"""Encrypted connections over real sockets: which peers are trusted, which are refused, and with which errors."""
 
 import asyncio
 import contextlib
@@ -62,10 +62,10 @@ def blocking(address: Address, security: Security) -> bytes:
 
 def duplex(address: Address, security: Security) -> bytes:
     answers: list[Command | None] = []
-    told = threading.Event()
+    answered = threading.Event()
     connection = DuplexConnection(address, on_lost=lambda _: None, security=security)
-    connection.post(Command(ECHO, 0, body=b"hello"), lambda reply, _: (answers.append(reply), told.set()))
-    assert told.wait(10)
+    connection.post(Command(ECHO, 0, body=b"hello"), lambda reply, _: (answers.append(reply), answered.set()))
+    assert answered.wait(10)
     connection.close()
     if answers[0] is None:
         raise ConnectionLost("lost")
@@ -162,7 +162,9 @@ def test_a_client_without_a_certificate_is_kept_out(asking: EchoServer, authorit
     assert len(asking.seen) == before
 
 
-def test_a_client_without_a_certificate_is_told_what_to_give(asking: EchoServer, authority: Authority) -> None:
+def test_the_error_of_a_client_without_a_certificate_names_the_options(
+    asking: EchoServer, authority: Authority
+) -> None:
     with pytest.raises((TlsFailed, ConnectionLost), match=r"wants? a certificate of ours.* give tls cert and tls key"):
         blocking(asking.address, trusting(authority))
 
@@ -180,7 +182,7 @@ def test_a_plain_client_gets_nothing_from_an_enforcing_broker(server: EchoServer
     assert len(server.seen) == before
 
 
-def test_a_plain_client_is_told_that_tls_may_be_wanted(server: EchoServer) -> None:
+def test_the_error_of_a_plain_client_suggests_tls(server: EchoServer) -> None:
     with pytest.raises(ConnectionLost, match=r"or takes nothing but TLS \(then connect with tls\)"):
         blocking(server.address, Security())
 
@@ -208,7 +210,7 @@ def test_the_faster_event_loop_serves_the_same(here: Identity, authority: Author
 
 
 def test_a_stop_does_not_wait_for_those_who_say_nothing(here: Identity) -> None:
-    """Connections whose first byte never comes are held by nobody but the tls_detector."""
+    """Connections whose first byte never comes are known only to the TLS detector."""
     with contextlib.ExitStack() as silent, serving(ServerTls(here.cert, here.key)) as running:
         for _ in range(3):
             silent.enter_context(contextlib.closing(connect(running.address)))
@@ -273,7 +275,7 @@ def test_what_is_sent_does_not_wait_for_what_is_received(here: Identity, authori
 
 
 def test_a_close_on_a_loop_does_not_wait_for_the_peers_farewell(here: Identity, authority: Authority) -> None:
-    """Whoever closes may be about to end the loop, and would leave an open socket behind."""
+    """The caller may end the loop right after `close`, and would leave an open socket behind."""
     may_go = threading.Event()
 
     async def come_and_go(address: Address) -> None:
@@ -291,7 +293,7 @@ def test_a_close_on_a_loop_does_not_wait_for_the_peers_farewell(here: Identity, 
 
 
 def test_writers_and_the_reader_do_not_wait_for_each_other(server: EchoServer, authority: Authority) -> None:
-    """More than the sockets hold in both directions: a session that is locked while somebody waits would stop."""
+    """More than the sockets hold in both directions: a session that stays locked during a wait would stop."""
     most, size = 60, 256 * 1024
     arrived, done = [0], threading.Event()
 
@@ -349,7 +351,7 @@ def test_a_file_that_became_unusable_changes_nothing(tmp_path: Path, caplog: pyt
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"ca": "missing.pem"}, "tls ca missing.pem: cannot be read"),
         ({"ca": __file__}, "holds no certificate"),
@@ -358,8 +360,8 @@ def test_a_file_that_became_unusable_changes_nothing(tmp_path: Path, caplog: pyt
         ({"key": "key.pem"}, "there is no tls cert"),
     ],
 )
-def test_unusable_files_are_named_before_anything_connects(options: dict[str, str], told: str) -> None:
-    with pytest.raises(InvalidOption, match=told):
+def test_unusable_files_are_named_before_anything_connects(options: dict[str, str], expected: str) -> None:
+    with pytest.raises(InvalidOption, match=expected):
         TlsOptions(**options)
 
 

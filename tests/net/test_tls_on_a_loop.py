@@ -1,4 +1,4 @@
-"""TLS on an event loop: however long its files take to be read, nobody else on the loop waits for them."""
+"""TLS on an event loop: reading its files never blocks other work on the loop."""
 
 import asyncio
 import os
@@ -18,13 +18,13 @@ PATIENCE = 10.0
 NOWHERE = Address("127.0.0.1", 1)
 
 
-def end(pipe: Path, told: Callable[[], object]) -> bool:
-    """Ends the wait of whoever reads the pipe, and tells; False if nobody does yet."""
+def end(pipe: Path, on_end: Callable[[], object]) -> bool:
+    """Ends the read of the pipe and calls `on_end`; False if no reader has opened it yet."""
     try:
         writing = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return False
-    told()
+    on_end()
     os.write(writing, b"no certificate")
     os.close(writing)
     return True
@@ -33,7 +33,7 @@ def end(pipe: Path, told: Callable[[], object]) -> bool:
 def test_a_file_that_is_slow_to_read_does_not_stop_the_loop(tmp_path: Path) -> None:
     """The file is a pipe into which the loop itself writes: if it were read there, it would wait for itself."""
     ca, written = tmp_path / "ca.pem", list[str]()
-    ca.write_bytes(Path(new_authority(tmp_path, "somebody").ca).read_bytes())
+    ca.write_bytes(Path(new_authority(tmp_path, "another").ca).read_bytes())
     security = Security(TlsOptions(ca))
     ca.unlink()
     os.mkfifo(ca)

@@ -8,33 +8,21 @@ from typing import Any
 
 import pytest
 from tests.certificates import Authority
+from tests.guarded_broker import SECRET, guarded_broker
 
 from lanemq import Admin, Credentials, Producer, TlsOptions
-from lanemq.broker.config import BrokerOptions
-from lanemq.net.address import Address
-from lanemq.net.server_tls import ServerTls
 from lanemq.pipelines.source import Topic
 from lanemq.spark import LagListener, QueueLag
 from lanemq.spark.options import parse_read_options
 from lanemq.testing.embedded import EmbeddedBroker
 
 pytestmark = pytest.mark.timeout(900)
-SECRET = "hush-hush-hush"
-USERS = f"""
-[[user]]
-access_key = "root"
-secret_key = "{SECRET}"
-admin = true
-"""
 
 
 @pytest.fixture(scope="module")
 def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """A broker with TLS and users, and twenty messages of four keys in `orders`."""
-    folder, identity = tmp_path_factory.mktemp("broker"), authority.issue("broker")
-    (folder / "users.toml").write_text(USERS)
-    listen, tls = Address("127.0.0.1", 0), ServerTls(identity.cert, identity.key)
-    with EmbeddedBroker(BrokerOptions(folder / "data", listen=listen, tls=tls, users=folder / "users.toml")) as running:
+    with guarded_broker(authority, tmp_path_factory.mktemp("broker")) as running:
         how = {"tls": TlsOptions(authority.ca), "credentials": Credentials("root", SECRET)}
         with Admin(running.address, **how) as admin, Producer(running.address, **how) as producer:
             admin.create_topic("orders", 2, ordered=True)

@@ -1,4 +1,4 @@
-"""Commands: both header forms, careless writers, and headers nobody can read."""
+"""Commands: both header forms, careless writers, and unreadable headers."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Property text: readable by everybody, readable from anybody."""
+"""Property text: all clients can read ours, and we can read theirs."""
 
 import pytest
 from hypothesis import given, settings

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from lanemq.model.errors import RemoteProtocolError
+from lanemq.model.queue import MessageQueue
 from lanemq.wire import lane_fields
 
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -161,6 +162,18 @@ class UpdateOffsetHeader(Header, frozen=True, kw_only=True):
     commit_offset: Int64
     lane_client: str | None = None
     lane_epoch: Int64 | None = None
+
+    @classmethod
+    def of_owner(cls, group: str, queue: MessageQueue, offset: int, client_id: str, epoch: int) -> Self:
+        """A commit by the queue's owner. Epoch 0: the broker grants no epochs, so the commit names no lease."""
+        return cls(
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            commit_offset=offset,
+            lane_client=client_id if epoch else None,
+            lane_epoch=epoch or None,
+        )
 
 
 class SearchOffsetHeader(Header, frozen=True, kw_only=True):

@@ -335,7 +335,7 @@ def test_long_lists_come_in_parts(running: RunningBroker, monkeypatch: pytest.Mo
         if found == ["k0", "k1"]:
             reply = owner.raw.ask(RequestCode.LANE_PARKED_DISCARD, {}, lane("k0", through=9))
             assert ParkedResult.decode(reply.body).changed == 1
-    assert found == [f"k{number}" for number in range(6)], "a lane that is gone meanwhile hides no other"
+    assert found == [f"k{number}" for number in range(6)], "a lane that disappears during the listing hides no other"
     bad = LaneBody(after="nowhere").encode()
     assert owner.raw.ask(RequestCode.LANE_PARKED, {}, bad).code == ResponseCode.INVALID_PARAMETER
 

@@ -30,9 +30,9 @@ def good(tmp_path: Path) -> Path:
 
 def test_converted_history_gets_the_same_answer(bad: Path, tmp_path: Path) -> None:
     into = tmp_path / "columns"
-    told = run("history", "convert", bad, "--into", into)
-    assert told.exit_code == 0
-    assert told.output == f"{into / 'a.parquet'}: 4 events\n"
+    result = run("history", "convert", bad, "--into", into)
+    assert result.exit_code == 0
+    assert result.output == f"{into / 'a.parquet'}: 4 events\n"
     assert run("check", into).output == run("check", bad).output
     assert run("check", into).exit_code == 1
 
@@ -40,22 +40,22 @@ def test_converted_history_gets_the_same_answer(bad: Path, tmp_path: Path) -> No
 def test_conversion_reports_what_it_could_not_read(bad: Path, tmp_path: Path) -> None:
     with (bad / "a.jsonl").open("a") as file:
         file.write("nonsense\n")
-    told = run("history", "convert", bad, "--into", tmp_path / "columns", "--json")
-    assert json.loads(told.stdout)["problems"] == 1
-    assert "cannot read the line after n=3" in told.stderr
+    result = run("history", "convert", bad, "--into", tmp_path / "columns", "--json")
+    assert json.loads(result.stdout)["problems"] == 1
+    assert "cannot read the line after n=3" in result.stderr
 
 
 def test_a_folder_without_histories_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    told = run("history", "convert", tmp_path / "empty", "--into", tmp_path / "columns")
-    assert told.exit_code == 2
-    assert "no *.jsonl files in" in told.output
+    result = run("history", "convert", tmp_path / "empty", "--into", tmp_path / "columns")
+    assert result.exit_code == 2
+    assert "no *.jsonl files in" in result.output
 
 
 def test_converting_into_the_same_folder_is_refused(bad: Path) -> None:
-    told = run("history", "convert", bad, "--into", bad)
-    assert told.exit_code == 2
-    assert "choose another folder" in told.output
+    result = run("history", "convert", bad, "--into", bad)
+    assert result.exit_code == 2
+    assert "choose another folder" in result.output
 
 
 @pytest.mark.slow
@@ -73,9 +73,9 @@ def test_without_pyspark_a_sentence_says_what_to_install(bad: Path, monkeypatch:
     for name in [name for name in sys.modules if name.startswith(("lanemq.pipelines.audit", "lanemq.cli.spark"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    told = run("check", "--spark", bad)
-    assert told.exit_code == 2
-    assert "pip install '.[spark]'" in told.output
+    result = run("check", "--spark", bad)
+    assert result.exit_code == 2
+    assert "pip install '.[spark]'" in result.output
 
 
 def test_plain_check_loads_no_spark(bad: Path) -> None:

@@ -96,12 +96,12 @@ def waiting(ahead: int, lane: LaneStateView | NoAnswer | None, pending: int = 5)
 
 def test_messages_ahead_in_the_queue_are_counted_if_the_owner_does_not_answer() -> None:
     """With key order they delay only the commit; the key's own turn may be the one that fails."""
-    told = waiting(2, NoAnswer("its owner is a stock client")).waits_for
-    assert told.startswith(
+    sentence = waiting(2, NoAnswer("its owner is a stock client")).waits_for
+    assert sentence.startswith(
         "its own turn, or at most 2 messages ahead of it in the queue: with queue order all of them run"
     )
-    assert "with key order only those of the same key do" in told
-    assert told.endswith("its owner is a stock client. Its lease ends in 900 ms unless it is renewed")
+    assert "with key order only those of the same key do" in sentence
+    assert sentence.endswith("its owner is a stock client. Its lease ends in 900 ms unless it is renewed")
 
 
 def test_message_at_the_groups_offset_waits_for_its_own_turn() -> None:
@@ -109,13 +109,13 @@ def test_message_at_the_groups_offset_waits_for_its_own_turn() -> None:
 
 
 def test_a_key_that_was_fetched_and_not_started_is_reported_as_such(run: Run, broker: EmbeddedBroker) -> None:
-    told = ("a free worker: 3 messages from offset 2 on", "its handler: running", "its fetch")
+    expected = ("a free worker: 3 messages from offset 2 on", "its handler: running", "its fetch")
     seen: list[dict[str, Any]] = []
 
     def answered() -> bool:
         """Asks again: a busy owner may miss the 50 ms."""
         seen[:] = ask(run, "--group", "behind")["groups"]
-        return str(seen[0]["waits_for"]).startswith(told)
+        return str(seen[0]["waits_for"]).startswith(expected)
 
     with Consumer(broker.address, group="behind", topics="orders") as consumer:
         assert consumer.poll(60) is not None

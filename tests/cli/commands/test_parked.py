@@ -187,7 +187,7 @@ def test_a_message_that_joined_since_is_not_discarded(parked_group: ParkedGroup,
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "expected"),
     [
         (("show", "nobody"), 1, "no lane of key 'nobody'"),
         (("show",), 2, "give either KEY"),
@@ -201,10 +201,10 @@ def test_a_message_that_joined_since_is_not_discarded(parked_group: ParkedGroup,
     ],
 )
 def test_mistakes_are_reported_with_the_right_exit_code(
-    run: Run, parked_group: ParkedGroup, words: tuple[str, ...], code: int, told: str
+    run: Run, parked_group: ParkedGroup, words: tuple[str, ...], code: int, expected: str
 ) -> None:
     result = run("parked", *words, "--group", parked_group.group)
-    assert (result.exit_code, told in result.stderr) == (code, True), result.stderr
+    assert (result.exit_code, expected in result.stderr) == (code, True), result.stderr
 
 
 def test_a_key_parked_in_two_topics_needs_a_topic(run: Run, parked_group: ParkedGroup, broker: EmbeddedBroker) -> None:

@@ -91,10 +91,10 @@ def test_a_bad_line_is_reported_in_json(run: Run) -> None:
     words = ("send", "go-on-json", "--file", "-", "--key-separator", ":", "--json")
     result = run(*words, stdin="a:1\n\nb:2\nnothing\n")
     assert result.exit_code == 2
-    told = json.loads(result.stdout)
-    assert (told["stored"], told["go_on_from"], told["stored_after"]) == (2, 4, [])
-    assert "the key is missing" in told["error"]
-    assert [(each["number"], each["key"]) for each in told["receipts"]] == [(1, "a"), (3, "b")]
+    printed = json.loads(result.stdout)
+    assert (printed["stored"], printed["go_on_from"], printed["stored_after"]) == (2, 4, [])
+    assert "the key is missing" in printed["error"]
+    assert [(each["number"], each["key"]) for each in printed["receipts"]] == [(1, "a"), (3, "b")]
 
 
 class Slow(Future[Receipt]):

@@ -33,9 +33,9 @@ def test_from_first_shows_everything(run: Run) -> None:
 
 @pytest.mark.parametrize(("word", "same"), [("earliest", "first"), ("latest", "last"), ("1h ago", "1h")])
 def test_earliest_and_latest_are_accepted(run: Run, word: str, same: str) -> None:
-    told = numbers(run("tail", "letters", "--from", word, "--json").stdout)
-    assert told == numbers(run("tail", "letters", "--from", same, "--json").stdout)
-    assert len(told) == (10 if same == "last" else 30)
+    printed = numbers(run("tail", "letters", "--from", word, "--json").stdout)
+    assert printed == numbers(run("tail", "letters", "--from", same, "--json").stdout)
+    assert len(printed) == (10 if same == "last" else 30)
 
 
 def test_messages_of_a_key_come_in_order(run: Run) -> None:

@@ -202,7 +202,7 @@ def test_the_key_of_an_offline_group_waits_for_a_member(lane: LaneFixture) -> No
     assert lane.why("a")["waits_for"].startswith("a member: no member of the group is online")
 
 
-def told(lane: LaneStateView | NoAnswer, pending: tuple[int, ...] = (5,)) -> str:
+def sentence_of(lane: LaneStateView | NoAnswer, pending: tuple[int, ...] = (5,)) -> str:
     at = GroupQueue(MessageQueue("t", "b", 0), QueueOffset(5), QueueOffset(9), owner="m")
     return KeyProgress("g", 1, QueueProgress(at, None, 700), 0, pending, lane=lane).waits_for
 
@@ -210,17 +210,17 @@ def told(lane: LaneStateView | NoAnswer, pending: tuple[int, ...] = (5,)) -> str
 @pytest.mark.parametrize("state", [state for state in LaneActivity if state is not LaneActivity.EMPTY])
 def test_every_state_has_a_sentence(state: LaneActivity) -> None:
     lane = LaneStateView(state=state.value, order="key", head=QueueOffset(5), blocked_for=1.5, attempts=2, reason="E()")
-    assert "offset 5" in told(lane)
-    assert ", failed 2 times, blocked for 1.5 s: E()" in told(lane)
+    assert "offset 5" in sentence_of(lane)
+    assert ", failed 2 times, blocked for 1.5 s: E()" in sentence_of(lane)
 
 
 def test_a_key_that_is_not_fetched_shows_how_far_the_owner_is() -> None:
     lane = LaneStateView(state="empty", order="key", next_offset=QueueOffset(4), committable=QueueOffset(2))
-    assert told(lane) == "its fetch: the owner has fetched up to offset 4; the first unfinished is 2"
+    assert sentence_of(lane) == "its fetch: the owner has fetched up to offset 4; the first unfinished is 2"
 
 
 def test_an_owner_that_is_silent_is_named_with_its_lease() -> None:
-    sentence = told(NoAnswer("its owner m is not connected any more", silent=True))
+    sentence = sentence_of(NoAnswer("its owner m is not connected any more", silent=True))
     assert sentence.endswith("its owner m is not connected any more. Its lease ends in 700 ms unless it is renewed")
 
 

@@ -126,9 +126,9 @@ def test_a_declaration_is_checked_without_spark(run: Run, place: Place) -> None:
 
 @pytest.mark.parametrize("words", [("status",), ("parked", "list"), ("parked", "redrive", "--all")])
 def test_a_pipeline_that_never_ran_is_reported(run: Run, place: Place, words: tuple[str, ...]) -> None:
-    told = run("pipeline", *words, str(place.file))
-    assert told.exit_code == 1
-    assert "was never started" in told.stderr
+    result = run("pipeline", *words, str(place.file))
+    assert result.exit_code == 1
+    assert "was never started" in result.stderr
 
 
 @pytest.mark.slow
@@ -145,9 +145,9 @@ def test_without_the_broker_the_lag_is_unknown(run: Run, place: Place) -> None:
     assert row.split() == [place.topic, "0", "7", *["unknown"] * 3]
     assert "\nlag unknown\n" in shown.stdout
     assert "the lag is unknown: no name server answered" in shown.stdout
-    told = json.loads(run("pipeline", "status", str(place.file), "--json").stdout)
-    assert (told["lag"], told["lag_seconds"]) == (None, None)
-    (queue,) = told["queues"]
+    result = json.loads(run("pipeline", "status", str(place.file), "--json").stdout)
+    assert (result["lag"], result["lag_seconds"]) == (None, None)
+    (queue,) = result["queues"]
     assert (queue["offset"], queue["end"], queue["lag"], queue["lag_seconds"]) == (7, None, None, None)
 
 
@@ -156,9 +156,9 @@ def test_the_lag_of_a_status_has_messages_and_seconds(
 ) -> None:
     Checkpoint(place.folder / "checkpoint", "totals", {"servers": broker.address, "topic": place.topic}).close()
     producer.send(place.topic, 1, key="a")
-    told = json.loads(run("pipeline", "status", str(place.file), "--json").stdout)
-    assert told["lag"] == 1
-    assert told["lag_seconds"] >= 0
+    result = json.loads(run("pipeline", "status", str(place.file), "--json").stdout)
+    assert result["lag"] == 1
+    assert result["lag_seconds"] >= 0
     assert "lag 1 message, the oldest " in run("pipeline", "status", str(place.file)).stdout
 
 
@@ -202,26 +202,26 @@ def test_help_says_what_exit_codes_mean(run: Run) -> None:
 
 
 def test_a_spark_setting_must_have_the_form_name_value(run: Run, place: Place) -> None:
-    told = run("pipeline", "run", str(place.file), "--conf", "executor.memory=4g")
-    assert told.exit_code == 2
-    assert "should look like spark.executor.memory=4g" in told.stderr
+    result = run("pipeline", "run", str(place.file), "--conf", "executor.memory=4g")
+    assert result.exit_code == 2
+    assert "should look like spark.executor.memory=4g" in result.stderr
 
 
 @pytest.mark.parametrize("package", ["pyspark", "pyarrow"])
 def test_without_spark_the_extra_is_named(place: Place, package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from lanemq.cli.main import main; main()"
     words = [sys.executable, "-c", code, "pipeline", "check", str(place.file)]
-    told = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert told.stderr == f"Error: pipelines need {package}: {INSTALL_SPARK}, and Java 17 or newer\n"
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr == f"Error: pipelines need {package}: {INSTALL_SPARK}, and Java 17 or newer\n"
 
 
 def test_a_missing_java_is_reported(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     monkeypatch.setenv("PATH", "")
-    told = run("pipeline", "run", str(place.file), "--quiet")
-    assert told.exit_code == 2
-    assert told.stderr == (
+    result = run("pipeline", "run", str(place.file), "--quiet")
+    assert result.exit_code == 2
+    assert result.stderr == (
         "Error: Spark needs Java 17 or newer, and there is none: install it, or set JAVA_HOME to its folder\n"
     )
 

@@ -30,7 +30,7 @@ def run(usable_until: int, *, dropped: bool = False) -> Any:
     return SimpleNamespace(permit=permit, usable_until=permit.usable_until)
 
 
-def told(folder: Path, *runs: tuple[Any, Stop | None], **options: Any) -> list[dict[str, Any]]:
+def events_of(folder: Path, *runs: tuple[Any, Stop | None], **options: Any) -> list[dict[str, Any]]:
     history = History(folder / "a.jsonl", "a", lambda: 0, "consumer")
     recorder = TurnRecorder("g", history, Clock(), **options)  # type: ignore[arg-type]
     for each, stop in runs:
@@ -55,12 +55,12 @@ def test_a_turn_that_outlived_its_lease_is_recorded_as_late_or_abandoned(
     tmp_path: Path, until: int, dropped: bool, stop: Stop | None, outcome: str
 ) -> None:
     """A frozen handler continues before its member learns that the queue is lost."""
-    _, end = told(tmp_path, (run(until, dropped=dropped), stop))
+    _, end = events_of(tmp_path, (run(until, dropped=dropped), stop))
     assert end["outcome"] == outcome
 
 
 def test_turns_without_order_are_recorded_without_keys(tmp_path: Path) -> None:
-    assert [line["key"] for line in told(tmp_path, (run(2_000), None), keyed=False)] == ["", ""]
+    assert [line["key"] for line in events_of(tmp_path, (run(2_000), None), keyed=False)] == ["", ""]
 
 
 @pytest.mark.parametrize(("broadcasting", "name"), [(False, "g"), (True, "g of c1")])

@@ -21,17 +21,17 @@ HOUR_MS = 3_600_000
 def nothing(_: int) -> None: ...
 
 
-class Letters:
+class FakeDeadLetters:
     """A broker that takes messages back; the test may do something in between."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []
-        self.meanwhile: Callable[[int], object] = nothing
+        self.while_sending: Callable[[int], object] = nothing
         self.stored = True
 
     async def send_back(self, message: Message, level: int, most: int) -> bool:
         self.sent.append(message.queue_offset)
-        self.meanwhile(message.queue_offset)
+        self.while_sending(message.queue_offset)
         return self.stored
 
 
@@ -39,7 +39,7 @@ class OverdueFixture:
     """Runs of one message each, whose handlers began an hour ago."""
 
     def __init__(self, count: int = 1, plan: Subscription | None = None) -> None:
-        self.clock, self.letters = ManualClock(), Letters()
+        self.clock, self.dead_letters = ManualClock(), FakeDeadLetters()
         plan = plan or Subscription(topic="orders", order=Order.NONE, policy=SendBack())
         active = ActiveSubscription(plan, self.clock)
         self.scheduler: Scheduler = active.scheduler
@@ -48,7 +48,7 @@ class OverdueFixture:
         self.scheduler.put(queue(0), messages, QueueOffset(count), QueueOffset(0))
         self.runs = [self._taken() for _ in range(count)]
         self.clock.at += HOUR_MS
-        self._watch = OverdueRuns(options(clock=self.clock), {"orders": active}, self.letters)  # type: ignore[arg-type]
+        self._watch = OverdueRuns(options(clock=self.clock), {"orders": active}, self.dead_letters)  # type: ignore[arg-type]
 
     def _taken(self) -> MessageRun:
         run = self.scheduler.take_run(0)
@@ -57,7 +57,7 @@ class OverdueFixture:
 
     def check(self) -> list[int]:
         asyncio.run(self._watch.check())
-        return self.letters.sent
+        return self.dead_letters.sent
 
 
 def test_a_message_whose_handler_hangs_is_sent_back_once() -> None:
@@ -69,7 +69,7 @@ def test_a_message_whose_handler_hangs_is_sent_back_once() -> None:
 
 def test_a_message_that_the_broker_did_not_take_stays_and_is_tried_again() -> None:
     fixture = OverdueFixture()
-    fixture.letters.stored = False
+    fixture.dead_letters.stored = False
     assert fixture.check() == [0]
     assert fixture.scheduler.committable(queue(0)) == 0
     assert fixture.check() == [0, 0]
@@ -85,7 +85,7 @@ def test_a_message_on_its_way_to_the_broker_is_not_sent_a_second_time() -> None:
 
 def test_a_handler_that_fails_while_its_message_is_sent_back_ends_its_own_run() -> None:
     fixture = OverdueFixture()
-    fixture.letters.meanwhile = lambda _: fixture.scheduler.finish(fixture.runs[0], FAILED)
+    fixture.dead_letters.while_sending = lambda _: fixture.scheduler.finish(fixture.runs[0], FAILED)
     assert fixture.check() == [0]
     assert fixture.scheduler.committable(queue(0)) == 0
     assert fixture.scheduler.sent_back(fixture.runs[0], [True]).why is Why.SENT_BACK
@@ -94,7 +94,7 @@ def test_a_handler_that_fails_while_its_message_is_sent_back_ends_its_own_run() 
 
 def test_a_handler_that_returns_while_another_message_is_sent_back_keeps_its_own() -> None:
     fixture = OverdueFixture(count=2)
-    fixture.letters.meanwhile = lambda _: fixture.scheduler.finish(fixture.runs[1], DONE)
+    fixture.dead_letters.while_sending = lambda _: fixture.scheduler.finish(fixture.runs[1], DONE)
     assert fixture.check() == [0]
     assert fixture.scheduler.committable(queue(0)) == 2
 
@@ -109,7 +109,7 @@ def test_a_message_of_a_lost_queue_is_not_sent_back() -> None:
 def test_a_message_of_an_ordered_lane_is_never_overtaken() -> None:
     fixture = OverdueFixture(plan=Subscription(topic="orders", order=Order.KEY, policy=HoldKey()))
     assert fixture.check() == []
-    assert not fixture.letters.sent
+    assert not fixture.dead_letters.sent
 
 
 def test_a_report_after_the_message_was_sent_back_is_ignored() -> None:

@@ -121,7 +121,7 @@ def test_when_a_waiting_worker_is_interrupted_another_runs_its_message() -> None
         threading.Event().wait(0.001)
     put(scheduler, 0, 0, 1)
     assert both.acquire(timeout=WAIT / 4)
-    assert both.acquire(timeout=WAIT / 4), "the message lies there and nobody was called"
+    assert both.acquire(timeout=WAIT / 4), "the message waits and no worker was called"
     assert sorted(map(str, ended)) == ["[0]", "interrupted"]
     assert scheduler._sleeping == 0
 

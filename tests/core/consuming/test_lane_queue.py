@@ -144,9 +144,9 @@ class Promises(RuleBasedStateMachine):
     def end_many(self, data: st.DataObject, again: bool) -> None:
         """Runs of all queues, also dropped ones, are reported together; a second report changes nothing."""
         runs = data.draw(st.lists(st.sampled_from(self.running), unique_by=id)) if self.running else []
-        told = self.scheduler.finish_done(runs, now=self.now)
+        answers = self.scheduler.finish_done(runs, now=self.now)
         assert not any(self.scheduler.is_running(run) for run in runs)
-        gone = {queue for queue, why in told if why is Why.QUEUE_GONE}
+        gone = {queue for queue, why in answers if why is Why.QUEUE_GONE}
         for run in runs:
             self.running.remove(run)
             if run.queue in self.leased and not run.permit.dropped:

@@ -43,7 +43,7 @@ def test_a_lane_is_ready_then_running_then_held_then_empty() -> None:
     scheduler.finish(run, FAILED, now=NOW)
     held = seen(scheduler, "a")
     assert (held.state, held.head, held.attempts, held.until) == (LaneActivity.HELD, 0, 1, 1_500)
-    assert seen(scheduler, "b").state is LaneActivity.READY, "nobody else waits"
+    assert seen(scheduler, "b").state is LaneActivity.READY, "no other lane waits"
     assert seen(scheduler, "never-sent").state is LaneActivity.EMPTY
 
 

@@ -423,9 +423,9 @@ def test_messages_skipped_after_a_reset_of_the_group_are_logged_once(
         admin.reset_offsets(group, topic, to="latest")
     with owning_both(checkpoint, options) as query:
         assert query.everything() == []
-    (told,) = [each for each in caplog.messages if "the query skips" in each]
-    assert f"group {group}: " in told
-    assert "the query is at offset 4, the group at 10: the query skips the 6 messages between" in told
+    (warning,) = [each for each in caplog.messages if "the query skips" in each]
+    assert f"group {group}: " in warning
+    assert "the query is at offset 4, the group at 10: the query skips the 6 messages between" in warning
 
 
 def test_a_queue_granted_after_its_bounds_were_read_starts_at_the_groups_offset(

@@ -154,18 +154,18 @@ class ConsumerCalls:
         reply = await self._request(self.address(queues[0].topic, broker), command, self._lock_timeout)
         answer = LockResponse.decode(reply.body)
         leases = {each.queue: each for each in answer.lane_leases}
-        told = LockAnswerHeader.from_ext(reply.ext)
-        serial = told.lane_keep_alive or 0
+        fields = LockAnswerHeader.from_ext(reply.ext)
+        serial = fields.lane_keep_alive or 0
         granted = {each.queue: _granted(leases.get(each.queue), serial) for each in answer.lock_ok_mq_set}
-        return Locked(granted, not told.lane_not_member)
+        return Locked(granted, not fields.lane_not_member)
 
     async def keep_alive(self, topic: str, broker: str, serial: int) -> KeptAlive:
         """Keeps this member alive, with all leases that were granted under the serial; 0: it has no leases."""
         ext = LockHeader(lane_keep_alive=serial).to_ext()
         command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=self._lock_request(()).encode())
         reply = await self._request(self.address(topic, broker), command, self._lock_timeout)
-        told = LockAnswerHeader.from_ext(reply.ext)
-        return KeptAlive(told.lane_keep_alive == serial, not told.lane_not_member)
+        fields = LockAnswerHeader.from_ext(reply.ext)
+        return KeptAlive(fields.lane_keep_alive == serial, not fields.lane_not_member)
 
     async def unlock(self, queue: MessageQueue, epoch: Epoch) -> None:
         """Gives a queue back. Names the lease, so that a late unlock does not end a newer one."""
@@ -204,14 +204,7 @@ class ConsumerCalls:
         False if the broker ignored it because an operator has reset the group; the next pull returns the new offset.
         Finished ranges go only to brokers that grant epochs: no other broker stores them.
         """
-        header = UpdateOffsetHeader(
-            consumer_group=self._group,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            commit_offset=offset,
-            lane_client=self.client_id if epoch else None,
-            lane_epoch=epoch or None,
-        )
+        header = UpdateOffsetHeader.of_owner(self._group, queue, offset, self.client_id, epoch)
         body = LaneProgress(lane_finished=finished.encode(offset)).encode() if finished and epoch else b""
         command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext(), body=body)
         reply = await self._request(self.address(queue.topic, queue.broker), command, self._timeout)

@@ -51,7 +51,7 @@ class ProducerOptions:
     max_body_bytes: int = MAX_BODY_BYTES
     """Bytes of the largest body; larger ones are refused when they are sent."""
     tls: TlsOptions | None = None
-    """Encrypts connections. None: as the environment says (docs/security.md), else not encrypted."""
+    """Encrypts connections. None: as the environment says (docs/guides/security.md), else not encrypted."""
     credentials: Credentials | None = None
     """Signs every request, for brokers with access control. None: as the environment says, else not signed."""
     history: History = NO_HISTORY

@@ -11,7 +11,7 @@ can complete the batch that both are at and nothing else.
 A topic cannot tell which batches it has: `applied` knows only those of this run, and `write` returns True whenever
 messages were sent, even if the broker dropped them all. A broker forgets producers that were silent for a week; an
 Apache broker ignores stamps and stores repeats. Two sinks of one pipeline into one topic need different names. Two
-copies of one checkpoint cannot be told apart here, since the topic stores no ledger: never start a second copy.
+copies of one checkpoint cannot be distinguished here, since the topic stores no ledger: never start a second copy.
 """
 
 from collections.abc import Iterator

@@ -168,14 +168,7 @@ class MemberCalls:
 
     def commit(self, address: Address, queue: MessageQueue, offset: QueueOffset, epoch: Epoch) -> None:
         """Stores the group's offset; raises `LeaseLost` if another member owns the queue."""
-        header = UpdateOffsetHeader(
-            consumer_group=self._group,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            commit_offset=offset,
-            lane_client=self.client_id if epoch else None,
-            lane_epoch=epoch or None,
-        )
+        header = UpdateOffsetHeader.of_owner(self._group, queue, offset, self.client_id, epoch)
         self._ask(address, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext()))
 
     def unregister(self) -> None:

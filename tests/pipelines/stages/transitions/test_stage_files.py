@@ -139,7 +139,7 @@ def test_no_retry_pass_is_due_while_a_batch_is_unfinished(tmp_path: Path) -> Non
     assert pipeline.stage.due(wall_time(Millis(10**12))) is None
 
 
-def test_listing_lanes_reads_a_newer_ledger_if_files_are_removed_meanwhile(
+def test_listing_lanes_reads_a_newer_ledger_if_files_disappear_while_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A running pipeline removes files of older ledgers, also while a reader is between two steps."""
