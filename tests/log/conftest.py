@@ -53,6 +53,8 @@ def crash(store: Store) -> None:
     if not store._lock.closed:
         store._files.close()
         store._log.close()
+        if store._copy._path.parent.exists():
+            store._copy.set_running(False)  # because closing the database removes its write-ahead log
         store.state.close()
         store._lock.close()
 

@@ -339,4 +339,5 @@ def _store_options(options: BrokerOptions) -> StoreOptions:
         relaxed_sync_ms=to_millis(options.relaxed_sync),
         retention_ms=max(1, to_millis(options.retention)),
         retention_bytes=options.retention_bytes or None,
+        recover=options.recover,
     )

@@ -116,6 +116,10 @@ class BrokerOptions:
     save_offsets_every: float = 0.2
     """Seconds between two writes of committed offsets. Long: a crash forgets, and so redelivers, more."""
 
+    recover: bool = False
+    """Whether to start although `state.db` or its write-ahead log was lost: topics, their order and an epoch floor come
+    from `recovery.json`, producers from the log. Groups whose offsets were lost begin at their start position."""
+
     history: Path | None = None
     """Folder for the history of leases and offsets, which `lanemq check` reads; None: no history."""
 

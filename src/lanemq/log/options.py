@@ -29,6 +29,9 @@ class StoreOptions:
     retention_bytes: int | None = None
     """Log size above which the oldest segments are deleted. None: no limit."""
 
+    recover: bool = False
+    """Whether a lost `state.db` is rebuilt as far as possible; otherwise the store does not open."""
+
     def __post_init__(self) -> None:
         problems = [
             f"{name} must be at least {least}, not {value}"

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lanemq.log.recovery_file import RecoveryFile, SavedFacts
 from lanemq.model.errors import StorageError
 
 EPOCH_FLOOR = "epoch-floor"
@@ -128,6 +129,7 @@ class State:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._copy: RecoveryFile | None = None
         self._lock = threading.Lock()
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
@@ -142,16 +144,40 @@ class State:
     def close(self) -> None:
         self._db.close()
 
+    def copy_to(self, copy: RecoveryFile) -> None:
+        """From now on, also keep in this file what must never be forgotten; called once, before any change."""
+        if copy.facts is None:
+            epoch = max([self.epoch_floor(), *(row.epoch for row in self.leases())])
+            copy.begin(self.topics(), self.dropped_topics(), epoch)
+        self._copy = copy
+
+    def recover_from(self, facts: SavedFacts) -> None:
+        """Enter what was lost with the database or with its write-ahead log.
+
+        No lease survives: who owns a queue is not known any more. Epochs continue above every one ever granted.
+        """
+        with self.transaction(Sync.FULL) as db:
+            db.execute("DELETE FROM topics")
+            db.executemany("REPLACE INTO topics VALUES (?, ?)", facts.topics.items())
+            db.executemany("REPLACE INTO dropped VALUES (?, ?)", facts.dropped.items())
+            db.execute("REPLACE INTO kv VALUES (?, ?)", (EPOCH_FLOOR, str(facts.epoch_floor)))
+            db.execute("UPDATE leases SET owner = '', epoch = max(epoch, ?)", (facts.epoch_floor,))
+            db.execute("UPDATE checkpoint SET clean = 0")
+
     # Topics and groups: a name, and settings as text.
 
     def topics(self) -> dict[str, str]:
         return dict(self.rows("SELECT name, settings FROM topics"))
 
     def save_topic(self, name: str, settings: str) -> None:
+        if self._copy is not None:
+            self._copy.save_topic(name, settings)
         self._write("REPLACE INTO topics VALUES (?, ?)", [(name, settings)], Sync.FULL)
 
     def delete_topic(self, name: str) -> None:
         self._write("DELETE FROM topics WHERE name = ?", [(name,)], Sync.FULL)
+        if self._copy is not None:
+            self._copy.delete_topic(name)
 
     def groups(self) -> dict[str, str]:
         return dict(self.rows("SELECT name, settings FROM groups"))
@@ -183,6 +209,9 @@ class State:
 
     def save_leases(self, rows: Iterable[LeaseRow]) -> None:
         """Insert or update leases; an older epoch never replaces a newer one."""
+        rows = list(rows)
+        if self._copy is not None:
+            self._copy.reach(max((row.epoch for row in rows), default=0))
         self._write(
             "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET owner = excluded.owner,"
             " epoch = excluded.epoch, lease_ms = excluded.lease_ms, stock = excluded.stock"
@@ -193,6 +222,8 @@ class State:
 
     def forget_leases(self, topic: str, floor: int) -> None:
         """Delete a topic's leases and raise the epoch floor in the same transaction, so that no epoch is used twice."""
+        if self._copy is not None:
+            self._copy.reach(floor)
         with self.transaction(Sync.FULL) as db:
             db.execute("REPLACE INTO kv VALUES (?, ?)", (EPOCH_FLOOR, str(floor)))
             db.execute("DELETE FROM leases WHERE topic = ?", (topic,))
@@ -251,6 +282,8 @@ class State:
         self._write("UPDATE checkpoint SET clean = ?", [(0,)], Sync.FULL)
 
     def drop_topic(self, topic: str, position: int) -> None:
+        if self._copy is not None:
+            self._copy.drop_topic(topic, position)
         with self.transaction(Sync.FULL) as db:
             db.execute("REPLACE INTO dropped VALUES (?, ?)", (topic, position))
             db.execute("DELETE FROM queues WHERE topic = ?", (topic,))
@@ -319,3 +352,29 @@ class State:
 
 def _upgrade(version: int) -> list[str]:
     return [statement for step in range(version, VERSION) for statement in UPGRADES[step]]
+
+
+def lost_state(path: Path, *, running: bool) -> str | None:
+    """Why a database cannot be the one that belongs to a used data folder; None if it can. Changes nothing.
+
+    SQLite would take an empty file for a new database. It keeps the newest rows in a file beside the database, which it
+    removes only when the database is closed; without it, the database is as it was some time ago. `running` says that
+    it was not closed.
+    """
+    if not path.exists():
+        return f"{path} is missing"
+    log = path.with_name(path.name + "-wal")
+    has_log = log.exists() and log.stat().st_size > 0
+    if running and not has_log:
+        return f"{log}, the newest part of state.db, is missing, although the broker was not stopped"
+    if has_log:
+        return None
+    try:
+        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+        try:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+        finally:
+            db.close()
+    except sqlite3.Error:
+        return None  # opening it reports what is wrong
+    return None if version else f"{path} is empty"

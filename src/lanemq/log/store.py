@@ -8,6 +8,7 @@
 Everything else belongs to the loop. There is one loop and one log thread. The log reads no clock: times are arguments.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -31,9 +32,10 @@ from lanemq.log.queue_index import (
 from lanemq.log.reading import ReadResult, ReadStatus, TimeSearch, gather, nothing_to_read
 from lanemq.log.record_bytes import facts_of, size_at
 from lanemq.log.recovery import OnRecord, RecoveryReport, Startup
+from lanemq.log.recovery_file import RecoveryFile
 from lanemq.log.retention import Retention
-from lanemq.log.state import DamageRow, ProducerRow, State
-from lanemq.model.errors import CorruptRecord, StorageError
+from lanemq.log.state import DamageRow, ProducerRow, State, lost_state
+from lanemq.model.errors import CorruptRecord, StorageError, WriteFailed
 from lanemq.wire.record import HEAD_BYTES
 
 _FILTER_SCAN = 8192
@@ -63,7 +65,8 @@ class Store:
         self._lock = DataLock(folder)
         try:
             self._log = CommitLog(folder / "log", disk)
-            self.state = _open_state(folder / "state.db", self._log, open_state)
+            self._copy = RecoveryFile(folder)
+            self.state = _open_state(folder / "state.db", self._log, self._copy, open_state, self.options.recover)
         except (OSError, StorageError):
             self._lock.close()
             raise
@@ -98,6 +101,7 @@ class Store:
         if not report.clean:
             self.checkpoint(producers())
         self.state.mark_running()
+        self._copy.set_running(True)
         self._ready = True
         return report
 
@@ -272,6 +276,8 @@ class Store:
         finally:
             self._files.close()
             self._log.close()
+            with contextlib.suppress(WriteFailed):  # the next start is refused and says what to do
+                self._copy.set_running(False)  # closing the database removes its write-ahead log
             self.state.close()
             self._lock.close()
 
@@ -285,11 +291,36 @@ class Store:
         self.checkpoints.write(work._replace(mark=work.mark._replace(clean=True)), producers)
 
 
-def _open_state(path: Path, log: CommitLog, open_state: Callable[[Path], State]) -> State:
-    if log.segments and not path.exists():
+def _open_state(
+    path: Path, log: CommitLog, copy: RecoveryFile, open_state: Callable[[Path], State], recover: bool
+) -> State:
+    """Open the database; refuse one that is not that of the log beside it, unless asked to recover."""
+    facts = copy.facts
+    # Other kinds of state, of tests and simulations, are not in a file.
+    lost = (
+        lost_state(path, running=copy.running) if (log.segments or facts is not None) and open_state is State else None
+    )
+    if lost is not None and not (recover and facts is not None):
         log.close()
-        raise StorageError(
-            f"{path} is missing, but the log beside it holds messages: restore the file from a backup, or move "
-            f"the whole data folder away to start empty; without it every group would lose its position"
+        by_copy = (
+            ""
+            if facts is None
+            else f", or start once with --recover, which rebuilds the topics, their order and the"
+            f" epochs from {path.with_name('recovery.json')}, at least a minute after the broker ended"
         )
-    return open_state(path)
+        raise StorageError(
+            f"{lost}, but the log beside it holds messages: restore it from a backup, together with "
+            f"{path.name}-wal if there is one{by_copy}. Starting without it would send groups to other positions "
+            f"and could grant an epoch twice; nothing was changed"
+        )
+    state = open_state(path)
+    try:
+        if lost is not None and facts is not None:
+            state.recover_from(facts)
+        state.copy_to(copy)
+        # Closing the database removes its write-ahead log, also if this start fails later.
+        copy.set_running(False)
+    except StorageError:
+        state.close()
+        raise
+    return state

@@ -78,6 +78,11 @@ def _tls_options(command: F) -> F:
     "--name", default="lanemq", show_default=True, help="Broker name. Changing it changes every queue's name."
 )
 @click.option(
+    "--recover",
+    is_flag=True,
+    help="Start although state.db was lost: rebuild topics and epochs from recovery.json.",
+)
+@click.option(
     "--relaxed", is_flag=True, help="Acknowledge before fdatasync: faster, but a power cut can lose messages."
 )
 @click.option("--no-auto-create", is_flag=True, help="Refuse messages to topics that do not exist.")
