@@ -89,12 +89,12 @@ class Appender:
         self._queues = queues
         self._options = options
         self.failed: StorageError | None = None
-        self.last_store_time = 0
         self._last_sync: Millis | None = None
         self.reset()
 
-    def reset(self) -> None:
-        """Discard everything staged; the next record goes to the end of the log."""
+    def reset(self, last_store_time: int = 0) -> None:
+        """Discard everything staged; the next record goes to the end of the log, at this store time or later."""
+        self.last_store_time = last_store_time
         segments = self._log.segments
         self.published = self._log.end
         """The position after the last visible record."""

@@ -95,8 +95,7 @@ class Store:
         if any(position > self._log.end for position in self._dropped.values()):
             self.state.cut_dropped(self._log.end)
             self._dropped = self.state.dropped_topics()
-        self.appender.last_store_time = report.last_store_time
-        self.appender.reset()
+        self.appender.reset(report.last_store_time)
         self.checkpoints.note_damage(report.damage)
         if not report.clean:
             self.checkpoint(producers())
