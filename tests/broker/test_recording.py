@@ -339,7 +339,7 @@ def test_a_reset_of_running_members_is_recorded_and_passes_the_checker(run: Reco
     run.member("a", seen)
     with Admin(run.broker.address) as admin:
         wait_for(lambda: lag(admin) == 0)
-        admin.reset_offsets("g", "orders", to="earliest")
+        admin.reset_offsets("g", "orders", to="first")
     wait_for(lambda: len(seen) == 80)
     report = run.judge("resets=4")
     assert report.verdict is Verdict.PASS, report

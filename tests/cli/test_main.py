@@ -27,7 +27,7 @@ ASKING = [
     ("tail", "t"),
     ("group", "list"),
     ("group", "describe", "g"),
-    ("group", "reset", "g", "t", "--to", "latest"),
+    ("group", "reset", "g", "t", "--to", "last"),
     ("locks",),
     ("key", "k", "--topic", "t"),
 ]

@@ -245,7 +245,7 @@ def _dead_letters(pull: PullConsumer) -> list[object]:
     while time.monotonic() < deadline:
         with contextlib.suppress(TopicNotFound):
             pull.assign(pull.queues("%DLQ%dead"))
-            pull.seek_to_begin()
+            pull.seek_to_first()
             if found := [message.value() for message in pull.poll(0.2)]:
                 return found
         threading.Event().wait(0.05)

@@ -26,10 +26,6 @@ _ADVICE: dict[type[LaneError], str] = {
 }
 """Advice for the shell, which the library's errors do not contain."""
 
-FIRST = frozenset({"first", "earliest"})
-LAST = frozenset({"last", "latest"})
-"""Synonyms: the library's `StartFrom` has one pair, Kafka's and RocketMQ's tools the other. Commands accept both."""
-
 
 class CliError(click.ClickException):
     """An error that is shown as one line on stderr, with exit code 1."""

@@ -23,6 +23,7 @@ LaneError
 │   ├── LaneFrozen           an earlier message of the lane failed; nothing may pass it
 │   ├── Dropped              given up by drop() before it was sent
 │   ├── LeaseLost            the queue belongs to another member now
+│   ├── GroupConflict        another member consumes the topic with another order
 │   └── SinkFenced           a newer run of this pipeline writes to the sink now
 ├── CodecError             a value that cannot be encoded or decoded; says where it is
 │   └── Undecodable          a message's body; trying again does not help

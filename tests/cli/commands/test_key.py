@@ -84,7 +84,7 @@ def test_without_an_owner_the_key_waits_for_one() -> None:
 
 
 def test_a_finished_key_waits_for_nothing(run: Run, broker: EmbeddedBroker) -> None:
-    put(broker, "finished", "latest")
+    put(broker, "finished", "last")
     (group,) = ask(run, "--group", "finished")["groups"]
     assert group["waits_for"] == "nothing: all messages are finished"
 
@@ -134,7 +134,7 @@ def test_a_message_outside_the_hashed_queue_is_noted(run: Run, producer: Produce
 
 
 def test_text_output_has_both_tables(run: Run, broker: EmbeddedBroker) -> None:
-    put(broker, "shown", "earliest")
+    put(broker, "shown", "first")
     output = run("key", KEY, "--topic", "orders", "--group", "shown").stdout
     assert f"key {KEY}: queue {HOME.queue_id} of orders on lanemq, 3 messages" in output
     assert '{"state":"paid"}' in output

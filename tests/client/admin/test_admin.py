@@ -141,7 +141,7 @@ def test_illegal_topic_name_is_refused_without_a_request(admin: Admin) -> None:
     with pytest.raises(InvalidName):
         admin.describe_topic("bad name!")
     with pytest.raises(InvalidName):
-        admin.reset_offsets("g", "bad name!", to="earliest")
+        admin.reset_offsets("g", "bad name!", to="first")
 
 
 def test_deleted_topic_is_gone(admin: Admin) -> None:
@@ -252,8 +252,8 @@ def test_group_shows_members_lag_owner_and_epoch(broker: EmbeddedBroker, admin: 
 @pytest.mark.parametrize(
     ("to", "after"),
     [
-        ("earliest", 0),
-        ("latest", 6),
+        ("first", 0),
+        ("last", 6),
         (AtOffset(QueueOffset(2)), 2),
         (AtOffset(QueueOffset(99)), 6),
         (AtTime(0.0), 0),
@@ -281,17 +281,17 @@ def test_a_group_that_never_read_has_no_offset(broker: EmbeddedBroker, admin: Ad
     admin.create_topic("a-unread", 1)
     fill(broker, "a-unread", 3)
     assert admin.committed("a-unread-group", queue_of(admin, "a-unread")) is None
-    (change,) = admin.reset_offsets("a-unread-group", "a-unread", to="latest", dry_run=True)
+    (change,) = admin.reset_offsets("a-unread-group", "a-unread", to="last", dry_run=True)
     assert (change.before, change.after) == (None, 3)
 
 
 def test_reset_moves_the_named_queues_only(broker: EmbeddedBroker, admin: Admin) -> None:
     admin.create_topic("a-some", 3)
-    (change,) = admin.reset_offsets("a-halves", "a-some", to="earliest", queues=[1])
+    (change,) = admin.reset_offsets("a-halves", "a-some", to="first", queues=[1])
     assert change.queue.queue_id == 1
     known = [admin.committed("a-halves", queue_of(admin, "a-some", number)) for number in range(3)]
     assert known == [None, 0, None]
-    assert admin.reset_offsets("a-halves", "a-some", to="earliest", queues=[9]) == ()
+    assert admin.reset_offsets("a-halves", "a-some", to="first", queues=[9]) == ()
 
 
 def test_a_reset_moves_connected_members_and_leaves_other_queues_alone(broker: EmbeddedBroker, admin: Admin) -> None:

@@ -48,7 +48,7 @@ def _orders(stock: FakeBroker, *, online: bool) -> Asked:
     return asked
 
 
-@pytest.mark.parametrize(("to", "timestamp"), [(AtTime(0.077), "77"), ("latest", "-1"), ("earliest", "0")])
+@pytest.mark.parametrize(("to", "timestamp"), [(AtTime(0.077), "77"), ("last", "-1"), ("first", "0")])
 def test_a_group_with_members_is_moved_by_time_for_all_queues_at_once(
     stock: FakeBroker, to: Position, timestamp: str
 ) -> None:
@@ -72,14 +72,14 @@ def test_a_group_with_members_is_not_moved_in_one_queue_alone(stock: FakeBroker)
     """RocketMQ 4 would move all of them."""
     asked = _orders(stock, online=True)
     with Admin(str(stock.address)) as admin, pytest.raises(UsageError, match="single queues only while it is not"):
-        admin.reset_offsets("g", "T", to="latest", queues=[0])
+        admin.reset_offsets("g", "T", to="last", queues=[0])
     assert asked == []
 
 
 def test_a_group_without_members_is_moved_in_one_queue_alone(stock: FakeBroker) -> None:
     asked = _orders(stock, online=False)
     with Admin(str(stock.address)) as admin:
-        admin.reset_offsets("g", "T", to="latest", queues=[1])
+        admin.reset_offsets("g", "T", to="last", queues=[1])
     assert [(ext["queueId"], ext["commitOffset"]) for _, ext in asked] == [("1", "9")]
 
 

@@ -28,9 +28,9 @@ def test_a_pull_consumer_reads_from_chosen_offsets_and_commits_on_demand(broker:
         consumer.commit()
         assert consumer.committed(used) == 10
         assert consumer.poll(0) == []
-        consumer.seek_to_begin()
+        consumer.seek_to_first()
         assert consumer.position(used) == 0
-        consumer.seek_to_end()
+        consumer.seek_to_last()
         assert consumer.position(used) == 10
         consumer.seek_to_time(0)
         assert consumer.position(used) == 0
@@ -43,7 +43,7 @@ def test_a_pull_consumer_waits_for_a_message_that_is_sent_later(broker: Embedded
     with PullConsumer(broker.address, group=f"g-{topic}") as consumer, Producer(broker.address) as producer:
         used = producer.send(topic, {"n": 1}, key="k0").queue
         consumer.assign([used])
-        consumer.seek_to_end()
+        consumer.seek_to_last()
         later = threading.Timer(0.1, lambda: producer.send(topic, {"n": 2}, key="k0"))
         later.start()
         assert [each.value()["n"] for each in consumer.poll(10)] == [2]

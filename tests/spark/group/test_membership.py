@@ -420,7 +420,7 @@ def test_messages_skipped_after_a_reset_of_the_group_are_logged_once(
     with owning_both(checkpoint, options) as query:
         assert len(query.batch(ReadMaxRows(4))) == 4
     with Admin(broker.address) as admin:
-        admin.reset_offsets(group, topic, to="latest")
+        admin.reset_offsets(group, topic, to="last")
     with owning_both(checkpoint, options) as query:
         assert query.everything() == []
     (warning,) = [each for each in caplog.messages if "the query skips" in each]
@@ -434,7 +434,7 @@ def test_a_queue_granted_after_its_bounds_were_read_starts_at_the_groups_offset(
     """Another member moved on in between: an outdated end must not make the offset look like a deleted topic."""
     send(broker.address, topic, [0] * 10)
     with Admin(broker.address) as admin:
-        admin.reset_offsets(group, topic, to="latest")
+        admin.reset_offsets(group, topic, to="last")
     with owning_both(Checkpoint(), {"servers": broker.address, "topic": topic, "group": group}) as query:
         driver = query.reader._driver
         (busy,) = [queue for queue, end in driver.ends.items() if end == 10]

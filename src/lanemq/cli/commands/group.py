@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import click
 
-from lanemq.cli.options import FIRST, LAST, YES, CliError, InOrder, WrongUsage, asks_server, confirm, parse_time
+from lanemq.cli.options import YES, CliError, InOrder, WrongUsage, asks_server, confirm, parse_time
 from lanemq.cli.output import Grid, duration_text, plural, show
 from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.admin.admin import Admin, Position
@@ -88,7 +88,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
     "--to",
     required=True,
     metavar="first|last|TIME|OFFSET",
-    help="New position; earliest and latest are accepted too. TIME is ISO 8601, or 10m for ten minutes ago.",
+    help="New position. TIME is ISO 8601, or 10m for ten minutes ago.",
 )
 @click.option("--queue", "number", type=click.IntRange(0), metavar="N", help="Reset only this queue.")
 @click.option("--dry-run", is_flag=True, help="Only show what would change.")
@@ -213,10 +213,10 @@ def _topics(found: GroupDescription) -> list[str]:
 
 
 def _position(text: str) -> Position:
-    if text in FIRST:
-        return "earliest"
-    if text in LAST:
-        return "latest"
+    if text == "first":
+        return "first"
+    if text == "last":
+        return "last"
     if text.isdecimal():
         return AtOffset(QueueOffset(int(text)))
     return AtTime(parse_time(text, "--to"))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from lanemq.cli.options import FIRST, LAST, connects, json_lines_option, parse_time
+from lanemq.cli.options import connects, json_lines_option, parse_time
 from lanemq.cli.output import body_for_json, cell, printable, to_json
 from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.consumer.tag_filter import tag_filter
@@ -34,7 +34,7 @@ MessageFilter = Callable[[Message], bool]
     "start",
     default="last",
     metavar="first|last|TIME",
-    help="Where to start; earliest and latest are accepted too. TIME is ISO 8601, or 10m for ten minutes ago.",
+    help="Where to start. TIME is ISO 8601, or 10m for ten minutes ago.",
 )
 @click.option(
     "--count",
@@ -55,10 +55,10 @@ def tail(
     shown in their order, messages of different queues by the time when they were stored.
     """
     wanted = _wanted(key, tag)
-    since = None if start in FIRST | LAST else to_millis(parse_time(start, "--from").timestamp())
+    since = None if start in ("first", "last") else to_millis(parse_time(start, "--from").timestamp())
     with TopicReader(server, topic) as reader, contextlib.suppress(KeyboardInterrupt):
         ends = {queue: reader.bounds(queue)[1] for queue in reader.queues}
-        if start in LAST:
+        if start == "last":
             messages = _newest(reader, ends, wanted, DEFAULT_COUNT if follow or count is None else count)
         else:
             messages = filter(wanted, _between(reader, _starts(reader, since), ends))

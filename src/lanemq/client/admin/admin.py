@@ -72,7 +72,7 @@ OWNER_TIMEOUT = 0.05
 _AS_LANE = {LANE_CLIENT: "admin"}
 """Makes a LaneMQ broker return the stored offset, not the one at which RocketMQ would let a new group start."""
 
-Position: TypeAlias = Literal["earliest", "latest"] | AtTime | AtOffset
+Position: TypeAlias = Literal["first", "last"] | AtTime | AtOffset
 """The position to which a group is reset."""
 
 
@@ -306,18 +306,16 @@ class Admin:
 
     def _offset_of(self, queue: MessageQueue, to: Position) -> QueueOffset:
         match to:
-            case "earliest":
+            case "first":
                 return self.min_offset(queue)
-            case "latest":
+            case "last":
                 return self.max_offset(queue)
             case AtTime(when):
                 return self.offset_at(queue, when)
             case AtOffset(offset):
                 return max(self.min_offset(queue), min(offset, self.max_offset(queue)))
             case _:
-                raise InvalidOption(
-                    f"to={to!r} is not a position: use 'earliest', 'latest', AtTime(...) or AtOffset(...)"
-                )
+                raise InvalidOption(f"to={to!r} is not a position: use 'first', 'last', AtTime(...) or AtOffset(...)")
 
     def _move(
         self, address: Address, group: str, changes: list[OffsetChange], to: Position, *, all_queues: bool
@@ -407,9 +405,9 @@ def _time_of(to: Position, group: str, *, all_queues: bool) -> int:
             )
         case AtTime():
             return wall_ms(to.when)
-        case "latest":
+        case "last":
             return -1
-        case "earliest":
+        case "first":
             return 0
         case _:
             raise UsageError(

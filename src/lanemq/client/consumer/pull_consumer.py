@@ -2,7 +2,7 @@
 
     with PullConsumer("localhost:9876", group="export") as consumer:
         consumer.assign(consumer.queues("orders"))
-        consumer.seek_to_begin()
+        consumer.seek_to_first()
         for message in consumer.poll(timeout=1.0):
             ...
         consumer.commit()
@@ -91,11 +91,13 @@ class PullConsumer:
         self._known(queue)
         self._positions[queue] = QueueOffset(offset)
 
-    def seek_to_begin(self) -> None:
+    def seek_to_first(self) -> None:
+        """Reads all assigned queues from their first message on."""
         for queue in self._order:
             self._positions[queue] = self._offset(queue, RequestCode.GET_MIN_OFFSET, _of(queue))
 
-    def seek_to_end(self) -> None:
+    def seek_to_last(self) -> None:
+        """Reads only what is stored from now on."""
         for queue in self._order:
             self._positions[queue] = self._offset(queue, RequestCode.GET_MAX_OFFSET, _of(queue))
 
