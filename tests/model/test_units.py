@@ -9,6 +9,7 @@ from lanemq.core.consuming.retry_policy import again
 from lanemq.errors import InvalidOption
 from lanemq.model.units import parse_duration, to_millis
 from lanemq.pipelines import DeltaSink, SqliteSink, StateLimits
+from lanemq.pipelines.declare.options import build
 from lanemq.spark.options import parse_read_options
 
 
@@ -47,6 +48,16 @@ def test_an_error_about_a_timedelta_names_its_seconds() -> None:
         Backoff(first=timedelta(minutes=1))
     with pytest.raises(InvalidOption, match=r"renew_every \(7 s\) must be below client_lease \(3 s\)"):
         LeaseTimes(timedelta(seconds=7), 3, 5)
+
+
+def test_what_is_neither_a_number_nor_a_timedelta_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="'5' is not a duration: use a number of seconds, or a timedelta"):
+        Backoff(first="5")  # type: ignore[arg-type]
+
+
+def test_a_file_may_give_a_duration_as_text() -> None:
+    assert build("limits.", StateLimits, {"expire_after": "30m"}).expire_after_ms == 1_800_000
+    assert build("limits.", StateLimits, {"expire_after": 90}).expire_after_ms == 90_000
 
 
 def test_pipelines_take_a_timedelta() -> None:

@@ -41,7 +41,12 @@ Seconds: TypeAlias = float | TimeSpan
 
 
 def to_seconds(duration: Seconds) -> float:
-    return duration if isinstance(duration, int | float) else duration.total_seconds()
+    if isinstance(duration, int | float):
+        return duration
+    try:
+        return duration.total_seconds()
+    except AttributeError:
+        raise InvalidOption(f"{duration!r} is not a duration: use a number of seconds, or a timedelta") from None
 
 
 def to_millis(duration: Seconds) -> Millis:

@@ -139,6 +139,8 @@ def test_the_options_of_the_other_stages_can_be_declared(write: Write) -> None:
         ('path = "/tmp/nowhere/orders.db"', 'pth = "x"\npath = "x"', r"\[sink\] pth: .*did you mean path\?"),
         ("retries = 3", "retrys = 3", r"\[stage\] on_failure\.retrys: .*did you mean retries\?"),
         ('kind = "hold"', 'kind = "wait"', r"\[stage\] on_failure: .* use one of hold, park, dead_letter"),
+        ("snapshot_every = 8", 'expire_after = "soon"', r"\[stage\] limits\.expire_after: 'soon' is not a duration"),
+        ("snapshot_every = 8", "expire_after = true", r"\[stage\] limits\.expire_after: True is not a number"),
         ("snapshot_every = 8", "snapshot_every = 0", r"\[stage\] .*snapshot_every"),
         ('kind = "sqlite"', 'kind = "excel"', r"\[sink\] kind: there is no sink 'excel'"),
         ('kind = "sqlite"', "", r"\[sink\] kind: missing"),

@@ -15,6 +15,7 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from lanemq.model.errors import InvalidOption
+from lanemq.model.units import TimeSpan, parse_duration
 
 _WANTED: Final = {
     bool: "true or false",
@@ -40,9 +41,7 @@ def build(before: str, make: Callable[..., Any], options: object) -> Any:
         if each.default is each.empty and each.name not in options:
             raise InvalidOption(f"{before}{each.name}: missing")
     hints = get_type_hints(make.__init__) if inspect.isclass(make) else {}
-    for name, value in options.items():
-        _check_type(f"{before}{name}", value, hints.get(name))
-    return make(**options)
+    return make(**{name: _checked(f"{before}{name}", value, hints.get(name)) for name, value in options.items()})
 
 
 def refuse_unknown(before: str, options: Iterable[str], known: Sequence[str]) -> None:
@@ -87,13 +86,25 @@ def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return {name: each for name, each in found.items() if name != _INTERNAL}
 
 
-def _check_type(where: str, value: object, hint: Any) -> None:
-    """Check types that a TOML file can hold; the classes check all others themselves."""
+def _checked(where: str, value: object, hint: Any) -> object:
+    """Check types that a TOML file can hold; the classes check all others themselves. Durations may be texts."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if TimeSpan in kinds:
+        kinds = tuple(kind for kind in kinds if kind is not TimeSpan)
+        if isinstance(value, str) and str not in kinds:
+            return _duration(where, value)
     if any(kind not in _WANTED and kind is not NoneType for kind in kinds):
-        return
+        return value
     try:
-        msgspec.convert(value, hint)
+        msgspec.convert(value, Union[kinds])  # noqa: UP007 - the kinds are not known here
     except msgspec.ValidationError:
         wanted = " or ".join(_WANTED[kind] for kind in kinds if kind is not NoneType)
         raise InvalidOption(f"{where}: {value!r} is not {wanted}") from None
+    return value
+
+
+def _duration(where: str, text: str) -> float:
+    try:
+        return parse_duration(text)
+    except InvalidOption as error:
+        raise InvalidOption(f"{where}: {error}") from None
