@@ -1,8 +1,8 @@
-"""Follows one real message through the code and prints the files that it passes, in order.
+"""Follows one real message through the code and prints the files that it passes, by the first call into each.
 
     python scripts/follow.py send       one `Producer.send`, until its receipt is there
     python scripts/follow.py consume    one message, from the pull to the handler and the accepted commit
-    python scripts/follow.py batch      one Spark batch, from its planning to the commit in a Delta table
+    python scripts/follow.py batch      one Spark batch, from the end of the one before it to the commit in a table
 
 A profiler records every call into the package, in pure mode, on an embedded broker. What also runs while nothing is
 sent (keep-alives, heartbeats, housekeeping) is recorded first and left out. The counts printed at the end:
@@ -197,7 +197,10 @@ pipeline = Pipeline(
 
 
 def follow_batch() -> dict[str, list[Call]]:
-    """The second batch of a pipeline: the first also opens files, sinks and state."""
+    """The second batch of a pipeline: the first also opens files, sinks and state.
+
+    Spark plans a batch in another process than the one that runs it, so calls are put in order by their time.
+    """
     from lanemq import Admin, Producer
     from lanemq.testing.embedded import EmbeddedBroker
 

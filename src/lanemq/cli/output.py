@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
@@ -70,11 +70,28 @@ def cell(value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case datetime():
-            return value.astimezone().isoformat(" ", "milliseconds")
+            return time_text(value)
         case bytes():
             return printable(value.decode("utf-8", "backslashreplace"))
         case _:
             return printable(str(value))
+
+
+def time_text(time: datetime) -> str:
+    """A time in tables, sentences and logs: local, to the millisecond, with the zone's offset."""
+    return time.astimezone().isoformat(" ", "milliseconds")
+
+
+def log_to_stderr(level: int | str) -> None:
+    """Logs this level and above to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_LogLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+class _LogLine(logging.Formatter):
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        return time_text(datetime.fromtimestamp(record.created, UTC))
 
 
 def printable(text: str) -> str:

@@ -113,7 +113,7 @@ class OperatorParkingHandler:
         reply = ParkedResult(changed=len(removed), left=0 if lane is None else len(lane.messages))
         if removed:
             log.warning(
-                "group %s: %d messages of key %r of %s/%s are discarded, offsets %d to %d",
+                "group %s: %d message(s) of key %r of %s/%s discarded, offsets %d to %d",
                 name.group, len(removed), name.key, name.topic, name.queue_id, removed[0], removed[-1],
             )  # fmt: skip
 

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import functools
 import ipaddress
-import logging
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ import click
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.options import CliError, duration
+from lanemq.cli.output import log_to_stderr
 from lanemq.net.address import parse_address
 from lanemq.net.freed_memory import keep_freed_memory
 from lanemq.net.server_tls import ServerTls, TlsMode
@@ -123,9 +123,7 @@ def broker(listen: str, data: Path, relaxed: bool, no_auto_create: bool, log_lev
 
     SIGTERM or Ctrl-C stops it cleanly; a second signal ends it at once.
     """
-    logging.basicConfig(
-        stream=sys.stderr, level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    )
+    log_to_stderr(log_level.upper())
     options = BrokerOptions(
         data=_usable_folder(data),
         listen=parse_address(listen),

@@ -17,7 +17,7 @@ from lanemq.cli.pipeline.parked import parked
 from lanemq.cli.pipeline.run_output import (
     RunTotals,
     failures_in_one_line,
-    log_to_stderr,
+    log_warnings,
     progress_output,
     start_line,
     unfinished_keys,
@@ -107,7 +107,7 @@ def run(
     Exit codes: 0 finished or stopped; 1 failed or refused (also if the checkpoint is in use or belongs to another
     pipeline), or a condition of --fail-on-parked or --fail-on-dead-letters; 2 wrong command line or FILE.
     """
-    log_to_stderr(verbose)
+    log_warnings(verbose)
     from lanemq.pipelines.running.program import check_checkpoint
     from lanemq.pipelines.running.program import run as run_pipeline
     from lanemq.pipelines.running.session import spark_output_file

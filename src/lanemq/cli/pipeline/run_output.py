@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import click
 
 from lanemq.cli.options import CliError, with_advice
-from lanemq.cli.output import Grid, duration_text, plural, table_of, to_json
+from lanemq.cli.output import Grid, duration_text, log_to_stderr, plural, table_of, to_json
 from lanemq.clock import SystemClock, wall_time
 from lanemq.model.errors import ConnectFailed, TlsFailed
 
@@ -39,10 +39,10 @@ _STATES = {
 """By state: what is said about one key, and about several."""
 
 
-def log_to_stderr(verbose: bool) -> None:
+def log_warnings(verbose: bool) -> None:
     """Logs warnings to stderr. py4j and pyspark repeat Spark's errors with traces, so they need `verbose`."""
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    log_to_stderr(level)
     for noisy in ("py4j", "pyspark"):
         logging.getLogger(noisy).setLevel(logging.ERROR if verbose else logging.CRITICAL)
 

@@ -233,7 +233,7 @@ def _locked(path: Path, folder: Path, clock: Clock) -> int:
         holder = _read_holder(fd)
         os.close(fd)
         raise in_use(folder, holder)
-    since = datetime.fromtimestamp(clock.wall() // 1000, UTC).isoformat()
+    since = datetime.fromtimestamp(clock.wall() // 1000, UTC).astimezone().isoformat(" ")
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
     return fd

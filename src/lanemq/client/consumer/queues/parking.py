@@ -175,7 +175,8 @@ class LaneParker:
                 f"key {request.key!r} of {assigned} stays in memory, holds the commit: {answer.remark}",
             )
         elif request.failure is not None:
-            log.warning("key %r of %s is parked at the broker, see `lanemq parked`", request.key, assigned)
+            see = f"lanemq parked list --group {self._options.group}"
+            log.warning("key %r of %s is parked at the broker, see `%s`", request.key, assigned, see)
         now = self._clock.now()
         assigned.scheduler.with_parked_lanes(
             assigned.queue,
