@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lanemq.client.consumer.turns.handler import ConcurrentListener as ConcurrentListener
     from lanemq.client.consumer.turns.handler import ConcurrentlyContext as ConcurrentlyContext
     from lanemq.client.consumer.turns.handler import ConcurrentlyStatus as ConcurrentlyStatus
+    from lanemq.client.consumer.turns.handler import MessageFailed as MessageFailed
     from lanemq.client.consumer.turns.handler import OrderlyContext as OrderlyContext
     from lanemq.client.consumer.turns.handler import OrderlyListener as OrderlyListener
     from lanemq.client.consumer.turns.handler import OrderlyStatus as OrderlyStatus
@@ -130,6 +131,7 @@ else:
                 "ConcurrentListener",
                 "ConcurrentlyContext",
                 "ConcurrentlyStatus",
+                "MessageFailed",
                 "OrderlyContext",
                 "OrderlyListener",
                 "OrderlyStatus",

@@ -142,6 +142,14 @@ class Side:
         size = self.do["pass_finished"](self.offsets, self.finished, done)
         return done, [lane.key for lane in more], redriven, size, [run.running for run in runs]
 
+    def note(self, at: int, done: int) -> None:
+        """A run in progress has finished some of its messages."""
+        if self.running:
+            run = self.running[at % len(self.running)]
+            settled = max(run.settled, min(done, len(run.messages) - 1))
+            self.do["pass_finished"](self.offsets, self.finished, run.messages[run.settled : settled])
+            run.settled = settled
+
     def fail(self, at: int) -> None:
         """A run that fails gets its lane, and waits in it."""
         if not self.running:
@@ -150,9 +158,9 @@ class Side:
         if run.lane is None:
             self.lanes[run.key] = grow(run)
         assert run.lane is not None
-        run.lane.pending[:0] = run.messages
+        run.lane.pending[:0] = run.messages[run.settled :]
         run.running, run.lane.run = False, None
-        self.home.failures[run.messages[0].queue_offset] = 1
+        self.home.failures[run.messages[run.settled].queue_offset] = 1
         self.home.ready.append(run.lane)
 
     def all_seen(self) -> Any:
@@ -174,6 +182,7 @@ STEPS = st.lists(
     st.tuples(st.just("put"), st.tuples(KEYS))
     | st.tuples(st.just("take"), st.tuples(st.integers(0, 6), st.integers(0, 9)))
     | st.tuples(st.just("end"), st.tuples(st.lists(st.integers(0, 9), max_size=4)))
+    | st.tuples(st.just("note"), st.tuples(st.integers(0, 9), st.integers(0, 3)))
     | st.tuples(st.just("fail"), st.tuples(st.integers(0, 9))),
     max_size=20,
 )
@@ -213,9 +222,9 @@ def test_a_visit_is_run_alike(sizes: list[int], batch_size: int, failing: int, u
             if next(calls) == failing:
                 raise ValueError("broken")
 
-        handler = plain(call, True, lambda error, batch: Stop(FAILED, error=None))
+        handler = plain(call, True, lambda error, batch: Stop(FAILED, error=None), lambda result: None)
         ran = run(worker, handler, batch_size, lambda: next(now), WITHDRAWN)
-        began = [(run.token, run.began) for run in runs]
+        began = [(run.token, run.began, run.done) for run in runs]
         retried = [each.retried_here for messages in made for each in messages]
         in_hand = worker.run.token if worker.run else None
         ended = [run.token for run in worker.ended]
@@ -232,13 +241,39 @@ def _message(offset: int) -> Message:
 
 
 @pytest.mark.parametrize("chosen", [twins, references], ids=["twin", "reference"])
-def test_after_a_base_exception_the_run_is_still_the_workers(chosen: dict[str, Any]) -> None:
+def test_an_exception_of_the_interpreter_is_interpreted_like_any_other(chosen: dict[str, Any]) -> None:
     def call(_: Any) -> None:
         raise SystemExit(3)
 
+    worker, given = Worker(), []
+    worker.waiting.append(LaneRun(Q, "k", (_message(0),), 1, 1, RunPermit(Millis(9)), 9))
+    stop = Stop(FAILED)
+    handler = chosen["plain_handler"](call, False, lambda error, batch: given.append(error) or stop, pytest.fail)
+    assert chosen["run_waiting"](worker, handler, 1, lambda: Millis(0), WITHDRAWN) == (0, 0, stop, 0)
+    assert isinstance(given[0], SystemExit)
+
+
+@pytest.mark.parametrize("chosen", [twins, references], ids=["twin", "reference"])
+def test_a_result_other_than_none_is_checked_and_may_be_refused(chosen: dict[str, Any]) -> None:
+    def refuse(result: object) -> None:
+        raise ValueError(result)
+
+    stop = Stop(FAILED)
+    handler = chosen["plain_handler"](lambda batch: 7, False, lambda error, batch: (error.args, stop), refuse)
+    assert handler((_message(0),), None) == ((7,), stop)
+
+
+@pytest.mark.parametrize("chosen", [twins, references], ids=["twin", "reference"])
+def test_after_an_error_in_the_interpretation_the_run_is_still_the_workers(chosen: dict[str, Any]) -> None:
+    def call(_: Any) -> None:
+        raise SystemExit(3)
+
+    def interpret(error: BaseException, batch: Any) -> None:
+        raise error
+
     worker = Worker()
     worker.waiting.append(LaneRun(Q, "k", (_message(0),), 1, 1, RunPermit(Millis(9)), 9))
-    handler = chosen["plain_handler"](call, False, lambda *_: pytest.fail("not asked"))
+    handler = chosen["plain_handler"](call, False, interpret, pytest.fail)
     with pytest.raises(SystemExit):
         chosen["run_waiting"](worker, handler, 1, lambda: Millis(0), WITHDRAWN)
     assert worker.run is not None

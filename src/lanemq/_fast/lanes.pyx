@@ -62,6 +62,8 @@ cdef class LaneRun:
     cdef public int64_t token
     cdef public int64_t slice_end
     cdef public int32_t attempt
+    cdef public int32_t done
+    cdef public int32_t settled
     cdef public bint running
 
     def __init__(self, queue, key, messages, attempt, token, permit, slice_end, lane=None):
@@ -215,11 +217,11 @@ def end_runs(runs, dict lanes):
                 continue
             if lane.pending:
                 more.append(lane)
-                done.extend(run.messages)
+                done.extend(run.messages[run.settled:] if run.settled else run.messages)
                 continue
         if lanes is not None:
             del lanes[run.key]
-        done.extend(run.messages)
+        done.extend(run.messages[run.settled:] if run.settled else run.messages)
     return done, more, redriven
 
 
@@ -265,21 +267,28 @@ cdef object OUR_CLOCK = running_ms
 cdef class PlainHandler:
     """What `plain_handler` makes."""
 
-    cdef object call, stop_after
+    cdef object call, stop_after, check_result
     cdef bint batched
 
     def __call__(self, batch, run):
-        try:
-            self.call(batch if self.batched else batch[0])
-        except Exception as error:
-            return self.stop_after(error, batch)
-        return None
+        return called(self, batch)
 
 
-def plain_handler(call, bint batched, stop_after):
+cdef inline object called(PlainHandler handler, batch):
+    try:
+        result = handler.call(batch if handler.batched else batch[0])
+        if result is not None:
+            handler.check_result(result)
+    except BaseException as error:
+        return handler.stop_after(error, batch)
+    return None
+
+
+def plain_handler(call, bint batched, stop_after, check_result):
     """Twin of `client.consumer.turns.handler.plain_handler`."""
     cdef PlainHandler handler = PlainHandler.__new__(PlainHandler)
-    handler.call, handler.batched, handler.stop_after = call, batched, stop_after
+    handler.call, handler.batched = call, batched
+    handler.stop_after, handler.check_result = stop_after, check_result
     return handler
 
 
@@ -313,6 +322,7 @@ def run_waiting(worker, handler, Py_ssize_t batch_size, now, withdrawn):
             if stop is not None:
                 return runs, messages, stop, done + <Py_ssize_t>stop.succeeded
             done += batch_size
+            run.done = done
         end(run)
         runs += 1
         messages += count
@@ -331,15 +341,7 @@ cdef inline int mark(message, int retried) except -1:
 
 cdef inline object handled(handler, tuple batch, LaneRun run):
     """Calls the handler; a plain function is called directly."""
-    cdef PlainHandler plain
-    if type(handler) is not PlainHandler:
-        return handler(batch, run)
-    plain = <PlainHandler>handler
-    try:
-        plain.call(batch if plain.batched else batch[0])
-    except Exception as error:
-        return plain.stop_after(error, batch)
-    return None
+    return called(<PlainHandler>handler, batch) if type(handler) is PlainHandler else handler(batch, run)
 
 
 TWINS = {

@@ -17,7 +17,7 @@ from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey, HoldQueue, SendBack
-from lanemq.model.errors import Closed, InvalidOption, LaneError
+from lanemq.model.errors import Closed, InvalidOption
 from lanemq.testing.embedded import EmbeddedBroker
 
 QUICK = HoldKey(backoff=Backoff(first=0.01, max=0.02))
@@ -346,31 +346,3 @@ def test_mistakes_are_reported_at_registration(register: Any, why: str) -> None:
 def test_an_app_without_handlers_does_not_start() -> None:
     with pytest.raises(InvalidOption, match="nothing is subscribed"):
         App("localhost:9876", group="g").start()
-
-
-def test_a_handler_that_raises_system_exit_ends_the_app_and_stop_raises_why(broker: EmbeddedBroker, topic: str) -> None:
-    """It is not a failure of the message: nothing is retried, the message stays uncommitted, and no call hangs."""
-    send(broker, topic, keys=1, each=1)
-    called = threading.Event()
-    app = App(broker.address, group=f"g-{topic}", stop_timeout=0.1)
-
-    def has_died() -> bool:
-        try:
-            app.snapshot()
-        except LaneError:
-            return True
-        return False
-
-    @app.ordered(topic)
-    def on_event(event: dict[str, int]) -> None:
-        called.set()
-        raise SystemExit(3)
-
-    def start_and_stop() -> None:
-        app.start()
-        called.wait(WAIT)
-        wait_for(has_died)  # a stop before the worker has reported would end without the reason
-        app.stop()
-
-    with pytest.raises(LaneError, match="SystemExit"):
-        start_and_stop()

@@ -1,5 +1,6 @@
 """What the user's answers mean: statuses, exceptions and verdicts of every kind of handler."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from tests.client.consumer.worker_fixture import run_of
 from lanemq.client.consumer.turns.handler import (
     ConcurrentHandler,
     ConcurrentlyStatus,
+    MessageFailed,
     OrderlyHandler,
     OrderlyStatus,
     Retry,
@@ -16,6 +18,7 @@ from lanemq.client.consumer.turns.handler import (
     Stop,
     ToDeadLetter,
     batch_handler,
+    describe,
     handler_call,
     stop_after,
 )
@@ -23,7 +26,9 @@ from lanemq.core.consuming.runs import (
     COMMIT,
     FAILED,
     HOPELESS,
+    ONE_BY_ONE,
     ROLL_BACK,
+    STOPPED,
     Suspend,
 )
 from lanemq.model.errors import CodecError, InvalidOption, Undecodable
@@ -43,6 +48,63 @@ def test_each_verdict_gives_its_outcome() -> None:
     assert stop_after(later, batch) == Stop(Suspend(Millis(2500)), error=later)
     assert stop_after(whenever, batch) == Stop(Suspend(None), error=whenever)
     assert stop_after(dead, batch) == Stop(Suspend(None), error=dead, dead_letter="bad")
+
+
+@pytest.mark.parametrize("after", [float("nan"), float("inf"), -1, -0.001, "soon", True, [5]])
+def test_a_retry_with_a_meaningless_delay_is_a_failure_that_says_so(after: Any) -> None:
+    stop = stop_after(Retry(after=after), (message(0),))
+    assert stop is not None
+    assert stop.outcome is FAILED
+    assert "has no meaning" in str(stop.error)
+
+
+def test_a_retry_takes_a_timedelta() -> None:
+    stop = stop_after(Retry(after=timedelta(seconds=2)), (message(0),))
+    assert stop is not None
+    assert stop.outcome == Suspend(Millis(2000))
+
+
+def test_a_batch_is_decided_at_the_message_that_the_exception_names() -> None:
+    batch = (message(0), message(1), message(2))
+    failed, later, dead = MessageFailed(batch[1]), Retry(1, message=1), ToDeadLetter("bad", message=batch[1])
+    assert stop_after(failed, batch) == Stop(FAILED, succeeded=1, concerned=1, error=failed)
+    assert stop_after(later, batch) == Stop(Suspend(Millis(1000)), succeeded=1, concerned=1, error=later)
+    assert stop_after(dead, batch) == Stop(Suspend(None), succeeded=1, concerned=1, error=dead, dead_letter="bad")
+    assert stop_after(Skip(message=batch[1]), batch) == Stop(STOPPED, succeeded=2)
+    assert stop_after(Skip(message=2), batch) is None
+
+
+NAMELESS = [ValueError(), Skip(), Retry(), ToDeadLetter(), Undecodable("x"), MessageFailed(3), MessageFailed(-1)]
+
+
+@pytest.mark.parametrize("error", NAMELESS)
+def test_an_exception_that_names_no_message_of_a_batch_divides_it(error: BaseException) -> None:
+    stop = stop_after(error, (message(0), message(1)))
+    assert stop is not None
+    assert (stop.outcome, stop.succeeded) == (ONE_BY_ONE, 0)
+
+
+def test_a_name_that_does_not_fit_is_a_failure_and_never_a_skip() -> None:
+    stop = stop_after(Skip(message=message(9)), (message(0),))
+    assert stop is not None
+    assert stop.outcome is FAILED
+    assert "not in this batch" in str(stop.error)
+
+
+def test_texts_of_user_code_are_made_storable() -> None:
+    class Silent(Exception):
+        def __repr__(self) -> str:
+            raise SystemExit
+
+    class Odd(Exception):
+        def __repr__(self) -> str:
+            return "\udc80"
+
+    assert describe(Silent()).endswith("(its text cannot be produced)")
+    assert describe(Odd()) == "?"
+    stop = stop_after(ToDeadLetter(12), (message(0),))  # type: ignore[arg-type]
+    assert stop is not None
+    assert stop.dead_letter == "12"
 
 
 def test_a_body_that_cannot_be_decoded_is_a_failure_that_names_its_place() -> None:

@@ -162,6 +162,25 @@ def test_finished_messages_are_committable_while_the_next_handler_runs() -> None
     assert committable == list(range(KEYS))
 
 
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("order", [Order.KEY, Order.QUEUE])
+def test_finished_messages_of_one_run_are_committable_while_the_next_handler_runs(
+    order: Order, counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: if only whole runs counted, a crash would repeat all of the run."""
+    if not counted:
+        monkeypatch.setattr(LaneScheduler, "note_progress", lambda self, run: False)
+    one = OneWorker(order)
+    one.scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+    one.scheduler.put(queue(0), [message(n, key="k") for n in range(32)], QueueOffset(32), QueueOffset(0))
+    assert one.scheduler.take_runs(one.worker)
+    committable: list[Any] = []
+    one.run(lambda batch, _: committable.append(one.scheduler.committable(queue(0))))
+    assert committable == (list(range(32)) if counted else [0] * 32)
+    one.scheduler.leave(one.worker)
+    assert one.scheduler.progress(queue(0)) == (32, FinishedRanges())
+
+
 def test_a_draining_queue_waits_for_running_handlers_only() -> None:
     """Its runs that wait behind a handler of another queue return at once."""
     one = OneWorker()

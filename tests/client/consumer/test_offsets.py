@@ -74,7 +74,7 @@ def test_finished_ranges_are_reported_with_the_periodic_commit_and_only_when_the
             reports = len(broker.what("commit"))
             await asyncio.sleep(20)
             later = len(broker.what("commit"))
-            engine.stop_now()
+            engine.stop(now=True)
         return broker.finished[Q], reports, later
 
     finished, reports, later = run_virtual(main)
@@ -87,7 +87,7 @@ def test_after_a_crash_the_next_owner_runs_only_what_was_not_reported() -> None:
         broker, seen = broker_with_messages(), list[int]()
         async with member(broker, "a", stuck_with_slow([])) as engine:
             await until(lambda: broker.finished.get(Q) == BEHIND)
-            engine.stop_now()
+            engine.stop(now=True)
         broker.members.remove("a")
         broker.store(Q, record(COUNT, key="quick"))
         async with member(broker, "b", noting(seen)):
@@ -119,7 +119,7 @@ def test_finished_ranges_that_were_not_confirmed_are_reported_again() -> None:
             assert Q not in broker.finished
             broker.faults.clear()
             await until(lambda: broker.finished.get(Q) == BEHIND)
-            engine.stop_now()
+            engine.stop(now=True)
         return broker.finished[Q]
 
     assert run_virtual(main) == BEHIND
@@ -133,7 +133,7 @@ def test_an_apache_broker_gets_offsets_only() -> None:
         async with member(broker, "a", stuck_with_slow(first)) as engine:
             await until(lambda: len(first) == COUNT - 1)
             await asyncio.sleep(5)
-            engine.stop_now()
+            engine.stop(now=True)
         broker.members.remove("a")
         reported = set(broker.finished.values())
         async with member(broker, "b", noting(seen)):
@@ -255,7 +255,7 @@ def test_an_offset_that_a_former_owner_set_back_does_not_stay_behind(lane: bool,
             await until(lambda: broker.offsets[Q] == REPORTED)
             broker.offsets[Q] = 2
             await asyncio.sleep(12)
-            engine.stop_now()
+            engine.stop(now=True)
             return broker.offsets[Q]
 
     assert run_virtual(main) == found

@@ -11,7 +11,8 @@ from lanemq.client.consumer.turns.handler import (
     ToDeadLetter,
 )
 from lanemq.client.message import Message
-from lanemq.core.consuming.retry_policy import DeadLetter, HoldQueue, SendBack
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey, HoldQueue, SendBack
 from lanemq.core.consuming.runs import (
     NO_LEASE_NEEDED,
     NOT_LEASED,
@@ -256,16 +257,47 @@ def test_a_concurrent_listener_keeps_order_only_with_one_thread(threads: int, or
     assert (seen == [0, 1, 2, 3]) is ordered
 
 
-def test_a_worker_that_ends_unexpectedly_is_reported() -> None:
-    def handler(batch: Any, run: Any) -> None:
-        raise SystemExit(1)
+def test_a_worker_that_ends_unexpectedly_ends_its_turn_and_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """One worker, so that its replacement must run the rest."""
+    seen: list[int] = []
 
-    fixture = WorkerFixture(handler=handler)
+    def handler(batch: Any, run: Any) -> None:
+        seen.append(batch[0].queue_offset)
+        if seen == [0, 1]:
+            raise SystemExit(1)
+
+    fixture = WorkerFixture(handler=handler, workers=1)
 
     def scenario(fixture: WorkerFixture) -> None:
         fixture.add(queue(0))
-        fixture.put(queue(0), 1)
-        fixture.wait(lambda: fixture.broken)
+        fixture.put(queue(0), 3)
+        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 3)
 
     fixture.run(scenario)
-    assert isinstance(fixture.broken[0], SystemExit)
+    assert seen == [0, 1, 1, 2]
+    assert "a worker of topic orders ended unexpectedly and is replaced: SystemExit(1)" in caplog.text
+
+
+def test_a_worker_that_ends_while_the_broker_gets_its_message_leaves_no_lane_running() -> None:
+    seen: list[int] = []
+
+    def handler(message: Message) -> None:
+        seen.append(message.queue_offset)
+        if len(seen) == 1:
+            raise ValueError("broken")
+
+    policy = DeadLetter(skip=True, hold=HoldKey(retries=0, backoff=Backoff(first=0.01)))
+    fixture = WorkerFixture(handler, workers=1, policy=policy)
+
+    async def interrupted(*_: Any) -> bool:
+        raise RuntimeError("an unexpected error")
+
+    fixture.letters.bury = interrupted  # type: ignore[method-assign]
+
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0))
+        fixture.put(queue(0), 2)
+        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 2)
+
+    fixture.run(scenario)
+    assert seen == [0, 0, 1]

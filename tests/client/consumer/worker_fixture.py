@@ -57,7 +57,6 @@ class WorkerFixture:
         self.plan = Subscription(**{"topic": "orders", "workers": 4} | plan)
         self.active = ActiveSubscription(self.plan, SystemClock())
         self.counts = ConsumerCounts()
-        self.broken: list[BaseException] = []
 
     @property
     def scheduler(self) -> Scheduler:
@@ -66,7 +65,7 @@ class WorkerFixture:
     def run(self, scenario: Callable[["WorkerFixture"], None]) -> None:
         async def main() -> None:
             reporter = RunReporter("g", self.letters, NO_HISTORY)  # type: ignore[arg-type]
-            workers = ThreadWorkers(self.active, reporter, SystemClock(), self.counts, self.broken.append)
+            workers = ThreadWorkers(self.active, reporter, SystemClock(), self.counts)
             workers.start()
             try:
                 await asyncio.to_thread(scenario, self)

@@ -68,6 +68,13 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         assert self.queue.commit() == expected
         self.flying = []
 
+    @rule(below=st.integers(0, 99))
+    def commit_below(self, below: int) -> None:
+        done = [m for part in self.flying for m in part if m.queue_offset < below]
+        assert self.queue.commit(below) == (done[-1].queue_offset + 1 if done else None)
+        rest = [[m for m in part if m.queue_offset >= below] for part in self.flying]
+        self.flying = [part for part in rest if part]
+
     @rule()
     def roll_back(self) -> None:
         self.queue.roll_back()

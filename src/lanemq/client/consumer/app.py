@@ -78,7 +78,7 @@ class App:
         if self._engine is not None or self._thread is not None:
             raise Closed.started_before("app")
         self._engine = engine = ConsumerEngine(self.options, self._subscriptions)
-        with stop_on_signals(engine.stop, engine.stop_now):
+        with stop_on_signals(engine.stop):
             try:
                 await engine.run()
             finally:
@@ -88,16 +88,23 @@ class App:
         """Consumes in the background, on a thread of its own."""
         if self._engine is not None or self._thread is not None:
             raise Closed.started_before("app")
-        thread = EngineThread(self.options, self._subscriptions)
-        thread.start()
-        self._thread = thread
+        self._thread = EngineThread(self.options, self._subscriptions)  # a handler may stop the app before this returns
+        try:
+            self._thread.start()
+        except BaseException:
+            self._thread = None
+            raise
 
     def stop(self, *, now: bool = False) -> None:
-        """Lets running handlers finish, hands the queues over and ends; `now` does not wait for handlers."""
+        """Lets running handlers finish, commits, hands the queues over and ends; `now` does not wait for handlers.
+
+        A handler may call it: the call returns at once, and the app ends when the running handlers have returned. Any
+        other caller of an app in the background waits for that.
+        """
         if self._thread is not None:
             self._thread.stop(now=now)
         elif self._engine is not None:
-            (self._engine.stop_now if now else self._engine.stop)()
+            self._engine.stop(now=now)
 
     def snapshot(self) -> ConsumerSnapshot:
         """The assigned queues, and what was done so far."""

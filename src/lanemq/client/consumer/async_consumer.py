@@ -63,7 +63,7 @@ class AsyncConsumer:
         """Commits, and hands the queues over. Undecided messages are delivered again."""
         self._undecided.give_back()
         if self._engine is not None and self._running is not None:
-            (self._engine.stop_now if now else self._engine.stop)()
+            self._engine.stop(now=now)
             try:
                 await self._running
             finally:

@@ -19,7 +19,7 @@ from lanemq.client.consumer.engine import EngineThread
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import TERMINATION
-from lanemq.client.consumer.turns.handler import Stop
+from lanemq.client.consumer.turns.handler import Stop, retry_delay
 from lanemq.client.consumer.turns.history import TurnRecorder
 from lanemq.client.consumer.turns.in_progress import MessageFinished, MessageRun
 from lanemq.client.consumer.turns.scheduler import Scheduler
@@ -31,7 +31,7 @@ from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue
 from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, Order, Suspend, Why
 from lanemq.history import History
 from lanemq.model.errors import Closed, InvalidOption, UsageError
-from lanemq.model.units import Seconds, to_millis
+from lanemq.model.units import Seconds
 
 
 class Consumer:
@@ -153,7 +153,7 @@ class Undecided:
         return self._finish(message, None).why is not Why.QUEUE_GONE
 
     def retry(self, message: Message, after: Seconds | None) -> MessageFinished:
-        return self._finish(message, Stop(FAILED if after is None else Suspend(to_millis(after))))
+        return self._finish(message, Stop(FAILED if after is None else Suspend(retry_delay(after))))
 
     def dead(self, message: Message, why: str) -> tuple[MessageRun, RunEnd]:
         """The run, and the end that makes its message a dead letter; the caller reports it."""

@@ -30,7 +30,7 @@ from lanemq.client.consumer.turns.metrics import ConsumerCounts
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription, retry_subscription
-from lanemq.client.consumer.turns.workers import OverdueRuns, RunReporter, TaskWorkers, ThreadWorkers
+from lanemq.client.consumer.turns.workers import SERVING, OverdueRuns, RunReporter, TaskWorkers, ThreadWorkers
 from lanemq.client.identity import new_client_id
 from lanemq.client.routing import AsyncRoutes
 from lanemq.core.consuming.offset_table import OffsetTable
@@ -82,7 +82,7 @@ class ConsumerEngine:
         self._begun = False
         self._stopping = asyncio.Event()
         self._stopping_now = asyncio.Event()
-        self._broken: BaseException | None = None
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._tasks = asyncio.TaskGroup()
         self._workers: list[ThreadWorkers | TaskWorkers] = []
 
@@ -138,11 +138,7 @@ class ConsumerEngine:
         return found
 
     async def run(self) -> None:
-        """Works until stopped.
-
-        Raises if a handler ended its worker instead of returning or failing, and `GroupConflict` if another member of
-        the group consumes in another way.
-        """
+        """Works until stopped. Raises `GroupConflict` if another member of the group consumes in another way."""
         if self._begun:
             raise Closed.started_before("consumer")
         self._begun = True
@@ -164,17 +160,22 @@ class ConsumerEngine:
         finally:
             self._close_schedulers()
             self._pool.close()
-        if self._broken is not None:
-            raise LaneError(f"a handler ended its worker, the consumer stopped: {self._broken!r}") from self._broken
 
-    def stop(self) -> None:
-        """Lets running handlers finish, hands all queues over and ends."""
-        self._stopping.set()
+    def stop(self, *, now: bool = False) -> None:
+        """Lets running handlers finish, hands all queues over and ends; returns at once. Any thread may call it.
 
-    def stop_now(self) -> None:
-        """Ends without waiting for handlers; their messages are delivered again."""
+        With `now` it does not wait for handlers; their messages are delivered again.
+        """
+        if threading.get_ident() == self._thread:
+            self._stop(now)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._stop, now)
+
+    def _stop(self, now: bool) -> None:
         self._stopping.set()
-        self._stopping_now.set()
+        if now:
+            self._stopping_now.set()
 
     def _start(self) -> list[asyncio.Task[None]]:
         for active in self.subscriptions.values():
@@ -193,17 +194,13 @@ class ConsumerEngine:
         """Starts the workers of a subscription; there are none if its user takes the messages."""
         clock = self.options.clock
         if active.subscription.async_handler is not None:
-            task_workers = TaskWorkers(active, self.reporter, clock, self.counts)
+            task_workers = TaskWorkers(active, self.reporter, clock, self.counts, self)
             task_workers.start(self._tasks)
             self._workers.append(task_workers)
         elif active.subscription.handler is not None:
-            thread_workers = ThreadWorkers(active, self.reporter, clock, self.counts, self._worker_broke)
+            thread_workers = ThreadWorkers(active, self.reporter, clock, self.counts, self)
             thread_workers.start()
             self._workers.append(thread_workers)
-
-    def _worker_broke(self, error: BaseException) -> None:
-        self._broken = error
-        self.stop()
 
     # requests of brokers, and lost connections
 
@@ -353,14 +350,17 @@ class EngineThread:
             raise self._error
 
     def stop(self, *, now: bool = False) -> None:
-        """Hands all queues over and waits for the end; raises the error of a worker that broke."""
-        thread, loop, engine = self._thread, self._loop, self._engine
-        if thread is None or loop is None or engine is None:
+        """Hands all queues over and waits for the end; raises the error that ended the consumer.
+
+        Called by a handler, it only asks for the stop: to wait would be to wait for the handler itself. The next call
+        from elsewhere waits.
+        """
+        thread, engine = self._thread, self._engine
+        if thread is None or engine is None:
             return
-        try:
-            loop.call_soon_threadsafe(engine.stop_now if now else engine.stop)
-        except RuntimeError:
-            log.debug("the consumer's loop ended before it was asked to")
+        engine.stop(now=now)
+        if SERVING.get() is engine or threading.current_thread() is thread:
+            return
         thread.join()
         self._engine = None
         error, self._error = self._error, None
@@ -370,10 +370,8 @@ class EngineThread:
     def _finish(self) -> None:
         """Stops the consumer from a signal handler."""
         self._finishing = True
-        loop, engine = self._loop, self._engine
-        if loop is not None and engine is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(engine.stop)
+        if self._engine is not None:
+            self._engine.stop()
 
     def _run(self) -> None:
         try:

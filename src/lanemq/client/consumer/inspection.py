@@ -15,7 +15,7 @@ from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.heartbeat import PUSH, Heartbeat
 from lanemq.client.consumer.queues.offsets import OffsetKeeper
-from lanemq.client.consumer.turns.handler import Stop
+from lanemq.client.consumer.turns.handler import Stop, describe
 from lanemq.client.consumer.turns.in_progress import LaneReport
 from lanemq.client.consumer.turns.metrics import ConsumerCounts, TopicCount
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
@@ -271,7 +271,7 @@ async def consume_directly(member: Member, body: bytes) -> ConsumeDirectlyResult
 def _directly_result(stop: Stop | None, message: Message, spent: int, *, ordered: bool) -> ConsumeDirectlyResult:
     result, remark = "CR_SUCCESS", ""
     if stop is not None and stop.error is not None:
-        result, remark = "CR_THROW_EXCEPTION", f"{message}: {stop.error!r}"
+        result, remark = "CR_THROW_EXCEPTION", f"{message}: {describe(stop.error)}"
     elif stop is not None and isinstance(stop.outcome, Suspend):
         result = "CR_LATER"
     elif stop is not None:

@@ -93,7 +93,10 @@ class PushConsumer:
         thread.start(finish_on_sigterm=True)
 
     def shutdown(self, *, now: bool = False) -> None:
-        """Lets running listeners finish, commits, releases the queues and leaves the group."""
+        """Lets running listeners finish, commits, releases the queues and leaves the group.
+
+        Called by a listener, it returns at once.
+        """
         if self._thread is not None:
             self._thread.stop(now=now)
 

@@ -19,8 +19,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextlib.contextmanager
-def stop_on_signals(stop: Callable[[], None], stop_now: Callable[[], None]) -> Iterator[None]:
-    """Calls `stop` on the first SIGINT or SIGTERM and `stop_now` on the next; restores the handlers at the end.
+def stop_on_signals(stop: Callable[..., None]) -> Iterator[None]:
+    """Calls `stop` on the first SIGINT or SIGTERM and `stop(now=True)` on the next; restores the handlers at the end.
 
     Only the main thread can handle signals; on another thread this does nothing.
     """
@@ -36,7 +36,7 @@ def stop_on_signals(stop: Callable[[], None], stop_now: Callable[[], None]) -> I
             stop()
         else:
             log.warning("%s again: stopping at once", name)
-            stop_now()
+            stop(now=True)
 
     added = []
     try:

@@ -93,6 +93,8 @@ class KeyedQueue(LaneQueue[M]):
         if lane.redriven is not None:
             return [lane.redriven]
         pending = lane.pending
+        if self.alone and pending and pending[0].queue_offset in self.alone:
+            limit = 1
         if len(pending) <= limit:
             lane.pending = []
             return pending
@@ -104,10 +106,10 @@ class KeyedQueue(LaneQueue[M]):
         assert lane.run is not None
         if lane.redriven is not None:
             return self._settle_redriven(lane, upto)
-        messages = lane.run.messages
-        done: Sequence[M] = messages
+        messages, settled = lane.run.messages, lane.run.settled
+        done: Sequence[M] = messages[settled:]
         if upto < len(messages):
-            done = [*messages[:upto], *(m for m in messages[upto:] if m.queue_offset in gone)]
+            done = [*messages[settled:upto], *(m for m in messages[upto:] if m.queue_offset in gone)]
             lane.pending[:0] = [m for m in messages[upto:] if m.queue_offset not in gone]
         self._finish(done)
         if lane.pending:
@@ -124,6 +126,10 @@ class KeyedQueue(LaneQueue[M]):
         self.running -= len(runs)
         self._finish(done)
         return more
+
+    def settle_part(self, run: LaneRun[M], upto: int) -> None:
+        self._finish(run.messages[run.settled : upto])
+        run.settled = upto
 
     def _settle_redriven(self, lane: Lane[M], upto: int) -> bool:
         """Ends the run of a redriven message. Its offset was passed long ago: only the broker's list changes."""
@@ -159,7 +165,8 @@ class KeyedQueue(LaneQueue[M]):
         return lane
 
     def waiting_in(self, lane: Lane[M]) -> tuple[QueueOffset | None, int]:
-        messages = [*(lane.run.messages if lane.run is not None else ()), *lane.pending]
+        run = lane.run
+        messages = [*(run.messages[run.settled :] if run is not None else ()), *lane.pending]
         return (QueueOffset(messages[0].queue_offset) if messages else None), len(messages)
 
     def count_finished(self, messages: Sequence[M]) -> None:
@@ -208,6 +215,8 @@ class KeyedQueue(LaneQueue[M]):
         if self.failures:
             for message in done:
                 self.failures.pop(message.queue_offset, None)
+        if self.alone:
+            self.alone.difference_update(map(_offset_of, done))
         if len(self._finished) > FOLD_AT:
             self._fold()
 

@@ -41,6 +41,8 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
         self.parked_lanes: LocalParkedLanes[M] | None = None
         # How often each unfinished message failed; empty unless something fails.
         self.failures: dict[int, int] = {}
+        # Unfinished messages that run in a batch of their own, because a batch with them failed as a whole.
+        self.alone: set[int] = set()
         # The last committable offset that was returned to the caller.
         self.reported = QueueOffset(-1)
 
@@ -75,6 +77,10 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
             run.running, lane.run = False, None
         self.running -= len(runs)
         return more
+
+    @abstractmethod
+    def settle_part(self, run: LaneRun[M], upto: int) -> None:
+        """Counts the first `upto` messages of a run in progress as finished."""
 
     def lane_of(self, run: LaneRun[M]) -> Lane[M]:
         """The lane of a running run; made now if the run stood for it so far."""
@@ -198,6 +204,8 @@ class WholeQueue(LaneQueue[M]):
             self.ready.append(self._lane)
 
     def take(self, lane: Lane[M], limit: int) -> list[M]:
+        if self.alone and self._messages.first_ready in self.alone:
+            limit = 1
         while taken := self._messages.take(limit):
             if not self._gone:
                 return taken
@@ -217,9 +225,14 @@ class WholeQueue(LaneQueue[M]):
             self._messages.put_back_from(messages[upto].queue_offset)
         if commit:
             self._messages.commit()
-            if self.failures or self._gone:
+            if self.failures or self._gone or self.alone:
                 self._forget_below(self._messages.committable)
         return True
+
+    def settle_part(self, run: LaneRun[M], upto: int) -> None:
+        if self._auto:
+            self._messages.commit(below=run.messages[upto].queue_offset)
+            run.settled = upto
 
     def lane(self, key: str | None) -> Lane[M] | None:
         return self._lane
@@ -244,3 +257,4 @@ class WholeQueue(LaneQueue[M]):
     def _forget_below(self, offset: int) -> None:
         self.failures = {at: count for at, count in self.failures.items() if at >= offset}
         self._gone = {at for at in self._gone if at >= offset}
+        self.alone = {at for at in self.alone if at >= offset}

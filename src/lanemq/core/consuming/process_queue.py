@@ -75,6 +75,11 @@ class ProcessQueue(Generic[M]):
             return QueueOffset(self._ready[0][self._cursor].queue_offset)
         return self._next
 
+    @property
+    def first_ready(self) -> int | None:
+        """The offset of the message that the next take begins with."""
+        return self._ready[0][self._cursor].queue_offset if self._ready else None
+
     def cached(self) -> Cached:
         return Cached(self._count, self._bytes, self._next - self.committable)
 
@@ -112,15 +117,24 @@ class ProcessQueue(Generic[M]):
         self._in_flight.append(taken)
         return taken
 
-    def commit(self) -> QueueOffset | None:
-        """Finishes everything in flight; returns its highest offset plus one, or None if there was nothing."""
+    def commit(self, below: int | None = None) -> QueueOffset | None:
+        """Finishes everything in flight, or what is below an offset.
+
+        Returns the highest finished offset plus one, or None if there was nothing.
+        """
+        rest: list[list[M]] = []
+        if below is not None:
+            rest = [[each for each in part if each.queue_offset >= below] for part in self._in_flight]
+            done = [[each for each in part if each.queue_offset < below] for part in self._in_flight]
+            self._in_flight = [part for part in done if part]
         if not self._in_flight:
+            self._in_flight = [part for part in rest if part]
             return None
         last = self._in_flight[-1][-1].queue_offset
         for part in self._in_flight:
             self._count -= len(part)
             self._bytes -= sum(map(_size_of, part))
-        self._in_flight.clear()
+        self._in_flight = [part for part in rest if part]
         return QueueOffset(last + 1)
 
     def roll_back(self) -> None:

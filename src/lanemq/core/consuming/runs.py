@@ -1,9 +1,10 @@
 """Runs: the messages of a lane that a worker takes at once, and how a run ends.
 
 A run has up to `run_limit` messages of one lane, in order. Its worker calls the handler for one batch after another
-(`batch_size` messages each, usually one) and asks `run.may_go_on(now=...)` before each call. The worker ends the run
-once, with `finish(run, outcome, done=n)`: the first n messages succeeded, the outcome applies to the batch after them,
-and the rest returns to the lane in order. Until then the lane belongs to this run.
+(`batch_size` messages each, usually one) and asks `run.may_go_on(now=...)` before each call. After each call it notes
+in `run.done` how many messages succeeded, so that a long run is reported while it runs. The worker ends the run once,
+with `finish(run, outcome, done=n)`: the first n messages succeeded, the outcome applies to the batch after them, and
+the rest returns to the lane in order. Until then the lane belongs to this run.
 
 The functions at the end run for every message. They are not methods, because each has a compiled twin.
 
@@ -97,7 +98,8 @@ class LaneRun(Generic[M]):
     """
 
     __slots__ = (
-        "attempt", "began", "given", "key", "lane", "messages", "permit", "queue", "running", "slice_end", "token"
+        "attempt", "began", "done", "given", "key", "lane", "messages", "permit", "queue", "running", "settled",
+        "slice_end", "token",
     )  # fmt: skip
 
     def __init__(
@@ -124,8 +126,12 @@ class LaneRun(Generic[M]):
         """Taken and not ended. A run that has ended never runs again."""
         self.began: Millis | None = None
         """When its first batch was about to be handled; None while it waits for its worker."""
-        # Messages to be sent back by the caller, with the number of messages done before them.
-        self.given: tuple[int, tuple[M, ...]] | None = None
+        self.done = 0
+        """How many messages the worker has finished so far, for reports inside the run. Only its worker writes it."""
+        self.settled = 0
+        """How many messages the scheduler has counted as finished before the end of the run."""
+        # Messages to be sent back by the caller: how many were done before, how many failed, and those to be sent.
+        self.given: tuple[int, int, tuple[M, ...]] | None = None
 
     @property
     def usable_until(self) -> Millis:
@@ -179,6 +185,8 @@ class Plain(Enum):
     """The handler raised, or returned no status. The policy decides."""
     HOPELESS = "hopeless"
     """The handler failed, and would fail the same way every time: the retries count as used up."""
+    ONE_BY_ONE = "one by one"
+    """A batch failed as a whole: its messages run again, each in a batch of its own. Counts as no attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +197,7 @@ class Suspend:
 
 
 Outcome: TypeAlias = Plain | Suspend
-DONE, STOPPED, COMMIT, ROLL_BACK, FAILED, HOPELESS = Plain
+DONE, STOPPED, COMMIT, ROLL_BACK, FAILED, HOPELESS, ONE_BY_ONE = Plain
 
 
 class Why(Enum):
@@ -201,6 +209,7 @@ class Why(Enum):
     ROLLED_BACK = "rolled back"
     ILLEGAL = "commit or roll back in auto-commit mode, taken as success"
     HELD = "waits for another attempt"
+    DIVIDED = "a batch runs again, one message at a time"
     PARKED = "retries used up, waits for an operator"
     GIVE = "send these messages back, then call sent_back"
     SENT_BACK = "handed to the broker, successors go on"
@@ -339,11 +348,11 @@ def end_runs(
                 continue
             if lane.pending:
                 more.append(lane)
-                done += run.messages
+                done += run.messages[run.settled :]
                 continue
         if lanes is not None:
             del lanes[run.key]
-        done += run.messages
+        done += run.messages[run.settled :]
     return done, more, redriven
 
 

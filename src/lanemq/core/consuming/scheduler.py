@@ -32,6 +32,7 @@ from lanemq.core.consuming.runs import (
     DONE,
     HOPELESS,
     NOT_LEASED,
+    ONE_BY_ONE,
     ROLL_BACK,
     SLICE_PAUSE,
     STOPPED,
@@ -187,10 +188,33 @@ class LaneScheduler(Generic[M]):
             ended.append((lane_queue.queue, Why.DONE))
         return ended
 
-    def finish(self, run: LaneRun[M], outcome: Outcome, *, done: int = 0, now: Millis, reason: str = "") -> Finished[M]:
+    def note_progress(self, run: LaneRun[M]) -> bool:
+        """Counts what a run in progress has finished so far; returns whether that is more than before.
+
+        A run of slow messages would otherwise be reported only at its end, and all of it repeated after a crash.
+        """
+        done, lane_queue = run.done, run.permit
+        if not run.settled < done < len(run.messages) or not run.running or run.given is not None:
+            return False
+        if lane_queue.dropped or not isinstance(lane_queue, LaneQueue):
+            return False
+        lane_queue.settle_part(run, done)
+        return True
+
+    def finish(
+        self,
+        run: LaneRun[M],
+        outcome: Outcome,
+        *,
+        done: int = 0,
+        concerned: int | None = None,
+        now: Millis,
+        reason: str = "",
+    ) -> Finished[M]:
         """Ends a run: its first `done` messages succeeded, and `outcome` applies to the batch after them.
 
-        `reason` says why it failed; a parked lane keeps it for its operator.
+        `concerned` is the number of messages that a failure applies to, if not to a whole batch. `reason` says why it
+        failed; a parked lane keeps it for its operator.
         """
         lane_queue, _ = self._running(run)
         if lane_queue.dropped:
@@ -203,9 +227,12 @@ class LaneScheduler(Generic[M]):
             raise UsageError(f"done={done} does not fit {outcome} of a run of {len(run.messages)}")
         if outcome is STOPPED:
             return self._end(run, done, Why.STOPPED, now=now)
+        if outcome is ONE_BY_ONE:
+            return self._divide(run, done, now)
         if outcome is COMMIT or outcome is ROLL_BACK:
             return self._commit_or_roll_back(run, outcome, done, now)
-        return self._failed(run, done, outcome, now, reason)
+        failed = run.messages[done : done + (concerned or self._options.batch_size)]
+        return self._failed(run, done, failed, outcome, now, reason)
 
     def sent_back(self, run: LaneRun[M], ok: Sequence[bool], *, now: Millis) -> Finished[M]:
         """Reports which messages of `Finished.send_back` the broker has taken, one value per message.
@@ -216,11 +243,11 @@ class LaneScheduler(Generic[M]):
         lane_queue, _ = self._running(run)
         if lane_queue.dropped:
             return self._stale_ended(run)
-        if run.given is None or len(ok) != len(run.given[1]):
+        if run.given is None or len(ok) != len(run.given[2]):
             raise UsageError("sent_back answers the messages of Finished.send_back, one value each, once")
-        done, given = run.given
+        done, failed, given = run.given
         gone = {m.queue_offset for m, sent in zip(given, ok, strict=True) if sent}
-        batch = run.messages[done : done + self._options.batch_size]
+        batch = run.messages[done : done + failed]
         left = [m for m in batch if m.queue_offset not in gone]
         if not left:
             return self._end(run, done + len(batch), Why.SENT_BACK, now=now, gone=gone)
@@ -362,15 +389,22 @@ class LaneScheduler(Generic[M]):
         until = self._place(lane_queue, lane, True, Why.ROLLED_BACK, again(self._options.policy, 0), now)
         return Finished(Why.ROLLED_BACK, None, (), until)
 
-    def _failed(self, run: LaneRun[M], done: int, outcome: Outcome, now: Millis, reason: str) -> Finished[M]:
-        lane_queue, lane = self._running(run)
+    def _divide(self, run: LaneRun[M], done: int, now: Millis) -> Finished[M]:
+        lane_queue, _ = self._running(run)
         batch = run.messages[done : done + self._options.batch_size]
+        lane_queue.alone.update(message.queue_offset for message in batch)
+        return self._end(run, done, Why.DIVIDED, now=now)
+
+    def _failed(
+        self, run: LaneRun[M], done: int, batch: Sequence[M], outcome: Outcome, now: Millis, reason: str
+    ) -> Finished[M]:
+        lane_queue, lane = self._running(run)
         policy, failures = self._options.policy, lane_queue.failures
         asked, hopeless = outcome.delay if isinstance(outcome, Suspend) else None, outcome is HOPELESS
         steps = [after(policy, failures.get(m.queue_offset, 0), asked=asked, hopeless=hopeless) for m in batch]
         give = tuple(m for m, step in zip(batch, steps, strict=True) if isinstance(step, Give))
         if give:
-            run.given = done, give
+            run.given = done, len(batch), give
             return Finished(Why.GIVE, None, give)
         waits = [step for step in steps if isinstance(step, Again)]
         if len(waits) < len(batch):

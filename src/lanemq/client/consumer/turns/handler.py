@@ -5,25 +5,33 @@ decisions and no errors. RocketMQ's listeners return a status instead; their sta
 names.
 
 Every kind of handler becomes a `BatchHandler`: it takes a batch of messages of one lane, and returns None for success
-or a `Stop`. User code may raise anything; whatever it raises, no message is lost (A80).
+or a `Stop`. User code may raise anything, `SystemExit` included; whatever it raises, the turn ends, the message fails
+by its policy, and no message is lost (A80).
+
+Invariant: an exception decides about one message. A batch whose exception names none of its messages runs again, one
+message at a time; so nothing is dropped or buried that the handler did not mean.
 """
 
 import asyncio
+import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import math
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
-from typing import Any, TypeAlias, get_args, get_type_hints
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from lanemq._fast import compiled
 from lanemq.client.consumer.turns.in_progress import MessageRun
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import clamp_suspend
-from lanemq.core.consuming.runs import COMMIT, FAILED, HOPELESS, ROLL_BACK, Outcome, Suspend
-from lanemq.model.errors import InvalidOption, Undecodable
+from lanemq.core.consuming.runs import COMMIT, FAILED, HOPELESS, ONE_BY_ONE, ROLL_BACK, STOPPED, Outcome, Suspend
+from lanemq.model.errors import InvalidOption, Undecodable, UsageError
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Seconds, to_millis, to_seconds
+from lanemq.model.units import Millis, Seconds, to_millis
 
 log = logging.getLogger(__name__)
 
@@ -34,27 +42,51 @@ Batch: TypeAlias = tuple[Message, ...]
 
 
 class HandlerVerdict(Exception):
-    """Base of the exceptions by which a handler decides about its message."""
+    """Base of the exceptions by which a handler decides about a message.
+
+    A batch handler names the message with `message=`: the message itself, or its index in the batch. The messages
+    before it are done, and those after it run again.
+    """
+
+    message: Message | int | None = None
 
 
 class Retry(HandlerVerdict):
     """Delivers the same message again after `after` seconds (None: as the policy says), before the rest of its lane."""
 
-    def __init__(self, after: Seconds | None = None) -> None:
-        self.after = None if after is None else to_seconds(after)
-        super().__init__("try again" if self.after is None else f"try again after {self.after:g} s")
+    def __init__(self, after: Seconds | None = None, *, message: Message | int | None = None) -> None:
+        self.after = after
+        self.message = message
+        given = f"{after:g} s" if isinstance(after, (int, float)) else str(after)
+        super().__init__("try again" if after is None else f"try again after {given}")
 
 
 class Skip(HandlerVerdict):
     """Marks the message as done without processing it; the lane goes on."""
 
+    def __init__(self, why: str = "", *, message: Message | int | None = None) -> None:
+        self.message = message
+        super().__init__(*([why] if why else []))
+
 
 class ToDeadLetter(HandlerVerdict):
     """Moves the message to the group's dead letters at once, with the reason; the lane goes on."""
 
-    def __init__(self, why: str = "") -> None:
+    def __init__(self, why: str = "", *, message: Message | int | None = None) -> None:
         self.why = why
+        self.message = message
         super().__init__(why)
+
+
+class MessageFailed(HandlerVerdict):
+    """Raised by a batch handler: this message failed, those before it are done, those after it run again.
+
+    `message` is the message, or its index in the batch. `raise MessageFailed(message) from error` keeps the cause.
+    """
+
+    def __init__(self, message: Message | int, why: str = "") -> None:
+        self.message = message
+        super().__init__(*([why] if why else []))
 
 
 # what a RocketMQ listener gets and returns
@@ -112,6 +144,8 @@ class Stop:
     outcome: Outcome
     succeeded: int = 0
     """Number of messages of the batch that succeeded before the one that the outcome applies to."""
+    concerned: int | None = None
+    """Number of messages that a failure applies to; None: to the rest of the batch."""
     error: BaseException | None = None
     """What the handler raised, for the log."""
     dead_letter: str | None = None
@@ -136,19 +170,27 @@ class HandlerCall:
 
 def batch_handler(handler: HandlerCall, *, batched: bool) -> BatchHandler:
     """A batch handler that calls a plain function."""
-    return plain_handler(handler.call, batched, stop_after)
+    return plain_handler(handler.call, batched, stop_after, refuse_unfinished)
 
 
 @compiled
 def plain_handler(
-    call: Callable[[Any], object], batched: bool, stop_after: Callable[[Exception, Batch], Stop | None]
+    call: Callable[[Any], object],
+    batched: bool,
+    stop_after: Callable[[BaseException, Batch], Stop | None],
+    check_result: Callable[[object], None],
 ) -> BatchHandler:
-    """Calls the function with a message, or with the whole batch; `stop_after` interprets an exception."""
+    """Calls the function with a message, or with the whole batch.
+
+    `stop_after` interprets an exception; `check_result` raises for a result that is no success.
+    """
 
     def handle(batch: Batch, _: MessageRun) -> Stop | None:
         try:
-            call(batch if batched else batch[0])
-        except Exception as error:  # noqa: BLE001 - logged by the worker, and the policy decides
+            result = call(batch if batched else batch[0])
+            if result is not None:
+                check_result(result)
+        except BaseException as error:  # noqa: BLE001 - logged by the worker, and the policy decides
             return stop_after(error, batch)
         return None
 
@@ -161,30 +203,121 @@ def async_batch_handler(handler: HandlerCall, *, batched: bool) -> AsyncBatchHan
 
     async def handle(batch: Batch, _: MessageRun) -> Stop | None:
         try:
-            await call(batch if batched else batch[0])
-        except Exception as error:  # noqa: BLE001 - logged by the worker, and the policy decides
+            result = await call(batch if batched else batch[0])
+            if result is not None:
+                refuse_unfinished(result)
+        except BaseException as error:
+            if _ends_the_task(error):
+                raise
             return stop_after(error, batch)
         return None
 
     return handle
 
 
-def stop_after(error: Exception, batch: Batch) -> Stop | None:
-    """What an exception of the handler means."""
+def _ends_the_task(error: BaseException) -> bool:
+    """Whether an exception concerns the task that calls the handler, and not the handler's own work.
+
+    A `CancelledError` that comes from something that the handler awaited is a failure of its message.
+    """
+    match error:
+        case asyncio.CancelledError():
+            task = asyncio.current_task()
+            return task is None or task.cancelling() > 0
+        case KeyboardInterrupt():
+            return threading.current_thread() is threading.main_thread()
+        case GeneratorExit():
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:  # the loop has ended, and the coroutine is closed
+                return True
+    return False
+
+
+def stop_after(error: BaseException, batch: Batch) -> Stop | None:
+    """What an exception of the handler means. In a batch of several messages it must name the one that it is about."""
+    if len(batch) == 1 and not isinstance(error, HandlerVerdict):
+        return Stop(HOPELESS if isinstance(error, Undecodable) else FAILED, error=error)
+    try:
+        at = _index_in(batch, error)
+        delay = retry_delay(error.after) if isinstance(error, Retry) else None
+    except UsageError as mistake:
+        mistake.__cause__ = error
+        error, at, delay = mistake, 0 if len(batch) == 1 else None, None
+    if at is None:
+        return Stop(ONE_BY_ONE, error=error)
+    concerned = None if len(batch) == 1 else 1
     match error:
         case Skip():
-            log.info("handler skipped %s: %s", batch[0], error or "no reason given")
-            return None
-        case Retry(after=None):
-            return Stop(Suspend(None), error=error)
-        case Retry(after=seconds):
-            return Stop(Suspend(to_millis(seconds or 0)), error=error)
+            log.info("handler skipped %s: %s", batch[at], describe(error))
+            return None if at == len(batch) - 1 else Stop(STOPPED, succeeded=at + 1)
+        case Retry():
+            return Stop(Suspend(delay), succeeded=at, concerned=concerned, error=error)
         case ToDeadLetter(why=why):
-            return Stop(Suspend(None), error=error, dead_letter=why)
-        case Undecodable():
-            return Stop(HOPELESS, error=error)
+            return Stop(Suspend(None), succeeded=at, concerned=concerned, error=error, dead_letter=one_line(why))
         case _:
-            return Stop(FAILED, error=error)
+            return Stop(FAILED, succeeded=at, concerned=concerned, error=error)
+
+
+def _index_in(batch: Batch, error: BaseException) -> int | None:
+    """The index of the message that an exception is about; None if it names none of several messages."""
+    named = error.message if isinstance(error, HandlerVerdict) else None
+    if named is None:
+        return 0 if len(batch) == 1 else None
+    if isinstance(named, Message):
+        at = next((at for at, message in enumerate(batch) if message is named), -1)
+    else:
+        at = named if isinstance(named, int) else -1
+    if not 0 <= at < len(batch):
+        raise UsageError(
+            f"{type(error).__name__} names {named!r}, which is not in this batch of {len(batch)}: "
+            f"pass one of its messages, or an index"
+        )
+    return at
+
+
+def retry_delay(after: Seconds | None) -> Millis | None:
+    """The delay of a retry; raises if it has no meaning."""
+    seconds = after.total_seconds() if isinstance(after, timedelta) else after
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+        raise UsageError(f"Retry(after={after!r}) has no meaning: pass seconds, at least 0, or a timedelta")
+    return to_millis(seconds)
+
+
+def refuse_unfinished(result: object) -> None:
+    """Raises if a handler returned work that has not run; any other result is ignored."""
+    if not isinstance(result, Awaitable) and not inspect.isgenerator(result) and not inspect.isasyncgen(result):
+        return
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()
+    raise UsageError(
+        f"the handler returned a {type(result).__name__} that has not run, so nothing was done: "
+        f"define the handler with `async def`, or wait for the result inside it"
+    )
+
+
+def describe(error: BaseException) -> str:
+    """The exception as text, for the log and for reports, even if it cannot produce one."""
+    try:
+        text = repr(error)
+    except BaseException:  # noqa: BLE001 - user code, too
+        text = f"{type(error).__qualname__} (its text cannot be produced)"
+    return _storable(text)
+
+
+def one_line(why: object) -> str:
+    """The reason that a handler gives, as text on one line."""
+    try:
+        return _storable(" ".join(str(why).split()))
+    except BaseException as error:  # noqa: BLE001 - user code, too
+        return f"reason cannot be produced: {type(error).__qualname__}"
+
+
+def _storable(text: str) -> str:
+    """The text without lone surrogates, which UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class OrderlyHandler:
@@ -195,14 +328,16 @@ class OrderlyHandler:
     """
 
     def __init__(self, listener: OrderlyListener, *, manual: bool = False) -> None:
-        self._listener = listener
+        self._listener = _plain(listener)
         self._manual = manual
 
     def __call__(self, batch: Batch, run: MessageRun) -> Stop | None:
         context = OrderlyContext(run.queue, auto_commit=not self._manual)
         try:
             status = self._listener(batch, context)
-        except Exception as error:  # noqa: BLE001 - logged by the worker; RocketMQ suspends too
+            if status is not None:
+                refuse_unfinished(status)
+        except BaseException as error:  # noqa: BLE001 - logged by the worker; RocketMQ suspends too
             return Stop(_suspended(context), error=error)
         if not (context.auto_commit or self._manual):
             return Stop(FAILED, error=InvalidOption("auto_commit=False needs PushConsumer(manual_commit=True)"))
@@ -217,22 +352,34 @@ class OrderlyHandler:
                 return Stop(_suspended(context))
 
 
+L = TypeVar("L", bound=Callable[..., Any])
+
+
+def _plain(listener: L) -> L:
+    """The listener, unless it is async; RocketMQ's listeners return their status."""
+    if returns_awaitable(listener):
+        raise InvalidOption(f"listener {listener!r} is async and cannot return a status: use App for async handlers")
+    return listener
+
+
 def _suspended(context: OrderlyContext) -> Suspend:
     asked = context.suspend_current_queue_time_millis
-    return Suspend(None if asked == -1 else clamp_suspend(asked))
+    return Suspend(clamp_suspend(asked) if isinstance(asked, int) and asked != -1 else None)
 
 
 class ConcurrentHandler:
     """A batch handler that calls RocketMQ's concurrent listener; failed messages go back to the broker."""
 
     def __init__(self, listener: ConcurrentListener) -> None:
-        self._listener = listener
+        self._listener = _plain(listener)
 
     def __call__(self, batch: Batch, run: MessageRun) -> Stop | None:
         context = ConcurrentlyContext(run.queue)
         try:
             status = self._listener(batch, context)
-        except Exception as error:  # noqa: BLE001 - logged by the worker; RocketMQ sends back too
+            if status is not None:
+                refuse_unfinished(status)
+        except BaseException as error:  # noqa: BLE001 - logged by the worker; RocketMQ sends back too
             return Stop(FAILED, error=error, delay_level=context.delay_level_when_next_consume)
         if status is ConcurrentlyStatus.CONSUME_SUCCESS:
             succeeded = max(0, min(context.ack_index + 1, len(batch)))
@@ -297,7 +444,7 @@ def handler_call(handler: Handler, *, batched: bool = False) -> HandlerCall:
     def call(given: Any) -> Any:
         return function(*arguments(given))
 
-    is_async = inspect.iscoroutinefunction(_function(handler))
+    is_async = returns_awaitable(handler)
     if message_at == 0 and count == 1:
         return HandlerCall(name, is_async, handler)
     return HandlerCall(name, is_async, call)
@@ -338,8 +485,24 @@ def _hints(handler: Handler) -> dict[str, Any]:
 
 
 def _function(handler: Handler) -> Any:
-    """The function itself, also of an object with `__call__`."""
+    """The function itself, also of an object with `__call__` and of a `functools.partial`."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
     return handler if inspect.isroutine(handler) else type(handler).__call__
+
+
+def returns_awaitable(handler: Handler) -> bool:
+    """Whether a call of the handler must be awaited, as far as its definition says."""
+    function = _function(handler)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidOption(f"handler {handler!r} contains `yield`: a call would not run it")
+    # The second one also knows functions that were marked as coroutine functions, such as mocks.
+    return inspect.iscoroutinefunction(function) or asyncio.iscoroutinefunction(handler) or _says_awaitable(function)
+
+
+def _says_awaitable(function: Any) -> bool:
+    declared = getattr(function, "__annotations__", {}).get("return")
+    return (get_origin(declared) or declared) in (Awaitable, Coroutine)
 
 
 def _is_message(wanted: Any) -> bool:

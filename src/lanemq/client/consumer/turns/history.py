@@ -13,8 +13,11 @@ from lanemq.client.consumer.turns.in_progress import MessageRun
 from lanemq.client.consumer.turns.subscription import Subscription
 from lanemq.client.message import Message
 from lanemq.clock import Clock
-from lanemq.core.consuming.runs import COMMIT, STOPPED, Order
+from lanemq.core.consuming.runs import COMMIT, FAILED, Order
 from lanemq.history import History, Outcome, Place
+
+_INTERRUPTED = Stop(FAILED)
+"""End of a turn whose worker was cancelled or broke."""
 
 
 def group_in_history(options: ConsumerOptions, client_id: str) -> str:
@@ -45,8 +48,11 @@ class TurnRecorder:
     def around(self, handler: BatchHandler) -> BatchHandler:
         def recorded(batch: Batch, run: MessageRun) -> Stop | None:
             self.begin(batch, run)
-            stop = handler(batch, run)
-            self.end(batch, run, stop)
+            stop: Stop | None = _INTERRUPTED
+            try:
+                stop = handler(batch, run)
+            finally:
+                self.end(batch, run, stop)
             return stop
 
         return recorded
@@ -54,8 +60,11 @@ class TurnRecorder:
     def around_async(self, handler: AsyncBatchHandler) -> AsyncBatchHandler:
         async def recorded(batch: Batch, run: MessageRun) -> Stop | None:
             self.begin(batch, run)
-            stop = await handler(batch, run)
-            self.end(batch, run, stop)
+            stop: Stop | None = _INTERRUPTED
+            try:
+                stop = await handler(batch, run)
+            finally:
+                self.end(batch, run, stop)
             return stop
 
         return recorded
@@ -90,7 +99,7 @@ def _outcome(at: int, run: MessageRun, stop: Stop | None, *, late: bool) -> Outc
     """A turn that outlived its lease is late, even before the member learns that the queue is lost."""
     if run.permit.dropped:
         return "abandoned"
-    good = stop is None or at < stop.succeeded or stop.outcome is COMMIT or stop.outcome is STOPPED
+    good = stop is None or at < stop.succeeded or stop.outcome is COMMIT
     if late:
         return "late" if good else "abandoned"
     return "ok" if good else "retry"

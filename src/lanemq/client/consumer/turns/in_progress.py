@@ -46,7 +46,7 @@ REASON_CHARS = 500
 class Worker:
     """The runs of one worker. It is shared with the scheduler without a lock: each step is one deque operation."""
 
-    __slots__ = ("began_ns", "ended", "messages", "run", "waiting")
+    __slots__ = ("began_ns", "ended", "error", "messages", "run", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[MessageRun] = deque()
@@ -55,6 +55,8 @@ class Worker:
         """Succeeded and not yet reported to the scheduler."""
         self.run: MessageRun | None = None
         """The run whose handler is being called."""
+        self.error: BaseException | None = None
+        """What ended the worker unexpectedly."""
         self.began_ns = 0
         self.messages = 0
         """Number of messages taken, without those taken back."""
@@ -236,9 +238,15 @@ class InProgress:
         self._collect_for_others(worker, now)
 
     def catch_up(self, now: Millis) -> None:
-        """Ends all runs that succeeded, so that offsets are current even while a handler hangs behind them."""
+        """Ends all runs that succeeded, and counts what others have finished so far.
+
+        So offsets are current even while a handler hangs behind them, or while a long run of slow messages goes on.
+        """
         for worker in self.busy:
             self._collect_for_others(worker, now)
+            run = worker.run
+            if run is not None and self._lanes.note_progress(run):
+                self.announce_room(run.queue)
 
     # runs one by one
 
@@ -249,11 +257,19 @@ class InProgress:
             self._single[found.token] = found
         return found
 
-    def finish(self, run: MessageRun, outcome: Outcome, done: int, reason: str, now: Millis) -> MessageFinished:
+    def finish(
+        self,
+        run: MessageRun,
+        outcome: Outcome,
+        done: int,
+        reason: str,
+        now: Millis,
+        concerned: int | None = None,
+    ) -> MessageFinished:
         """Ends a run; ignores one that has ended already, because it was taken over."""
         if not self._lanes.is_running(run):
             return Finished(Why.QUEUE_GONE)
-        finished = self._lanes.finish(run, outcome, done=done, now=now, reason=reason)
+        finished = self._lanes.finish(run, outcome, done=done, concerned=concerned, now=now, reason=reason)
         if reason or self._failing:
             self._note_failing(run, finished.why, reason, now)
         self._settled(run, finished)

@@ -28,7 +28,7 @@ from lanemq.client.message import Message
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.parked_lanes import LocalParkedLanes, ParkedAtBroker
-from lanemq.core.consuming.runs import LaneRun, Order, Outcome, Wait
+from lanemq.core.consuming.runs import STOPPED, LaneRun, Order, Outcome, Wait
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.consuming.views import QueueView
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
@@ -55,6 +55,7 @@ class Scheduler:
         # Whether one of the sleeping workers watches the busy ones.
         self._watched = False
         self._closed = False
+        self._ending = threading.Event()
 
     # for workers
 
@@ -67,10 +68,15 @@ class Scheduler:
         return filled or self._wait_to_fill(worker)
 
     def leave(self, worker: Worker) -> None:
-        """Called by a worker that ends early: returns the runs that it has not begun."""
+        """Called by a worker that ends early: returns the runs that it has not ended to their lanes."""
         with self._effects:
             now = self._clock.now()
             self._in_progress.take_back(worker, now)
+            run, worker.run = worker.run, None
+            if run is not None and run.given is not None:
+                self._in_progress.sent_back(run, [False] * len(run.given[2]), now)
+            elif run is not None and run not in worker.ended:
+                self._in_progress.finish(run, STOPPED, run.done, "", now)
             self._in_progress.end(worker, now)
 
     def take_run(self, timeout: Seconds | None = None) -> MessageRun | None:
@@ -92,21 +98,32 @@ class Scheduler:
                 self._sleep_on_it(pause)
         return None
 
-    def finish(self, run: MessageRun, outcome: Outcome, done: int = 0, reason: str = "") -> MessageFinished:
+    def finish(
+        self, run: MessageRun, outcome: Outcome, done: int = 0, reason: str = "", concerned: int | None = None
+    ) -> MessageFinished:
         """Ends a run. The caller must do what the result asks for; a run that was taken over is ignored."""
         with self._effects:
-            return self._in_progress.finish(run, outcome, done, reason, self._clock.now())
+            return self._in_progress.finish(run, outcome, done, reason, self._clock.now(), concerned)
 
     def sent_back(self, run: MessageRun, ok: Sequence[bool]) -> MessageFinished:
         """Reports which messages of `Finished.send_back` the broker has now."""
         with self._effects:
             return self._in_progress.sent_back(run, ok, self._clock.now())
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         """Makes every waiting worker return."""
         with self._mutex:
             self._closed = True
+            self._ending.set()
             self._wake_all()
+
+    def wait_until_closed(self, timeout: float) -> bool:
+        """Waits for `close`, for at most `timeout` seconds."""
+        return self._ending.wait(timeout)
 
     # for the event loop
 

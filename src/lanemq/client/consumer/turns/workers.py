@@ -5,18 +5,31 @@ takes a few runs at once, and one call of the scheduler ends them and begins the
 
 Before each call of the handler the worker checks the run's permit, which shows a lost lease, a hand-over and a used-up
 time slice at once. A run of 32 messages is therefore as safe as 32 runs of one.
+
+Invariant: a worker that ends ends its turn. Handlers return a `Stop` for whatever user code raises; if anything else
+ends a worker (an error of this package, an exception that another thread sets, a task that is cancelled), its message
+fails by the policy, an error is logged, and the worker is replaced.
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from lanemq._fast import compiled
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
-from lanemq.client.consumer.turns.handler import AsyncBatchHandler, BatchHandler, HandlerVerdict, Stop
+from lanemq.client.consumer.turns.handler import (
+    AsyncBatchHandler,
+    BatchHandler,
+    HandlerVerdict,
+    MessageFailed,
+    Stop,
+    describe,
+)
 from lanemq.client.consumer.turns.in_progress import MessageFinished, MessageRun, Worker
 from lanemq.client.consumer.turns.metrics import ConsumerCounts, WorkerCounts
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
@@ -24,7 +37,7 @@ from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import Message
 from lanemq.clock import Clock, milliseconds_of
 from lanemq.core.consuming.retry_policy import SEND_BACK_RETRY, SendBack
-from lanemq.core.consuming.runs import STOPPED, Plain, Suspend, Why
+from lanemq.core.consuming.runs import FAILED, STOPPED, Plain, Suspend, Why
 from lanemq.history import History, Place
 from lanemq.model.errors import LaneError, Undecodable
 from lanemq.model.units import Millis, to_millis
@@ -33,6 +46,12 @@ log = logging.getLogger(__name__)
 
 OVERDUE_DELAY_LEVEL = 3
 """Delay level of a message that took too long (RocketMQ's ProcessQueue.cleanExpiredMsg)."""
+
+REPLACE_AFTER = 0.1
+"""Seconds before a worker that ended unexpectedly is replaced, so that a repeated error does not use up the machine."""
+
+SERVING: ContextVar[object] = ContextVar("SERVING", default=None)
+"""The consumer whose worker this is. Tasks, and threads of `asyncio.to_thread`, inherit it from the handler."""
 
 
 class ThreadWorkers:
@@ -44,12 +63,12 @@ class ThreadWorkers:
         reporter: "RunReporter",
         clock: Clock,
         counts: ConsumerCounts,
-        broken: Callable[[BaseException], None],
+        consumer: object = None,
     ) -> None:
         self._active = active
         self._reporter = reporter
         self._clock = clock
-        self._broken = broken
+        self._consumer = consumer
         self._loop = asyncio.get_running_loop()
         self._counts = counts
         self._threads = [
@@ -73,14 +92,27 @@ class ThreadWorkers:
             thread.join(max(0, until - self._clock.now()) / 1000)
 
     def _work(self) -> None:
-        scheduler, worker, counts = self._active.scheduler, Worker(), self._counts.new()
-        try:
-            while scheduler.take_runs(worker):
-                self._run(worker, counts)
-        except BaseException as error:
+        """Serves until the scheduler is closed; what ends a worker before that ends its turn, and a new one begins."""
+        SERVING.set(self._consumer)
+        counts = self._counts.new()
+        while not self._active.scheduler.closed:
+            worker = Worker()
+            try:
+                while self._active.scheduler.take_runs(worker):
+                    self._run(worker, counts)
+            except BaseException as error:  # noqa: BLE001 - logged, and the message fails by its policy
+                self._broke(worker, error)
+
+    def _broke(self, worker: Worker, error: BaseException) -> None:
+        scheduler, run = self._active.scheduler, worker.run
+        if not scheduler.closed:
+            _log_broken(self._active, error)
+            with contextlib.suppress(BaseException):  # `leave` ends the run if this could not
+                if run is not None and run not in worker.ended:
+                    self._report(run, RunEnd(Stop(FAILED, error=error), run.done))
+        with contextlib.suppress(BaseException):
             scheduler.leave(worker)
-            log.exception("a worker of topic %s ended unexpectedly", self._active.subscription.topic)
-            self._loop.call_soon_threadsafe(self._broken, error)
+        scheduler.wait_until_closed(REPLACE_AFTER)
 
     def _run(self, worker: Worker, counts: WorkerCounts) -> None:
         """Runs what the worker took. Successful runs are reported with the next take, all others at once."""
@@ -101,7 +133,7 @@ class ThreadWorkers:
     def _report(self, run: MessageRun, end: "RunEnd") -> MessageFinished:
         if end.stop.dead_letter is not None:
             return self._on_loop(self._reporter.report(self._active, run, end))
-        finished = self._active.scheduler.finish(run, end.stop.outcome, end.done, reason_of(end))
+        finished = self._active.scheduler.finish(run, end.stop.outcome, end.done, reason_of(end), end.stop.concerned)
         if finished.why is not Why.GIVE:
             return finished
         return self._on_loop(self._reporter.follow(self._active, run, end, finished))
@@ -114,16 +146,23 @@ class TaskWorkers:
     """The worker tasks of one subscription whose handler is a coroutine function."""
 
     def __init__(
-        self, active: ActiveSubscription, reporter: "RunReporter", clock: Clock, counts: ConsumerCounts
+        self,
+        active: ActiveSubscription,
+        reporter: "RunReporter",
+        clock: Clock,
+        counts: ConsumerCounts,
+        consumer: object = None,
     ) -> None:
         self._active = active
         self._reporter = reporter
         self._clock = clock
         self._counts = counts
-        self._tasks: list[asyncio.Task[None]] = []
+        self._consumer = consumer
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        self._tasks = [tasks.create_task(self._work()) for _ in range(self._active.subscription.workers)]
+        for _ in range(self._active.subscription.workers):
+            self._add(tasks, 0)
 
     async def stop(self, timeout_s: float) -> None:
         self._active.scheduler.close()
@@ -132,15 +171,47 @@ class TaskWorkers:
             for task in late:
                 task.cancel()
 
-    async def _work(self) -> None:
+    def _add(self, tasks: asyncio.TaskGroup, pause: float) -> None:
+        worker = Worker()
+        work = self._work(worker, pause)
+        try:
+            task = tasks.create_task(work)
+        except RuntimeError:
+            work.close()
+            raise
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._ended(tasks, task, worker))
+
+    async def _work(self, worker: Worker, pause: float) -> None:
         scheduler, counts = self._active.scheduler, self._counts.new()
         assert isinstance(scheduler, AsyncScheduler)
-        worker = Worker()
+        SERVING.set(self._consumer)
         try:
+            if pause:
+                await asyncio.sleep(pause)
             while await scheduler.take_runs_async(worker):
                 await self._run(worker, counts)
-        finally:
-            scheduler.leave(worker)
+        except (Exception, GeneratorExit) as error:  # noqa: BLE001 - logged; it must not end the consumer
+            worker.error = error
+
+    def _ended(self, tasks: asyncio.TaskGroup, task: asyncio.Task[None], worker: Worker) -> None:
+        """Called when a worker's task has ended; if the consumer is not stopping, the worker is replaced."""
+        self._tasks.discard(task)
+        scheduler, run = self._active.scheduler, worker.run
+        if not scheduler.closed:
+            with contextlib.suppress(RuntimeError):  # the consumer is being cancelled
+                self._add(tasks, REPLACE_AFTER)
+                error = worker.error or asyncio.CancelledError("the worker's task was cancelled")
+                _log_broken(self._active, error)
+                if run is not None and run.given is None:
+                    end = RunEnd(Stop(FAILED, error=error), run.done)
+                    finished = scheduler.finish(run, FAILED, run.done, reason_of(end))
+                    worker.run = None
+                    tasks.create_task(self._follow(run, end, finished))
+        scheduler.leave(worker)
+
+    async def _follow(self, run: MessageRun, end: "RunEnd", finished: MessageFinished) -> None:
+        await self._reporter.follow(self._active, run, end, finished)
 
     async def _run(self, worker: Worker, counts: WorkerCounts) -> None:
         plan, began = self._active.subscription, self._clock.now()
@@ -223,6 +294,7 @@ def _run_batches(
         stop = handler(messages[done : done + batch_size], run)
         if stop is not None:
             return RunEnd(stop, done + stop.succeeded)
+        run.done = done + batch_size
     return None
 
 
@@ -255,6 +327,7 @@ async def _run_batches_async(
         stop = await handler(messages[done : done + batch_size], run)
         if stop is not None:
             return RunEnd(stop, done + stop.succeeded)
+        run.done = done + batch_size
     return None
 
 
@@ -273,7 +346,7 @@ class RunReporter:
         """Reports a run's end and does what the scheduler asks for in return."""
         if end.stop.dead_letter is not None:
             return await self._dead_letter(active, run, end)
-        finished = active.scheduler.finish(run, end.stop.outcome, end.done, reason_of(end))
+        finished = active.scheduler.finish(run, end.stop.outcome, end.done, reason_of(end), end.stop.concerned)
         return await self.follow(active, run, end, finished)
 
     async def follow(
@@ -288,7 +361,7 @@ class RunReporter:
     async def _give(self, active: ActiveSubscription, message: Message, end: RunEnd) -> bool:
         if isinstance(policy := active.subscription.policy, SendBack):
             return await self._sent_back(message, end.stop.delay_level, policy.retries)
-        return await self._dead_lettered(message, repr(end.stop.error))
+        return await self._dead_lettered(message, reason_of(end))
 
     async def _sent_back(self, message: Message, level: int, retries: int) -> bool:
         if not await self._dead_letters.send_back(message, level, retries):
@@ -300,7 +373,8 @@ class RunReporter:
     async def _dead_letter(self, active: ActiveSubscription, run: MessageRun, end: RunEnd) -> MessageFinished:
         if await self._dead_lettered(stopped_at(run, end), end.stop.dead_letter or ""):
             return active.scheduler.finish(run, STOPPED, end.done + 1)
-        return active.scheduler.finish(run, Suspend(SEND_BACK_RETRY), end.done)
+        finished = active.scheduler.finish(run, Suspend(SEND_BACK_RETRY), end.done, concerned=end.stop.concerned)
+        return await self.follow(active, run, end, finished)
 
     async def _dead_lettered(self, message: Message, why: str) -> bool:
         if not await self._dead_letters.bury(message, why):
@@ -316,7 +390,7 @@ class RunReporter:
 
 def reason_of(end: RunEnd) -> str:
     """Why the run failed; a parked lane keeps it for its operator."""
-    return "" if end.stop.error is None else repr(end.stop.error)
+    return "" if end.stop.error is None else describe(end.stop.error)
 
 
 def stopped_at(run: MessageRun, end: RunEnd) -> Message:
@@ -338,24 +412,35 @@ def _log_failure(run: MessageRun, end: RunEnd, finished: MessageFinished) -> Non
     The first attempt adds the traceback, except for a body that cannot be decoded, where the line says it all. A
     verdict is not a failure: it is logged as information, unless it parks the lane.
     """
-    message, error = stopped_at(run, end), end.stop.error
+    message, error, text = stopped_at(run, end), end.stop.error, reason_of(end)
     place = f"topic={message.topic} queue={run.queue} offset={message.queue_offset} key={message.key!r}"
-    verdict = isinstance(error, HandlerVerdict)
-    trace = error if run.attempt == 1 and not isinstance(error, (HandlerVerdict, Undecodable)) else None
+    verdict = isinstance(error, HandlerVerdict) and not isinstance(error, MessageFailed)
+    trace = error if run.attempt == 1 and not verdict and not isinstance(error, Undecodable) else None
     if verdict and finished.why is not Why.PARKED:
-        log.info("handler decided, attempt %d: %s: %r", run.attempt, place, error)
+        log.info("handler decided, attempt %d: %s: %s", run.attempt, place, text)
     elif finished.why is Why.PARKED:
-        log.error("handler failed, lane parked until it is redriven: %s: %r", place, error, exc_info=trace)
+        log.error("handler failed, lane parked until it is redriven: %s: %s", place, text, exc_info=trace)
     elif finished.why is Why.HELD:
-        log.warning("handler failed, attempt %d, trying again: %s: %r", run.attempt, place, error, exc_info=trace)
+        log.warning("handler failed, attempt %d, trying again: %s: %s", run.attempt, place, text, exc_info=trace)
+    elif finished.why is Why.DIVIDED:
+        log.warning("handler failed, trying its batch one message at a time: %s: %s", place, text, exc_info=trace)
     elif finished.why is Why.SENT_BACK:
-        log.warning("handler failed, message handed to the broker: %s: %r", place, error, exc_info=trace)
+        log.warning("handler failed, message handed to the broker: %s: %s", place, text, exc_info=trace)
+
+
+def _log_broken(active: ActiveSubscription, error: BaseException) -> None:
+    with contextlib.suppress(Exception):  # a log handler of the user may be what ended the worker
+        topic = active.subscription.topic
+        log.error("a worker of topic %s ended unexpectedly and is replaced: %s", topic, describe(error), exc_info=error)
+
+
+_FAILURES = (Plain.FAILED, Plain.HOPELESS, Plain.ROLL_BACK, Plain.ONE_BY_ONE)
 
 
 def _count(counts: WorkerCounts, run: MessageRun, end: RunEnd, took_ms: int) -> None:
     """Counts a run that did not fully succeed."""
     outcome = end.stop.outcome
-    failed = 1 if isinstance(outcome, Suspend) or outcome in (Plain.FAILED, Plain.HOPELESS, Plain.ROLL_BACK) else 0
+    failed = 1 if isinstance(outcome, Suspend) or outcome in _FAILURES else 0
     ok = end.done + (outcome is Plain.COMMIT)
     counts.run(run.queue.topic, ok=ok, failed=failed, took_ms=took_ms)
 
@@ -404,5 +489,6 @@ class OverdueRuns:
                     log.warning("a handler of %s returned late; its messages were already sent back", run.queue)
 
     async def _sent_back(self, run: MessageRun, retries: int) -> bool:
-        sent = [await self._dead_letters.send_back(message, OVERDUE_DELAY_LEVEL, retries) for message in run.messages]
+        left = run.messages[run.done :]
+        sent = [await self._dead_letters.send_back(message, OVERDUE_DELAY_LEVEL, retries) for message in left]
         return all(sent)
