@@ -8,7 +8,7 @@ from lanemq import Backoff, HoldQueue, LeaseTimes, Retry
 from lanemq.core.consuming.retry_policy import again
 from lanemq.errors import InvalidOption
 from lanemq.model.units import parse_duration, to_millis
-from lanemq.pipelines import DeltaSink, SqliteSink, StateLimits
+from lanemq.pipelines import DeltaSink, Hold, SqliteSink, StateLimits
 from lanemq.pipelines.declare.options import build
 from lanemq.spark.options import parse_read_options
 
@@ -62,6 +62,7 @@ def test_a_file_may_give_a_duration_as_text() -> None:
 
 def test_pipelines_take_a_timedelta() -> None:
     hour = timedelta(hours=1)
+    assert Hold(first=hour, max=2 * hour).backoff().delay(3) == 7_200_000
     limits = StateLimits(expire_after=hour, forget_numbers_after=2 * hour)
     assert (limits.expire_after_ms, limits.forget_numbers_after_ms) == (3_600_000, 7_200_000)
     with pytest.raises(InvalidOption, match=r"forget_numbers_after=3600.0\): use 7200.0 seconds or more"):

@@ -32,9 +32,9 @@ class Hold:
 
     retries: int = 16
     """Retries after the first failure; -1: no limit. Few park a key in a short outage, many hide a bug."""
-    first: float = 1.0
+    first: Seconds = 1.0
     """The first wait, in seconds. Every retry is a Spark job: below 0.1 Spark does little else."""
-    max: float = 300.0
+    max: Seconds = 300.0
     """The longest wait, in seconds. If it is long, a key whose cause is fixed still waits."""
     factor: float = 2.0
     """The growth of the wait with every failure."""

@@ -306,7 +306,9 @@ class Transitions(Stage):
         if not callable(self._options.step):
             raise InvalidOption(f"step={self._options.step!r} cannot be called: give a function of (state, event)")
         if not isinstance(self._options.policy, Hold | Park | DeadLetter):
-            raise InvalidOption(f"on_failure={self._options.policy!r}: use Hold(...), Park() or DeadLetter(skip=True)")
+            raise InvalidOption(
+                f"on_failure={self._options.policy!r}: use Hold, Park or DeadLetter of lanemq.pipelines"
+            )
         if self._options.on_gap not in ("report", "hold", "fail"):
             raise InvalidOption(f"on_gap={self._options.on_gap!r}: use 'report', 'hold' or 'fail'")
         if self._shards != "queue" and (type(self._shards) is not int or self._shards < 1):
