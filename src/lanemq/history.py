@@ -61,9 +61,13 @@ class History:
 
     # --- producer ---
 
-    def send(self, topic: str, key: str, id: str) -> None:
-        """A message was accepted by the producer, under the lock that decides its place in the lane."""
-        self._write("send", {"topic": topic, "key": key, "id": id})
+    def send(self, topic: str, key: str, id: str, *, delay: int = 0) -> None:
+        """A message was accepted by the producer, under the lock that decides its place in the lane.
+
+        `delay`: the delay level. The broker stores a delayed message when its delay is over.
+        """
+        fields: _Fields = {"topic": topic, "key": key, "id": id}
+        self._write("send", fields | {"delay": delay} if delay else fields)
 
     def acked(self, topic: str, key: str, id: str, queue: int, offset: int) -> None:
         self._write("acked", {"topic": topic, "queue": queue, "offset": offset, "key": key, "id": id})
@@ -82,13 +86,14 @@ class History:
         more: _Fields = {"key": key, "id": id, "epoch": epoch, "attempt": attempt, "batch": batch}
         self._write("turn", place.fields() | more)
 
-    def turn_end(self, place: "Place", key: str, outcome: Outcome, *, epoch: int = 0) -> None:
-        """After the handler returned and the lease was looked at again.
+    def turn_end(self, place: "Place", key: str, outcome: Outcome, *, epoch: int = 0, ended: int = 0) -> None:
+        """After the handler returned, at the time `ended`, and the lease was checked again.
 
         `abandoned` when the queue was lost and the result thrown away; `late` when it ended well, but the lease was
         over by then and may or may not be given to the same member again.
         """
-        self._write("turn_end", place.fields() | {"key": key, "outcome": outcome, "epoch": epoch})
+        more: _Fields = {"key": key, "outcome": outcome, "epoch": epoch, "ended": ended}
+        self._write("turn_end", place.fields() | more)
 
     def dead_lettered(self, place: "Place", key: str, id: str, attempts: int) -> None:
         """When the dead letter is stored, not when it is decided."""

@@ -75,6 +75,9 @@ def test_an_owner_that_ignores_its_lease_is_refused_by_its_epoch(stage: Stage) -
     refused = stage.seen("commit_refused", "a", after=thawed_at)[0]
     newest = max(e["epoch"] for e in stage.seen("committed", "b") if e["queue"] == refused["queue"])
     assert 0 < refused["epoch"] < newest
+    # With a new grant it would be an owner again, and its commits would be accepted.
+    granted = {(e["topic"], e["queue"], e["epoch"]) for e in stage.seen("lease_granted", "a")}
+    assert {(e["topic"], e["queue"], e["epoch"]) for e in stage.seen("committed", "a")} <= granted
     report = stage.judge("faults=2", drained=False)
     assert "C3" not in report.counts, complaint(report)
     assert "P2" not in report.counts, complaint(report)

@@ -45,7 +45,7 @@ FIELDS = {
     "fault": ("fault", "kind"),
 }
 COMMON: dict[str, object] = {"group": "g", "topic": "orders", "queue": 0}
-TIMES = {"until", "asked", "alive"}
+TIMES = {"until", "asked", "alive", "ended"}
 TEXTS = {"id", "key", "member", "outcome", "kind", "group", "topic", "sink", "reason"}
 
 

@@ -21,12 +21,12 @@ LEASE = RecordedLease("g", "orders", 0, "a", 3)
 
 
 def write_everything(history: History) -> None:
-    history.send("orders", "k", "m1")
+    history.send("orders", "k", "m1", delay=3)
     history.acked("orders", "k", "m1", 0, 7)
     history.send_failed("orders", "k", "m2")
     history.send_unknown("orders", "k", "m3")
     history.turn(PLACE, "k", "m1", epoch=3, attempt=1, batch=2)
-    history.turn_end(PLACE, "k", "ok", epoch=3)
+    history.turn_end(PLACE, "k", "ok", epoch=3, ended=5)
     history.dead_lettered(PLACE, "k", "m1", 16)
     history.skipped(PLACE, "k", "filter")
     history.parked(PLACE, "k")

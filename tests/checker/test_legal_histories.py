@@ -259,6 +259,40 @@ LEGAL = {
     "messages without a key in any order": (
         "a turn 1 key=\na turn 0 key=\na end 1 key= outcome=ok\na end 0 key= outcome=ok\na commit 2"
     ),
+    "delayed message is stored behind its successor": (
+        "p send m0 k delay=1\np acked m0 k -1\np send m1 k\np acked m1 k 0\na turn 0 k id=m1\na end 0 k ok\n"
+        "a turn 1 k id=m0\na end 1 k ok\na commit 2"
+    ),
+    "delayed message is acknowledged with an offset of the delay queue": (
+        "p send m0 k delay=1\np acked m0 k 0\np send m1 k\np acked m1 k 0\na turn 0 k id=m1\na end 0 k ok\n"
+        "a turn 1 k id=m0\na end 1 k ok\na commit 2\nx stored m1 k 0\nx stored m0 k 1"
+    ),
+    "delayed message with an unknown outcome is delivered": (
+        "p send m0 k delay=1\np unknown m0 k\np send m1 k\np acked m1 k 0\na turn 0 k id=m1\na end 0 k ok\n"
+        "a turn 1 k id=m0"
+    ),
+    "delayed message fails, later messages of its key are stored": (
+        "p send m0 k delay=1\np send m1 k\np failed m0 k\np acked m1 k 0\na turn 0 k id=m1"
+    ),
+    "delayed message that is not due at the end": "p send m0 k delay=1\np acked m0 k -1\na turn 0 j\nx stored n0 j 0",
+    "turn after the own lease ended, while no other member had the queue": (
+        "a granted a 1 until=30\na turn 0 k epoch=1 at=60\na end 0 k ok epoch=1\na commit 1 epoch=1\n"
+        "a renewed a 1 until=200\na turn 1 k epoch=1"
+    ),
+    "turn after the own lease ended is late, and its commit is accepted": (
+        "a granted a 1 until=15\na turn 0 k epoch=1 at=40\na end 0 k late epoch=1\na commit 1 epoch=1\n"
+        "a turn 1 k epoch=1"
+    ),
+    "the line of a turn's end is written after a pause": (
+        "a turn 0 k\nb turn 0 k at=50\na end 0 k ok ended=40 at=80\nb end 0 k ok"
+    ),
+    "the line of an effect is written after a pause": (
+        "a turn 0 k epoch=1\nb turn 0 k epoch=2 at=30\nb end 0 k ok epoch=2\nb turn 1 k epoch=2\n"
+        "b effect 1 k epoch=2\na effect 0 k epoch=1 asked=20\na end 0 k abandoned epoch=1"
+    ),
+    "a group without order gets messages that have keys": (
+        "p send m0 k\np acked m0 k 0\na turn 0 key= id=m0\na end 0 key= ok\na commit 1"
+    ),
 }
 
 
@@ -281,6 +315,22 @@ def test_first_occurrence_rule_decides_the_five_classic_cases(judge: Judge, rece
         high = message
         turns += f"c{owner} turn {message} k id=m{message}\nc{owner} end {message} k ok\n"
     assert (judge(sends + turns).verdict is Verdict.PASS) == legal
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "p send m0 k\np acked m0 k 0\nx effect 0 k group=table\na turn 0 k id=m0\na end 0 k ok\na commit 1",
+        "p send m0 k\np acked m0 k 0\na turn 0 k id=m0\na end 0 k ok\na commit 1\nbroker granted a 1 queue=1",
+        "p send m0 k delay=1\np acked m0 k 0 queue=1\na turn 0 j\na end 0 j ok\na commit 1",
+        "p send m0 k\np acked m0 k 0\nbroker trimmed 1\na turn 0 j queue=1\na end 0 j ok queue=1\na commit 1 queue=1",
+    ],
+    ids=["a table that only has effects", "an empty queue", "a queue with a delayed message", "a trimmed queue"],
+)
+def test_a_drained_run_has_nothing_left(judge: Judge, script: str) -> None:
+    report = judge(script, CheckOptions(drained=True))
+    assert report.verdict is Verdict.PASS, [found.text for found in report.violations]
+    assert all(account.backlog == 0 for account in report.groups.values())
 
 
 def test_redeliveries_are_counted_by_their_cause(judge: Judge) -> None:

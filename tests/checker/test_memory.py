@@ -85,13 +85,6 @@ def test_offsets_before_the_oldest_open_send_are_forgotten() -> None:
     assert not checker.finish().violations
 
 
-def test_ended_leases_are_forgotten() -> None:
-    checker = Checker()
-    lease = {"group": "g", "topic": "orders", "queue": 0, "member": "a"}
-    checker.feed(e.LeaseGranted(n=0, t=i, process=MEMBER, epoch=i, until=i + 5, **lease) for i in range(1, 200))
-    assert len(checker._state.groups[("g", "orders", 0)].lease_ends) < 50
-
-
 def test_messages_that_a_slow_group_has_not_committed_are_kept() -> None:
     """Otherwise a message that the slow group loses would go unnoticed."""
     checker = Checker()

@@ -19,7 +19,7 @@ from lanemq.checker.reading import HistoryReader, find_files
 from lanemq.checker.settling import ParkingRules, SettlingRules
 from lanemq.checker.state import CheckerState
 from lanemq.checker.storing import StoringRules
-from lanemq.checker.verdict import Findings, Report, Violation, conclude, minimums
+from lanemq.checker.verdict import Findings, Report, Violation, conclude, end_order, minimums
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,17 @@ class Checker:
 
     def finish(self, problems: Sequence[str] = ()) -> Report:
         """Returns the report. `problems` are defects of the history itself."""
-        return conclude(self.close(), self._minimums, problems)
+        findings = self.close()
+        findings.add_untouched(self._last.t, self._last.process.name)
+        return conclude(findings, self._minimums, problems)
 
     def close(self) -> Findings:
         """Ends the history and returns what was found in it."""
         end = e.HistoryEvent(n=-1, t=self._last.t, process=self._last.process)
-        for found in self._settling.finish(end):
+        for found in sorted(self._settling.finish(end), key=end_order):
             self._findings.found(found)
+        if self._options.drained:
+            self._findings.queues = list(self._settling.queues())
         self._findings.seen = {kind_name(kind): count for kind, count in self._seen.items() if count}
         return self._findings
 

@@ -227,8 +227,11 @@ class EffectRules:
         self._state = state
 
     def effect(self, event: Effect) -> Violation | None:
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.effects_of(event.group, event.topic, event.queue)
         asked = event.asked or event.t
+        stale = _stale_effect(progress, event, asked)
+        if stale is not None:
+            return stale
         if event.offset < progress.committed and event.offset not in progress.parked:
             if asked <= progress.committed_t:
                 return None
@@ -238,16 +241,12 @@ class EffectRules:
                 f"{event.sink} stored the effect of offset {event.offset} after it was committed past",
             )
         effects = progress.lane(event.key).effects
-        offset, epoch, t = effects.get(event.sink, (-1, 0, 0))
+        offset, t = effects.get(event.sink, (-1, 0))
         if event.offset > offset:
-            effects[event.sink] = (event.offset, max(epoch, event.epoch), event.t)
-        if event.epoch and event.epoch < epoch and asked > t:
-            return violation(
-                "P2", event, f"{event.sink} stored an effect of epoch {event.epoch} after one of epoch {epoch}"
-            )
+            effects[event.sink] = (event.offset, event.t)
         if event.offset == offset:
             return violation("P1", event, f"{event.sink} stored the effect of offset {offset} twice")
-        if event.offset < offset:
+        if event.offset < offset and asked > t:
             return violation(
                 "P1",
                 event,
@@ -255,3 +254,14 @@ class EffectRules:
                 f"of the same key",
             )
         return None
+
+
+def _stale_effect(progress: GroupProgress, event: Effect, asked: int) -> Violation | None:
+    """An effect of an epoch that the sink must refuse, whatever its key: it has stored a newer one of the queue."""
+    newest, t = progress.sink_epochs.get(event.sink, (0, 0))
+    if event.epoch > newest:
+        progress.sink_epochs[event.sink] = event.epoch, event.t
+    elif event.epoch and event.epoch < newest and asked > t:
+        text = f"{event.sink} stored an effect of epoch {event.epoch} after one of epoch {newest}"
+        return violation("P2", event, text)
+    return None

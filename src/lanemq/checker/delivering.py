@@ -139,7 +139,7 @@ class DeliveryRules:
         """The turn of the lane that another process began while this one ran."""
         place = (event.process, event.group, event.topic, event.queue, event.offset)
         rival = self._overtaken.pop(place, None)
-        return rival if rival is not None and event.t > rival.t + self._slack else None
+        return rival if rival is not None and (event.ended or event.t) > rival.t + self._slack else None
 
     def _overlapped(self, progress: GroupProgress, event: TurnEnd, rival: Turn) -> Violation | None:
         """A handler in a frozen process cannot be stopped. If its member noticed, or could not notice because the
@@ -150,7 +150,7 @@ class DeliveryRules:
         text = (
             f"{event.process.name} still ran offset {event.offset} of key {event.key!r} "
             f"when {rival.process.name} started offset {rival.offset}, "
-            f"{(event.t - rival.t) / 1e6:.3f} ms before"
+            f"{((event.ended or event.t) - rival.t) / 1e6:.3f} ms before"
         )
         if event.outcome is Outcome.LATE or (event.epoch and event.epoch <= progress.shortened_epoch):
             self._state.count("late_turns")

@@ -69,11 +69,15 @@ class Fault(HistoryEvent, tag="fault"):
 
 
 class Send(HistoryEvent, tag="send"):
-    """The producer accepted the message. The order of these lines is the order that must be stored."""
+    """The producer accepted the message. The order of these lines is the order that must be stored.
+
+    `delay` is not 0 for a message that the broker stores later: it has no place in that order.
+    """
 
     topic: str
     key: str
     id: str
+    delay: int = 0
 
 
 class SendFailed(HistoryEvent, tag="send_failed"):
@@ -141,11 +145,12 @@ class Turn(GroupEvent, tag="turn"):
 
 
 class TurnEnd(GroupEvent, tag="turn_end"):
-    """The handler has returned."""
+    """The handler has returned, at the time `ended`; 0 if the writer does not say."""
 
     key: str
     outcome: Outcome
     epoch: int = 0
+    ended: int = 0
 
 
 class DeadLettered(GroupEvent, tag="dead_lettered"):

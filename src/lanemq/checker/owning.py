@@ -8,8 +8,6 @@ from lanemq.checker.events import LeaseEvent, LeaseGranted, LeaseRenewed, Outcom
 from lanemq.checker.state import CheckerState, GroupProgress, SuspectTurn
 from lanemq.checker.verdict import Violation, violation
 
-_KEPT_LEASES = 16
-
 
 class OwnershipRules:
     """Rules about leases. Events of two processes less than `slack` apart count as simultaneous."""
@@ -30,7 +28,6 @@ class OwnershipRules:
             _note_until(progress, event)
             return None
         if event.epoch and event.epoch < progress.epoch:
-            _note_until(progress, event)
             return self._older(progress, event)
         return self._new_owner(progress, event)
 
@@ -59,7 +56,8 @@ class OwnershipRules:
         """Whether the member had lost the queue when this turn started.
 
         A member may be paused between its last check of the lease and the call. So the turn is judged when it ends: it
-        is a violation unless its result is thrown away.
+        is a violation unless its result is thrown away. A turn that starts after the member's own lease ended, while
+        no other member was granted the queue, harms nothing and is an ordinary turn.
         """
         reason = self._stale_reason(event, progress)
         if reason is None:
@@ -93,9 +91,6 @@ class OwnershipRules:
             return f"{progress.owner} already owned the queue with epoch {progress.epoch}"
         if epoch < progress.turn_epoch:
             return f"epoch {progress.turn_epoch} was already at work"
-        until = progress.lease_ends.get(epoch)
-        if until and event.t > until + self._slack:
-            return f"its own lease had ended {_millis(event.t - until)} before"
         return None
 
     def _older(self, progress: GroupProgress, event: LeaseGranted) -> Violation | None:
@@ -127,17 +122,10 @@ class OwnershipRules:
 
 
 def _note_until(progress: GroupProgress, event: LeaseGranted | LeaseRenewed) -> None:
-    if not event.until:
-        return
-    if event.process.role is Role.BROKER:
-        if event.epoch == progress.epoch:
-            if event.until < progress.broker_until:
-                progress.shortened_epoch = event.epoch
-            progress.broker_until = event.until
-        return
-    progress.lease_ends[event.epoch] = event.until
-    if len(progress.lease_ends) > _KEPT_LEASES:
-        del progress.lease_ends[min(progress.lease_ends)]
+    if event.until and event.process.role is Role.BROKER and event.epoch == progress.epoch:
+        if event.until < progress.broker_until:
+            progress.shortened_epoch = event.epoch
+        progress.broker_until = event.until
 
 
 def _millis(nanos: int) -> str:

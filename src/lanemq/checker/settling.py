@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from lanemq.checker.events import DeadLettered, Discarded, HistoryEvent, MessageParked, Redriven, Skipped, Turn
 from lanemq.checker.state import CheckedLane, CheckerState, GroupProgress, QueueContents
-from lanemq.checker.verdict import Violation, violation
+from lanemq.checker.verdict import QueueUse, Violation, violation
 
 _name = itemgetter(0)
 
@@ -71,12 +71,20 @@ class SettlingRules:
             yield from _missing_in_log(queue, end, topic, number)
             yield from self._never_stored(queue, end, topic, number)
         for (group, topic, number), progress in sorted(self._state.groups.items(), key=_name):
+            if not progress.consumes:
+                continue
             progress.account.parked += still_parked(progress)
             for offset in self._left(progress):
                 progress.account.backlog += 1
                 found = self._judge_left(progress, offset)
                 if found is not None:
                     yield _at(end, *found, topic=topic, queue=number, offset=offset, group=group)
+
+    def queues(self) -> Iterator[QueueUse]:
+        """What each queue holds at the end, and which groups consume it."""
+        for (topic, number), queue in self._state.queues.items():
+            end = max(queue.forgotten, max(queue.stored, default=-1) + 1)
+            yield QueueUse(topic, number, queue.trimmed, end, [each.group for each in queue.groups if each.consumes])
 
     def _never_stored(self, queue: QueueContents, end: HistoryEvent, topic: str, number: int) -> Iterator[Violation]:
         if queue.log_offsets is None or queue.trimmed:

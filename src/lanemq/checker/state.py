@@ -75,8 +75,8 @@ class CheckedLane:
     """The parked message that the last redrive named."""
     redriven_last: int = -1
     """The last redriven message that is done, until a later one starts."""
-    effects: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Sink to offset, epoch and time of the last effect that it stored."""
+    effects: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Sink to offset and time of the last effect that it stored."""
 
 
 class Passed(NamedTuple):
@@ -138,6 +138,10 @@ class GroupProgress:
     passed_unknown: set[int] = field(default_factory=set)
     """Offsets that a commit passed although nothing was known of them."""
     lanes: dict[str, CheckedLane] = field(default_factory=dict)
+    consumes: bool = False
+    """Whether the group has more than effects: a pipeline's table has no turns and no offsets."""
+    sink_epochs: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Sink to the highest epoch of an effect that it stored, and the time of the first one."""
     stint: Stint | None = None
     tenure: int = 0
     turn_epoch: int = 0
@@ -148,8 +152,6 @@ class GroupProgress:
     broker_until: int = 0
     shortened_epoch: int = 0
     """The newest epoch whose lease the broker shortened because the member's connection was lost."""
-    lease_ends: dict[int, int] = field(default_factory=dict)
-    """Epoch to the time at which its member stops using the lease."""
 
     def lane(self, key: str) -> CheckedLane:
         lane = self.lanes.get(key)
@@ -246,6 +248,8 @@ class CheckerState:
 
         By topic, so that the copy of a message in a retry topic is not taken for the message itself.
         """
+        self.delayed: dict[str, dict[str, str]] = {}
+        """Topic to the ids of delayed messages that were not seen yet, with their keys."""
         self.deleted: dict[str, set[str]] = {}
         """Topic to the messages that were open when it was deleted."""
         self.deleted_t: dict[str, int] = {}
@@ -262,6 +266,13 @@ class CheckerState:
         return found
 
     def progress(self, group: str, topic: str, queue: int) -> GroupProgress:
+        """The progress of a group that consumes the queue."""
+        found = self.effects_of(group, topic, queue)
+        found.consumes = True
+        return found
+
+    def effects_of(self, group: str, topic: str, queue: int) -> GroupProgress:
+        """As `progress`, for a group of which perhaps only effects are known."""
         found = self.groups.get((group, topic, queue))
         if found is None:
             account = self.accounts.setdefault(group, GroupAccount())
@@ -273,7 +284,7 @@ class CheckerState:
 
     def forget_committed(self, queue: QueueContents, t: int) -> None:
         """Forgets the messages that every known group has committed past."""
-        committed = min(group.committed for group in queue.groups)
+        committed = min(group.committed for group in queue.groups if group.consumes)
         if committed <= queue.forgotten:
             return
         for offset in offsets_between(queue.stored, queue.forgotten, committed):
@@ -295,7 +306,7 @@ class CheckerState:
         """
         topic = event.topic
         deleted = self.deleted.setdefault(topic, set())
-        deleted.update(self.sent.pop(topic, ()))
+        deleted.update(self.sent.pop(topic, ()), self.delayed.pop(topic, ()))
         for place in [place for place in self.queues if place[0] == topic]:
             deleted.update(self.queues.pop(place).offsets)
         self.groups = {place: progress for place, progress in self.groups.items() if place[1] != topic}

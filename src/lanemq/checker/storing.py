@@ -1,7 +1,10 @@
-"""Does the log hold what was acknowledged, once and in the order of the send calls? (S2, S3, S4, B1, B6, B7)
+"""Does the log hold what was acknowledged, once and in the order of the send calls? (S2, S3, S4, S5, B1, B6, B7)
 
 The offset of a message comes from the first event that shows it: an acknowledgement, a delivery, or the log read at the
 end. So a send with an unknown outcome is judged as well, as soon as it is seen.
+
+A delayed message is stored when its delay is over, so its acknowledgement names no offset of its queue, and it has no
+place in the order of its key. It is still delivered with its key, and once.
 """
 
 from bisect import bisect_left
@@ -15,6 +18,7 @@ Sighting = Acked | Turn | LogRecord
 
 _KEPT_OFFSETS = 64
 _NOTHING_SENT: dict[str, Sender] = {}
+_NOTHING: dict[str, str] = {}
 
 
 class StoringRules:
@@ -33,6 +37,9 @@ class StoringRules:
         open_ids = state.sent.get(event.topic)
         if open_ids is None:
             open_ids = state.sent[event.topic] = {}
+        if event.delay:
+            state.delayed.setdefault(event.topic, {}).setdefault(event.id, event.key)
+            return
         if event.id in open_ids:
             return
         name = (event.process, event.topic, event.key)
@@ -45,6 +52,8 @@ class StoringRules:
 
     def acked(self, event: Acked) -> Violation | None:
         queue = self._state.queue(event.topic, event.queue)
+        if self._state.delayed and event.id in self._state.delayed.get(event.topic, _NOTHING):
+            return None
         if event.offset < 0:  # a repeat whose offset the broker no longer knows; it must still be stored
             if event.id in self._state.sent.get(event.topic, _NOTHING_SENT):
                 queue.acked_without_offset.add(event.id)
@@ -53,6 +62,8 @@ class StoringRules:
 
     def failed(self, event: SendFailed) -> Violation | None:
         sender = self._state.sent.get(event.topic, _NOTHING_SENT).pop(event.id, None)
+        if self._state.delayed.get(event.topic, _NOTHING).pop(event.id, None) is not None:
+            return None
         if sender is None:
             return self._failed_but_stored(event)
         index, _ = sender.in_flight.pop(event.id)
@@ -90,6 +101,7 @@ class StoringRules:
             and event.offset >= queue.forgotten
             and event.id not in queue.offsets
             and event.id not in open_ids
+            and event.id not in self._state.delayed.get(event.topic, _NOTHING)
         ):
             return violation("S2", event, f"{event.id} was delivered, but {NEVER_SENT}, or every send of it failed")
         return self._locate(queue, event, event.id, delivered=True)
@@ -110,18 +122,24 @@ class StoringRules:
         there = queue.stored.get(offset)
         if there is not None and there.id == id:
             there.delivered |= delivered
-            return None
+            return _other_key(there.key, event, id) if event.key != there.key else None
         if there is not None:
             return _conflict(there, event, id, delivered)
         sender = self._state.sent.get(event.topic, _NOTHING_SENT).pop(id, None)
+        key = self._sent_key(event, id) if sender is None else sender.name[2]
         if sender is None and offset < queue.forgotten:
             return None
         known = queue.offsets.get(id)
-        queue.stored[offset] = StoredMessage(id, event.key, sender, delivered)
+        queue.stored[offset] = StoredMessage(id, key, sender, delivered)
         if known is not None:
             return self._repeated(event, id, known)
         queue.offsets[id] = offset
-        return self._in_line(sender, queue, event, id) if sender is not None else None
+        found = self._in_line(sender, queue, event, id) if sender is not None else None
+        return found or (_other_key(key, event, id) if event.key != key else None)
+
+    def _sent_key(self, event: Sighting, id: str) -> str:
+        """The key of a delayed message; of one whose send is not known, the key that it is first seen with."""
+        return self._state.delayed.get(event.topic, _NOTHING).pop(id, event.key) if self._state.delayed else event.key
 
     def _repeated(self, event: Sighting, id: str, known: int) -> Violation | None:
         """A topic without sends is filled by the broker with what members sent back, which may be twice."""
@@ -157,6 +175,13 @@ class StoringRules:
                 f"{id} is stored at offset {offset}, but it was sent after a message of its key that failed",
             )
         return None
+
+
+def _other_key(key: str, event: Sighting, id: str) -> Violation | None:
+    """Groups without order record no keys."""
+    if not event.key:
+        return None
+    return violation("S5", event, f"{id} was sent with key {key!r}, and appears with key {event.key!r}")
 
 
 def _shorten(sender: Sender) -> None:

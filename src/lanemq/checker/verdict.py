@@ -7,6 +7,7 @@ judged in one piece.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from lanemq.checker.events import HistoryEvent
 
@@ -15,6 +16,7 @@ INVARIANTS: Mapping[str, str] = {
     "S2": "nothing is delivered that was never sent, or whose send failed",
     "S3": "an offset of a queue always holds the same message",
     "S4": "an acknowledgement names the offset at which the message is stored",
+    "S5": "a message is delivered with the key that it was sent with",
     "B1": "messages of one producer and key are stored in the order of its send calls, in one queue",
     "B2": "messages of a key run for the first time in stored order",
     "B3": "a message never starts before every earlier one of its key is finished",
@@ -25,7 +27,7 @@ INVARIANTS: Mapping[str, str] = {
     "C1": "a queue has one owner at a time",
     "C2": "every change of owner raises the epoch; an epoch is never reused or lowered",
     "C3": "only the current epoch commits",
-    "C5": "a member starts nothing after its lease ended, or throws the result away",
+    "C5": "a member starts nothing after another member was granted the queue, or throws the result away",
     "D1": "a committed offset never goes back without a reset",
     "D2": "a commit passes only what is finished",
     "D3": "a committed offset survives a restart of the broker",
@@ -68,6 +70,11 @@ class Violation:
     offset: int = -1
     key: str = ""
     group: str = ""
+
+
+def end_order(found: Violation) -> tuple[str, str, int, int]:
+    """The order of violations that show only at the end of a history."""
+    return found.group, found.topic, found.queue, found.offset
 
 
 def violation(invariant: str, event: HistoryEvent, text: str) -> Violation:
@@ -146,6 +153,16 @@ _BY_KIND = {
 """Coverage that is the number of events of a kind; the rules count the rest."""
 
 
+class QueueUse(NamedTuple):
+    """The offsets that a queue holds, and the groups that consume it."""
+
+    topic: str
+    queue: int
+    start: int
+    end: int
+    groups: list[str]
+
+
 @dataclass(slots=True)
 class Findings:
     """What checking a history, or a part of one, found; parts can be added up.
@@ -160,6 +177,8 @@ class Findings:
     accounts: dict[str, GroupAccount] = field(default_factory=dict)
     restarts: set[tuple[str, int]] = field(default_factory=set)
     """Name of a broker and the end of its previous run: it writes a line per queue, and several parts may have one."""
+    queues: list[QueueUse] = field(default_factory=list)
+    """Every queue of a run that was meant to be drained."""
 
     def found(self, violation: Violation) -> None:
         _add(self.counts, {violation.invariant: 1})
@@ -173,8 +192,24 @@ class Findings:
         _add(self.tally, part.tally)
         self.violations += part.violations
         self.restarts |= part.restarts
+        self.queues += part.queues
         for group, account in part.accounts.items():
             self.accounts.setdefault(group, GroupAccount()).add(account)
+
+    def add_untouched(self, t: int, process: str) -> None:
+        """Adds a violation for every queue that a group of its topic never touched; the run ended at `t`."""
+        ended = [found for found in self.violations if found.n < 0]
+        groups: dict[str, set[str]] = {}
+        for use in self.queues:
+            groups.setdefault(use.topic, set()).update(use.groups)
+        for topic, queue, start, end, known in self.queues:
+            for group in groups[topic].difference(known) if end > start else ():
+                text = f"group {group!r} never touched this queue, which holds the offsets {start} to {end - 1}"
+                ended.append(Violation("L1", text, t, process, -1, topic, queue, start, "", group))
+                _add(self.counts, {"L1": 1})
+                self.accounts.setdefault(group, GroupAccount()).backlog += end - start
+        ended.sort(key=end_order)
+        self.violations = [*(found for found in self.violations if found.n >= 0), *ended][:MAX_VIOLATIONS]
 
     def coverage(self) -> dict[str, int]:
         counted = {name: self.seen.get(kind, 0) for name, kind in _BY_KIND.items()}

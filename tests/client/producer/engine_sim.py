@@ -64,7 +64,7 @@ class RecordingHistory(History):
         self.sent: list[str] = []
         self.outcomes: dict[str, str] = {}
 
-    def send(self, topic: str, key: str, id: str) -> None:
+    def send(self, topic: str, key: str, id: str, *, delay: int = 0) -> None:
         self.sent.append(id)
 
     def acked(self, topic: str, key: str, id: str, queue: int, offset: int) -> None:

@@ -55,6 +55,8 @@ def _random_event(random: Random, t: int) -> HistoryEvent:
         "attempt": random.randrange(3),
         "attempts": random.randrange(3),
         "batch": random.randrange(2),
+        "delay": random.choice([0, 0, 0, 1]),
+        "ended": random.choice([0, max(t - 2_000_000, 0)]),
         "sink": random.choice(["table", "index"]),
     }
     fields = {field.name: field for field in msgspec.structs.fields(kind)}

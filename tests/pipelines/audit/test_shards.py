@@ -22,6 +22,7 @@ from lanemq.pipelines.audit.routing import UNKNOWN_QUEUE, WHOLE_TOPIC, Topics
 from lanemq.pipelines.audit.scanning import FileFacts, Files, files_of, name_of, scan_messages, scan_pieces
 
 STRICT = CheckOptions(slack_ns=0)
+DRAINED = CheckOptions(slack_ns=0, drained=True)
 
 
 class Routes:
@@ -53,7 +54,7 @@ class Routes:
         return min(self.queues.get((piece["topic"], piece["name"])) or {UNKNOWN_QUEUE})
 
 
-def check_in_shards(run: Path) -> Report:
+def check_in_shards(run: Path, options: CheckOptions) -> Report:
     files = files_of([find_files([run])])
     routes = Routes([row for batch in scan_messages(files, _all_of(files)) for row in batch.to_pylist()])
     pieces = [row for batch in scan_pieces(files, _all_of(files)) for row in batch.to_pylist()]
@@ -62,9 +63,9 @@ def check_in_shards(run: Path) -> Report:
     pieces.sort(key=lambda piece: (piece["topic"] or "", *(piece[name] for name in ("shard", "t", "file", "pos"))))
     topics = Topics(frozenset(routes.irregular), routes.first_sends)
     parts: list[tuple[Findings, list[FileFacts]]] = [(Findings(), [])]
-    results = judging.judge(STRICT, topics, iter([pa.RecordBatch.from_pylist(pieces)]))
+    results = judging.judge(options, topics, iter([pa.RecordBatch.from_pylist(pieces)]))
     add_results(parts, ((row["run"], row["payload"]) for batch in results for row in batch.to_pylist()))
-    return report_of(*parts[0], STRICT)
+    return report_of(*parts[0], options)
 
 
 def _all_of(files: Files) -> Iterator[pa.RecordBatch]:
@@ -80,4 +81,5 @@ def test_findings_of_shards_add_up_to_the_plain_verdict(
     monkeypatch.setattr(judging, "EVENTS_PER_SORT", enough)
     for number in range(enough, enough + 60):
         run = write_history(tmp_path / str(number), garbage(number, regular=number % 2 == 0), lives=1 + number % 3)
-        assert check_in_shards(run) == replace(check([run], STRICT), around=()), number
+        for options in (STRICT, DRAINED):
+            assert check_in_shards(run, options) == replace(check([run], options), around=()), number

@@ -31,7 +31,13 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib
 from lanemq.wire.lane_fields import LANE_CLIENT
-from lanemq.wire.properties import LANE_STAMP, PropertyName, append_properties, check_properties_size
+from lanemq.wire.properties import (
+    LANE_STAMP,
+    PropertyName,
+    append_properties,
+    check_properties_size,
+    find_property,
+)
 
 MESSAGE_OVERHEAD = 100
 """Bytes that a message takes in a batch besides its body and properties: sizes, flags and stamp, rounded up."""
@@ -121,6 +127,11 @@ def extras_of(
     if tag is None and not keys and not properties and not delay_level:
         return NO_EXTRAS
     return Extras(tag, keys, properties, delay_level)
+
+
+def delay_of(message: PendingMessage) -> int:
+    """The delay level of a message; 0 for none."""
+    return int(find_property(message.properties, PropertyName.DELAY) or 0) if message.alone else 0
 
 
 @compiled

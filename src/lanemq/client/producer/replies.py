@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
 from lanemq._fast import compiled
-from lanemq.client.producer.batches import PendingMessage, total_size
+from lanemq.client.producer.batches import PendingMessage, delay_of, total_size
 from lanemq.client.producer.freezes import Freezes
 from lanemq.client.producer.lane import QueueLane, SendRequest
 from lanemq.client.producer.options import ProducerOptions
@@ -367,15 +367,19 @@ class Unsettled:
         self.bytes += size
         if self._records:
             for message in messages:
-                self._history.send(queue.topic, message.key or "", message.message_id)
+                key, delay = message.key or "", delay_of(message)
+                self._history.send(queue.topic, key, message.message_id, delay=delay)
 
     def stored(self, outcome: Stored) -> None:
-        """Records offset -1 for a repeat whose offset the broker has forgotten; such a message comes alone."""
+        """Records offset -1 for a repeat whose offset the broker has forgotten, and for a delayed message, which has
+        no offset in its queue yet; such messages come alone.
+        """
         self.bytes -= total_size(outcome.messages)
         if self._records:
             queue = outcome.queue
             for offset, message in enumerate(outcome.messages, outcome.first_offset):
-                self._history.acked(queue.topic, message.key or "", message.message_id, queue.queue_id, offset)
+                at = -1 if delay_of(message) else offset
+                self._history.acked(queue.topic, message.key or "", message.message_id, queue.queue_id, at)
 
     def given_up(self, queue: MessageQueue, failed: Failed[PendingMessage]) -> None:
         self.bytes -= total_size(failed.everything)

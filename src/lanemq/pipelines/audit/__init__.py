@@ -5,10 +5,12 @@ and the findings of the shards are added up. That is exact because no rule looks
 
 | rules and what they remember | scope |
 |---|---|
-| S1, S3, S4, B6: what the log holds | one queue of one topic |
+| S1, S3, S4, S5, B6: what the log holds | one queue of one topic |
 | B2, B3, B4, B5, D4, E1, E3, L1: lanes | one group on one queue |
 | C1, C2, C3, C5, D1, D2, D3: owner and committed offset | one group on one queue |
-| P1, P2: effects | one key of one group on one queue |
+| P1: effects | one key of one group on one queue |
+| P2: effects | one group on one queue |
+| queues that a group never touched | the topic: decided from the findings of all shards |
 | what may be forgotten | all groups of one queue |
 | S2, B1, B7: what was sent and has no queue yet | one message, and the messages of its key |
 | whether the topic was ever sent to | the topic: one moment, given to every shard |

@@ -19,7 +19,7 @@ from lanemq.checker.checking import CheckOptions
 from lanemq.checker.events import HistoryEvent
 from lanemq.checker.explain import AFTER, BEFORE, line, surroundings
 from lanemq.checker.reading import find_files, first_problems
-from lanemq.checker.verdict import MAX_VIOLATIONS, Findings, Report, Violation, conclude, minimums
+from lanemq.checker.verdict import MAX_VIOLATIONS, Findings, Report, Violation, conclude, end_order, minimums
 from lanemq.pipelines.audit.judging import RESULTS, judge
 from lanemq.pipelines.audit.routing import find_routes, find_topics, into_shards
 from lanemq.pipelines.audit.scanning import (
@@ -143,13 +143,14 @@ def report_of(findings: Findings, facts: Sequence[FileFacts], options: CheckOpti
 
     def when(found: Violation) -> tuple[Any, ...]:
         if found.n < 0:
-            return 1, found.group, found.topic, found.queue, found.offset
+            return 1, *end_order(found)
         return 0, found.t, positions.get(found.process, (-1, 0)), found.n
 
     kept = sorted(findings.violations, key=when)[:MAX_VIOLATIONS]
     findings.violations = [
         replace(found, t=last.last_t, process=last.last_process) if found.n < 0 else found for found in kept
     ]
+    findings.add_untouched(last.last_t, last.last_process)
     return conclude(findings, minimums(options.require), first_problems(fact.problems for fact in facts))
 
 

@@ -82,10 +82,12 @@ class TurnRecorder:
             )
 
     def end(self, batch: Batch, run: MessageRun, stop: Stop | None) -> None:
+        # Read before the lease is checked: the process may be paused before the line is written.
+        ended = self._history.now()
         late = self._clock.now() >= run.usable_until
         for at, message in enumerate(batch):
             outcome = _outcome(at, run, stop, late=late)
-            self._history.turn_end(self._place(message), self._key(message), outcome, epoch=message.epoch)
+            self._history.turn_end(self._place(message), self._key(message), outcome, epoch=message.epoch, ended=ended)
 
     def _key(self, message: Message) -> str:
         return (message.key or "") if self._keyed else ""
