@@ -120,9 +120,9 @@ class LaneStateView:
     """What the owner of a queue reports about one lane. Spans are seconds; None means that it does not apply."""
 
     state: str
-    """`empty`, `ready`, `running`, `held`, `queue_held`, `parked`, `unleased` or `leaving`."""
+    """`empty`, `ready`, `running`, `held`, `queue held`, `parked`, `unleased` or `leaving`."""
     order: str
-    """`key` or `queue`: what the lane is ordered by."""
+    """`key`, `queue` or `none`: what the lane is ordered by."""
     head: QueueOffset | None = None
     """First unfinished offset of the lane in this member."""
     attempts: int = 0
