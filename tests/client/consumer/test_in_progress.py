@@ -89,22 +89,53 @@ def test_a_fast_handler_doubles_what_a_worker_takes_at_once() -> None:
 
 
 def test_with_a_handler_of_one_millisecond_a_worker_takes_one_message() -> None:
-    assert after(8 * TARGET_NS, share=MAX_MESSAGES) == 1
+    assert after(8 * TARGET_NS, share=2) == 1
     assert after(800 * TARGET_NS, share=1) == 1
 
 
+def test_one_slow_take_halves_what_a_worker_takes_at_once() -> None:
+    """The worker may only have lost the interpreter to another thread for a moment."""
+    assert after(800 * TARGET_NS, share=MAX_MESSAGES) == MAX_MESSAGES // 2
+
+
 def test_a_worker_takes_as_much_as_fits_into_a_millisecond() -> None:
-    assert after(2 * TARGET_NS, share=64) == KEYS // 2
+    assert after(2 * TARGET_NS, share=KEYS) == KEYS // 2
 
 
 def test_runs_taken_back_do_not_make_a_slow_handler_look_fast() -> None:
     busy, worker = BusyWorkers(), Worker()
-    busy.share = 64
+    busy.share = 2
     busy.begin(worker, runs(KEYS), 0)
     worker.run = worker.waiting.popleft()
     assert len(list(worker.take_back())) == KEYS - 1
     busy.end(worker, 2 * TARGET_NS)
     assert busy.share == 1
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_waiting_for_the_mutex_does_not_make_a_handler_look_slow(counted: bool) -> None:
+    """Negative control: if the wait counted, every worker more would make the handler look slower."""
+    one = OneWorker()
+    want(one.scheduler, KEYS)
+    one.fill()
+    one.run(lambda batch, _: None)
+    one.scheduler.close()
+    mutex = one.scheduler._mutex
+
+    class Contended:
+        def acquire(self) -> bool:
+            one.clock.at += 50
+            return mutex.acquire()
+
+        def release(self) -> None:
+            mutex.release()
+
+    one.scheduler._effects._mutex = Contended()  # type: ignore[assignment]
+    if counted:
+        end = one.scheduler._in_progress.end
+        one.scheduler._in_progress.end = lambda worker, now, _: end(worker, now)  # type: ignore[method-assign]
+    assert not one.scheduler.take_runs(one.worker)
+    assert one.scheduler._in_progress.busy.share == (KEYS // 2 if counted else 2 * KEYS)
 
 
 def test_slow_handlers_need_a_worker_per_message() -> None:

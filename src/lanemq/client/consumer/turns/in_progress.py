@@ -5,7 +5,8 @@ workers to wake in `to_wake` and collects `callbacks`, and the scheduler acts on
 
 A worker takes several runs of different lanes at once, so that it need not return to the scheduler for every message.
 How many depends on how long handlers take: as much as fits into one millisecond. A handler slower than that gets one
-run at a time, so that slow work still spreads over all workers.
+run at a time, so that slow work still spreads over all workers. The time that a worker waits for the scheduler's mutex
+does not count: it says how many workers there are, not how slow the handler is.
 
 Invariant: runs behind a handler that hangs or has become slow do not wait while another worker is free to run them.
 Both a worker and the scheduler take runs out of `Worker.waiting`, and only the one that takes a run out has it.
@@ -99,12 +100,17 @@ class BusyWorkers:
         self._busy[worker] = None
 
     def end(self, worker: Worker, now_ns: int) -> None:
-        """Called when all runs of a worker ended or were taken back; their duration adjusts `share`."""
+        """Called when all runs of a worker ended or were taken back; their duration adjusts `share`.
+
+        One take changes `share` by a factor of two at most. Now and then a worker loses the interpreter to another
+        thread in the middle of its runs; a share that believed a single such take would wake all workers, which
+        would then compete for the interpreter and look slow for good.
+        """
         if worker not in self._busy:
             return
         del self._busy[worker]
         fit = TARGET_NS * worker.messages // max(now_ns - worker.began_ns, 1)
-        self.share = max(1, min(fit, 2 * self.share, MAX_MESSAGES))
+        self.share = max(1, self.share // 2, min(fit, 2 * self.share, MAX_MESSAGES))
 
     def running(self) -> Iterator[MessageRun]:
         return (run for worker in self._busy if (run := worker.run) is not None)
@@ -175,7 +181,7 @@ class InProgress:
 
     def __init__(self, lanes: LaneScheduler[Message], nanos: Callable[[], int]) -> None:
         self._lanes = lanes
-        self._nanos = nanos
+        self.nanos = nanos
         self.busy = BusyWorkers()
         # Runs taken one by one (`take_run`); all others are with a busy worker.
         self._single: dict[int, MessageRun] = {}
@@ -204,7 +210,7 @@ class InProgress:
 
         Gives none while another worker is enough to do all the work.
         """
-        now_ns = self._nanos()
+        now_ns = self.nanos()
         for late in self.busy.late(now_ns):
             self.take_back(late, now)
         if self.busy.one_is_enough(now_ns):
@@ -214,10 +220,10 @@ class InProgress:
             self.busy.begin(worker, runs, now_ns)
         return len(runs)
 
-    def end(self, worker: Worker, now: Millis) -> None:
-        """Called when a worker returns from its runs."""
+    def end(self, worker: Worker, now: Millis, returned_ns: int | None = None) -> None:
+        """Called when a worker has returned from its runs; `returned_ns` is when, before it waited for the mutex."""
         self.collect(worker, now)
-        self.busy.end(worker, self._nanos())
+        self.busy.end(worker, self.nanos() if returned_ns is None else returned_ns)
 
     def collect(self, worker: Worker, now: Millis) -> None:
         """Ends the runs that succeeded."""

@@ -61,9 +61,10 @@ class Scheduler:
 
     def take_runs(self, worker: Worker) -> bool:
         """Ends the worker's successful runs and gives it the next; waits for them. False if the scheduler is closed."""
+        returned_ns = self._in_progress.nanos()
         with self._effects:
             now = self._clock.now()
-            self._in_progress.end(worker, now)
+            self._in_progress.end(worker, now, returned_ns)
             filled = not self._closed and self._fill(worker, now)
         return filled or self._wait_to_fill(worker)
 
