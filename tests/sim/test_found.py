@@ -68,7 +68,7 @@ def test_a_cancellation_at_the_moment_of_a_turn_takes_effect() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("seed", [8, 22])
+@pytest.mark.parametrize("seed", [10, 22])
 def test_a_group_commits_again_what_a_crash_of_the_broker_undid(seed: int) -> None:
     """Otherwise the committed offset of a queue without new messages stays too low."""
     plan = replace(plan_of(seed), faults=("broker loses power",), durable=True, calm_ms=700)
