@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.stage import Part, Stage, complaint, stage_in
+from tests.chaos.system import Child, SystemUnderTest, complaint, system_in
 
 from benchmarks.harness import report
 
@@ -22,9 +22,9 @@ TARGET_SECONDS = 1.5
 
 
 def main(kills: int = KILLS) -> None:
-    with tempfile.TemporaryDirectory(prefix="lanemq-bench-") as folder, stage_in(Path(folder)) as stage:
-        waits = take_overs(stage, kills)
-        verdict = stage.judge("rebalance", "faults")
+    with tempfile.TemporaryDirectory(prefix="lanemq-bench-") as folder, system_in(Path(folder)) as system:
+        waits = take_overs(system, kills)
+        verdict = system.judge("rebalance", "faults")
     worst, p99 = max(waits), _p99(waits)
     median = round(statistics.median(waits), 2)
     more = {"median": median, "worst": round(worst, 2), "kills": kills, "queues": len(waits), "target": TARGET_SECONDS}
@@ -33,49 +33,49 @@ def main(kills: int = KILLS) -> None:
         print(complaint(verdict), file=sys.stderr)
 
 
-def take_overs(stage: Stage, kills: int) -> list[float]:
+def take_overs(system: SystemUnderTest, kills: int) -> list[float]:
     """Kills so many owners in a row; seconds that each of their queues waited."""
-    stage.broker(default_queues=QUEUES)
-    producer = stage.producer(pause_ms=2)
-    stage.until("something is stored", lambda: stage.seen("acked"))
-    members = [stage.consumer("m0"), stage.consumer("m1")]
+    system.broker(default_queues=QUEUES)
+    producer = system.producer(pause_ms=2)
+    system.until("something is stored", lambda: system.seen("acked"))
+    members = [system.consumer("m0"), system.consumer("m1")]
     waits: list[float] = []
     for number in range(kills):
-        _both_work(stage, members)
+        _both_work(system, members)
         victim = members.pop(0)
-        waits += _take_over(stage, victim)
-        members.append(stage.consumer(f"m{number + 2}"))
-    _both_work(stage, members)
-    stage.finish(producer)
-    stage.until("everything is done", stage.is_drained)
-    stage.finish(*members)
+        waits += _take_over(system, victim)
+        members.append(system.consumer(f"m{number + 2}"))
+    _both_work(system, members)
+    system.finish(producer)
+    system.until("everything is done", system.is_drained)
+    system.finish(*members)
     return waits
 
 
-def _both_work(stage: Stage, members: list[Part]) -> None:
+def _both_work(system: SystemUnderTest, members: list[Child]) -> None:
     names = {member.name for member in members}
-    mark = len(stage.look())
+    mark = len(system.look())
 
     def work() -> bool:
-        return names <= {e["by"] for e in stage.look()[mark:] if e["e"] == "turn"}
+        return names <= {e["by"] for e in system.look()[mark:] if e["e"] == "turn"}
 
-    stage.until("both members work", work)
+    system.until("both members work", work)
 
 
-def _take_over(stage: Stage, victim: Part) -> list[float]:
-    lost = {queue for queue, owner in stage.owners().items() if owner == victim.name}
-    stage.kill(victim)
-    killed_at = stage.seen("fault")[-1]["t"]
-    mark = max(0, len(stage.events) - 200)  # the other's newest lines may be read before the kill's own
+def _take_over(system: SystemUnderTest, victim: Child) -> list[float]:
+    lost = {queue for queue, owner in system.owners().items() if owner == victim.name}
+    system.kill(victim)
+    killed_at = system.seen("fault")[-1]["t"]
+    mark = max(0, len(system.events) - 200)  # the other's newest lines may be read before the kill's own
     first: dict[int, int] = {}
 
     def taken_over() -> bool:
-        for event in stage.look()[mark:]:
+        for event in system.look()[mark:]:
             if _is_turn(event, lost, victim.name) and event["t"] > killed_at:
                 first.setdefault(event["queue"], event["t"])
         return lost <= first.keys()
 
-    stage.until("the other has taken over", taken_over)
+    system.until("the other has taken over", taken_over)
     return [(first[queue] - killed_at) / 1e9 for queue in lost]
 
 

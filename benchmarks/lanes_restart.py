@@ -15,7 +15,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from tests.chaos.stage import TOPIC, Event, Part, Stage, complaint, stage_in
+from tests.chaos.system import TOPIC, Child, Event, SystemUnderTest, complaint, system_in
 
 from benchmarks.harness import report
 from lanemq.client.admin.admin import Admin
@@ -24,10 +24,10 @@ RESTARTS, MEMBERS, QUEUES = 20, 3, 6
 
 
 def main(restarts: int = RESTARTS) -> None:
-    with tempfile.TemporaryDirectory(prefix="lanemq-bench-") as folder, stage_in(Path(folder)) as stage:
-        calm, stayed = roll(stage, restarts)
-        twice = redelivered(stage)
-        verdict = stage.judge("rebalance", "redelivery=0")
+    with tempfile.TemporaryDirectory(prefix="lanemq-bench-") as folder, system_in(Path(folder)) as system:
+        calm, stayed = roll(system, restarts)
+        twice = redelivered(system)
+        verdict = system.judge("rebalance", "redelivery=0")
     more = {"restarts": restarts, "target": 0, "checker": verdict.verdict.name}
     report("lanes/restart_redelivered", twice, "messages", **more)
     report("lanes/restart_pause_unmoved", stayed, "ms", calm_ms=round(calm, 1), restarts=restarts)
@@ -35,56 +35,56 @@ def main(restarts: int = RESTARTS) -> None:
         print(complaint(verdict), file=sys.stderr)
 
 
-def roll(stage: Stage, restarts: int) -> tuple[float, float]:
+def roll(system: SystemUnderTest, restarts: int) -> tuple[float, float]:
     """Longest pauses in ms: of any queue before the restarts, and of queues that stayed where they were."""
-    stage.broker()
-    with Admin(stage.address) as admin:
+    system.broker()
+    with Admin(system.address) as admin:
         admin.create_topic(TOPIC, queues=QUEUES, ordered=True)
-    producer = stage.producer(pause_ms=1, keys=60)
-    stage.until("something is stored", lambda: stage.seen("acked"))
-    members = [stage.consumer(f"m{number}") for number in range(MEMBERS)]
-    _all_work(stage, members)
-    calm = _pause(stage, members, _all_work)
+    producer = system.producer(pause_ms=1, keys=60)
+    system.until("something is stored", lambda: system.seen("acked"))
+    members = [system.consumer(f"m{number}") for number in range(MEMBERS)]
+    _all_work(system, members)
+    calm = _pause(system, members, _all_work)
     stayed = 0.0
     for number in range(restarts):
         leaving = members.pop(0)
 
-        def restart(stage: Stage, rest: list[Part], leaving: Part = leaving, number: int = number) -> None:
-            stage.finish(leaving)
-            members.append(stage.consumer(f"m{number + MEMBERS}"))
-            _all_work(stage, members)
+        def restart(system: SystemUnderTest, rest: list[Child], leaving: Child = leaving, number: int = number) -> None:
+            system.finish(leaving)
+            members.append(system.consumer(f"m{number + MEMBERS}"))
+            _all_work(system, members)
 
-        stayed = max(stayed, _pause(stage, members, restart))
-    stage.finish(producer)
-    stage.until("everything is done", stage.is_drained)
-    stage.finish(*members)
+        stayed = max(stayed, _pause(system, members, restart))
+    system.finish(producer)
+    system.until("everything is done", system.is_drained)
+    system.finish(*members)
     return calm, stayed
 
 
-def redelivered(stage: Stage) -> int:
+def redelivered(system: SystemUnderTest) -> int:
     """Messages that more than one turn began with."""
-    seen = Counter((e["queue"], e["offset"]) for e in stage.seen("turn"))
+    seen = Counter((e["queue"], e["offset"]) for e in system.seen("turn"))
     return sum(1 for count in seen.values() if count > 1)
 
 
-def _all_work(stage: Stage, members: list[Part]) -> None:
+def _all_work(system: SystemUnderTest, members: list[Child]) -> None:
     """Every member has handled something new, and owns its share of the queues."""
-    names, mark = {member.name for member in members}, len(stage.look())
+    names, mark = {member.name for member in members}, len(system.look())
 
     def work() -> bool:
-        fresh = [e for e in stage.look()[mark:] if e["e"] == "turn"]
+        fresh = [e for e in system.look()[mark:] if e["e"] == "turn"]
         return names <= {e["by"] for e in fresh} and len({e["queue"] for e in fresh}) == QUEUES and len(fresh) > 300
 
-    stage.until("every member works", work)
+    system.until("every member works", work)
 
 
-def _pause(stage: Stage, members: list[Part], act: Callable[[Stage, list[Part]], None]) -> float:
+def _pause(system: SystemUnderTest, members: list[Child], act: Callable[[SystemUnderTest, list[Child]], None]) -> float:
     """The longest time without a turn, in ms, of queues that no member was granted during the act."""
-    queues, mark = set(stage.owners()), len(stage.look())
-    act(stage, members)
-    unmoved = queues - {event["queue"] for event in stage.look()[mark:] if event["e"] == "lease_granted"}
+    queues, mark = set(system.owners()), len(system.look())
+    act(system, members)
+    unmoved = queues - {event["queue"] for event in system.look()[mark:] if event["e"] == "lease_granted"}
     times: dict[int, list[int]] = defaultdict(list)
-    for event in _turns(stage.look()[mark:], unmoved):
+    for event in _turns(system.look()[mark:], unmoved):
         times[event["queue"]].append(event["t"])
     gaps = [second - first for each in times.values() for first, second in pairwise(sorted(each))]
     return max(gaps, default=0) / 1e6

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from tests.chaos.losses import CLOSED_SECONDS, KINDS, QUEUES, SILENT_SECONDS, losses_in, why_no_namespaces
-from tests.chaos.stage import Stage, complaint, stage_in
+from tests.chaos.system import SystemUnderTest, complaint, system_in
 
 from benchmarks.harness import report
 from lanemq.checker.verdict import Report
@@ -28,20 +28,20 @@ def main(trials: int = TRIALS, *kinds: str) -> None:
         if kind == "cut off" and (reason := why_no_namespaces()):
             print(f"left out: {reason}", file=sys.stderr)
             continue
-        with tempfile.TemporaryDirectory(prefix="lanemq-bench-") as folder, stage_in(Path(folder)) as stage:
-            waits, verdict = take_overs(stage, kind, trials)
+        with tempfile.TemporaryDirectory(prefix="lanemq-bench-") as folder, system_in(Path(folder)) as system:
+            waits, verdict = take_overs(system, kind, trials)
         _report(kind, trials, waits, verdict)
 
 
-def take_overs(stage: Stage, kind: str, trials: int) -> tuple[list[float], Report]:
+def take_overs(system: SystemUnderTest, kind: str, trials: int) -> tuple[list[float], Report]:
     """Loses a member so many times; seconds that each of its queues waited, and what the checker says."""
-    with losses_in(stage, kind) as losses:
+    with losses_in(system, kind) as losses:
         producer = losses.start()
         waits = [wait for _ in range(trials) for wait in losses.trial()]
-        stage.finish(producer)
-        stage.until("everything is done", stage.is_drained)
-        stage.finish(*losses.members)
-        return waits, stage.judge("rebalance", f"faults={trials}")
+        system.finish(producer)
+        system.until("everything is done", system.is_drained)
+        system.finish(*losses.members)
+        return waits, system.judge("rebalance", f"faults={trials}")
 
 
 def _report(kind: str, trials: int, waits: list[float], verdict: Report) -> None:

@@ -7,7 +7,7 @@ messages of a key must be there from the first on, one after the other.
 import json
 
 from tests.broker.raw_client import RawClient
-from tests.chaos.diary import Diary, Place
+from tests.chaos.history_follower import HistoryFollower, Place
 from tests.chaos.roles import TOPIC
 
 from lanemq.wire.record import RecordView
@@ -16,8 +16,8 @@ from lanemq.wire.record import RecordView
 class Audit:
     """One for the whole run; remembers how far it has read and what it has seen there."""
 
-    def __init__(self, diary: Diary, queues: int) -> None:
-        self._diary = diary
+    def __init__(self, follower: HistoryFollower, queues: int) -> None:
+        self._follower = follower
         self._next = dict.fromkeys(range(queues), 0)
         self._step: dict[str, int] = {}
         self._unasked: dict[Place, str] = {}
@@ -26,7 +26,7 @@ class Audit:
 
     def look(self, address: str) -> None:
         """Raises `AssertionError` with the first message that is missing, elsewhere, or out of its order."""
-        told = dict(self._diary.read().news)
+        told = dict(self._follower.read().news)
         with RawClient(address) as raw:
             for queue, first in self._next.items():
                 for record in raw.read(TOPIC, queue, first):
@@ -35,7 +35,7 @@ class Audit:
             there = self._unasked.pop(place, None)
             assert there is not None, f"{name} was acknowledged at {place}, and there is nothing"
             assert there == name, f"{name} was acknowledged at {place}, and {there} is there"
-            del self._diary.news[place]
+            del self._follower.news[place]
 
     def _read(self, queue: int, record: RecordView) -> None:
         offset = record.queue_offset

@@ -4,17 +4,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.chaos.members import Town, town_in
-from tests.chaos.stage import Stage, stage_in
+from tests.chaos.members import LocalGroup, local_group_in
+from tests.chaos.system import SystemUnderTest, system_in
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    with stage_in(tmp_path) as stage:
-        yield stage
+def system(tmp_path: Path) -> Iterator[SystemUnderTest]:
+    with system_in(tmp_path) as system:
+        yield system
 
 
 @pytest.fixture
-def town(tmp_path: Path) -> Iterator[Town]:
-    with town_in(tmp_path) as town:
-        yield town
+def group(tmp_path: Path) -> Iterator[LocalGroup]:
+    with local_group_in(tmp_path) as group:
+        yield group

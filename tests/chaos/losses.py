@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from tests.chaos.stage import TOPIC, Event, Part, Stage
+from tests.chaos.system import TOPIC, Child, Event, SystemUnderTest
 
 QUEUES = 4
 CLOSED_SECONDS, SILENT_SECONDS = 1.5, 7.0
@@ -79,45 +79,45 @@ def _run(*command: str) -> None:
 class Losses:
     """Two members, of which one after the other is lost in the same way."""
 
-    stage: Stage
+    system: SystemUnderTest
     kind: str
     namespace: Namespace | None = None
-    members: list[Part] = field(default_factory=list)
+    members: list[Child] = field(default_factory=list)
     _made: Iterator[int] = field(default_factory=count)
     _granted: dict[int, tuple[int, str]] = field(default_factory=dict)
     """By queue: when and to whom it was granted last."""
     _read: int = 0
 
-    def start(self, *without: str) -> Part:
+    def start(self, *without: str) -> Child:
         """Starts a broker, which lacks the guards `without`, and both members under load; returns the producer."""
         if self.namespace is not None:
-            port = self.stage.address.rpartition(":")[2]
-            self.stage.address = f"{self.namespace.address}:{port}"
-        self.stage.broker(without, default_queues=QUEUES)
-        producer = self.stage.producer(pause_ms=5)
-        self.stage.until("something is stored", lambda: self.stage.seen("acked"))
+            port = self.system.address.rpartition(":")[2]
+            self.system.address = f"{self.namespace.address}:{port}"
+        self.system.broker(without, default_queues=QUEUES)
+        producer = self.system.producer(pause_ms=5)
+        self.system.until("something is stored", lambda: self.system.seen("acked"))
         self.members = [self._member(), self._member(stays=True)]
         self.all_work()
         return producer
 
-    def _member(self, *, stays: bool = False) -> Part:
+    def _member(self, *, stays: bool = False) -> Child:
         prefix = self.namespace.prefix if self.namespace is not None and not stays else ()
-        return self.stage.consumer(f"m{next(self._made)}", prefix=prefix, forks=self.kind == "forked" and not stays)
+        return self.system.consumer(f"m{next(self._made)}", prefix=prefix, forks=self.kind == "forked" and not stays)
 
     def all_work(self) -> None:
         """Waits until each member owns half of the queues and handles messages."""
         shares = Counter({member.name: QUEUES // len(self.members) for member in self.members})
-        mark = len(self.stage.look())
+        mark = len(self.system.look())
 
         def work() -> bool:
-            turns = {e["by"] for e in self.stage.look()[mark:] if e["e"] == "turn"}
+            turns = {e["by"] for e in self.system.look()[mark:] if e["e"] == "turn"}
             return Counter(self._owners().values()) == shares and shares.keys() <= turns
 
-        self.stage.until("both members work on their shares", work)
+        self.system.until("both members work on their shares", work)
 
     def _owners(self) -> dict[int, str]:
-        """As `Stage.owners`, but reads each event once: there are many."""
-        events = self.stage.look()
+        """As `SystemUnderTest.owners`, but reads each event once: there are many."""
+        events = self.system.look()
         for event in events[self._read :]:
             if event["e"] == "lease_granted" and event["topic"] == TOPIC:
                 self._granted[event["queue"]] = max(
@@ -142,57 +142,57 @@ class Losses:
         {"killed": self._kill, "frozen": self._freeze, "forked": self._kill, "cut off": self._cut_off}[self.kind](
             victim
         )
-        return next(e["t"] for e in reversed(self.stage.look()) if e["e"] == "fault"), lost
+        return next(e["t"] for e in reversed(self.system.look()) if e["e"] == "fault"), lost
 
-    def _kill(self, victim: Part) -> None:
-        self.stage.kill(victim)
+    def _kill(self, victim: Child) -> None:
+        self.system.kill(victim)
 
-    def _freeze(self, victim: Part) -> None:
-        self.stage.freeze(victim)
+    def _freeze(self, victim: Child) -> None:
+        self.system.freeze(victim)
 
-    def _cut_off(self, victim: Part) -> None:
+    def _cut_off(self, victim: Child) -> None:
         assert self.namespace is not None
-        self.stage.fault("cut off", victim, "start")
+        self.system.fault("cut off", victim, "start")
         self.namespace.drop()
 
     def waits(self, lost_at: int, lost: set[int], seconds: float = 60.0) -> list[float]:
         """Waits until another member works on all lost queues; for each, the seconds until its first turn."""
         victim, first = self.members[0].name, dict[int, int]()
-        mark = max(0, len(self.stage.events) - 500)  # the other's newest lines may be read before the loss's own
+        mark = max(0, len(self.system.events) - 500)  # the other's newest lines may be read before the loss's own
 
         def is_next_turn(event: Event) -> bool:
             return event["e"] == "turn" and event["queue"] in lost and event["by"] != victim and event["t"] > lost_at
 
         def taken_over() -> bool:
-            for event in filter(is_next_turn, self.stage.look()[mark:]):
+            for event in filter(is_next_turn, self.system.look()[mark:]):
                 first.setdefault(event["queue"], event["t"])
             return lost <= first.keys()
 
-        self.stage.until("the other member works on all lost queues", taken_over, seconds)
+        self.system.until("the other member works on all lost queues", taken_over, seconds)
         return [(first[queue] - lost_at) / 1e9 for queue in lost]
 
     def bring_back(self) -> None:
         """Thaws or reconnects the lost member, or starts another one in place of a killed one."""
         victim = self.members[0]
         if self.kind == "frozen":
-            self.stage.thaw(victim)
+            self.system.thaw(victim)
         elif self.kind == "cut off":
             assert self.namespace is not None
             self.namespace.deliver()
-            self.stage.fault("cut off", victim, "end")
+            self.system.fault("cut off", victim, "end")
         else:
-            self.stage.end_children(victim)
+            self.system.end_children(victim)
             self.members[0] = self._member()
 
 
 @contextlib.contextmanager
-def losses_in(stage: Stage, kind: str) -> Iterator[Losses]:
+def losses_in(system: SystemUnderTest, kind: str) -> Iterator[Losses]:
     with contextlib.ExitStack() as cleanup:
         namespace = None
         if kind == "cut off":
             namespace = Namespace()
             cleanup.callback(namespace.close)
-        yield Losses(stage, kind, namespace)
+        yield Losses(system, kind, namespace)
 
 
 KINDS = ("killed", "frozen", "forked", "cut off")

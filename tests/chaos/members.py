@@ -22,12 +22,12 @@ from lanemq.history import open_history
 from lanemq.model.queue import MessageQueue
 from lanemq.testing.embedded import EmbeddedBroker
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds. Only a run that fails waits this long; a busy machine may need much of it."""
 Handle = Callable[[Message], None]
 
 
-def until(what: str, true: Callable[[], object], seconds: float = PATIENCE) -> None:
+def until(what: str, true: Callable[[], object], seconds: float = TIMEOUT) -> None:
     """Polls; nothing here waits by sleeping and hoping."""
     end = time.monotonic() + seconds
     while not true():
@@ -42,7 +42,7 @@ def key_in(number: int, of: int = 4) -> str:
     return next(f"k{n}" for n in range(1000) if pick_queue(f"k{n}", queues).queue_id == number)
 
 
-class Town:
+class LocalGroup:
     """One broker, one producer, any number of members, and their histories."""
 
     def __init__(self, folder: Path) -> None:
@@ -94,7 +94,7 @@ def owns(app: App, number: int) -> bool:
     return MessageQueue(TOPIC, "lanemq", number) in app.snapshot().queues
 
 
-class Doorman:
+class BlockingHandler:
     """A handler that waits inside its first call until it is let go, and notices company."""
 
     def __init__(self, key: str) -> None:
@@ -118,15 +118,15 @@ class Doorman:
                 if first:
                     self.inside.set()
             if first:
-                assert self.released.wait(PATIENCE)
+                assert self.released.wait(TIMEOUT)
 
         return handle
 
 
 @contextlib.contextmanager
-def town_in(folder: Path) -> Iterator[Town]:
-    town = Town(folder)
+def local_group_in(folder: Path) -> Iterator[LocalGroup]:
+    group = LocalGroup(folder)
     try:
-        yield town
+        yield group
     finally:
-        town.close()
+        group.close()

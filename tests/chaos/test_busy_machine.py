@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.chaos.stage import Stage, complaint
+from tests.chaos.system import SystemUnderTest, complaint
 
 from lanemq.checker.verdict import Verdict
 
@@ -26,27 +26,28 @@ def busy_processes(count: int) -> Iterator[None]:
             process.wait()
 
 
-def test_a_busy_machine_raises_no_alarm(stage: Stage) -> None:
+def test_a_busy_machine_raises_no_alarm(system: SystemUnderTest) -> None:
     """With default settings: a member is killed, one is frozen beyond its lease, and effects go to a sink."""
-    sink = {"work_ms": 2, "sink": str(stage.folder / "sink.db")}
+    sink = {"work_ms": 2, "sink": str(system.folder / "sink.db")}
     with busy_processes(4 * (os.cpu_count() or 1)):
-        broker = stage.broker(default_queues=4, recorded=True)
-        producer = stage.producer(pause_ms=3)
-        stage.until("something is stored", lambda: stage.seen("acked"))
-        a, b, c = (stage.consumer(name, **sink) for name in "abc")
-        stage.until("all work", lambda: all(len(stage.seen("turn", name)) > 20 for name in "abc"))
-        stage.kill(a)
-        stage.freeze(b)
-        frozen_at = stage.seen("fault")[-1]["t"]
-        stage.until(
-            "the third has all queues", lambda: len({e["queue"] for e in stage.seen("turn", "c", after=frozen_at)}) == 4
+        broker = system.broker(default_queues=4, recorded=True)
+        producer = system.producer(pause_ms=3)
+        system.until("something is stored", lambda: system.seen("acked"))
+        a, b, c = (system.consumer(name, **sink) for name in "abc")
+        system.until("all work", lambda: all(len(system.seen("turn", name)) > 20 for name in "abc"))
+        system.kill(a)
+        system.freeze(b)
+        frozen_at = system.seen("fault")[-1]["t"]
+        system.until(
+            "the third has all queues",
+            lambda: len({e["queue"] for e in system.seen("turn", "c", after=frozen_at)}) == 4,
         )
-        stage.thaw(b)
-        thawed_at = stage.seen("fault")[-1]["t"]
-        stage.until("the second works again", lambda: len(stage.seen("turn", "b", after=thawed_at)) > 20)
-        stage.finish(producer)
-        stage.until("everything is done", stage.is_drained)
-        stage.finish(b, c)
-        stage.finish(broker)
-    report = stage.judge("rebalance", "faults=3", "effects")
+        system.thaw(b)
+        thawed_at = system.seen("fault")[-1]["t"]
+        system.until("the second works again", lambda: len(system.seen("turn", "b", after=thawed_at)) > 20)
+        system.finish(producer)
+        system.until("everything is done", system.is_drained)
+        system.finish(b, c)
+        system.finish(broker)
+    report = system.judge("rebalance", "faults=3", "effects")
     assert report.verdict is Verdict.PASS, complaint(report)

@@ -9,85 +9,89 @@ import sqlite3
 from collections.abc import Sequence
 
 import pytest
-from tests.chaos.stage import Part, Stage, complaint
+from tests.chaos.system import Child, SystemUnderTest, complaint
 
 from lanemq.checker.verdict import Verdict
 
 pytestmark = pytest.mark.slow
 
 
-def freeze_and_thaw(stage: Stage, *, broker: Sequence[str] = (), member: Sequence[str] = ()) -> Part:
+def freeze_and_thaw(system: SystemUnderTest, *, broker: Sequence[str] = (), member: Sequence[str] = ()) -> Child:
     """`a` is frozen until `b` works on all its queues, then goes on; returns `a`, thawed, under load."""
-    stage.broker(broker, default_queues=4)
-    stage.producer(pause_ms=3, keys=10)
-    stage.until("something is stored", lambda: stage.seen("acked"))
-    settings = {"work_ms": 10, "sink": str(stage.folder / "sink.db")}
-    a = stage.consumer("a", member, **settings)
-    stage.consumer("b", **settings)
-    stage.until("both work", lambda: {"a", "b"} == set(stage.owners().values()) and len(stage.seen("turn", "a")) > 20)
-    lost = {queue for queue, owner in stage.owners().items() if owner == "a"}
-    freeze_outside_the_sink(stage, a)
-    frozen_at = stage.seen("fault")[-1]["t"]
-    stage.until(
-        "b works on the queues of a", lambda: lost <= {e["queue"] for e in stage.seen("turn", "b", after=frozen_at)}
+    system.broker(broker, default_queues=4)
+    system.producer(pause_ms=3, keys=10)
+    system.until("something is stored", lambda: system.seen("acked"))
+    settings = {"work_ms": 10, "sink": str(system.folder / "sink.db")}
+    a = system.consumer("a", member, **settings)
+    system.consumer("b", **settings)
+    system.until(
+        "both work", lambda: {"a", "b"} == set(system.owners().values()) and len(system.seen("turn", "a")) > 20
     )
-    stage.until("b has committed", lambda: lost <= {e["queue"] for e in stage.seen("committed", "b", after=frozen_at)})
-    stage.thaw(a)
+    lost = {queue for queue, owner in system.owners().items() if owner == "a"}
+    freeze_outside_the_sink(system, a)
+    frozen_at = system.seen("fault")[-1]["t"]
+    system.until(
+        "b works on the queues of a", lambda: lost <= {e["queue"] for e in system.seen("turn", "b", after=frozen_at)}
+    )
+    system.until(
+        "b has committed", lambda: lost <= {e["queue"] for e in system.seen("committed", "b", after=frozen_at)}
+    )
+    system.thaw(a)
     return a
 
 
-def freeze_outside_the_sink(stage: Stage, part: Part) -> None:
+def freeze_outside_the_sink(system: SystemUnderTest, child: Child) -> None:
     """A process frozen inside a transaction would hold up everybody; that is the database's story, not ours.
 
     Exclusive: who begins a transaction holds the lock of a reader first, and that alone keeps writers from committing.
     """
-    with contextlib.closing(sqlite3.connect(stage.folder / "sink.db", timeout=0.2, isolation_level=None)) as table:
+    with contextlib.closing(sqlite3.connect(system.folder / "sink.db", timeout=0.2, isolation_level=None)) as table:
         for _ in range(50):
-            part.stop()
+            child.stop()
             try:
                 table.execute("BEGIN EXCLUSIVE")
                 table.execute("ROLLBACK")
             except sqlite3.OperationalError:
-                part.signal(signal.SIGCONT)
+                child.signal(signal.SIGCONT)
             else:
-                stage.frozen(part)
+                system.frozen(child)
                 return
-    pytest.fail(f"{part.name} is always inside a transaction")
+    pytest.fail(f"{child.name} is always inside a transaction")
 
 
-def test_a_frozen_owner_wakes_without_harm_and_its_rival_goes_on(stage: Stage) -> None:
-    freeze_and_thaw(stage)
-    thawed_at = stage.seen("fault")[-1]["t"]
+def test_a_frozen_owner_wakes_without_harm_and_its_rival_goes_on(system: SystemUnderTest) -> None:
+    freeze_and_thaw(system)
+    thawed_at = system.seen("fault")[-1]["t"]
     ends = ("commit_refused", "lease_expired", "lease_released")
-    stage.until("a noticed", lambda: any(stage.seen(kind, "a", after=thawed_at) for kind in ends))
-    stage.until("a works again", lambda: len(stage.seen("turn", "a", after=thawed_at)) > 20)
-    stage.until("b still works", lambda: len(stage.seen("turn", "b", after=thawed_at)) > 20)
-    report = stage.judge("faults=2", "rebalance", "effects", drained=False)
+    system.until("a noticed", lambda: any(system.seen(kind, "a", after=thawed_at) for kind in ends))
+    system.until("a works again", lambda: len(system.seen("turn", "a", after=thawed_at)) > 20)
+    system.until("b still works", lambda: len(system.seen("turn", "b", after=thawed_at)) > 20)
+    report = system.judge("faults=2", "rebalance", "effects", drained=False)
     assert report.verdict is Verdict.PASS, complaint(report)
 
 
 @pytest.mark.row("A43")
-def test_an_owner_that_ignores_its_lease_is_refused_by_its_epoch(stage: Stage) -> None:
+def test_an_owner_that_ignores_its_lease_is_refused_by_its_epoch(system: SystemUnderTest) -> None:
     """The broker's own line of defence: this member neither looks at its lease nor hears that it was lost."""
-    freeze_and_thaw(stage, member=["lease_news"])
-    thawed_at = stage.seen("fault")[-1]["t"]
-    stage.until("its commit is refused", lambda: stage.seen("commit_refused", "a", after=thawed_at))
-    refused = stage.seen("commit_refused", "a", after=thawed_at)[0]
-    newest = max(e["epoch"] for e in stage.seen("committed", "b") if e["queue"] == refused["queue"])
+    freeze_and_thaw(system, member=["lease_news"])
+    thawed_at = system.seen("fault")[-1]["t"]
+    system.until("its commit is refused", lambda: system.seen("commit_refused", "a", after=thawed_at))
+    refused = system.seen("commit_refused", "a", after=thawed_at)[0]
+    newest = max(e["epoch"] for e in system.seen("committed", "b") if e["queue"] == refused["queue"])
     assert 0 < refused["epoch"] < newest
     # With a new grant it would be an owner again, and its commits would be accepted.
-    granted = {(e["topic"], e["queue"], e["epoch"]) for e in stage.seen("lease_granted", "a")}
-    assert {(e["topic"], e["queue"], e["epoch"]) for e in stage.seen("committed", "a")} <= granted
-    report = stage.judge("faults=2", drained=False)
+    granted = {(e["topic"], e["queue"], e["epoch"]) for e in system.seen("lease_granted", "a")}
+    assert {(e["topic"], e["queue"], e["epoch"]) for e in system.seen("committed", "a")} <= granted
+    report = system.judge("faults=2", drained=False)
     assert "C3" not in report.counts, complaint(report)
     assert "P2" not in report.counts, complaint(report)
 
 
-def test_without_the_epoch_check_a_stale_commit_is_taken_and_the_checker_says_so(stage: Stage) -> None:
+def test_without_the_epoch_check_a_stale_commit_is_taken_and_the_checker_says_so(system: SystemUnderTest) -> None:
     """Negative control: the same member and a broker that believes everybody."""
-    a = freeze_and_thaw(stage, broker=["epoch_check"], member=["lease_news"])
-    thawed_at = stage.seen("fault")[-1]["t"]
-    stage.until("its commit is taken", lambda: stage.seen("committed", "a", after=thawed_at), alive=a)
-    report = stage.judge("faults=2", drained=False)
+    a = freeze_and_thaw(system, broker=["epoch_check"], member=["lease_news"])
+    thawed_at = system.seen("fault")[-1]["t"]
+    system.until("its commit is taken", lambda: system.seen("committed", "a", after=thawed_at), alive=a)
+    report = system.judge("faults=2", drained=False)
     assert report.verdict is Verdict.VIOLATION
     assert {"C3", "D1"} & report.counts.keys(), complaint(report)

@@ -5,8 +5,8 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
-from tests.chaos.members import PATIENCE, Town, key_in, until
-from tests.chaos.stage import TOPIC, Part, Stage, complaint
+from tests.chaos.members import TIMEOUT, LocalGroup, key_in, until
+from tests.chaos.system import TOPIC, Child, SystemUnderTest, complaint
 
 from lanemq.checker.verdict import Report, Verdict
 from lanemq.client.message import Message
@@ -17,44 +17,44 @@ LONGEST_WAIT_SECONDS = 10.0
 (`benchmarks.lanes_restart`); who waits for a timer waits for twenty."""
 
 
-def all_own_something(stage: Stage, *names: str) -> bool:
-    return set(names) == set(stage.owners().values())
+def all_own_something(system: SystemUnderTest, *names: str) -> bool:
+    return set(names) == set(system.owners().values())
 
 
-def works(stage: Stage, name: str, after: int = 0) -> bool:
-    return len(stage.seen("turn", name, after)) > 20
+def works(system: SystemUnderTest, name: str, after: int = 0) -> bool:
+    return len(system.seen("turn", name, after)) > 20
 
 
-def has_all_again(stage: Stage, after: int) -> bool:
-    return all_own_something(stage, "a") and works(stage, "a", after)
+def has_all_again(system: SystemUnderTest, after: int) -> bool:
+    return all_own_something(system, "a") and works(system, "a", after)
 
 
-def settle(stage: Stage, producer: Part, *consumers: Part) -> Report:
+def settle(system: SystemUnderTest, producer: Child, *consumers: Child) -> Report:
     """Everything sent is done and everybody gone; the checker's report."""
-    stage.finish(producer)
-    stage.until("everything is done", stage.is_drained)
-    stage.finish(*consumers)
-    return stage.judge("rebalance")
+    system.finish(producer)
+    system.until("everything is done", system.is_drained)
+    system.finish(*consumers)
+    return system.judge("rebalance")
 
 
 @pytest.mark.slow
 @pytest.mark.row("A8")
 @pytest.mark.row("A91")
 @pytest.mark.parametrize("whole_queue", [True, False], ids=["order by queue", "order by key"])
-def test_rolling_restarts_keep_order_and_redeliver_nothing(stage: Stage, whole_queue: bool) -> None:
+def test_rolling_restarts_keep_order_and_redeliver_nothing(system: SystemUnderTest, whole_queue: bool) -> None:
     """Order and duplicates are counted apart: a planned stop may cost neither."""
-    stage.broker(default_queues=4)
-    producer = stage.producer(pause_ms=2, keys=60)
-    stage.until("something is stored", lambda: stage.seen("acked"))
-    running = {n: stage.consumer(f"{n}-0", work_ms=2, whole_queue=whole_queue) for n in "abc"}
+    system.broker(default_queues=4)
+    producer = system.producer(pause_ms=2, keys=60)
+    system.until("something is stored", lambda: system.seen("acked"))
+    running = {n: system.consumer(f"{n}-0", work_ms=2, whole_queue=whole_queue) for n in "abc"}
     for n in "abc":
-        stage.until(f"{n} works", lambda n=n: works(stage, f"{n}-0"))
+        system.until(f"{n} works", lambda n=n: works(system, f"{n}-0"))
     for life in (1, 2, 3):
         for n in "abc":
-            stage.finish(running[n])
-            running[n] = stage.consumer(f"{n}-{life}", work_ms=2, whole_queue=whole_queue)
-            stage.until(f"{n} is back", lambda n=n, life=life: works(stage, f"{n}-{life}"))
-    report = settle(stage, producer, *running.values())
+            system.finish(running[n])
+            running[n] = system.consumer(f"{n}-{life}", work_ms=2, whole_queue=whole_queue)
+            system.until(f"{n} is back", lambda n=n, life=life: works(system, f"{n}-{life}"))
+    report = settle(system, producer, *running.values())
     assert report.verdict is Verdict.PASS, complaint(report)
     assert report.coverage["rebalance"] >= 9
     assert report.groups["chaos"].redelivered == {}
@@ -62,40 +62,40 @@ def test_rolling_restarts_keep_order_and_redeliver_nothing(stage: Stage, whole_q
 
 @pytest.mark.slow
 @pytest.mark.row("A53")
-def test_queues_that_stay_do_not_pause_while_members_join_and_leave(stage: Stage) -> None:
-    stage.broker(default_queues=4)
-    producer = stage.producer(pause_ms=2, keys=40)
-    stage.until("something is stored", lambda: stage.seen("acked"))
-    first = stage.consumer("a")
-    stage.until("a works", lambda: works(stage, "a"))
+def test_queues_that_stay_do_not_pause_while_members_join_and_leave(system: SystemUnderTest) -> None:
+    system.broker(default_queues=4)
+    producer = system.producer(pause_ms=2, keys=40)
+    system.until("something is stored", lambda: system.seen("acked"))
+    first = system.consumer("a")
+    system.until("a works", lambda: works(system, "a"))
     for name in ("b", "c", "b-again"):
-        guest = stage.consumer(name)
-        stage.until(f"{name} works", lambda name=name: works(stage, name))
-        stage.finish(guest)
-        gone_at = stage.seen("turn_end")[-1]["t"]
-        stage.until("a has everything again", partial(has_all_again, stage, gone_at))
-    kept = kept_by(stage, "a")
+        guest = system.consumer(name)
+        system.until(f"{name} works", lambda name=name: works(system, name))
+        system.finish(guest)
+        gone_at = system.seen("turn_end")[-1]["t"]
+        system.until("a has everything again", partial(has_all_again, system, gone_at))
+    kept = kept_by(system, "a")
     assert kept, "no queue stayed: the test shows nothing"
-    waits = {queue: longest_wait(stage, "a", queue) for queue in kept}
-    report = settle(stage, producer, first)
+    waits = {queue: longest_wait(system, "a", queue) for queue in kept}
+    report = settle(system, producer, first)
     assert report.verdict is Verdict.PASS, complaint(report)
     assert max(waits.values()) < LONGEST_WAIT_SECONDS, waits
 
 
-def kept_by(stage: Stage, name: str) -> set[int]:
+def kept_by(system: SystemUnderTest, name: str) -> set[int]:
     """Queues that this member was granted once and never gave back."""
-    granted = [e["queue"] for e in stage.seen("lease_granted", name) if e["topic"] == "orders"]
+    granted = [e["queue"] for e in system.seen("lease_granted", name) if e["topic"] == "orders"]
     return {queue for queue in granted if granted.count(queue) == 1}
 
 
-def longest_wait(stage: Stage, name: str, queue: int) -> float:
+def longest_wait(system: SystemUnderTest, name: str, queue: int) -> float:
     """Seconds in which a queue's next message was stored and no turn began: a slow disk or sender is no pause."""
-    stored = {e["offset"]: e["t"] for e in stage.seen("acked") if e["queue"] == queue}
-    turns = [(e["t"], stored.get(e["offset"], e["t"])) for e in stage.seen("turn", name) if e["queue"] == queue]
+    stored = {e["offset"]: e["t"] for e in system.seen("acked") if e["queue"] == queue}
+    turns = [(e["t"], stored.get(e["offset"], e["t"])) for e in system.seen("turn", name) if e["queue"] == queue]
     return max(began - max(before, told) for (before, _), (began, told) in pairwise(turns)) / 1e9
 
 
-def test_a_queue_that_stays_goes_on_while_the_hand_over_of_another_is_stuck(town: Town) -> None:
+def test_a_queue_that_stays_goes_on_while_the_hand_over_of_another_is_stuck(group: LocalGroup) -> None:
     """The same without a clock: as long as the one handler is inside, its queue cannot leave."""
     moving, staying = key_in(3), key_in(0)
     inside, go = threading.Event(), threading.Event()
@@ -103,17 +103,17 @@ def test_a_queue_that_stays_goes_on_while_the_hand_over_of_another_is_stuck(town
     def handle(message: Message) -> None:
         if message.key == moving:
             inside.set()
-            assert go.wait(PATIENCE)
+            assert go.wait(TIMEOUT)
 
-    town.producer.send(TOPIC, 0, key=moving)
-    a = town.member("a", handle)
+    group.producer.send(TOPIC, 0, key=moving)
+    a = group.member("a", handle)
     until("a is inside", inside.is_set)
-    town.member("b", handle)
+    group.member("b", handle)
     leaving = MessageQueue(TOPIC, "lanemq", 3)
     until("a gives the queue up", lambda: a.snapshot().queues[leaving].lanes.draining)
     for number in range(20):
-        town.producer.send(TOPIC, number, key=staying)
-    until("the other queue is through", lambda: [key for _, key, _ in town.done] == [staying] * 20)
-    assert {name for name, _, _ in town.done} == {"a"}
+        group.producer.send(TOPIC, number, key=staying)
+    until("the other queue is through", lambda: [key for _, key, _ in group.done] == [staying] * 20)
+    assert {name for name, _, _ in group.done} == {"a"}
     go.set()
-    until("the handler has ended", lambda: len(town.done) == 21)
+    until("the handler has ended", lambda: len(group.done) == 21)

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 from tests.chaos import mutants
 from tests.chaos.mutants import MUTANTS
-from tests.chaos.stage import Stage, stored_records
+from tests.chaos.system import SystemUnderTest, stored_records
 from tests.sim.test_mutants import BUSY, Case, plan_for
 from tests.sim.test_mutants import CASES as SIMULATED
 
@@ -99,18 +99,18 @@ def test_without_its_guard_a_simulated_run_breaks_a_promise(guard: str, monkeypa
     assert with_guard.passed, with_guard.problems
 
 
-def steps_stored(stage: Stage, without: list[str]) -> list[int]:
+def steps_stored(system: SystemUnderTest, without: list[str]) -> list[int]:
     """Large and small messages of one key, many under way, to a broker that is often too busy for the large ones."""
-    broker = stage.broker([*without, "slow_disk"], default_queues=1, max_pending_bytes=1 << 20)
-    with Producer(stage.address, timeout=60.0, max_batch_messages=1) as producer:
+    broker = system.broker([*without, "slow_disk"], default_queues=1, max_pending_bytes=1 << 20)
+    with Producer(system.address, timeout=60.0, max_batch_messages=1) as producer:
         futures: list[Future[Receipt]] = []
         for step in range(60):
             body = step.to_bytes(4, "big") + Random(step).randbytes(600_000 if step % 2 == 0 else 10)
             futures.append(producer.submit("orders", body, key="k"))
         for future in futures:
             future.exception(60)
-    stage.finish(broker)
-    store = Store(stage.data)
+    system.finish(broker)
+    store = Store(system.data)
     store.recover()
     steps = [int.from_bytes(record.body[:4], "big") for record in stored_records(store, 0)]
     store.close()
@@ -120,9 +120,9 @@ def steps_stored(stage: Stage, without: list[str]) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("without", [[], ["sequence_check"]], ids=["with the sequence check", "without"])
 def test_only_the_sequence_check_keeps_the_order_when_a_busy_broker_refuses_some(
-    stage: Stage, without: list[str]
+    system: SystemUnderTest, without: list[str]
 ) -> None:
-    steps = steps_stored(stage, without)
+    steps = steps_stored(system, without)
     assert (steps == list(range(60))) is (not without), steps
 
 

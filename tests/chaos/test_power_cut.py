@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from tests.chaos import volumes
-from tests.chaos.diary import Diary, Place
-from tests.chaos.stage import Part, Stage, stored_records
+from tests.chaos.history_follower import HistoryFollower, Place
+from tests.chaos.system import Child, SystemUnderTest, stored_records
 
 from lanemq.log.store import Store
 
@@ -41,17 +41,19 @@ def recovered(copy: Path, folder: Path) -> dict[Place, tuple[str, int, str]]:
     return found
 
 
-def has_acked(diary: Diary, enough: int) -> bool:
-    return diary.read().acked.total() > enough
+def has_acked(follower: HistoryFollower, enough: int) -> bool:
+    return follower.read().acked.total() > enough
 
 
-def cut(stage: Stage, broker: Part, diary: Diary) -> tuple[dict[Place, str], dict[Place, tuple[str, int, str]]]:
+def cut(
+    system: SystemUnderTest, broker: Child, follower: HistoryFollower
+) -> tuple[dict[Place, str], dict[Place, tuple[str, int, str]]]:
     """What was acknowledged until now, and what a cut at this moment leaves. The broker goes on afterwards."""
-    copy = stage.folder / "copy.img"
+    copy = system.folder / "copy.img"
     broker.stop()
-    told = dict(diary.read().news)
-    shutil.copyfile(stage.folder / "disk.img", copy)
-    found = recovered(copy, stage.folder)
+    told = dict(follower.read().news)
+    shutil.copyfile(system.folder / "disk.img", copy)
+    found = recovered(copy, system.folder)
     broker.signal(signal.SIGCONT)
     return told, found
 
@@ -60,12 +62,12 @@ def lost(told: dict[Place, str], found: dict[Place, tuple[str, int, str]]) -> li
     return [place for place, name in told.items() if place not in found or found[place][2] != name]
 
 
-def start(stage: Stage, without: list[str], **options: object) -> tuple[Part, Diary]:
-    stage.data = stage.folder / "before" / "data"
-    broker = stage.broker(without, default_queues=QUEUES, **options)
-    diary = Diary(stage.history)
-    stage.producer("p", keys=40, ahead=300, pause_ms=1)
-    return broker, diary
+def start(system: SystemUnderTest, without: list[str], **options: object) -> tuple[Child, HistoryFollower]:
+    system.data = system.folder / "before" / "data"
+    broker = system.broker(without, default_queues=QUEUES, **options)
+    follower = HistoryFollower(system.history)
+    system.producer("p", keys=40, ahead=300, pause_ms=1)
+    return broker, follower
 
 
 @pytest.fixture
@@ -74,36 +76,38 @@ def disk(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(300 + 60 * CUTS)
-def test_a_power_cut_takes_nothing_that_was_acknowledged(stage: Stage, disk: Path) -> None:
-    with volumes.image(disk, stage.folder / "before"):
-        broker, diary = start(stage, [])
+def test_a_power_cut_takes_nothing_that_was_acknowledged(system: SystemUnderTest, disk: Path) -> None:
+    with volumes.image(disk, system.folder / "before"):
+        broker, follower = start(system, [])
         seen = 0
         for number in range(CUTS):
-            enough = diary.read().acked.total() + 100 + 37 * number % 150
-            stage.until("messages flow", partial(has_acked, diary, enough))
-            told, found = cut(stage, broker, diary)
+            enough = follower.read().acked.total() + 100 + 37 * number % 150
+            system.until("messages flow", partial(has_acked, follower, enough))
+            told, found = cut(system, broker, follower)
             assert not lost(told, found), lost(told, found)[:5]
             steps: dict[str, int] = {}
             for _, (key, step, _) in sorted(found.items()):
                 assert step == steps.get(key, -1) + 1, f"key {key} jumps to step {step}"
                 steps[key] = step
             seen = len(told)
-        for part in stage.parts("p", "broker"):
-            stage.kill(part)
+        for child in system.children("p", "broker"):
+            system.kill(child)
     print(json.dumps({"cuts": CUTS, "acknowledged before the last": seen}))
     assert seen > 100 * CUTS
 
 
-def test_a_broker_that_does_not_sync_loses_acknowledged_messages_in_a_power_cut(stage: Stage, disk: Path) -> None:
+def test_a_broker_that_does_not_sync_loses_acknowledged_messages_in_a_power_cut(
+    system: SystemUnderTest, disk: Path
+) -> None:
     """Negative control, of the broker and of the method: what was not synced is not in the copy."""
-    with volumes.image(disk, stage.folder / "before"):
-        broker, diary = start(stage, ["sync_before_ack"])
+    with volumes.image(disk, system.folder / "before"):
+        broker, follower = start(system, ["sync_before_ack"])
         for _ in range(5):
-            enough = diary.read().acked.total() + 200
-            stage.until("messages flow", partial(has_acked, diary, enough))
-            missing = lost(*cut(stage, broker, diary))
+            enough = follower.read().acked.total() + 200
+            system.until("messages flow", partial(has_acked, follower, enough))
+            missing = lost(*cut(system, broker, follower))
             if missing:
                 break
-        for part in stage.parts("p", "broker"):
-            stage.kill(part)
+        for child in system.children("p", "broker"):
+            system.kill(child)
     assert missing

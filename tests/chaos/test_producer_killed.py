@@ -3,26 +3,26 @@
 import signal
 
 import pytest
-from tests.chaos.stage import TOPIC, Stage, stored_records
+from tests.chaos.system import TOPIC, SystemUnderTest, stored_records
 
 from lanemq.log.store import Store
 from lanemq.wire.properties import find_stamp
 
 
 @pytest.mark.row("A10")
-def test_a_producer_killed_between_batches_leaves_a_prefix_without_a_gap(stage: Stage) -> None:
-    broker = stage.broker(default_queues=4)
-    producer = stage.producer(ahead=5_000, keys=40, options={"max_batch_messages": 50})
-    stage.until("batches flow", lambda: len(stage.seen("acked")) > 2_000)
+def test_a_producer_killed_between_batches_leaves_a_prefix_without_a_gap(system: SystemUnderTest) -> None:
+    broker = system.broker(default_queues=4)
+    producer = system.producer(ahead=5_000, keys=40, options={"max_batch_messages": 50})
+    system.until("batches flow", lambda: len(system.seen("acked")) > 2_000)
     broker.stop()  # or a producer that had to wait for the machine may have everything answered when it dies
-    stage.until("some are under way", lambda: len(stage.seen("send")) > len(stage.seen("acked")))
-    stage.kill(producer)
+    system.until("some are under way", lambda: len(system.seen("send")) > len(system.seen("acked")))
+    system.kill(producer)
     broker.signal(signal.SIGCONT)
-    stage.finish(broker)
+    system.finish(broker)
     sent: dict[str, list[str]] = {}
-    for event in stage.seen("send"):
+    for event in system.seen("send"):
         sent.setdefault(event["key"], []).append(event["id"])
-    store = Store(stage.data)
+    store = Store(system.data)
     store.recover()
     stored: dict[str, list[str]] = {}
     for number in range(4):
@@ -33,6 +33,6 @@ def test_a_producer_killed_between_batches_leaves_a_prefix_without_a_gap(stage: 
     store.close()
     assert len(stored) == 40
     assert all(sent[key][: len(ids)] == ids for key, ids in stored.items())
-    acked = {event["id"] for event in stage.seen("acked")}
+    acked = {event["id"] for event in system.seen("acked")}
     assert acked <= {name for ids in stored.values() for name in ids}
     assert len(acked) < sum(map(len, sent.values())), f"topic {TOPIC}: the kill came when nothing was under way"

@@ -2,15 +2,15 @@
 
 import pytest
 from benchmarks.lanes_restart import redelivered, roll
-from tests.chaos.stage import Stage, complaint
+from tests.chaos.system import SystemUnderTest, complaint
 
 from lanemq.checker.verdict import Verdict
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_rolling_restart_delivers_nothing_twice(stage: Stage) -> None:
-    roll(stage, restarts=2)
-    assert redelivered(stage) == 0
-    report = stage.judge("rebalance", "redelivery=0")
+def test_a_rolling_restart_delivers_nothing_twice(system: SystemUnderTest) -> None:
+    roll(system, restarts=2)
+    assert redelivered(system) == 0
+    report = system.judge("rebalance", "redelivery=0")
     assert report.verdict is Verdict.PASS, complaint(report)

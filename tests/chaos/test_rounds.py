@@ -5,7 +5,7 @@ import os
 
 import pytest
 from tests.chaos.campaign import FAULTS, Campaign
-from tests.chaos.stage import Stage, complaint
+from tests.chaos.system import SystemUnderTest, complaint
 
 from lanemq.checker.verdict import Report, Verdict
 
@@ -15,8 +15,10 @@ SEED = int(os.environ.get("LANEMQ_CHAOS_SEED", "1"))
 
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 60 * ROUNDS)
-def test_after_every_crash_what_was_acknowledged_is_there_in_order_and_everybody_goes_on(stage: Stage) -> None:
-    campaign = Campaign(stage, SEED)
+def test_after_every_crash_what_was_acknowledged_is_there_in_order_and_everybody_goes_on(
+    system: SystemUnderTest,
+) -> None:
+    campaign = Campaign(system, SEED)
     campaign.play(ROUNDS)
     report = campaign.end()
     assert report.verdict is Verdict.PASS, complaint(report)

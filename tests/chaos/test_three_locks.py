@@ -6,9 +6,9 @@ has ended, whoever runs it.
 """
 
 import pytest
-from tests.chaos.members import Doorman, Town, key_in, owns, until
+from tests.chaos.members import BlockingHandler, LocalGroup, key_in, owns, until
 from tests.chaos.mutants import MUTANTS
-from tests.chaos.stage import complaint
+from tests.chaos.system import complaint
 
 from lanemq.checker.verdict import Report, Verdict
 from lanemq.client.consumer.app import App
@@ -19,25 +19,25 @@ KEY = key_in(3)
 REFUSALS = 3
 
 
-def newcomer_while_a_handler_runs(town: Town, patch: pytest.MonkeyPatch) -> tuple[Report, Doorman]:
+def newcomer_while_a_handler_runs(group: LocalGroup, patch: pytest.MonkeyPatch) -> tuple[Report, BlockingHandler]:
     """Plays the story; the handler is let go when `b` was refused several times, or when the order is broken."""
     refused = count_refusals(patch)
-    door = Doorman(KEY)
+    door = BlockingHandler(KEY)
     for number in range(5):
-        town.producer.send("orders", number, key=KEY)
-    a = town.member("a", door.of("a"))
+        group.producer.send("orders", number, key=KEY)
+    a = group.member("a", door.of("a"))
     until("a is inside", door.inside.is_set)
     until("a has all five", lambda: cached(a) == 5 or door.company)
-    b = town.member("b", door.of("b"))
+    b = group.member("b", door.of("b"))
     for number in range(5, 10):
-        town.producer.send("orders", number, key=KEY)
+        group.producer.send("orders", number, key=KEY)
     until("a gives the queue up, or order is broken", lambda: draining(a) or door.company)
     before = refused.count("b")
     until("b waits, or order is broken", lambda: refused.count("b") >= before + REFUSALS or door.company)
     door.released.set()
-    until("all are done", lambda: {offset for _, key, offset in town.done if key == KEY} == set(range(10)))
+    until("all are done", lambda: {offset for _, key, offset in group.done if key == KEY} == set(range(10)))
     until("b has the queue", lambda: owns(b, 3))
-    return town.judge("rebalance"), door
+    return group.judge("rebalance"), door
 
 
 def draining(app: App) -> bool:
@@ -66,11 +66,13 @@ def count_refusals(patch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.row("A84")
 @pytest.mark.row("A89")
 @pytest.mark.row("A90")
-def test_a_newcomer_starts_nothing_before_the_old_owner_has_ended(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newcomer_starts_nothing_before_the_old_owner_has_ended(
+    group: LocalGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However long the handler takes: its queue is never unlocked by time. Other queues change hands meanwhile."""
-    report, door = newcomer_while_a_handler_runs(town, monkeypatch)
+    report, door = newcomer_while_a_handler_runs(group, monkeypatch)
     assert [offset for _, offset in door.began] == list(range(10))
-    assert [offset for _, key, offset in town.done if key == KEY] == list(range(10))
+    assert [offset for _, key, offset in group.done if key == KEY] == list(range(10))
     assert not door.company
     assert door.began[0] == ("a", 0)
     assert door.began[-1][0] == "b"
@@ -84,11 +86,11 @@ def test_a_newcomer_starts_nothing_before_the_old_owner_has_ended(town: Town, mo
     [("broker_lock", "another member"), ("lane_lock", "another thread"), ("drain", "a rebalance in the middle")],
 )
 def test_without_any_one_of_the_three_locks_the_order_breaks(
-    town: Town, monkeypatch: pytest.MonkeyPatch, lock: str, enemy: str
+    group: LocalGroup, monkeypatch: pytest.MonkeyPatch, lock: str, enemy: str
 ) -> None:
     """Negative controls: each lock has an enemy of its own, and the other two do not stop it."""
     MUTANTS[lock](monkeypatch.setattr)
-    report, door = newcomer_while_a_handler_runs(town, monkeypatch)
+    report, door = newcomer_while_a_handler_runs(group, monkeypatch)
     assert door.company, f"{enemy} was to come in"
     assert door.company[0][0] == ("a" if lock == "lane_lock" else "b")
     # A member that gave its queue away throws the overlapped turn's result away, so there the checker only counts it.

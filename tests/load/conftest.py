@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.chaos.stage import Stage, stage_in
+from tests.chaos.system import SystemUnderTest, system_in
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    with stage_in(tmp_path) as stage:
-        yield stage
+def system(tmp_path: Path) -> Iterator[SystemUnderTest]:
+    with system_in(tmp_path) as system:
+        yield system

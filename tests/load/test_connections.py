@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.broker.raw_client import RawClient, pull_ext
-from tests.chaos.stage import Part, Stage
+from tests.chaos.system import Child, SystemUnderTest
 from tests.load.gauge import MIB, read
 
 from lanemq.net.address import parse_address
@@ -33,7 +33,7 @@ def descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def ask(raw: RawClient, broker: Part) -> tuple[list[float], float]:
+def ask(raw: RawClient, broker: Child) -> tuple[list[float], float]:
     """Milliseconds of round trips that need no disk, sorted; and what one costs the broker, which is a matter of the
     broker alone, whoever else is busy on the machine."""
     found, before = [], read(broker.process.pid).cpu
@@ -44,22 +44,22 @@ def ask(raw: RawClient, broker: Part) -> tuple[list[float], float]:
     return sorted(found), (read(broker.process.pid).cpu - before) / ASKED * 500
 
 
-def wait_for_files(stage: Stage, broker: Part, true: Callable[[int], bool], what: str) -> None:
-    stage.until(what, lambda: true(read(broker.process.pid).files), 60)
+def wait_for_files(system: SystemUnderTest, broker: Child, true: Callable[[int], bool], what: str) -> None:
+    system.until(what, lambda: true(read(broker.process.pid).files), 60)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("descriptors")
-def test_five_thousand_idle_connections_cost_little_and_slow_nobody_down(stage: Stage) -> None:
-    broker = stage.broker(default_queues=1)
-    with RawClient(stage.address) as raw:
+def test_five_thousand_idle_connections_cost_little_and_slow_nobody_down(system: SystemUnderTest) -> None:
+    broker = system.broker(default_queues=1)
+    with RawClient(system.address) as raw:
         raw.send("T")
         alone, cost_alone = ask(raw, broker)
         before = read(broker.process.pid)
         begin = time.monotonic()
-        idle = [socket.create_connection(parse_address(stage.address), timeout=30) for _ in range(IDLE)]
+        idle = [socket.create_connection(parse_address(system.address), timeout=30) for _ in range(IDLE)]
         try:
-            wait_for_files(stage, broker, lambda files: files >= before.files + IDLE, "all are accepted")
+            wait_for_files(system, broker, lambda files: files >= before.files + IDLE, "all are accepted")
             took = time.monotonic() - begin
             after = read(broker.process.pid)
             crowded, cost_crowded = ask(raw, broker)
@@ -67,7 +67,7 @@ def test_five_thousand_idle_connections_cost_little_and_slow_nobody_down(stage: 
         finally:
             for each in idle:
                 each.close()
-        wait_for_files(stage, broker, lambda files: files <= before.files + 2, "all are let go")
+        wait_for_files(system, broker, lambda files: files <= before.files + 2, "all are let go")
         assert raw.send("T").code == 0
     bytes_each = (after.memory - before.memory) / IDLE
     p99 = {"alone": alone[-ASKED // 100], "crowded": crowded[-ASKED // 100]}
@@ -78,13 +78,13 @@ def test_five_thousand_idle_connections_cost_little_and_slow_nobody_down(stage: 
 
 
 @pytest.mark.slow
-def test_consumers_that_never_listen_cost_a_bounded_amount_and_hold_up_nobody(stage: Stage) -> None:
+def test_consumers_that_never_listen_cost_a_bounded_amount_and_hold_up_nobody(system: SystemUnderTest) -> None:
     """Each asks for 200 mebibytes and reads none of it."""
-    broker = stage.broker(default_queues=1)
-    with RawClient(stage.address) as raw:
+    broker = system.broker(default_queues=1)
+    with RawClient(system.address) as raw:
         raw.send("T", bytes(MIB))
         before = read(broker.process.pid).memory
-        deaf = [RawClient(stage.address) for _ in range(DEAF)]
+        deaf = [RawClient(system.address) for _ in range(DEAF)]
         for each in deaf:
             ask = [
                 each.frame(RequestCode.PULL_MESSAGE, pull_ext("T", 0, laneMaxBytes=str(2 * MIB))) for _ in range(200)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from tests.broker.raw_client import RawClient, bodies
-from tests.chaos.stage import Stage
+from tests.chaos.system import SystemUnderTest
 from tests.load.gauge import MIB, read
 
 from lanemq.core.consuming.queue_lease import LANE_TIMES
@@ -50,14 +50,14 @@ class Sender(threading.Thread):
 
 
 @pytest.mark.slow
-def test_at_five_times_its_capacity_the_broker_answers_busy_within_its_memory(stage: Stage) -> None:
+def test_at_five_times_its_capacity_the_broker_answers_busy_within_its_memory(system: SystemUnderTest) -> None:
     """A disk that takes half a second for every flush is easily overrun. Leases must be renewed all the same."""
-    broker = stage.broker(["stalling_disk"], default_queues=SENDERS, max_pending_bytes=PENDING)
-    with RawClient(stage.address) as raw:
+    broker = system.broker(["stalling_disk"], default_queues=SENDERS, max_pending_bytes=PENDING)
+    with RawClient(system.address) as raw:
         raw.create("T", SENDERS)
         raw.lane_lock("owner")
         before = read(broker.process.pid).memory
-        senders = [Sender(stage.address, number) for number in range(SENDERS)]
+        senders = [Sender(system.address, number) for number in range(SENDERS)]
         for sender in senders:
             sender.start()
         memory, slowest = before, 0.0

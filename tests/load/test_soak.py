@@ -8,8 +8,8 @@ import os
 import time
 
 import pytest
-from tests.chaos.diary import Diary
-from tests.chaos.stage import Part, Stage, complaint
+from tests.chaos.history_follower import HistoryFollower
+from tests.chaos.system import Child, SystemUnderTest, complaint
 from tests.load.gauge import MIB, Reading, read
 
 from lanemq.checker.verdict import Verdict
@@ -41,29 +41,29 @@ def growth(readings: list[Reading], field: str) -> int:
 
 @pytest.mark.extended
 @pytest.mark.timeout(240 + 2 * SECONDS)
-def test_memory_descriptors_and_threads_stay_flat_under_steady_load(stage: Stage) -> None:
-    broker = stage.broker(default_queues=4, recorded=True, segment_bytes=SEGMENT_BYTES, retention_bytes=KEPT_BYTES)
-    diary = Diary(stage.history)
-    producers = [stage.producer(name, keys=100, ahead=500, pause_ms=1) for name in ("p", "q")]
-    stage.until("both producers are heard", lambda: len(diary.read().acked) == 2)
-    consumers = [stage.consumer(name) for name in ("a", "b")]
-    stage.until("both consumers work", lambda: len(diary.read().turns) == 2)
+def test_memory_descriptors_and_threads_stay_flat_under_steady_load(system: SystemUnderTest) -> None:
+    broker = system.broker(default_queues=4, recorded=True, segment_bytes=SEGMENT_BYTES, retention_bytes=KEPT_BYTES)
+    follower = HistoryFollower(system.history)
+    producers = [system.producer(name, keys=100, ahead=500, pause_ms=1) for name in ("p", "q")]
+    system.until("both producers are heard", lambda: len(follower.read().acked) == 2)
+    consumers = [system.consumer(name) for name in ("a", "b")]
+    system.until("both consumers work", lambda: len(follower.read().turns) == 2)
     parts = [broker, *producers, *consumers]
-    seen = watch(diary, parts)
-    stage.finish(*producers)
-    stage.until("everything is done", lambda: not diary.read().undone, 60)
-    stage.finish(*consumers)
-    stage.finish(broker)
-    report = stage.judge("acked=1000")
-    print(json.dumps(summary(seen, diary)))
+    seen = watch(follower, parts)
+    system.finish(*producers)
+    system.until("everything is done", lambda: not follower.read().undone, 60)
+    system.finish(*consumers)
+    system.finish(broker)
+    report = system.judge("acked=1000")
+    print(json.dumps(summary(seen, follower)))
     assert report.verdict is Verdict.PASS, complaint(report)
     for name, readings in seen.items():
-        assert growth(readings, "memory") < GROWTH_BYTES, (name, summary(seen, diary))
+        assert growth(readings, "memory") < GROWTH_BYTES, (name, summary(seen, follower))
         assert growth(readings, "files") <= FILES_GROWTH, name
         assert growth(readings, "threads") <= 2, name
 
 
-def watch(diary: Diary, parts: list[Part]) -> dict[str, list[Reading]]:
+def watch(follower: HistoryFollower, parts: list[Child]) -> dict[str, list[Reading]]:
     """The one wait by time: time is what a soak is about."""
     seen: dict[str, list[Reading]] = {part.name: [] for part in parts}
     began = told = time.monotonic()
@@ -71,19 +71,19 @@ def watch(diary: Diary, parts: list[Part]) -> dict[str, list[Reading]]:
     while (now := time.monotonic()) < end:
         if now > told + TELL_SECONDS:
             told = now
-            print(f"{now - began:.0f} of {SECONDS:.0f} s: {diary.acked.total()} acknowledged", flush=True)
+            print(f"{now - began:.0f} of {SECONDS:.0f} s: {follower.acked.total()} acknowledged", flush=True)
         time.sleep(EVERY)
-        diary.read()
+        follower.read()
         for part in parts:
             assert part.alive, part.name
             seen[part.name].append(read(part.process.pid))
     return seen
 
 
-def summary(seen: dict[str, list[Reading]], diary: Diary) -> dict[str, object]:
+def summary(seen: dict[str, list[Reading]], follower: HistoryFollower) -> dict[str, object]:
     return {
         "seconds": SECONDS,
-        "acked": diary.acked.total(),
+        "acked": follower.acked.total(),
         "MiB at the end": {name: round(each[-1].memory / MIB, 1) for name, each in seen.items()},
         "MiB grown": {name: round(growth(each, "memory") / MIB, 2) for name, each in seen.items()},
         "files grown": {name: growth(each, "files") for name, each in seen.items()},

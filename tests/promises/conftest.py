@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.chaos.members import Town, town_in
+from tests.chaos.members import LocalGroup, local_group_in
 
 
 @pytest.fixture
-def town(tmp_path: Path) -> Iterator[Town]:
-    with town_in(tmp_path) as town:
-        yield town
+def group(tmp_path: Path) -> Iterator[LocalGroup]:
+    with local_group_in(tmp_path) as group:
+        yield group

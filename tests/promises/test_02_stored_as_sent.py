@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.chaos.mutants import stamp_check
 from tests.chaos.proxy import ProxiedBroker
-from tests.chaos.stage import TOPIC, stored_records
+from tests.chaos.system import TOPIC, stored_records
 
 from lanemq.client.producer.producer import Producer
 from lanemq.log.store import Store

@@ -13,7 +13,7 @@ from tests.chaos.losses import KINDS, SILENT_SECONDS, losses_in, why_no_namespac
 from tests.chaos.members import until
 from tests.chaos.mutants import lease_end
 from tests.chaos.proxy import ProxiedBroker
-from tests.chaos.stage import TOPIC, complaint, stage_in
+from tests.chaos.system import TOPIC, complaint, system_in
 
 from lanemq.checker.verdict import Verdict
 from lanemq.client.consumer.app import App
@@ -119,26 +119,28 @@ def test_a_lost_member_is_replaced_and_joins_again(tmp_path: Path, kind: str) ->
     """ "After silence it is removed, and the others take over." A member that wakes up gets its share back."""
     if kind == "cut off" and (reason := why_no_namespaces()):
         pytest.skip(reason)
-    with stage_in(tmp_path) as stage, losses_in(stage, kind) as losses:
+    with system_in(tmp_path) as system, losses_in(system, kind) as losses:
         producer = losses.start()
         waits = [wait for _ in range(TRIALS) for wait in losses.trial()]
         assert max(waits) < (BEFORE_LEASES_END if kind == "killed" else SILENT_SECONDS), waits
-        stage.finish(producer)
-        stage.until("everything is done", stage.is_drained)
-        stage.finish(*losses.members)
-        report = stage.judge("rebalance", "faults")
+        system.finish(producer)
+        system.until("everything is done", system.is_drained)
+        system.finish(*losses.members)
+        report = system.judge("rebalance", "faults")
     assert report.verdict is Verdict.PASS, complaint(report)
 
 
 @pytest.mark.slow
 def test_a_broker_that_ignores_silence_leaves_the_queues_of_a_frozen_member_alone(tmp_path: Path) -> None:
     """Negative control: the leases end, but the frozen member keeps its share of the allocation."""
-    with stage_in(tmp_path) as stage, losses_in(stage, "frozen") as losses:
+    with system_in(tmp_path) as system, losses_in(system, "frozen") as losses:
         losses.start("member_silence")
         lost_at, lost = losses.lose()
         with pytest.raises(pytest.fail.Exception, match="waited 9 s until the other member works on all lost queues"):
             losses.waits(lost_at, lost, 9)
-        assert stage.seen("turn", losses.members[1].name, after=lost_at), "the other member goes on with its own queues"
+        assert system.seen("turn", losses.members[1].name, after=lost_at), (
+            "the other member goes on with its own queues"
+        )
 
 
 @pytest.mark.parametrize("times", [(700, 700, 1_400), (150, 1_400, 1_400), (800, 700, 1_400), (0, 700, 1_400)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.chaos.mutants import epoch_check
-from tests.chaos.stage import TOPIC
+from tests.chaos.system import TOPIC
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.client.producer.producer import Producer

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from tests.chaos.members import Town, until
+from tests.chaos.members import LocalGroup, until
 from tests.chaos.mutants import lane_lock
 
 from lanemq.client.message import Message
@@ -31,27 +31,27 @@ class Crowd:
             self._inside.remove(key)
 
 
-def run(town: Town) -> Crowd:
+def run(group: LocalGroup) -> Crowd:
     crowd = Crowd()
     for number in range(400):
-        town.producer.send_oneway("orders", number, key=f"k{number % 10}")
-    town.producer.flush()
-    town.member("a", crowd.handle)
-    until("all are done", lambda: len(town.done) == 400)
+        group.producer.send_oneway("orders", number, key=f"k{number % 10}")
+    group.producer.flush()
+    group.member("a", crowd.handle)
+    until("all are done", lambda: len(group.done) == 400)
     return crowd
 
 
-def test_turns_of_a_key_never_meet_while_keys_run_side_by_side(town: Town) -> None:
+def test_turns_of_a_key_never_meet_while_keys_run_side_by_side(group: LocalGroup) -> None:
     """ "One at a time", and it is not for want of concurrency."""
-    crowd = run(town)
+    crowd = run(group)
     assert crowd.met == []
     assert crowd.most > 1
     for number in range(10):
-        offsets = [offset for _, key, offset in town.done if key == f"k{number}"]
+        offsets = [offset for _, key, offset in group.done if key == f"k{number}"]
         assert offsets == sorted(offsets)
 
 
-def test_without_lanes_turns_of_a_key_meet(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_lanes_turns_of_a_key_meet(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the same threads, and no lane that keeps them apart."""
     lane_lock(monkeypatch.setattr)
-    assert run(town).met
+    assert run(group).met

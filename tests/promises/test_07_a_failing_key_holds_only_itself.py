@@ -3,8 +3,8 @@
 import threading
 
 import pytest
-from tests.chaos.members import Town, key_in, until
-from tests.chaos.stage import GROUP, TOPIC
+from tests.chaos.members import LocalGroup, key_in, until
+from tests.chaos.system import GROUP, TOPIC
 
 from lanemq.checker.verdict import Verdict
 from lanemq.client.admin.admin import Admin
@@ -32,86 +32,86 @@ class Broken:
             raise ValueError("not yet")
 
 
-def send_both(town: Town) -> None:
+def send_both(group: LocalGroup) -> None:
     """Three messages of the bad key and three of a good one, all in queue 0."""
     for number in range(3):
         for key in (BAD, GOOD):
-            town.producer.send(TOPIC, number, key=key, queue=0)
+            group.producer.send(TOPIC, number, key=key, queue=0)
 
 
-def done(town: Town, key: str) -> list[int]:
-    return [offset for _, each, offset in town.done if each == key]
+def done(group: LocalGroup, key: str) -> list[int]:
+    return [offset for _, each, offset in group.done if each == key]
 
 
-def test_other_keys_of_the_same_queue_go_on_and_successors_wait(town: Town) -> None:
+def test_other_keys_of_the_same_queue_go_on_and_successors_wait(group: LocalGroup) -> None:
     """ "A failing key holds only itself (HoldKey, the default).\""""
-    send_both(town)
+    send_both(group)
     broken = Broken()
-    town.member("a", broken.handle, on_fail=HoldKey(retries=1_000, backoff=QUICK))
-    until("the good key is through", lambda: done(town, GOOD) == [1, 3, 5])
+    group.member("a", broken.handle, on_fail=HoldKey(retries=1_000, backoff=QUICK))
+    until("the good key is through", lambda: done(group, GOOD) == [1, 3, 5])
     until("the bad key was tried often", lambda: broken.failures > 5)
-    assert done(town, BAD) == []
+    assert done(group, BAD) == []
     broken.mended.set()
-    until("the bad key is through, in order", lambda: done(town, BAD) == [0, 2, 4])
+    until("the bad key is through, in order", lambda: done(group, BAD) == [0, 2, 4])
 
 
-def test_a_key_whose_retries_are_used_up_still_lets_nobody_pass(town: Town) -> None:
+def test_a_key_whose_retries_are_used_up_still_lets_nobody_pass(group: LocalGroup) -> None:
     """It waits for a person; `resume` continues with the same message."""
-    send_both(town)
+    send_both(group)
     broken = Broken()
-    app = town.member("a", broken.handle, on_fail=HoldKey(retries=2, backoff=QUICK))
+    app = group.member("a", broken.handle, on_fail=HoldKey(retries=2, backoff=QUICK))
     until("the retries are used up", lambda: any(each.lanes.parked for each in app.snapshot().queues.values()))
     assert broken.failures == 3
-    assert done(town, BAD) == []
+    assert done(group, BAD) == []
     broken.mended.set()
     assert app.resume(TOPIC, BAD)
-    until("the bad key is through, in order", lambda: done(town, BAD) == [0, 2, 4])
+    until("the bad key is through, in order", lambda: done(group, BAD) == [0, 2, 4])
 
 
-def test_a_parked_key_is_set_aside_in_order_and_redriven_before_what_is_newer(town: Town) -> None:
+def test_a_parked_key_is_set_aside_in_order_and_redriven_before_what_is_newer(group: LocalGroup) -> None:
     """ "The failed message and everything behind it ... on disk before the member lets the commit pass them.\""""
-    send_both(town)
+    send_both(group)
     broken = Broken()
-    town.member("a", broken.handle, on_fail=HoldKey(retries=0))
+    group.member("a", broken.handle, on_fail=HoldKey(retries=0))
     queue = MessageQueue(TOPIC, "lanemq", 0)
-    with ParkedAdmin(town.address) as parked, Admin(town.address) as admin:
+    with ParkedAdmin(group.address) as parked, Admin(group.address) as admin:
         until("the commit has passed them", lambda: admin.committed(GROUP, queue) == 6)
         (lane,) = parked.lanes(GROUP)
         assert [record.queue_offset for record in parked.messages(lane)] == [0, 2, 4]
-        town.producer.send(TOPIC, 3, key=BAD, queue=0)
+        group.producer.send(TOPIC, 3, key=BAD, queue=0)
         until("the newer one joined", lambda: parked.lanes(GROUP)[0].messages == 4)
-        assert done(town, BAD) == []
+        assert done(group, BAD) == []
         broken.mended.set()
         assert parked.redrive(lane)
-        until("the bad key is through, in order", lambda: done(town, BAD) == [0, 2, 4, 6])
+        until("the bad key is through, in order", lambda: done(group, BAD) == [0, 2, 4, 6])
         until("nothing is parked any more", lambda: not parked.lanes(GROUP))
-    assert town.judge("parked=4", "redriven").verdict is Verdict.PASS
+    assert group.judge("parked=4", "redriven").verdict is Verdict.PASS
 
 
-def test_hold_queue_holds_everything_behind_the_failure(town: Town) -> None:
+def test_hold_queue_holds_everything_behind_the_failure(group: LocalGroup) -> None:
     """ "HoldQueue is RocketMQ's suspend": what the default avoids."""
-    send_both(town)
+    send_both(group)
     broken = Broken()
-    town.member("a", broken.handle, on_fail=HoldQueue(retries=1_000, suspend=0.01))
+    group.member("a", broken.handle, on_fail=HoldQueue(retries=1_000, suspend=0.01))
     until("it was tried often", lambda: broken.failures > 5)
-    assert town.done == []
+    assert group.done == []
     broken.mended.set()
-    until("all are through", lambda: [offset for _, _, offset in town.done] == [0, 1, 2, 3, 4, 5])
+    until("all are through", lambda: [offset for _, _, offset in group.done] == [0, 1, 2, 3, 4, 5])
 
 
 @pytest.mark.row("A109")
-def test_only_dead_letter_with_skip_lets_successors_pass(town: Town) -> None:
+def test_only_dead_letter_with_skip_lets_successors_pass(group: LocalGroup) -> None:
     """ "DeadLetter(skip=True) is the only policy that lets successors pass, and its name says so.\""""
-    send_both(town)
+    send_both(group)
     broken = Broken()
-    town.member("a", broken.handle, on_fail=DeadLetter(skip=True, hold=HoldKey(retries=2, backoff=QUICK)))
-    until("the successors pass", lambda: done(town, BAD) == [2, 4])
+    group.member("a", broken.handle, on_fail=DeadLetter(skip=True, hold=HoldKey(retries=2, backoff=QUICK)))
+    until("the successors pass", lambda: done(group, BAD) == [2, 4])
     assert broken.failures == 3
 
 
-def test_a_handler_that_swallows_its_errors_lets_successors_overtake(town: Town) -> None:
+def test_a_handler_that_swallows_its_errors_lets_successors_overtake(group: LocalGroup) -> None:
     """Negative control: "log it and go on" is what people write without a policy."""
-    send_both(town)
+    send_both(group)
     broken = Broken()
     failed: list[int] = []
 
@@ -121,7 +121,7 @@ def test_a_handler_that_swallows_its_errors_lets_successors_overtake(town: Town)
         except ValueError:
             failed.append(message.queue_offset)
 
-    town.member("a", careless)
-    until("all were handled", lambda: len(town.done) == 6)
+    group.member("a", careless)
+    until("all were handled", lambda: len(group.done) == 6)
     assert failed == [0]
-    assert done(town, BAD) == [0, 2, 4], "its successors ran although it never succeeded"
+    assert done(group, BAD) == [0, 2, 4], "its successors ran although it never succeeded"

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.chaos.stage import TOPIC
+from tests.chaos.system import TOPIC
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.client.consumer.consumer import Consumer

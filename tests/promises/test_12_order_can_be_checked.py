@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.members import Town, until
-from tests.chaos.stage import GROUP, TOPIC, complaint
+from tests.chaos.members import LocalGroup, until
+from tests.chaos.system import GROUP, TOPIC, complaint
 
 from lanemq import App, Producer, checker
 from lanemq.broker.config import BrokerOptions
@@ -24,17 +24,17 @@ Lines = list[dict[str, Any]]
 
 
 @pytest.fixture
-def lines(town: Town, tmp_path: Path) -> Lines:
+def lines(group: LocalGroup, tmp_path: Path) -> Lines:
     """The history of a real consumer of 40 messages with 4 keys."""
     sent = open_history(tmp_path / "history", "p", SystemClock().now_ns, role="producer")
     for number in range(40):
-        receipt = town.producer.send(TOPIC, number, key=f"k{number % 4}")
+        receipt = group.producer.send(TOPIC, number, key=f"k{number % 4}")
         sent.send(TOPIC, receipt.key or "", receipt.message_id)
         sent.acked(TOPIC, receipt.key or "", receipt.message_id, receipt.queue.queue_id, receipt.offset)
     sent.close()
-    town.member("a")
-    until("all are done", lambda: len(town.done) == 40)
-    report = town.judge()
+    group.member("a")
+    until("all are done", lambda: len(group.done) == 40)
+    report = group.judge()
     assert report.verdict is Verdict.PASS, complaint(report)
     return [json.loads(line) for line in (tmp_path / "history" / "a.jsonl").read_text().splitlines()]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.chaos.members import PATIENCE, until
+from tests.chaos.members import TIMEOUT, until
 from tests.cli.conftest import Run
 
 from lanemq.cli.commands.group import QueueProgress
@@ -94,7 +94,7 @@ class Gate:
 
     def __call__(self, message: Message) -> None:
         self.inside.set()
-        assert self.open.wait(PATIENCE)
+        assert self.open.wait(TIMEOUT)
 
 
 def test_a_held_key_shows_attempts_next_retry_and_last_error(lane: LaneFixture) -> None:
@@ -105,7 +105,7 @@ def test_a_held_key_shows_attempts_next_retry_and_last_error(lane: LaneFixture) 
     assert "ValueError('no stock left')" in found["waits_for"]
     assert (lane["state"], lane["head"], lane["attempts"], lane["waiting"]) == ("held", 0, 1, 2)
     assert 0 < lane["next_retry_ms"] <= 60_000
-    assert 0 <= lane["blocked_ms"] < PATIENCE * 1000
+    assert 0 <= lane["blocked_ms"] < TIMEOUT * 1000
 
 
 def test_blocked_since_counts_from_the_first_failure_not_from_the_last(lane: LaneFixture) -> None:
@@ -133,7 +133,7 @@ def test_a_success_clears_the_failures(lane: LaneFixture) -> None:
             gate(message)
 
     lane.member(second_time_lucky, HoldKey(backoff=Backoff(0.01, 1.0, 0.01)), lanes=1)
-    assert gate.inside.wait(PATIENCE)
+    assert gate.inside.wait(TIMEOUT)
     lane.send("a")
     gate.open.set()
     until("all is done", lambda: lane.why("a")["waits_for"].startswith("nothing"))
@@ -154,7 +154,7 @@ def test_a_key_can_wait_for_a_free_worker(lane: LaneFixture) -> None:
     gate = Gate()
     lane.send("a", "b", "b")
     lane.member(gate, lanes=1)
-    assert gate.inside.wait(PATIENCE)
+    assert gate.inside.wait(TIMEOUT)
     found = lane.until_it_waits_for("b", "a free worker: 2 messages from offset 1 on")
     gate.open.set()
     assert found["lane"]["state"] == "ready"

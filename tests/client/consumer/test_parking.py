@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.members import PATIENCE, owns, until
+from tests.chaos.members import TIMEOUT, owns, until
 from tests.client.consumer.parking_fixture import GROUP, QUICK, TOPIC, ParkingFixture
 
 from lanemq.checker.verdict import Verdict
@@ -173,12 +173,12 @@ def test_an_owner_killed_in_a_redrive_is_continued_and_repeats_one_message_at_mo
     def hold_second(message: Message) -> None:
         if message.queue_offset == 2 and not go_on.is_set():
             inside.set()
-            assert go_on.wait(PATIENCE)
+            assert go_on.wait(TIMEOUT)
             raise ValueError("its process is dead")
 
     parking.before = hold_second
     parking.redrive("bad")
-    assert inside.wait(PATIENCE)
+    assert inside.wait(TIMEOUT)
     assert parking.parked("bad") == [2, 4], "the first one is done and taken off the list"
     first.stop(now=True)
     go_on.set()
@@ -237,7 +237,7 @@ def test_a_redrive_works_after_retention_deleted_the_originals(tmp_path: Path) -
     parking.send(*[with_body] * 40)
     until("all others are through", lambda: len(parking.of(with_body)) == 40)
     parking.broker.call(parking.broker.broker._housekeeping._retire)
-    first = parking.broker.call(lambda: parking.broker.broker._parts.store.bounds(TOPIC, 0)[0])
+    first = parking.broker.call(lambda: parking.broker.broker._children.store.bounds(TOPIC, 0)[0])
     assert first > 4, "the originals are gone"
     parking.failing.clear()
     parking.redrive("bad")
@@ -280,11 +280,11 @@ def test_a_message_discarded_while_it_is_tried_again_does_not_come_back(parking:
     def hold(message: Message) -> None:
         if message.key == "bad" and not go_on.is_set():
             inside.set()
-            assert go_on.wait(PATIENCE)
+            assert go_on.wait(TIMEOUT)
 
     parking.before = hold
     parking.redrive("bad")
-    assert inside.wait(PATIENCE)
+    assert inside.wait(TIMEOUT)
     assert parking.discard("bad") == 3
     go_on.set()
     parking.send("good")

@@ -28,7 +28,7 @@ from lanemq.log.store import Store
 from lanemq.wire.record import RecordView, record_starts
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds. Only a run that fails waits this long; a busy machine may need much of it."""
 FORGETS_MS = 5_000
 """A crash may take the commits of 200 ms; where the machine or its disk is busy with other things, their writer comes
@@ -36,7 +36,7 @@ late. That it comes at all, and every moment, is shown on virtual time (`sim`)."
 Event = dict[str, Any]
 
 
-class Part:
+class Child:
     """One process of a test."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]") -> None:
@@ -55,11 +55,11 @@ class Part:
         self.signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
-    def ended(self, seconds: float = PATIENCE) -> int:
+    def ended(self, seconds: float = TIMEOUT) -> int:
         return self.process.wait(seconds)
 
 
-class Stage:
+class SystemUnderTest:
     """The processes of one test, all in one folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -69,93 +69,93 @@ class Stage:
         self.data = folder / "data"
         self.address = f"127.0.0.1:{lasting_port()}"
         self.events: list[Event] = []
-        self._parts: list[Part] = []
+        self._children: list[Child] = []
         self._read: dict[Path, int] = {}
         self._operator = open_history(self.history, "operator", SystemClock().now_ns)
 
     # who plays
 
-    def broker(self, without: Sequence[str] = (), **options: Any) -> Part:
+    def broker(self, without: Sequence[str] = (), **options: Any) -> Child:
         """A broker on the folder's data, always on the same port."""
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
         settings = {"listen": self.address, "data": str(self.data), "ready": str(ready), "options": options}
-        part = self._start("broker", "broker", settings, without)
-        self.until("the broker listens", lambda: ready.exists() and ready.read_text(), alive=part)
+        child = self._start("broker", "broker", settings, without)
+        self.until("the broker listens", lambda: ready.exists() and ready.read_text(), alive=child)
         self.address = ready.read_text()
-        return part
+        return child
 
-    def producer(self, name: str = "p", **settings: Any) -> Part:
+    def producer(self, name: str = "p", **settings: Any) -> Child:
         defaults = {"count": 0, "keys": 20, "ahead": 100, "pause_ms": 0, "options": {}}
         return self._start("produce", name, {**defaults, **settings}, ())
 
-    def consumer(self, name: str, without: Sequence[str] = (), prefix: Sequence[str] = (), **settings: Any) -> Part:
+    def consumer(self, name: str, without: Sequence[str] = (), prefix: Sequence[str] = (), **settings: Any) -> Child:
         """A member; `prefix` is a command that runs its process, such as one that enters a namespace."""
         defaults = {"work_ms": 1, "lanes": 8, "whole_queue": False, "stuck": None, "forks": False, "options": {}}
         return self._start("consume", name, {**defaults, **settings}, without, prefix)
 
     def _start(
         self, role: str, name: str, settings: dict[str, Any], without: Sequence[str], prefix: Sequence[str] = ()
-    ) -> Part:
+    ) -> Child:
         common = {"name": name, "address": self.address, "history": str(self.history), "without": list(without)}
         command = [*prefix, sys.executable, "-m", "tests.chaos.roles", role, json.dumps({**common, **settings})]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
         with (self.folder / f"{name}.log").open("ab") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=self.folder)
-        part = Part(name, process)
-        self._parts.append(part)
-        return part
+        child = Child(name, process)
+        self._children.append(child)
+        return child
 
     # what is done to them
 
-    def kill(self, part: Part) -> None:
+    def kill(self, child: Child) -> None:
         """SIGKILL; returns when the process is gone."""
-        self._operator.fault("kill -9", part.name, "start")
-        part.signal(signal.SIGKILL)
-        part.ended()
+        self._operator.fault("kill -9", child.name, "start")
+        child.signal(signal.SIGKILL)
+        child.ended()
 
-    def fault(self, kind: str, part: Part, phase: str) -> None:
-        """Writes down that something happens to a part."""
-        self._operator.fault(kind, part.name, phase)
+    def fault(self, kind: str, child: Child, phase: str) -> None:
+        """Writes down that something happens to a child."""
+        self._operator.fault(kind, child.name, phase)
 
-    def end_children(self, part: Part) -> None:
-        """Kills the children that a part has forked."""
-        for file in self.folder.glob(f"{part.name}.child.*"):
+    def end_children(self, child: Child) -> None:
+        """Kills the children that a child has forked."""
+        for file in self.folder.glob(f"{child.name}.child.*"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(file.suffix[1:]), signal.SIGKILL)
             file.unlink()
 
-    def freeze(self, part: Part) -> None:
-        self.frozen(part)
-        part.stop()
+    def freeze(self, child: Child) -> None:
+        self.frozen(child)
+        child.stop()
 
-    def frozen(self, part: Part) -> None:
-        """Writes down that `part` was stopped already."""
-        self._operator.fault("freeze", part.name, "start")
+    def frozen(self, child: Child) -> None:
+        """Writes down that `child` was stopped already."""
+        self._operator.fault("freeze", child.name, "start")
 
-    def thaw(self, part: Part) -> None:
-        self._operator.fault("freeze", part.name, "end")
-        part.signal(signal.SIGCONT)
+    def thaw(self, child: Child) -> None:
+        self._operator.fault("freeze", child.name, "end")
+        child.signal(signal.SIGCONT)
 
-    def finish(self, *parts: Part) -> None:
+    def finish(self, *parts: Child) -> None:
         """SIGTERM, and a clean end of each."""
-        for part in parts:
-            part.signal(signal.SIGTERM)
-        for part in parts:
-            self.until(f"{part.name} ends", lambda part=part: not part.alive)
-            assert part.ended() == 0, f"{part.name} did not end well: {self.said_by(part)}"
+        for child in parts:
+            child.signal(signal.SIGTERM)
+        for child in parts:
+            self.until(f"{child.name} ends", lambda child=child: not child.alive)
+            assert child.ended() == 0, f"{child.name} did not end well: {self.log_of(child)}"
 
     def close(self) -> None:
-        for part in self._parts:
-            if part.alive:
-                part.signal(signal.SIGKILL)
-                part.ended()
-            self.end_children(part)
+        for child in self._children:
+            if child.alive:
+                child.signal(signal.SIGKILL)
+                child.ended()
+            self.end_children(child)
         self._operator.close()
 
-    def parts(self, *names: str) -> list[Part]:
+    def children(self, *names: str) -> list[Child]:
         """Those of these names that still run."""
-        return [part for part in self._parts if part.name in names and part.alive]
+        return [child for child in self._children if child.name in names and child.alive]
 
     # what is seen of them
 
@@ -191,27 +191,27 @@ class Stage:
         return {e["queue"]: e["member"] for e in granted}
 
     def until(
-        self, what: str, true: Callable[[], object], seconds: float = PATIENCE, alive: Part | None = None
+        self, what: str, true: Callable[[], object], seconds: float = TIMEOUT, alive: Child | None = None
     ) -> None:
         end = time.monotonic() + seconds
         while not true():
             if alive is not None and not alive.alive:
-                pytest.fail(f"{alive.name} ended while waiting until {what}: {self.said_by(alive)}")
+                pytest.fail(f"{alive.name} ended while waiting until {what}: {self.log_of(alive)}")
             if time.monotonic() > end:
-                pytest.fail(f"waited {seconds:.0f} s until {what}\n{self._where_everybody_is()}")
+                pytest.fail(f"waited {seconds:.0f} s until {what}\n{self._logs_and_stacks()}")
             time.sleep(0.02)
 
-    def _where_everybody_is(self) -> str:
+    def _logs_and_stacks(self) -> str:
         """Everybody's log, with the stacks of those who still live."""
-        living = [part for part in self._parts if part.alive]
-        for part in living:
-            part.signal(signal.SIGCONT)
-            part.signal(signal.SIGUSR1)
+        living = [child for child in self._children if child.alive]
+        for child in living:
+            child.signal(signal.SIGCONT)
+            child.signal(signal.SIGUSR1)
         time.sleep(0.5 if living else 0)
-        return "\n".join(f"{part.name}: {self.said_by(part)}" for part in self._parts)
+        return "\n".join(f"{child.name}: {self.log_of(child)}" for child in self._children)
 
-    def said_by(self, part: Part) -> str:
-        return (self.folder / f"{part.name}.log").read_text()[-9000:]
+    def log_of(self, child: Child) -> str:
+        return (self.folder / f"{child.name}.log").read_text()[-9000:]
 
     # how it is judged
 
@@ -258,12 +258,12 @@ def complaint(report: Report) -> str:
 
 
 @contextlib.contextmanager
-def stage_in(folder: Path) -> Iterator[Stage]:
-    stage = Stage(folder)
+def system_in(folder: Path) -> Iterator[SystemUnderTest]:
+    system = SystemUnderTest(folder)
     try:
-        yield stage
+        yield system
     finally:
-        stage.close()
+        system.close()
 
 
-__all__ = ["GROUP", "TOPIC", "Event", "Part", "Place", "Stage", "complaint", "stage_in", "stored_records"]
+__all__ = ["GROUP", "TOPIC", "Child", "Event", "Place", "SystemUnderTest", "complaint", "stored_records", "system_in"]

@@ -14,7 +14,7 @@ Place = tuple[int, int]
 """Queue and offset."""
 
 
-class Diary:
+class HistoryFollower:
     """Follows every history file of a folder. `read` takes in what is new."""
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class Diary:
             "fault": self._fault,
         }
 
-    def read(self) -> "Diary":
+    def read(self) -> "HistoryFollower":
         for path in sorted(self._folder.glob("*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._at.get(path, 0))
