@@ -120,7 +120,7 @@ def test_rows_that_are_no_events_are_reported(tmp_path: Path) -> None:
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = converted(write_history(tmp_path / "run", World(1).run()))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ValueError, match=r"need pyarrow: install lanemq\[spark\]"):
+    with pytest.raises(ValueError, match=r"need pyarrow"):
         check([again])
 
 

@@ -55,7 +55,7 @@ class Retry(HandlerVerdict):
     """Delivers the same message again after `after` seconds (None: as the policy says), before the rest of its lane."""
 
     def __init__(self, after: Seconds | None = None, *, message: Message | int | None = None) -> None:
-        self.after = after
+        self.after = after = after.total_seconds() if isinstance(after, timedelta) else after
         self.message = message
         given = f"{after:g} s" if isinstance(after, (int, float)) else str(after)
         super().__init__("try again" if after is None else f"try again after {given}")
