@@ -94,7 +94,7 @@ def test_without_its_guard_a_simulated_run_breaks_a_promise(guard: str, monkeypa
             result = run_plan(plan_for(case, seed))
         if not result.passed:
             break
-    assert any(problem.startswith(case.told_by) for problem in result.problems), result.problems
+    assert any(problem.startswith(case.shown_by) for problem in result.problems), result.problems
     with_guard = run_plan(plan_for(case, seed))
     assert with_guard.passed, with_guard.problems
 
