@@ -56,16 +56,16 @@ class LaneAdmin:
         return [each.client_id for each in self._admin.describe_group(request["group"]).members]
 
     def query(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        return [seen_record(each) for each in self._admin.find_key(request["topic"], request["key"])]
+        return [seen_record(each.record) for each in self._admin.find_key(request["topic"], request["key"])]
 
     def view(self, request: dict[str, Any]) -> dict[str, Any]:
         message = request["message"]
         if message.startswith(PLACE):
-            return seen_record(self._admin.view(self._stored_id(message)))
+            return seen_record(self._admin.view(self._stored_id(message)).record)
         found = self._admin.find_id(request["topic"], message)
         if not found:
             raise LaneError(f"no message {message} in {request['topic']}")
-        return seen_record(found[0])
+        return seen_record(found[0].record)
 
     def close(self) -> None:
         self._admin.close()

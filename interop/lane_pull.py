@@ -47,9 +47,9 @@ def _bounds(address: str, group: str, topic: str, queue_id: int) -> tuple[int, i
     with PullConsumer(address, group=group) as consumer:
         queue = _queue(consumer, topic, queue_id)
         consumer.assign([queue])
-        consumer.seek_to_begin()
+        consumer.seek_to_first()
         first = consumer.position(queue)
-        consumer.seek_to_end()
+        consumer.seek_to_last()
         return first, consumer.position(queue)
 
 
