@@ -14,8 +14,7 @@ LONG_LEASE = (1_000, 50_000, 60_000)
 
 So long that its end cannot be what helps."""
 TAKE_OVER_SECONDS = 30.0
-"""The broker sees the connection end and waits for a moment; the rest is how busy the machine is, and the time of a
-quiet one is told by `benchmarks.lanes_take_over`."""
+"""A bound for a busy machine. `benchmarks.lanes_take_over` measures the time on a quiet one."""
 
 
 def test_a_killed_consumers_queues_go_on_in_order_within_seconds(system: SystemUnderTest) -> None:

@@ -181,7 +181,7 @@ def _message_row(message: Message) -> tuple[object, ...]:
 
 _GROUP_COLUMNS = ("group", "offset", "done", "pending", "parked", "owner", "epoch", "lease left")
 _LANE_COLUMNS = ("head", "failed", "next retry", "blocked for")
-"""Shown only if an owner has told about the lane, because the table should fit a terminal."""
+"""Shown only if an owner reported the lane, so that the table fits a terminal."""
 
 
 def _group_grid(groups: list[KeyProgress]) -> Grid:
