@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from lanemq.client.consumer.turns.handler import ToDeadLetter as ToDeadLetter
     from lanemq.client.message import Message as Message
     from lanemq.client.producer.async_producer import AsyncProducer as AsyncProducer
-    from lanemq.client.producer.base import SendArguments as SendArguments
+    from lanemq.client.producer.batches import SendArguments as SendArguments
     from lanemq.client.producer.freezes import Frozen as Frozen
     from lanemq.client.producer.options import ProducerSettings as ProducerSettings
     from lanemq.client.producer.producer import Producer as Producer
@@ -141,7 +141,7 @@ else:
             ),
             "lanemq.client.message": ("Message",),
             "lanemq.client.producer.async_producer": ("AsyncProducer",),
-            "lanemq.client.producer.base": ("SendArguments",),
+            "lanemq.client.producer.batches": ("SendArguments",),
             "lanemq.client.producer.freezes": ("Frozen",),
             "lanemq.client.producer.options": ("ProducerSettings",),
             "lanemq.client.producer.producer": ("Producer",),

@@ -123,7 +123,7 @@ class EngineSim:
             messages.append(PendingMessage(text.encode(), "", text, key, 0, False, sender_waits, waiter, number, 100))
         lane = self.engine.offer(QUEUE, messages, checks_stamps=self.checks_stamps)
         self.messages += [Sent(key, place in bad, self.rounds[key]) for place, key in enumerate(keys)]
-        self.wire += self.engine.take_requests(lane)
+        self.wire += lane.take_requests()
 
     def connect(self) -> None:
         for broker, _ in self.engine.to_dial():
@@ -201,7 +201,7 @@ class EngineSim:
 
     def heal(self) -> None:
         for _ in range(400):
-            self.tick(6000 if not self.wire and not self.answers and self.engine.buffered_bytes else 1)
+            self.tick(6000 if not self.wire and not self.answers and self.engine.unsettled.bytes else 1)
             while self.wire or self.answers:
                 self.take()
                 self.answer()
@@ -272,7 +272,7 @@ class EngineSim:
 
     def check_outcomes(self) -> None:
         assert self.results.errors.keys() | self.results.receipts.keys() == set(range(len(self.messages)))
-        assert self.engine.buffered_bytes == 0
+        assert self.engine.unsettled.bytes == 0
         assert all(mark.settled for mark, _ in self.marks)
         for id, what in self.history.outcomes.items():
             assert what != "stored" or int(id) in self.log
@@ -323,7 +323,7 @@ def play(sim: EngineSim, steps: Sequence[tuple[object, ...]]) -> None:
                 getattr(sim, str(name))()
         sim.check_order()
         sim.check_flushes()
-        assert sim.engine.buffered_bytes >= 0
+        assert sim.engine.unsettled.bytes >= 0
 
 
 def served(**options: float) -> EngineSim:

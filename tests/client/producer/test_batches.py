@@ -20,7 +20,7 @@ from lanemq.client.producer.batches import (
 )
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.replies import Stored
-from lanemq.client.producer.waiters import NO_WAITER, ThreadBatchWaiter
+from lanemq.client.producer.waiters import NO_WAITER, ThreadBatchWaiter, Waiter
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.routing import BrokerRoute, TopicRoute
 from lanemq.core.sending.sharding import pick_queue
@@ -37,6 +37,10 @@ def route(queues: int, *, provisional: bool = False, brokers: int = 1) -> TopicR
     every = tuple(MessageQueue("orders", "a", number) for number in range(queues))
     known = {name: BrokerRoute(name, {0: Address("h", 1)}, True) for name in "abc"[:brokers]}
     return TopicRoute("orders", every, every, known, provisional=provisional)
+
+
+def pending(key: str, *, waiter: Waiter = NO_WAITER, index: int = 0) -> PendingMessage:
+    return PendingMessage(b"x", properties_text(key, "A" * 32), "A" * 32, key, waiter=waiter, index=index)
 
 
 def test_ids_are_32_hex_digits_and_differ_across_blocks() -> None:
@@ -73,11 +77,11 @@ def test_a_new_route_invalidates_cached_keys() -> None:
 
 
 def test_a_bool_is_refused_as_a_key_even_after_the_integer_it_equals() -> None:
-    chooser, packer = QueueChooser(), Packer(ProducerOptions(codec="bytes"))
+    chooser = QueueChooser()
     for _ in range(2):
         assert chooser.by_key(route(4), 1) == route(4).publish[1]
     same = route(4)
-    run = [(key, packer.plain(b"x", key)) for key in (1, True)]
+    run = [(key, pending(str(key))) for key in (1, True)]
     with pytest.raises(InvalidOption):
         chooser.sort_out(same, run)
 
@@ -97,8 +101,8 @@ def test_the_number_of_cached_keys_is_bounded() -> None:
 
 
 def test_messages_of_a_queue_keep_the_order_of_the_call() -> None:
-    chooser, packer, four = QueueChooser(), Packer(ProducerOptions(codec="bytes")), route(4)
-    run = [(f"k{number % 9}", packer.plain(b"x", f"k{number % 9}", index=number)) for number in range(100)]
+    chooser, four = QueueChooser(), route(4)
+    run = [(f"k{number % 9}", pending(f"k{number % 9}", index=number)) for number in range(100)]
     for queue, messages in chooser.sort_out(four, run).items():
         mine = [each.index for key, each in run if pick_queue(key, four.publish) == queue]
         assert [each.index for each in messages] == mine
@@ -129,20 +133,19 @@ class Listener:
 
 def test_a_batch_of_several_callers_notifies_each_of_its_own_messages() -> None:
     """`send_many` gets all receipts at once only if the whole batch is its own."""
-    packer, waiter, other = Packer(ProducerOptions(codec="bytes")), ThreadBatchWaiter(), Listener()
-    messages = [packer.plain(b"x", "k", waiter=each, index=at) for each, at in ((waiter, 0), (other, 9), (waiter, 1))]
+    waiter, other = ThreadBatchWaiter(), Listener()
+    messages = [pending("k", waiter=each, index=at) for each, at in ((waiter, 0), (other, 9), (waiter, 1))]
     queue = MessageQueue("orders", "a", 0)
     Stored(messages, queue, 40, StoredAs.DURABLE, False).notify()
     waiter.close(2)
     waiter.wait()
     assert [each.offset for each in waiter.result()] == [40, 42]
     assert [(index, receipt.offset) for index, receipt in other.results] == [(9, 41)]
-    assert packer.plain(b"x", "k").waiter is NO_WAITER
 
 
 def test_receipts_of_one_batch_complete_the_call_in_order() -> None:
-    packer, waiter = Packer(ProducerOptions(codec="bytes")), ThreadBatchWaiter()
-    messages = [packer.plain(b"x", "k", waiter=waiter, index=at) for at in (1, 0, 2)]
+    waiter = ThreadBatchWaiter()
+    messages = [pending("k", waiter=waiter, index=at) for at in (1, 0, 2)]
     waiter.close(3)
     Stored(messages, MessageQueue("orders", "a", 0), 7, StoredAs.RELAXED, False).notify()
     waiter.wait()

@@ -51,7 +51,7 @@ class Rig:
             )
             self.sent += 1
         lane = self.engine.offer(QUEUE, messages, checks_stamps=self.checks_stamps, lingers=not sender_waits)
-        self.wire += self.engine.take_requests(lane)
+        self.wire += lane.take_requests()
 
     def connect(self) -> None:
         for broker, _ in self.engine.to_dial():
@@ -94,7 +94,7 @@ class Rig:
     def serve(self) -> None:
         """Serves everything without faults."""
         for _ in range(200):
-            self.tick(6000 if not self.wire and self.engine.buffered_bytes else 1)
+            self.tick(6000 if not self.wire and self.engine.unsettled.bytes else 1)
             self.connect()
             while self.wire:
                 request = self.wire.pop(0)
@@ -140,7 +140,7 @@ def test_any_schedule_stores_each_message_once_and_in_order(steps: Sequence[str]
     assert rig.log == list(range(rig.sent))
     assert rig.results.errors == {}
     assert [rig.results.receipts[n].offset for n in range(rig.sent)] == list(range(rig.sent))
-    assert rig.engine.buffered_bytes == 0
+    assert rig.engine.unsettled.bytes == 0
 
 
 def _step(rig: Rig, step: str) -> None:

@@ -267,7 +267,7 @@ def test_a_message_given_up_in_flight_is_not_reported_again_when_its_batch_was_s
     assert sim.results.errors.keys() == {1, 2}
     sim.heal()
     assert sim.results.receipts.keys() == {0, 3}
-    assert sim.engine.buffered_bytes == 0
+    assert sim.engine.unsettled.bytes == 0
     assert stored(sim) == [1, 2, 3]
 
 

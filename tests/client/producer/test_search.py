@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.client.producer.engine_sim import KEYS, EngineSim, served, stored
 
-from lanemq.core.sending.lane_messages import SentBatch
+from lanemq.core.sending.sent_window import SentBatch
 from lanemq.model.units import Millis
 
 ALONE = 2**62

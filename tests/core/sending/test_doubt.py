@@ -3,7 +3,7 @@
 import pytest
 from tests.core.sending.test_send_lane import LATER, NOW, lane, offered, take
 
-from lanemq.core.sending.lane_messages import Failed, SendError
+from lanemq.core.sending.sent_window import Failed, SendError
 
 
 @pytest.mark.parametrize("error", [SendError.REFUSED, SendError.FATAL])

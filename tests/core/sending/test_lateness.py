@@ -2,8 +2,8 @@
 
 from tests.core.sending.test_send_lane import lane, take
 
-from lanemq.core.sending.lane_messages import Failed, SendError
 from lanemq.core.sending.send_lane import SendLane
+from lanemq.core.sending.sent_window import Failed, SendError
 from lanemq.model.units import Millis
 
 YOUNG, UP, ALL_UP = Millis(400), Millis(500), Millis(900)

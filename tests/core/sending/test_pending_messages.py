@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanemq.core.sending.lane_messages import PendingLine
+from lanemq.core.sending.send_lane import PendingLine
 from lanemq.model.units import Millis
 
 Entries = list[tuple[str, int, Millis]]

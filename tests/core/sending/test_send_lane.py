@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.core.backoff import Backoff
-from lanemq.core.sending.lane_messages import Failed, SendBatch, SendError
 from lanemq.core.sending.send_lane import SendLane, SendOptions
+from lanemq.core.sending.sent_window import Failed, SendBatch, SendError
 from lanemq.model.errors import InvalidOption, LaneFrozen, UsageError
 from lanemq.model.units import Epoch, Millis
 

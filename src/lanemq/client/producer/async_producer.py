@@ -17,12 +17,11 @@ from lanemq.client.producer.base import (
     TICK_SECONDS,
     AsyncBatchBlock,
     ProducerBase,
-    SendArguments,
     buffer_full,
     closed,
     not_reached,
 )
-from lanemq.client.producer.batches import Keyed, Many, check_sendable
+from lanemq.client.producer.batches import Keyed, Many, SendArguments, check_sendable
 from lanemq.client.producer.lane import QueueLane, SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.replies import Actions
@@ -182,10 +181,13 @@ class AsyncProducer(ProducerBase):
         *,
         sender_waits: bool,
     ) -> None:
-        message, choice = self._pack(value, key, arguments, waiter, sender_waits)
+        message, choice = self._packer.one(value, key, arguments, waiter, sender_waits=sender_waits)
 
         def offer(route: TopicRoute) -> list[QueueLane]:
-            return [self._offer(route, self._queue_for(route, value, key, choice), message)]
+            lane = self._engine.offer_one(self._chooser.choose(route, value, key, choice), message, route)
+            if not sender_waits:
+                self._inbox.learn(route)
+            return [lane]
 
         await self._wait_in_line(topic, message.size, offer)
 
@@ -222,15 +224,15 @@ class AsyncProducer(ProducerBase):
         if self._closing:
             raise closed()
         for lane in offer(route):
-            self._post(self._engine.take_requests(lane))
-            if self._engine.needs_wake(lane):
+            self._post(lane.take_requests())
+            if lane.needs_wake:
                 self._wake.set()
 
     async def _route(self, topic: str) -> TopicRoute:
         return self._routes.cached(topic) or await self._routes.get(check_sendable(topic), provisional=True)
 
     def _has_room(self, size: int) -> bool:
-        return self._engine.buffered_bytes + size <= self._options.buffer_bytes
+        return self._engine.unsettled.bytes + size <= self._options.buffer_bytes
 
     async def _wait_for_room(self, size: int) -> None:
         if self._has_room(size):
@@ -258,7 +260,7 @@ class AsyncProducer(ProducerBase):
         """After every change of what the inbox depends on. It is closed while calls wait in line, or `submit` would
         overtake them."""
         may_open = not self._in_line and not self._closing
-        self._inbox.adjust(may_open and self._unanswered > 0, self._engine.buffered_bytes)
+        self._inbox.adjust(may_open and self._unanswered > 0, self._engine.unsettled.bytes)
 
     # requests and replies
 

@@ -1,4 +1,4 @@
-"""What both producers share: their parts, the arguments of their calls, `drop`, `frozen_keys` and batch blocks.
+"""What both producers share: their parts, `drop`, `frozen_keys` and batch blocks.
 
 `Producer` adds threads and sockets, `AsyncProducer` tasks on an event loop. Everything that touches the engine or the
 inbox does so under `_lock`, which is a null context on an event loop.
@@ -6,35 +6,30 @@ inbox does so under `_lock`, which is a null context on an event loop.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, Self, TypedDict, Unpack
+from typing import Any, Protocol, Self, Unpack
 
 from lanemq.client.identity import new_client_id, new_producer_id
 from lanemq.client.producer.batches import (
-    NO_EXTRAS,
-    Extras,
     Many,
+    MessageArguments,
     Outgoing,
     Packer,
-    PendingMessage,
     QueueChoice,
     QueueChooser,
     RequestBuilder,
-    extras_of,
     heartbeat,
 )
 from lanemq.client.producer.engine import SendEngine
 from lanemq.client.producer.freezes import Frozen
 from lanemq.client.producer.inbox import SendInbox
-from lanemq.client.producer.lane import QueueLane
 from lanemq.client.producer.options import ProducerSettings, producer_options
 from lanemq.client.producer.replies import Actions
-from lanemq.client.producer.waiters import SingleWaiter, Waiter
+from lanemq.client.producer.waiters import SingleWaiter
 from lanemq.client.receipt import Receipt
 from lanemq.client.routing import TopicRoute
 from lanemq.clock import Clock, SystemClock
-from lanemq.core.sending.sharding import Selector
 from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.command import Command
@@ -49,47 +44,6 @@ CLOSE_SPARE_SECONDS = 1.0
 
 HEARTBEAT_MILLIS = 30_000
 """RocketMQ's ClientConfig.heartbeatBrokerInterval; brokers close connections that are silent for 120 s."""
-
-
-class MessageArguments(TypedDict, total=False):
-    """The optional parts of a message."""
-
-    tag: str | None
-    """A word by which consumers can filter."""
-    keys: Sequence[str] | str
-    """Words under which the message can be searched; not the key that orders it."""
-    properties: Mapping[str, str] | None
-    """Any further names and values."""
-
-
-class SendArguments(MessageArguments, total=False):
-    """The optional arguments of `send`, `submit` and `send_oneway`, besides `key`."""
-
-    delay_level: int
-    """1 to 18 delays delivery by 1 s to 2 h, as RocketMQ's levels do; 0 does not."""
-    selector: Selector | None
-    """Chooses the queue instead of the key's hash."""
-    arg: object
-    """Passed to the selector; the key if it is None."""
-    queue: int | MessageQueue | None
-    """The queue itself; wins over selector and key."""
-
-
-def split_arguments(
-    tag: str | None = None,
-    keys: Sequence[str] | str = (),
-    properties: Mapping[str, str] | None = None,
-    delay_level: int = 0,
-    selector: Selector | None = None,
-    arg: object = None,
-    queue: int | MessageQueue | None = None,
-) -> tuple[Extras, QueueChoice | None]:
-    """The arguments of a send call: those of the message, and those that choose its queue."""
-    choice = None if selector is None and queue is None else QueueChoice(selector, arg, queue)
-    return extras_of(tag, keys, properties, delay_level), choice
-
-
-_NO_ARGUMENTS: tuple[Extras, QueueChoice | None] = NO_EXTRAS, None
 
 
 class ProducerBase(ABC):
@@ -136,34 +90,11 @@ class ProducerBase(ABC):
             return self._engine.frozen(topic)
 
     def _resume(self, route: TopicRoute, key: str | int | None, queue: int | MessageQueue | None) -> None:
-        everywhere = key is None and queue is None
-        chosen = None if everywhere else self._chooser.choose(route, None, key, QueueChoice(queue=queue))
+        choice = None if queue is None else QueueChoice(queue=queue)
+        chosen = None if key is None and choice is None else self._chooser.choose(route, None, key, choice)
         self._empty_inbox()
         with self._lock:
             self._engine.resume(route.topic, None if key is None else str(key), chosen)
-
-    # accepting messages
-
-    def _pack(
-        self, value: object, key: str | int | None, arguments: SendArguments, waiter: Waiter, sender_waits: bool
-    ) -> tuple[PendingMessage, QueueChoice | None]:
-        extras, choice = split_arguments(**arguments) if arguments else _NO_ARGUMENTS
-        message = self._packer.one(value, key, extras)
-        message.waiter, message.sender_waits = waiter, sender_waits
-        return message, choice
-
-    def _queue_for(
-        self, route: TopicRoute, value: object, key: str | int | None, choice: QueueChoice | None
-    ) -> MessageQueue:
-        """Not under the lock: a selector is the caller's code."""
-        return self._chooser.choose(route, value, key, choice) if choice else self._chooser.by_key(route, key)
-
-    def _offer(self, route: TopicRoute, queue: MessageQueue, message: PendingMessage) -> QueueLane:
-        """With the lock held."""
-        stamps, creates, lingers = route.is_lane(queue.broker), route.provisional, not message.sender_waits
-        lane = self._engine.offer(queue, (message,), checks_stamps=stamps, creates=creates, lingers=lingers)
-        self._inbox.learn(route)
-        return lane
 
     def _interrupted(self, waiter: SingleWaiter) -> None:
         """A `send` was interrupted: its caller does not learn the outcome."""

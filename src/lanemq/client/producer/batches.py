@@ -11,7 +11,7 @@ recognises it.
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypedDict
 
 import msgspec
 
@@ -109,8 +109,40 @@ Keyed: TypeAlias = tuple[str | int | None, PendingMessage]
 """A message with the key as its caller gave it."""
 
 
-class Extras(msgspec.Struct, frozen=True):
+class MessageArguments(TypedDict, total=False):
     """The optional parts of a message."""
+
+    tag: str | None
+    """A word by which consumers can filter."""
+    keys: Sequence[str] | str
+    """Words under which the message can be searched; not the key that orders it."""
+    properties: Mapping[str, str] | None
+    """Any further names and values."""
+
+
+class SendArguments(MessageArguments, total=False):
+    """The optional arguments of `send`, `submit` and `send_oneway`, besides `key`."""
+
+    delay_level: int
+    """1 to 18 delays delivery by 1 s to 2 h, as RocketMQ's levels do; 0 does not."""
+    selector: Selector | None
+    """Chooses the queue instead of the key's hash."""
+    arg: object
+    """Passed to the selector; the key if it is None."""
+    queue: int | MessageQueue | None
+    """The queue itself; wins over selector and key."""
+
+
+class QueueChoice(NamedTuple):
+    """A send call's own choice of a queue."""
+
+    selector: Selector | None = None
+    arg: object = None
+    queue: int | MessageQueue | None = None
+
+
+class Extras(msgspec.Struct, frozen=True):
+    """The optional parts of a message, complete."""
 
     tag: str | None = None
     keys: Sequence[str] | str = ()
@@ -127,6 +159,23 @@ def extras_of(
     if tag is None and not keys and not properties and not delay_level:
         return NO_EXTRAS
     return Extras(tag, keys, properties, delay_level)
+
+
+def split_arguments(
+    tag: str | None = None,
+    keys: Sequence[str] | str = (),
+    properties: Mapping[str, str] | None = None,
+    delay_level: int = 0,
+    selector: Selector | None = None,
+    arg: object = None,
+    queue: int | MessageQueue | None = None,
+) -> tuple[Extras, QueueChoice | None]:
+    """The arguments of a send call: those of the message, and those that choose its queue."""
+    choice = None if selector is None and queue is None else QueueChoice(selector, arg, queue)
+    return extras_of(tag, keys, properties, delay_level), choice
+
+
+_NO_ARGUMENTS: tuple[Extras, QueueChoice | None] = NO_EXTRAS, None
 
 
 def delay_of(message: PendingMessage) -> int:
@@ -177,32 +226,35 @@ class Packer:
         limits = RUN_MESSAGES, options.max_body_bytes, self.passes_bytes
         self._tools: PackingTools = self.encode, self.next_id, self._refuse_large, PendingMessage, NOTHING, limits
 
-    def one(self, value: object, key: str | int | None, extras: Extras) -> PendingMessage:
-        """The message of a call that sends one; it may be compressed or delayed."""
-        message = self.plain(value, key, extras)
-        if len(message.body) >= self._compress_above:
-            message.body, message.sys_flag = maybe_compressed(message.body)
-        if message.sys_flag or extras.delay_level:
-            message.alone = True
-        return message
+    def one(
+        self, value: object, key: str | int | None, arguments: SendArguments, waiter: Waiter, *, sender_waits: bool
+    ) -> tuple[PendingMessage, QueueChoice | None]:
+        """The message of a call that sends one (it may be compressed or delayed), and how the call chose a queue."""
+        extras, choice = split_arguments(**arguments) if arguments else _NO_ARGUMENTS
+        body, message_id, text = self._encode(value), self.next_id(), _key_text(key)
+        properties = properties_text(text, message_id, extras)
+        size, sys_flag = len(body) + len(properties) + MESSAGE_OVERHEAD, 0
+        if len(body) >= self._compress_above:
+            body, sys_flag = maybe_compressed(body)
+        alone = bool(sys_flag or extras.delay_level)
+        return PendingMessage(
+            body, properties, message_id, text, sys_flag, alone, sender_waits, waiter, 0, size
+        ), choice
 
-    def plain(
-        self,
-        value: object,
-        key: str | int | None,
-        extras: Extras = NO_EXTRAS,
-        waiter: Waiter = NO_WAITER,
-        index: int = 0,
+    def of_many(
+        self, value: object, key: str | int | None, extras: Extras, waiter: BatchWaiter, index: int
     ) -> PendingMessage:
-        """A message that may share a batch."""
+        """A message of `send_many`; it shares a batch with others."""
+        body, message_id, text = self._encode(value), self.next_id(), _key_text(key)
+        properties = properties_text(text, message_id, extras)
+        size = len(body) + len(properties) + MESSAGE_OVERHEAD
+        return PendingMessage(body, properties, message_id, text, 0, False, False, waiter, index, size)
+
+    def _encode(self, value: object) -> bytes:
         body = self.encode(value)
         if len(body) > self._max_body_bytes:
             self._refuse_large(len(body))
-        message_id = self.next_id()
-        text = key if key is None or isinstance(key, str) else str(key)
-        properties = properties_text(text, message_id, extras)
-        size = len(body) + len(properties) + MESSAGE_OVERHEAD
-        return PendingMessage(body, properties, message_id, text, 0, False, waiter is NO_WAITER, waiter, index, size)
+        return body
 
     def runs(self, messages: Many, waiter: BatchWaiter) -> Iterator[list[Keyed]]:
         """The messages of `send_many`, encoded, some hundred at a time, numbered for their waiter.
@@ -229,12 +281,12 @@ class Packer:
         if run and not waiter.errors:
             yield run
 
-    def _from(self, given: tuple[str | int | None, Any] | Outgoing, waiter: Waiter, index: int) -> Keyed:
+    def _from(self, given: tuple[str | int | None, Any] | Outgoing, waiter: BatchWaiter, index: int) -> Keyed:
         if not isinstance(given, Outgoing):
             key, value = given
-            return key, self.plain(value, key, NO_EXTRAS, waiter, index)
+            return key, self.of_many(value, key, NO_EXTRAS, waiter, index)
         extras = extras_of(given.tag, given.keys, given.properties, 0)
-        return given.key, self.plain(given.value, given.key, extras, waiter, index)
+        return given.key, self.of_many(given.value, given.key, extras, waiter, index)
 
     def _refuse_large(self, size: int) -> NoReturn:
         raise MessageTooLarge(
@@ -281,6 +333,10 @@ def pack_pairs(
     return nothing, None, room
 
 
+def _key_text(key: str | int | None) -> str | None:
+    return key if key is None or isinstance(key, str) else str(key)
+
+
 def properties_text(key: str | None, message_id: str, extras: Extras = NO_EXTRAS) -> str:
     """A message's properties as RocketMQ's producer sets them, without the stamp."""
     if key is None:
@@ -324,14 +380,6 @@ def maybe_compressed(body: bytes) -> tuple[bytes, int]:
 # choosing queues
 
 
-class QueueChoice(NamedTuple):
-    """A send call's own choice of a queue."""
-
-    selector: Selector | None = None
-    arg: object = None
-    queue: int | MessageQueue | None = None
-
-
 class QueueChooser:
     """Chooses the queue of each message."""
 
@@ -341,11 +389,16 @@ class QueueChooser:
         # Only str keys: 1, 1.0 and True are one key to a dict, but not to the hash.
         self._known: tuple[TopicRoute | None, dict[str, MessageQueue]] = (None, {})
 
-    def choose(self, route: TopicRoute, message: object, key: str | int | None, choice: QueueChoice) -> MessageQueue:
-        """Chooses by explicit queue, selector, key, or round robin, in this order. An ordered topic needs a key."""
-        selector, arg, queue = choice
-        if selector is None and queue is None:
+    def choose(
+        self, route: TopicRoute, message: object, key: str | int | None, choice: QueueChoice | None
+    ) -> MessageQueue:
+        """Chooses by explicit queue, selector, key, or round robin, in this order. An ordered topic needs a key.
+
+        Not called under the producer's lock: a selector is the caller's code.
+        """
+        if choice is None:
             return self.by_key(route, key)
+        selector, arg, queue = choice
         self._check_keys_stay(route)
         if queue is not None:
             return _named(route, queue)

@@ -42,13 +42,8 @@ class SendEngine:
         self._active: dict[QueueLane, None] = {}
         self._brokers: dict[str, BrokerState] = {}
         self._freezes = Freezes(clock)
-        self._unsettled = Unsettled(options.history)
-        self._replies = Replies(options, clock, self._unsettled, self._freezes)
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of messages that wait or are in flight."""
-        return self._unsettled.bytes
+        self.unsettled = Unsettled(options.history)
+        self._replies = Replies(options, clock, self.unsettled, self._freezes)
 
     # messages in
 
@@ -83,9 +78,14 @@ class SendEngine:
         lane.accepted += len(messages)
         lane.waiting += len(messages)
         lane.waiting_bytes += size
-        self._unsettled.accepted(queue, messages, size)
+        self.unsettled.accepted(queue, messages, size)
         self._active[lane] = None
         return lane
+
+    def offer_one(self, queue: MessageQueue, message: PendingMessage, route: TopicRoute) -> QueueLane:
+        """Offers the message of a call that sends one. It lingers if its sender does not wait."""
+        stamps, lingers = route.is_lane(queue.broker), not message.sender_waits
+        return self.offer(queue, (message,), checks_stamps=stamps, creates=route.provisional, lingers=lingers)
 
     def offer_all(
         self, by_queue: Mapping[MessageQueue, Sequence[PendingMessage]], route: TopicRoute
@@ -100,22 +100,12 @@ class SendEngine:
             for queue, messages in by_queue.items()
         ]
 
-    def take_requests(self, lane: QueueLane) -> list[SendRequest]:
-        """The requests to send now on this lane."""
-        return lane.take_requests(self._builder, self._clock)
-
-    def needs_wake(self, lane: QueueLane) -> bool:
-        """Whether the maintenance thread has to act for this lane: to connect, or to watch the time."""
-        if lane.broker.connected:
-            return lane.linger_until != 0 and lane.waiting == 1
-        return not lane.broker.dialing
-
     def send_all_now(self) -> list[SendRequest]:
         """The requests that remain if no message lingers any longer."""
         requests: list[SendRequest] = []
         for lane in self._active:
             lane.linger_until = 0
-            requests += self.take_requests(lane)
+            requests += lane.take_requests()
         return requests
 
     def call_ended(self, call: BatchWaiter, *, interrupted: bool) -> None:
@@ -135,13 +125,12 @@ class SendEngine:
         """A request was answered, or failed without a reply."""
         actions, lane = Actions(), request.lane
         self._replies.replied(request, reply, error, actions)
-        actions.requests += self.take_requests(lane)
-        self._retire(lane)
+        self._continue(lane, actions)
         return actions
 
     def connected(self, broker: str) -> list[SendRequest]:
         self._brokers[broker].has_connected()
-        return [request for lane in self._lanes_of(broker) for request in self.take_requests(lane)]
+        return [request for lane in self._lanes_of(broker) for request in lane.take_requests()]
 
     def disconnected(self, broker: str) -> None:
         """The connection was lost. The producer then calls `replied` for every request without a reply."""
@@ -161,8 +150,7 @@ class SendEngine:
             self._replies.expire(lane, actions)
             if lane.is_overdue(now) and lane.queue.broker not in actions.hang_up:
                 actions.hang_up.append(lane.queue.broker)
-            actions.requests += self.take_requests(lane)
-            self._retire(lane)
+            self._continue(lane, actions)
         return actions
 
     def to_dial(self) -> list[tuple[str, str]]:
@@ -205,10 +193,11 @@ class SendEngine:
             messages = lane.sender.withdraw(key)
             if not messages:
                 continue
-            self._unsettled.dropped(lane.queue, messages)
+            self.unsettled.dropped(lane.queue, messages)
             outcomes.append(NotStored(messages, dropped(lane.queue, key)))
             lane.recount_waiting()
-            self._retire(lane)
+            if lane.sender.idle:
+                self._active.pop(lane, None)
         return outcomes
 
     def frozen(self, topic: str | None = None) -> list[Frozen]:
@@ -242,7 +231,9 @@ class SendEngine:
         options = SendOptions(self._window(checks_stamps), to_millis(self._options.timeout))
         sender = SendLane[PendingMessage](options, epoch=FIRST_EPOCH, key_of=_KEY_OF)
         broker = self._brokers.setdefault(queue.broker, BrokerState(queue.broker, queue.topic))
-        lane = self._lanes[queue] = QueueLane(queue, broker, self._options, checks_stamps, sender)
+        lane = self._lanes[queue] = QueueLane(
+            queue, broker, self._options, self._builder, self._clock, checks_stamps, sender
+        )
         return lane
 
     def _window(self, checks_stamps: bool) -> int:
@@ -254,9 +245,12 @@ class SendEngine:
     def _lanes_with(self, topic: str) -> list[QueueLane]:
         return [lane for queue, lane in self._lanes.items() if queue.topic == topic]
 
-    def _retire(self, lane: QueueLane) -> None:
+    def _continue(self, lane: QueueLane, actions: Actions) -> None:
+        """Takes the next requests of the lane, or retires it if nothing is left."""
         if lane.sender.idle:
             self._active.pop(lane, None)
+        else:
+            actions.requests += lane.take_requests()
 
 
 class FlushMark:

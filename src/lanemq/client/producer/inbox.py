@@ -57,7 +57,10 @@ class SendInbox:
         self._intake.open = awaits_reply and buffered_bytes <= self._free
 
     def learn(self, route: TopicRoute) -> None:
-        """Lets messages of this topic in, unless it does not exist yet or has no writable queue."""
+        """Lets later messages of this topic in, unless it does not exist yet or has no writable queue.
+
+        Called for every message of `submit` that did not use the inbox.
+        """
         topics = self._intake.topics
         if route.provisional or not route.publish:
             topics.pop(route.topic, None)
@@ -78,8 +81,8 @@ class SendInbox:
         for target, messages in self._intake.take_out().items():
             lane = self._offer(engine, target, messages, actions)
             if lane is not None:
-                actions.requests += engine.take_requests(lane)
-                wake = wake or engine.needs_wake(lane)
+                actions.requests += lane.take_requests()
+                wake = wake or lane.needs_wake
         return actions, wake
 
     def _offer(

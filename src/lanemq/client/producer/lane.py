@@ -12,8 +12,8 @@ from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import BatchWaiter
 from lanemq.clock import Clock
 from lanemq.core.sending.frozen_keys import Freeze, FrozenKeys
-from lanemq.core.sending.lane_messages import SendBatch
 from lanemq.core.sending.send_lane import SendLane
+from lanemq.core.sending.sent_window import SendBatch
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
@@ -56,13 +56,10 @@ class SendRequest:
     """One batch in flight. A batch that is sent again is a new request with the same command."""
 
     lane: "QueueLane"
+    broker: str
     batch: SendBatch[PendingMessage]
     command: Command
     sent_at: Millis
-
-    @property
-    def broker(self) -> str:
-        return self.lane.queue.broker
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +69,8 @@ class QueueLane:
     queue: MessageQueue
     broker: BrokerState
     options: ProducerOptions
+    builder: RequestBuilder
+    clock: Clock
     checks_stamps: bool
     """Whether the broker refuses gaps and drops repeats (LaneMQ); an Apache broker does not."""
     sender: SendLane[PendingMessage]
@@ -97,18 +96,18 @@ class QueueLane:
     """Set while the whole queue is frozen, exactly as long as `sender.frozen`."""
     frozen_keys: FrozenKeys[BatchWaiter] = field(default_factory=FrozenKeys)
 
-    def take_requests(self, builder: RequestBuilder, clock: Clock) -> list[SendRequest]:
+    def take_requests(self) -> list[SendRequest]:
         """The requests to send now."""
         requests: list[SendRequest] = []
-        options = self.options
-        while self._may_send(clock):
+        options, clock = self.options, self.clock
+        while self._may_send():
             now = clock.now()
             batch = self.sender.take_batch(
                 max_count=options.max_batch_messages, max_bytes=options.max_batch_bytes, now=now
             )
             if batch is None:
                 break
-            requests.append(self._request(batch, builder, now, clock.wall()))
+            requests.append(self._request(batch, now))
             if batch.attempt == 1:
                 self.has_repeats = False
                 self.recovering = max(0, self.recovering - len(batch.messages))
@@ -118,31 +117,39 @@ class QueueLane:
                 self.has_repeats = self.sender.must_repeat
         return requests
 
-    def _may_send(self, clock: Clock) -> bool:
+    @property
+    def needs_wake(self) -> bool:
+        """Whether the maintenance thread has to act for this lane: to connect, or to watch the time."""
+        if self.broker.connected:
+            return self.linger_until != 0 and self.waiting == 1
+        return not self.broker.dialing
+
+    def _may_send(self) -> bool:
         options = self.options
         full = self.waiting >= options.max_batch_messages or self.waiting_bytes >= options.max_batch_bytes
         if not full and not self.has_repeats and not self.recovering:
-            if self.linger_until and clock.now() >= self.linger_until:
+            if self.linger_until and self.clock.now() >= self.linger_until:
                 self.linger_until = 0
             if self.linger_until or self.in_flight or not self.waiting:
                 return False
         return self.broker.connected
 
-    def _request(
-        self, batch: SendBatch[PendingMessage], builder: RequestBuilder, now: Millis, wall: Millis
-    ) -> SendRequest:
-        first = batch.first_sequence
-        command = self.commands.get(first) or builder.send(
-            self.queue, batch.messages, epoch=batch.epoch, sequence=first, born=wall, creates=self.creates
+    def _request(self, batch: SendBatch[PendingMessage], now: Millis) -> SendRequest:
+        queue, first, born = self.queue, batch.first_sequence, self.clock.wall()
+        command = self.commands.get(first) or self.builder.send(
+            queue, batch.messages, epoch=batch.epoch, sequence=first, born=born, creates=self.creates
         )
         self.commands[first] = command
-        request = self.in_flight[first] = SendRequest(self, batch, command, now)
+        request = self.in_flight[first] = SendRequest(self, queue.broker, batch, command, now)
         return request
 
-    def settle(self, batch: SendBatch[PendingMessage]) -> None:
-        """The batch is acknowledged: nothing of it is sent again."""
+    def acknowledged(self, batch: SendBatch[PendingMessage]) -> bool:
+        """The broker has stored the batch: nothing of it is sent again. False if that was known."""
+        if not self.sender.acknowledged(batch):
+            return False
         self.in_flight.pop(batch.first_sequence, None)
         self.commands.pop(batch.first_sequence, None)
+        return True
 
     def recount_waiting(self) -> None:
         """Messages left the middle of the line, or came back to it."""

@@ -19,12 +19,11 @@ from lanemq.client.producer.base import (
     TICK_SECONDS,
     BatchBlock,
     ProducerBase,
-    SendArguments,
     buffer_full,
     closed,
     not_reached,
 )
-from lanemq.client.producer.batches import Keyed, Many, check_sendable, total_size
+from lanemq.client.producer.batches import Keyed, Many, SendArguments, check_sendable, total_size
 from lanemq.client.producer.lane import SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.replies import NO_ACTIONS, Actions
@@ -193,18 +192,20 @@ class Producer(ProducerBase):
         sender_waits: bool,
     ) -> None:
         route, engine = self._route(topic), self._engine
-        message, choice = self._pack(value, key, arguments, waiter, sender_waits)
-        queue = self._queue_for(route, value, key, choice)
+        message, choice = self._packer.one(value, key, arguments, waiter, sender_waits=sender_waits)
+        queue = self._chooser.choose(route, value, key, choice)
         if self._inbox:
             self._empty_inbox()
         with self._lock:
-            if engine.buffered_bytes + message.size > self._options.buffer_bytes:
+            if engine.unsettled.bytes + message.size > self._options.buffer_bytes:
                 self._wait_for_room(message.size)
             if self._closing:
                 raise closed()
-            lane = self._offer(route, queue, message)
-            links = self._line_up(engine.take_requests(lane))
-            wake = engine.needs_wake(lane)
+            lane = engine.offer_one(queue, message, route)
+            if not sender_waits:
+                self._inbox.learn(route)
+            requests, wake = lane.take_requests(), lane.needs_wake
+            links = self._line_up(requests)
         self._write(links)
         if wake:
             self._wake.set()
@@ -218,8 +219,8 @@ class Producer(ProducerBase):
             if self._closing:
                 raise closed()
             lanes = engine.offer_all(by_queue, route)
-            links = self._line_up([request for lane in lanes for request in engine.take_requests(lane)])
-            wake = any([engine.needs_wake(lane) for lane in lanes])
+            links = self._line_up([request for lane in lanes for request in lane.take_requests()])
+            wake = any([lane.needs_wake for lane in lanes])
         self._write(links)
         if wake:
             self._wake.set()
@@ -236,9 +237,9 @@ class Producer(ProducerBase):
         are accepted when the buffer is empty.
         """
         engine, free = self._engine, max(0, self._options.buffer_bytes - size)
-        if engine.buffered_bytes <= free or self._guard.in_callback:
+        if engine.unsettled.bytes <= free or self._guard.in_callback:
             return
-        if not self._wait_until(lambda: engine.buffered_bytes <= free or self._closing, self._options.timeout):
+        if not self._wait_until(lambda: engine.unsettled.bytes <= free or self._closing, self._options.timeout):
             raise buffer_full(self._options.buffer_bytes, self._options.timeout)
 
     def _wait_until(self, true: Callable[[], bool], seconds: float | None = None) -> bool:
@@ -277,7 +278,7 @@ class Producer(ProducerBase):
 
     def _adjust_inbox(self) -> None:
         """With the lock held, after every change of what the inbox depends on."""
-        self._inbox.adjust(self._unanswered > 0 and not self._closing, self._engine.buffered_bytes)
+        self._inbox.adjust(self._unanswered > 0 and not self._closing, self._engine.unsettled.bytes)
 
     # requests and replies
 

@@ -17,7 +17,7 @@ from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import FUTURE_LOCK, BatchWaiter, SubmittedFuture, Waiter
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.clock import Clock
-from lanemq.core.sending.lane_messages import Failed, SendError
+from lanemq.core.sending.sent_window import Failed, SendError
 from lanemq.history import History
 from lanemq.model.errors import (
     BrokerReadOnly,
@@ -70,9 +70,8 @@ class Replies:
     def _stored(self, request: SendRequest, reply: Command, actions: "Actions") -> None:
         lane, batch = request.lane, request.batch
         outcomes = stored_outcomes(batch.messages, lane.queue, reply)
-        if not lane.sender.acknowledged(batch):
+        if not lane.acknowledged(batch):
             return
-        lane.settle(batch)
         if batch.given_up:
             outcomes = without(outcomes, batch.given_up)
         for outcome in outcomes:

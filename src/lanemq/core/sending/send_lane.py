@@ -3,7 +3,7 @@
 Invariant: the messages of a key are stored in the order of `offer`, through time-outs, refusals and reconnects, and no
 message of a key is stored behind one that failed.
 
-- Every message gets a sequence number and keeps it when it is sent again (`lane_messages`), so a broker that has
+- Every message gets a sequence number and keeps it when it is sent again (`sent_window`), so a broker that has
   it already answers "stored".
 - At most `window` batches are unanswered. With window 1 a later batch cannot overtake an unanswered earlier one, which
   a broker that does not check sequences (Apache RocketMQ) requires. A LaneMQ broker refuses gaps, which makes larger
@@ -20,13 +20,15 @@ message of a key is stored behind one that failed.
 The lane knows neither connections nor encodings; the client translates those to the calls below.
 """
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 from typing import Final, Generic, TypeVar
 
 from lanemq.core.backoff import Backoff
-from lanemq.core.sending.lane_messages import Failed, PendingLine, SendBatch, SendError, SentBatch, SentWindow
+from lanemq.core.sending.sent_window import Entry, Failed, SendBatch, SendError, SentBatch, SentWindow
 from lanemq.model.errors import InvalidOption, LaneFrozen, UsageError
 from lanemq.model.units import Epoch, Millis
 
@@ -146,14 +148,12 @@ class SendLane(Generic[M]):
             return None
         self._retry_at = None
         sent = self._sent
-        again = sent.to_repeat() if sent else None
+        again = sent.to_repeat()
         if again is not None:
-            return self._send(again) if sent.may_go(again) else None
-        if not self._pending or len(sent) >= self._options.window or sent.has_hole or sent.searches:
+            return sent.send(again, self._epoch) if sent.may_go(again) else None
+        if not sent.has_room or not self._pending:
             return None
-        fresh = self._cut(max_count, max_bytes)
-        sent.append(fresh)
-        return self._send(fresh)
+        return sent.add(self._cut(max_count, max_bytes), self._epoch)
 
     def acknowledged(self, batch: SendBatch[M]) -> bool:
         """The broker has stored the batch. False if that was known, or the batch has been given up.
@@ -242,12 +242,6 @@ class SendLane(Generic[M]):
             f"an earlier message of this queue failed ({frozen.value}): "
             f"decide what to do about it, then resume the lane"
         )
-
-    def _send(self, batch: SentBatch[M]) -> SendBatch[M]:
-        batch.attempt += 1
-        batch.in_flight = True
-        batch.sent_first = self._sent.first is batch
-        return SendBatch(self._epoch, batch.first_sequence, batch.messages, batch.size, batch.attempt, batch.given_up)
 
     def _cut(self, max_count: int, max_bytes: int) -> SentBatch[M]:
         count = self._max_count or max_count
@@ -354,6 +348,111 @@ class SendLane(Generic[M]):
         if self._sent:
             return self._sent.first.deadline
         return self._pending.deadline
+
+
+@dataclass(slots=True)
+class _Run(Generic[M]):
+    """Messages with one deadline."""
+
+    messages: Sequence[M]
+    sizes: Sequence[int]
+    deadline: Millis
+
+
+class PendingLine(Generic[M]):
+    """Messages that wait to be sent: first in, first out, except for those that are given up.
+
+    They are kept in runs that were offered together. A run is cut as a whole: nothing is created or read per message.
+    """
+
+    def __init__(self) -> None:
+        # No run is empty.
+        self._runs: deque[_Run[M]] = deque()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def deadline(self) -> Millis | None:
+        """The deadline of the first message."""
+        return self._runs[0].deadline if self._runs else None
+
+    def messages(self) -> list[M]:
+        return [message for run in self._runs for message in run.messages]
+
+    def add(self, messages: Sequence[M], sizes: Sequence[int], deadline: Millis) -> None:
+        if messages:
+            self._runs.append(_Run(messages, sizes, deadline))
+            self._count += len(messages)
+
+    def put_back(self, entries: Iterable[Entry[M]]) -> None:
+        """Puts entries that were sent in front of everything else: they have to wait again."""
+        self._runs.extendleft(reversed(_runs_of(entries)))
+        self._recount()
+
+    def cut(self, max_count: int, max_bytes: int) -> tuple[list[M], list[int]]:
+        """Removes the first messages, as many as may share a batch and at least one; returns them and their sizes."""
+        messages: list[M] = []
+        sizes: list[int] = []
+        left = max_bytes
+        while self._runs and len(messages) < max_count:
+            run = self._runs[0]
+            some = run.sizes[: max_count - len(messages)]
+            total = sum(some)
+            fits = len(some) if total <= left else bisect_right(list(accumulate(some)), left)
+            count = fits or (0 if messages else 1)
+            messages += run.messages[:count]
+            sizes += some[:count]
+            left -= total
+            self._shorten(run, count)
+            if left < 0:
+                break
+        self._count -= len(messages)
+        return messages, sizes
+
+    def take_late(self, now: Millis) -> list[M]:
+        """Removes the messages at the front whose deadline has passed."""
+        late: list[M] = []
+        while self._runs and self._runs[0].deadline <= now:
+            late += self._runs.popleft().messages
+        self._count -= len(late)
+        return late
+
+    def take_keys(self, keys: Collection[str], key_of: Callable[[M], str | None]) -> list[M]:
+        """Removes all messages of these keys."""
+        gone = [message for message in self.messages() if key_of(message) in keys] if keys else []
+        if gone:
+            kept = [entry for entry in self._entries() if key_of(entry[0]) not in keys]
+            self._runs = deque(_runs_of(kept))
+            self._recount()
+        return gone
+
+    def clear(self) -> None:
+        self._runs.clear()
+        self._count = 0
+
+    def _entries(self) -> Iterable[Entry[M]]:
+        for run in self._runs:
+            for message, size in zip(run.messages, run.sizes, strict=True):
+                yield message, size, run.deadline
+
+    def _shorten(self, run: _Run[M], count: int) -> None:
+        if count == len(run.messages):
+            self._runs.popleft()
+        else:
+            run.messages, run.sizes = run.messages[count:], run.sizes[count:]
+
+    def _recount(self) -> None:
+        self._count = sum([len(run.messages) for run in self._runs])
+
+
+def _runs_of(entries: Iterable[Entry[M]]) -> list[_Run[M]]:
+    runs: list[_Run[M]] = []
+    for deadline, together in groupby(entries, lambda entry: entry[2]):
+        same = list(together)
+        runs.append(_Run([message for message, _, _ in same], [size for _, size, _ in same], deadline))
+    return runs
 
 
 class LeftOut:
