@@ -86,9 +86,6 @@ class CommitLog:
         segments = self._view.segments
         return segments[-1].end if segments else 0
 
-    def total_bytes(self) -> int:
-        return sum(segment.size for segment in self.segments)
-
     def segment_at(self, position: int) -> Segment | None:
         """The segment that holds this position; None if it was deleted or never written."""
         view = self._view

@@ -113,10 +113,6 @@ class Store:
         """The position after the last visible record."""
         return self.appender.published
 
-    @property
-    def log_bytes(self) -> int:
-        return self._log.total_bytes()
-
     def append(self, topic: str, queue_id: int, items: NewRecords, *, store_time: int) -> Staged:
         """Stage, flush and publish on one thread, for tools and tests."""
         staged = self.appender.stage(topic, queue_id, items, store_time=store_time)

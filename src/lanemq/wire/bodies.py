@@ -92,13 +92,38 @@ class SubscriptionData(Body):
     lane_ordered: bool | UnsetType = UNSET
 
 
-class ConsumerData(Body):
-    """One group of a client. The enum texts are RocketMQ's; "PUSH" and "PULL" are not among them."""
+CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
+MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
+CONSUME_FROM = (
+    "CONSUME_FROM_LAST_OFFSET",
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+    "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET",
+    "CONSUME_FROM_FIRST_OFFSET",
+    "CONSUME_FROM_TIMESTAMP",
+)
+"""RocketMQ's enums, in the order by which C++ clients number them."""
 
-    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
-    consume_type: str = "CONSUME_PASSIVELY"
+
+def enum_text(names: tuple[str, ...], value: str | int) -> str:
+    """The text of an enum that may be written as its number; `BodyError` for a number that means nothing."""
+    if isinstance(value, str):
+        return value
+    if not 0 <= value < len(names):
+        raise BodyError(f"{value} is not one of {', '.join(names)} (0 to {len(names) - 1})")
+    return names[value]
+
+
+class ConsumerData(Body):
+    """One group of a client. The enum texts are RocketMQ's; "PUSH" and "PULL" are not among them.
+
+    C++ clients, and Python clients that wrap them, write the enums as numbers: read them with `enum_text`.
+    """
+
+    consume_from_where: str | int = "CONSUME_FROM_LAST_OFFSET"
+    consume_type: str | int = "CONSUME_PASSIVELY"
     group_name: str = ""
-    message_model: str = "CLUSTERING"
+    message_model: str | int = "CLUSTERING"
     subscription_data_set: list[SubscriptionData] = field(default_factory=list)
     unit_mode: bool = False
 

@@ -162,14 +162,3 @@ def test_commit_that_comes_with_a_pull_counts(clocked: RunningBroker) -> None:
     assert raw.committed() == 3
     raw.pull("T", 0, commit=-1)
     assert raw.committed() == 3
-
-
-def test_new_stock_group_starts_at_the_first_message_of_a_young_queue(clocked: RunningBroker) -> None:
-    raw = clocked.connect()
-    ext = {"consumerGroup": "new", "topic": "T", "queueId": "0"}
-    assert raw.ask(RequestCode.QUERY_CONSUMER_OFFSET, ext).code == ResponseCode.QUERY_NOT_FOUND
-    raw.send("T")
-    assert raw.ask(RequestCode.QUERY_CONSUMER_OFFSET, ext).ext["offset"] == "0"
-    lane = {**ext, "laneClient": "c"}
-    assert raw.ask(RequestCode.QUERY_CONSUMER_OFFSET, lane).code == ResponseCode.QUERY_NOT_FOUND
-    assert raw.ask(RequestCode.QUERY_CONSUMER_OFFSET, {**lane, "setZeroIfNotFound": "true"}).ext["offset"] == "0"

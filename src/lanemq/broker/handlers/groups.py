@@ -6,15 +6,25 @@ import msgspec
 
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
 from lanemq.broker.parts import Parts
-from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.log import state
-from lanemq.model.errors import BrokerRefused, GroupNotFound, StorageError
+from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis, to_millis
 from lanemq.net.server import Peer
 from lanemq.wire import bodies as wire
 from lanemq.wire.admin_headers import DeleteGroupHeader, GroupHeader, ProducerGroupHeader
-from lanemq.wire.bodies import Body, ConsumerData, ConsumerIdList, HeartbeatData, decode_json
+from lanemq.wire.bodies import (
+    CONSUME_FROM,
+    CONSUME_TYPES,
+    MESSAGE_MODELS,
+    Body,
+    ConsumerData,
+    ConsumerIdList,
+    HeartbeatData,
+    decode_json,
+    enum_text,
+)
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ConsumerListHeader, HeartbeatHeader, UnregisterHeader
@@ -64,6 +74,16 @@ class GroupHandler:
             self._producers.pop(group, None)
 
     def _heartbeat(self, peer: Peer, request: Command) -> None:
+        try:
+            changes = self._take_heartbeat(peer, request)
+        except LaneError as error:
+            # The client may show nothing of it, and would only seem to receive no messages.
+            log.warning("the heartbeat of %s (%s client) is refused: %s", peer, request.language, error)
+            raise
+        answer(peer, request)
+        self._parts.notices.group_changed(changes.groups)
+
+    def _take_heartbeat(self, peer: Peer, request: Command) -> Changes:
         beat = HeartbeatData.decode(request.body)
         if not 0 < len(beat.client_id) <= MAX_CLIENT_ID_CHARS:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"clientID must have 1 to {MAX_CLIENT_ID_CHARS} characters")
@@ -71,16 +91,14 @@ class GroupHandler:
         producers = [check_group(data.group_name) for data in beat.producer_data_set]
         connection = ConnectionId(peer.number)
         self._refuse_conflict(beat.client_id, groups)
-        for data in beat.consumer_data_set:
-            if data.message_model != BROADCASTING:
-                self._parts.topic_keeper.take(self._parts.topics.ensure_retry(data.group_name))
+        for name, group in groups.items():
+            if group.message_model != BROADCASTING:
+                self._parts.topic_keeper.take(self._parts.topics.ensure_retry(name))
         for name in producers:
             self._producers.setdefault(name, {})[connection] = (beat.client_id, request.language, request.version)
         expiry = self._expiry(HeartbeatHeader.from_ext(request.ext))
         now = self._parts.clock.now()
-        changes = self._parts.members.heartbeat(connection, beat.client_id, groups, expiry=expiry, now=now)
-        answer(peer, request)
-        self._parts.notices.group_changed(changes.groups)
+        return self._parts.members.heartbeat(connection, beat.client_id, groups, expiry=expiry, now=now)
 
     def _refuse_conflict(self, client_id: str, groups: dict[str, GroupHeartbeat]) -> None:
         clustering = {name: each for name, each in groups.items() if each.message_model != BROADCASTING}
@@ -197,4 +215,9 @@ def _group_of(data: ConsumerData) -> GroupHeartbeat:
         )
         for item in data.subscription_data_set
     )
-    return GroupHeartbeat(subscriptions, data.consume_type, data.message_model, data.consume_from_where)
+    return GroupHeartbeat(
+        subscriptions,
+        enum_text(CONSUME_TYPES, data.consume_type),
+        enum_text(MESSAGE_MODELS, data.message_model),
+        enum_text(CONSUME_FROM, data.consume_from_where),
+    )

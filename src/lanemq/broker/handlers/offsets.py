@@ -27,7 +27,7 @@ from lanemq.wire.lane_fields import LANE_CLIENT, LANE_IGNORED
 log = logging.getLogger(__name__)
 
 NEAR_BYTES = 1024 * 1024 * 1024
-"""Log size up to which a new stock group starts at 0; see `_start_of_new_group`."""
+"""Size of the log behind a queue's first message up to which a new stock group starts there."""
 
 
 class OffsetHandler:
@@ -53,7 +53,7 @@ class OffsetHandler:
         offset = self._parts.offsets.committed(header.consumer_group, header.topic, header.queue_id)
         if offset is None and self._parts.recording.on:
             self._parts.recording.nothing_found(header.consumer_group, header.topic, header.queue_id)
-        if offset is None and LANE_CLIENT not in request.ext:
+        if offset is None and LANE_CLIENT not in request.ext and header.set_zero_if_not_found is not False:
             offset = self._start_of_new_group(header.topic, header.queue_id)
         if offset is None and header.set_zero_if_not_found:
             offset = QueueOffset(0)
@@ -66,13 +66,15 @@ class OffsetHandler:
         answer(peer, request, {"offset": str(offset)})
 
     def _start_of_new_group(self, topic: str, queue_id: int) -> QueueOffset | None:
-        """The start of a new stock group: 0 while the queue's first message is still in memory, as in RocketMQ.
+        """The start of a new stock group: 0 while the queue is empty or its first message is recent, as in RocketMQ 4.
 
-        Its users rely on it: a consumer that starts "from last" right after the first messages were sent gets them.
-        LaneMQ's own clients name their start explicitly.
+        Its users rely on it: a consumer that starts "from last" right after the first messages were sent gets them. For
+        an empty queue, "not found" would lose messages: the client would then ask for the queue's end, and skip what
+        arrived before that. (RocketMQ answers so since 5.1.) LaneMQ's own clients name their start explicitly.
         """
-        low, high = self._parts.store.bounds(topic, queue_id)
-        if low > 0 or high == 0 or self._parts.store.log_bytes > NEAR_BYTES:
+        store = self._parts.store
+        low, _ = store.bounds(topic, queue_id)
+        if low > 0 or store.unread_below(topic, queue_id, 0, store.log_end - NEAR_BYTES):
             return None
         return QueueOffset(0)
 

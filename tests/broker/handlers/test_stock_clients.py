@@ -1,0 +1,109 @@
+"""What clients in other languages send and expect, where it differs from Java's clients."""
+
+import logging
+
+import pytest
+from tests.broker.conftest import Start
+from tests.broker.raw_client import RawClient
+from tests.broker.running import RunningBroker
+
+from lanemq.wire import bodies
+from lanemq.wire.bodies import ConsumerIdList
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.stats_bodies import ConsumerConnection
+
+CPP_HEADER = (
+    b'{"code":34,"extFields":{"AccessKey":"","OnsChannel":"ALIYUN","Signature":"Y9TPyz1Rx7fWMSvRmVAxSQ2fIPc="},'
+    b'"flag":0,"language":"CPP","opaque":2,"remark":"","version":63}\n'
+)
+CPP_HEARTBEAT = (
+    b'{"clientID":"32668-127.0.0.1@DEFAULT","consumerDataSet":[{"consumeFromWhere":0,"consumeType":1,'
+    b'"groupName":"g","messageModel":1,"subscriptionDataSet":['
+    b'{"subString":"*","subVersion":"1794847864200","topic":"%RETRY%g"},'
+    b'{"subString":"*","subVersion":"1794847864200","topic":"T"}]}]}\n'
+)
+"""A heartbeat of the C++ client (librocketmq 1.2, from PyPI's `rocketmq` 0.4.4) as it was on the wire."""
+
+
+@pytest.fixture
+def running(start: Start) -> RunningBroker:
+    broker = start()
+    broker.connect().create("T", 4)
+    return broker
+
+
+def beat_like_cpp(raw: RawClient, body: bytes = CPP_HEARTBEAT) -> int:
+    """Send a C++ client's heartbeat byte for byte; the code of the answer."""
+    size = 4 + len(CPP_HEADER) + len(body)
+    raw.socket.sendall(size.to_bytes(4, "big") + len(CPP_HEADER).to_bytes(4, "big") + CPP_HEADER + body)
+    return raw.answer(2).code
+
+
+def members(raw: RawClient) -> list[str]:
+    reply = raw.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
+    return ConsumerIdList.decode(reply.body).consumer_id_list if reply.code == 0 else []
+
+
+def connections(raw: RawClient) -> ConsumerConnection:
+    reply = raw.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"})
+    assert reply.code == 0
+    return ConsumerConnection.decode(reply.body)
+
+
+def test_a_heartbeat_with_enums_as_numbers_is_accepted(running: RunningBroker) -> None:
+    cpp, other = running.connect(), running.connect()
+    assert beat_like_cpp(cpp) == 0
+    assert members(other) == ["32668-127.0.0.1@DEFAULT"]
+    seen = connections(other)
+    assert (seen.consume_type, seen.message_model) == ("CONSUME_PASSIVELY", "CLUSTERING")
+    assert seen.consume_from_where == "CONSUME_FROM_LAST_OFFSET"
+    other.send("T")
+    assert cpp.pull("T", tags=None).code == 0, "its subscription is known"
+
+
+def test_enums_as_numbers_name_the_same_values_as_texts(running: RunningBroker) -> None:
+    cpp, other = running.connect(), running.connect()
+    body = CPP_HEARTBEAT.replace(b'"consumeFromWhere":0', b'"consumeFromWhere":4')
+    beat_like_cpp(cpp, body.replace(b'"consumeType":1', b'"consumeType":0').replace(b'Model":1', b'Model":0'))
+    seen = connections(other)
+    assert (seen.consume_type, seen.message_model) == ("CONSUME_ACTIVELY", "BROADCASTING")
+    assert seen.consume_from_where == "CONSUME_FROM_FIRST_OFFSET"
+    assert other.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "%RETRY%g"}).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_without_numbered_enums_a_cpp_client_receives_nothing(
+    running: RunningBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Control: the decoder as it was before. The refusal is in the log."""
+
+    def texts_only(names: tuple[str, ...], value: str | int) -> str:
+        raise bodies.BodyError("an enum is expected as text")
+
+    monkeypatch.setattr("lanemq.broker.handlers.groups.enum_text", texts_only)
+    cpp = running.connect()
+    with caplog.at_level(logging.WARNING):
+        assert beat_like_cpp(cpp) == ResponseCode.SYSTEM_ERROR
+    assert cpp.pull("T", tags=None).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    assert "(CPP client) is refused: an enum is expected as text" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"not json",
+        b'{"clientID":""}',
+        CPP_HEARTBEAT.replace(b'"messageModel":1', b'"messageModel":7'),
+        CPP_HEARTBEAT.replace(b'"groupName":"g"', b'"groupName":"not a group"'),
+        CPP_HEARTBEAT.replace(b'"topic":"T"', b'"topic":"not a topic"'),
+    ],
+)
+def test_every_refused_heartbeat_is_a_warning(
+    running: RunningBroker, caplog: pytest.LogCaptureFixture, body: bytes
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert beat_like_cpp(running.connect(), body) != 0
+    warnings = [record.getMessage() for record in caplog.records if "heartbeat" in record.getMessage()]
+    assert len(warnings) == 2
+    assert all("127.0.0.1" in text and "is refused: " in text for text in warnings)
+    assert members(running.connect()) == []
