@@ -1,6 +1,7 @@
-"""For all tests: no deadlines for examples, which only measure how busy a machine is.
+"""Settings of all tests, and fixtures of Spark and pipeline tests.
 
-For the tests of Spark and of pipelines: one session, one broker, and a topic and a group for each test.
+Hypothesis has no deadlines, because they would only measure how busy a machine is. All Spark tests share a session and
+a broker, and each has a topic and a group.
 """
 
 import os
@@ -27,15 +28,15 @@ os.environ["SPARK_CONF_DIR"] = str(Path(__file__).with_name("spark_conf"))
 SERVERS = {"spark", "postgres"}
 """Fixtures that start something large; tests that need them wait for it."""
 SLOW_SECONDS = 900
-"""For a slow test that says nothing else: a JVM that starts on a machine busy with others takes minutes."""
+"""Default time limit of a slow test: on a busy machine a JVM takes minutes to start."""
 SERVER_TARGETS = {"postgres", "topic"}
 """Targets of the sink contract that need one of these servers."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make check` is for the minute after an edit; a JVM alone takes a quarter of it to start.
+    """Marks tests with servers as slow, because `make check` should take a minute.
 
-    Where tests run side by side, those who share a session of Spark share a process, and all may be a while.
+    Where tests run in parallel, those that share a Spark session run in one process.
     """
     for item in items:
         if SERVERS & {*getattr(item, "fixturenames", ())} or _target(item) in SERVER_TARGETS:
@@ -60,7 +61,7 @@ def _target(item: pytest.Item) -> object:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """One for the whole run: starting a second one costs as much as all its tests."""
+    """One session for all tests, because starting another takes as long as its tests."""
     if shutil.which("java", path=f"{os.environ.get('JAVA_HOME', '')}/bin:{os.environ['PATH']}") is None:
         pytest.skip("Spark needs a Java runtime, version 17 or newer: scripts/java.sh says how to get one")
     from lanemq.spark import recommended, register

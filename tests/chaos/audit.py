@@ -1,4 +1,4 @@
-"""Reads the running broker's log as any client could, and compares it with what producers were told.
+"""Reads the running broker's log as a client, and compares it with the acknowledgements.
 
 Each look reads only what is new. A message that was acknowledged must be there, at the place that was named; the
 messages of a key must be there from the first on, one after the other.
@@ -14,27 +14,27 @@ from lanemq.wire.record import RecordView
 
 
 class Audit:
-    """One for the whole run; remembers how far it has read and what it has seen there."""
+    """One audit for a whole run; reads each message once."""
 
     def __init__(self, follower: HistoryFollower, queues: int) -> None:
         self._follower = follower
         self._next = dict.fromkeys(range(queues), 0)
         self._step: dict[str, int] = {}
-        self._unasked: dict[Place, str] = {}
-        """Stored, and so far acknowledged to nobody: under way, or their producer is dead."""
+        self._unacknowledged: dict[Place, str] = {}
+        """Stored, and not acknowledged so far: in flight, or their producer is dead."""
         self.stored = 0
 
     def look(self, address: str) -> None:
-        """Raises `AssertionError` with the first message that is missing, elsewhere, or out of its order."""
-        told = dict(self._follower.read().news)
+        """Raises `AssertionError` for the first message that is missing, at another offset, or out of order."""
+        acknowledged = dict(self._follower.read().news)
         with RawClient(address) as raw:
             for queue, first in self._next.items():
                 for record in raw.read(TOPIC, queue, first):
                     self._read(queue, record)
-        for place, name in told.items():
-            there = self._unasked.pop(place, None)
-            assert there is not None, f"{name} was acknowledged at {place}, and there is nothing"
-            assert there == name, f"{name} was acknowledged at {place}, and {there} is there"
+        for place, name in acknowledged.items():
+            there = self._unacknowledged.pop(place, None)
+            assert there is not None, f"{name} was acknowledged at {place}, but nothing is there"
+            assert there == name, f"{name} was acknowledged at {place}, but {there} is there"
             del self._follower.news[place]
 
     def _read(self, queue: int, record: RecordView) -> None:
@@ -45,5 +45,5 @@ class Audit:
         expected = self._step.get(key, -1) + 1
         assert step == expected, f"key {key} has step {step} at {(queue, offset)} instead of {expected}"
         self._step[key] = step
-        self._unasked[queue, offset] = record.properties["UNIQ_KEY"]
+        self._unacknowledged[queue, offset] = record.properties["UNIQ_KEY"]
         self.stored += 1

@@ -1,7 +1,7 @@
-"""Rounds of real crashes under load: in each, somebody is killed or frozen at a moment that a seed decides.
+"""Rounds of real crashes under load: in each, a process is killed or frozen at a time that a seed decides.
 
-After every round everybody goes on, and everything acknowledged is in the log, in order. At the end nothing is left
-over and the checker is asked about the whole run.
+After every round all processes continue, and everything acknowledged is in the log, in order. At the end nothing is
+left over, and the checker judges the whole run.
 """
 
 import signal
@@ -20,13 +20,13 @@ from lanemq.checker.verdict import Report
 QUEUES = 4
 BROKER: dict[str, Any] = {"default_queues": QUEUES, "recorded": True}
 TIMEOUT = 60.0
-"""Seconds that a round may take to get going again on a machine that is busy with other things."""
+"""Seconds until all processes must continue after a fault, also on a busy machine."""
 ACKS, TURNS = 20, 5
-"""What everybody must have done since a fault to count as going on: acknowledged sends, finished turns of a queue."""
+"""Acknowledged sends and finished turns since a fault that show that a process continues."""
 
 
 class Campaign:
-    """Two producers, two consumers and a broker; whoever dies is replaced by another of the same role."""
+    """Two producers, two consumers and a broker; a killed process is replaced."""
 
     def __init__(self, system: SystemUnderTest, seed: int) -> None:
         self.system = system
@@ -37,9 +37,9 @@ class Campaign:
         self._made = 0
         self._broker = system.broker(**BROKER)
         self._producers = [self._producer(), self._producer()]
-        system.until("both producers are heard", lambda: len(self.follower.read().acked) == 2, TIMEOUT)
+        system.until("both producers send", lambda: len(self.follower.read().acked) == 2, TIMEOUT)
         self._consumers = [self._consumer(), self._consumer()]
-        self._wait_until_all_go_on()
+        self._wait_until_all_continue()
 
     def _producer(self) -> Child:
         self._made += 1
@@ -49,32 +49,32 @@ class Campaign:
         self._made += 1
         return self.system.consumer(f"c{self._made}")
 
-    def play(self, rounds: int) -> None:
+    def run(self, rounds: int) -> None:
         for number in range(rounds):
             kind = self._draw(number)
-            self._let_some_work_pass()
+            self._wait_for_some_sends()
             FAULTS[kind](self)
             self.rounds[kind] += 1
-            self._wait_until_all_go_on()
+            self._wait_until_all_continue()
             self.audit.look(self.system.address)
             print(f"round {number + 1}/{rounds}: {kind}, {self.audit.stored} stored", flush=True)
 
     def _draw(self, number: int) -> str:
-        """Every kind once before any of them comes again."""
+        """Every kind once before any kind is repeated."""
         if number % len(FAULTS) == 0:
-            self._deck = self.random.sample(list(FAULTS), len(FAULTS))
-        return self._deck[number % len(FAULTS)]
+            self._order = self.random.sample(list(FAULTS), len(FAULTS))
+        return self._order[number % len(FAULTS)]
 
-    def _let_some_work_pass(self) -> None:
+    def _wait_for_some_sends(self) -> None:
         enough = self.follower.read().acked.total() + self.random.randint(1, 150)
-        self.system.until("producers are heard", lambda: self.follower.read().acked.total() >= enough, TIMEOUT)
+        self.system.until("producers send", lambda: self.follower.read().acked.total() >= enough, TIMEOUT)
 
-    def _wait_until_all_go_on(self) -> None:
+    def _wait_until_all_continue(self) -> None:
         acked, finished, turns = (
             Counter(each) for each in (self.follower.acked, self.follower.finished, self.follower.turns)
         )
 
-        def all_go_on() -> bool:
+        def all_continue() -> bool:
             now = self.follower.read()
             return (
                 all(now.acked[each.name] >= acked[each.name] + ACKS for each in self._producers)
@@ -82,16 +82,16 @@ class Campaign:
                 and all(now.turns[each.name] >= turns[each.name] + TURNS for each in self._consumers)
             )
 
-        self.system.until("everybody goes on", all_go_on, TIMEOUT)
+        self.system.until("all continue", all_continue, TIMEOUT)
 
-    # what is done to them
+    # faults
 
     def kill_broker(self) -> None:
         self.system.kill(self._broker)
         self._broker = self.system.broker(**BROKER)
 
     def kill_broker_twice(self) -> None:
-        """The second time at once, when clients come back and the first checkpoint is not yet written."""
+        """The second time at once, while clients reconnect and the first checkpoint is not written yet."""
         self.kill_broker()
         self.kill_broker()
 
@@ -104,12 +104,12 @@ class Campaign:
         self._consumers.append(self._consumer())
 
     def kill_consumer_and_broker(self) -> None:
-        """The broker dies before it can tell anybody that the consumer is gone."""
+        """The broker is killed before it can notify others that the consumer is gone."""
         self._broker.signal(signal.SIGSTOP)
         self.kill_consumer()
         self.kill_broker()
 
-    def kill_everybody(self) -> None:
+    def kill_all(self) -> None:
         for child in [*self._producers, *self._consumers]:
             self.system.kill(child)
         self.kill_broker()
@@ -117,7 +117,7 @@ class Campaign:
         self._consumers = [self._consumer(), self._consumer()]
 
     def freeze_consumer(self) -> None:
-        """Until the other one has all its queues."""
+        """Freezes a consumer until the other one has all its queues."""
         frozen, other = self.random.sample(self._consumers, 2)
         lost = [queue for queue, owner in self.follower.read().owners.items() if owner == frozen.name]
         before = Counter(self.follower.granted)
@@ -130,10 +130,8 @@ class Campaign:
         self.system.until("the other has its queues", taken_over, TIMEOUT)
         self.system.thaw(frozen)
 
-    # how it ends
-
     def end(self) -> Report:
-        """Everything is finished and everybody gone; what the checker says."""
+        """Waits until everything is finished, stops all processes, and returns the checker's report."""
         self.system.finish(*self._producers)
         self.system.until("everything is done", lambda: not self.follower.read().undone, TIMEOUT)
         self.system.finish(*self._consumers)
@@ -153,5 +151,5 @@ FAULTS: dict[str, Callable[[Campaign], None]] = {
     "freeze consumer": Campaign.freeze_consumer,
     "kill broker twice": Campaign.kill_broker_twice,
     "kill consumer and broker": Campaign.kill_consumer_and_broker,
-    "kill everybody": Campaign.kill_everybody,
+    "kill all": Campaign.kill_all,
 }

@@ -1,4 +1,4 @@
-"""Real processes, killed and frozen while they work; and whole groups inside the test, where that is enough."""
+"""Fixtures: real processes that can be killed and frozen, and groups in the test's process where that is enough."""
 
 from collections.abc import Iterator
 from pathlib import Path

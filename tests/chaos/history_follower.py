@@ -1,6 +1,6 @@
-"""What the histories of a long run say so far, read once: counts, and what is still open; never all events.
+"""Follows the histories of a long run: counts events, and keeps what is unfinished.
 
-A run of hundreds of rounds writes millions of lines. Memory here follows what is under way, as it does in the checker.
+A run of hundreds of rounds writes millions of lines. Memory follows what is unfinished, as in the checker.
 """
 
 import json
@@ -15,15 +15,15 @@ Place = tuple[int, int]
 
 
 class HistoryFollower:
-    """Follows every history file of a folder. `read` takes in what is new."""
+    """Follows all history files of a folder. `read` reads what is new."""
 
     def __init__(self, folder: Path) -> None:
         self.acked: Counter[str] = Counter()
         """Acknowledged messages, by producer."""
         self.turns: Counter[str] = Counter()
-        """Turns begun, by consumer."""
+        """Turns that began, by consumer."""
         self.finished: Counter[int] = Counter()
-        """Turns that ended well, by queue."""
+        """Turns that succeeded, by queue."""
         self.granted: Counter[tuple[str, int]] = Counter()
         """Leases granted, by member and queue."""
         self.unknown = 0
@@ -31,12 +31,12 @@ class HistoryFollower:
         self.undone: set[Place] = set()
         """Acknowledged, and not finished by the group."""
         self.news: dict[Place, str] = {}
-        """Acknowledged, and not yet looked for in the log: message ids."""
+        """Ids of acknowledged messages that were not looked up in the log yet."""
         self.faults: list[dict[str, Any]] = []
         self._early: set[Place] = set()
         """Finished before the acknowledgement was read, or never acknowledged."""
         self._late: dict[int, set[int]] = {}
-        """Ended when the lease was over, by queue: done only if a commit passes them."""
+        """Turns that ended after the lease, by queue: finished only if a commit passes them."""
         self._owner: dict[int, tuple[int, str]] = {}
         self._folder = folder
         self._at: dict[Path, int] = {}
@@ -65,13 +65,13 @@ class HistoryFollower:
 
     @property
     def owners(self) -> dict[int, str]:
-        """Who was granted each queue last."""
+        """The last owner of each queue."""
         return {queue: member for queue, (_, member) in self._owner.items()}
 
     def _acked(self, by: str, event: dict[str, Any]) -> None:
         self.acked[by] += 1
         if event["offset"] < 0:
-            return  # a repeat whose place a crash made the broker forget; the checker follows it by its id
+            return  # a repeat whose offset the broker has lost in a crash; the checker follows it by its id
         place = event["queue"], event["offset"]
         self.news[place] = event["id"]
         if place in self._early:

@@ -1,4 +1,4 @@
-"""Several members of one group inside the test's own process, against a real broker: fast, and easy to hold up."""
+"""Several members of one group in the test's process, with a real broker."""
 
 import contextlib
 import threading
@@ -23,12 +23,12 @@ from lanemq.model.queue import MessageQueue
 from lanemq.testing.embedded import EmbeddedBroker
 
 TIMEOUT = 60.0
-"""Seconds. Only a run that fails waits this long; a busy machine may need much of it."""
+"""Seconds after which a wait fails; long enough for a busy machine."""
 Handle = Callable[[Message], None]
 
 
 def until(what: str, true: Callable[[], object], seconds: float = TIMEOUT) -> None:
-    """Polls; nothing here waits by sleeping and hoping."""
+    """Waits until `true` returns something true; fails after `seconds`."""
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end:
@@ -63,7 +63,7 @@ class LocalGroup:
         servers: str | None = None,
         **options: Any,
     ) -> App:
-        """A running member whose history is named after it."""
+        """Starts a member; its history has its name."""
         history = open_history(self._folder / "history", name, SystemClock().now_ns, role="consumer")
         settings = {"client_id": name, "history": history, **options}
         app = App(servers or self.address, group=GROUP, **settings)
@@ -78,7 +78,7 @@ class LocalGroup:
         return app
 
     def judge(self, *require: str) -> Report:
-        """Ends everything, then asks the checker; producers wrote no history here, and all have the same clock."""
+        """Ends everything and returns the checker's report. Producers write no history, and all have the same clock."""
         self.close()
         return check([self._folder / "history"], CheckOptions(require=require, foreign_producers=True, slack_ns=0))
 
@@ -95,14 +95,14 @@ def owns(app: App, number: int) -> bool:
 
 
 class BlockingHandler:
-    """A handler that waits inside its first call until it is let go, and notices company."""
+    """A handler whose first call blocks until it is released, and that records overlapping calls."""
 
     def __init__(self, key: str) -> None:
         self.inside = threading.Event()
         self.released = threading.Event()
         self.began: list[tuple[str, int]] = []
-        self.company: list[tuple[str, int]] = []
-        """Who began while the first one was still inside."""
+        self.overlapping: list[tuple[str, int]] = []
+        """Calls that began while the first one was blocked."""
         self._key = key
         self._mutex = threading.Lock()
 
@@ -110,11 +110,11 @@ class BlockingHandler:
         def handle(message: Message) -> None:
             if message.key != self._key:
                 return
-            with self._mutex:  # where a lock is taken out, two may come at once, and one of them is the first
+            with self._mutex:  # without a guard two calls may come at once
                 first = not self.began
                 self.began.append((name, message.queue_offset))
                 if self.inside.is_set() and not self.released.is_set():
-                    self.company.append((name, message.queue_offset))
+                    self.overlapping.append((name, message.queue_offset))
                 if first:
                     self.inside.set()
             if first:

@@ -1,4 +1,4 @@
-"""Guards that can be taken out one at a time, so that a test can show what each of them prevents.
+"""Guards that can be removed one at a time, so that a test can show what each of them prevents.
 
 Every mutant is the real code with one check removed. `patch` is `monkeypatch.setattr` inside a test and plain
 `setattr` in a child process.
@@ -40,12 +40,12 @@ Patch = Callable[[Any, str, Any], None]
 
 
 def epoch_check(patch: Patch) -> None:
-    """Broker: whoever speaks is taken for the owner, whatever epoch it names."""
+    """Broker: takes every client for the owner, whatever its epoch."""
     patch(LockTable, "verdict", lambda self, group, queue, owner, epoch, *, now: Current(epoch or Epoch(0)))
 
 
 def broker_lock(patch: Patch) -> None:
-    """Broker: a queue is given to everybody who asks, held by another or not."""
+    """Broker: grants a queue to every member that asks."""
 
     def acquire(self: Any, group: str, queues: Any, owner: str, *, now: Millis, **wishes: Any) -> LockGrant:
         return LockGrant(tuple(Lease(each, owner, Epoch(1), Millis(now + 60_000)) for each in queues), (), ())
@@ -56,7 +56,7 @@ def broker_lock(patch: Patch) -> None:
 
 
 def lane_lock(patch: Patch) -> None:
-    """Member: a lane may run on several workers at once, as RocketMQ without its local queue lock."""
+    """Member: runs a lane on several workers at once, as RocketMQ would without its local queue lock."""
     real = LaneScheduler.add
 
     def add(self: Any, queue: Any, start_offset: Any, order: Order, **named: Any) -> None:
@@ -66,7 +66,7 @@ def lane_lock(patch: Patch) -> None:
 
 
 def drain(patch: Patch) -> None:
-    """Member: a queue is given away without waiting for its running handler (RocketMQ's consume lock)."""
+    """Member: releases a queue without waiting for its running handler (RocketMQ's consume lock)."""
 
     async def drained(self: Any, queue: Any, timeout_ms: int) -> bool:
         return True
@@ -75,7 +75,7 @@ def drain(patch: Patch) -> None:
 
 
 def lease_end(patch: Patch) -> None:
-    """Member: goes on with a queue when its lease has ended and could not be renewed."""
+    """Member: continues with a queue after its lease has ended."""
     real = Scheduler.add
 
     def add(self: Any, queue: Any, start: Any, usable_until: Any, *more: Any) -> None:
@@ -87,12 +87,12 @@ def lease_end(patch: Patch) -> None:
 
 
 def keep_alive_deadline(patch: Patch) -> None:
-    """Member: starts turns as long as its lease lasts, however long ago the broker has answered."""
+    """Member: starts turns during the whole lease, however long ago the broker answered."""
     patch(QueueLease, "usable_until", property(lambda self: self._until))
 
 
 def keep_alive_waited_for(patch: Patch) -> None:
-    """Broker: gives the queues of a lost connection away after a fixed time, whatever their owner believes."""
+    """Broker: grants the queues of a lost connection after a fixed time, before its owner's keep-alive deadline."""
     patch(KeepAlives, "until", lambda self, owner, timeout, renewed: Millis(0))
 
 
@@ -107,7 +107,7 @@ def member_silence(patch: Patch) -> None:
 
 
 def lease_news(patch: Patch) -> None:
-    """Member: never asks for its leases again, and goes on when it is told that they are lost."""
+    """Member: never renews its leases, and continues after it lost them."""
 
     async def renew(self: Any, broker: str, queues: Any) -> None:
         return None
@@ -118,13 +118,13 @@ def lease_news(patch: Patch) -> None:
 
 
 def finished_ranges(patch: Patch) -> None:
-    """Member: takes a queue over at its offset, whatever former owners finished above it."""
+    """Member: ignores what former owners finished above the offset of a queue."""
     real = Scheduler.add
     patch(Scheduler, "add", lambda self, queue, start, usable_until, *done: real(self, queue, start, usable_until))
 
 
 def finished_span(patch: Patch) -> None:
-    """Member: takes everything up to the last message that a former owner finished for finished."""
+    """Member: skips everything up to the last message that a former owner finished."""
     real = Scheduler.add
 
     def add(
@@ -137,17 +137,17 @@ def finished_span(patch: Patch) -> None:
 
 
 def saved_offsets(patch: Patch) -> None:
-    """Broker: answers commits and writes them down only when it is stopped in order."""
+    """Broker: writes offsets only at a clean stop."""
     patch(Checkpoints, "_save_offsets", lambda self: None)
 
 
 def offsets_at_stop(patch: Patch) -> None:
-    """Broker: stops in order without writing down the offsets of its last moments."""
+    """Broker: does not write the newest offsets at a clean stop."""
     patch(Checkpoints, "save_offsets_now", lambda self: None)
 
 
 def flush_before_ack(patch: Patch) -> None:
-    """Broker: acknowledges a message when it is staged, before any byte of it is written."""
+    """Broker: acknowledges a message before it is written."""
     real = GroupCommit.append
 
     def append(
@@ -161,7 +161,7 @@ def flush_before_ack(patch: Patch) -> None:
 
 
 def sync_before_ack(patch: Patch) -> None:
-    """Broker: acknowledges what the operating system has, and the disk perhaps not."""
+    """Broker: acknowledges a message that is written but not synced."""
     patch(CommitLog, "sync", lambda self: None)
 
 
@@ -176,17 +176,17 @@ def _each_flush_takes(patch: Patch, seconds: float) -> None:
 
 
 def slow_disk(patch: Patch) -> None:
-    """No guard: every flush takes 30 ms, so that what happens before one is seen on any machine."""
+    """No guard: every flush takes 30 ms, so that a kill before a flush is likely on any machine."""
     _each_flush_takes(patch, 0.03)
 
 
 def stalling_disk(patch: Patch) -> None:
-    """No guard: every flush takes half a second, so that any machine, however busy, can send more than it takes."""
+    """No guard: every flush takes half a second, so that producers are faster on any machine."""
     _each_flush_takes(patch, 0.5)
 
 
 def _fails_at(patch: Patch, call: str, number: int) -> None:
-    """Only this one fails, as on a real disk: what comes after it would succeed."""
+    """Only this one fails, as on a real disk; later ones succeed."""
     real, calls = getattr(RealDisk, call), count(1)
 
     def failing(self: Any, *given: Any) -> Any:
@@ -208,7 +208,7 @@ def failing_sync(patch: Patch) -> None:
 
 
 def stamp_check(patch: Patch) -> None:
-    """Broker: stores whatever arrives; repeats and gaps are not recognised."""
+    """Broker: stores everything, also repeats and messages after a gap."""
     patch(ProducerTable, "judge", lambda self, topic, queue_id, first, count: Fresh(0))
     patch(ProducerTable, "record", lambda self, *given, **named: None)
 
@@ -220,7 +220,7 @@ def first_unfinished(patch: Patch) -> None:
 
 
 def off_by_one(patch: Patch) -> None:
-    """Member: commits the first unfinished message together with the finished ones: the last read, not the next."""
+    """Member: commits one offset too many, past the first unfinished message."""
     real = KeyedQueue.committable.fget  # type: ignore[attr-defined]
     patch(KeyedQueue, "committable", property(lambda self: min(real(self) + 1, self._next)))
 
@@ -236,7 +236,7 @@ def wide_ranges(patch: Patch) -> None:
 
 
 def hold(patch: Patch) -> None:
-    """Member: goes on with the next message of a key when one has failed."""
+    """Member: continues with the next message of a key after a failure."""
     real = LaneScheduler.finish
 
     def finish(self: Any, run: Any, outcome: Any, **named: Any) -> Any:
@@ -246,7 +246,7 @@ def hold(patch: Patch) -> None:
 
 
 def sequence_check(patch: Patch) -> None:
-    """Broker: recognises repeats, but stores what follows a missing message."""
+    """Broker: drops repeats, but stores messages after a gap."""
     real = ProducerTable.judge
 
     def judge(self: Any, *given: Any) -> Any:
@@ -257,12 +257,12 @@ def sequence_check(patch: Patch) -> None:
 
 
 def saved_epochs(patch: Patch) -> None:
-    """Broker: gives epochs out and does not write them down."""
+    """Broker: grants epochs without saving them."""
     patch(State, "save_leases", lambda self, rows: None)
 
 
 def restored_leases(patch: Patch) -> None:
-    """Broker: begins again with its epochs, but without knowing who holds what."""
+    """Broker: restores epochs after a restart, but no leases."""
     real = LockTable.restore
 
     def restore(self: Any, rows: Any, *, floor: Any, now: Millis) -> None:
@@ -273,17 +273,17 @@ def restored_leases(patch: Patch) -> None:
 
 
 def folder_sync(patch: Patch) -> None:
-    """Broker: syncs a new segment's bytes, but not its name. (The simulation's disk; a real one cannot be asked.)"""
+    """Broker: does not sync the folder of a new segment (only on the simulated disk)."""
     patch(SimDisk, "fsync_dir", lambda self, path: None)
 
 
 def restored_stamps(patch: Patch) -> None:
-    """Broker: begins again without the stamps it finds in the log behind its checkpoint."""
+    """Broker: does not restore the stamps in the log after its checkpoint."""
     patch(ProducerTable, "replay", lambda self, *given, **named: None)
 
 
 def record_checksum(patch: Patch) -> None:
-    """Broker: takes every record for intact whose head looks like one, at its start and when it reads."""
+    """Broker: checks no checksums, at its start and when it reads."""
 
     def checksum(whole: memoryview, start: int, end: int) -> int:
         return int(PROOF.unpack_from(whole, start)[-1])
@@ -293,14 +293,14 @@ def record_checksum(patch: Patch) -> None:
 
 
 def torn_end(patch: Patch) -> None:
-    """Broker: after a power cut, keeps what follows a torn record of a group commit that nobody was told of, and
-    takes a repetition of what was torn for a duplicate."""
+    """Broker: after a power cut, keeps what follows a torn record of an unacknowledged group commit, and takes a
+    repeat of what was torn for a duplicate."""
     patch(recovery, "shows_synced", lambda log, position: position < log.end)
     patch(dedup._Producer, "misses", lambda self, first, end: False)
 
 
 def selector_sign(patch: Patch) -> None:
-    """Producer: takes Python's remainder of a negative hash for Java's."""
+    """Producer: uses Python's remainder of a negative hash instead of Java's."""
     patch(sharding, "_index", lambda number, queues: number % len(queues))
 
 

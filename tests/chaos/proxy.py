@@ -1,6 +1,6 @@
-"""A wire between clients and a broker that can be cut, held up, or lose answers.
+"""A proxy between clients and a broker whose connections can be cut, blocked, or lose answers.
 
-The broker tells its clients the proxy's host: same port, another loopback address.
+The broker advertises the proxy's host: the same port on another loopback address.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Wire:
 
 
 class ProxiedBroker:
-    """A broker that clients reach only through wires."""
+    """A broker that clients reach only through the proxy."""
 
     def __init__(self, data: Path, **options: Any) -> None:
         self.data = data
@@ -70,17 +70,17 @@ class ProxiedBroker:
             while True:
                 client, _ = self._listener.accept()
                 self.wires.append(Wire(client, socket.create_connection(self._target)))
-                self.wires[-1].start()  # when everybody can find it: whoever was answered looks for its wire
+                self.wires[-1].start()  # once it is in the list: a client that was answered looks for its wire
 
     def hold(self) -> list[Wire]:
-        """Nothing passes on the present wires any more, in either direction; new ones work."""
+        """Blocks the present connections in both directions; new ones work."""
         held = list(self.wires)
         for wire in held:
             wire.open.clear()
         return held
 
     def lose_answers_and_cut(self, seconds: float) -> bool:
-        """What arrives at the broker now is done and never answered; whether there was anything."""
+        """Loses the next answers and cuts the connection; returns whether an answer was lost."""
         wire = self.wires[-1]
         wire.loses_answers = True
         lost = wire.lost.wait(seconds)

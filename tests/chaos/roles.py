@@ -1,8 +1,8 @@
-"""What runs in the processes that tests kill, freeze and restart: a broker, a producer, a consumer.
+"""The programs that tests kill, freeze and restart: a broker, a producer, a consumer.
 
     python -m tests.chaos.roles consume '{"name": "a", "address": "127.0.0.1:9876", ...}'
 
-Each writes a history. `without` names guards to take out (`mutants`).
+Each writes a history. `without` names guards to remove (`mutants`).
 """
 
 import asyncio
@@ -44,12 +44,12 @@ GROUP = "chaos"
 
 
 def broker(settings: dict[str, Any]) -> None:
-    """A broker on a given address and folder, until SIGTERM; `recorded`: it writes a history too.
+    """A broker, until SIGTERM. `recorded`: it writes a history.
 
-    `file_bytes`: no file of it may grow beyond that, as on a disk that is full.
+    `file_bytes`: the maximum size of its files, to imitate a full disk.
     """
-    if (most := settings["options"].pop("file_bytes", None)) is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+    if (limit := settings["options"].pop("file_bytes", None)) is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     ready = Path(settings["ready"])
     history = Path(settings["history"]) if settings["options"].pop("recorded", False) else None
 
@@ -60,15 +60,15 @@ def broker(settings: dict[str, Any]) -> None:
         options = BrokerOptions(Path(settings["data"]), listen=listen, history=history, **settings["options"])
         running = Broker(options)
         await running.start()
-        ready.write_text(str(running.address))  # noqa: ASYNC240 - once, before anybody is served
+        ready.write_text(str(running.address))  # noqa: ASYNC240 - once, before the first request
         await stop.wait()
         await running.stop()
 
     asyncio.run(serve())
 
 
-class NamedAhead:
-    """Message ids that are known before a message is handed over, so that its send can be written down first."""
+class KnownIds:
+    """Message ids that are known before a message is sent, so that its send can be recorded first."""
 
     def __init__(self) -> None:
         self._ids, self._coming = new_message_ids(), deque[str]()
@@ -83,12 +83,12 @@ class NamedAhead:
 
 
 def produce(settings: dict[str, Any]) -> None:
-    """Sends `count` messages (0: until SIGTERM) over `keys` keys, `ahead` of them unanswered at most."""
+    """Sends `count` messages (0: until SIGTERM) with `keys` keys, at most `ahead` of them unanswered."""
     history = open_history(Path(settings["history"]), settings["name"], SystemClock().now_ns, role="producer")
     # No event: the signal may come while this thread holds the event's own lock.
     signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
-    ids = NamedAhead()
+    ids = KnownIds()
     waiting: deque[Future[Receipt]] = deque()
     steps: dict[str, int] = {}
     with Producer(settings["address"], timeout=60.0, **settings["options"]) as producer:
@@ -99,7 +99,7 @@ def produce(settings: dict[str, Any]) -> None:
             name = ids.next()
             history.send(TOPIC, key, name)
             future = producer.submit(TOPIC, {"step": steps[key]}, key=key)
-            future.add_done_callback(_written_down(history, key, name))
+            future.add_done_callback(_recorded(history, key, name))
             waiting.append(future)
             while len(waiting) > settings["ahead"]:
                 waiting.popleft().exception()
@@ -111,7 +111,7 @@ def produce(settings: dict[str, Any]) -> None:
     history.close()
 
 
-def _written_down(history: History, key: str, name: str) -> Any:
+def _recorded(history: History, key: str, name: str) -> Any:
     def ended(future: "Future[Receipt]") -> None:
         if future.exception() is not None:
             history.send_unknown(TOPIC, key, name)
@@ -124,7 +124,7 @@ def _written_down(history: History, key: str, name: str) -> Any:
 
 
 class Sink:
-    """A table in a file that all consumers write to. It remembers each queue's highest epoch."""
+    """A table in a file that all consumers write to, with the highest epoch of each queue."""
 
     def __init__(self, path: Path, history: History) -> None:
         self._path = path
@@ -158,9 +158,9 @@ class Sink:
 
 
 def consume(settings: dict[str, Any]) -> None:
-    """Consumes in order until SIGTERM; each turn takes `work_ms`, those of the key `stuck` for ever.
+    """Consumes in order until SIGTERM; each turn takes `work_ms`, and those of the key `stuck` never end.
 
-    With `broken`, a file, every third key fails while that exists, and is parked at once. With `forks`, the first turn
+    Every third key fails while the file `broken` exists, and is parked at once. With `forks`, the first turn
     forks a child, which does nothing but keep the sockets open.
     """
     history = open_history(Path(settings["history"]), settings["name"], SystemClock().now_ns, role="consumer")
@@ -204,7 +204,7 @@ def _fork_once(names: list[str]) -> None:
         Path(f"{name}.child.{child}").touch()
 
 
-def _say_where_i_am(*_: object) -> None:
+def _print_stacks(*_: object) -> None:
     faulthandler.dump_traceback()
     with contextlib.suppress(RuntimeError):
         for task in asyncio.all_tasks():
@@ -212,7 +212,7 @@ def _say_where_i_am(*_: object) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGUSR1, _say_where_i_am)
+    signal.signal(signal.SIGUSR1, _print_stacks)
     settings = json.loads(sys.argv[2])
     for guard in settings["without"]:
         MUTANTS[guard](setattr)

@@ -1,7 +1,6 @@
-"""Starts, hurts and watches the processes of a test, and asks the checker in the end.
+"""Starts, kills, freezes and watches the processes of a test, and calls the checker at the end.
 
-What happened is read from the histories the processes write, never from their own opinion. Nothing waits by
-sleeping: `until` polls a condition and fails with a sentence when its time is over.
+What happened is read from the histories that the processes write.
 """
 
 import contextlib
@@ -29,10 +28,9 @@ from lanemq.wire.record import RecordView, record_starts
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 60.0
-"""Seconds. Only a run that fails waits this long; a busy machine may need much of it."""
+"""Seconds after which a wait fails; long enough for a busy machine."""
 FORGETS_MS = 5_000
-"""A crash may take the commits of 200 ms; where the machine or its disk is busy with other things, their writer comes
-late. That it comes at all, and every moment, is shown on virtual time (`sim`)."""
+"""Age of commits that a crash may undo; on an idle machine 200 ms, which the simulation checks on virtual time."""
 Event = dict[str, Any]
 
 
@@ -51,7 +49,7 @@ class Child:
         os.kill(self.process.pid, number)
 
     def stop(self) -> None:
-        """SIGSTOP; returns when every thread stands still, which is a moment after the signal was sent."""
+        """Sends SIGSTOP; returns when every thread is stopped."""
         self.signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
@@ -60,7 +58,7 @@ class Child:
 
 
 class SystemUnderTest:
-    """The processes of one test, all in one folder."""
+    """The processes of one test, in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,7 +71,7 @@ class SystemUnderTest:
         self._read: dict[Path, int] = {}
         self._operator = open_history(self.history, "operator", SystemClock().now_ns)
 
-    # who plays
+    # starting
 
     def broker(self, without: Sequence[str] = (), **options: Any) -> Child:
         """A broker on the folder's data, always on the same port."""
@@ -106,16 +104,16 @@ class SystemUnderTest:
         self._children.append(child)
         return child
 
-    # what is done to them
+    # faults
 
     def kill(self, child: Child) -> None:
-        """SIGKILL; returns when the process is gone."""
+        """Sends SIGKILL; returns when the process is gone."""
         self._operator.fault("kill -9", child.name, "start")
         child.signal(signal.SIGKILL)
         child.ended()
 
     def fault(self, kind: str, child: Child, phase: str) -> None:
-        """Writes down that something happens to a child."""
+        """Records a fault of a child."""
         self._operator.fault(kind, child.name, phase)
 
     def end_children(self, child: Child) -> None:
@@ -130,7 +128,7 @@ class SystemUnderTest:
         child.stop()
 
     def frozen(self, child: Child) -> None:
-        """Writes down that `child` was stopped already."""
+        """Records that `child` is stopped."""
         self._operator.fault("freeze", child.name, "start")
 
     def thaw(self, child: Child) -> None:
@@ -138,7 +136,7 @@ class SystemUnderTest:
         child.signal(signal.SIGCONT)
 
     def finish(self, *parts: Child) -> None:
-        """SIGTERM, and a clean end of each."""
+        """Sends SIGTERM, and waits for a clean end of each."""
         for child in parts:
             child.signal(signal.SIGTERM)
         for child in parts:
@@ -154,13 +152,13 @@ class SystemUnderTest:
         self._operator.close()
 
     def children(self, *names: str) -> list[Child]:
-        """Those of these names that still run."""
+        """The running children with these names."""
         return [child for child in self._children if child.name in names and child.alive]
 
-    # what is seen of them
+    # events
 
     def look(self) -> list[Event]:
-        """All events so far, file by file; within a file in order."""
+        """All events so far, file by file; in order within a file."""
         for path in sorted(self.history.glob("*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -177,7 +175,7 @@ class SystemUnderTest:
     def is_drained(self) -> bool:
         """Whether everything acknowledged was finished by the group.
 
-        A repeat whose place a crash made the broker forget has offset -1: that it ran, the checker finds by its id.
+        A repeat whose offset the broker has lost in a crash has offset -1; the checker finds it by its id.
         """
         acked = {(e["queue"], e["offset"]) for e in self.seen("acked") if e["offset"] >= 0}
         commits = sorted((e for e in self.seen("committed") if e["topic"] == TOPIC), key=lambda e: int(e["t"]))
@@ -186,7 +184,7 @@ class SystemUnderTest:
         return acked <= {(e["queue"], e["offset"]) for e in good}
 
     def owners(self) -> dict[int, str]:
-        """Who was granted each queue last."""
+        """The last owner of each queue."""
         granted = sorted((e for e in self.seen("lease_granted") if e["topic"] == TOPIC), key=lambda e: e["t"])
         return {e["queue"]: e["member"] for e in granted}
 
@@ -202,7 +200,7 @@ class SystemUnderTest:
             time.sleep(0.02)
 
     def _logs_and_stacks(self) -> str:
-        """Everybody's log, with the stacks of those who still live."""
+        """The logs of all children, with the stacks of those that run."""
         living = [child for child in self._children if child.alive]
         for child in living:
             child.signal(signal.SIGCONT)
@@ -213,17 +211,17 @@ class SystemUnderTest:
     def log_of(self, child: Child) -> str:
         return (self.folder / f"{child.name}.log").read_text()[-9000:]
 
-    # how it is judged
+    # verdict
 
     def dump_log(self) -> None:
-        """Writes down every record of the log, for the checker. No broker may run."""
+        """Records every message of the log for the checker. No broker may be running."""
         store = Store(self.data)
         store.recover()
         record = open_history(self.history, "dump", SystemClock().now_ns)
         for number in range(64):
             for view in stored_records(store, number):
-                names = view.properties
-                record.stored(TOPIC, names["__SHARDINGKEY"], names["UNIQ_KEY"], number, view.queue_offset)
+                properties = view.properties
+                record.stored(TOPIC, properties["__SHARDINGKEY"], properties["UNIQ_KEY"], number, view.queue_offset)
         record.close()
         store.close()
 
@@ -234,7 +232,7 @@ class SystemUnderTest:
 
 
 def lasting_port() -> int:
-    """One that the system gives to nobody who asks for any: another test may do so while the broker is down."""
+    """A port outside the range of ephemeral ports, so that no other test gets it while the broker is down."""
     for port in random.sample(range(20_000, 32_000), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -252,7 +250,7 @@ def stored_records(store: Store, number: int) -> Iterator[RecordView]:
 
 
 def complaint(report: Report) -> str:
-    """For an assert: what the checker says, in a few lines."""
+    """The checker's report in a few lines, for an assert."""
     found = [f"{each.invariant} {each.text}" for each in report.violations[:5]]
     return "\n".join([report.verdict.name, *report.reasons, str(report.counts), *found, *report.around[:20]])
 

@@ -9,7 +9,7 @@ from lanemq.checker.verdict import Verdict
 
 NAIVE = ["flush_before_ack", "slow_disk"]
 ROUNDS = 3
-"""How often the broker is killed here; `test_rounds` does it as often as told."""
+"""How often the broker is killed here; `make chaos ROUNDS=500` does it more often."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The chain that keeps a key in order, link by link, and what the weaker ways of consuming do to it."""
+"""The steps that keep a key in order, and what weaker ways of consuming do to it."""
 
 import threading
 
@@ -19,7 +19,7 @@ from lanemq.core.consuming.retry_policy import HoldQueue
 @pytest.mark.row("A2")
 @pytest.mark.row("A6")
 @pytest.mark.row("A16")
-def test_every_hop_keeps_the_order_of_a_key_and_none_promises_it_between_keys(group: LocalGroup) -> None:
+def test_every_step_keeps_the_order_of_a_key_but_not_between_keys(group: LocalGroup) -> None:
     """Send, store, fetch, handle: 10 orders with 10 steps each, sent round robin as in RocketMQ's sample."""
     seen: list[Message] = []
     receipts = [
@@ -41,8 +41,8 @@ def test_every_hop_keeps_the_order_of_a_key_and_none_promises_it_between_keys(gr
 
 
 @pytest.mark.row("A1")
-def test_everything_through_one_queue_is_one_order(group: LocalGroup) -> None:
-    """Global order: one queue, one sender, one lane; the price is that nothing runs side by side."""
+def test_one_queue_is_one_order(group: LocalGroup) -> None:
+    """Global order: one queue, one sender, one lane, and nothing in parallel."""
     for number in range(500):
         group.producer.send_oneway(TOPIC, number, key=f"k{number % 7}", queue=0)
     group.producer.flush()
@@ -76,8 +76,8 @@ def _queue(group: LocalGroup, key: str) -> int:
 
 @pytest.mark.row("A4")
 @pytest.mark.row("A44")
-def test_as_many_queues_run_at_once_as_there_are_members_and_never_two_handlers_of_one(group: LocalGroup) -> None:
-    """Order by queue takes away the concurrency inside a queue, and only that."""
+def test_members_run_their_queues_in_parallel_and_never_two_handlers_of_one_queue(group: LocalGroup) -> None:
+    """Order by queue only prevents concurrency within a queue."""
     together, active = threading.Barrier(4), dict.fromkeys(range(4), 0)
     lock, crowded = threading.Lock(), []
 
@@ -135,7 +135,7 @@ def test_a_concurrent_listener_keeps_order_only_with_one_thread(
 
 @pytest.mark.row("A101")
 def test_a_handler_can_wait_for_what_must_come_first(group: LocalGroup) -> None:
-    """Suspend as a tool: "shipped" is tried again until "paid", which comes through another key, has arrived."""
+    """A handler retries "shipped" until "paid", which has another key, has arrived."""
     paid, tries = threading.Event(), []
 
     def handle(message: Message) -> None:
@@ -158,8 +158,8 @@ def test_a_handler_can_wait_for_what_must_come_first(group: LocalGroup) -> None:
 
 
 @pytest.mark.row("A91")
-def test_after_a_close_the_rival_owns_everything_within_a_second(group: LocalGroup) -> None:
-    """A second of work, that is, however long a busy machine takes for it: no lease and no timer ends in time."""
+def test_after_a_close_the_other_member_owns_everything_at_once(group: LocalGroup) -> None:
+    """No lease and no timer could end so soon."""
     group.producer.send(TOPIC, 0, key="k")
     slow = {"lease_times": LeaseTimes(1, 50, 60), "rebalance_every": 600}
     a, b = group.member("a", **slow), group.member("b", **slow)
@@ -173,7 +173,7 @@ def test_after_a_close_the_rival_owns_everything_within_a_second(group: LocalGro
 @pytest.mark.row("A8")
 @pytest.mark.row("A117")
 def test_after_a_crash_a_queue_is_replayed_from_its_committed_offset_without_a_gap(group: LocalGroup) -> None:
-    """Duplicates are contiguous from the committed offset on; then new ones follow, in order, none left out."""
+    """Duplicates are contiguous from the committed offset on; then new messages follow in order, without a gap."""
     for number in range(200):
         group.producer.send_oneway(TOPIC, number, key=f"k{number % 5}", queue=0)
     group.producer.flush()
@@ -197,8 +197,8 @@ def test_after_a_crash_a_queue_is_replayed_from_its_committed_offset_without_a_g
     assert report.verdict is Verdict.PASS, complaint(report)
 
 
-def test_a_planned_stop_redelivers_nothing_although_a_key_lags(group: LocalGroup) -> None:
-    """The lagging key's second message is the first unfinished one; twenty behind it are done already."""
+def test_a_clean_stop_redelivers_nothing_although_a_key_is_slow(group: LocalGroup) -> None:
+    """The second message of the slow key is the first unfinished one; twenty behind it are finished."""
     slow = key_in(0)
     for number in range(2):
         group.producer.send(TOPIC, number, key=slow, queue=0)
@@ -224,7 +224,7 @@ def test_a_planned_stop_redelivers_nothing_although_a_key_lags(group: LocalGroup
 
 
 def test_a_member_stopped_at_once_starts_nothing_more(group: LocalGroup) -> None:
-    """Its handler cannot be stopped, but the rest of its run belongs to the next owner."""
+    """Its handler cannot be interrupted, but the rest of its run belongs to the next owner."""
     for number in range(50):
         group.producer.send_oneway(TOPIC, number, key="k")
     group.producer.flush()

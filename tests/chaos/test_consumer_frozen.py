@@ -1,6 +1,6 @@
-"""A consumer stands still for longer than its lease (a long pause, a swapped-out machine) and then goes on.
+"""A consumer is frozen for longer than its lease and then continues.
 
-It cannot know what happened meanwhile. Its lease tells it to stop; if it does not, its epoch gives it away.
+Its lease tells it to stop. If it does not, the broker refuses it by its epoch.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def freeze_and_thaw(system: SystemUnderTest, *, broker: Sequence[str] = (), member: Sequence[str] = ()) -> Child:
-    """`a` is frozen until `b` works on all its queues, then goes on; returns `a`, thawed, under load."""
+    """Freezes `a` until `b` works on all its queues; returns `a`, thawed, under load."""
     system.broker(broker, default_queues=4)
     system.producer(pause_ms=3, keys=10)
     system.until("something is stored", lambda: system.seen("acked"))
@@ -41,9 +41,9 @@ def freeze_and_thaw(system: SystemUnderTest, *, broker: Sequence[str] = (), memb
 
 
 def freeze_outside_the_sink(system: SystemUnderTest, child: Child) -> None:
-    """A process frozen inside a transaction would hold up everybody; that is the database's story, not ours.
+    """Freezes a process outside of a transaction, in which it would block all other writers of the table.
 
-    Exclusive: who begins a transaction holds the lock of a reader first, and that alone keeps writers from committing.
+    An exclusive lock shows this: even a reader's lock would keep writers from committing.
     """
     with contextlib.closing(sqlite3.connect(system.folder / "sink.db", timeout=0.2, isolation_level=None)) as table:
         for _ in range(50):
@@ -59,7 +59,7 @@ def freeze_outside_the_sink(system: SystemUnderTest, child: Child) -> None:
     pytest.fail(f"{child.name} is always inside a transaction")
 
 
-def test_a_frozen_owner_wakes_without_harm_and_its_rival_goes_on(system: SystemUnderTest) -> None:
+def test_a_frozen_owner_wakes_without_harm_and_the_next_owner_continues(system: SystemUnderTest) -> None:
     freeze_and_thaw(system)
     thawed_at = system.seen("fault")[-1]["t"]
     ends = ("commit_refused", "lease_expired", "lease_released")
@@ -72,7 +72,7 @@ def test_a_frozen_owner_wakes_without_harm_and_its_rival_goes_on(system: SystemU
 
 @pytest.mark.row("A43")
 def test_an_owner_that_ignores_its_lease_is_refused_by_its_epoch(system: SystemUnderTest) -> None:
-    """The broker's own line of defence: this member neither looks at its lease nor hears that it was lost."""
+    """This member neither checks its lease nor notices that it was lost, so only the broker can refuse it."""
     freeze_and_thaw(system, member=["lease_news"])
     thawed_at = system.seen("fault")[-1]["t"]
     system.until("its commit is refused", lambda: system.seen("commit_refused", "a", after=thawed_at))
@@ -87,8 +87,8 @@ def test_an_owner_that_ignores_its_lease_is_refused_by_its_epoch(system: SystemU
     assert "P2" not in report.counts, complaint(report)
 
 
-def test_without_the_epoch_check_a_stale_commit_is_taken_and_the_checker_says_so(system: SystemUnderTest) -> None:
-    """Negative control: the same member and a broker that believes everybody."""
+def test_without_the_epoch_check_a_stale_commit_is_accepted_and_the_checker_finds_it(system: SystemUnderTest) -> None:
+    """Negative control: the same member, and a broker that does not check epochs."""
     a = freeze_and_thaw(system, broker=["epoch_check"], member=["lease_news"])
     thawed_at = system.seen("fault")[-1]["t"]
     system.until("its commit is taken", lambda: system.seen("committed", "a", after=thawed_at), alive=a)

@@ -1,4 +1,4 @@
-"""A consumer dies in the middle of its work, and nobody may notice more than a short pause."""
+"""A consumer is killed under load, and others continue with its queues after a short pause."""
 
 import signal
 
@@ -12,9 +12,9 @@ pytestmark = pytest.mark.slow
 LONG_LEASE = (1_000, 50_000, 60_000)
 """Milliseconds: renewed every, used by the member for, kept by the broker for.
 
-So long that its end cannot be what helps."""
+So long that the test would fail if a take-over waited for it."""
 TAKE_OVER_SECONDS = 30.0
-"""A bound for a busy machine. `benchmarks.lanes_take_over` measures the time on a quiet one."""
+"""Long enough for a busy machine; `benchmarks.lanes_take_over` measures an idle one."""
 
 
 def test_a_killed_consumers_queues_go_on_in_order_within_seconds(system: SystemUnderTest) -> None:
@@ -43,7 +43,7 @@ def test_a_killed_consumers_queues_go_on_in_order_within_seconds(system: SystemU
 
 
 def test_without_waiting_for_the_first_unfinished_a_kill_loses_messages(system: SystemUnderTest) -> None:
-    """Negative control: members that commit what they fetched leave a hole behind, and the checker sees it."""
+    """Negative control: members that commit what they fetched lose messages, and the checker finds it."""
     system.broker(default_queues=4)
     producer = system.producer(pause_ms=1)
     system.until("something is stored", lambda: system.seen("acked"))
@@ -63,7 +63,7 @@ def test_without_waiting_for_the_first_unfinished_a_kill_loses_messages(system: 
 
 
 def stop_with_unfinished_work_committed(system: SystemUnderTest, child: Child) -> None:
-    """Stands still at a moment when its commits have passed messages that nobody has finished.
+    """Stops a consumer when its commits have passed unfinished messages.
 
     With a producer that is slower than its consumers, as on a slow disk, there are moments without any.
     """
@@ -83,7 +83,7 @@ def stop_with_unfinished_work_committed(system: SystemUnderTest, child: Child) -
 def killed_with_a_stuck_key(
     system: SystemUnderTest, without: tuple[str, ...] = ()
 ) -> tuple[set[int], set[int], set[int]]:
-    """`a` works for a while around one stuck key, is killed, and `b` does the rest.
+    """`a` works with one stuck key and is killed; `b` does the rest.
 
     Offsets of the other keys: all that `a` finished, those of them that it cannot have reported, and what `b`
     did again. A commit knows at least what was finished when the one before it was answered, unless a turn of many
@@ -119,7 +119,7 @@ def test_a_stuck_key_does_not_make_the_next_owner_repeat_the_others(system: Syst
 
 
 def test_without_finished_ranges_everything_behind_a_stuck_key_is_repeated(system: SystemUnderTest) -> None:
-    """Negative control: still in order, and still nothing lost, but all of it twice."""
+    """Negative control: still in order and nothing lost, but all of it twice."""
     finished, late, again = killed_with_a_stuck_key(system, without=("finished_ranges",))
     assert len(again) > len(finished) - 20, "all but what was before the stuck key's first message"
     assert not again <= late

@@ -1,4 +1,4 @@
-"""A disk that fails or is full while everybody works: told is stored, the broker goes on reading, a restart heals.
+"""A disk fails or is full under load: acknowledged messages are stored, reads continue, and a restart repairs it.
 
 Processes and real files. The faults are a full file system, and one failing write or fdatasync of the log.
 """
@@ -28,7 +28,7 @@ def is_read_only(system: SystemUnderTest) -> bool:
 def work_until_read_only(
     system: SystemUnderTest, without: list[str], file_bytes: int | None = None, **settings: object
 ) -> tuple[Child, Audit]:
-    """A broker, a producer and a consumer; returns when the broker takes nothing more."""
+    """Starts a broker, a producer and a consumer; returns when the broker accepts no more messages."""
     broker = system.broker(without, default_queues=QUEUES, file_bytes=file_bytes)
     follower = HistoryFollower(system.history)
     system.producer("p", keys=20, ahead=100, **settings)
@@ -38,8 +38,8 @@ def work_until_read_only(
     return broker, Audit(follower, QUEUES)
 
 
-def check_told_is_readable(system: SystemUnderTest, audit: Audit) -> None:
-    """And more: the group goes on to its end, new sends are refused with a reason."""
+def check_acknowledged_is_readable(system: SystemUnderTest, audit: Audit) -> None:
+    """The group consumes everything, and new sends are refused with a reason."""
     audit.look(system.address)
     assert audit.stored > 0
     with RawClient(system.address) as raw:
@@ -49,11 +49,11 @@ def check_told_is_readable(system: SystemUnderTest, audit: Audit) -> None:
 
 
 def restart_and_finish(system: SystemUnderTest, broker: Child, audit: Audit) -> None:
-    """With the fault gone: everything told is there, and more can be sent and consumed."""
+    """After the fault, everything acknowledged is there, and more can be sent and consumed."""
     follower = audit._follower
     for child in system.children("p"):
         system.kill(child)
-    system.until("what was told is done", lambda: not follower.read().undone, 60)
+    system.until("what was acknowledged is done", lambda: not follower.read().undone, 60)
     system.kill(broker)
     broker = system.broker(default_queues=QUEUES)
     producer = system.producer("q", keys=20, count=200)
@@ -72,26 +72,28 @@ def judge(system: SystemUnderTest) -> None:
 
 
 @pytest.mark.parametrize("fault", ["failing_write", "failing_sync"])
-def test_after_a_failed_write_or_sync_told_is_stored_and_a_restart_heals(system: SystemUnderTest, fault: str) -> None:
+def test_after_a_failed_write_or_sync_acknowledged_is_stored_and_a_restart_repairs(
+    system: SystemUnderTest, fault: str
+) -> None:
     broker, audit = work_until_read_only(system, [fault], pause_ms=1)
-    check_told_is_readable(system, audit)
+    check_acknowledged_is_readable(system, audit)
     restart_and_finish(system, broker, audit)
     judge(system)
 
 
-def test_when_the_log_may_not_grow_told_is_stored_and_room_and_a_restart_heal(system: SystemUnderTest) -> None:
-    """As a full disk, on any machine and without root: the kernel refuses the write that would pass the limit."""
+def test_when_the_log_may_not_grow_acknowledged_is_stored_and_a_restart_repairs(system: SystemUnderTest) -> None:
+    """Like a full disk, but without root: the kernel refuses a write beyond the limit."""
     broker, audit = work_until_read_only(system, [], file_bytes=1 << 20)
-    check_told_is_readable(system, audit)
+    check_acknowledged_is_readable(system, audit)
     assert max(path.stat().st_size for path in (system.data / "log").iterdir()) <= 1 << 20
     restart_and_finish(system, broker, audit)
     judge(system)
 
 
-def test_on_a_full_disk_told_is_stored_and_room_and_a_restart_heal(system: SystemUnderTest, tmp_path: Path) -> None:
+def test_on_a_full_disk_acknowledged_is_stored_and_a_restart_repairs(system: SystemUnderTest, tmp_path: Path) -> None:
     with volumes.in_memory(tmp_path / "data", 2):
         broker, audit = work_until_read_only(system, [])
-        check_told_is_readable(system, audit)
+        check_acknowledged_is_readable(system, audit)
         volumes.enlarge(tmp_path / "data", 64)
         restart_and_finish(system, broker, audit)
         judge(system)

@@ -1,4 +1,4 @@
-"""A queue on its way out: how long it waits for its handlers, and what ends the wait."""
+"""The hand-over of a queue: how long it waits for its handlers, and what ends the wait."""
 
 import asyncio
 from types import SimpleNamespace
@@ -49,7 +49,7 @@ def test_a_draining_queue_waits_for_its_last_handler_not_for_its_first() -> None
 
 
 def test_a_queue_that_is_lost_while_it_drains_ends_the_wait() -> None:
-    """There is nothing left to hand over; an error here would end the whole consumer."""
+    """There is nothing left to hand over; an error would end the whole consumer."""
 
     async def play() -> bool:
         scheduler, _ = two_running_turns()
@@ -61,8 +61,8 @@ def test_a_queue_that_is_lost_while_it_drains_ends_the_wait() -> None:
     assert asyncio.run(play())
 
 
-def test_a_renewal_is_written_down_before_its_turns() -> None:
-    """Otherwise the checker finds a turn that began after its lease had ended (C5), and it is right to."""
+def test_a_renewal_is_recorded_before_its_turns() -> None:
+    """Otherwise the turns in the history would seem to start after their lease had ended."""
     order: list[str] = []
     history = SimpleNamespace(on=True, lease_renewed=lambda *_, **__: order.append("history"))
     scheduler = SimpleNamespace(set_usable_until=lambda *_: order.append("scheduler"))

@@ -1,4 +1,4 @@
-"""Members come and go on purpose: nobody's work is done twice, and nobody waits who need not."""
+"""Members join and leave on purpose: nothing is delivered twice, and queues that stay do not pause."""
 
 import threading
 from functools import partial
@@ -12,9 +12,9 @@ from lanemq.checker.verdict import Report, Verdict
 from lanemq.client.message import Message
 from lanemq.model.queue import MessageQueue
 
-LONGEST_WAIT_SECONDS = 10.0
-"""Of a stored message for its turn. A busy machine takes a second or two where a quiet one takes milliseconds
-(`benchmarks.lanes_restart`); who waits for a timer waits for twenty."""
+MAX_WAIT_SECONDS = 10.0
+"""Time from a stored message to its turn. An idle machine takes milliseconds (`benchmarks.lanes_restart`), a busy one
+seconds; a timer would take twenty."""
 
 
 def all_own_something(system: SystemUnderTest, *names: str) -> bool:
@@ -30,7 +30,7 @@ def has_all_again(system: SystemUnderTest, after: int) -> bool:
 
 
 def settle(system: SystemUnderTest, producer: Child, *consumers: Child) -> Report:
-    """Everything sent is done and everybody gone; the checker's report."""
+    """Waits until everything is done, stops all processes, and returns the checker's report."""
     system.finish(producer)
     system.until("everything is done", system.is_drained)
     system.finish(*consumers)
@@ -42,18 +42,18 @@ def settle(system: SystemUnderTest, producer: Child, *consumers: Child) -> Repor
 @pytest.mark.row("A91")
 @pytest.mark.parametrize("whole_queue", [True, False], ids=["order by queue", "order by key"])
 def test_rolling_restarts_keep_order_and_redeliver_nothing(system: SystemUnderTest, whole_queue: bool) -> None:
-    """Order and duplicates are counted apart: a planned stop may cost neither."""
+    """A clean stop costs neither order nor duplicates."""
     system.broker(default_queues=4)
     producer = system.producer(pause_ms=2, keys=60)
     system.until("something is stored", lambda: system.seen("acked"))
     running = {n: system.consumer(f"{n}-0", work_ms=2, whole_queue=whole_queue) for n in "abc"}
     for n in "abc":
         system.until(f"{n} works", lambda n=n: works(system, f"{n}-0"))
-    for life in (1, 2, 3):
+    for round in (1, 2, 3):
         for n in "abc":
             system.finish(running[n])
-            running[n] = system.consumer(f"{n}-{life}", work_ms=2, whole_queue=whole_queue)
-            system.until(f"{n} is back", lambda n=n, life=life: works(system, f"{n}-{life}"))
+            running[n] = system.consumer(f"{n}-{round}", work_ms=2, whole_queue=whole_queue)
+            system.until(f"{n} is back", lambda n=n, round=round: works(system, f"{n}-{round}"))
     report = settle(system, producer, *running.values())
     assert report.verdict is Verdict.PASS, complaint(report)
     assert report.coverage["rebalance"] >= 9
@@ -79,24 +79,24 @@ def test_queues_that_stay_do_not_pause_while_members_join_and_leave(system: Syst
     waits = {queue: longest_wait(system, "a", queue) for queue in kept}
     report = settle(system, producer, first)
     assert report.verdict is Verdict.PASS, complaint(report)
-    assert max(waits.values()) < LONGEST_WAIT_SECONDS, waits
+    assert max(waits.values()) < MAX_WAIT_SECONDS, waits
 
 
 def kept_by(system: SystemUnderTest, name: str) -> set[int]:
-    """Queues that this member was granted once and never gave back."""
+    """Queues that this member was granted once and never released."""
     granted = [e["queue"] for e in system.seen("lease_granted", name) if e["topic"] == "orders"]
     return {queue for queue in granted if granted.count(queue) == 1}
 
 
 def longest_wait(system: SystemUnderTest, name: str, queue: int) -> float:
-    """Seconds in which a queue's next message was stored and no turn began: a slow disk or sender is no pause."""
+    """The longest time in seconds between a stored message and its turn; a slow disk or sender is no pause."""
     stored = {e["offset"]: e["t"] for e in system.seen("acked") if e["queue"] == queue}
     turns = [(e["t"], stored.get(e["offset"], e["t"])) for e in system.seen("turn", name) if e["queue"] == queue]
-    return max(began - max(before, told) for (before, _), (began, told) in pairwise(turns)) / 1e9
+    return max(began - max(before, stored) for (before, _), (began, stored) in pairwise(turns)) / 1e9
 
 
 def test_a_queue_that_stays_goes_on_while_the_hand_over_of_another_is_stuck(group: LocalGroup) -> None:
-    """The same without a clock: as long as the one handler is inside, its queue cannot leave."""
+    """The same without a clock: while its handler is blocked, a queue cannot be released."""
     moving, staying = key_in(3), key_in(0)
     inside, go = threading.Event(), threading.Event()
 

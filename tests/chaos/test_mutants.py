@@ -1,4 +1,4 @@
-"""Every guard against its absence, end to end: without it a run breaks a promise, and somebody says which.
+"""Without any one of the guards, a whole run breaks a promise, and a test names it.
 
 `GUARDS` is the table of all of them with the test that takes each one out. Those of `CASES` are taken out here, in
 the simulation; what a simulation does not have (a busy broker, a flipped bit, another producer) is done on real ones.
@@ -46,7 +46,7 @@ CASES = {
     ),
     "folder_sync": (2, Case(mutants.folder_sync, ("broker loses power",), ("S", "B1"), BUSY | {"slow": 0.0})),
 }
-"""With the seed to begin with: a few are enough."""
+"""With the first seed; a few are enough."""
 NO_GUARDS = {"slow_disk", "stalling_disk", "failing_write", "failing_sync"}
 GUARDS = {
     "epoch_check": "sim/test_mutants.py::epoch at commit, chaos/test_consumer_frozen.py",
@@ -75,7 +75,7 @@ GUARDS = {
 TESTS = Path(__file__).parents[1]
 
 
-def test_every_guard_that_can_be_taken_out_is_taken_out_somewhere() -> None:
+def test_every_guard_is_removed_in_some_test() -> None:
     assert set(GUARDS) == set(MUTANTS) - NO_GUARDS
     for guard, tests in GUARDS.items():
         for each in tests.split(", "):
@@ -100,7 +100,7 @@ def test_without_its_guard_a_simulated_run_breaks_a_promise(guard: str, monkeypa
 
 
 def steps_stored(system: SystemUnderTest, without: list[str]) -> list[int]:
-    """Large and small messages of one key, many under way, to a broker that is often too busy for the large ones."""
+    """Large and small messages of one key, many in flight, to a broker that is often too busy for the large ones."""
     broker = system.broker([*without, "slow_disk"], default_queues=1, max_pending_bytes=1 << 20)
     with Producer(system.address, timeout=60.0, max_batch_messages=1) as producer:
         futures: list[Future[Receipt]] = []
@@ -119,7 +119,7 @@ def steps_stored(system: SystemUnderTest, without: list[str]) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("without", [[], ["sequence_check"]], ids=["with the sequence check", "without"])
-def test_only_the_sequence_check_keeps_the_order_when_a_busy_broker_refuses_some(
+def test_only_the_sequence_check_keeps_order_when_a_busy_broker_refuses_messages(
     system: SystemUnderTest, without: list[str]
 ) -> None:
     steps = steps_stored(system, without)
@@ -157,7 +157,7 @@ def consumed(options: BrokerOptions, count: int) -> list[str]:
 
 
 def test_without_java_s_remainder_a_key_has_two_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two producers of the same keys, one as every RocketMQ client is, one with Python's own remainder."""
+    """Two producers of the same keys, one like every RocketMQ client, one with Python's remainder."""
     keys = [f"key-{number}" for number in range(40)]
     chosen: list[list[int]] = []
     with EmbeddedBroker() as broker:

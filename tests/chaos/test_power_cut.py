@@ -27,7 +27,7 @@ MEBIBYTES = 48
 
 
 def recovered(copy: Path, folder: Path) -> dict[Place, tuple[str, int, str]]:
-    """Key, step and message id of everything a recovery of the copy finds."""
+    """Key, step and message id of everything that recovery finds in the copy."""
     found: dict[Place, tuple[str, int, str]] = {}
     with volumes.image(copy, folder / "after"):
         store = Store(folder / "after" / "data")
@@ -48,18 +48,18 @@ def has_acked(follower: HistoryFollower, enough: int) -> bool:
 def cut(
     system: SystemUnderTest, broker: Child, follower: HistoryFollower
 ) -> tuple[dict[Place, str], dict[Place, tuple[str, int, str]]]:
-    """What was acknowledged until now, and what a cut at this moment leaves. The broker goes on afterwards."""
+    """What was acknowledged so far, and what a power cut now would leave. The broker continues."""
     copy = system.folder / "copy.img"
     broker.stop()
-    told = dict(follower.read().news)
+    acknowledged = dict(follower.read().news)
     shutil.copyfile(system.folder / "disk.img", copy)
     found = recovered(copy, system.folder)
     broker.signal(signal.SIGCONT)
-    return told, found
+    return acknowledged, found
 
 
-def lost(told: dict[Place, str], found: dict[Place, tuple[str, int, str]]) -> list[Place]:
-    return [place for place, name in told.items() if place not in found or found[place][2] != name]
+def lost(acknowledged: dict[Place, str], found: dict[Place, tuple[str, int, str]]) -> list[Place]:
+    return [place for place, name in acknowledged.items() if place not in found or found[place][2] != name]
 
 
 def start(system: SystemUnderTest, without: list[str], **options: object) -> tuple[Child, HistoryFollower]:
@@ -76,20 +76,20 @@ def disk(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(300 + 60 * CUTS)
-def test_a_power_cut_takes_nothing_that_was_acknowledged(system: SystemUnderTest, disk: Path) -> None:
+def test_a_power_cut_loses_nothing_that_was_acknowledged(system: SystemUnderTest, disk: Path) -> None:
     with volumes.image(disk, system.folder / "before"):
         broker, follower = start(system, [])
         seen = 0
         for number in range(CUTS):
             enough = follower.read().acked.total() + 100 + 37 * number % 150
             system.until("messages flow", partial(has_acked, follower, enough))
-            told, found = cut(system, broker, follower)
-            assert not lost(told, found), lost(told, found)[:5]
+            acknowledged, found = cut(system, broker, follower)
+            assert not lost(acknowledged, found), lost(acknowledged, found)[:5]
             steps: dict[str, int] = {}
             for _, (key, step, _) in sorted(found.items()):
                 assert step == steps.get(key, -1) + 1, f"key {key} jumps to step {step}"
                 steps[key] = step
-            seen = len(told)
+            seen = len(acknowledged)
         for child in system.children("p", "broker"):
             system.kill(child)
     print(json.dumps({"cuts": CUTS, "acknowledged before the last": seen}))
@@ -99,7 +99,7 @@ def test_a_power_cut_takes_nothing_that_was_acknowledged(system: SystemUnderTest
 def test_a_broker_that_does_not_sync_loses_acknowledged_messages_in_a_power_cut(
     system: SystemUnderTest, disk: Path
 ) -> None:
-    """Negative control, of the broker and of the method: what was not synced is not in the copy."""
+    """Negative control of broker and method: what was not synced is not in the copy."""
     with volumes.image(disk, system.folder / "before"):
         broker, follower = start(system, ["sync_before_ack"])
         for _ in range(5):

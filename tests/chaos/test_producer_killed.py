@@ -1,4 +1,4 @@
-"""A producer dies while batches are on their way: what is stored is a beginning of what it sent, in order."""
+"""A producer is killed while batches are in flight: what is stored is the beginning of what it sent, in order."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""kill -9 and SIGSTOP of everybody under load, round after round; `make chaos ROUNDS=500` runs as many as wanted."""
+"""Rounds of kill -9 and SIGSTOP under load; `make chaos ROUNDS=500` runs more of them."""
 
 import json
 import os
@@ -15,11 +15,11 @@ SEED = int(os.environ.get("LANEMQ_CHAOS_SEED", "1"))
 
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 60 * ROUNDS)
-def test_after_every_crash_what_was_acknowledged_is_there_in_order_and_everybody_goes_on(
+def test_after_every_crash_acknowledged_messages_are_there_in_order_and_all_continue(
     system: SystemUnderTest,
 ) -> None:
     campaign = Campaign(system, SEED)
-    campaign.play(ROUNDS)
+    campaign.run(ROUNDS)
     report = campaign.end()
     assert report.verdict is Verdict.PASS, complaint(report)
     assert len(campaign.rounds) == min(ROUNDS, len(FAULTS))

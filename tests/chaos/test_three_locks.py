@@ -1,8 +1,8 @@
-"""A queue changes hands while its handler runs: three locks against it, and with any of them taken out order breaks.
+"""A queue is taken over while its handler runs: three locks prevent it, and without any one of them order breaks.
 
 The story is always the same. Member `a` has fetched messages 0 to 4 of a key and is slow with the first; `b` joins
 and the queue is to become its own; messages 5 to 9 are sent. Nothing of the key may start before its predecessor
-has ended, whoever runs it.
+has ended, in whatever member it runs.
 """
 
 import pytest
@@ -20,24 +20,24 @@ REFUSALS = 3
 
 
 def newcomer_while_a_handler_runs(group: LocalGroup, patch: pytest.MonkeyPatch) -> tuple[Report, BlockingHandler]:
-    """Plays the story; the handler is let go when `b` was refused several times, or when the order is broken."""
+    """Blocks a handler until `b` was refused several times, or order is broken."""
     refused = count_refusals(patch)
-    door = BlockingHandler(KEY)
+    blocking = BlockingHandler(KEY)
     for number in range(5):
         group.producer.send("orders", number, key=KEY)
-    a = group.member("a", door.of("a"))
-    until("a is inside", door.inside.is_set)
-    until("a has all five", lambda: cached(a) == 5 or door.company)
-    b = group.member("b", door.of("b"))
+    a = group.member("a", blocking.of("a"))
+    until("a is inside", blocking.inside.is_set)
+    until("a has all five", lambda: cached(a) == 5 or blocking.overlapping)
+    b = group.member("b", blocking.of("b"))
     for number in range(5, 10):
         group.producer.send("orders", number, key=KEY)
-    until("a gives the queue up, or order is broken", lambda: draining(a) or door.company)
+    until("a gives the queue up, or order is broken", lambda: draining(a) or blocking.overlapping)
     before = refused.count("b")
-    until("b waits, or order is broken", lambda: refused.count("b") >= before + REFUSALS or door.company)
-    door.released.set()
+    until("b waits, or order is broken", lambda: refused.count("b") >= before + REFUSALS or blocking.overlapping)
+    blocking.released.set()
     until("all are done", lambda: {offset for _, key, offset in group.done if key == KEY} == set(range(10)))
     until("b has the queue", lambda: owns(b, 3))
-    return group.judge("rebalance"), door
+    return group.judge("rebalance"), blocking
 
 
 def draining(app: App) -> bool:
@@ -69,13 +69,13 @@ def count_refusals(patch: pytest.MonkeyPatch) -> list[str]:
 def test_a_newcomer_starts_nothing_before_the_old_owner_has_ended(
     group: LocalGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long the handler takes: its queue is never unlocked by time. Other queues change hands meanwhile."""
-    report, door = newcomer_while_a_handler_runs(group, monkeypatch)
-    assert [offset for _, offset in door.began] == list(range(10))
+    """However long the handler takes. Other queues are taken over in the meantime."""
+    report, blocking = newcomer_while_a_handler_runs(group, monkeypatch)
+    assert [offset for _, offset in blocking.began] == list(range(10))
     assert [offset for _, key, offset in group.done if key == KEY] == list(range(10))
-    assert not door.company
-    assert door.began[0] == ("a", 0)
-    assert door.began[-1][0] == "b"
+    assert not blocking.overlapping
+    assert blocking.began[0] == ("a", 0)
+    assert blocking.began[-1][0] == "b"
     assert report.verdict is Verdict.PASS, complaint(report)
     assert report.coverage["zombie_turns"] == 0
 
@@ -88,10 +88,10 @@ def test_a_newcomer_starts_nothing_before_the_old_owner_has_ended(
 def test_without_any_one_of_the_three_locks_the_order_breaks(
     group: LocalGroup, monkeypatch: pytest.MonkeyPatch, lock: str, enemy: str
 ) -> None:
-    """Negative controls: each lock has an enemy of its own, and the other two do not stop it."""
+    """Negative controls: each lock prevents something that the other two do not."""
     MUTANTS[lock](monkeypatch.setattr)
-    report, door = newcomer_while_a_handler_runs(group, monkeypatch)
-    assert door.company, f"{enemy} was to come in"
-    assert door.company[0][0] == ("a" if lock == "lane_lock" else "b")
-    # A member that gave its queue away throws the overlapped turn's result away, so there the checker only counts it.
+    report, blocking = newcomer_while_a_handler_runs(group, monkeypatch)
+    assert blocking.overlapping, f"{enemy} was to come in"
+    assert blocking.overlapping[0][0] == ("a" if lock == "lane_lock" else "b")
+    # A member that released its queue throws the result of the overlapped turn away, so the checker only counts it.
     assert "B5" in report.counts or report.coverage["zombie_turns"], complaint(report)

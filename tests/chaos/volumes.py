@@ -1,4 +1,4 @@
-"""File systems of a test's own: one in memory that is soon full, one in an image file that can be copied.
+"""File systems for tests: a small one in memory, and one in an image file that can be copied.
 
 Both need root and a kernel that mounts; where that is not given, the test is skipped and says why. What they show is
 shown on the simulated disk as well (`lanemq.testing.faulty_disk`, `lanemq.testing.sim.disk`), on any machine.

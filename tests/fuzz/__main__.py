@@ -1,4 +1,4 @@
-"""Fuzzes the decoders and the log reader for as long as told: `python -m tests.fuzz --seconds 600 --seed 1`.
+"""Fuzzes the decoders and the log reader for a given time: `python -m tests.fuzz --seconds 600 --seed 1`.
 
 Prints one JSON line with the number of inputs of each target, or the input that broke one; then it ends with 1.
 """
@@ -21,11 +21,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
-    told = parser.parse_args()
+    options = parser.parse_args()
     folder = memory_folder()
     try:
-        return fuzz(told.seconds, told.seed, [Attack(name, each, told.seed) for name, each in DECODERS.items()],
-                    Attack("log reader", log_reader(folder), told.seed))  # fmt: skip
+        decoders = [Attack(name, each, options.seed) for name, each in DECODERS.items()]
+        log = Attack("log reader", log_reader(folder), options.seed)
+        return fuzz(options.seconds, options.seed, decoders, log)
     finally:
         shutil.rmtree(folder)
 

@@ -19,7 +19,7 @@ ROOM_BYTES = 256 << 20
 
 
 class Hang(BaseException):
-    """One input took too long. Not an `Exception`: nobody may swallow it."""
+    """One input took too long. Not an `Exception`, so that no target catches it."""
 
 
 class Failure(Exception):
@@ -76,5 +76,5 @@ class Attack:
         except (Exception, Hang) as error:
             raise Failure(self.name, self._seed, data, error) from error
         finally:
-            # Not left running: whoever comes next in this process would be killed by it.
+            # Not left running: it would kill what comes next in this process.
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)

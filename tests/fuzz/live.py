@@ -1,8 +1,8 @@
 """Bad input for a running broker, over real sockets, while a well-behaved client works beside it.
 
 Each visit is one connection: damaged requests of every code, noise, lengths that lie, frames that are cut off. The
-broker may answer or hang up; it may not stop serving the other client, forget what that one was told, or meet an
-error that nobody expected (which would be in its log).
+broker may answer or hang up; it may not stop serving the other client, lose what that one was acknowledged, or meet an
+unexpected error (which would be in its log).
 """
 
 import contextlib
@@ -34,7 +34,7 @@ ODD = (
 
 
 class Siege:
-    """One broker process, one well-behaved client, any number of visits."""
+    """One broker process, one well-behaved client, any number of connections with bad input."""
 
     def __init__(self, data: Path, seed: int) -> None:
         self.broker = BrokerProcess(data)
@@ -104,7 +104,7 @@ class Siege:
         self._told.append(body)
 
     def end(self) -> None:
-        """Everything the other client was told is there, before and after a restart of the broker."""
+        """Everything acknowledged to the other client is there, before and after a restart of the broker."""
         assert bodies(self._sane.read(SANE)) == self._told
         self._sane.close()
         assert self.broker.stop() == 0

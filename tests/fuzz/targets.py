@@ -1,4 +1,4 @@
-"""What is fuzzed: everything that reads bytes which somebody else wrote, and the one error each may raise."""
+"""The targets of fuzzing: everything that reads foreign bytes, and the one error that each may raise."""
 
 import shutil
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def _bare_header(data: bytes) -> None:
 
 
 def _allowing(action: Callable[..., object], *given: object) -> None:
-    """One refusal may not keep the next reader from its turn."""
+    """A refusal must not affect the next reader."""
     try:
         action(*given)
     except RemoteProtocolError:

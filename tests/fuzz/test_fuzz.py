@@ -23,7 +23,7 @@ GROWTH_KIB = 64 * 1024
 
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 3 * SECONDS)
-def test_no_damaged_input_gets_anything_but_the_documented_error_out_of_a_decoder() -> None:
+def test_a_decoder_raises_only_the_documented_error_for_damaged_input() -> None:
     """In a process of its own, whose memory is bounded."""
     command = [sys.executable, "-m", "tests.fuzz", "--seconds", str(SECONDS), "--seed", str(SEED)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -75,7 +75,7 @@ def breaks(data: bytes) -> None:
 
 @pytest.mark.parametrize("bad", [swallows_memory, never_ends, breaks])
 def test_a_target_that_misbehaves_is_noticed(bad: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: a fuzzer that cannot fail finds nothing."""
+    """Negative control: the fuzzer reports a target that fails."""
     monkeypatch.setattr("tests.fuzz.guarded.CPU_SECONDS", 0.2)
     with limits(), pytest.raises(Failure):
         Attack("bad", Target([b"input"], bad), 1).run(1)  # type: ignore[arg-type]

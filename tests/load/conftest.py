@@ -1,4 +1,4 @@
-"""A broker as a process of its own, so that its memory is its own."""
+"""A broker in a process of its own, so that its memory can be measured."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a process takes: memory, descriptors, threads; read from the system, not from the process's own opinion."""
+"""Memory, descriptors, threads and processor time of a process, as the operating system counts them."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ MIB = 1024 * 1024
 
 class Reading(NamedTuple):
     memory: int
-    """Bytes that are really in memory (VmRSS)."""
+    """Bytes in memory (VmRSS)."""
     files: int
     threads: int
     cpu: float

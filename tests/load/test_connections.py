@@ -1,4 +1,4 @@
-"""Thousands who do nothing, and some who do not listen: neither costs the others anything."""
+"""Idle connections, and consumers that do not read, do not slow the others down."""
 
 import json
 import resource
@@ -35,7 +35,7 @@ def descriptors() -> Iterator[None]:
 
 def ask(raw: RawClient, broker: Child) -> tuple[list[float], float]:
     """Milliseconds of round trips that need no disk, sorted; and what one costs the broker, which is a matter of the
-    broker alone, whoever else is busy on the machine."""
+    broker alone, however busy the machine is."""
     found, before = [], read(broker.process.pid).cpu
     for _ in range(ASKED):
         begin = time.perf_counter()
@@ -50,7 +50,7 @@ def wait_for_files(system: SystemUnderTest, broker: Child, true: Callable[[int],
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("descriptors")
-def test_five_thousand_idle_connections_cost_little_and_slow_nobody_down(system: SystemUnderTest) -> None:
+def test_five_thousand_idle_connections_cost_little_and_do_not_slow_others_down(system: SystemUnderTest) -> None:
     broker = system.broker(default_queues=1)
     with RawClient(system.address) as raw:
         raw.send("T")
@@ -78,7 +78,7 @@ def test_five_thousand_idle_connections_cost_little_and_slow_nobody_down(system:
 
 
 @pytest.mark.slow
-def test_consumers_that_never_listen_cost_a_bounded_amount_and_hold_up_nobody(system: SystemUnderTest) -> None:
+def test_consumers_that_never_read_cost_limited_memory_and_do_not_block_others(system: SystemUnderTest) -> None:
     """Each asks for 200 mebibytes and reads none of it."""
     broker = system.broker(default_queues=1)
     with RawClient(system.address) as raw:

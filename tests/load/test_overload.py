@@ -1,4 +1,4 @@
-"""More than the broker can take: it says "busy", keeps its memory, and serves whoever does not send."""
+"""An overloaded broker answers "busy", uses limited memory, and serves clients that do not send."""
 
 import json
 import threading
@@ -23,7 +23,7 @@ GROWTH_BYTES = PENDING + SENDERS * WINDOW * len(BODY) + 48 * MIB
 
 
 class Sender(threading.Thread):
-    """Sends as fast as it is answered, a few requests ahead, and never waits because it was told "busy"."""
+    """Sends as fast as it is answered, a few requests ahead, and never waits after a "busy"."""
 
     def __init__(self, address: str, number: int) -> None:
         super().__init__(daemon=True)
@@ -67,12 +67,14 @@ def test_at_five_times_its_capacity_the_broker_answers_busy_within_its_memory(sy
             slowest = max(slowest, time.monotonic() - asked)
             memory = max(memory, read(broker.process.pid).memory)
         codes = sum((sender.codes for sender in senders), Counter[int]())
-        told = {sender._number: sorted(sender.offsets) for sender in senders}
-        assert {number: list(range(len(each))) for number, each in told.items()} == told
+        acknowledged = {sender._number: sorted(sender.offsets) for sender in senders}
+        assert {number: list(range(len(each))) for number, each in acknowledged.items()} == acknowledged
         stored = [len(bodies(raw.read("T", number))) for number in range(SENDERS)]
     print(json.dumps({"answers": codes, "MiB grown": round((memory - before) / MIB, 1), "slowest renewal, s": slowest}))
-    assert stored == [len(each) for each in told.values()], "busy means not stored, and stored means told"
-    assert codes.total() == SENDERS * EACH, "everybody was answered"
+    assert stored == [len(each) for each in acknowledged.values()], (
+        "busy means not stored, and stored means acknowledged"
+    )
+    assert codes.total() == SENDERS * EACH, "every request was answered"
     assert set(codes) == {0, ResponseCode.SYSTEM_BUSY}
     assert codes[ResponseCode.SYSTEM_BUSY] >= 4 * codes[0], "the load was less than five times the capacity"
     assert memory - before < GROWTH_BYTES

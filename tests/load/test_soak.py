@@ -23,8 +23,8 @@ KEPT_BYTES = 4 * SEGMENT_BYTES
 """Every segment that is kept is an open file: old ones have to go for the count to be flat."""
 FILES_GROWTH = 10
 """Retention looks every ten seconds, so the count goes up and down by a few; a leak would be one for every segment."""
-TELL_SECONDS = 20
-"""Between two lines that say how far a long run is."""
+PRINT_SECONDS = 20
+"""Between two lines of progress."""
 GROWTH_BYTES = 6 * MIB
 """Between the second quarter of the run and the last; the first is for caches to fill."""
 
@@ -64,13 +64,13 @@ def test_memory_descriptors_and_threads_stay_flat_under_steady_load(system: Syst
 
 
 def watch(follower: HistoryFollower, parts: list[Child]) -> dict[str, list[Reading]]:
-    """The one wait by time: time is what a soak is about."""
+    """Waits for a given time, which is the purpose of a soak test."""
     seen: dict[str, list[Reading]] = {part.name: [] for part in parts}
-    began = told = time.monotonic()
+    began = printed = time.monotonic()
     end = began + SECONDS
     while (now := time.monotonic()) < end:
-        if now > told + TELL_SECONDS:
-            told = now
+        if now > printed + PRINT_SECONDS:
+            printed = now
             print(f"{now - began:.0f} of {SECONDS:.0f} s: {follower.acked.total()} acknowledged", flush=True)
         time.sleep(EVERY)
         follower.read()

@@ -1,4 +1,4 @@
-"""One file per promise of docs/guarantees.md, each with a negative control: the naive variant visibly fails.
+"""One file per promise of docs/guarantees.md, each with a negative control: a naive variant that fails.
 
 Promises that need killed or frozen processes are also defended in tests/chaos, those of pipelines in tests/pipelines.
 """

@@ -40,7 +40,7 @@ def test_two_processes_choose_the_same_queue_and_hash_does_not() -> None:
     assert first[1] != second[1]
 
 
-def test_the_choice_is_javas_bit_for_bit() -> None:
+def test_the_queue_is_the_one_that_java_chooses() -> None:
     """ "… and language: RocketMQ's own hash selector, byte for byte": numbers printed by Java."""
     vectors = json.loads((Path(__file__).parents[1] / "wire" / "vectors.json").read_text())["string_hashes"]
     queues = [MessageQueue("t", "b", number) for number in range(7)]

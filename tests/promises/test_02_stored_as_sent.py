@@ -69,7 +69,7 @@ def test_lost_answers_and_cut_connections_change_nothing(proxied: Callable[[], P
 def test_without_the_stamps_repeats_are_stored_twice(
     proxied: Callable[[], ProxiedBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: the same wire, and a broker that stores whatever arrives."""
+    """Negative control: the same connection, and a broker that stores everything."""
     stamp_check(monkeypatch.setattr)
     broker = proxied()
     send_over_a_bad_wire(broker)
@@ -100,7 +100,7 @@ def first_wire(broker: ProxiedBroker) -> int:
 
 
 @pytest.mark.row("A10")
-def test_one_producer_keeps_order_over_a_slow_wire(proxied: Callable[[], ProxiedBroker]) -> None:
+def test_one_producer_keeps_order_over_a_slow_connection(proxied: Callable[[], ProxiedBroker]) -> None:
     """ "For one producer, the messages of a key are stored in the order of its send calls.\""""
     broker = proxied()
     with Producer(broker.address) as producer:

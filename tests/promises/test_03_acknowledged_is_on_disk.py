@@ -20,7 +20,7 @@ from lanemq.testing.faulty_disk import FaultyDisk
 
 
 class PowerCutDisk(FaultyDisk):
-    """Knows what would be left after a power cut: what a successful fdatasync has covered, and nothing else.
+    """A disk that knows what a power cut would leave: what a successful fdatasync has covered.
 
     Like Linux, it forgets pages whose fdatasync failed: a later success does not bring them back.
     """
@@ -57,7 +57,7 @@ def disk() -> PowerCutDisk:
 
 @pytest.fixture
 def producer(disk: PowerCutDisk) -> Iterator[Callable[[], Producer]]:
-    """Starts broker and producer when called, so that a test can take a guard out before."""
+    """Starts broker and producer when called, so that a test can remove a guard before."""
     ends: list[Callable[[], None]] = []
 
     def start() -> Producer:
@@ -125,7 +125,7 @@ def test_a_failed_sync_stops_the_writes_and_is_never_tried_again(
 def test_a_sync_that_is_tried_again_succeeds_falsely(
     producer: Callable[[], Producer], disk: PowerCutDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: the second fdatasync reports success, and the message is gone all the same."""
+    """Negative control: the second fdatasync reports success, although the message is lost."""
     real = CommitLog.sync
 
     def stubborn(self: CommitLog) -> None:

@@ -31,7 +31,7 @@ WORK_SECONDS = 0.02
 
 
 class Member:
-    """Notes when each of its turns began, by queue, and under which epoch."""
+    """A member that records when each of its turns began, by queue, and under which epoch."""
 
     def __init__(self, address: str, name: str) -> None:
         self.began: list[tuple[int, int, float]] = []
@@ -91,7 +91,7 @@ def cut_off_and_take_over(broker: ProxiedBroker) -> tuple[Member, Member, float]
 
 @pytest.mark.slow
 @pytest.mark.row("A43")
-def test_a_cut_off_owner_stops_before_its_rival_starts(broker: ProxiedBroker) -> None:
+def test_a_cut_off_owner_stops_before_the_next_owner_starts(broker: ProxiedBroker) -> None:
     """ "The owner stops itself strictly before the broker could grant the queue to another.\""""
     a, b, cut_at = cut_off_and_take_over(broker)
     for queue in b.queues:
@@ -103,10 +103,10 @@ def test_a_cut_off_owner_stops_before_its_rival_starts(broker: ProxiedBroker) ->
 
 
 @pytest.mark.slow
-def test_an_owner_that_does_not_look_at_its_lease_runs_beside_its_rival(
+def test_an_owner_that_does_not_check_its_lease_overlaps_the_next_owner(
     broker: ProxiedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: nothing else stops it, its backlog is in its own memory."""
+    """Negative control: nothing else stops it, because its backlog is in memory."""
     lease_end(monkeypatch.setattr)
     a, b, _ = cut_off_and_take_over(broker)
     firsts = {queue: b.first(queue) for queue in b.queues}

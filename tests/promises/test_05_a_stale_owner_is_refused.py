@@ -22,7 +22,7 @@ GROUP = "g"
 
 
 class Member:
-    """One connection that speaks for one client id, and remembers the epoch it was given."""
+    """One connection of one client id, with the epoch that it was granted."""
 
     def __init__(self, broker: EmbeddedBroker, name: str) -> None:
         self.name = name
@@ -30,7 +30,7 @@ class Member:
         self._wire = BlockingConnection(parse_address(broker.address))
 
     def lock(self) -> int:
-        """The epoch granted; 0 if refused."""
+        """Returns the granted epoch, or 0 if refused."""
         header = LockHeader(lane_lease_millis=60_000).to_ext()
         reply = self._wire.request(Command(RequestCode.LOCK_BATCH_MQ, 0, ext=header, body=self._body()))
         leases = msgspec.json.decode(reply.body).get("laneLeases") or []
@@ -64,7 +64,7 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 
 def stale_and_new(broker: EmbeddedBroker) -> tuple[Member, Member]:
-    """`old` had the queue, gave it up without noticing, and `new` has it now."""
+    """`old` had the queue and does not know that it lost it to `new`."""
     old, new = Member(broker, "old"), Member(broker, "new")
     assert old.lock() == 1
     assert old.commit(1) == ResponseCode.SUCCESS
@@ -100,10 +100,10 @@ def test_epochs_survive_a_restart(broker: EmbeddedBroker) -> None:
     latest.close()
 
 
-def test_without_the_epoch_check_a_stale_commit_is_taken(
+def test_without_the_epoch_check_a_stale_commit_is_accepted(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control; tests/chaos shows what the checker says to it in a whole run."""
+    """Negative control; in tests/chaos the checker finds it in a whole run."""
     epoch_check(monkeypatch.setattr)
     old, new = stale_and_new(broker)
     assert old.commit(1) == ResponseCode.SUCCESS

@@ -10,7 +10,7 @@ from lanemq.client.message import Message
 
 
 class Crowd:
-    """A handler that lets others run in the middle of each call, and notes who meets whom."""
+    """A handler that lets others run during each call, and records overlaps."""
 
     def __init__(self) -> None:
         self.met: list[str] = []
@@ -41,8 +41,8 @@ def run(group: LocalGroup) -> Crowd:
     return crowd
 
 
-def test_turns_of_a_key_never_meet_while_keys_run_side_by_side(group: LocalGroup) -> None:
-    """ "One at a time", and it is not for want of concurrency."""
+def test_turns_of_a_key_never_overlap_while_keys_run_in_parallel(group: LocalGroup) -> None:
+    """ "One at a time", although there is concurrency."""
     crowd = run(group)
     assert crowd.met == []
     assert crowd.most > 1
@@ -51,7 +51,7 @@ def test_turns_of_a_key_never_meet_while_keys_run_side_by_side(group: LocalGroup
         assert offsets == sorted(offsets)
 
 
-def test_without_lanes_turns_of_a_key_meet(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: the same threads, and no lane that keeps them apart."""
+def test_without_lanes_turns_of_a_key_overlap(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the same threads without lanes."""
     lane_lock(monkeypatch.setattr)
     assert run(group).met

@@ -20,7 +20,7 @@ QUICK = Backoff(0.01, 1.0, 0.01)
 
 
 class Broken:
-    """A handler that fails for the first message of one key until it is mended."""
+    """A handler that fails for the first message of one key until it is repaired."""
 
     def __init__(self) -> None:
         self.mended = threading.Event()
@@ -43,7 +43,7 @@ def done(group: LocalGroup, key: str) -> list[int]:
     return [offset for _, each, offset in group.done if each == key]
 
 
-def test_other_keys_of_the_same_queue_go_on_and_successors_wait(group: LocalGroup) -> None:
+def test_other_keys_of_the_queue_continue_and_successors_wait(group: LocalGroup) -> None:
     """ "A failing key holds only itself (HoldKey, the default).\""""
     send_both(group)
     broken = Broken()
@@ -55,8 +55,8 @@ def test_other_keys_of_the_same_queue_go_on_and_successors_wait(group: LocalGrou
     until("the bad key is through, in order", lambda: done(group, BAD) == [0, 2, 4])
 
 
-def test_a_key_whose_retries_are_used_up_still_lets_nobody_pass(group: LocalGroup) -> None:
-    """It waits for a person; `resume` continues with the same message."""
+def test_a_key_whose_retries_are_used_up_still_lets_no_message_pass(group: LocalGroup) -> None:
+    """It waits for an operator; `resume` continues with the same message."""
     send_both(group)
     broken = Broken()
     app = group.member("a", broken.handle, on_fail=HoldKey(retries=2, backoff=QUICK))
@@ -68,7 +68,7 @@ def test_a_key_whose_retries_are_used_up_still_lets_nobody_pass(group: LocalGrou
     until("the bad key is through, in order", lambda: done(group, BAD) == [0, 2, 4])
 
 
-def test_a_parked_key_is_set_aside_in_order_and_redriven_before_what_is_newer(group: LocalGroup) -> None:
+def test_a_parked_key_is_redriven_in_order_before_newer_messages(group: LocalGroup) -> None:
     """ "The failed message and everything behind it ... on disk before the member lets the commit pass them.\""""
     send_both(group)
     broken = Broken()
@@ -110,7 +110,7 @@ def test_only_dead_letter_with_skip_lets_successors_pass(group: LocalGroup) -> N
 
 
 def test_a_handler_that_swallows_its_errors_lets_successors_overtake(group: LocalGroup) -> None:
-    """Negative control: "log it and go on" is what people write without a policy."""
+    """Negative control: without a policy, people log the error and continue."""
     send_both(group)
     broken = Broken()
     failed: list[int] = []

@@ -16,7 +16,7 @@ QUICK = 20
 
 
 def crash_with_a_slow_key(group: LocalGroup, committed: int) -> tuple[list[int], list[int], Report]:
-    """`a` has finished everything but a slow key's second message when it dies; what `b` gets of that key."""
+    """Kills `a` when it has finished all but the second message of a slow key; returns what `b` gets of that key."""
     slow = [group.producer.send(TOPIC, 0, key=SLOW, queue=0).offset]
     never = threading.Event()
 
@@ -43,7 +43,7 @@ def crash_with_a_slow_key(group: LocalGroup, committed: int) -> tuple[list[int],
 
 
 def crash_among_other_keys(group: LocalGroup) -> list[tuple[str, int]]:
-    """`a` is stuck with one key, has reported all others as finished, and dies; what `b` gets of all keys."""
+    """Kills `a` when all but one key are reported as finished; returns what `b` gets of all keys."""
     never = threading.Event()
     group.producer.send(TOPIC, 0, key=SLOW, queue=0)
     for number in range(QUICK):
@@ -55,7 +55,7 @@ def crash_among_other_keys(group: LocalGroup) -> list[tuple[str, int]]:
 
     a = group.member("a", stuck)
     until("a is stuck, the rest is done", lambda: len(group.done) == QUICK)
-    until("a has reported the rest", lambda: told(a) == [[(1, 1 + QUICK)]])
+    until("a has reported the rest", lambda: reported(a) == [[(1, 1 + QUICK)]])
     a.stop(now=True)
     before = len(group.done)
     b = group.member("b")
@@ -68,8 +68,8 @@ def crash_among_other_keys(group: LocalGroup) -> list[tuple[str, int]]:
     return sorted(got, key=lambda each: each[1])
 
 
-def told(app: App) -> list[object]:
-    """What the broker knows to be finished above the offsets."""
+def reported(app: App) -> list[object]:
+    """The finished ranges that the broker has."""
     assert app._thread is not None
     return [each.finished_reported.ranges() for each in app._thread.engine.assignment if each.queue[0::2] == (TOPIC, 0)]
 
@@ -88,7 +88,7 @@ def test_the_lane_is_replayed_from_its_first_unfinished_message(group: LocalGrou
 def test_committing_what_was_fetched_skips_the_unfinished_one(
     group: LocalGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: auto-commit of the fetch position, as many consumers do it."""
+    """Negative control: commits of the fetch position, as many consumers do."""
     first_unfinished(monkeypatch.setattr)
     slow, replayed, report = crash_with_a_slow_key(group, committed=3 + QUICK)
     assert slow[1] not in replayed
@@ -102,6 +102,6 @@ def test_what_other_keys_finished_is_not_delivered_again(group: LocalGroup) -> N
 
 
 def test_an_offset_alone_repeats_everything_behind_it(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: the same crash, and a next owner that goes by the committed offset."""
+    """Negative control: the same crash, and a next owner that starts at the committed offset."""
     finished_ranges(monkeypatch.setattr)
     assert [offset for _, offset in crash_among_other_keys(group)] == list(range(2 + QUICK))

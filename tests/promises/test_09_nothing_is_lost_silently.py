@@ -1,4 +1,4 @@
-"""Promise 9: nothing is lost without a trace."""
+"""Promise 9: nothing is lost silently."""
 
 import shutil
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_a_damaged_record_is_reported_and_those_behind_it_are_delivered(
 def test_a_recovery_that_stops_at_the_first_damage_loses_the_rest(
     damaged: BrokerOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: "cut the log where it stops making sense" is what many logs do."""
+    """Negative control: many logs are cut at the first damaged record."""
     monkeypatch.setattr(recovery, "_next_record", lambda log, position, end: end)
     assert read_all(damaged, HURT) == [f"message {number}" for number in range(HURT)]
     log = next((damaged.data / "log").glob("*.log"))

@@ -32,7 +32,7 @@ def sent(broker: EmbeddedBroker, topic: str) -> dict[str, list[int]]:
 
 
 def die_before_the_last_note(checkpoint: Path) -> None:
-    """As a driver leaves it that dies between the sink's commit and Spark's note."""
+    """The state after a driver died between the sink's commit and Spark's record of the batch."""
     notes = sorted(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
     (checkpoint / "commits" / str(notes[-1])).unlink()
 
@@ -60,15 +60,15 @@ def test_rows_and_state_are_those_of_one_run_although_a_batch_is_repeated(
         SqliteSink(tmp_path / "rows.db", "rows"),
         tmp_path / "checkpoint",
     )
-    told: list[Progress] = []
+    progress: list[Progress] = []
     assert start(pipeline, spark, once=True).await_end(600)
     die_before_the_last_note(tmp_path / "checkpoint")
     with Producer(broker.address) as producer:
         for number in range(COUNT, COUNT + KEYS):
             producer.send(topic, number, key=f"k{number % KEYS}")
             sent[f"k{number % KEYS}"].append(number)
-    assert start(pipeline, spark, once=True, report=told.append).await_end(600)
-    assert told[0].applied.repeated, "no batch was repeated, so this proves nothing"
+    assert start(pipeline, spark, once=True, report=progress.append).await_end(600)
+    assert progress[0].applied.repeated, "no batch was repeated, so this proves nothing"
     with sqlite3.connect(tmp_path / "rows.db") as table:
         rows = table.execute("SELECT key, n, seen FROM rows ORDER BY rowid").fetchall()
     table.close()
@@ -79,7 +79,7 @@ def test_rows_and_state_are_those_of_one_run_although_a_batch_is_repeated(
 def test_appending_in_foreach_batch_writes_a_repeated_batch_twice(
     spark: Any, broker: EmbeddedBroker, topic: str, sent: dict[str, list[int]], tmp_path: Path
 ) -> None:
-    """Negative control: the same crash with code that leaves it to Spark's checkpoint alone."""
+    """Negative control: the same crash with code that relies on Spark's checkpoint alone."""
     lines = tmp_path / "rows.jsonl"
 
     def append(rows: Any, batch: int) -> None:

@@ -1,4 +1,4 @@
-"""Promise 11: a change of the queue count breaks no key's order: it is refused, stops the work, or numbers mend it."""
+"""Promise 11: more queues break no key's order: they are refused, stop the work, or sequence numbers restore it."""
 
 import json
 from pathlib import Path
@@ -18,9 +18,9 @@ from lanemq.spark.offsets import from_json
 from lanemq.testing.embedded import EmbeddedBroker
 
 BEFORE = [Sent(0, at, "k", {"n": at + 1}) for at in range(3)]
-"""What a key sent while the topic had one queue."""
+"""Messages of a key sent while the topic had one queue."""
 AFTER = [Sent(1, at, "k", {"n": at + 4}) for at in range(3)]
-"""What it sent when there were two, and its hash chose the other."""
+"""Messages sent when there were two, and its hash chose the other."""
 
 
 def test_the_broker_refuses_it_for_an_ordered_topic(broker: EmbeddedBroker, topic: str) -> None:
@@ -32,7 +32,7 @@ def test_the_broker_refuses_it_for_an_ordered_topic(broker: EmbeddedBroker, topi
 
 
 def test_a_pipeline_stops_before_it_reads_a_new_queue(broker: EmbeddedBroker, topic: str, tmp_path: Path) -> None:
-    """Where a topic grew after all: an Apache broker lets it, and this one a topic that is not ordered."""
+    """A topic can grow on an Apache broker, or if it is not ordered."""
     known = QueueSet(tmp_path / "queues.json", "fail")
     send(broker.address, topic, range(10))
     with Query(servers=broker.address, topic=topic, startingOffsets="earliest") as query:
@@ -79,7 +79,7 @@ def test_a_key_without_numbers_is_refused_in_a_second_queue(tmp_path: Path) -> N
         pipeline.run(*AFTER)
 
 
-def test_going_on_regardless_breaks_order_and_state(tmp_path: Path) -> None:
+def test_continuing_after_a_change_breaks_order_and_state(tmp_path: Path) -> None:
     """Negative control: `on_queue_change="continue"`, or any consumer that takes queues as they come."""
     options: dict[str, Any] = {"on_queue_change": "continue"}
     pipeline = Pipeline(tmp_path, **options)

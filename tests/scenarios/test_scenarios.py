@@ -1,4 +1,4 @@
-"""Plays the text scripts of this folder and compares every answer with the recorded one.
+"""Runs the text scripts of this folder and compares every answer with the recorded one.
 
 A script is a story about one group: `command → answer`, `#` for remarks, times as `31s` or `500ms`.
 
@@ -32,7 +32,7 @@ STOCK_TIMEOUT = Millis(30_000)
 
 
 class Client:
-    """What one member believes about its own leases: the smallest honest client."""
+    """A minimal client: what one member believes about its leases."""
 
     def __init__(self, lease: Millis | None) -> None:
         self.lease = lease
@@ -45,7 +45,7 @@ class Client:
         self.epochs[lease.queue] = lease.epoch
 
     def refused(self, queue: MessageQueue) -> None:
-        """The epoch is kept on purpose: the frozen handler of a stale owner still knows it."""
+        """Keeps the epoch on purpose: the frozen handler of a stale owner still has it."""
         self.usable_until.pop(queue, None)
 
     def connection_lost(self, *, now: Millis) -> None:
@@ -119,7 +119,7 @@ class Stage:
         queue = queue_of(label)
         match self.table.verdict(GROUP, queue, name, self.client(name).epoch(queue), now=self.now):
             case Stale(holder=holder):
-                return f"refused: held by {holder or 'nobody'}"
+                return f"refused: held by {holder or 'no member'}"
             case Current() | Unowned():
                 return "accepted"
 
@@ -183,7 +183,7 @@ def test_script_gives_the_recorded_answers(path: Path) -> None:
 
 
 def test_all_scripts_are_found() -> None:
-    """An empty list would make the test above pass without playing anything."""
+    """With an empty list the test above would pass without running anything."""
     assert {"lease_handover", "frozen_owner_is_fenced"} <= {path.stem for path in SCRIPTS}
 
 
