@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from lanemq.errors import TransportError as TransportError
     from lanemq.errors import Undecodable as Undecodable
     from lanemq.errors import UsageError as UsageError
+    from lanemq.model.keys import Key as Key
     from lanemq.model.queue import MessageQueue as MessageQueue
     from lanemq.model.stamp import Stamp as Stamp
     from lanemq.net.security import TlsOptions as TlsOptions
@@ -189,6 +190,7 @@ else:
                 "Undecodable",
                 "UsageError",
             ),
+            "lanemq.model.keys": ("Key",),
             "lanemq.model.queue": ("MessageQueue",),
             "lanemq.model.stamp": ("Stamp",),
             "lanemq.net.security": ("TlsOptions",),

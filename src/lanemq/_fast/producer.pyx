@@ -18,6 +18,7 @@ from lanemq._fast.bytes cimport lane_put16, lane_put32
 from lanemq._fast.submissions cimport Submission, new_future
 
 from lanemq._fast.submissions import SubmittedFuture
+from lanemq.model.keys import key_text
 
 cdef extern from *:
     bint PyUnicode_IS_ASCII(object text)
@@ -184,7 +185,9 @@ def pack_pairs(tools, source, waiter, Py_ssize_t index, list run not None, Py_ss
         if type(given) is not tuple or len(<tuple>given) != 2:
             return given, None, room
         key, value = <tuple>given
-        if type(key) is not str or not _is_good_key(key):
+        if type(key) is not str and key is not None:
+            key = key_text(key)
+        if key is None or not _is_good_key(key):
             return given, None, room
         body = value if passes_bytes and type(value) is bytes else encode(value)
         if type(body) is not bytes:
@@ -197,25 +200,38 @@ def pack_pairs(tools, source, waiter, Py_ssize_t index, list run not None, Py_ss
         index += 1
         room -= size
         if room < 0:
-            return nothing, (key, message), room
-        run.append((key, message))
+            return nothing, message, room
+        run.append(message)
     return nothing, None, room
 
 
 cdef inline bint _is_good_key(str key):
     cdef Py_ssize_t length = PyUnicode_GET_LENGTH(key)
-    return 0 < length <= QUICK_KEY and "\x01" not in key and "\x02" not in key
+    if not 0 < length <= QUICK_KEY or "\x01" in key or "\x02" in key:
+        return False
+    return PyUnicode_IS_ASCII(key) or _is_unicode(key)
+
+
+cdef bint _is_unicode(str key):
+    """Twin of `model.keys.is_unicode`. The text keeps its UTF-8 form, which the body of a batch needs."""
+    cdef Py_ssize_t size
+    try:
+        PyUnicode_AsUTF8AndSize(key, &size)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def sort_run(queue_of, run):
     """Twin of `client.producer.batches.sort_run`."""
     cdef dict by_queue = {}, known = {}
     cdef list messages
-    for key, message in run:
-        messages = known.get(key) if type(key) is str else None
+    for message in run:
+        key = (<QuickMessage>message).key if isinstance(message, QuickMessage) else message.key
+        messages = None if key is None else known.get(key)
         if messages is None:
             messages = by_queue.setdefault(queue_of(key), [])
-            if type(key) is str:
+            if key is not None:
                 known[key] = messages
         messages.append(message)
     return by_queue

@@ -31,7 +31,7 @@ class JsonCodec:
             return bytes(value)
         try:
             return msgspec.json.encode(value)
-        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise CodecError(f"cannot encode {type(value).__name__} as JSON: {error}; pass bytes or a codec") from error
 
     def decode(self, body: bytes, wanted: type[T]) -> T:

@@ -113,13 +113,11 @@ def remove_property(text: str, name: str) -> str:
     return ENTRY_END.join([entry for entry in entries if entry.partition(NAME_END)[0] != name])
 
 
-def check_properties_size(text: str) -> None:
-    """Raises `MessageTooLarge` if the text does not fit into a stored record."""
-    size = len(text.encode())
-    if size > MAX_PROPERTIES_BYTES:
-        raise MessageTooLarge(
-            f"properties of {size} bytes, at most {MAX_PROPERTIES_BYTES} fit: move the rest into the body"
-        )
+def check_properties_size(text: str, spare: int = 0) -> None:
+    """Raises `MessageTooLarge` if the text does not fit into a stored record with `spare` bytes left."""
+    size, limit = len(text.encode()), MAX_PROPERTIES_BYTES - spare
+    if size > limit:
+        raise MessageTooLarge(f"properties of {size} bytes, at most {limit} fit: move the rest into the body")
 
 
 def _has_empty_part(properties: Mapping[str, str]) -> bool:

@@ -47,7 +47,7 @@ class Blocking:
     def resume(self, topic: str, **how: Any) -> None:
         self.producer.resume(topic, **how)
 
-    def drop(self, topic: str, key: str) -> int:
+    def drop(self, topic: str, key: Any) -> int:
         return self.producer.drop(topic, key=key)
 
     def frozen_keys(self, topic: str | None = None) -> list[Frozen]:
@@ -103,7 +103,7 @@ class OnALoop:
     def resume(self, topic: str, **how: Any) -> None:
         self.run(self.producer.resume(topic, **how))
 
-    def drop(self, topic: str, key: str) -> int:
+    def drop(self, topic: str, key: Any) -> int:
         async def on_the_loop() -> int:
             return self.producer.drop(topic, key=key)
 

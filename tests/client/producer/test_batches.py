@@ -24,7 +24,7 @@ from lanemq.client.producer.waiters import NO_WAITER, ThreadBatchWaiter, Waiter
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.routing import BrokerRoute, TopicRoute
 from lanemq.core.sending.sharding import pick_queue
-from lanemq.model.errors import InvalidOption, LaneError, MessageTooLarge, TopicNotFound
+from lanemq.model.errors import LaneError, MessageTooLarge, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
 from lanemq.wire.codes import RequestCode
@@ -76,16 +76,6 @@ def test_a_new_route_invalidates_cached_keys() -> None:
             assert chooser.by_key(each, key) == pick_queue(key, each.publish)
 
 
-def test_a_bool_is_refused_as_a_key_even_after_the_integer_it_equals() -> None:
-    chooser = QueueChooser()
-    for _ in range(2):
-        assert chooser.by_key(route(4), 1) == route(4).publish[1]
-    same = route(4)
-    run = [(key, pending(str(key))) for key in (1, True)]
-    with pytest.raises(InvalidOption):
-        chooser.sort_out(same, run)
-
-
 def test_keys_of_a_provisional_topic_on_several_brokers_are_refused_every_time() -> None:
     chooser, moving = QueueChooser(), route(4, provisional=True, brokers=2)
     for _ in range(2):
@@ -102,9 +92,9 @@ def test_the_number_of_cached_keys_is_bounded() -> None:
 
 def test_messages_of_a_queue_keep_the_order_of_the_call() -> None:
     chooser, four = QueueChooser(), route(4)
-    run = [(f"k{number % 9}", pending(f"k{number % 9}", index=number)) for number in range(100)]
+    run = [pending(f"k{number % 9}", index=number) for number in range(100)]
     for queue, messages in chooser.sort_out(four, run).items():
-        mine = [each.index for key, each in run if pick_queue(key, four.publish) == queue]
+        mine = [each.index for each in run if pick_queue(each.key or "", four.publish) == queue]
         assert [each.index for each in messages] == mine
 
 
@@ -115,7 +105,7 @@ def test_runs_end_at_either_limit_and_lose_nothing() -> None:
     large = [("k", b"x" * (RUN_BYTES // 2))] * 5 + [("k", b"y" * (RUN_BYTES + 1))] * 2
     runs = list(packer.runs(large, waiter))
     assert [len(run) for run in runs] == [2, 2, 1, 1, 1]
-    assert [message.index for run in runs for _, message in run] == list(range(7))
+    assert [message.index for run in runs for message in run] == list(range(7))
 
 
 class Listener:

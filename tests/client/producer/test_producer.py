@@ -100,7 +100,7 @@ def test_a_key_goes_to_the_queue_that_javas_hash_selector_picks(broker: FakeBrok
     queues = [MessageQueue("orders", "fake", number) for number in range(4)]
     with kind(broker.address) as producer:
         receipt = producer.send("orders", 1, key=key)
-    assert receipt.queue == pick_queue(key, queues)
+    assert receipt.queue == pick_queue(str(key), queues)
     assert receipt.key == str(key)
 
 

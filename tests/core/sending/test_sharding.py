@@ -73,7 +73,7 @@ def test_a_negative_hash_picks_the_same_queue_as_java() -> None:
 @given(st.one_of(st.integers(LONG_MIN, LONG_MAX), st.just(INT_MIN), st.text()), st.integers(1, 64))
 def test_the_index_is_the_absolute_value_of_javas_remainder(key: str | int, count: int) -> None:
     hashed = java_string_hash(key) if isinstance(key, str) else java_int_hash(key)
-    assert pick_queue(key, queues(count)).queue_id == abs(java_remainder(hashed, count))
+    assert by_hash(queues(count), None, key).queue_id == abs(java_remainder(hashed, count))
 
 
 @pytest.mark.row("A15")
@@ -104,15 +104,15 @@ def test_selectors_get_the_argument_of_the_send_call() -> None:
 
 
 @pytest.mark.parametrize("bad", [None, 1.5, b"key"])
-def test_key_of_another_type_is_refused(bad: object) -> None:
-    with pytest.raises(InvalidOption, match="key"):
+def test_by_hash_refuses_an_argument_of_another_type(bad: object) -> None:
+    with pytest.raises(InvalidOption, match="by_hash needs text or an integer"):
         by_hash(queues(4), None, bad)
 
 
-def test_a_bool_is_refused_as_a_key() -> None:
+def test_selectors_refuse_a_bool() -> None:
     """Java's Boolean hashes to 1231 or 1237, Python's True to 1."""
-    with pytest.raises(InvalidOption, match="is a bool"):
-        pick_queue(True, queues(4))
+    with pytest.raises(InvalidOption, match="integer"):
+        by_hash(queues(4), None, True)
     with pytest.raises(InvalidOption, match="integer"):
         by_int_modulo(queues(4), None, True)
 

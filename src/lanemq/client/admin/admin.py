@@ -28,6 +28,7 @@ from lanemq.client.message import Message
 from lanemq.client.security import SecuritySettings, security_of
 from lanemq.clock import Clock, wall_ms, wall_time
 from lanemq.model.errors import GroupNotFound, InvalidOption, LaneError, OffsetNotFound, RequestTimedOut, UsageError
+from lanemq.model.keys import Key, key_text
 from lanemq.model.names import DEFAULT_TOPIC, RETRY_PREFIX, check_group, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset, Seconds, to_millis, to_seconds
@@ -280,9 +281,9 @@ class Admin:
 
     # messages
 
-    def find_key(self, topic: str, key: str, *, limit: int = 64) -> list[Message]:
+    def find_key(self, topic: str, key: Key, *, limit: int = 64) -> list[Message]:
         """Messages with this key, or with it among their `keys`, oldest first. Apache brokers search only `keys`."""
-        return self._query(topic, key, limit, by_unique_id=False)
+        return self._query(topic, key_text(key), limit, by_unique_id=False)
 
     def find_id(self, topic: str, message_id: str) -> list[Message]:
         """Messages with this unique id, as in a receipt. More than one means that the message was stored twice."""

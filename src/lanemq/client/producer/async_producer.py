@@ -21,7 +21,7 @@ from lanemq.client.producer.base import (
     closed,
     not_reached,
 )
-from lanemq.client.producer.batches import Keyed, Many, SendArguments, check_sendable
+from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable
 from lanemq.client.producer.lane import QueueLane, SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.replies import Actions
@@ -30,6 +30,7 @@ from lanemq.client.receipt import Receipt
 from lanemq.client.routing import AsyncRoutes, TopicRoute
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError, LaneFrozen
+from lanemq.model.keys import Key, key_text
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import parse_addresses
 from lanemq.net.connection import Connection, ConnectionPool, open_connection
@@ -59,7 +60,7 @@ class AsyncProducer(ProducerBase):
     # sending
 
     async def send(
-        self, topic: str, value: object, *, key: str | int | None = None, **arguments: Unpack[SendArguments]
+        self, topic: str, value: object, *, key: Key | None = None, **arguments: Unpack[SendArguments]
     ) -> Receipt:
         """Stores one message and returns its receipt; raises if it is not known to be stored.
 
@@ -76,10 +77,12 @@ class AsyncProducer(ProducerBase):
             raise
 
     async def submit(
-        self, topic: str, value: object, *, key: str | int | None = None, **arguments: Unpack[SendArguments]
+        self, topic: str, value: object, *, key: Key | None = None, **arguments: Unpack[SendArguments]
     ) -> asyncio.Future[Receipt]:
         """As `Producer.submit`: accepts one message and returns a future with its receipt."""
-        if not arguments and type(key) is str:
+        if not arguments and key is not None:
+            if type(key) is not str:
+                key = key_text(key)
             taken: LoopFuture | None = self._take(topic, key, value)
             if taken is not None:
                 return taken
@@ -91,7 +94,7 @@ class AsyncProducer(ProducerBase):
         return future
 
     async def send_oneway(
-        self, topic: str, value: object, *, key: str | int | None = None, **arguments: Unpack[SendArguments]
+        self, topic: str, value: object, *, key: Key | None = None, **arguments: Unpack[SendArguments]
     ) -> None:
         """Accepts one message, and does not report its outcome."""
         await self._accept(topic, value, key, arguments, NO_WAITER, sender_waits=True)
@@ -130,9 +133,7 @@ class AsyncProducer(ProducerBase):
         mark = self._engine.mark()
         await self._wait_until(lambda: mark.settled)
 
-    async def resume(
-        self, topic: str, *, key: str | int | None = None, queue: int | MessageQueue | None = None
-    ) -> None:
+    async def resume(self, topic: str, *, key: Key | None = None, queue: int | MessageQueue | None = None) -> None:
         """Resumes a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
         self._resume(await self._route(topic), key, queue)
 
@@ -175,7 +176,7 @@ class AsyncProducer(ProducerBase):
         self,
         topic: str,
         value: object,
-        key: str | int | None,
+        key: Key | None,
         arguments: SendArguments,
         waiter: Waiter,
         *,
@@ -191,11 +192,11 @@ class AsyncProducer(ProducerBase):
 
         await self._wait_in_line(topic, message.size, offer)
 
-    async def _accept_run(self, topic: str, run: list[Keyed]) -> None:
+    async def _accept_run(self, topic: str, run: list[PendingMessage]) -> None:
         def offer(route: TopicRoute) -> list[QueueLane]:
             return self._engine.offer_all(self._chooser.sort_out(route, run), route)
 
-        await self._wait_in_line(topic, sum([message.size for _, message in run]), offer)
+        await self._wait_in_line(topic, sum([message.size for message in run]), offer)
 
     async def _wait_in_line(self, topic: str, size: int, offer: Offer) -> None:
         """Offers messages: at once if no other call waits and there is room, otherwise after the calls in line."""

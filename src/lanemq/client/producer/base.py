@@ -31,6 +31,7 @@ from lanemq.client.receipt import Receipt
 from lanemq.client.routing import TopicRoute
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOut
+from lanemq.model.keys import Key, key_text
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.command import Command
 
@@ -73,14 +74,15 @@ class ProducerBase(ABC):
 
     # calls
 
-    def drop(self, topic: str, *, key: str | int) -> int:
+    def drop(self, topic: str, *, key: Key) -> int:
         """Gives up the waiting messages of a key and resumes the key; returns how many messages.
 
         Messages in flight are settled as usual.
         """
+        text = key_text(key)
         self._empty_inbox()
         with self._lock:
-            outcomes = self._engine.drop(topic, str(key))
+            outcomes = self._engine.drop(topic, text)
         self._finish(Actions(outcomes=outcomes))
         return sum(len(outcome.messages) for outcome in outcomes)
 
@@ -89,12 +91,12 @@ class ProducerBase(ABC):
         with self._lock:
             return self._engine.frozen(topic)
 
-    def _resume(self, route: TopicRoute, key: str | int | None, queue: int | MessageQueue | None) -> None:
+    def _resume(self, route: TopicRoute, key: Key | None, queue: int | MessageQueue | None) -> None:
         choice = None if queue is None else QueueChoice(queue=queue)
         chosen = None if key is None and choice is None else self._chooser.choose(route, None, key, choice)
         self._empty_inbox()
         with self._lock:
-            self._engine.resume(route.topic, None if key is None else str(key), chosen)
+            self._engine.resume(route.topic, None if key is None else key_text(key), chosen)
 
     def _interrupted(self, waiter: SingleWaiter) -> None:
         """A `send` was interrupted: its caller does not learn the outcome."""
@@ -157,7 +159,7 @@ class _Collected:
         self._messages: list[Outgoing] = []
         self.receipts: list[Receipt] = []
 
-    def add(self, value: object, *, key: str | int | None = None, **arguments: Unpack[MessageArguments]) -> None:
+    def add(self, value: object, *, key: Key | None = None, **arguments: Unpack[MessageArguments]) -> None:
         """Adds a message; it is sent at the end of the block."""
         self._messages.append(Outgoing(value, key, **arguments))
 

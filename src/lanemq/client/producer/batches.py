@@ -1,7 +1,8 @@
 """From a send call to a request: encoding messages, choosing their queues, building RocketMQ's send requests.
 
-Mistakes of the caller are raised here, at call time: a missing key, a value that cannot be encoded, a body that no
-broker takes. Later the message holds a sequence number, and its failure would affect the messages behind it.
+Mistakes of the caller are raised here, at call time: a missing key, a value that cannot be encoded, a text that UTF-8
+cannot hold, a body that no broker takes. Later the message holds a sequence number, and its failure would affect the
+messages behind it. So everything is validated and encoded here, and building a request cannot fail.
 
 Invariant: a message means the same to every RocketMQ client. Its properties are those that RocketMQ's own producer
 sets, plus LaneMQ's stamp. A request is built once per batch, and a repetition sends the same bytes, so that the broker
@@ -22,7 +23,8 @@ from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import NO_WAITER, BatchWaiter, Waiter
 from lanemq.client.routing import TopicRoute
 from lanemq.core.sending.sharding import Selector, pick_queue, round_robin
-from lanemq.model.errors import InvalidOption, MessageTooLarge, MissingKey, NotAllowed, TopicNotFound
+from lanemq.model.errors import CodecError, InvalidOption, MessageTooLarge, MissingKey, NotAllowed, TopicNotFound
+from lanemq.model.keys import Key, check_key_text, is_unicode, key_text
 from lanemq.model.names import DEFAULT_TOPIC, INNER_PRODUCER_GROUP, NOT_SENDABLE, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.batch import BATCH_FRAME_BYTES, BATCH_HEAD, BATCH_LENGTH
@@ -52,6 +54,9 @@ longer ones is checked."""
 RUN_MESSAGES, RUN_BYTES = 500, 1024 * 1024
 """How much `send_many` hands over at once: enough to fill batches, little enough to let other callers in between. At
 most a quarter of the buffer, so that the next run is packed while one is under way."""
+
+STAMP_BYTES = 128
+"""Room that the properties leave for the stamp, which its lane adds."""
 
 KNOWN_KEYS = 16_384
 """Keys whose queue is remembered; when they are more, all are forgotten at once."""
@@ -96,17 +101,14 @@ class Outgoing(msgspec.Struct, frozen=True):
     """A message for `send_many` that is more than a key and a value."""
 
     value: Any
-    key: str | int | None = None
+    key: Key | None = None
     tag: str | None = None
     keys: Sequence[str] | str = ()
     properties: Mapping[str, str] | None = None
 
 
-Many: TypeAlias = Iterable[tuple[str | int | None, Any] | Outgoing]
+Many: TypeAlias = Iterable[tuple[Key | None, Any] | Outgoing]
 """What `send_many` takes."""
-
-Keyed: TypeAlias = tuple[str | int | None, PendingMessage]
-"""A message with the key as its caller gave it."""
 
 
 class MessageArguments(TypedDict, total=False):
@@ -227,7 +229,7 @@ class Packer:
         self._tools: PackingTools = self.encode, self.next_id, self._refuse_large, PendingMessage, NOTHING, limits
 
     def one(
-        self, value: object, key: str | int | None, arguments: SendArguments, waiter: Waiter, *, sender_waits: bool
+        self, value: object, key: Key | None, arguments: SendArguments, waiter: Waiter, *, sender_waits: bool
     ) -> tuple[PendingMessage, QueueChoice | None]:
         """The message of a call that sends one (it may be compressed or delayed), and how the call chose a queue."""
         extras, choice = split_arguments(**arguments) if arguments else _NO_ARGUMENTS
@@ -242,7 +244,7 @@ class Packer:
         ), choice
 
     def of_many(
-        self, value: object, key: str | int | None, extras: Extras, waiter: BatchWaiter, index: int
+        self, value: object, key: Key | None, extras: Extras, waiter: BatchWaiter, index: int
     ) -> PendingMessage:
         """A message of `send_many`; it shares a batch with others."""
         body, message_id, text = self._encode(value), self.next_id(), _key_text(key)
@@ -252,21 +254,23 @@ class Packer:
 
     def _encode(self, value: object) -> bytes:
         body = self.encode(value)
+        if type(body) is not bytes:
+            body = _as_bytes(body)
         if len(body) > self._max_body_bytes:
             self._refuse_large(len(body))
         return body
 
-    def runs(self, messages: Many, waiter: BatchWaiter) -> Iterator[list[Keyed]]:
+    def runs(self, messages: Many, waiter: BatchWaiter) -> Iterator[list[PendingMessage]]:
         """The messages of `send_many`, encoded, some hundred at a time, numbered for their waiter.
 
         Ends at the first failure: nothing more is read, and messages read but not yet yielded are not sent.
         """
-        source, run, room, before = iter(messages), list[Keyed](), self._run_bytes, 0
+        source, run, room, before = iter(messages), list[PendingMessage](), self._run_bytes, 0
         while not waiter.errors:
             other, late, room = pack_pairs(self._tools, source, waiter, before + len(run), run, room)
             if other is not NOTHING:
                 late = self._from(other, waiter, before + len(run))
-                room -= len(late[1].body)
+                room -= len(late.body)
                 if room >= 0:
                     run.append(late)
                     late = None
@@ -277,16 +281,18 @@ class Packer:
                     yield run
                 before += len(run)
                 run = [] if late is None else [late]
-                room = self._run_bytes - sum([len(message.body) for _, message in run])
+                room = self._run_bytes - sum([len(message.body) for message in run])
         if run and not waiter.errors:
             yield run
 
-    def _from(self, given: tuple[str | int | None, Any] | Outgoing, waiter: BatchWaiter, index: int) -> Keyed:
-        if not isinstance(given, Outgoing):
+    def _from(self, given: object, waiter: BatchWaiter, index: int) -> PendingMessage:
+        if isinstance(given, Outgoing):
+            extras = extras_of(given.tag, given.keys, given.properties, 0)
+            return self.of_many(given.value, given.key, extras, waiter, index)
+        if isinstance(given, tuple | list) and len(given) == 2:
             key, value = given
-            return key, self.of_many(value, key, NO_EXTRAS, waiter, index)
-        extras = extras_of(given.tag, given.keys, given.properties, 0)
-        return given.key, self.of_many(given.value, given.key, extras, waiter, index)
+            return self.of_many(value, key, NO_EXTRAS, waiter, index)
+        raise InvalidOption(f"message {index} of send_many is {_form_of(given)}")
 
     def _refuse_large(self, size: int) -> NoReturn:
         raise MessageTooLarge(
@@ -297,8 +303,8 @@ class Packer:
 
 @compiled
 def pack_pairs(
-    tools: PackingTools, source: Iterator[Any], waiter: BatchWaiter, index: int, run: list[Keyed], room: int
-) -> tuple[Any, Keyed | None, int]:
+    tools: PackingTools, source: Iterator[Any], waiter: BatchWaiter, index: int, run: list[PendingMessage], room: int
+) -> tuple[Any, PendingMessage | None, int]:
     """Packs pairs of a key and a value into `run` until it is full, the source ends or a message has failed.
 
     Returns where it stopped: at an item that is not such a pair, or at a packed message that no longer fits; the last
@@ -313,7 +319,9 @@ def pack_pairs(
         if type(given) is not tuple or len(given) != 2:
             return given, None, room
         key, value = given
-        if type(key) is not str or not 0 < len(key) <= MAX_QUICK_KEY or "\x01" in key or "\x02" in key:
+        if type(key) is not str and key is not None:
+            key = key_text(key)
+        if key is None or not 0 < len(key) <= MAX_QUICK_KEY or "\x01" in key or "\x02" in key or not is_unicode(key):
             return given, None, room
         body = value if passes_bytes and type(value) is bytes else encode(value)
         if type(body) is not bytes:
@@ -324,33 +332,33 @@ def pack_pairs(
         message_id = next_id()
         text = f"__SHARDINGKEY\x01{key}\x02UNIQ_KEY\x01{message_id}\x02WAIT\x01true\x02"
         weight = size + len(text) + MESSAGE_OVERHEAD
-        keyed = key, make(body, text, message_id, key, 0, False, False, waiter, index, weight)
+        message = make(body, text, message_id, key, 0, False, False, waiter, index, weight)
         index += 1
         room -= size
         if room < 0:
-            return nothing, keyed, room
-        run.append(keyed)
+            return nothing, message, room
+        run.append(message)
     return nothing, None, room
 
 
-def _key_text(key: str | int | None) -> str | None:
-    return key if key is None or isinstance(key, str) else str(key)
+def _key_text(key: Key | None) -> str | None:
+    """The normal form of a key; a text is checked with the other properties."""
+    return key if key is None or type(key) is str else key_text(key)
 
 
 def properties_text(key: str | None, message_id: str, extras: Extras = NO_EXTRAS) -> str:
     """A message's properties as RocketMQ's producer sets them, without the stamp."""
     if key is None:
         text = f"UNIQ_KEY\x01{message_id}\x02WAIT\x01true\x02"
-    elif "\x01" in key or "\x02" in key or not key:
-        raise InvalidOption(f"key {key!r} is not allowed: it is empty or contains 0x01 or 0x02")
     else:
+        check_key_text(key)
         text = f"__SHARDINGKEY\x01{key}\x02UNIQ_KEY\x01{message_id}\x02WAIT\x01true\x02"
     if extras is NO_EXTRAS:
         if len(text) > MAX_QUICK_TEXT:
-            check_properties_size(text)
+            check_properties_size(text, STAMP_BYTES)
         return text
     text = append_properties(text, _extra_properties(extras))
-    check_properties_size(text)
+    check_properties_size(text, STAMP_BYTES)
     return text
 
 
@@ -359,16 +367,46 @@ def _extra_properties(extras: Extras) -> dict[str, str]:
     taken = _RESERVED & properties.keys()
     if taken:
         raise InvalidOption(f"property {min(taken)} is set by LaneMQ: use the argument made for it, or another name")
+    _check_texts("property", (*properties, *properties.values()))
     if extras.tag is not None:
+        _check_texts("tag", (extras.tag,))
         properties[PropertyName.TAGS] = extras.tag
     if extras.keys:
-        keys = extras.keys
-        properties[PropertyName.KEYS] = keys if isinstance(keys, str) else " ".join(keys)
-    if not 0 <= extras.delay_level <= MAX_DELAY_LEVEL:
-        raise InvalidOption(f"delay_level is {extras.delay_level}, use 0 (none) to {MAX_DELAY_LEVEL} (2 hours)")
-    if extras.delay_level:
-        properties[PropertyName.DELAY] = str(extras.delay_level)
+        keys = (extras.keys,) if isinstance(extras.keys, str) else tuple(extras.keys)
+        _check_texts("keys", keys)
+        properties[PropertyName.KEYS] = " ".join(keys)
+    delay = extras.delay_level
+    if type(delay) is not int or not 0 <= delay <= MAX_DELAY_LEVEL:
+        raise InvalidOption(f"delay_level is {delay!r}, use 0 (none) to {MAX_DELAY_LEVEL} (2 hours)")
+    if delay:
+        properties[PropertyName.DELAY] = str(delay)
     return properties
+
+
+def _check_texts(what: str, texts: Iterable[object]) -> None:
+    for text in texts:
+        if not isinstance(text, str):
+            raise InvalidOption(f"{what} {text!r} is not text: pass str(...) of it")
+        if not is_unicode(text):
+            raise InvalidOption(
+                f"{what} {text[:80]!r} is not allowed: it contains half of a surrogate pair, which UTF-8 cannot encode"
+            )
+
+
+def _as_bytes(body: object) -> bytes:
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise CodecError(f"the codec returned {type(body).__name__} for a value: its encode must return bytes")
+
+
+def _form_of(given: object) -> str:
+    """What a message of `send_many` is instead of a pair, and how to write it."""
+    if isinstance(given, Mapping):
+        first = next(iter(given), "id")
+        right = f"send_many(topic, [(row[{first!r}], row) for row in rows])"
+    else:
+        right = "send_many(topic, [(key, value), ...])"
+    return f"{type(given).__name__!r}, not a pair of key and value: write {right}, or Outgoing(value, key=...)"
 
 
 def maybe_compressed(body: bytes) -> tuple[bytes, int]:
@@ -386,18 +424,16 @@ class QueueChooser:
     def __init__(self) -> None:
         self._deal = round_robin(itertools.count())
         # The queues of recent keys, and the route they are true for; one tuple, so that both change at once.
-        # Only str keys: 1, 1.0 and True are one key to a dict, but not to the hash.
         self._known: tuple[TopicRoute | None, dict[str, MessageQueue]] = (None, {})
 
-    def choose(
-        self, route: TopicRoute, message: object, key: str | int | None, choice: QueueChoice | None
-    ) -> MessageQueue:
+    def choose(self, route: TopicRoute, message: object, key: Key | None, choice: QueueChoice | None) -> MessageQueue:
         """Chooses by explicit queue, selector, key, or round robin, in this order. An ordered topic needs a key.
 
-        Not called under the producer's lock: a selector is the caller's code.
+        A selector gets the key as its caller gave it. Not called under the producer's lock: a selector is the caller's
+        code.
         """
         if choice is None:
-            return self.by_key(route, key)
+            return self.by_key(route, _key_text(key))
         selector, arg, queue = choice
         self._check_keys_stay(route)
         if queue is not None:
@@ -408,14 +444,14 @@ class QueueChooser:
             raise InvalidOption(f"the selector chose {chosen}, which is not a queue of topic {route.topic!r}")
         return chosen
 
-    def by_key(self, route: TopicRoute, key: str | int | None) -> MessageQueue:
+    def by_key(self, route: TopicRoute, key: str | None) -> MessageQueue:
         if key is None:
             if route.ordered:
                 raise MissingKey(route.topic)
             self._check_writable(route)
             return self._deal(route.publish, None, None)
         of_route, known = self._known
-        if of_route is route and type(key) is str:
+        if of_route is route:
             return known.get(key) or self._learn(known, key, pick_queue(key, route.publish))
         if route.provisional or not route.publish:
             self._check_keys_stay(route)
@@ -423,7 +459,7 @@ class QueueChooser:
             self._known = route, {}
         return pick_queue(key, route.publish)
 
-    def sort_out(self, route: TopicRoute, run: Iterable[Keyed]) -> dict[MessageQueue, list[PendingMessage]]:
+    def sort_out(self, route: TopicRoute, run: Iterable[PendingMessage]) -> dict[MessageQueue, list[PendingMessage]]:
         """The messages of a run by queue, in order. All queues are chosen before any message takes its place."""
         return sort_run(partial(self.by_key, route), run)
 
@@ -453,16 +489,17 @@ class QueueChooser:
 
 @compiled
 def sort_run(
-    queue_of: Callable[[str | int | None], MessageQueue], run: Iterable[Keyed]
+    queue_of: Callable[[str | None], MessageQueue], run: Iterable[PendingMessage]
 ) -> dict[MessageQueue, list[PendingMessage]]:
-    """The messages by queue. Calls `queue_of` once for each str key."""
+    """The messages by queue. Calls `queue_of` once for each key, and for each message without one."""
     by_queue: dict[MessageQueue, list[PendingMessage]] = {}
     known: dict[str, list[PendingMessage]] = {}
-    for key, message in run:
-        messages = known.get(key) if type(key) is str else None
+    for message in run:
+        key = message.key
+        messages = None if key is None else known.get(key)
         if messages is None:
             messages = by_queue.setdefault(queue_of(key), [])
-            if type(key) is str:
+            if key is not None:
                 known[key] = messages
         messages.append(message)
     return by_queue

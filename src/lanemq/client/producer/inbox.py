@@ -23,6 +23,7 @@ from lanemq.client.producer.waiters import Waiter
 from lanemq.client.routing import TopicRoute
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.errors import LaneFrozen
+from lanemq.model.keys import is_unicode
 from lanemq.model.queue import MessageQueue
 
 MAX_MESSAGES = 1024
@@ -171,14 +172,9 @@ class KeyTargets(dict[str, Target]):
 
     def find(self, key: str) -> Target | None:
         """The target of a key that is not known yet; None if the key does not fit the inbox."""
-        if not 0 < len(key) <= MAX_KEY or "\x01" in key or "\x02" in key or not _is_text(key):
+        if not 0 < len(key) <= MAX_KEY or "\x01" in key or "\x02" in key or not is_unicode(key):
             return None
         if len(self) >= KNOWN_KEYS:
             self.clear()
         target = self[key] = self._by_queue[pick_queue(key, self.route.publish)]
         return target
-
-
-def _is_text(key: str) -> bool:
-    """Whether the key can be written as UTF-8: it has no half of a surrogate pair."""
-    return key.isascii() or not any("\ud800" <= unit <= "\udfff" for unit in key)

@@ -23,7 +23,7 @@ from lanemq.client.producer.base import (
     closed,
     not_reached,
 )
-from lanemq.client.producer.batches import Keyed, Many, SendArguments, check_sendable, total_size
+from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable, total_size
 from lanemq.client.producer.lane import SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.replies import NO_ACTIONS, Actions
@@ -32,6 +32,7 @@ from lanemq.client.receipt import Receipt
 from lanemq.client.routing import BlockingRoutes, TopicRoute
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError, LaneFrozen, UsageError
+from lanemq.model.keys import Key, key_text
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import parse_addresses
 from lanemq.net.blocking import DuplexConnection
@@ -58,9 +59,7 @@ class Producer(ProducerBase):
 
     # sending
 
-    def send(
-        self, topic: str, value: object, *, key: str | int | None = None, **arguments: Unpack[SendArguments]
-    ) -> Receipt:
+    def send(self, topic: str, value: object, *, key: Key | None = None, **arguments: Unpack[SendArguments]) -> Receipt:
         """Stores one message and returns its receipt; raises if it is not known to be stored.
 
         If interrupted, the message may still be sent; if it then fails, its key is frozen.
@@ -77,14 +76,16 @@ class Producer(ProducerBase):
             raise
 
     def submit(
-        self, topic: str, value: object, *, key: str | int | None = None, **arguments: Unpack[SendArguments]
+        self, topic: str, value: object, *, key: Key | None = None, **arguments: Unpack[SendArguments]
     ) -> Future[Receipt]:
         """Accepts one message and returns a future with its receipt. Waits only for a route or a full buffer.
 
         If the message fails, its key is frozen: later messages of the key fail with `LaneFrozen` until `resume` or
         `drop`. Other keys continue.
         """
-        if not arguments and type(key) is str:
+        if not arguments and key is not None:
+            if type(key) is not str:
+                key = key_text(key)
             taken: Future[Receipt] | None = self._take(topic, key, value)
             if taken is not None:
                 return taken
@@ -96,7 +97,7 @@ class Producer(ProducerBase):
         return future
 
     def send_oneway(
-        self, topic: str, value: object, *, key: str | int | None = None, **arguments: Unpack[SendArguments]
+        self, topic: str, value: object, *, key: Key | None = None, **arguments: Unpack[SendArguments]
     ) -> None:
         """Accepts one message, and does not report its outcome."""
         self._accept(topic, value, key, arguments, NO_WAITER, sender_waits=True)
@@ -136,7 +137,7 @@ class Producer(ProducerBase):
         self._guard.check_may_wait("flush")
         self._settle(None)
 
-    def resume(self, topic: str, *, key: str | int | None = None, queue: int | MessageQueue | None = None) -> None:
+    def resume(self, topic: str, *, key: Key | None = None, queue: int | MessageQueue | None = None) -> None:
         """Resumes a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
         self._resume(self._route(topic), key, queue)
 
@@ -185,7 +186,7 @@ class Producer(ProducerBase):
         self,
         topic: str,
         value: object,
-        key: str | int | None,
+        key: Key | None,
         arguments: SendArguments,
         waiter: Waiter,
         *,
@@ -210,7 +211,7 @@ class Producer(ProducerBase):
         if wake:
             self._wake.set()
 
-    def _accept_run(self, topic: str, run: list[Keyed]) -> None:
+    def _accept_run(self, topic: str, run: list[PendingMessage]) -> None:
         route, engine = self._route(topic), self._engine
         by_queue = self._chooser.sort_out(route, run)
         self._empty_inbox()

@@ -16,16 +16,21 @@ Selector = Callable[[Sequence[MessageQueue], object, object], MessageQueue]
 """RocketMQ's MessageQueueSelector: takes queues, message and `arg` of the send call, and returns the queue."""
 
 
-def pick_queue(key: str | int, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """The queue that RocketMQ's hash selector picks for this key."""
-    return queues[_index(_hash(key), queues)]
+def pick_queue(key: str, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """The queue that RocketMQ's hash selector picks for the text of a key (`model.keys`)."""
+    return queues[_index(text_hash(key), queues)]
 
 
 def by_hash(queues: Sequence[MessageQueue], message: object, arg: object) -> MessageQueue:
-    """`pick_queue` as a selector: `arg` is the key."""
-    if not isinstance(arg, str | int):
-        raise InvalidOption(f"key {arg!r} is neither text nor an integer: pass str(...) of it")
-    return pick_queue(arg, queues)
+    """RocketMQ's `SelectMessageQueueByHash`: picks by the hash that Java computes for `arg`.
+
+    An `int` is hashed as Java's `Integer` or `Long`, so it picks another queue than the same digits as text do.
+    """
+    if isinstance(arg, str):
+        return pick_queue(arg, queues)
+    if isinstance(arg, bool) or not isinstance(arg, int):
+        raise InvalidOption(f"by_hash needs text or an integer, not {arg!r}: pass str(...) of it")
+    return queues[_index(java_int_hash(arg), queues)]
 
 
 def by_int_modulo(queues: Sequence[MessageQueue], message: object, arg: object) -> MessageQueue:
@@ -48,14 +53,6 @@ def round_robin(counter: Iterator[int]) -> Selector:
 def text_hash(text: str) -> int:
     """Java's hash of a string."""
     return java_string_hash(text)
-
-
-def _hash(key: str | int) -> int:
-    if isinstance(key, str):
-        return text_hash(key)
-    if isinstance(key, bool):
-        raise InvalidOption(f"key {key!r} is a bool: pass text or an integer")
-    return java_int_hash(key)
 
 
 def _index(number: int, queues: Sequence[MessageQueue]) -> int:
