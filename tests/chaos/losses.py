@@ -9,11 +9,11 @@ import os
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from tests.chaos.system import TOPIC, Child, Event, SystemUnderTest
+from tests.chaos.system import TIMEOUT, TOPIC, Child, Event, SystemUnderTest
 
 QUEUES = 4
 CLOSED_SECONDS, SILENT_SECONDS = 1.5, 7.0
@@ -88,23 +88,27 @@ class Losses:
     """By queue: when and to whom it was granted last."""
     _read: int = 0
 
-    def start(self, *without: str) -> Child:
-        """Starts a broker, which lacks the guards `without`, and both members under load; returns the producer."""
+    def start(self, *without: str, first_without: Sequence[str] = ()) -> Child:
+        """Starts a broker, which lacks the guards `without`, and both members under load; returns the producer.
+
+        The first member, which is lost, lacks the guards `first_without`.
+        """
         if self.namespace is not None:
             port = self.system.address.rpartition(":")[2]
             self.system.address = f"{self.namespace.address}:{port}"
         self.system.broker(without, default_queues=QUEUES)
         producer = self.system.producer(pause_ms=5)
         self.system.until("something is stored", lambda: self.system.seen("acked"))
-        self.members = [self._member(), self._member(stays=True)]
+        self.members = [self._member(without=first_without), self._member(stays=True)]
         self.all_work()
         return producer
 
-    def _member(self, *, stays: bool = False) -> Child:
+    def _member(self, *, stays: bool = False, without: Sequence[str] = ()) -> Child:
         prefix = self.namespace.prefix if self.namespace is not None and not stays else ()
-        return self.system.consumer(f"m{next(self._made)}", prefix=prefix, forks=self.kind == "forked" and not stays)
+        forks = self.kind == "forked" and not stays
+        return self.system.consumer(f"m{next(self._made)}", without, prefix, forks=forks)
 
-    def all_work(self) -> None:
+    def all_work(self, seconds: float = TIMEOUT) -> None:
         """Waits until each member owns half of the queues and handles messages."""
         shares = Counter({member.name: QUEUES // len(self.members) for member in self.members})
         mark = len(self.system.look())
@@ -113,7 +117,7 @@ class Losses:
             turns = {e["by"] for e in self.system.look()[mark:] if e["e"] == "turn"}
             return Counter(self._owners().values()) == shares and shares.keys() <= turns
 
-        self.system.until("both members work on their shares", work)
+        self.system.until("both members work on their shares", work, seconds)
 
     def _owners(self) -> dict[int, str]:
         """As `SystemUnderTest.owners`, but reads each event once: there are many."""

@@ -14,6 +14,7 @@ from typing import Any
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
+from lanemq.client.consumer.queues.heartbeat import Heartbeat
 from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.core.brokering import dedup
@@ -33,6 +34,7 @@ from lanemq.log.commit_log import CommitLog
 from lanemq.log.filesystem import RealDisk
 from lanemq.log.state import State
 from lanemq.model.units import Epoch, Millis
+from lanemq.net.connection import ConnectionPool
 from lanemq.testing.sim.disk import SimDisk
 from lanemq.wire.record import PROOF
 
@@ -104,6 +106,20 @@ def member_silence(patch: Patch) -> None:
         return real(self, *given, **named)
 
     patch(Membership, "heartbeat", heartbeat)
+
+
+def joining_again(patch: Patch) -> None:
+    """Member: does not join again when a broker has removed it; its next heartbeat comes every 30 s."""
+
+    async def send_again_to(self: Any, address: Any) -> None:
+        return None
+
+    patch(Heartbeat, "send_again_to", send_again_to)
+
+
+def dead_connection(patch: Patch) -> None:
+    """Member: leaves it to TCP to notice that a connection is dead."""
+    patch(ConnectionPool, "close_silent", lambda self, address, seconds: False)
 
 
 def lease_news(patch: Patch) -> None:
@@ -315,6 +331,8 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         keep_alive_deadline,
         keep_alive_waited_for,
         member_silence,
+        joining_again,
+        dead_connection,
         lease_news,
         finished_ranges,
         finished_span,

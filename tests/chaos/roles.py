@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import faulthandler
 import json
+import logging
 import os
 import resource
 import signal
@@ -213,6 +214,7 @@ def _print_stacks(*_: object) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGUSR1, _print_stacks)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     settings = json.loads(sys.argv[2])
     for guard in settings["without"]:
         MUTANTS[guard](setattr)

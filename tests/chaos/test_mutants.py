@@ -57,6 +57,8 @@ GUARDS = {
     "keep_alive_deadline": "sim/test_mutants.py::turns start before the keep-alive deadline",
     "keep_alive_waited_for": "sim/test_mutants.py::the broker waits for the keep-alive deadline",
     "member_silence": "promises/test_04_one_owner.py",
+    "joining_again": "promises/test_04_one_owner.py",
+    "dead_connection": "promises/test_04_one_owner.py",
     "lease_news": "chaos/test_consumer_frozen.py",
     "finished_ranges": "sim/test_mutants.py::finished ranges, chaos/test_consumer_killed.py",
     "finished_span": "sim/test_mutants.py::finished ranges instead of their span",

@@ -1,6 +1,7 @@
 """The asyncio side: multiplexed requests, one connection per address, a server that bounds its peers."""
 
 import asyncio
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +9,7 @@ from tests.net.echo_server import EchoServer
 
 from lanemq.model.errors import Closed, ConnectFailed, ConnectionLost, InvalidOption, RequestTimedOut
 from lanemq.net.address import Address, parse_address, parse_addresses
-from lanemq.net.connection import ConnectionPool, open_connection
+from lanemq.net.connection import Connection, ConnectionPool, open_connection
 from lanemq.wire.command import Command
 
 
@@ -165,3 +166,41 @@ def test_text_that_is_not_an_address_is_refused(text: str) -> None:
 
 def test_several_addresses_keep_their_order() -> None:
     assert parse_addresses("a:1;b:2,c") == (Address("a", 1), Address("b", 2), Address("c", 9876))
+
+
+def test_only_a_connection_on_which_nothing_arrives_is_closed_and_dialled_again() -> None:
+    """Queued bytes do not delay it: the peer never reads them."""
+
+    async def main() -> None:
+        deaf = socket.create_server(("127.0.0.1", 0))
+        address = Address(*deaf.getsockname())
+        lost: list[Connection] = []
+        pool = ConnectionPool(on_lost=lost.append)
+        first = await pool.get(address)
+        asked = asyncio.create_task(first.request(Command(1, 0, body=bytes(16 * 1024 * 1024)), 60))
+        await asyncio.sleep(0)
+        assert not pool.close_silent(address, 60)
+        assert pool.close_silent(address, 0)
+        with pytest.raises(ConnectionLost):
+            await asked
+        assert lost == [first]
+        assert await pool.get(address) is not first
+        pool.close()
+        await _gone()
+        deaf.close()
+
+    asyncio.run(main())
+
+
+def test_an_answer_shows_that_a_connection_is_alive(server: EchoServer) -> None:
+    async def main() -> None:
+        pool = ConnectionPool()
+        link = await pool.get(server.address)
+        before = link.last_received
+        await asyncio.sleep(0.01)
+        await link.request(Command(EchoServer.ECHO, 0), 5)
+        assert link.last_received > before
+        pool.close()
+        await _gone()
+
+    asyncio.run(main())

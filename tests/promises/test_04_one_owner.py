@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.losses import KINDS, SILENT_SECONDS, losses_in, why_no_namespaces
-from tests.chaos.members import until
-from tests.chaos.mutants import lease_end
+from tests.chaos.members import key_in, until
+from tests.chaos.mutants import dead_connection, lease_end
 from tests.chaos.proxy import ProxiedBroker
 from tests.chaos.system import TOPIC, complaint, system_in
 
@@ -141,6 +141,50 @@ def test_a_broker_that_ignores_silence_leaves_the_queues_of_a_frozen_member_alon
         assert system.seen("turn", losses.members[1].name, after=lost_at), (
             "the other member goes on with its own queues"
         )
+
+
+@pytest.mark.extended
+def test_a_frozen_member_that_does_not_join_again_stays_outside(tmp_path: Path) -> None:
+    """Negative control: it wakes up, and the other member keeps all queues until the next heartbeat."""
+    with system_in(tmp_path) as system, losses_in(system, "frozen") as losses:
+        losses.start(first_without=("joining_again",))
+        losses.waits(*losses.lose())
+        losses.bring_back()
+        with pytest.raises(pytest.fail.Exception, match="waited 9 s until both members work on their shares"):
+            losses.all_work(9)
+
+
+def silent_connection(broker: ProxiedBroker) -> Member:
+    """A member that works, and whose connections never answer again; new ones would."""
+    with Producer(broker.address) as producer:
+        for number in range(4):
+            producer.send(TOPIC, number, key=key_in(number))
+    member = Member(broker.address, "a")
+    until("it works on all queues", lambda: len(member.queues) == 4)
+    broker.hold()
+    with Producer(broker.address) as producer:
+        producer.send(TOPIC, "later", key=key_in(0))
+    return member
+
+
+@pytest.mark.slow
+def test_a_member_whose_connection_is_dead_dials_again(broker: ProxiedBroker) -> None:
+    """TCP does not notice: the bytes are taken and never answered."""
+    member = silent_connection(broker)
+    until("it handles what was sent since", lambda: len(member.began) == 5)
+    member.app.stop()
+
+
+@pytest.mark.slow
+def test_a_member_that_leaves_dead_connections_to_tcp_does_not_come_back(
+    broker: ProxiedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: it handles nothing for much longer than a lease."""
+    dead_connection(monkeypatch.setattr)
+    member = silent_connection(broker)
+    with pytest.raises(pytest.fail.Exception):
+        until("it handles what was sent since", lambda: len(member.began) == 5, 2 * LANE_TIMES.broker_lease)
+    member.app.stop(now=True)
 
 
 @pytest.mark.parametrize("times", [(700, 700, 1_400), (150, 1_400, 1_400), (800, 700, 1_400), (0, 700, 1_400)])

@@ -67,6 +67,8 @@ class Connection(asyncio.Protocol):
         self._last_opaque = 0
         self._writable = asyncio.Event()
         self._writable.set()
+        self.last_received = self._loop.time()
+        """When bytes arrived last, or when the connection was made; the event loop's time."""
 
     async def request(self, command: Command, timeout: float) -> Command:
         """Sends a request and waits for the reply, whatever its code."""
@@ -122,6 +124,12 @@ class Connection(asyncio.Protocol):
             if self._encrypted:
                 self._loop.call_soon(self._transport.abort)
 
+    def abort(self, reason: str) -> None:
+        """Closes at once, without writing queued bytes: on a dead connection they would never leave."""
+        log.warning("closing the connection to %s: %s", self.address, reason)
+        if self._transport is not None:
+            self._transport.abort()
+
     def _next_opaque(self) -> int:
         self._last_opaque = (self._last_opaque + 1) & 0x7FFFFFFF or 1
         return self._last_opaque
@@ -147,6 +155,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._closed_early_hint = ""
+        self.last_received = self._loop.time()
         try:
             for frame in self._decoder.feed(data):
                 self._received(decode_command(frame))
@@ -255,6 +264,21 @@ class ConnectionPool:
         )
         self._open[address] = connection
         return connection
+
+    def close_silent(self, address: Address, seconds: float) -> bool:
+        """Closes the connection to an address if nothing has arrived on it for so long; the next `get` dials again.
+
+        TCP itself notices a dead connection late: after a break of the network it tries again in growing intervals, so
+        a connection may stay dead for as long again as the break lasted, and for minutes while the network is away.
+        """
+        connection = self._open.get(address)
+        if connection is None or not connection.is_open:
+            return False
+        silence = asyncio.get_running_loop().time() - connection.last_received
+        if silence < seconds:
+            return False
+        connection.abort(f"nothing has arrived for {silence:.1f} s although answers are due")
+        return True
 
     def live(self) -> list[Connection]:
         return [connection for connection in self._open.values() if connection.is_open]

@@ -157,6 +157,10 @@ class FakeCalls:
         known = self.broker.offsets.get(where)
         return None if known is None else QueueOffset(known)
 
+    def close_silent(self, topic: str, broker: str, silence: Millis) -> bool:
+        self.broker.noted.append((self.broker.clock.now(), self.client_id, "close_silent", (broker, silence)))
+        return True
+
     async def unlock(self, where: MessageQueue, epoch: Epoch) -> None:
         self.broker.note(self.client_id, "unlock", where)
         self.broker.locks.release("g", [where], self.client_id, epoch=epoch or None, now=self.broker.clock.now())

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
+from itertools import count
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from tests.client.consumer.fakes import FakeBroker, FakeCalls, FakeScheduler, as
 from tests.client.virtual_time import run_virtual
 
 from lanemq.client.consumer.queues.assigned_queue import Assignment
-from lanemq.client.consumer.queues.leases import LeaseKeeper
+from lanemq.client.consumer.queues.leases import LeaseKeeper, _Pace
 from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
+from lanemq.model.errors import ConnectFailed
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.net.address import Address
@@ -319,6 +321,56 @@ def test_a_member_that_was_removed_joins_again_with_the_next_answer(owns: bool, 
         return member.joined_again
 
     assert run_virtual(main) == [joined_at]
+
+
+@pytest.mark.parametrize("owns", [False, True])
+def test_a_connection_without_answers_for_as_long_as_a_lease_is_closed(owns: bool) -> None:
+    """Not earlier: a broker that is only slow may answer while the member has leases to lose."""
+
+    async def main() -> int:
+        broker = FakeBroker([queue(0)])
+        member = Member(broker)
+        member.keeper.stay_member("orders", "a", LANE_TIMES)
+        if owns:
+            await member.take(queue(0))
+        broker.faults.append(no_answer)
+        await beside(member.keeper.run(), 20)
+        asked_at = next(at for at, _, name, _ in broker.noted if at > 0)
+        at, _, _, about = broker.what("close_silent")[0]
+        assert about == ("a", LANE_TIMES.broker_lease_ms)
+        return at - asked_at
+
+    assert LANE_TIMES.broker_lease_ms <= run_virtual(main) <= LANE_TIMES.broker_lease_ms + 1_000
+
+
+@pytest.mark.parametrize("answer", [None, ConnectFailed("nothing listens")])
+def test_a_connection_that_was_answered_or_refused_once_is_not_closed(answer: ConnectFailed | None) -> None:
+    async def main() -> list[Any]:
+        broker = FakeBroker([queue(0)])
+        member = Member(broker)
+        member.keeper.stay_member("orders", "a", LANE_TIMES)
+        asked = count()
+
+        def mostly_silent(*_: Any) -> None:
+            if next(asked) % 4 != 3:
+                no_answer()
+            if answer is not None:
+                raise answer
+
+        broker.faults.append(mostly_silent)
+        await beside(member.keeper.run(), 60)
+        return broker.what("close_silent")
+
+    assert run_virtual(main) == []
+
+
+def test_one_request_that_was_under_way_when_the_process_froze_does_not_close_the_connection() -> None:
+    """Its answer may wait in the socket, and the next request will be answered."""
+    pace = _Pace()
+    assert pace.unanswered(Millis(0), Millis(60_000)) == 0
+    pace.reached()
+    assert pace.unanswered(Millis(60_250), Millis(61_250)) == 0
+    assert pace.unanswered(Millis(61_250), Millis(62_250)) == 2_000
 
 
 def test_without_answers_turns_pause_after_the_keep_alive_deadline_and_resume_with_the_next_answer() -> None:

@@ -167,6 +167,10 @@ class ConsumerCalls:
         fields = LockAnswerHeader.from_ext(reply.ext)
         return KeptAlive(fields.lane_keep_alive == serial, not fields.lane_not_member)
 
+    def close_silent(self, topic: str, broker: str, silence: Millis) -> bool:
+        """Closes the connection to a broker if nothing has arrived on it for so long; the next request dials again."""
+        return self._pool.close_silent(self.address(topic, broker), silence / 1000)
+
     async def unlock(self, queue: MessageQueue, epoch: Epoch) -> None:
         """Gives a queue back. Names the lease, so that a late unlock does not end a newer one."""
         ext = {LANE_EPOCH: str(epoch)} if epoch else {}

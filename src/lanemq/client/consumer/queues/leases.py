@@ -14,7 +14,8 @@ would pause between its answers.
 
 The broker removes a member whose keep-alives stay away for as long as its leases last, and gives its share to the
 others. So a member that owns no queue sends keep-alives too. One that was removed, because it was frozen or cut off,
-learns it from the next answer and joins again.
+learns it from the next answer and joins again. If the broker answers nothing for as long as a lease lasts, the
+connection is taken for dead and closed, and the next request dials again: TCP would notice much later.
 """
 
 import asyncio
@@ -24,8 +25,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from lanemq.client.consumer.calls import ConsumerCalls, Granted
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import NANOS, AssignedQueue, Assignment
-from lanemq.core.consuming.queue_lease import Grant, LeaseTimes, QueueLease
-from lanemq.model.errors import LaneError
+from lanemq.core.consuming.queue_lease import LANE_TIMES, Grant, LeaseTimes, QueueLease
+from lanemq.model.errors import LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 from lanemq.net.address import Address
@@ -39,6 +40,10 @@ FIRST_RENEWAL_MS = Millis(1_000)
 MAX_SILENCE_MS = Millis(1_000)
 KEEP_ALIVES_IN_A_LEASE = 5
 """A member without queues sends a keep-alive this often while a lease lasts, and at least once a second."""
+
+MIN_UNANSWERED = 2
+"""Requests without an answer, one after the other, before a connection may count as dead. One may have been sent just
+before this process was frozen, and its answer may wait in the socket."""
 
 ANSWERS_IN_A_TIMEOUT = 3
 """A keep-alive timeout has room for this many answers: one on its way, one late, and one to spare."""
@@ -57,7 +62,21 @@ class _Pace:
         """Without leases; None: not a LaneMQ broker."""
         self.topic = ""
         """A topic of this broker."""
+        self.times = LANE_TIMES
         self._timeout = self._last_answer = Millis(0)
+        self._unanswered = 0
+        self._unanswered_since = Millis(0)
+
+    def unanswered(self, asked_at: Millis, now: Millis) -> Millis:
+        """Records that a request got no answer; how long the broker has answered nothing, 0 if that is not certain."""
+        if not self._unanswered:
+            self._unanswered_since = asked_at
+        self._unanswered += 1
+        return Millis(now - self._unanswered_since if self._unanswered >= MIN_UNANSWERED else 0)
+
+    def reached(self) -> None:
+        """Records that the broker was reached, or that a new connection is needed: the silence is over."""
+        self._unanswered = 0
 
     def answered(self, after: Millis) -> bool:
         """Records how long an answer took; true if two slow ones in a row call for a longer keep-alive timeout.
@@ -118,7 +137,7 @@ class LeaseKeeper:
     def stay_member(self, topic: str, broker: str, times: LeaseTimes) -> None:
         """Sends keep-alives to a LaneMQ broker from now on, also while this member owns none of its queues."""
         pace = self._pace(broker)
-        pace.topic = topic
+        pace.topic, pace.times = topic, times
         if pace.max_silence is None:
             pace.max_silence = min(MAX_SILENCE_MS, Millis(times.broker_lease_ms // KEEP_ALIVES_IN_A_LEASE))
             pace.changed.set()
@@ -215,7 +234,9 @@ class LeaseKeeper:
             kept = await self._calls.keep_alive(topic, broker, serial)
         except LaneError as error:
             log.debug("no answer to a keep-alive at %s, the renewal follows as planned: %s", broker, error)
+            self._failed(error, topic, broker, asked_at, queues[0].times)
             return True
+        self._pace(broker).reached()
         if kept.leases:
             self._answered(broker, asked_at, queues[0].times)
             for assigned in queues:
@@ -229,11 +250,16 @@ class LeaseKeeper:
     async def _keep_alive_without_leases(self, broker: str, pace: _Pace) -> None:
         if pace.max_silence is None:
             return
+        asked_at = self._clock.now()
         try:
-            if not (await self._calls.keep_alive(pace.topic, broker, 0)).member:
-                await self._on_removed(self._calls.address(pace.topic, broker))
+            kept = await self._calls.keep_alive(pace.topic, broker, 0)
         except LaneError as error:
             log.debug("no answer to a keep-alive at %s: %s", broker, error)
+            self._failed(error, pace.topic, broker, asked_at, pace.times)
+            return
+        pace.reached()
+        if not kept.member:
+            await self._on_removed(self._calls.address(pace.topic, broker))
 
     async def _renew(self, broker: str, queues: list[AssignedQueue]) -> None:
         if not queues:
@@ -245,10 +271,23 @@ class LeaseKeeper:
             granted = await self._lock(broker, names, first.times, timeout, lane=first.lane, finished=False)
         except LaneError as error:
             self._rate_limited.warn(broker, f"leases at {broker} could not be renewed, they end as planned: {error}")
+            self._failed(error, names[0].topic, broker, asked_at, first.times)
             return
+        self._pace(broker).reached()
         for assigned in queues:
             if not assigned.released:
                 self._renewed(assigned, granted.get(assigned.queue), asked_at, timeout)
+
+    def _failed(self, error: LaneError, topic: str, broker: str, asked_at: Millis, times: LeaseTimes) -> None:
+        """Closes the connection if it is dead: the broker has answered nothing for as long as a lease lasts.
+
+        Until then a broker that is only slow may answer, and the member still has leases there to lose.
+        """
+        pace = self._pace(broker)
+        if not isinstance(error, RequestTimedOut):
+            pace.reached()  # the broker refused, or a connection could not be made: there is none to close
+        elif pace.unanswered(asked_at, self._clock.now()) >= times.broker_lease_ms:
+            self._calls.close_silent(topic, broker, times.broker_lease_ms)
 
     def _renewed(self, assigned: AssignedQueue, answer: Granted | None, asked_at: Millis, timeout: Millis) -> None:
         lease = assigned.lease
