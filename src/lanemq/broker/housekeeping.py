@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.parts import Parts
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 RETENTION_EVERY_MS = 10_000
 IDLE_CHECK_EVERY_MS = 1_000
+DAY_CHECK_EVERY_MS = 1_000
 PAUSE_MS = 1_000
 """A longer time between two ticks means that the broker did not run: its process or machine was suspended."""
 DELAYS_EVERY_MS = 100
@@ -51,6 +53,8 @@ class Housekeeping:
             self._step(lambda: server.close_idle(self._parts.options.idle_timeout))
         if self._is_time("retention", RETENTION_EVERY_MS, now):
             self._step(self._retire)
+        if self._is_time("day", DAY_CHECK_EVERY_MS, now):
+            self._step(self._note_day)
         if not self._parts.options.durable:
             self._step(lambda: self._parts.group_commit.sync_if_due(now))
 
@@ -74,6 +78,11 @@ class Housekeeping:
             left = ", ".join(members.members(group)) or "none"
             log.info("group %s: a member was silent for too long and is removed; members now: %s", group, left)
         self._parts.notices.group_changed(dict.fromkeys((*(group for group, _ in ended), *changed)))
+
+    def _note_day(self) -> None:
+        """RocketMQ's tools show totals since midnight, local time."""
+        midnights = datetime.fromtimestamp(self._parts.clock.wall() / 1000, tz=UTC).astimezone().toordinal()
+        self._parts.traffic.today(midnights)
 
     def _retire(self) -> None:
         now = self._parts.clock.now()

@@ -1,7 +1,7 @@
 """The parts of a broker that its handlers share."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.notices import Notices
@@ -17,6 +17,7 @@ from lanemq.core.brokering.lock_table import LockTable, Verdict
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.membership import ConnectionId, Membership
 from lanemq.core.brokering.topic_table import TopicTable
+from lanemq.core.brokering.traffic import Traffic
 from lanemq.log.state import State
 from lanemq.log.store import Store
 from lanemq.model.queue import MessageQueue
@@ -34,6 +35,13 @@ class Claim(Protocol):
 
     @property
     def lane_epoch(self) -> int | None: ...
+
+
+class ClientVersion(NamedTuple):
+    """The language and version of a client, as its heartbeats name them."""
+
+    language: str
+    version: int
 
 
 @dataclass(slots=True)
@@ -75,6 +83,9 @@ class Parts:
     groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
     """Settings of the groups that were configured; every other group has RocketMQ's defaults."""
     counters: Counters = field(default_factory=Counters)
+    traffic: Traffic = field(default_factory=Traffic)
+    versions: dict[ConnectionId, ClientVersion] = field(default_factory=dict)
+    """The clients behind the connections that sent a heartbeat."""
 
     def ownership(self, peer: Peer, group: str, topic: str, queue_id: int, claim: Claim) -> Verdict:
         """Whether the sender of a request owns the queue.

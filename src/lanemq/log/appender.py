@@ -49,6 +49,8 @@ class Staged(NamedTuple):
     first_offset: int
     positions: list[int]
     store_time: int
+    size: int
+    """Bytes of all records together."""
 
 
 class Arrival(NamedTuple):
@@ -142,7 +144,7 @@ class Appender:
             batch.entries.append(pack_entries(first, positions, sizes, tag_codes))
             batch.tag_codes.update(tag_codes)
         queue.staged_end += len(records)
-        return Staged(first, positions, store_time)
+        return Staged(first, positions, store_time, self._pending.end - position)
 
     def _place_all(self, records: list[bytes], sizes: list[int]) -> None:
         """As `_place` for each record, in one step where all of them fit into the segment."""

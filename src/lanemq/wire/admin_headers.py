@@ -64,6 +64,13 @@ class ConsumeStatsHeader(Header, frozen=True, kw_only=True):
     topic: str | None = None
 
 
+class BrokerStatsHeader(Header, frozen=True, kw_only=True):
+    """VIEW_BROKER_STATS_DATA (315)."""
+
+    stats_name: str
+    stats_key: str
+
+
 class ProducerGroupHeader(Header, frozen=True, kw_only=True):
     """GET_PRODUCER_CONNECTION_LIST (204)."""
 

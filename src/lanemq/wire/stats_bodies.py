@@ -172,6 +172,38 @@ class ProducerConnection(Body):
     connection_set: list[ClientConnection] = field(default_factory=list)
 
 
+class ProducerInfo(Body):
+    """A connection of a producer. `remoteIP` is RocketMQ's spelling."""
+
+    client_id: str = ""
+    language: str = "JAVA"
+    last_update_timestamp: int = 0
+    remote_ip: str = field(name="remoteIP", default="")
+    version: int = 0
+
+
+class ProducerTable(Body):
+    """Answers 328: producer group to its connections."""
+
+    data: dict[str, list[ProducerInfo]] = field(default_factory=dict)
+
+
+class BrokerStatsItem(Body):
+    """A figure in one window; `avgpt` is the mean amount of one request."""
+
+    avgpt: float = 0.0
+    sum: int = 0
+    tps: float = 0.0
+
+
+class BrokerStatsData(Body):
+    """Answers 315."""
+
+    stats_day: BrokerStatsItem = field(default_factory=BrokerStatsItem)
+    stats_hour: BrokerStatsItem = field(default_factory=BrokerStatsItem)
+    stats_minute: BrokerStatsItem = field(default_factory=BrokerStatsItem)
+
+
 class ConsumerOffsetTable(Body):
     """Answers 43: `topic@group` to offsets by queue id."""
 

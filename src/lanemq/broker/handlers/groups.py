@@ -1,16 +1,18 @@
 """Groups: heartbeats, members, settings."""
 
 import logging
+from typing import NamedTuple
 
 import msgspec
 
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
-from lanemq.broker.parts import Parts
+from lanemq.broker.parts import ClientVersion, Parts
 from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.log import state
 from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis, to_millis
+from lanemq.net.address import Address
 from lanemq.net.server import Peer
 from lanemq.wire import bodies as wire
 from lanemq.wire.admin_headers import DeleteGroupHeader, GroupHeader, ProducerGroupHeader
@@ -26,10 +28,10 @@ from lanemq.wire.bodies import (
     enum_text,
 )
 from lanemq.wire.codes import RequestCode, ResponseCode
-from lanemq.wire.command import Command
+from lanemq.wire.command import LANGUAGES, Command
 from lanemq.wire.headers import ConsumerListHeader, HeartbeatHeader, UnregisterHeader
 from lanemq.wire.route_bodies import SubscriptionGroupConfig, SubscriptionGroupTable
-from lanemq.wire.stats_bodies import ClientConnection, ProducerConnection
+from lanemq.wire.stats_bodies import ClientConnection, ProducerConnection, ProducerInfo, ProducerTable
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +45,21 @@ class _ClientConfig(Body):
     subscription_data: wire.SubscriptionData = msgspec.field(default_factory=wire.SubscriptionData)
 
 
+class _Producer(NamedTuple):
+    """A connection of a producer group."""
+
+    client_id: str
+    address: Address
+    last_heartbeat: Millis
+    """Wall time."""
+
+
 class GroupHandler:
-    """Requests 34, 35, 38, 46, 200, 201, 204, 207 and 352."""
+    """Requests 34, 35, 38, 46, 200, 201, 204, 207, 328 and 352."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._producers: dict[str, dict[ConnectionId, tuple[str, str, int]]] = {}
+        self._producers: dict[str, dict[ConnectionId, _Producer]] = {}
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -61,11 +72,13 @@ class GroupHandler:
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self._delete,
             RequestCode.CHECK_CLIENT_CONFIG: self._check_client,
             RequestCode.GET_PRODUCER_CONNECTION_LIST: self._producer_connections,
+            RequestCode.GET_ALL_PRODUCER_INFO: self._all_producers,
         }
 
     def disconnected(self, peer: Peer) -> None:
         for group in tuple(self._producers):
             self._forget_producer(group, ConnectionId(peer.number))
+        self._parts.versions.pop(ConnectionId(peer.number), None)
 
     def _forget_producer(self, group: str, connection: ConnectionId) -> None:
         members = self._producers.get(group, {})
@@ -95,7 +108,10 @@ class GroupHandler:
             if group.message_model != BROADCASTING:
                 self._parts.topic_keeper.take(self._parts.topics.ensure_retry(name))
         for name in producers:
-            self._producers.setdefault(name, {})[connection] = (beat.client_id, request.language, request.version)
+            known = _Producer(beat.client_id, peer.remote, self._parts.clock.wall())
+            self._producers.setdefault(name, {})[connection] = known
+        language = request.language if request.language in LANGUAGES else "OTHER"
+        self._parts.versions[connection] = ClientVersion(language, request.version)
         expiry = self._expiry(HeartbeatHeader.from_ext(request.ext))
         now = self._parts.clock.now()
         return self._parts.members.heartbeat(connection, beat.client_id, groups, expiry=expiry, now=now)
@@ -190,16 +206,34 @@ class GroupHandler:
 
     def _producer_connections(self, peer: Peer, request: Command) -> None:
         group = ProducerGroupHeader.from_ext(request.ext).producer_group
-        connections = []
-        for connection, (client_id, language, version) in self._producers.get(group, {}).items():
-            known = self._parts.notices.peer(connection)
-            address = "" if known is None else str(known.remote)
-            connections.append(
-                ClientConnection(client_id=client_id, client_addr=address, language=language, version=version)
+        connections = [
+            ClientConnection(
+                client_id=each.client_id,
+                client_addr=str(each.address),
+                language=self._parts.versions[connection].language,
+                version=self._parts.versions[connection].version,
             )
+            for connection, each in self._producers.get(group, {}).items()
+        ]
         if not connections:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
         answer(peer, request, {}, ProducerConnection(connection_set=connections).encode())
+
+    def _all_producers(self, peer: Peer, request: Command) -> None:
+        table = {
+            group: [
+                ProducerInfo(
+                    client_id=each.client_id,
+                    remote_ip=each.address.host,
+                    language=self._parts.versions[connection].language,
+                    version=self._parts.versions[connection].version,
+                    last_update_timestamp=each.last_heartbeat,
+                )
+                for connection, each in connections.items()
+            ]
+            for group, connections in sorted(self._producers.items())
+        }
+        answer(peer, request, {}, ProducerTable(data=table).encode())
 
 
 def _group_of(data: ConsumerData) -> GroupHeartbeat:

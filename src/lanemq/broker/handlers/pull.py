@@ -179,7 +179,7 @@ class PullHandler:
             self._parts.recording.commit(place, header.lane_epoch, outcome, owned=not isinstance(verdict, Unowned))
 
     def _read(self, pull: _Pull) -> ReadResult:
-        header, options = pull.header, self._parts.options
+        header, options, began = pull.header, self._parts.options, self._parts.clock.now()
         max_bytes = STOCK_PULL_BYTES if header.lane_max_bytes is None else header.lane_max_bytes
         result = self._parts.store.read(
             header.topic,
@@ -188,6 +188,10 @@ class PullHandler:
             max(1, min(header.max_msg_nums, options.max_pull_messages)),
             max(1, min(max_bytes, options.max_pull_bytes)),
             pull.tags,
+        )
+        now = self._parts.clock.now()
+        self._parts.traffic.delivered(
+            header.consumer_group, header.topic, result.count, len(result.data), took=now - began, now=now
         )
         for offset in result.damaged:
             log.error("message %s/%s offset %s is damaged and skipped", header.topic, header.queue_id, offset)

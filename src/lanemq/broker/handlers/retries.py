@@ -37,7 +37,8 @@ class RetryHandler:
         limit = self._parts.max_retries(group, header.max_reconsume_times)
         route = route_send_back(record.reconsume_times, header.delay_level, limit)
         level = None if isinstance(route, RouteToDeadLetter) else route.level
-        target = self._target(group, self._properties(header, record), level)
+        properties = self._properties(header, record)
+        target = self._target(group, properties, level)
         item = _copy(record, target.properties, route.reconsume_times)
         size = len(item.body) + len(item.properties) + 128
         self._parts.group_commit.append(
@@ -48,6 +49,7 @@ class RetryHandler:
             size,
             partial(answer_saved, peer, request),
         )
+        self._parts.traffic.sent_back(group, properties[PropertyName.RETRY_TOPIC], now=self._parts.clock.now())
 
     def _properties(self, header: SendBackHeader, record: RecordView) -> dict[str, str]:
         properties = decode_properties(record.properties_text)

@@ -136,9 +136,11 @@ class SendHandler:
         fresh = records.behind(skipped) if isinstance(records, RecordColumns) and skipped else records
         size = len(request.body) + len(header.properties) + RECORD_OVERHEAD_BYTES * len(fresh)
         ext: dict[str, str] = {}
-        done = partial(self._done, peer, request, ext)
+        stages: list[Staged] = []
+        done = partial(self._fresh_done, peer, request, ext, header.topic, stages, self._parts.clock.now())
         host = pack_host(*peer.remote)
         staged = self._parts.group_commit.append(target.topic, target.queue_id, fresh, host, size, done)
+        stages.append(staged)
         if first is not None:
             start = Stamp(first.producer, first.epoch, first.sequence + skipped)
             self._parts.producers.record(
@@ -157,6 +159,19 @@ class SendHandler:
             # A crash cut the batch in two: the messages stored before it are at other offsets than these.
             ext[LANE_SKIPPED] = str(skipped)
             ext[LANE_KNOWN_OFFSET] = str(-1 if known is None else known)
+
+    def _fresh_done(
+        self,
+        peer: Peer,
+        request: Command,
+        ext: dict[str, str],
+        topic: str,
+        stages: list[Staged],
+        began: Millis,
+        error: StorageError | None,
+    ) -> None:
+        _count(self._parts, topic, stages, began, error)
+        self._done(peer, request, ext, error)
 
     def _done(self, peer: Peer, request: Command, ext: dict[str, str], error: StorageError | None) -> None:
         if error is not None:
@@ -275,21 +290,39 @@ class SendRuns:
             header.reconsume_times,
         )
         stages: list[Staged] = []
-        done = partial(self._done, peer, run.opaques, queue_id, stages)
+        done = partial(self._done, peer, run, queue_id, stages, self._parts.clock.now())
         born_host = pack_host(*peer.remote)
         staged = self._parts.group_commit.append(header.topic, queue_id, records, born_host, size, done)
         stages.append(staged)
         return staged
 
     def _done(
-        self, peer: Peer, opaques: list[int], queue_id: int, stages: list[Staged], error: StorageError | None
+        self,
+        peer: Peer,
+        run: SendRun,
+        queue_id: int,
+        stages: list[Staged],
+        began: Millis,
+        error: StorageError | None,
     ) -> None:
+        opaques = run.opaques
+        _count(self._parts, run.header.topic, stages, began, error)
         if error is not None:
             _answer_all(peer, opaques, code_for(error), str(error))
             return
         (staged,) = stages
         prefix = offset_id_prefix(*self._parts.advertised)
         peer.send(encode_send_answers(opaques, prefix, staged.positions, queue_id, staged.first_offset, self._stored))
+
+
+def _count(parts: Parts, topic: str, stages: list[Staged], began: Millis, error: StorageError | None) -> None:
+    """Count stored messages; `stages` is empty if the append itself was refused."""
+    for staged in stages:
+        if error is not None:
+            parts.traffic.failed_puts += len(staged.positions)
+        else:
+            now = parts.clock.now()
+            parts.traffic.stored(topic, len(staged.positions), staged.size, took=now - began, now=now)
 
 
 def _answer_all(peer: Peer, opaques: list[int], code: int, remark: str) -> None:

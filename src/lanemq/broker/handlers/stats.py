@@ -2,17 +2,21 @@
 
 from lanemq.broker.dispatch import Handler, answer
 from lanemq.broker.parts import Parts
+from lanemq.broker.runtime_info import runtime_info
 from lanemq.core.brokering.topic_table import TopicConfig
-from lanemq.model.errors import GroupNotFound
+from lanemq.core.brokering.traffic import DAY, HOUR, MINUTE, Tally
+from lanemq.model.errors import BrokerRefused, GroupNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.net.server import Peer
-from lanemq.wire.admin_headers import ConsumeStatsHeader, TopicHeader
+from lanemq.wire.admin_headers import BrokerStatsHeader, ConsumeStatsHeader, TopicHeader
 from lanemq.wire.bodies import SubscriptionData
 from lanemq.wire.codes import RequestCode, ResponseCode
-from lanemq.wire.command import VERSION, Command
+from lanemq.wire.command import Command
 from lanemq.wire.headers import ConsumerListHeader
 from lanemq.wire.route_bodies import GroupList, KVTable
 from lanemq.wire.stats_bodies import (
+    BrokerStatsData,
+    BrokerStatsItem,
     ClientConnection,
     ConsumeOffset,
     ConsumerConnection,
@@ -24,10 +28,11 @@ from lanemq.wire.stats_bodies import (
 
 
 class StatsHandler:
-    """Requests 26, 28, 43, 202, 203, 208, 300."""
+    """Requests 26, 28, 43, 202, 203, 208, 300, 315."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._started = parts.clock.now()
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -36,6 +41,7 @@ class StatsHandler:
             RequestCode.GET_CONSUMER_CONNECTION_LIST: self._connections,
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self._groups_of_topic,
             RequestCode.GET_BROKER_RUNTIME_INFO: self._runtime,
+            RequestCode.VIEW_BROKER_STATS_DATA: self._figure,
             RequestCode.GET_BROKER_CONFIG: self._config,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self._all_offsets,
         }
@@ -47,16 +53,21 @@ class StatsHandler:
             low, high = self._parts.store.bounds(queue.topic, queue.queue_id)
             last = self._parts.store.times.latest(queue.topic, queue.queue_id)
             table[queue] = TopicOffset(min_offset=low, max_offset=high, last_update_timestamp=last or 0)
-        answer(peer, request, {}, TopicStatsTable(offset_table=table).encode())
+        put, _ = self._parts.traffic.put_of(topic.name)
+        rate = put.last(MINUTE, now=self._parts.clock.now()).per_second
+        answer(peer, request, {}, TopicStatsTable(offset_table=table, topic_put_tps=rate).encode())
 
     def _group(self, peer: Peer, request: Command) -> None:
         header = ConsumeStatsHeader.from_ext(request.ext)
         table: dict[MessageQueue, ConsumeOffset] = {}
+        rate = 0.0
         for name in self._topics_of(header.consumer_group, header.topic):
             topic = self._parts.topics.get(name)
             for queue in self._queues(topic) if topic is not None else ():
                 table[queue] = self._progress(header.consumer_group, queue)
-        answer(peer, request, {}, ConsumeStats(offset_table=table).encode())
+            got, _ = self._parts.traffic.got_of(header.consumer_group, name)
+            rate += got.last(MINUTE, now=self._parts.clock.now()).per_second
+        answer(peer, request, {}, ConsumeStats(offset_table=table, consume_tps=rate).encode())
 
     def _progress(self, group: str, queue: MessageQueue) -> ConsumeOffset:
         low, high = self._parts.store.bounds(queue.topic, queue.queue_id)
@@ -88,7 +99,8 @@ class StatsHandler:
             ClientConnection(
                 client_id=self._parts.members.client_of(number) or "",
                 client_addr=str(connected.remote),
-                version=VERSION,
+                language=self._parts.versions[number].language,
+                version=self._parts.versions[number].version,
             )
             for number in self._parts.members.connections(group)
             if (connected := self._parts.notices.peer(number)) is not None
@@ -124,33 +136,35 @@ class StatsHandler:
         answer(peer, request, {}, GroupList(group_list=groups).encode())
 
     def _runtime(self, peer: Peer, request: Command) -> None:
-        store, group_commit, counters = self._parts.store, self._parts.group_commit, self._parts.counters
-        table = {
-            "brokerVersionDesc": "LaneMQ",
-            "brokerVersion": str(VERSION),
-            "brokerActive": "true",
-            "putTps": "0.0 0.0 0.0",
-            "getTransferredTps": "0.0 0.0 0.0",
-            "getTransferedTps": "0.0 0.0 0.0",
-            "sendThreadPoolQueueSize": "0",
-            "pullThreadPoolQueueSize": "0",
-            "sendThreadPoolQueueHeadWaitTimeMills": "0",
-            "pullThreadPoolQueueHeadWaitTimeMills": "0",
-            "pageCacheLockTimeMills": "0",
-            "earliestMessageTimeStamp": "0",
-            "commitLogDiskRatio": "0.0",
-            "commitLogMinOffset": str(store.log_start),
-            "commitLogMaxOffset": str(store.log_end),
-            "lanePendingBytes": str(group_commit.pending_bytes),
-            "laneMessages": str(group_commit.appended),
-            "laneReadOnly": str(group_commit.failure or "false"),
-            "laneDurable": str(self._parts.options.durable).lower(),
-            "laneStalePulls": str(counters.stale_pulls),
-            "laneStaleCommits": str(counters.stale_commits),
-            "laneRefusedCommits": str(counters.refused_commits),
-            "laneRefusedParks": str(counters.refused_parks),
+        answer(peer, request, {}, KVTable(table=runtime_info(self._parts, self._started)).encode())
+
+    def _figure(self, peer: Peer, request: Command) -> None:
+        header = BrokerStatsHeader.from_ext(request.ext)
+        tally, now = self._tally(header.stats_name, header.stats_key), self._parts.clock.now()
+        if tally is None:
+            name, key = header.stats_name, header.stats_key
+            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
+        minute, hour, day = (
+            BrokerStatsItem(sum=last.total, tps=last.per_second, avgpt=last.average)
+            for last in (tally.last(window, now=now) for window in (MINUTE, HOUR, DAY))
+        )
+        answer(peer, request, {}, BrokerStatsData(stats_minute=minute, stats_hour=hour, stats_day=day).encode())
+
+    def _tally(self, name: str, key: str) -> Tally | None:
+        """The figure of this name; None if it, its topic or its cluster does not exist."""
+        traffic, (topic, _, group) = self._parts.traffic, key.partition("@")
+        if key == self._parts.options.cluster:
+            return {"BROKER_PUT_NUMS": traffic.put, "BROKER_GET_NUMS": traffic.got}.get(name)
+        if self._parts.topics.get(topic) is None:
+            return None
+        figures = {
+            "TOPIC_PUT_NUMS": traffic.put_of(topic)[0],
+            "TOPIC_PUT_SIZE": traffic.put_of(topic)[1],
+            "GROUP_GET_NUMS": traffic.got_of(group, topic)[0],
+            "GROUP_GET_SIZE": traffic.got_of(group, topic)[1],
+            "SNDBCK_PUT_NUMS": traffic.sent_back_of(group, topic),
         }
-        answer(peer, request, {}, KVTable(table=table).encode())
+        return figures.get(name)
 
     def _config(self, peer: Peer, request: Command) -> None:
         options = self._parts.options

@@ -70,6 +70,7 @@ class TopicHandler:
         parts.topic_keeper.delete(name)
         position = parts.store.drop_topic(name)
         parts.producers.forget_topic(name)
+        parts.traffic.forget_topic(name)
         parts.offsets.forget(topic=name)
         parts.parking.forget(topic=name)
         ended = parts.locks.forget_topic(name)

@@ -120,6 +120,8 @@ class GroupCommit:
         self._max_pending_bytes = max_pending_bytes
         self._loop = asyncio.get_running_loop()
         self._waiting: list[tuple[Done, int]] = []
+        self._waiting_since: Millis | None = None
+        self._flushing_since: Millis | None = None
         self._flushing = False
         self._kicked = False
         self._reading = False
@@ -153,6 +155,11 @@ class GroupCommit:
         self.pending_bytes += BARRIER_BYTES
         self._wait(done, BARRIER_BYTES)
 
+    def longest_wait(self, now: Millis) -> int:
+        """For how many milliseconds the oldest append has waited for the disk; 0 if none does."""
+        since = self._waiting_since if self._flushing_since is None else self._flushing_since
+        return 0 if since is None else now - since
+
     def refuse_if_failed(self) -> None:
         """Raise if nothing can be stored any more; callers check it before they change anything else."""
         # A new error each time: raising the kept one again would lengthen its traceback with every call.
@@ -164,6 +171,8 @@ class GroupCommit:
             raise BrokerBusy(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST] too much waits for the disk; try again")
 
     def _wait(self, done: Done, size: int) -> None:
+        if self._waiting_since is None:
+            self._waiting_since = self._clock.now()
         self._waiting.append((done, size))
         self._idle.clear()
         if not self._flushing and not self._kicked and not self._reading:
@@ -200,6 +209,7 @@ class GroupCommit:
             return
         self._flushing = True
         waiting, self._waiting = self._waiting, []
+        self._flushing_since, self._waiting_since = self._waiting_since, None
         pending, now = self._log.take_pending(), self._clock.now()
         if not self._options.durable and self._thread.idle:
             self._flushed(pending, waiting, self._write_here(pending))
@@ -223,6 +233,7 @@ class GroupCommit:
 
     def _flushed(self, pending: Pending, waiting: list[tuple[Done, int]], error: StorageError | None) -> None:
         self._flushing = False
+        self._flushing_since = None
         arrivals: Sequence[Arrival] = ()
         if error is not None:
             self.stop_writing(error)

@@ -1,0 +1,175 @@
+"""Runtime info: the figures of a broker under the names that RocketMQ's tools read.
+
+The dashboard and the Prometheus exporter parse every one of these texts, and fail as a whole if one is missing or has
+another form. Names from `lane` on are LaneMQ's own. Figures about mechanisms that this broker does not have (thread
+pools for pulls and queries, a transient buffer pool, a lock around the page cache, timers) are what they are in a
+RocketMQ broker where nothing waits.
+"""
+
+import shutil
+from datetime import timedelta
+
+from lanemq.broker.parts import Parts
+from lanemq.core.brokering.delay import MAX_LEVEL
+from lanemq.core.brokering.traffic import MINUTE, TEN_MINUTES, TEN_SECONDS, Days, Tally
+from lanemq.model.errors import LaneError
+from lanemq.model.names import SCHEDULE_TOPIC
+from lanemq.model.units import Millis
+from lanemq.wire.command import VERSION
+from lanemq.wire.record import RecordView
+
+LATENCY_NAMES = (
+    "<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s", "1~2s", "2~3s", "3~4s", "4~5s",
+    "5~10s", "10s~",
+)  # fmt: skip
+"""RocketMQ's names of `LATENCY_LIMITS_MS`."""
+
+NO_BUFFER_POOL = 2**31 - 1
+"""RocketMQ's answer without a transient buffer pool."""
+
+
+def runtime_info(parts: Parts, started: Millis) -> dict[str, str]:
+    """The table that answers GET_BROKER_RUNTIME_INFO; `started` is the monotonic time of the broker's start."""
+    now = parts.clock.now()
+    return {
+        **_broker(parts, now - started),
+        **_stored_and_read(parts, now),
+        **_storage(parts),
+        **_waiting(parts, now),
+        **_lane_figures(parts),
+    }
+
+
+def _broker(parts: Parts, age: int) -> dict[str, str]:
+    booted = str(parts.clock.wall() - age)
+    return {
+        "brokerVersionDesc": "LaneMQ",
+        "brokerVersion": str(VERSION),
+        "brokerActive": "true",
+        "bootTimestamp": booted,
+        "startAcceptSendRequestTimeStamp": booted,
+        "runtime": _age_text(age),
+    }
+
+
+def _stored_and_read(parts: Parts, now: Millis) -> dict[str, str]:
+    traffic = parts.traffic
+    size = traffic.put_bytes.total
+    times = zip(LATENCY_NAMES, traffic.put_times(now=now), strict=True)
+    transferred, found, missed = (_rates(each, now) for each in (traffic.got, traffic.found, traffic.missed))
+    return {
+        "putTps": _rates_text(_rates(traffic.put, now)),
+        "getFoundTps": _rates_text(found),
+        "getMissTps": _rates_text(missed),
+        "getTotalTps": _rates_text([hit + miss for hit, miss in zip(found, missed, strict=True)]),
+        "getTransferredTps": _rates_text(transferred),
+        "getTransferedTps": _rates_text(transferred),
+        "putMessageTimesTotal": str(traffic.put.total),
+        "putMessageFailedTimes": str(traffic.failed_puts),
+        "putMessageSizeTotal": str(size),
+        "putMessageAverageSize": str(size / max(1, traffic.put.total)),
+        "putMessageDistributeTime": " ".join(f"[{name}]:{count}" for name, count in times),
+        "putMessageEntireTimeMax": str(traffic.slowest_put),
+        "getMessageEntireTimeMax": str(traffic.slowest_get),
+        **_days("msgPutTotal", traffic.put_days()),
+        **_days("msgGetTotal", traffic.got_days()),
+    }
+
+
+def _days(name: str, days: Days) -> dict[str, str]:
+    return {
+        f"{name}YesterdayMorning": str(days.yesterday_morning),
+        f"{name}TodayMorning": str(days.this_morning),
+        f"{name}TodayNow": str(days.now),
+    }
+
+
+def _storage(parts: Parts) -> dict[str, str]:
+    store, folder = parts.store, shutil.disk_usage(parts.options.data)
+    used = str((folder.total - folder.free) / folder.total)
+    return {
+        "commitLogMinOffset": str(store.log_start),
+        "commitLogMaxOffset": str(store.log_end),
+        "commitLogDirCapacity": f"Total : {_bytes_text(folder.total)}, Free : {_bytes_text(folder.free)}.",
+        "commitLogDiskRatio": used,
+        "consumeQueueDiskRatio": used,
+        "earliestMessageTimeStamp": str(_earliest(parts)),
+        "remainHowManyDataToFlush": _bytes_text(store.appender.staged - store.log_end),
+        "dispatchBehindBytes": "0",  # queue indexes are complete before a send is answered
+        "dispatchMaxBuffer": "0",
+        "pageCacheLockTimeMills": "0",
+        "remainTransientStoreBufferNumbs": str(NO_BUFFER_POOL),
+        **_delayed(parts),
+    }
+
+
+def _earliest(parts: Parts) -> int:
+    """When the oldest record was stored; -1 if there is none, or it is damaged."""
+    try:
+        return RecordView(parts.store.read_at(parts.store.log_start)).store_timestamp
+    except LaneError:
+        return -1
+
+
+def _delayed(parts: Parts) -> dict[str, str]:
+    """For each delay level that was used: the next message to deliver, and the end of its queue."""
+    levels = {level: parts.store.bounds(SCHEDULE_TOPIC, level - 1)[1] for level in range(1, MAX_LEVEL + 1)}
+    return {
+        f"scheduleMessageOffset_{level}": f"{parts.delays.next_offset(level)},{end}"
+        for level, end in levels.items()
+        if end
+    }
+
+
+def _waiting(parts: Parts, now: Millis) -> dict[str, str]:
+    """Sends wait for the disk, limited by their bytes. Other requests are answered when they are read."""
+    group_commit = parts.group_commit
+    idle = {
+        f"{kind}ThreadPoolQueue{figure}": "0"
+        for kind in ("pull", "query", "litePull", "ack")
+        for figure in ("Size", "Capacity", "HeadWaitTimeMills")
+    }
+    return {
+        **idle,
+        "sendThreadPoolQueueSize": str(group_commit.pending_bytes),
+        "sendThreadPoolQueueCapacity": str(parts.options.max_pending_bytes),
+        "sendThreadPoolQueueHeadWaitTimeMills": str(group_commit.longest_wait(now)),
+    }
+
+
+def _lane_figures(parts: Parts) -> dict[str, str]:
+    group_commit, counters = parts.group_commit, parts.counters
+    return {
+        "lanePendingBytes": str(group_commit.pending_bytes),
+        "laneMessages": str(group_commit.appended),
+        "laneReadOnly": str(group_commit.failure or "false"),
+        "laneDurable": str(parts.options.durable).lower(),
+        "laneHeldPulls": str(len(parts.polls)),
+        "laneStalePulls": str(counters.stale_pulls),
+        "laneStaleCommits": str(counters.stale_commits),
+        "laneRefusedCommits": str(counters.refused_commits),
+        "laneRefusedParks": str(counters.refused_parks),
+    }
+
+
+def _rates(tally: Tally, now: Millis) -> list[float]:
+    """Per second, in the last ten seconds, minute and ten minutes."""
+    return [tally.last(window, now=now).per_second for window in (TEN_SECONDS, MINUTE, TEN_MINUTES)]
+
+
+def _rates_text(rates: list[float]) -> str:
+    return " ".join(f"{rate:.3f}" for rate in rates)
+
+
+def _age_text(millis: int) -> str:
+    age = timedelta(milliseconds=millis)
+    hours, seconds = divmod(age.seconds, 3600)
+    return f"[ {age.days} days, {hours} hours, {seconds // 60} minutes, {seconds % 60} seconds ]"
+
+
+def _bytes_text(count: int) -> str:
+    """As RocketMQ writes sizes: `512 B`, `1.5 GiB`."""
+    if count < 1024:
+        return f"{count} B"
+    power = (count.bit_length() - 1) // 10
+    return f"{count / 1024**power:.1f} {'KMGTPE'[power - 1]}iB"

@@ -1,0 +1,181 @@
+"""Traffic: how many messages and bytes came and went, by topic and group, in the last minute, hour and day.
+
+The figures are those that RocketMQ's tools ask for. They count since the start of the broker and are kept in memory.
+A `Tally` takes samples of itself when it is changed, at most one every ten seconds, so that idle tallies cost nothing.
+A window therefore begins at a sample, and may be longer than its name says by one step between samples.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from typing import NamedTuple
+
+from lanemq.model.units import Millis
+
+TEN_SECONDS, MINUTE, TEN_MINUTES, HOUR, DAY = 10_000, 60_000, 600_000, 3_600_000, 86_400_000
+
+_RINGS = ((TEN_SECONDS, MINUTE), (TEN_MINUTES, HOUR), (HOUR, DAY))
+"""Step between samples, and the longest window that these samples serve."""
+
+LATENCY_LIMITS_MS = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
+"""RocketMQ: StoreStatsService. The last group of sends took longer than all of these."""
+
+
+class _Sample(NamedTuple):
+    at: Millis
+    total: int
+    times: int
+
+
+class Window(NamedTuple):
+    """What was added in a window."""
+
+    total: int
+    times: int
+    millis: int
+
+    @property
+    def per_second(self) -> float:
+        return self.total * 1000 / self.millis
+
+    @property
+    def average(self) -> float:
+        """The mean amount of one addition."""
+        return self.total / self.times if self.times else 0.0
+
+
+class Tally:
+    """A total that only grows, and its growth in recent windows."""
+
+    __slots__ = ("_next_sample", "_samples", "times", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.times = 0
+        self._next_sample = Millis(-(2**62))
+        self._samples: tuple[deque[_Sample], ...] = tuple(deque(maxlen=longest // step + 2) for step, longest in _RINGS)
+
+    def add(self, amount: int, *, now: Millis) -> None:
+        if now >= self._next_sample:
+            self._sample(now)
+        self.total += amount
+        self.times += 1
+
+    def last(self, millis: int, *, now: Millis) -> Window:
+        """The growth in the last `millis`, which are at most a day."""
+        number = next(number for number, (_, longest) in enumerate(_RINGS) if millis <= longest)
+        begin, step = now - millis, _RINGS[number][0]
+        before = None
+        for sample in self._samples[number]:
+            if sample.at > begin:
+                # Nothing was added between the step after the last sample before `begin` and this one.
+                first = sample if before is None or before.at + step < begin else before
+                return Window(self.total - first.total, self.times - first.times, max(millis, now - first.at))
+            before = sample
+        if before is not None and before.at + step >= begin:
+            return Window(self.total - before.total, self.times - before.times, now - before.at)
+        return Window(0, 0, millis)
+
+    def _sample(self, now: Millis) -> None:
+        self._next_sample = Millis(now + TEN_SECONDS)
+        for samples, (step, _) in zip(self._samples, _RINGS, strict=True):
+            if not samples or now - samples[-1].at >= step:
+                samples.append(_Sample(now, self.total, self.times))
+
+
+class Days(NamedTuple):
+    """A total at two midnights and now."""
+
+    yesterday_morning: int
+    this_morning: int
+    now: int
+
+
+class Traffic:
+    """All figures of one broker."""
+
+    def __init__(self) -> None:
+        self.put = Tally()
+        """Messages stored for producers."""
+        self.put_bytes = Tally()
+        self.got = Tally()
+        """Messages in answers to pulls."""
+        self.found = Tally()
+        """Pulls that were answered with messages."""
+        self.missed = Tally()
+        """Pulls that were answered without messages."""
+        self.failed_puts = 0
+        self.slowest_put = 0
+        """Milliseconds from the request to the answer."""
+        self.slowest_get = 0
+        """Milliseconds of the longest read for a pull."""
+        self._put_times = tuple(Tally() for _ in range(len(LATENCY_LIMITS_MS) + 1))
+        self._put_of: dict[str, tuple[Tally, Tally]] = {}
+        self._got_of: dict[tuple[str, str], tuple[Tally, Tally]] = {}
+        self._sent_back_of: dict[tuple[str, str], Tally] = {}
+        self._day = 0
+        self._mornings = ((0, 0), (0, 0))
+
+    def stored(self, topic: str, count: int, size: int, *, took: int, now: Millis) -> None:
+        """Messages of one request are on disk."""
+        if topic not in self._put_of:
+            self._put_of[topic] = (Tally(), Tally())
+        messages, sizes = self._put_of[topic]
+        messages.add(count, now=now)
+        sizes.add(size, now=now)
+        self.put.add(count, now=now)
+        self.put_bytes.add(size, now=now)
+        self.slowest_put = max(self.slowest_put, took)
+        self._put_times[bisect_left(LATENCY_LIMITS_MS, took)].add(count, now=now)
+
+    def delivered(self, group: str, topic: str, count: int, size: int, *, took: int, now: Millis) -> None:
+        """One pull was answered, perhaps without messages."""
+        self.slowest_get = max(self.slowest_get, took)
+        if not count:
+            self.missed.add(1, now=now)
+            return
+        key = (group, topic)
+        if key not in self._got_of:
+            self._got_of[key] = (Tally(), Tally())
+        messages, sizes = self._got_of[key]
+        messages.add(count, now=now)
+        sizes.add(size, now=now)
+        self.got.add(count, now=now)
+        self.found.add(1, now=now)
+
+    def sent_back(self, group: str, topic: str, *, now: Millis) -> None:
+        """A member sent a message back, for another attempt or as a dead letter."""
+        self._sent_back_of.setdefault((group, topic), Tally()).add(1, now=now)
+
+    def put_of(self, topic: str) -> tuple[Tally, Tally]:
+        """Messages and bytes stored for a topic."""
+        return self._put_of.get(topic, (Tally(), Tally()))
+
+    def got_of(self, group: str, topic: str) -> tuple[Tally, Tally]:
+        """Messages and bytes that a group received of a topic."""
+        return self._got_of.get((group, topic), (Tally(), Tally()))
+
+    def sent_back_of(self, group: str, topic: str) -> Tally:
+        return self._sent_back_of.get((group, topic), Tally())
+
+    def put_times(self, *, now: Millis) -> tuple[int, ...]:
+        """How many messages of the last minute were stored within each of `LATENCY_LIMITS_MS`, and later."""
+        return tuple(tally.last(MINUTE, now=now).total for tally in self._put_times)
+
+    def forget_topic(self, topic: str) -> None:
+        self._put_of.pop(topic, None)
+        self._got_of = {key: tallies for key, tallies in self._got_of.items() if key[1] != topic}
+        self._sent_back_of = {key: tally for key, tally in self._sent_back_of.items() if key[1] != topic}
+
+    def today(self, day: int) -> None:
+        """Called from time to time with a number that grows by one at midnight."""
+        if day != self._day:
+            # After more than one day without a call, no morning is known but this one.
+            yesterday = self._mornings[1] if day == self._day + 1 else (self.put.total, self.got.total)
+            self._mornings = (yesterday, (self.put.total, self.got.total)) if self._day else self._mornings
+            self._day = day
+
+    def put_days(self) -> Days:
+        return Days(self._mornings[0][0], self._mornings[1][0], self.put.total)
+
+    def got_days(self) -> Days:
+        return Days(self._mornings[0][1], self._mornings[1][1], self.got.total)
