@@ -204,7 +204,7 @@ class CommitRefused(GroupEvent, tag="commit_refused"):
 class Reset(GroupEvent, tag="reset"):
     """The group's offset was set explicitly, at its start or by an operator. From there everything may run again.
 
-    `kept` is 1 where members hold no leases: a member is behind another, and what was finished stays finished.
+    `kept` is 1 in a group without leases: the offset goes back, but what was finished stays finished.
     A member names its `epoch`: the line of one that has lost the queue has no effect.
     """
 

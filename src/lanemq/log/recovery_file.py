@@ -1,4 +1,4 @@
-"""A second copy of what must never be forgotten: topics with their order flags, deleted topics, an epoch floor.
+"""A second copy of topics with their order flags, deleted topics, and the epoch floor, for a lost `state.db`.
 
 `state.db` holds these too. If it is lost, or its write-ahead log is, the broker refuses to start, and `--recover`
 rebuilds them from this copy: a topic keeps its order and its queues, and no epoch is granted twice.

@@ -145,7 +145,7 @@ class State:
         self._db.close()
 
     def copy_to(self, copy: RecoveryFile) -> None:
-        """From now on, also keep in this file what must never be forgotten; called once, before any change."""
+        """From now on, also keep topics and the epoch floor in this file; called once, before any change."""
         if copy.facts is None:
             epoch = max([self.epoch_floor(), *(row.epoch for row in self.leases())])
             copy.begin(self.topics(), self.dropped_topics(), epoch)

@@ -126,6 +126,10 @@ class SendHandler:
         first: Stamp | None,
         records: NewRecords,
     ) -> None:
+        """Judge the stamp, stage the records, record the stamp: one step of the event loop.
+
+        Stamps count in the queue that the sender chose (`target.asked`), even if a delayed message is stored elsewhere.
+        """
         skipped, known = 0, None
         if first is not None:
             verdict = self._parts.producers.judge(header.topic, target.asked, first, len(records))
@@ -204,6 +208,8 @@ class SendHandler:
 
 class SendRuns:
     """Stores runs: single sends to one queue that arrived together share one decision, one append and one answer.
+
+    A run here has many keys; it is not the run of a consumer's lane.
 
     Clients cannot tell a run from sends handled one by one, except by the time they take. So a run contains only sends
     that are certain to be treated alike: to one queue, with consecutive stamps, and accepted by the log now. Everything

@@ -200,10 +200,12 @@ class GroupCommit:
             self._kick_soon()
 
     def _kick_soon(self) -> None:
+        """Start the next group commit at the end of this loop iteration, so that more appends can join."""
         self._kicked = True
         self._loop.call_soon(self._kick)
 
     def _kick(self) -> None:
+        """Commit everything staged as one group, unless a group is being written: then `_flushed` starts the next."""
         self._kicked = False
         if self._flushing or not self._waiting:
             return

@@ -50,7 +50,7 @@ class PushConsumer:
     ) -> None:
         """Takes RocketMQ's options beside `ConsumerSettings`.
 
-        `max_reconsume_times` is the number of attempts before a message becomes a dead letter. -1, RocketMQ's default,
+        `max_reconsume_times` is the number of retries before a message becomes a dead letter. -1, RocketMQ's default,
         retries endlessly with an orderly listener and means 16 with a concurrent one; None is -1 with
         `compat="rocketmq"` and 16 otherwise.
         """

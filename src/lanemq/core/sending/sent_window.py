@@ -195,7 +195,7 @@ class SentWindow(Generic[M]):
         return next((batch for batch in self._batches if not batch.in_flight and not self.is_clear(batch)), None)
 
     def may_go(self, again: SentBatch[M]) -> bool:
-        """False while a later batch is in flight: its reply tells whether it has to follow."""
+        """Whether a batch may be sent again now. False while a later one is in flight: it may have to follow."""
         in_flight = self.in_flight()
         if not in_flight:
             return True
@@ -226,7 +226,7 @@ class SentWindow(Generic[M]):
         self._batches.remove(batch)
 
     def land(self) -> None:
-        """No reply will come to what is in flight."""
+        """Counts all batches in flight as unanswered: they are sent again, unless a late reply says "stored"."""
         for batch in self._batches:
             batch.doubt |= batch.in_flight
             batch.in_flight = False

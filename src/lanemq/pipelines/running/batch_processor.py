@@ -158,7 +158,10 @@ class BatchProcessor:
         return self._stage.run(messages, batch)
 
     def _decided(self, batch: Batch, run: Callable[[], R]) -> R | Results:
-        """The results that an earlier attempt decided, or else those of the stage; the state is durable then."""
+        """The results of the batch: those that an earlier attempt decided, or else those of `run`.
+
+        When it returns, Spark's plan, the decision (if two commits follow) and the stage's state are on disk.
+        """
         self._forget(lambda number: number < batch.number)
         found = self._find(batch)
         if found is not None:

@@ -139,8 +139,8 @@ class DeltaSink(ExactSink):
     def purge_tombstones(self, below: int | str) -> int:
         """Remove deletions with a sequence below this one, and return how many there were.
 
-        An older change of such a key that arrives afterwards is taken for a new row: choose a sequence that nothing
-        on its way to the table is older than.
+        An older change of such a key that arrives afterwards is taken for a new row: choose a sequence so old that no
+        change before it can still arrive.
         """
         bound = _text(below) if isinstance(below, str) else str(int(below))
         return self._until_committed(lambda: self._purge(bound), "purging deletions")
@@ -154,13 +154,15 @@ class DeltaSink(ExactSink):
         return True
 
     def _claim(self, terms: Terms) -> bool:
+        """Record the run's epoch in the table, which fences older runs. False if it is there already."""
         if not self._entry(terms).lacks(terms):
             return False
         self._commit_nothing(CommitProperties(app_transactions=[Transaction(_epoch_id(terms.query), terms.epoch)]))
         return True
 
     def _widen(self, terms: Terms) -> bool:
-        self._entry(terms).lacks(terms)
+        """Add the columns that the table does not have."""
+        self._entry(terms).lacks(terms)  # raises if the run was replaced
         return _add_columns(self._delta(), terms.schema)
 
     def _entry(self, terms: Terms) -> LedgerEntry:

@@ -96,8 +96,8 @@ class SqlSink(ExactSink, ABC):
     def purge_tombstones(self, below: int | str) -> int:
         """Remove deletions with a sequence below this one, and return how many there were.
 
-        An older change of such a key that arrives afterwards is taken for a new row: choose a sequence that nothing
-        on its way to the table is older than.
+        An older change of such a key that arrives afterwards is taken for a new row: choose a sequence so old that no
+        change before it can still arrive.
         """
         return self._retrying.run(lambda: self._purge_once(below), f"table {self._table}")
 

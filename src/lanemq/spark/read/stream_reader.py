@@ -154,7 +154,11 @@ class StreamDriver:
             self._need_whole_share(self._membership)
 
     def next_end(self, start: Positions, limit: ReadLimit) -> Positions:
-        """The end of the next batch; `start` if there is nothing to do yet."""
+        """The end of the next batch; `start` if there is nothing to do yet.
+
+        By queue: `first` is where reading continues, `top` how far the batch may go, and `set_back` where a position
+        goes back to without being read in this batch.
+        """
         options = self._options
         self.brokers.expect(start)
         if self._membership is not None:
@@ -235,6 +239,7 @@ class StreamDriver:
         self._reported_losses[when] = frozenset(losses)
 
     def _put_back(self, start: Positions) -> Positions:
+        """Queues that were left out of a batch and are still past their part, with where the part began."""
         self._left_out = {queue: at for queue, at in self._left_out.items() if start.get(queue, at) != at}
         return dict(self._left_out)
 

@@ -52,7 +52,10 @@ class HandlerVerdict(Exception):
 
 
 class Retry(HandlerVerdict):
-    """Delivers the same message again after `after` seconds (None: as the policy says), before the rest of its lane."""
+    """Delivers the same message again after `after` seconds (None: as the policy says), before the rest of its lane.
+
+    The wait is limited to 10 ms to 30 s, and counts as one of the policy's retries.
+    """
 
     def __init__(self, after: Seconds | None = None, *, message: Message | int | None = None) -> None:
         self.after = after = after.total_seconds() if isinstance(after, timedelta) else after

@@ -40,7 +40,9 @@ class ShardMachine:
         self.table = LaneTable(shard.lanes, rules)
         self._stamps = StampTable(rules.limits.max_producers_per_shard, shard.meta.stamps)
         self._reached: dict[str, int] = {}
+        """By queue: the offset after the last message of this unit. Earlier units are in `shard.meta.offsets`."""
         self._times: dict[str, int] = {}
+        """By queue: the highest store time in this unit."""
         self.held = HeldLanes(self.table, shard.meta.waiting, rules, wall)
         self.counts = self.table.counts
 
@@ -55,6 +57,7 @@ class ShardMachine:
         topic, broker, queue_id, nameless = fresh.topic, fresh.broker, fresh.queue_id, keyless(fresh.queue)
         loaded, apply, held = self.table.loaded, self.table.apply, self.held
         decode, decode_empty = self._rules.decode, self._rules.decode_empty
+        # Fields 3 to 8 of a slice are its columns, from `offsets` to `ids`.
         for offset, key, body, tags, stored, ident in zip(*fresh[3:9], strict=True):
             name = nameless if key is None else key
             lane = loaded.get(name) or self.table.restore(name)

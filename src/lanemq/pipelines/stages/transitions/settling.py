@@ -1,6 +1,6 @@
 """What the driver does after the tasks of a unit: turns their answers into rows for the sinks and the next ledger.
 
-Invariant: nothing is settled unless every task did its work and exactly one task worked on each shard.
+Invariant: there is no next ledger unless every task did its work and exactly one task worked on each shard.
 """
 
 from collections import Counter

@@ -3,6 +3,9 @@
 The driver's part: it records what a unit of work starts from, lets Spark's tasks do the work (`worker.py`), and records
 the state after it (`settling.py`).
 
+A unit of work is a batch or a retry pass. Its intent, written before it runs, says what it starts from; its ledger,
+written after it, has the version of every shard (`unit_log.py`; a sink's ledger is something else).
+
 Invariants: a unit starts from the ledger that its intent names and leaves a ledger; an operator's request is taken by
 one retry pass; a unit that retry passes were built on is never computed again.
 """
@@ -282,12 +285,14 @@ class Transitions(Stage):
         return (each for ident in redrives for each in found.dead_letters(ident))
 
     def _settled(self, batch: Batch, intent: Intent, frame: DataFrame) -> Results:
+        """Runs the tasks. The new state is in the results and counts only after `settle`."""
         unit_log = self._opened()
         summaries = summaries_of(unpack_answer(bytes(row.answer)) for row in frame.collect())
         after = ledger_after(unit_log.ledger(intent.base), batch, summaries)
         return results(unit_log.folder, batch, self.schema, summaries, after)
 
     def _arranged(self, messages: DataFrame) -> DataFrame:
+        """The rows as they were read, or shuffled by key and sorted by queue and offset: a shard is in one task."""
         missing = [name for name in _NEEDED if name not in messages.columns]
         if missing:
             raise InvalidOption(f"transitions need the columns {', '.join(missing)} of the source: keep them")
