@@ -89,7 +89,7 @@ class History:
     def turn_end(self, place: "Place", key: str, outcome: Outcome, *, epoch: int = 0, ended: int = 0) -> None:
         """After the handler returned, at the time `ended`, and the lease was checked again.
 
-        `abandoned` when the queue was lost and the result thrown away; `late` when it ended well, but the lease was
+        `abandoned` when the queue was lost and the result thrown away; `late` when it succeeded, but the lease was
         over by then and may or may not be given to the same member again.
         """
         more: _Fields = {"key": key, "outcome": outcome, "epoch": epoch, "ended": ended}
