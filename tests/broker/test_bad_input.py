@@ -101,6 +101,46 @@ def test_garbage_closes_its_connection_with_one_log_line(
     assert alive(other)
 
 
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("00000604000000000000020000000000")
+
+
+@pytest.mark.parametrize("piece", [1, 3, len(HTTP2_PREFACE)])
+def test_a_grpc_client_is_named_with_what_to_use_instead(
+    broker: RunningBroker, piece: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It comes again at once; the log does not repeat itself."""
+    with caplog.at_level(logging.WARNING, "lanemq"):
+        for _ in range(3):
+            with broker.connect() as raw:
+                for start in range(0, len(HTTP2_PREFACE), piece):
+                    try:
+                        raw.socket.sendall(HTTP2_PREFACE[start : start + piece])
+                    except (BrokenPipeError, ConnectionResetError):
+                        break
+                assert raw.is_closed_by_broker()
+    (line,) = caplog.messages
+    assert "a client at 127.0.0.1 cannot use this port: it speaks HTTP/2, as RocketMQ's gRPC clients do" in line
+    assert "rocketmq-client-java" in line
+    assert "use Java rocketmq-client, Go rocketmq-client-go/v2" in line
+
+
+@pytest.mark.parametrize(
+    ("first", "named"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "it sends an HTTP request"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", "it answers as an HTTP server"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32), "it begins a TLS handshake"),
+    ],
+)
+def test_other_protocols_are_named(
+    broker: RunningBroker, first: bytes, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "lanemq"), broker.connect() as raw:
+        raw.socket.sendall(first)
+        assert raw.is_closed_by_broker()
+    assert named in caplog.text
+
+
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_bad_topic_is_refused_everywhere(broker: RunningBroker, folder: Path, name: str) -> None:
     raw = broker.connect()

@@ -12,6 +12,7 @@ from pathlib import Path
 from lanemq.broker.access.guard import Guard
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.dispatch import Dispatch, Handler
+from lanemq.broker.handlers.assignments import AssignmentHandler
 from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.handlers.locks import LockHandler
 from lanemq.broker.handlers.offsets import OffsetHandler
@@ -218,6 +219,7 @@ class Broker:
             OwnerParkingHandler(parts),
             OperatorParkingHandler(parts),
             self._groups,
+            AssignmentHandler(parts),
             RouteHandler(parts),
             TopicHandler(parts, self._pull.topic_deleted),
             RetryHandler(parts),

@@ -14,11 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from lanemq.clock import SystemClock
 from lanemq.model.errors import ProtocolError, TlsFailed, TransportError
 from lanemq.net.address import Address
+from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.server_tls import FAREWELL_SECONDS, HANDSHAKE_SECONDS, TlsDetector
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import BadHeader, Command, Frame, FrameDecoder, decode_command, encode_response
+from lanemq.wire.other_protocols import OtherProtocol
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +133,14 @@ class Peer(asyncio.Protocol):
         self._transport.close()
         self._server.loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
+    def _close_foreign(self, error: ProtocolError) -> None:
+        """Closes a connection whose bytes are not RocketMQ's protocol."""
+        if isinstance(error, OtherProtocol):
+            # Names the host only: such a client comes again and again, each time from another port.
+            host = self.remote.host
+            self._server.foreign.warn(host, f"a client at {host} cannot use this port: {error}")
+        self.close(f"not RocketMQ's protocol: {error}")
+
     def hold_up(self) -> None:
         """Accepts no more requests from this peer; replies are still written."""
         self._held_up = True
@@ -179,7 +190,7 @@ class Peer(asyncio.Protocol):
             self._count_unfinished()
             self._work()
         except ProtocolError as error:
-            self.close(f"not RocketMQ's protocol: {error}")
+            self._close_foreign(error)
         finally:
             try:
                 reads.end(self.number)
@@ -240,7 +251,7 @@ class Peer(asyncio.Protocol):
         try:
             self._work()
         except ProtocolError as error:
-            self.close(f"not RocketMQ's protocol: {error}")
+            self._close_foreign(error)
 
     def eof_received(self) -> bool:
         return False
@@ -277,6 +288,8 @@ class Server:
         self.peers: dict[Peer, None] = {}
         """In the order of connection, so that a simulated run can be repeated exactly."""
         self.refused = 0
+        self.foreign = RateLimitedLog(log, SystemClock())
+        """Warns about peers that speak another protocol."""
         self._tls_detector = tls_detector
         self._max_connections = max_connections
         self._listener: socket.socket | None = None

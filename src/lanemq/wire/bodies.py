@@ -206,6 +206,38 @@ class ConsumerIdList(Body):
     consumer_id_list: list[str] = field(default_factory=list)
 
 
+class AssignmentQuery(Body):
+    """QUERY_ASSIGNMENT (400): which queues of a topic belong to a member."""
+
+    client_id: str = ""
+    consumer_group: str = ""
+    message_model: str | int = "CLUSTERING"
+    strategy_name: str = "AVG"
+    topic: str = ""
+
+
+class QueueAssignment(Body):
+    """One assigned queue, and how its messages are to be received."""
+
+    message_queue: QueueBody = field(default_factory=QueueBody)
+    mode: str = "PULL"
+
+
+class AssignmentAnswer(Body):
+    """Answers 400; null means that the client keeps what it has."""
+
+    message_queue_assignments: list[QueueAssignment] | None = None
+
+
+class RequestMode(Body):
+    """SET_MESSAGE_REQUEST_MODE (401)."""
+
+    consumer_group: str = ""
+    mode: str = "PULL"
+    pop_share_queue_num: int = 0
+    topic: str = ""
+
+
 class ConsumeDirectlyResult(Body):
     """Answers 309; `consume_result` is one of CR_SUCCESS, CR_LATER, CR_ROLLBACK, CR_COMMIT, ..."""
 

@@ -28,6 +28,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from lanemq._fast import compiled
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
+from lanemq.wire.other_protocols import refuse_other_protocol
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """The length field included, as in RocketMQ's NettyDecoder."""
@@ -139,6 +140,7 @@ def _refuse_frame(length: int, mark: int, limit: int) -> None:
     """Raises an error that says what is wrong with the frame."""
     serialize_type, header = mark >> 24, mark & 0xFFFFFF
     if length + 4 > limit:
+        refuse_other_protocol(length)
         problem = f"a frame of {length + 4} bytes is over the limit of {limit}"
     elif length < 4:
         problem = f"a frame of length {length} has no room for its own header length"
