@@ -88,7 +88,7 @@ class RunningBroker:
 
     def crash_image(self, folder: Path) -> Path:
         """Copy all files as a kill -9 at this moment would leave them."""
-        thread = self.broker._thread
+        thread = self.broker.running.parts.thread
         self.wait_for(thread.call(lambda: shutil.copytree(self.options.data, folder)))
         return folder
 
@@ -114,17 +114,17 @@ class RunningBroker:
         assert self.clock is not None
         for _ in range(millis // 500):
             self.clock.passed += 500
-            self.call(lambda: self.broker._housekeeping.tick(self.broker._server))
+            self.call(lambda: self.broker.running.housekeeping.tick())
         self.advance(millis % 500)
 
     def tick(self) -> None:
         for _ in range(2):
-            self.call(lambda: self.broker._housekeeping.tick(self.broker._server))
+            self.call(lambda: self.broker.running.housekeeping.tick())
             self.settle()
 
     def settle(self) -> None:
-        self.wait_for(self.broker._parts.group_commit.drained())
-        self.wait_for(self.broker._thread.call(lambda: None))
+        self.wait_for(self.broker.running.parts.group_commit.drained())
+        self.wait_for(self.broker.running.parts.thread.call(lambda: None))
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -142,7 +142,7 @@ class Gate:
             closed.set()
             self._opened.wait(60)
 
-        running.call(lambda: running.broker._thread.submit(wait, lambda *_: None))
+        running.call(lambda: running.broker.running.parts.thread.submit(wait, lambda *_: None))
         assert closed.wait(60)
 
     def open(self) -> None:

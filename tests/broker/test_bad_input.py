@@ -190,9 +190,9 @@ def test_bad_group_is_refused_everywhere(broker: RunningBroker, folder: Path, na
     assert alive(raw)
     broker.tick()
     assert topics_on_disk(broker) == {"Alive", "T"}
-    state = broker.broker._parts.state
+    state = broker.broker.running.parts.state
     assert (state.offsets(), state.leases(), state.groups()) == ([], [], {})
-    assert broker.call(broker.broker._parts.offsets.groups) == ()
+    assert broker.call(broker.broker.running.parts.offsets.groups) == ()
     assert outside(folder) == set()
 
 
@@ -234,7 +234,8 @@ def test_oneway_requests_are_never_answered(broker: RunningBroker) -> None:
     broker.tick()
     assert raw.send("T", b"two").code == 0
     assert set(raw.answered()).isdisjoint(oneways)
-    assert broker.call(lambda: len(broker.broker._parts.polls)) == 0, "no client waits for the answer of a oneway pull"
+    held = broker.call(lambda: len(broker.broker.running.parts.polls))
+    assert held == 0, "no client waits for the answer of a oneway pull"
     assert bodies(raw.read("T")) == [b"one", b"two"], "carried out all the same"
 
 
@@ -284,7 +285,7 @@ def test_batch_with_one_message_too_large_is_refused_as_a_whole(
 
 
 def topics_on_disk(broker: RunningBroker) -> set[str]:
-    return set(broker.broker._parts.state.topics())
+    return set(broker.broker.running.parts.state.topics())
 
 
 def outside(folder: Path) -> set[str]:

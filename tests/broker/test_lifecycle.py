@@ -70,7 +70,7 @@ def test_a_stopping_broker_finishes_accepted_requests_and_accepts_no_others(star
     running._clients.clear()
     stopping = threading.Thread(target=running.stop)
     stopping.start()
-    while running.call(lambda: running.broker._server._listener is not None):
+    while running.call(lambda: running.broker.running.server._listener is not None):
         pass
     too_late = raw.post_send("T", b"too late")
     gate.open()

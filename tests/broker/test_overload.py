@@ -20,14 +20,14 @@ def test_sends_are_answered_busy_above_the_limit_and_accepted_again_below(start:
     gate = Gate(running)
     waiting = [raw.post_send("T", bytes(100_000)) for _ in range(30)]
     raw.bounds("T")
-    assert running.call(lambda: running.broker._parts.group_commit.pending_bytes) <= MIB
+    assert running.call(lambda: running.broker.running.parts.group_commit.pending_bytes) <= MIB
     gate.open()
     codes = [raw.answer(opaque).code for opaque in waiting]
     assert set(codes) == {0, ResponseCode.SYSTEM_BUSY}
     assert codes == sorted(codes), "those that fitted came first"
     assert len(raw.read("T")) == codes.count(0)
     assert raw.send("T").code == 0
-    assert running.call(lambda: running.broker._parts.group_commit.pending_bytes) == 0
+    assert running.call(lambda: running.broker.running.parts.group_commit.pending_bytes) == 0
 
 
 def test_repeats_that_wait_for_the_disk_are_bounded_too(start: Start) -> None:
@@ -61,7 +61,7 @@ def unsent(running: RunningBroker) -> int:
 
     def count() -> int:
         held = 0
-        for peer in running.broker._server.peers:
+        for peer in running.broker.running.server.peers:
             assert peer._transport is not None
             held += peer._outgoing_bytes + peer._transport.get_write_buffer_size()
         return held
@@ -85,7 +85,7 @@ def test_a_client_that_does_not_read_costs_bounded_memory(start: Start, held: bo
     ]
     slow.socket.sendall(b"".join(frame for _, frame in frames))
     if held:
-        while running.call(lambda: len(running.broker._parts.polls)) < 1000:
+        while running.call(lambda: len(running.broker.running.parts.polls)) < 1000:
             pass
         producer.send("T", bytes(MIB))
     assert producer.send("T", b"others are served").code == 0
@@ -106,9 +106,9 @@ def test_connections_beyond_the_limit_are_closed(start: Start) -> None:
     assert first.send("T").code == second.send("T").code == 0
     with RawClient(running.address) as third:
         assert third.is_closed_by_broker()
-    assert running.call(lambda: running.broker._server.refused) == 1
+    assert running.call(lambda: running.broker.running.server.refused) == 1
     first.close()
-    while running.call(lambda: len(running.broker._server.peers)) > 1:
+    while running.call(lambda: len(running.broker.running.server.peers)) > 1:
         pass
     assert running.connect().send("T").code == 0
 
@@ -117,7 +117,7 @@ def test_silent_connection_is_closed(start: Start) -> None:
     running = start(idle_timeout=1.0)
     raw = running.connect()
     raw.send("T")
-    running.call(lambda: running.broker._server.close_idle(-1.0))
+    running.call(lambda: running.broker.running.server.close_idle(-1.0))
     assert raw.is_closed_by_broker()
 
 
@@ -125,7 +125,7 @@ def test_unfinished_frames_are_bounded_over_all_connections(broker: RunningBroke
     """One peer may have a whole frame unfinished, but not all of them: the largest is closed."""
     peers = {size: broker.connect() for size in (300_000, 500_000, 400_000)}
     frames = {size: raw.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), bytes(MIB)) for size, raw in peers.items()}
-    listening = broker.broker._server
+    listening = broker.broker.running.server
     listening._max_unfinished_bytes = MIB
     sent = 0
     for size, raw in peers.items():
@@ -146,7 +146,7 @@ def test_unfinished_frames_are_bounded_over_all_connections(broker: RunningBroke
 def test_unfinished_frame_of_a_lost_connection_is_not_counted(broker: RunningBroker) -> None:
     raw = broker.connect()
     raw.socket.sendall(raw.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), bytes(MIB))[1][:1000])
-    listening = broker.broker._server
+    listening = broker.broker.running.server
     while broker.call(lambda: listening.unfinished) < 1000:
         pass
     raw.close()

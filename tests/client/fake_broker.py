@@ -19,7 +19,7 @@ from tests.wire.encoding import BatchItem, split_batch
 from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap, ProducerTable
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
-from lanemq.net.server import Peer, Server
+from lanemq.net.server import Listener, Peer, Server
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, encode_response
 from lanemq.wire.compression import decompress
@@ -140,7 +140,9 @@ class FakeBroker:
 
     async def _listen(self) -> None:
         self._server = Server(self)
-        self.address = await self._server.listen(self.address)
+        listener = Listener(self.address)
+        self._server.accept_from(listener)
+        self.address = listener.address
 
     async def _close_peers(self) -> None:
         assert self._server is not None

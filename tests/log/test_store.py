@@ -101,7 +101,7 @@ def test_queues_start_later_after_old_segments_are_deleted(open_store: OpenStore
     store = open_store(options=options)
     for i in range(40):
         send(store, f"{i:02d}" + "x" * 400, store_time=i * 100)
-        store.retention.note(i * 100)
+        store.retention.note_if_grown(i * 100)
     send(store, "quiet", queue_id=9, store_time=4000)
     before = len(log_files(tmp_path / "data"))
     retired = store.retire(3500)
@@ -128,7 +128,7 @@ def test_a_queue_without_kept_records_continues_at_its_offset(
     send(store, *"abc", queue_id=7, store_time=0)
     for i in range(20):
         send(store, "x" * 400, store_time=10_000 + i)
-    store.retention.note(10_000)
+    store.retention.note_if_grown(10_000)
     store.delete_retired(store.retire(20_000))
     assert store.bounds("t", 7) == (3, 3)
     store.close()

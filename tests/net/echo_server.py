@@ -5,7 +5,7 @@ import threading
 from typing import Any, ClassVar, Self
 
 from lanemq.net.address import Address
-from lanemq.net.server import Peer, Server
+from lanemq.net.server import Listener, Peer, Server
 from lanemq.wire.command import Command, encode_command, encode_response
 
 
@@ -41,7 +41,9 @@ class EchoServer:
 
     async def _start(self) -> None:
         self.server = Server(self, **self._limits)
-        self.address = await self.server.listen(self.address)
+        listener = Listener(self.address)
+        self.server.accept_from(listener)
+        self.address = listener.address
 
     def connected(self, peer: Peer) -> None:
         self.peers += 1

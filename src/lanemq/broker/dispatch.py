@@ -1,7 +1,7 @@
 """Requests and answers: finds the handler of a request, and turns results and errors into responses."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from lanemq.model.errors import BrokerRefused, CorruptRecord, InvalidName, LaneError, StorageError
 from lanemq.net.server import Peer
@@ -16,21 +16,25 @@ _NO_FIELDS: dict[str, str] = {}
 
 
 class Dispatch:
-    """A table from request code to handler. A failing request is answered with an error; the connection stays open."""
+    """Tables from request code to handler. A failing request is answered with an error; the connection stays open."""
 
-    def __init__(self) -> None:
+    def __init__(self, tables: Iterable[Mapping[int, Handler]], replied: Handler) -> None:
+        """`replied` gets the replies of clients to requests of the broker. No code may have two handlers."""
         self._handlers: dict[int, Handler] = {}
-
-    def add(self, table: dict[int, Handler]) -> None:
-        """Add the requests of one handler; no code may have two handlers."""
-        twice = self._handlers.keys() & table.keys()
-        assert not twice, f"two handlers for request codes {sorted(twice)}"
-        self._handlers.update({int(code): handler for code, handler in table.items()})
+        self._replied = replied
+        for table in tables:
+            twice = self._handlers.keys() & table.keys()
+            assert not twice, f"two handlers for request codes {sorted(twice)}"
+            self._handlers.update({int(code): handler for code, handler in table.items()})
 
     def __call__(self, peer: Peer, request: Command) -> None:
+        if request.is_response:
+            self._replied(peer, request)
+            return
         handler = self._handlers.get(request.code)
         if handler is None:
-            _refuse_unknown(peer, request)
+            remark = f" request type {request.code} not supported"
+            answer_code(peer, request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
             return
         try:
             handler(peer, request)
@@ -88,10 +92,3 @@ def code_for(error: LaneError) -> int:
             return ResponseCode.SERVICE_NOT_AVAILABLE
         case _:
             return ResponseCode.SYSTEM_ERROR
-
-
-def _refuse_unknown(peer: Peer, request: Command) -> None:
-    if request.is_response:
-        return  # the answer to a notification, which needs none
-    remark = f" request type {request.code} not supported"
-    answer_code(peer, request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)

@@ -1,5 +1,6 @@
 """Periodic work: held pulls, leases and members expire, delayed messages become due, old files are deleted."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -7,7 +8,6 @@ from datetime import UTC, datetime
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.parts import Parts
 from lanemq.broker.storage.checkpoints import Checkpoints
-from lanemq.broker.storage.delays import DelayDelivery
 from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.log.commit_log import Segment
 from lanemq.log.store import Store
@@ -17,6 +17,7 @@ from lanemq.net.server import Server
 
 log = logging.getLogger(__name__)
 
+TICK_SECONDS = 0.05
 RETENTION_EVERY_MS = 10_000
 IDLE_CHECK_EVERY_MS = 1_000
 DAY_CHECK_EVERY_MS = 1_000
@@ -32,25 +33,32 @@ WARN_AGAIN_AFTER_MS = 3_600_000
 class Housekeeping:
     """Calls every part that has deadlines."""
 
-    def __init__(self, parts: Parts, pull: PullHandler, checkpoints: Checkpoints, delays: DelayDelivery) -> None:
+    def __init__(self, parts: Parts, pull: PullHandler, checkpoints: Checkpoints, server: Server) -> None:
         self._parts = parts
         self._pull = pull
         self._checkpoints = checkpoints
-        self._delays = delays
+        self._server = server
         self._unread = UnreadWarnings(parts.store, parts.offsets)
         self._last: dict[str, Millis] = {}
         self._last_tick = parts.clock.now()
 
-    def tick(self, server: Server) -> None:
+    async def run(self) -> None:
+        """Tick for ever."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self.tick()
+
+    def tick(self) -> None:
         """Run all steps that are due. A failing step must not prevent the others, such as the expiry of leases."""
         now = self._parts.clock.now()
         self._step(lambda: self._pull.expire(now))
         self._step(lambda: self._expire_leases_and_members(now))
         self._step(lambda: self._checkpoints.tick(now))
+        self._step(lambda: self._parts.store.retention.note_if_grown(now))
         if self._is_time("delays", DELAYS_EVERY_MS, now) and self._parts.group_commit.failure is None:
-            self._step(self._delays.tick)
+            self._step(self._parts.delay_delivery.tick)
         if self._is_time("idle", IDLE_CHECK_EVERY_MS, now):
-            self._step(lambda: server.close_idle(self._parts.options.idle_timeout))
+            self._step(lambda: self._server.close_idle(self._parts.options.idle_timeout))
         if self._is_time("retention", RETENTION_EVERY_MS, now):
             self._step(self._retire)
         if self._is_time("day", DAY_CHECK_EVERY_MS, now):

@@ -6,7 +6,8 @@ from typing import NamedTuple, Protocol
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.notices import Notices
 from lanemq.broker.recording import Recording
-from lanemq.broker.storage.group_commit import GroupCommit, LogThread
+from lanemq.broker.storage.delays import DelayDelivery
+from lanemq.broker.storage.group_commit import GroupCommit, HeldPull, LogThread
 from lanemq.broker.storage.parking import Parking
 from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
@@ -76,11 +77,12 @@ class Parts:
     locks: LockTable
     offsets: GroupOffsets
     producers: ProducerTable
-    polls: LongPolls[int]
+    polls: LongPolls[HeldPull]
     delays: DelayQueueCursors
+    delay_delivery: DelayDelivery
     recording: Recording
     parking: Parking
-    groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
+    groups: dict[str, SubscriptionGroupConfig]
     """Settings of the groups that were configured; every other group has RocketMQ's defaults."""
     counters: Counters = field(default_factory=Counters)
     traffic: Traffic = field(default_factory=Traffic)

@@ -43,21 +43,16 @@ class Retention:
             self._finished_at[segment.start] = now - age
         self._noted = segments
 
-    @property
-    def grown(self) -> bool:
-        """Whether `note` has something to do: a segment was added or removed."""
-        return self._log.segments is not self._noted
-
-    def note(self, now: int) -> None:
-        """Note that every segment but the last one is finished by now."""
+    def note_if_grown(self, now: int) -> None:
+        """Note that every segment but the last one is finished by now. Called often: ages count from here."""
         segments = self._log.segments
-        self._finished_at = {each.start: self._finished_at.get(each.start, now) for each in segments[:-1]}
-        self._noted = segments
+        if segments is not self._noted:
+            self._finished_at = {each.start: self._finished_at.get(each.start, now) for each in segments[:-1]}
+            self._noted = segments
 
     def expired(self, now: int, share: float = 1.0) -> int:
         """Count the oldest segments to delete, or those that have reached a `share` of their age."""
-        if self.grown:
-            self.note(now)
+        self.note_if_grown(now)
         finished = [SegmentFacts(segment.size, now - self._finished_at[segment.start]) for segment in self._noted[:-1]]
         return expired_segments(finished, int(self._options.retention_ms * share), self._options.retention_bytes)
 

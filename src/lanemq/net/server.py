@@ -72,11 +72,25 @@ class NoReads:
 class Dispatcher(Protocol):
     """What the server needs from the broker."""
 
-    def connected(self, peer: "Peer") -> None: ...
+    def connected(self, peer: "Peer", /) -> None: ...
 
-    def received(self, peer: "Peer", command: Command) -> None: ...
+    def received(self, peer: "Peer", command: Command, /) -> None: ...
 
-    def closed(self, peer: "Peer") -> None: ...
+    def closed(self, peer: "Peer", /) -> None: ...
+
+
+class Listener:
+    """A socket to which clients can connect. A server accepts the connections."""
+
+    def __init__(self, address: Address) -> None:
+        """Binds the address; port 0 picks a free one."""
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self.socket = socket.create_server(address, family=family, backlog=BACKLOG)
+        self.socket.setblocking(False)
+        self.address = Address(*self.socket.getsockname()[:2])
+
+    def close(self) -> None:
+        self.socket.close()
 
 
 class Peer(asyncio.Protocol):
@@ -292,7 +306,7 @@ class Server:
         """Warns about peers that speak another protocol."""
         self._tls_detector = tls_detector
         self._max_connections = max_connections
-        self._listener: socket.socket | None = None
+        self._listener: Listener | None = None
         self._joining: set[asyncio.Task[None]] = set()
         self._stopping = False
         # Refused peers that are still closing; a stop waits for them too.
@@ -300,15 +314,10 @@ class Server:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    async def listen(self, address: Address) -> Address:
-        """Starts accepting and returns the bound address (port 0 picks a free one)."""
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        listener = socket.create_server(address, family=family, backlog=BACKLOG)
-        listener.setblocking(False)
+    def accept_from(self, listener: Listener) -> None:
+        """Starts accepting; `stop_accepting` closes the listener."""
         self._listener = listener
-        self.loop.add_reader(listener, self._accept, listener)
-        host, port = listener.getsockname()[:2]
-        return Address(host, port)
+        self.loop.add_reader(listener.socket, self._accept, listener.socket)
 
     def _accept(self, listener: socket.socket) -> None:
         """Accepts connections itself: asyncio's server loses the socket if it is closed during an accept."""
@@ -360,7 +369,7 @@ class Server:
         """Accepts no new connections, and no new requests on existing ones."""
         self._stopping = True
         if self._listener is not None:
-            self.loop.remove_reader(self._listener)
+            self.loop.remove_reader(self._listener.socket)
             self._listener.close()
             self._listener = None
         for peer in self.peers:

@@ -161,7 +161,7 @@ def test_finished_ranges_survive_a_restart_together_with_their_offset(
 def test_finished_ranges_beyond_the_end_of_a_restarted_log_are_cut(running: RunningBroker) -> None:
     """In relaxed mode a power cut may lose messages that were already consumed."""
     owned_with_finished(running)
-    offsets = running.broker._parts.offsets
+    offsets = running.broker.running.parts.offsets
     running.call(lambda: offsets._put(("g", "T", 0), offsets.committed("g", "T", 0), "1,2,2,50"))  # type: ignore[arg-type]
     running.restart()
     assert take(running.connect(), "a").finished == f"1,2,2,{STORED - 8}"

@@ -202,7 +202,7 @@ def test_producers_are_listed_until_they_leave(clocked: RunningBroker) -> None:
     assert b'"p1"' in other.ask(RequestCode.GET_PRODUCER_CONNECTION_LIST, asked).body
     raw.ask(RequestCode.UNREGISTER_CLIENT, {"clientID": "p1", "producerGroup": "makers"})
     assert other.ask(RequestCode.GET_PRODUCER_CONNECTION_LIST, asked).code == ResponseCode.SYSTEM_ERROR
-    assert clocked.broker._groups._producers == {}
+    assert clocked.broker.running.groups._producers == {}
 
 
 def test_group_settings_survive_a_restart_and_can_forbid_pulls(start: Start) -> None:

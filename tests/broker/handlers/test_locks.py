@@ -241,9 +241,9 @@ def test_lane_lease_stays_while_another_connection_of_its_owner_is_there(clocked
 
 
 def gone(running: RunningBroker, raw: RawClient) -> None:
-    before = running.call(lambda: len(running.broker._server.peers))
+    before = running.call(lambda: len(running.broker.running.server.peers))
     raw.close()
-    while running.call(lambda: len(running.broker._server.peers)) == before:
+    while running.call(lambda: len(running.broker.running.server.peers)) == before:
         pass
 
 
@@ -335,7 +335,7 @@ def test_a_queue_of_another_broker_is_left_out(
     body = LockRequest(client_id="a", consumer_group="g", mq_set=mine).encode()
     reply = raw.ask(RequestCode.LOCK_BATCH_MQ, lane, body)
     assert [each.queue for each in LockResponse.decode(reply.body).lock_ok_mq_set] == [("T", BROKER, 0)]
-    assert len(clocked.broker._parts.state.leases()) == 1
+    assert len(clocked.broker.running.parts.state.leases()) == 1
 
 
 def test_retry_queue_of_a_group_can_be_locked(clocked: RunningBroker) -> None:

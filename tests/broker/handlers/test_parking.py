@@ -238,7 +238,7 @@ def test_parked_records_survive_retention(start: Start) -> None:
     Owner(running).park(2, 3)
     for _ in range(40):
         raw.send("T", b"x" * 4000, queue=0)
-    running.call(running.broker._housekeeping._retire)
+    running.call(running.broker.running.housekeeping._retire)
     running.settle()
     assert raw.bounds("T")[0] > 3
     assert [each.body for each in records(raw.ask(RequestCode.LANE_PARKED_SHOW, {}, lane()))] == [b"2", b"3"]

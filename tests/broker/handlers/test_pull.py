@@ -110,7 +110,7 @@ def test_long_poll_is_answered_exactly_once(clocked: RunningBroker) -> None:
     clocked.advance(60_000)
     raw.bounds("T")
     assert sorted(opaque for opaque in raw.answered() if opaque in held) == held
-    assert clocked.broker._pull._held == {}
+    assert clocked.broker.running.pull._held == {}
 
 
 def test_long_polls_end_with_their_connection(clocked: RunningBroker) -> None:
@@ -118,15 +118,10 @@ def test_long_polls_end_with_their_connection(clocked: RunningBroker) -> None:
     raw.post_pull("T", 0, hold=3_000)
     raw.bounds("T")
     raw.close()
-    while clocked.call(lambda: len(clocked.broker._server.peers)) > 2:
+    while clocked.call(lambda: len(clocked.broker.running.server.peers)) > 2:
         pass
-    assert clocked.call(
-        lambda: (len(clocked.broker._parts.polls), clocked.broker._pull._held, clocked.broker._pull._by_peer)
-    ) == (
-        0,
-        {},
-        {},
-    )
+    polls, pull = clocked.broker.running.parts.polls, clocked.broker.running.pull
+    assert clocked.call(lambda: (len(polls), pull._held, pull._by_peer)) == (0, {}, {})
     assert producer.send("T").code == 0
 
 
@@ -141,7 +136,7 @@ def test_a_failing_held_pull_does_not_prevent_other_answers(clocked: RunningBrok
     raw, producer = clocked.connect(), clocked.connect()
     held = [raw.post_pull("T", 0, hold=3_000), raw.post_pull("T", 0, hold=3_000)]
     raw.bounds("T")
-    pull, once = clocked.broker._pull, [1]
+    pull, once = clocked.broker.running.pull, [1]
     works = pull._read
 
     def fail_once(asked: object) -> object:

@@ -49,7 +49,7 @@ def test_a_held_pull_does_not_continue_after_a_reset(broker: RunningBroker, wait
     """On an arrival during a reset, the new message would be delivered before the older ones."""
     pull = waiting.post_pull("T", 3, hold=LONG)
     waiting.bounds("T")  # the pull is held by now: requests of a connection are handled in order
-    broker.call(lambda: broker.broker._parts.offsets.reset_at_next_pull("g", "T", 0, 0))  # type: ignore[arg-type]
+    broker.call(lambda: broker.broker.running.parts.offsets.reset_at_next_pull("g", "T", 0, 0))  # type: ignore[arg-type]
     waiting.send("T", b"next", queue=0)
     assert waiting.answer(pull).code == ResponseCode.PULL_OFFSET_MOVED
 

@@ -103,7 +103,7 @@ def test_a_delayed_message_stored_together_with_a_due_one_of_its_level_waits(clo
     raw.send("T", b"first", properties={"DELAY": "1"})
     gate = Gate(clocked)
     clock.passed += SECOND
-    clocked.call(lambda: clocked.broker._housekeeping.tick(clocked.broker._server))
+    clocked.call(lambda: clocked.broker.running.housekeeping.tick())
     second = raw.post_send("T", b"second", properties={"DELAY": "1"})
     gate.open()
     assert raw.answer(second).code == 0
@@ -151,7 +151,7 @@ def test_busy_broker_delivers_a_delayed_message_once(start: Start) -> None:
     gate = Gate(running)
     running.clock.passed += SECOND
     for _ in range(3):
-        running.call(lambda: running.broker._housekeeping.tick(running.broker._server))
+        running.call(lambda: running.broker.running.housekeeping.tick())
         running.clock.passed += 200
     gate.open()
     for _ in range(5):
@@ -278,7 +278,7 @@ def test_timer_and_transactional_messages_are_refused_with_a_reason(clocked: Run
 def test_level_that_is_not_due_is_read_once_and_only_its_first_message(clocked: RunningBroker) -> None:
     """Every tick checks every level; reading all of it would cost megabytes each time."""
     raw = clocked.connect()
-    store = clocked.broker._parts.store
+    store = clocked.broker.running.parts.store
     works, asked = store.read, list[tuple[int, int]]()
 
     def noting(topic: str, queue_id: int, offset: int, most: int, *more: Any) -> ReadResult:

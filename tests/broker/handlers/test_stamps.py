@@ -79,7 +79,7 @@ def test_stamps_survive_a_crash(start: Start, folder: Path, checkpointed: bool) 
     stamped(raw, 0, 6)
     if checkpointed:
         running.advance(10_000)
-        assert running.broker._parts.state.producers()
+        assert running.broker.running.parts.state.producers()
     stamped(raw, 6, 4)
     check_stamps(start(running.crash_image(folder / "image")).connect())
 
@@ -160,7 +160,7 @@ def test_a_recreated_topic_has_no_producers(start: Start, folder: Path, checkpoi
     running.clock.passed += 10_000
     late = raw.post_send("Other") if checkpoint == "gathered" else 0
     raw.bounds("T")
-    running.call(lambda: running.broker._housekeeping.tick(running.broker._server))
+    running.call(lambda: running.broker.running.housekeeping.tick())
     deleted = raw.post(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
     raw.bounds("T")
     gate.open()

@@ -76,7 +76,7 @@ def test_a_client_that_does_not_read_its_answers_is_answered_too(clocked: Runnin
     raw.send("T")
     held = raw.post_pull("T", 1, hold=LONG)
     raw.bounds("T")
-    for peer in clocked.broker._server.peers:
+    for peer in clocked.broker.running.server.peers:
         peer.choked = True
     delete(clocked)
     reply = raw.answer(held)
@@ -101,7 +101,7 @@ def test_an_epoch_of_a_deleted_topic_is_never_granted_again(start: Start, folder
         last = epoch(running.connect(), owner)
         running.connect().unlock(owner)
     delete(running)
-    assert running.broker._parts.state.leases() == []
+    assert running.broker.running.parts.state.leases() == []
     if crash:
         running = start(running.crash_image(folder / "image"), clock=running.clock)
     else:
@@ -115,12 +115,12 @@ def test_a_sender_that_knew_the_topic_does_not_create_it_again(clocked: RunningB
     delete(clocked)
     refused = raw.ask(RequestCode.SEND_MESSAGE_V2, {**send_ext("T"), "c": ""}, b"x")
     assert refused.code == ResponseCode.TOPIC_NOT_EXIST
-    assert clocked.broker._parts.topics.get("T") is None
+    assert clocked.broker.running.parts.topics.get("T") is None
     assert raw.send("T").code == 0, "a stock producer names the template, and gets a topic as from RocketMQ"
 
 
 def test_loop_does_not_wait_for_the_disk(clocked: RunningBroker) -> None:
-    parts = clocked.broker._parts
+    parts = clocked.broker.running.parts
     wrote: list[threading.Thread] = []
     works = parts.state.drop_topic
 
@@ -130,7 +130,7 @@ def test_loop_does_not_wait_for_the_disk(clocked: RunningBroker) -> None:
 
     parts.state.drop_topic = noting  # type: ignore[method-assign]
     delete(clocked)
-    assert wrote == [clocked.broker._thread._thread]
+    assert wrote == [clocked.broker.running.parts.thread._thread]
 
 
 def test_crash_halfway_leaves_an_empty_topic_and_no_old_messages(
@@ -138,7 +138,7 @@ def test_crash_halfway_leaves_an_empty_topic_and_no_old_messages(
 ) -> None:
     raw = clocked.connect()
     raw.send("T", b"old")
-    parts = clocked.broker._parts
+    parts = clocked.broker.running.parts
     works = parts.state.delete_topic
     images: list[Path] = []
 
@@ -168,6 +168,6 @@ def test_a_topic_created_again_during_its_deletion_is_kept(clocked: RunningBroke
     gate.open()
     assert raw.answer(deleted).code == raw.answer(created).code == 0
     clocked.restart()
-    topic = clocked.broker._parts.topics.get("T")
+    topic = clocked.broker.running.parts.topics.get("T")
     assert topic is not None
     assert topic.write_queues == 2

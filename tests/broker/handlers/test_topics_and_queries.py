@@ -194,9 +194,11 @@ def test_retention_deletes_old_files_and_moves_the_beginning(start: Start) -> No
     raw = running.connect()
     for _ in range(20):
         raw.send("T", bytes(10_000))
+    running.tick()
     running.advance(HOUR // 2)
     for _ in range(20):
         raw.send("T", bytes(10_000))
+    running.tick()
     assert raw.bounds("T") == (0, 40)
     running.advance(HOUR // 2 + 20_000)
     low, high = raw.bounds("T")
@@ -233,7 +235,7 @@ def test_a_clock_that_jumps_makes_retention_neither_early_nor_late(start: Start,
 def test_retention_by_wall_time_would_follow_the_clock(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the age as it was, wall time less store time."""
     running = start(clock=ManualClock(), segment_bytes=64 * 1024)
-    raw, clock, store = running.connect(), running.clock, running.broker._parts.store
+    raw, clock, store = running.connect(), running.clock, running.broker.running.parts.store
     assert clock is not None
     fill(raw)
 
@@ -255,6 +257,7 @@ def test_groups_that_lose_unread_messages_are_named_before(start: Start, caplog:
             RequestCode.UPDATE_CONSUMER_OFFSET,
             {"consumerGroup": group, "topic": "T", "queueId": "0", "commitOffset": str(offset)},
         )
+    running.tick()
     running.advance(60 * HOUR)
     assert "has not read" not in caplog.text
     running.advance(6 * HOUR)

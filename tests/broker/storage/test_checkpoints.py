@@ -17,10 +17,15 @@ class GrowingLog:
         self.group_commit: Any = SimpleNamespace(pending_bytes=0)
         clock: Any = SimpleNamespace(now=lambda: Millis(0))
         never: Any = SimpleNamespace(save_offsets_every=1e9, checkpoint_every=1e9)
-        unused: Any = None
         store_and_thread: Any = self
+        unused: Any = {"topic_keeper": None, "producers": None, "offsets": None, "delays": None}
         self._checkpoints = Checkpoints(
-            never, clock, store_and_thread, store_and_thread, self.group_commit, unused, unused, unused, unused
+            never,
+            clock,
+            store=store_and_thread,
+            thread=store_and_thread,
+            group_commit=self.group_commit,
+            **unused,
         )
 
     def index_keys(self, max_bytes: int) -> bool:

@@ -128,7 +128,7 @@ def test_no_message_is_acknowledged_for_a_topic_whose_row_cannot_be_saved(broker
     def refuse(name: str, settings: str) -> None:
         raise StorageError("the state database failed: disk I/O error")
 
-    broker.broker._parts.state.save_topic = refuse  # type: ignore[method-assign]
+    broker.broker.running.parts.state.save_topic = refuse  # type: ignore[method-assign]
     assert raw.send("T").code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert raw.create("U").code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "database" in raw.runtime()["laneReadOnly"]
@@ -137,7 +137,7 @@ def test_no_message_is_acknowledged_for_a_topic_whose_row_cannot_be_saved(broker
 def test_an_epoch_that_cannot_be_saved_is_not_granted(broker: RunningBroker) -> None:
     raw = broker.connect()
     raw.create("T")
-    state = broker.broker._parts.state
+    state = broker.broker.running.parts.state
     works = state.save_leases
 
     def refuse(rows: object) -> None:
@@ -178,7 +178,7 @@ def test_failed_sync_of_a_relaxed_broker_stops_its_writes(start: Start) -> None:
 
 def test_a_failing_answer_does_not_prevent_others(broker: RunningBroker) -> None:
     raw = broker.connect()
-    commits = broker.broker._parts.group_commit
+    commits = broker.broker.running.parts.group_commit
 
     def fail(_: object) -> None:
         raise sqlite3.Error("from a listener")

@@ -9,6 +9,7 @@ import pytest
 
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.clock import SystemClock
+from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.log.appender import Pending
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
@@ -49,7 +50,7 @@ class CountedCommits:
         self.store.appender.flush = self._counted_flush  # type: ignore[method-assign]
         self.thread = ManualThread()
         thread: Any = self.thread
-        self.commits = GroupCommit(self.store, thread, SystemClock(), lambda arrivals: None, 1 << 20)
+        self.commits = GroupCommit(self.store, thread, SystemClock(), LongPolls(), NO_HOST, 1 << 20)
         self.acknowledged: list[bytes] = []
 
     def _counted_flush(self, pending: Pending, now: Millis | None = None) -> None:

@@ -236,8 +236,8 @@ def test_a_redrive_works_after_retention_deleted_the_originals(tmp_path: Path) -
     with_body = "x" * 4000
     parking.send(*[with_body] * 40)
     until("all others are through", lambda: len(parking.of(with_body)) == 40)
-    parking.broker.call(parking.broker.broker._housekeeping._retire)
-    first = parking.broker.call(lambda: parking.broker.broker._parts.store.bounds(TOPIC, 0)[0])
+    parking.broker.call(parking.broker.broker.running.housekeeping._retire)
+    first = parking.broker.call(lambda: parking.broker.broker.running.parts.store.bounds(TOPIC, 0)[0])
     assert first > 4, "the originals are gone"
     parking.failing.clear()
     parking.redrive("bad")

@@ -35,6 +35,9 @@ class Guard:
         self._rate_limited = RateLimitedLog(log, clock)
 
     def __call__(self, peer: Peer, request: Command) -> None:
+        if request.is_response:  # it asks for nothing
+            self._next_handler(peer, request)
+            return
         try:
             refusal = self._refusal(request)
         except LaneError as error:

@@ -5,9 +5,8 @@ deadline. A pull that carries a lease's epoch is refused once the queue has anot
 its queue without knowing receives nothing more.
 """
 
-import itertools
 import logging
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from lanemq.broker.dispatch import Handler, answer_code, answer_error
@@ -16,7 +15,6 @@ from lanemq.core.brokering.group_offsets import kind_of
 from lanemq.core.brokering.lock_table import Stale, Unowned
 from lanemq.core.brokering.topic_table import Permission
 from lanemq.history import Place
-from lanemq.log.appender import Arrival
 from lanemq.log.reading import ReadResult, ReadStatus
 from lanemq.model.errors import BrokerRefused, LaneError, NotAllowed, TopicNotFound
 from lanemq.model.java_hash import tag_code
@@ -51,10 +49,14 @@ _CODES = {
 class _Pull:
     """A pull request with what is needed to run it again."""
 
+    handler: "PullHandler"
     peer: Peer
     request: Command
     header: PullHeader
     tags: frozenset[int] | None
+
+    def wake(self) -> None:
+        self.handler.answer_held(self)
 
 
 class PullHandler:
@@ -62,52 +64,44 @@ class PullHandler:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._numbers = itertools.count(1)
-        self._held: dict[int, _Pull] = {}
-        self._by_peer: dict[int, set[int]] = {}
+        self._held: dict[_Pull, None] = {}
+        self._by_peer: dict[int, dict[_Pull, None]] = {}
 
     def table(self) -> dict[int, Handler]:
         return {RequestCode.PULL_MESSAGE: self._pull, RequestCode.LITE_PULL_MESSAGE: self._pull}
 
-    def arrived(self, arrivals: Sequence[Arrival]) -> None:
-        """Answer the held pulls that wait for one of these messages."""
-        for arrival in arrivals:
-            offset = QueueOffset(arrival.max_offset)
-            woken = self._parts.polls.arrived(arrival.topic, arrival.queue_id, offset, arrival.tag_codes)
-            self._answer_held(woken)
-
     def expire(self, now: Millis) -> None:
-        self._answer_held(self._parts.polls.expire(now=now))
+        for held in self._parts.polls.expire(now=now):
+            held.wake()
 
     def group_moved(self, group: str, queues: Container[tuple[str, int]]) -> None:
         """Answer a group's held pulls immediately after a reset of these queues, not at their deadline."""
-        held = [number for number, pull in self._held.items() if _is_of(pull.header, group, queues)]
-        self._parts.polls.forget(held)
-        self._answer_held(held)
+        self._release([pull for pull in self._held if _is_of(pull.header, group, queues)])
 
     def topic_deleted(self, topic: str) -> None:
         """Answer the held pulls of a deleted topic: they must not continue in a new topic of that name."""
-        held = [number for number, pull in self._held.items() if pull.header.topic == topic]
-        self._parts.polls.forget(held)
-        self._answer_held(held)
+        self._release([pull for pull in self._held if pull.header.topic == topic])
 
     def release_all(self) -> None:
         """Answer all held pulls before the broker stops."""
-        held = tuple(self._held)
+        self._release(tuple(self._held))
+
+    def _release(self, held: Iterable[_Pull]) -> None:
         self._parts.polls.forget(held)
-        self._answer_held(held)
+        for pull in held:
+            self.answer_held(pull)
 
     def disconnected(self, peer: Peer) -> None:
-        gone = self._by_peer.pop(peer.number, set())
+        gone = self._by_peer.pop(peer.number, {})
         self._parts.polls.forget(gone)
-        for number in gone:
-            self._held.pop(number, None)
+        for pull in gone:
+            self._held.pop(pull, None)
 
     def _pull(self, peer: Peer, request: Command) -> None:
         header = PullHeader.from_ext(request.ext)
         self._check_group(header.consumer_group)
         self._check_topic(header)
-        pull = _Pull(peer, request, header, self._wanted_tags(header))
+        pull = _Pull(self, peer, request, header, self._wanted_tags(header))
         if not self._may_pull(pull):
             return
         if header.sys_flag & PULL_COMMIT_OFFSET:
@@ -202,28 +196,26 @@ class PullHandler:
         wants = header.sys_flag & PULL_SUSPEND and header.suspend_timeout_millis > 0
         if not wants or pull.request.is_oneway:
             return False
-        number = next(self._numbers)
         deadline = Millis(self._parts.clock.now() + min(header.suspend_timeout_millis, MAX_HOLD_MS))
         offset = QueueOffset(header.queue_offset)
-        if not self._parts.polls.hold(number, header.topic, header.queue_id, offset, pull.tags, deadline):
+        if not self._parts.polls.hold(pull, header.topic, header.queue_id, offset, pull.tags, deadline):
             return False
-        self._held[number] = pull
-        self._by_peer.setdefault(pull.peer.number, set()).add(number)
+        self._held[pull] = None
+        self._by_peer.setdefault(pull.peer.number, {})[pull] = None
         return True
 
-    def _answer_held(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            pull = self._held.pop(number, None)
-            if pull is None:
-                continue
-            self._by_peer[pull.peer.number].discard(number)
-            try:
-                self._answer_now(pull)
-            except LaneError as error:
-                answer_error(pull.peer, pull.request, error)
-            except Exception:
-                log.exception("a held pull of %s failed", pull.peer)
-                answer_code(pull.peer, pull.request, ResponseCode.SYSTEM_ERROR, "internal error; ask again")
+    def answer_held(self, pull: _Pull) -> None:
+        """Answer a pull that is no longer among the long polls."""
+        if pull not in self._held:
+            return  # its connection was closed a moment ago
+        del self._held[pull], self._by_peer[pull.peer.number][pull]
+        try:
+            self._answer_now(pull)
+        except LaneError as error:
+            answer_error(pull.peer, pull.request, error)
+        except Exception:
+            log.exception("a held pull of %s failed", pull.peer)
+            answer_code(pull.peer, pull.request, ResponseCode.SYSTEM_ERROR, "internal error; ask again")
 
     def _answer_now(self, pull: _Pull) -> None:
         if not self._may_pull(pull):

@@ -41,7 +41,7 @@ class ResetHandler:
             RequestCode.LANE_STATE: self._running_info,
         }
 
-    def answered(self, peer: Peer, reply: Command) -> None:
+    def replied(self, peer: Peer, reply: Command) -> None:
         """Forward a member's answer to the client that asked; other responses are ignored."""
         forward = self._relayed.pop((peer.number, reply.opaque), None)
         if forward is not None:

@@ -8,7 +8,7 @@ from lanemq.broker.routing import SendRoute, route_delayed
 from lanemq.core.brokering.delay import RouteToDeadLetter, route_send_back
 from lanemq.log.appender import NewRecord
 from lanemq.model.errors import BrokerRefused, CorruptRecord
-from lanemq.model.names import check_group
+from lanemq.model.names import SCHEDULE_TOPIC, check_group
 from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -41,14 +41,11 @@ class RetryHandler:
         target = self._target(group, properties, level)
         item = _copy(record, target.properties, route.reconsume_times)
         size = len(item.body) + len(item.properties) + 128
-        self._parts.group_commit.append(
-            target.topic,
-            target.queue_id,
-            [item],
-            pack_host(*peer.remote),
-            size,
-            partial(answer_saved, peer, request),
-        )
+        host, done = pack_host(*peer.remote), partial(answer_saved, peer, request)
+        if target.topic == SCHEDULE_TOPIC:
+            self._parts.delay_delivery.append(target.queue_id, [item], host, size, done)
+        else:
+            self._parts.group_commit.append(target.topic, target.queue_id, [item], host, size, done)
         self._parts.traffic.sent_back(group, properties[PropertyName.RETRY_TOPIC], now=self._parts.clock.now())
 
     def _properties(self, header: SendBackHeader, record: RecordView) -> dict[str, str]:

@@ -18,7 +18,7 @@ from lanemq.broker.routing import SendRoute, refuse_delay, route
 from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap
 from lanemq.log.appender import NewRecords, Staged
 from lanemq.model.errors import LaneError, MessageRefused, StorageError
-from lanemq.model.names import RETRY_PREFIX
+from lanemq.model.names import RETRY_PREFIX, SCHEDULE_TOPIC
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.server import Peer
@@ -143,7 +143,10 @@ class SendHandler:
         stages: list[Staged] = []
         done = partial(self._fresh_done, peer, request, ext, header.topic, stages, self._parts.clock.now())
         host = pack_host(*peer.remote)
-        staged = self._parts.group_commit.append(target.topic, target.queue_id, fresh, host, size, done)
+        if target.topic == SCHEDULE_TOPIC:
+            staged = self._parts.delay_delivery.append(target.queue_id, fresh, host, size, done)
+        else:
+            staged = self._parts.group_commit.append(target.topic, target.queue_id, fresh, host, size, done)
         stages.append(staged)
         if first is not None:
             start = Stamp(first.producer, first.epoch, first.sequence + skipped)

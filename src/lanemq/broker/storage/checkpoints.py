@@ -44,6 +44,7 @@ class Checkpoints:
         self,
         options: BrokerOptions,
         clock: Clock,
+        *,
         store: Store,
         thread: LogThread,
         group_commit: GroupCommit,
@@ -70,8 +71,7 @@ class Checkpoints:
         self._offsets_every = to_millis(options.save_offsets_every)
         self._index_every = to_millis(options.checkpoint_every)
         self._last_end = store.log_end
-        self._last_index = clock.now()
-        self._last_offsets = clock.now()
+        self._last_index = self._last_offsets = clock.now()
 
     def tick(self, now: Millis) -> None:
         if now - self._last_offsets >= self._offsets_every and not self._saving_offsets:
@@ -127,7 +127,7 @@ class Checkpoints:
             return  # records below the mark are not on disk yet; the next tick tries again
         self._mark = None
         self._saving_index = True
-        rows = [producer_row(row) for row in unsaved.rows]
+        rows = list(map(producer_row, unsaved.rows))
 
         def written(_: object, error: StorageError | None) -> None:
             self._index_written(work, unsaved, error)
@@ -178,6 +178,11 @@ def restored_cursors(rows: state.State) -> list[tuple[int, QueueOffset]]:
     """The saved delay cursors: level and next offset."""
     saved = [(level, rows.get(f"{DELAY_CURSOR}{level}")) for level in range(1, MAX_LEVEL + 1)]
     return [(level, QueueOffset(int(offset))) for level, offset in saved if offset is not None]
+
+
+def unsaved_stamps(producers: ProducerTable) -> list[state.ProducerRow]:
+    """The rows of the producers that changed since the last checkpoint."""
+    return list(map(producer_row, producers.dirty().rows))
 
 
 def producer_row(row: SavedProducer) -> state.ProducerRow:

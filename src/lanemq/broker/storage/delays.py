@@ -6,14 +6,13 @@ again: delayed delivery is at least once. Delays are elapsed time (`core/brokeri
 """
 
 import logging
-from collections.abc import Sequence
 from functools import partial
 
 from lanemq.broker.storage.group_commit import Done, GroupCommit
 from lanemq.clock import Clock
 from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors, DueTimes
 from lanemq.core.brokering.topic_table import TopicTable
-from lanemq.log.appender import Arrival, NewRecord
+from lanemq.log.appender import NewRecord, NewRecords, Staged
 from lanemq.log.reading import ReadStatus
 from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, StorageError
@@ -29,7 +28,7 @@ MAX_BYTES = 4 * 1024 * 1024
 
 
 class DelayDelivery:
-    """Called by the housekeeping several times a second."""
+    """Appends delayed messages; delivers them when the housekeeping calls, several times a second."""
 
     def __init__(
         self, cursors: DelayQueueCursors, store: Store, clock: Clock, topics: TopicTable, group_commit: GroupCommit
@@ -39,23 +38,25 @@ class DelayDelivery:
         self._clock = clock
         self._topics = topics
         self._group_commit = group_commit
-        self._due_times: DueTimes
+        ends = {level: QueueOffset(store.bounds(SCHEDULE_TOPIC, level - 1)[1]) for level in range(1, MAX_LEVEL + 1)}
+        self._due_times = DueTimes(ends, now=clock.now(), wall=clock.wall())
         self._in_progress: dict[int, QueueOffset] = {}
         """Level → the offset after the last message that was appended and is not on disk yet."""
         self._not_before: dict[int, tuple[QueueOffset, Millis]] = {}
         """Level → the offset of its first message, and the monotonic time at which that is due."""
 
-    def recover(self) -> None:
-        """Find the messages that were stored before this start; called once, before new ones can arrive."""
-        levels = range(1, MAX_LEVEL + 1)
-        ends = {level: QueueOffset(self._store.bounds(SCHEDULE_TOPIC, level - 1)[1]) for level in levels}
-        self._due_times = DueTimes(ends, now=self._clock.now(), wall=self._clock.wall())
+    def append(self, queue_id: int, items: NewRecords, born_host: bytes, size: int, done: Done) -> Staged:
+        """Append messages to the queue of a delay level, and note when they are stored. As `GroupCommit.append`."""
+        staged: Staged
 
-    def arrived(self, arrivals: Sequence[Arrival]) -> None:
-        """Note when delayed messages were stored."""
-        for arrival in arrivals:
-            if arrival.topic == SCHEDULE_TOPIC:
-                self._due_times.stored(arrival.queue_id + 1, QueueOffset(arrival.max_offset), now=self._clock.now())
+        def stored(error: StorageError | None) -> None:
+            if error is None:
+                end = QueueOffset(staged.first_offset + len(items))
+                self._due_times.stored(queue_id + 1, end, now=self._clock.now())
+            done(error)
+
+        staged = self._group_commit.append(SCHEDULE_TOPIC, queue_id, items, born_host, size, stored)
+        return staged
 
     def tick(self) -> None:
         for level in range(1, MAX_LEVEL + 1):

@@ -12,16 +12,16 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol, TypeVar
 
 from lanemq.clock import Clock
+from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.log.appender import Arrival, NewRecords, Pending, Staged
 from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, StorageError, WriteFailed
-from lanemq.model.units import Millis
+from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.codes import ResponseCode
-from lanemq.wire.record import NO_HOST
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,13 @@ BARRIER_BYTES = 512
 
 Done = Callable[[StorageError | None], None]
 """Called with None when the group is on disk, or with the error that prevented it."""
-OnArrivals = Callable[[Sequence[Arrival]], None]
+
+
+class HeldPull(Hashable, Protocol):
+    """A pull that waits for messages."""
+
+    def wake(self) -> None:
+        """Answer the pull."""
 
 
 class LogThread:
@@ -104,19 +110,25 @@ class GroupCommit:
     """The only writer of messages. While more than `max_pending_bytes` are not on disk, it refuses with "busy"."""
 
     def __init__(
-        self, store: Store, thread: LogThread, clock: Clock, on_arrivals: OnArrivals, max_pending_bytes: int
+        self,
+        store: Store,
+        thread: LogThread,
+        clock: Clock,
+        polls: "LongPolls[HeldPull]",
+        store_host: bytes,
+        max_pending_bytes: int,
     ) -> None:
+        """`store_host` is the broker's address in every record: RocketMQ's clients find a message by it."""
         self.pending_bytes = 0
         self.appended = 0
         self.failure: StorageError | None = None
         """The failed write after which the broker is read-only until a restart."""
-        self.store_host = NO_HOST
-        """The broker's address in every record: RocketMQ's clients find a message by it."""
         self._options = store.options
         self._log = store.appender
         self._thread = thread
         self._clock = clock
-        self._on_arrivals = on_arrivals
+        self._polls = polls
+        self._store_host = store_host
         self._max_pending_bytes = max_pending_bytes
         self._loop = asyncio.get_running_loop()
         self._waiting: list[tuple[Done, int]] = []
@@ -141,7 +153,7 @@ class GroupCommit:
             items,
             store_time=self._clock.wall(),
             born_host=born_host,
-            store_host=self.store_host,
+            store_host=self._store_host,
         )
         self.pending_bytes += size
         self.appended += len(items)
@@ -248,8 +260,10 @@ class GroupCommit:
         for done, size in waiting:
             self.pending_bytes -= size
             _call(done, error)
-        if arrivals:
-            self._on_arrivals(arrivals)
+        for arrival in arrivals:
+            end = QueueOffset(arrival.max_offset)
+            for held in self._polls.arrived(arrival.topic, arrival.queue_id, end, arrival.tag_codes):
+                held.wake()
         if self._waiting:
             self._kick()
         else:

@@ -67,10 +67,6 @@ class TopicKeeper:
             case TopicRefused(name, why):
                 raise _refusal(name, why)
 
-    def load(self) -> None:
-        """Restore the saved topics; called once, before the broker listens."""
-        self._table.restore(_decode(settings) for settings in self._state.topics().values())
-
     def delete(self, name: str) -> None:
         """Delete a topic from memory; `forget` deletes it from disk."""
         outcome = self._table.delete(name)
@@ -116,6 +112,7 @@ def _encode(topic: TopicConfig) -> str:
     return msgspec.json.encode(row).decode()
 
 
-def _decode(settings: str) -> TopicConfig:
+def restored_topic(settings: str) -> TopicConfig:
+    """The topic of a saved row."""
     name, reads, writes, permission, order, sys_flag = msgspec.json.decode(settings)
     return TopicConfig(name, reads, writes, Permission(permission), TopicOrder(order), sys_flag)

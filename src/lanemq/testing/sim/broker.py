@@ -12,6 +12,9 @@ from typing import TypeVar
 
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
+from lanemq.broker.connections import Connections
+from lanemq.broker.handlers.send import SendRuns
+from lanemq.broker.parts import Parts
 from lanemq.broker.recording import Recording
 from lanemq.broker.storage.group_commit import LogThread, outcome_of
 from lanemq.core.finished_ranges import FinishedRanges
@@ -20,7 +23,7 @@ from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
-from lanemq.net.server import Peer, Reads, Server, Together
+from lanemq.net.server import Dispatcher, Listener, Peer, Reads, Server, Together
 from lanemq.testing.sim.disk import SimDisk, SimState, StateImage
 from lanemq.testing.sim.histories import Histories
 from lanemq.testing.sim.host import Host
@@ -69,17 +72,26 @@ class SimLogThread(LogThread):
             job()
 
 
+class SimListener(Listener):
+    """An address on the simulated network."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+
+    def close(self) -> None:
+        pass
+
+
 class SimServer(Server):
     """Listens on the simulated network."""
 
-    def __init__(self, broker: Broker, host: Host, network: Network, together: Together, reads: Reads) -> None:
-        super().__init__(broker, together=together, reads=reads)
+    def __init__(self, dispatcher: Dispatcher, host: Host, network: Network, together: Together, reads: Reads) -> None:
+        super().__init__(dispatcher, together=together, reads=reads)
         self._host = host
         self._network = network
 
-    async def listen(self, address: Address) -> Address:
-        self._network.listen(self._host, address, self._accepted)
-        return address
+    def accept_from(self, listener: Listener) -> None:
+        self._network.listen(self._host, listener.address, self._accepted)
 
     def _accepted(self, _: End) -> Peer:
         return Peer(self)
@@ -112,8 +124,11 @@ class SimBroker(Broker):
     def _new_thread(self) -> LogThread:
         return SimLogThread(self._host, self._machine.disk_delay)
 
-    def _new_server(self) -> Server:
-        return SimServer(self, self._host, self._machine.network, self._runs.take, self._parts.group_commit)
+    def _new_listener(self) -> Listener:
+        return SimListener(self.options.listen)
+
+    def _new_server(self, parts: Parts, connections: Connections, runs: SendRuns) -> Server:
+        return SimServer(connections, self._host, self._machine.network, runs.take, parts.group_commit)
 
     def _open_history(self) -> Recording:
         alive = self._machine.histories.last_of("broker")
@@ -122,7 +137,7 @@ class SimBroker(Broker):
     @property
     def undone(self) -> list[str]:
         """What groups have not finished, in words; empty if everything is drained."""
-        parts = self._parts
+        parts = self.running.parts
         left = []
         for topic, queue_id in parts.store.queues():
             end = parts.store.bounds(topic, queue_id)[1]
@@ -135,17 +150,17 @@ class SimBroker(Broker):
     @property
     def log_end(self) -> int:
         """The position of the next record."""
-        return self._parts.store.appender.staged
+        return self.running.parts.store.appender.staged
 
     def knows_as_finished(self, group: str, topic: str, queue_id: int, epoch: int, offset: int) -> bool:
         """Whether an owner reported this message, which is above the committed offset, as finished.
 
         False for a stale epoch, because its owner cannot know what others reported.
         """
-        newest = self._parts.locks.latest(group, MessageQueue(topic, self.options.name, queue_id))
+        newest = self.running.parts.locks.latest(group, MessageQueue(topic, self.options.name, queue_id))
         if newest is None or newest.epoch != epoch:
             return False
-        offsets = self._parts.offsets
+        offsets = self.running.parts.offsets
         text = offsets.finished_ranges(group, topic, queue_id)
         return bool(text) and offset in FinishedRanges.decode(text, offsets.committed(group, topic, queue_id) or 0)
 

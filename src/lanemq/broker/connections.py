@@ -1,0 +1,37 @@
+"""What the server calls: a client has connected, sent a command, or is gone."""
+
+from lanemq.broker.dispatch import Handler
+from lanemq.broker.handlers.groups import GroupHandler
+from lanemq.broker.handlers.pull import PullHandler
+from lanemq.broker.parts import Parts
+from lanemq.core.brokering.membership import ConnectionId
+from lanemq.model.units import to_millis
+from lanemq.net.server import Peer
+
+
+class Connections:
+    """The connections of a broker. `received` handles commands: the dispatch, behind a guard if there are users."""
+
+    def __init__(self, parts: Parts, received: Handler, pull: PullHandler, groups: GroupHandler) -> None:
+        self.received = received
+        self._parts = parts
+        self._pull = pull
+        self._groups = groups
+
+    def connected(self, peer: Peer) -> None:
+        self._parts.notices.connected(peer)
+
+    def closed(self, peer: Peer) -> None:
+        parts, connection = self._parts, ConnectionId(peer.number)
+        self._pull.disconnected(peer)
+        self._groups.disconnected(peer)
+        parts.notices.closed(peer)
+        client_id = parts.members.client_of(connection)
+        changes = parts.members.disconnected(connection)
+        if client_id is not None and not parts.members.connected(client_id):
+            grace = to_millis(parts.options.disconnect_grace)
+            shortened = parts.locks.disconnected(client_id, grace=grace, now=parts.clock.now())
+            if parts.recording.on:
+                for group, lease in shortened:
+                    parts.recording.locked(group, [lease])
+        parts.notices.group_changed(changes.groups)

@@ -1,0 +1,115 @@
+"""The start of a broker: restores what it knew from disk, and reads what was logged after the last checkpoint."""
+
+import logging
+from typing import NamedTuple
+
+from lanemq.broker.config import BrokerOptions
+from lanemq.broker.recording import Recording
+from lanemq.broker.storage.checkpoints import (
+    restored_cursors,
+    restored_lease,
+    restored_offset,
+    restored_producer,
+    unsaved_stamps,
+)
+from lanemq.broker.storage.group_commit import LogThread
+from lanemq.broker.storage.parking import Parking
+from lanemq.broker.storage.topic_keeper import restored_topic
+from lanemq.clock import Clock
+from lanemq.core.brokering.dedup import ProducerTable
+from lanemq.core.brokering.delay import DelayQueueCursors
+from lanemq.core.brokering.group_offsets import GroupOffsets
+from lanemq.core.brokering.lock_table import LockTable
+from lanemq.core.brokering.topic_table import TopicTable
+from lanemq.log.recovery import RecoveryReport
+from lanemq.log.store import Store
+from lanemq.model.names import SCHEDULE_TOPIC
+from lanemq.model.stamp import Stamp
+from lanemq.model.units import Epoch, Millis, QueueOffset, to_millis
+from lanemq.wire.properties import PropertyName, find_stamp
+from lanemq.wire.record import RecordView
+from lanemq.wire.route_bodies import SubscriptionGroupConfig
+
+log = logging.getLogger(__name__)
+
+
+class Tables(NamedTuple):
+    """What a broker knows of topics, groups and producers after its start."""
+
+    topics: TopicTable
+    groups: dict[str, SubscriptionGroupConfig]
+    locks: LockTable
+    offsets: GroupOffsets
+    producers: ProducerTable
+    delays: DelayQueueCursors
+    parking: Parking
+
+
+def recovered(options: BrokerOptions, clock: Clock, store: Store, thread: LogThread, recording: Recording) -> Tables:
+    """The tables of a broker, restored from disk. Makes the store usable."""
+    state = store.state
+    topics = TopicTable(
+        auto_create=options.auto_create_topics,
+        template_queues=options.default_queues,
+        own_names=(options.name, options.cluster),
+    )
+    topics.restore(map(restored_topic, state.topics().values()))
+    groups = {name: SubscriptionGroupConfig.decode(text.encode()) for name, text in state.groups().items()}
+    offsets = GroupOffsets()
+    offsets.restore(map(restored_offset, state.offsets()))
+    locks = LockTable(to_millis(options.stock_lease), first_serial=clock.wall())
+    locks.restore(map(restored_lease, state.leases()), floor=Epoch(state.epoch_floor()), now=clock.now())
+    delays = DelayQueueCursors()
+    delays.restore(restored_cursors(state))
+    producers = ProducerTable()
+    producers.restore(map(restored_producer, state.producers()), now=clock.now(), wall=clock.wall())
+    report = _replay_log(store, producers)
+
+    def end_of(topic: str, queue_id: int) -> int:
+        return store.bounds(topic, queue_id)[1]
+
+    if not report.clean:
+        offsets.cut_offsets(end_of)
+    offsets.cut_finished(end_of)
+    parking = Parking(options, state, thread, recording, clock.wall())
+    parking.recover(end_of)
+    store.retention.begin(now=clock.now(), wall=clock.wall())
+    if recording.on:
+        held = locks.snapshot(now=clock.now())
+        recording.restarted(held, map(restored_offset, state.offsets()), clean=report.clean)
+    _log_report(report)
+    return Tables(topics, groups, locks, offsets, producers, delays, parking)
+
+
+def _replay_log(store: Store, producers: ProducerTable) -> RecoveryReport:
+    """Recover the log. Records that are newer than the checkpoint complete the table of producers."""
+    dropped = store.state.dropped_topics()
+
+    def replay(record: RecordView) -> None:
+        stamp = find_stamp(record.properties_text)
+        if stamp is None:
+            return
+        topic, queue_id = _asked_queue(record)
+        if record.position >= dropped.get(topic, 0):
+            offset, stored_at = QueueOffset(record.queue_offset), Millis(record.store_timestamp)
+            producers.replay(topic, queue_id, Stamp(*stamp), 1, offset, stored_at=stored_at)
+
+    return store.recover(replay, lambda: unsaved_stamps(producers))
+
+
+def _asked_queue(record: RecordView) -> tuple[str, int]:
+    """The queue in which a record's stamp counts: the one it was sent to, even while it is delayed."""
+    if record.topic != SCHEDULE_TOPIC:
+        return record.topic, record.queue_id
+    properties = record.properties
+    return properties.get(PropertyName.REAL_TOPIC, ""), int(properties.get(PropertyName.REAL_QUEUE, "0"))
+
+
+def _log_report(report: RecoveryReport) -> None:
+    if not report.clean and (report.scanned or report.torn_bytes or report.damage):
+        log.warning(
+            "recovered after an unclean stop: %s records scanned, %s torn bytes cut, %s damaged places",
+            report.scanned, report.torn_bytes, len(report.damage),
+        )  # fmt: skip
+    for place in report.damage:
+        log.error("the log is damaged at %s (%s bytes): %s", place.position, place.length, place.reason)
