@@ -104,8 +104,9 @@ class RunningBroker:
         return self.wait_for(run())
 
     def advance(self, millis: int) -> None:
-        """Advance the clock, run the housekeeping, and wait for its writes."""
+        """Advance the clock, run the housekeeping, and wait for its writes. It also runs before, as it often does."""
         assert self.clock is not None
+        self.call(self.broker.running.housekeeping.tick)
         self.clock.passed += millis
         self.tick()
 
@@ -114,12 +115,12 @@ class RunningBroker:
         assert self.clock is not None
         for _ in range(millis // 500):
             self.clock.passed += 500
-            self.call(lambda: self.broker.running.housekeeping.tick())
+            self.call(self.broker.running.housekeeping.tick)
         self.advance(millis % 500)
 
     def tick(self) -> None:
         for _ in range(2):
-            self.call(lambda: self.broker.running.housekeeping.tick())
+            self.call(self.broker.running.housekeeping.tick)
             self.settle()
 
     def settle(self) -> None:

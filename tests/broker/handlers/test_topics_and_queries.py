@@ -194,11 +194,9 @@ def test_retention_deletes_old_files_and_moves_the_beginning(start: Start) -> No
     raw = running.connect()
     for _ in range(20):
         raw.send("T", bytes(10_000))
-    running.tick()
     running.advance(HOUR // 2)
     for _ in range(20):
         raw.send("T", bytes(10_000))
-    running.tick()
     assert raw.bounds("T") == (0, 40)
     running.advance(HOUR // 2 + 20_000)
     low, high = raw.bounds("T")
@@ -257,7 +255,6 @@ def test_groups_that_lose_unread_messages_are_named_before(start: Start, caplog:
             RequestCode.UPDATE_CONSUMER_OFFSET,
             {"consumerGroup": group, "topic": "T", "queueId": "0", "commitOffset": str(offset)},
         )
-    running.tick()
     running.advance(60 * HOUR)
     assert "has not read" not in caplog.text
     running.advance(6 * HOUR)
