@@ -218,6 +218,7 @@ class SendBackHeader(Header, frozen=True, kw_only=True):
     unit_mode: bool | None = None
     max_reconsume_times: Int32 | None = None
     broker_name: str | None = field(name="bname", default=None)
+    lane_pass_on: bool | None = None
 
 
 class ConsumerListHeader(Header, frozen=True, kw_only=True):

@@ -133,6 +133,8 @@ def _refuse(properties: Mapping[str, str]) -> None:
                 )
 
 
+LANE_PASSED: Final = "LANE_PASSED"
+"""In a retry topic: how often members without the message's topic have passed it on since its last attempt."""
 LANE_STAMP: Final = "LANE_STAMP"
 
 _STAMP_NAME = f"{LANE_STAMP}\x01".encode()

@@ -11,6 +11,7 @@ from tests.broker.running import Gate, ManualClock, RunningBroker
 
 from lanemq.core.brokering.delay import DueTimes, delay_of
 from lanemq.log.reading import ReadResult
+from lanemq.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.record import decode_offset_id
@@ -26,6 +27,12 @@ def clocked(start: Start) -> RunningBroker:
 def send_back(raw: RawClient, msg_id: str, level: int = 0, **more: str) -> Command:
     ext = {"offset": str(decode_offset_id(msg_id).position), "group": "g", "delayLevel": str(level), **more}
     return raw.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)
+
+
+def concurrent_heartbeat(client: str, topic: str) -> bytes:
+    subscriptions = [SubscriptionData(topic=each, sub_string="*", lane_ordered=False) for each in (topic, "%RETRY%g")]
+    data = ConsumerData(group_name="g", subscription_data_set=subscriptions)
+    return HeartbeatData(client_id=client, consumer_data_set=[data]).encode()
 
 
 @pytest.mark.parametrize(("level", "delay"), [(1, 1), (3, 10), (5, 60), (18, 7_200), (99, 7_200)])
@@ -208,6 +215,30 @@ def test_a_sent_back_message_waits_longer_each_time_and_then_is_dead_lettered(cl
     (dead,) = raw.read("%DLQ%g")
     assert (dead.body, dead.properties["RETRY_TOPIC"], dead.reconsume_times) == (b"bad", "T", 4)
     assert len(dead.properties["ORIGIN_MESSAGE_ID"]) == 32
+
+
+def test_a_message_that_is_passed_on_goes_to_the_next_queue_and_keeps_its_attempts(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    for name, topic in (("a", "T"), ("b", "U")):
+        clocked.connect().ask(RequestCode.HEART_BEAT, {}, concurrent_heartbeat(name, topic))
+    msg_id = raw.send("T", b"x").ext["msgId"]
+    send_back(raw, msg_id, 1)
+    clocked.advance(SECOND)
+    for queue, times, delay in ((1, 1, 1), (0, 2, 1), (1, 3, 5)):
+        record = raw.read("%RETRY%g", queue=1 - queue)[-1]
+        msg_id = f"{msg_id[:16]}{record.position:016X}"
+        assert send_back(raw, msg_id, lanePassOn="true").code == 0
+        before = raw.bounds("%RETRY%g", queue)[1]
+        clocked.advance(delay * SECOND - 1)
+        assert raw.bounds("%RETRY%g", queue)[1] == before
+        clocked.advance(200)
+        record = raw.read("%RETRY%g", queue=queue)[-1]
+        assert (record.reconsume_times, record.properties["LANE_PASSED"]) == (1, str(times))
+    msg_id = f"{msg_id[:16]}{record.position:016X}"
+    send_back(raw, msg_id, 1)
+    clocked.advance(SECOND)
+    record = raw.read("%RETRY%g")[-1]
+    assert (record.reconsume_times, "LANE_PASSED" in record.properties) == (2, False)
 
 
 def test_a_send_back_may_name_a_level_or_the_dead_letters(clocked: RunningBroker) -> None:

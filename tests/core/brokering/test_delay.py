@@ -11,6 +11,7 @@ from lanemq.core.brokering.delay import (
     RouteToDeadLetter,
     RouteToRetry,
     delay_of,
+    level_for_pass,
     level_for_retry,
     route_retry_send,
     route_send_back,
@@ -174,3 +175,8 @@ def test_cursor_that_moved_while_it_was_saved_stays_dirty() -> None:
 def test_cursor_of_a_level_that_does_not_exist_is_refused(level: int) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         DelayQueueCursors().next_offset(level)
+
+
+def test_a_message_that_is_passed_on_waits_longer_in_every_round_through_the_queues() -> None:
+    assert [level_for_pass(passed, 3) for passed in range(7)] == [1, 1, 1, 2, 2, 2, 3]
+    assert level_for_pass(1_000_000, 3) == MAX_LEVEL

@@ -227,6 +227,19 @@ def test_a_retry_topic_goes_to_members_that_have_all_topics() -> None:
     assert table.members_of("g", "%RETRY%g") == ("A", "B"), "no member has all"
 
 
+@pytest.mark.parametrize(("ordered", "queues"), [(False, 2), (True, 1), (None, 1)])
+def test_a_retry_topic_has_a_queue_for_each_member_if_none_has_all_topics(ordered: bool | None, queues: int) -> None:
+    """Only members that retry through it need that: ordered ones hold their lanes, stock clients pass nothing on."""
+    table = Membership()
+    assert table.retry_queues("g") == 1
+    beat(table, ONE, "A", kinds(t=ordered, retry=ordered))
+    assert table.retry_queues("g") == 1
+    beat(table, TWO, "B", kinds(u=ordered, retry=ordered))
+    assert table.retry_queues("g") == queues
+    beat(table, TWO, "B", kinds(t=ordered, u=ordered, retry=ordered))
+    assert table.retry_queues("g") == 1
+
+
 def kinds(**ordered: bool | None) -> Mapping[str, GroupHeartbeat]:
     named = {"retry": "%RETRY%g"}
     return {"g": GroupHeartbeat(tuple(GroupSubscription(named.get(t, t), ordered=is_) for t, is_ in ordered.items()))}

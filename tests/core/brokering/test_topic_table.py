@@ -101,6 +101,15 @@ def test_retry_topic_needs_no_template() -> None:
     assert table.ensure_retry("g") == Existing(expected)
 
 
+def test_a_retry_topic_grows_and_never_shrinks() -> None:
+    table = TopicTable()
+    one, three = TopicConfig("%RETRY%g", 1, 1, READ_WRITE), TopicConfig("%RETRY%g", 3, 3, READ_WRITE)
+    assert table.ensure_retry("g") == Created(one)
+    assert table.ensure_retry("g", 3) == Changed(one, three)
+    assert table.ensure_retry("g", 2) == Existing(three)
+    assert table.ensure_retry("h", 3) == Created(three._replace(name="%RETRY%h"))
+
+
 def test_dead_letter_topic_is_created_once() -> None:
     table = TopicTable()
     expected = TopicConfig("%DLQ%g", 1, 1, READ_WRITE)

@@ -114,7 +114,11 @@ class GroupHandler:
         self._parts.versions[connection] = ClientVersion(language, request.version)
         expiry = self._expiry(HeartbeatHeader.from_ext(request.ext))
         now = self._parts.clock.now()
-        return self._parts.members.heartbeat(connection, beat.client_id, groups, expiry=expiry, now=now)
+        changes = self._parts.members.heartbeat(connection, beat.client_id, groups, expiry=expiry, now=now)
+        for name in changes.groups:
+            if (queues := self._parts.members.retry_queues(name)) > 1:
+                self._parts.topic_keeper.take(self._parts.topics.ensure_retry(name, queues))
+        return changes
 
     def _refuse_conflict(self, client_id: str, groups: dict[str, GroupHeartbeat]) -> None:
         clustering = {name: each for name, each in groups.items() if each.message_model != BROADCASTING}

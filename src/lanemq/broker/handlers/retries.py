@@ -1,11 +1,12 @@
 """Messages that a consumer sends back: to its retry topic for another attempt, or to its dead letters."""
 
+import re
 from functools import partial
 
 from lanemq.broker.dispatch import Handler, answer_saved
 from lanemq.broker.parts import Parts
 from lanemq.broker.routing import SendRoute, route_delayed
-from lanemq.core.brokering.delay import RouteToDeadLetter, route_send_back
+from lanemq.core.brokering.delay import RouteToDeadLetter, level_for_pass, route_send_back
 from lanemq.log.appender import NewRecord
 from lanemq.model.errors import BrokerRefused, CorruptRecord
 from lanemq.model.names import SCHEDULE_TOPIC, check_group
@@ -13,8 +14,18 @@ from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendBackHeader
-from lanemq.wire.properties import LANE_STAMP, PropertyName, decode_properties, encode_properties, tag_code_of
+from lanemq.wire.properties import (
+    LANE_PASSED,
+    LANE_STAMP,
+    PropertyName,
+    decode_properties,
+    encode_properties,
+    find_property,
+    tag_code_of,
+)
 from lanemq.wire.record import RecordView, encode_offset_id, pack_host
+
+_COUNT = re.compile("[0-9]{1,9}")
 
 
 class RetryHandler:
@@ -34,19 +45,23 @@ class RetryHandler:
             record = RecordView(self._parts.store.read_at(header.offset))
         except CorruptRecord as error:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}") from error
-        limit = self._parts.max_retries(group, header.max_reconsume_times)
-        route = route_send_back(record.reconsume_times, header.delay_level, limit)
-        level = None if isinstance(route, RouteToDeadLetter) else route.level
         properties = self._properties(header, record)
-        target = self._target(group, properties, level)
-        item = _copy(record, target.properties, route.reconsume_times)
+        if header.lane_pass_on:
+            times, target = record.reconsume_times, self._next_queue(group, properties, record)
+        else:
+            limit = self._parts.max_retries(group, header.max_reconsume_times)
+            route = route_send_back(record.reconsume_times, header.delay_level, limit)
+            level = None if isinstance(route, RouteToDeadLetter) else route.level
+            times, target = route.reconsume_times, self._target(group, properties, level)
+        item = _copy(record, target.properties, times)
         size = len(item.body) + len(item.properties) + 128
         host, done = pack_host(*peer.remote), partial(answer_saved, peer, request)
         if target.topic == SCHEDULE_TOPIC:
             self._parts.delay_delivery.append(target.queue_id, [item], host, size, done)
         else:
             self._parts.group_commit.append(target.topic, target.queue_id, [item], host, size, done)
-        self._parts.traffic.sent_back(group, properties[PropertyName.RETRY_TOPIC], now=self._parts.clock.now())
+        if not header.lane_pass_on:
+            self._parts.traffic.sent_back(group, properties[PropertyName.RETRY_TOPIC], now=self._parts.clock.now())
 
     def _properties(self, header: SendBackHeader, record: RecordView) -> dict[str, str]:
         properties = decode_properties(record.properties_text)
@@ -54,9 +69,19 @@ class RetryHandler:
         origin = properties.get(PropertyName.UNIQUE_ID) or encode_offset_id(*self._parts.advertised, header.offset)
         properties.setdefault(PropertyName.ORIGIN_ID, header.origin_msg_id or origin)
         properties[PropertyName.WAIT] = "false"
-        for name in (PropertyName.DELAY, PropertyName.REAL_TOPIC, PropertyName.REAL_QUEUE, LANE_STAMP):
+        for name in (PropertyName.DELAY, PropertyName.REAL_TOPIC, PropertyName.REAL_QUEUE, LANE_STAMP, LANE_PASSED):
             properties.pop(name, None)
         return properties
+
+    def _next_queue(self, group: str, properties: dict[str, str], record: RecordView) -> SendRoute:
+        """The next queue of the retry topic, for a message that its reader has no handler for."""
+        retry = self._parts.topic_keeper.take(self._parts.topics.ensure_retry(group))
+        text = find_property(record.properties_text, LANE_PASSED) or ""
+        passed = int(text) if _COUNT.fullmatch(text) else 0
+        properties[LANE_PASSED] = str(passed + 1)
+        properties[PropertyName.DELAY] = str(level_for_pass(passed, retry.write_queues))
+        here = record.queue_id if record.topic == retry.name else -1
+        return route_delayed(retry.name, (here + 1) % retry.write_queues, encode_properties(properties))
 
     def _target(self, group: str, properties: dict[str, str], level: int | None) -> SendRoute:
         topics, keeper = self._parts.topics, self._parts.topic_keeper

@@ -82,6 +82,15 @@ def route_send_back(reconsume_times: int, requested: int, max_retries: int | Non
     return RouteToRetry(level_for_retry(reconsume_times, requested), reconsume_times + 1)
 
 
+def level_for_pass(passed: int, queues: int) -> int:
+    """The delay level of a message that a member without its topic passes on, after `passed` times before.
+
+    In the first round through the queues of the retry topic it waits 1 s in each, then longer in every round: if the
+    members with its topic are away, it waits for them and costs little.
+    """
+    return capped(1 + passed // queues)
+
+
 def route_retry_send(reconsume_times: int, max_retries: int | None, *, requested: int, group_holds_lock: bool) -> Route:
     """Route a message that a client itself sends to its retry topic, with the attempts that it counted.
 

@@ -101,6 +101,11 @@ class _Group:
     topics: dict[str, dict[str, GroupSubscription]] = field(default_factory=dict)
     """Client id → topic → subscription."""
 
+    def with_all_topics(self) -> list[str]:
+        """The members that subscribe to every topic of the group."""
+        needed = self.all_topics().keys()
+        return [client for client, topics in self.topics.items() if topics.keys() >= needed]
+
     def all_topics(self) -> dict[str, GroupSubscription]:
         """The topics of all members, each with its newest subscription."""
         found: dict[str, GroupSubscription] = {}
@@ -213,9 +218,20 @@ class Membership:
             return ()
         found = [client for client, topics in known.topics.items() if topic in topics]
         if topic.startswith(RETRY_PREFIX):
-            needed = known.all_topics().keys()
-            found = [client for client in found if known.topics[client].keys() >= needed] or found
+            found = known.with_all_topics() or found
         return tuple(sorted(found))
+
+    def retry_queues(self, group: str) -> int:
+        """How many queues the group's retry topic needs.
+
+        One, if a member has all topics. Otherwise one for each member: a member passes a message of a topic that it
+        does not have on to the next queue, until it comes to a member that has the topic. Ordered groups and stock
+        clients need one.
+        """
+        known = self._groups.get(group)
+        if known is None or known.with_all_topics():
+            return 1
+        return len(known.topics) if any(each.ordered is False for each in known.all_topics().values()) else 1
 
     def connections(self, group: str) -> tuple[ConnectionId, ...]:
         """The connections of all members."""

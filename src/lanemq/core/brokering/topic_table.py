@@ -190,9 +190,17 @@ class TopicTable:
         queues = min(asked_queues, source.write_queues)
         return self._ensure(name, queues, source.permission & ~Permission.INHERIT)
 
-    def ensure_retry(self, group: str) -> Created | Existing | TopicRefused:
-        """The topic in which a group's messages wait for another attempt."""
-        return self._ensure(retry_topic(group), 1, Permission.READ | Permission.WRITE)
+    def ensure_retry(self, group: str, queues: int = 1) -> Created | Changed | Existing | TopicRefused:
+        """The topic in which a group's messages wait for another attempt, with at least so many queues."""
+        known = self._topics.get(retry_topic(group))
+        queues = min(queues, MAX_QUEUES)
+        if known is not None and min(known.read_queues, known.write_queues) < queues:
+            grown = known._replace(
+                read_queues=max(known.read_queues, queues), write_queues=max(known.write_queues, queues)
+            )
+            self._store(grown)
+            return Changed(known, grown)
+        return self._ensure(retry_topic(group), queues, Permission.READ | Permission.WRITE)
 
     def ensure_dead_letter(self, group: str) -> Created | Existing | TopicRefused:
         return self._ensure(dead_letter_topic(group), 1, Permission.READ | Permission.WRITE)

@@ -425,8 +425,12 @@ def blocking(handler: AsyncBatchHandler, loop: asyncio.AbstractEventLoop) -> Bat
     return handle
 
 
+class NoHandler(Exception):
+    """A message of a retry topic came to a member that does not subscribe to the message's own topic."""
+
+
 def _no_handler(message: Message) -> Stop:
-    return Stop(Suspend(None), dead_letter=f"no handler for topic {message.topic}")
+    return Stop(FAILED, error=NoHandler(f"this member does not subscribe to topic {message.topic}"))
 
 
 # the arguments of a handler

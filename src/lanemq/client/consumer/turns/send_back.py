@@ -96,6 +96,30 @@ class DeadLetterSender:
         copy = self._copy(message, times=times + 1, most=most, level=level or delay_level(times), why="")
         return await self._sent(message, copy)
 
+    async def pass_on(self, message: Message, most: int = MAX_RECONSUME) -> bool:
+        """Returns a message of a retry topic for another member, because this one has no handler for its topic.
+
+        A LaneMQ broker counts no attempt; any other broker takes it for a failed one.
+        """
+        queue = message.queue
+        header = SendBackHeader(
+            offset=message.record.position,
+            group=self._group,
+            delay_level=0,
+            origin_msg_id=message.message_id,
+            origin_topic=queue.topic,
+            max_reconsume_times=most,
+            broker_name=queue.broker,
+            lane_pass_on=True if self._calls.is_lane(queue.topic, queue.broker) else None,
+        )
+        command = Command(RequestCode.CONSUMER_SEND_MSG_BACK, 0, ext=header.to_ext())
+        try:
+            await self._calls.ask(self._calls.address(queue.topic, queue.broker), command, SEND_BACK_SECONDS)
+        except LaneError as error:
+            log.warning("%s could not be passed on to another member and stays here: %s", message, error)
+            return False
+        return True
+
     async def _sent(self, message: Message, command: Command) -> bool:
         try:
             address = self._calls.address(message.queue.topic, message.queue.broker)

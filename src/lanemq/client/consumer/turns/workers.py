@@ -27,6 +27,7 @@ from lanemq.client.consumer.turns.handler import (
     BatchHandler,
     HandlerVerdict,
     MessageFailed,
+    NoHandler,
     Stop,
     describe,
 )
@@ -360,15 +361,16 @@ class RunReporter:
 
     async def _give(self, active: ActiveSubscription, message: Message, end: RunEnd) -> bool:
         if isinstance(policy := active.subscription.policy, SendBack):
-            return await self._sent_back(message, end.stop.delay_level, policy.retries)
+            if isinstance(end.stop.error, NoHandler):
+                return self._skipped(message, await self._dead_letters.pass_on(message, policy.retries))
+            sent = await self._dead_letters.send_back(message, end.stop.delay_level, policy.retries)
+            return self._skipped(message, sent)
         return await self._dead_lettered(message, reason_of(end))
 
-    async def _sent_back(self, message: Message, level: int, retries: int) -> bool:
-        if not await self._dead_letters.send_back(message, level, retries):
-            return False
-        if self._history.on:
+    def _skipped(self, message: Message, sent_back: bool) -> bool:
+        if sent_back and self._history.on:
             self._history.skipped(self._place(message), message.key or "", "sent back, and comes again from elsewhere")
-        return True
+        return sent_back
 
     async def _dead_letter(self, active: ActiveSubscription, run: MessageRun, end: RunEnd) -> MessageFinished:
         if await self._dead_lettered(stopped_at(run, end), end.stop.dead_letter or ""):
@@ -416,7 +418,9 @@ def _log_failure(run: MessageRun, end: RunEnd, finished: MessageFinished) -> Non
     place = f"topic={message.topic} queue={run.queue} offset={message.queue_offset} key={message.key!r}"
     verdict = isinstance(error, HandlerVerdict) and not isinstance(error, MessageFailed)
     trace = error if run.attempt == 1 and not verdict and not isinstance(error, Undecodable) else None
-    if verdict and finished.why is not Why.PARKED:
+    if isinstance(error, NoHandler) and finished.why is Why.SENT_BACK:
+        log.info("passed on to another member: %s: %s", place, text)
+    elif verdict and finished.why is not Why.PARKED:
         log.info("handler decided, attempt %d: %s: %s", run.attempt, place, text)
     elif finished.why is Why.PARKED:
         log.error("handler failed, lane parked until it is redriven: %s: %s", place, text, exc_info=trace)
