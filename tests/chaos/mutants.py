@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from lanemq.broker import app
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
@@ -106,6 +107,23 @@ def member_silence(patch: Patch) -> None:
         return real(self, *given, **named)
 
     patch(Membership, "heartbeat", heartbeat)
+
+
+def late_ticks(patch: Patch) -> None:
+    """Broker: its housekeeping comes so late that each tick looks like the end of a pause: an overloaded machine."""
+    patch(app, "TICK_SECONDS", 1.1)
+
+
+def pauses_once(patch: Patch) -> None:
+    """Broker: every pause of its own is added to a member's time, however many there are."""
+    real = Membership.paused
+
+    def paused(self: Any, duration: Any, *, now: Any) -> None:
+        for expiry in self._expiries.values():
+            expiry.extended = False
+        real(self, duration, now=now)
+
+    patch(Membership, "paused", paused)
 
 
 def joining_again(patch: Patch) -> None:
@@ -331,6 +349,8 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         keep_alive_deadline,
         keep_alive_waited_for,
         member_silence,
+        late_ticks,
+        pauses_once,
         joining_again,
         dead_connection,
         lease_news,

@@ -47,7 +47,7 @@ CASES = {
     "folder_sync": (2, Case(mutants.folder_sync, ("broker loses power",), ("S", "B1"), BUSY | {"slow": 0.0})),
 }
 """With the first seed; a few are enough."""
-NO_GUARDS = {"slow_disk", "stalling_disk", "failing_write", "failing_sync"}
+NO_GUARDS = {"late_ticks", "slow_disk", "stalling_disk", "failing_write", "failing_sync"}
 GUARDS = {
     "epoch_check": "sim/test_mutants.py::epoch at commit, chaos/test_consumer_frozen.py",
     "broker_lock": "sim/test_mutants.py::one owner, chaos/test_three_locks.py",
@@ -57,6 +57,7 @@ GUARDS = {
     "keep_alive_deadline": "sim/test_mutants.py::turns start before the keep-alive deadline",
     "keep_alive_waited_for": "sim/test_mutants.py::the broker waits for the keep-alive deadline",
     "member_silence": "promises/test_04_one_owner.py",
+    "pauses_once": "promises/test_04_one_owner.py",
     "joining_again": "promises/test_04_one_owner.py",
     "dead_connection": "promises/test_04_one_owner.py",
     "lease_news": "chaos/test_consumer_frozen.py",

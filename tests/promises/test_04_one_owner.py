@@ -143,6 +143,23 @@ def test_a_broker_that_ignores_silence_leaves_the_queues_of_a_frozen_member_alon
         )
 
 
+@pytest.mark.slow
+def test_an_overloaded_broker_also_removes_a_frozen_member(tmp_path: Path) -> None:
+    """Its housekeeping is always late. One pause of its own is added to the silence, not all of them."""
+    with system_in(tmp_path) as system, losses_in(system, "frozen") as losses:
+        losses.start("late_ticks")
+        assert max(losses.waits(*losses.lose())) < 2 * SILENT_SECONDS
+
+
+@pytest.mark.extended
+def test_a_broker_that_adds_all_its_pauses_never_removes_a_frozen_member(tmp_path: Path) -> None:
+    """Negative control."""
+    with system_in(tmp_path) as system, losses_in(system, "frozen") as losses:
+        losses.start("late_ticks", "pauses_once")
+        with pytest.raises(pytest.fail.Exception, match="until the other member works on all lost queues"):
+            losses.waits(*losses.lose(), 2 * SILENT_SECONDS)
+
+
 @pytest.mark.extended
 def test_a_frozen_member_that_does_not_join_again_stays_outside(tmp_path: Path) -> None:
     """Negative control: it wakes up, and the other member keeps all queues until the next heartbeat."""

@@ -77,6 +77,7 @@ class Housekeeping:
         members, pause = self._parts.members, Millis(now - self._last_tick)
         self._last_tick = now
         if pause > PAUSE_MS:
+            log.warning("the broker did not run for %.1f s: suspended, or the machine is overloaded", pause / 1000)
             members.paused(pause, now=now)
         ended = self._parts.locks.expire(now=now)
         if self._parts.recording.on:

@@ -161,6 +161,19 @@ def test_the_time_in_which_the_broker_did_not_run_is_no_silence() -> None:
     assert table.members("g") == ("B",)
 
 
+def test_a_broker_that_pauses_all_the_time_still_removes_a_silent_member() -> None:
+    table = Membership()
+    beat(table, ONE, "A", expiry=5_000)
+    beat(table, TWO, "B", expiry=5_000)
+    removed = []
+    for now in range(1_100, 20_000, 1_100):
+        table.alive(TWO, "B", "g", now=Millis(now))
+        table.paused(Millis(1_100), now=Millis(now))
+        removed += [now] if table.expire(now=Millis(now)) == CHANGED else []
+    assert removed == [6_600], "one pause is added to the silence"
+    assert table.members("g") == ("B",)
+
+
 def test_many_silent_members_of_a_group_are_one_change() -> None:
     table = Membership()
     beat(table, ONE, "A")

@@ -85,11 +85,13 @@ _Member: TypeAlias = tuple[ConnectionId, str]
 class _Expiry:
     """How long a member may be silent on one connection, and until when it is a member if it stays silent."""
 
-    __slots__ = ("after", "at")
+    __slots__ = ("after", "at", "extended")
 
     def __init__(self, after: Millis, now: Millis) -> None:
         self.after = after
         self.at = Millis(now + after)
+        self.extended = False
+        """Whether a pause of the broker was added since the member's last request."""
 
 
 @dataclass(slots=True)
@@ -177,6 +179,7 @@ class Membership:
         if expiry is None:
             return False
         expiry.at = Millis(now + expiry.after)
+        expiry.extended = False
         return True
 
     def leave(self, connection: ConnectionId, client_id: str, group: str) -> Changes:
@@ -198,9 +201,15 @@ class Membership:
         return changes
 
     def paused(self, duration: Millis, *, now: Millis) -> None:
-        """Do not count this time as silence: the broker itself did not run and could not receive anything."""
+        """Do not count this time as silence: the broker itself did not run and could not receive anything.
+
+        Once per silence. What a live member has sent waits in its socket and is received before the next pause; if
+        every pause counted, an overloaded broker, which pauses all the time, would never remove a lost member.
+        """
         for expiry in self._expiries.values():
-            expiry.at = min(Millis(expiry.at + duration), Millis(now + expiry.after))
+            if not expiry.extended:
+                expiry.at = min(Millis(expiry.at + duration), Millis(now + expiry.after))
+                expiry.extended = True
 
     def members(self, group: str) -> tuple[str, ...]:
         """The client ids, each once and sorted: every member must see the same list."""
