@@ -23,6 +23,7 @@ from lanemq.wire.compression import decompress
 from lanemq.wire.properties import PropertyName, find_property, find_stamp
 from lanemq.wire.record import (
     BORN_HOST_V6,
+    COMPRESSED,
     HEAD_BYTES,
     MAGIC_V1,
     STORE_HOST_V6,
@@ -105,7 +106,9 @@ class Message(MessageBase):
     @property
     def body(self) -> bytes:
         """The bytes as the producer sent them, decompressed."""
-        return decompress(self.record.sys_flag, self.record.body, MAX_BODY_BYTES)
+        record = self.record
+        flag, body = record.sys_flag, record.body
+        return decompress(flag, body, MAX_BODY_BYTES) if flag & COMPRESSED else body
 
     @property
     def stored_body(self) -> bytes:

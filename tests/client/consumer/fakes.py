@@ -11,9 +11,10 @@ from tests.wire.encoding import encode_record
 
 from lanemq.client.codec import JsonCodec
 from lanemq.client.consumer.calls import Granted, KeptAlive, Locked, Pulled
-from lanemq.client.consumer.engine import BrokerLink, ConsumerEngine
+from lanemq.client.consumer.engine import ConsumerEngine
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, StartPosition
+from lanemq.client.consumer.queues.link import BrokerLink
 from lanemq.client.consumer.turns.handler import HandlerCall, async_batch_handler
 from lanemq.client.consumer.turns.subscription import Subscription
 from lanemq.client.message import Message, MessageSource, read_messages
@@ -298,7 +299,7 @@ class SimEngine(ConsumerEngine):
     def __init__(self, broker: FakeBroker, name: str, subscriptions: list[Subscription], **changes: Any) -> None:
         self.calls = FakeCalls(broker, name)
         link: Any = BrokerLink(_NoPool(), FakeRoutes(broker), self.calls, FakeHeartbeat(broker, name))  # type: ignore[arg-type]
-        super().__init__(options(client_id=name, **changes), subscriptions, connect=lambda engine: link)
+        super().__init__(options(client_id=name, **changes), subscriptions, connect=lambda *_: link)
         broker.listeners.append(self.rebalance)
 
 

@@ -18,9 +18,8 @@ from lanemq.client.consumer.turns.in_progress import (
     BusyWorkers,
     Worker,
 )
-from lanemq.client.consumer.turns.metrics import ConsumerCounts
 from lanemq.client.consumer.turns.scheduler import Scheduler
-from lanemq.client.consumer.turns.workers import RunReporter, TaskWorkers, run_worker
+from lanemq.client.consumer.turns.workers import ConsumerCounts, RunReporter, TaskWorkers, run_worker
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
 from lanemq.core.consuming.retry_policy import HoldKey, SendBack

@@ -7,7 +7,7 @@ import pytest
 from tests.client.consumer.fakes import FakeBroker, member, queue, record, until
 from tests.client.virtual_time import run_virtual
 
-from lanemq.client.consumer.inspection import BrokerRequests
+from lanemq.client.consumer.inspection import answer_broker
 from lanemq.client.consumer.turns.workers import OverdueRuns
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import SendBack
@@ -32,7 +32,7 @@ class Line:
 
 def ask(engine: Any, code: int, *, body: bytes = b"", flag: int = 0, **ext: str) -> Line:
     line = Line()
-    BrokerRequests(engine).received(line, Command(code, 7, flag=flag, ext=ext, body=body))  # type: ignore[arg-type]
+    answer_broker(engine, line, Command(code, 7, flag=flag, ext=ext, body=body))  # type: ignore[arg-type]
     return line
 
 

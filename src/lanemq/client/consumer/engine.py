@@ -10,54 +10,41 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
-from lanemq.client.consumer.calls import ConsumerCalls
-from lanemq.client.consumer.inspection import BrokerRequests
+from lanemq.client.consumer.inspection import answer_broker
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.hand_over import HandOver
-from lanemq.client.consumer.queues.heartbeat import Heartbeat
 from lanemq.client.consumer.queues.leases import LeaseKeeper
+from lanemq.client.consumer.queues.link import Connect, connect
 from lanemq.client.consumer.queues.offsets import OffsetKeeper
 from lanemq.client.consumer.queues.parking import LaneParker
 from lanemq.client.consumer.queues.pull import Puller
-from lanemq.client.consumer.queues.rebalance import Rebalancer, RebalanceTrigger
+from lanemq.client.consumer.queues.rebalance import QueueKeepers, Rebalancer, RebalanceTrigger
 from lanemq.client.consumer.signals import TERMINATION
 from lanemq.client.consumer.turns.history import group_in_history, recorded
-from lanemq.client.consumer.turns.metrics import ConsumerCounts
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription, retry_subscription
-from lanemq.client.consumer.turns.workers import SERVING, OverdueRuns, RunReporter, TaskWorkers, ThreadWorkers
+from lanemq.client.consumer.turns.workers import (
+    SERVING,
+    ConsumerCounts,
+    OverdueRuns,
+    RunReporter,
+    TaskWorkers,
+    ThreadWorkers,
+    Workers,
+)
 from lanemq.client.identity import new_client_id
-from lanemq.client.routing import AsyncRoutes
 from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.model.errors import Closed, GroupConflict, InvalidOption, LaneError
 from lanemq.model.units import QueueOffset
-from lanemq.net.connection import Connection, ConnectionPool
+from lanemq.net.connection import Connection
+from lanemq.wire.command import Command
 
 log = logging.getLogger(__name__)
-
-
-class BrokerLink(NamedTuple):
-    """How a consumer reaches its brokers."""
-
-    pool: ConnectionPool
-    routes: AsyncRoutes
-    calls: ConsumerCalls
-    heartbeat: Heartbeat
-
-
-def connect(engine: "ConsumerEngine") -> BrokerLink:
-    """A link over sockets; simulations use another one."""
-    options = engine.options
-    pool = ConnectionPool(BrokerRequests(engine).received, engine.connection_lost, security=options.security)
-    routes = AsyncRoutes(options.addresses, pool, options.clock)
-    calls = ConsumerCalls(options, engine.client_id, pool, routes)
-    subscriptions = {topic: active.subscription for topic, active in engine.subscriptions.items()}
-    return BrokerLink(pool, routes, calls, Heartbeat(options, calls, pool, routes, subscriptions))
 
 
 class ConsumerEngine:
@@ -71,7 +58,7 @@ class ConsumerEngine:
         options: ConsumerOptions,
         subscriptions: Sequence[Subscription],
         shared: Scheduler | None = None,
-        connect: "Callable[[ConsumerEngine], BrokerLink]" = connect,
+        connect: Connect = connect,
     ) -> None:
         self.options = options
         self.client_id = options.client_id or new_client_id()
@@ -84,13 +71,13 @@ class ConsumerEngine:
         self._stopping_now = asyncio.Event()
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._tasks = asyncio.TaskGroup()
-        self._workers: list[ThreadWorkers | TaskWorkers] = []
+        self._workers: list[Workers] = []
 
         self.counts = ConsumerCounts()
-        self.subscriptions = {
-            each.topic: ActiveSubscription(each, options.clock, shared) for each in self._with_retries(subscriptions)
-        }
-        self._pool, self._routes, calls, self.heartbeat = connect(self)
+        plans = {each.topic: each for each in self._with_retries(subscriptions)}
+        self.subscriptions = {topic: ActiveSubscription(each, options.clock, shared) for topic, each in plans.items()}
+        link = connect(options, self.client_id, plans, self._request_received, self._connection_lost)
+        self._pool, self._routes, calls, self.heartbeat = link
         self.dead_letters = DeadLetterSender(options, calls)
         self.reporter = RunReporter(options.group, self.dead_letters, options.history)
 
@@ -103,20 +90,9 @@ class ConsumerEngine:
         self.offsets = OffsetKeeper(options, calls, self.assignment, table)
         self._puller = Puller(options, calls, self.heartbeat, self.assignment, self.offsets, parker, self._tasks)
         self._hand_over = HandOver(options, self.assignment, self.leases, self.offsets, parker.flush)
+        keepers = QueueKeepers(self.leases, self.offsets, parker, self._puller, self._hand_over)
         self.rebalancer = Rebalancer(
-            options,
-            calls,
-            self._routes,
-            self.heartbeat,
-            self.subscriptions,
-            self.assignment,
-            self.leases,
-            self.offsets,
-            parker,
-            self._puller,
-            self._hand_over,
-            self._trigger,
-            self._tasks,
+            options, link, self.subscriptions, self.assignment, keepers, self._trigger, self._tasks
         )
         self._parker = parker
         for active in self.subscriptions.values():
@@ -217,7 +193,10 @@ class ConsumerEngine:
         if not self._stopping.is_set():
             self._tasks.create_task(work)
 
-    def connection_lost(self, connection: Connection) -> None:
+    def _request_received(self, connection: Connection, request: Command) -> None:
+        answer_broker(self, connection, request)
+
+    def _connection_lost(self, connection: Connection) -> None:
         """Pauses the queues of the broker until their leases are renewed, and registers again."""
         if self._stopping.is_set():
             return

@@ -17,8 +17,8 @@ from lanemq.client.consumer.queues.heartbeat import PUSH, Heartbeat
 from lanemq.client.consumer.queues.offsets import OffsetKeeper
 from lanemq.client.consumer.turns.handler import Stop, describe
 from lanemq.client.consumer.turns.in_progress import LaneReport
-from lanemq.client.consumer.turns.metrics import ConsumerCounts, TopicCount
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
+from lanemq.client.consumer.turns.workers import ConsumerCounts, TopicCount
 from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneRun, Plain, RunPermit, Suspend
 from lanemq.core.consuming.views import QueueView
@@ -111,64 +111,65 @@ def take_snapshot(member: Member) -> ConsumerSnapshot:
 # requests of brokers
 
 
-class BrokerRequests:
-    """Answers the brokers' requests to one consumer."""
+def answer_broker(member: Member, connection: Connection, request: Command) -> None:
+    """Answers a request that a broker sent to the consumer."""
+    if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
+        member.spawn(_answer_directly(member, connection, request))
+        return
+    handler = _HANDLERS.get(request.code)
+    if handler is None:
+        remark = f"request {request.code} is not known to this consumer"
+        _answer(connection, request, response_to(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark))
+        return
+    try:
+        body = handler(member, request)
+    except (LaneError, ProtocolError) as error:
+        log.warning("request %d from %s refused: %s", request.code, connection.address, error)
+        _answer(connection, request, response_to(request, ResponseCode.SYSTEM_ERROR, remark=str(error)))
+        return
+    _answer(connection, request, response_to(request, body=body))
 
-    def __init__(self, member: Member) -> None:
-        self._member = member
-        self._handlers: dict[int, Callable[[Command], bytes]] = {
-            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
-            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: lambda request: running_info(member).encode(),
-            RequestCode.LANE_STATE: lambda request: lane_state(member, request.body).encode(),
-        }
 
-    def received(self, connection: Connection, request: Command) -> None:
-        if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
-            self._member.spawn(self._consume(connection, request))
-            return
-        handler = self._handlers.get(request.code)
-        if handler is None:
-            remark = f"request {request.code} is not known to this consumer"
-            _answer(connection, request, response_to(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark))
-            return
-        try:
-            body = handler(request)
-        except (LaneError, ProtocolError) as error:
-            log.warning("request %d from %s refused: %s", request.code, connection.address, error)
-            _answer(connection, request, response_to(request, ResponseCode.SYSTEM_ERROR, remark=str(error)))
-            return
-        _answer(connection, request, response_to(request, body=body))
+def _members_changed(member: Member, request: Command) -> bytes:
+    member.rebalance()
+    return b""
 
-    def _members_changed(self, request: Command) -> bytes:
-        self._member.rebalance()
-        return b""
 
-    def _reset(self, request: Command) -> bytes:
-        """Moves assigned queues after an operator reset the group."""
-        for queue, offset in ResetOffsetBody.decode(request.body).offset_table.items():
-            assigned = self._member.assignment.get(queue)
-            if assigned is not None:
-                self._member.move(assigned, QueueOffset(offset))
-        return b""
+def _reset(member: Member, request: Command) -> bytes:
+    """Moves assigned queues after an operator reset the group."""
+    for queue, offset in ResetOffsetBody.decode(request.body).offset_table.items():
+        assigned = member.assignment.get(queue)
+        if assigned is not None:
+            member.move(assigned, QueueOffset(offset))
+    return b""
 
-    def _status(self, request: Command) -> bytes:
-        topic = request.ext.get("topic", "")
-        offsets = {
-            assigned.queue: assigned.scheduler.committable(assigned.queue) or 0
-            for assigned in self._member.assignment
-            if topic in ("", assigned.queue.topic)
-        }
-        return ConsumerStatusBody(message_queue_table=dict(offsets)).encode()
 
-    async def _consume(self, connection: Connection, request: Command) -> None:
-        try:
-            result = await consume_directly(self._member, request.body)
-        except (LaneError, ProtocolError) as error:
-            _answer(connection, request, response_to(request, ResponseCode.SYSTEM_ERROR, remark=str(error)))
-            return
-        _answer(connection, request, response_to(request, body=result.encode()))
+def _status(member: Member, request: Command) -> bytes:
+    topic = request.ext.get("topic", "")
+    offsets = {
+        assigned.queue: assigned.scheduler.committable(assigned.queue) or 0
+        for assigned in member.assignment
+        if topic in ("", assigned.queue.topic)
+    }
+    return ConsumerStatusBody(message_queue_table=dict(offsets)).encode()
+
+
+_HANDLERS: dict[int, Callable[[Member, Command], bytes]] = {
+    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _members_changed,
+    RequestCode.RESET_CONSUMER_CLIENT_OFFSET: _reset,
+    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: _status,
+    RequestCode.GET_CONSUMER_RUNNING_INFO: lambda member, request: running_info(member).encode(),
+    RequestCode.LANE_STATE: lambda member, request: lane_state(member, request.body).encode(),
+}
+
+
+async def _answer_directly(member: Member, connection: Connection, request: Command) -> None:
+    try:
+        result = await consume_directly(member, request.body)
+    except (LaneError, ProtocolError) as error:
+        _answer(connection, request, response_to(request, ResponseCode.SYSTEM_ERROR, remark=str(error)))
+        return
+    _answer(connection, request, response_to(request, body=result.encode()))
 
 
 def _answer(connection: Connection, request: Command, response: Command) -> None:

@@ -9,20 +9,21 @@ queue that cannot be taken, located or given up yet is tried again soon and does
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from lanemq.client.codec import codec_named
-from lanemq.client.consumer.calls import ConsumerCalls, Granted
+from lanemq.client.consumer.calls import Granted
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import NANOS, AssignedQueue, Assignment, StartPosition
 from lanemq.client.consumer.queues.hand_over import HandOver
-from lanemq.client.consumer.queues.heartbeat import Heartbeat
 from lanemq.client.consumer.queues.leases import LeaseKeeper
+from lanemq.client.consumer.queues.link import BrokerLink
 from lanemq.client.consumer.queues.offsets import OffsetKeeper
 from lanemq.client.consumer.queues.parking import LaneParker
 from lanemq.client.consumer.queues.pull import Puller
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import MessageSource
-from lanemq.client.routing import AsyncRoutes, TopicRoute
+from lanemq.client.routing import TopicRoute
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent, QueueStage, queue_changes
 from lanemq.core.consuming.runs import Order
@@ -62,36 +63,34 @@ class RebalanceTrigger:
         self._asked.clear()
 
 
+class QueueKeepers(NamedTuple):
+    """Who works on an assigned queue, from its lease to its hand-over."""
+
+    leases: LeaseKeeper
+    offsets: OffsetKeeper
+    parker: LaneParker
+    puller: Puller
+    hand_over: HandOver
+
+
 class Rebalancer:
     """Moves queues into and out of the assignment."""
 
     def __init__(
         self,
         options: ConsumerOptions,
-        calls: ConsumerCalls,
-        routes: AsyncRoutes,
-        heartbeat: Heartbeat,
+        link: BrokerLink,
         subscriptions: Mapping[str, ActiveSubscription],
         assignment: Assignment,
-        leases: LeaseKeeper,
-        offsets: OffsetKeeper,
-        parker: LaneParker,
-        puller: Puller,
-        hand_over: HandOver,
+        keepers: QueueKeepers,
         trigger: RebalanceTrigger,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._options = options
-        self._calls = calls
-        self._routes = routes
-        self._heartbeat = heartbeat
+        _, self._routes, self._calls, self._heartbeat = link
         self._subscriptions = subscriptions
         self._assignment = assignment
-        self._leases = leases
-        self._offsets = offsets
-        self._parker = parker
-        self._puller = puller
-        self._hand_over = hand_over
+        self._leases, self._offsets, self._parker, self._puller, self._hand_over = keepers
         self._trigger = trigger
         self._tasks = tasks
         self._codec = codec_named(options.codec)

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -32,7 +33,6 @@ from lanemq.client.consumer.turns.handler import (
     describe,
 )
 from lanemq.client.consumer.turns.in_progress import MessageFinished, MessageRun, Worker
-from lanemq.client.consumer.turns.metrics import ConsumerCounts, WorkerCounts
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import Message
@@ -55,7 +55,43 @@ SERVING: ContextVar[object] = ContextVar("SERVING", default=None)
 """The consumer whose worker this is. Tasks, and threads of `asyncio.to_thread`, inherit it from the handler."""
 
 
-class ThreadWorkers:
+class Workers(ABC):
+    """The workers of one subscription: threads or tasks."""
+
+    def __init__(
+        self,
+        active: ActiveSubscription,
+        reporter: "RunReporter",
+        clock: Clock,
+        counts: "ConsumerCounts",
+        consumer: object = None,
+    ) -> None:
+        self._active = active
+        self._reporter = reporter
+        self._clock = clock
+        self._counts = counts
+        self._consumer = consumer
+
+    @abstractmethod
+    async def stop(self, timeout_s: float) -> None:
+        """Ends the workers; waits at most `timeout_s` seconds for those that call a handler."""
+
+    def _stopped_run(self, worker: Worker, ran: "Ran", counts: "WorkerCounts", began: Millis) -> MessageRun | None:
+        """Counts the runs that succeeded since `began`; returns the one after them, if it did not."""
+        counts.succeeded(self._active.subscription.topic, ran.runs, ran.messages, self._clock.now() - began)
+        return None if ran.end is None else worker.run
+
+    def _reported(
+        self, worker: Worker, run: MessageRun, end: "RunEnd", finished: MessageFinished, counts: "WorkerCounts"
+    ) -> Millis:
+        """Counts and logs a run that did not fully succeed, once it is reported; the time at which the next begins."""
+        worker.run, now = None, self._clock.now()
+        counts.stopped(run, end, now - (run.began or now))
+        log_end(run, end, finished)
+        return now
+
+
+class ThreadWorkers(Workers):
     """The worker threads of one subscription."""
 
     def __init__(
@@ -63,15 +99,11 @@ class ThreadWorkers:
         active: ActiveSubscription,
         reporter: "RunReporter",
         clock: Clock,
-        counts: ConsumerCounts,
+        counts: "ConsumerCounts",
         consumer: object = None,
     ) -> None:
-        self._active = active
-        self._reporter = reporter
-        self._clock = clock
-        self._consumer = consumer
+        super().__init__(active, reporter, clock, counts, consumer)
         self._loop = asyncio.get_running_loop()
-        self._counts = counts
         self._threads = [
             threading.Thread(target=self._work, name=f"lanemq-{active.subscription.topic}-{n}", daemon=True)
             for n in range(active.subscription.workers)
@@ -82,7 +114,7 @@ class ThreadWorkers:
             thread.start()
 
     async def stop(self, timeout_s: float) -> None:
-        """Ends the workers. A thread that hangs in user code cannot be stopped and is left behind."""
+        """As `Workers.stop`. A thread that hangs in user code cannot be stopped and is left behind."""
         self._active.scheduler.close()
         await asyncio.to_thread(self._join, timeout_s)
 
@@ -115,21 +147,16 @@ class ThreadWorkers:
             scheduler.leave(worker)
         scheduler.wait_until_closed(REPLACE_AFTER)
 
-    def _run(self, worker: Worker, counts: WorkerCounts) -> None:
+    def _run(self, worker: Worker, counts: "WorkerCounts") -> None:
         """Runs what the worker took. Successful runs are reported with the next take, all others at once."""
         plan, began = self._active.subscription, self._clock.now()
         assert plan.handler is not None
         while True:
             ran = run_worker(worker, plan.handler, plan.batch_size, self._clock)
-            now = self._clock.now()
-            counts.succeeded(plan.topic, ran.runs, ran.messages, now - began)
-            run = worker.run
-            if ran.end is None or run is None:
+            run, end = self._stopped_run(worker, ran, counts, began), ran.end
+            if run is None or end is None:
                 return
-            finished = self._report(run, ran.end)
-            worker.run, began = None, self._clock.now()
-            _count(counts, run, ran.end, began - (run.began or now))
-            log_end(run, ran.end, finished)
+            began = self._reported(worker, run, end, self._report(run, end), counts)
 
     def _report(self, run: MessageRun, end: "RunEnd") -> MessageFinished:
         if end.stop.dead_letter is not None:
@@ -143,7 +170,7 @@ class ThreadWorkers:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-class TaskWorkers:
+class TaskWorkers(Workers):
     """The worker tasks of one subscription whose handler is a coroutine function."""
 
     def __init__(
@@ -151,14 +178,10 @@ class TaskWorkers:
         active: ActiveSubscription,
         reporter: "RunReporter",
         clock: Clock,
-        counts: ConsumerCounts,
+        counts: "ConsumerCounts",
         consumer: object = None,
     ) -> None:
-        self._active = active
-        self._reporter = reporter
-        self._clock = clock
-        self._counts = counts
-        self._consumer = consumer
+        super().__init__(active, reporter, clock, counts, consumer)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
@@ -214,20 +237,15 @@ class TaskWorkers:
     async def _follow(self, run: MessageRun, end: "RunEnd", finished: MessageFinished) -> None:
         await self._reporter.follow(self._active, run, end, finished)
 
-    async def _run(self, worker: Worker, counts: WorkerCounts) -> None:
+    async def _run(self, worker: Worker, counts: "WorkerCounts") -> None:
         plan, began = self._active.subscription, self._clock.now()
         assert plan.async_handler is not None
         while True:
             ran = await run_worker_async(worker, plan.async_handler, plan.batch_size, self._clock)
-            now = self._clock.now()
-            counts.succeeded(plan.topic, ran.runs, ran.messages, now - began)
-            run = worker.run
-            if ran.end is None or run is None:
+            run, end = self._stopped_run(worker, ran, counts, began), ran.end
+            if run is None or end is None:
                 return
-            finished = await self._reporter.report(self._active, run, ran.end)
-            worker.run, began = None, self._clock.now()
-            _count(counts, run, ran.end, began - (run.began or now))
-            log_end(run, ran.end, finished)
+            began = self._reported(worker, run, end, await self._reporter.report(self._active, run, end), counts)
 
 
 # calling the handler
@@ -438,15 +456,68 @@ def _log_broken(active: ActiveSubscription, error: BaseException) -> None:
         log.error("a worker of topic %s ended unexpectedly and is replaced: %s", topic, describe(error), exc_info=error)
 
 
+# counting: every worker counts for itself, so that it takes no lock
+
+
+class TopicCount(NamedTuple):
+    """What handlers did for one topic since the start: messages, runs, and milliseconds."""
+
+    ok: int
+    failed: int
+    runs: int
+    run_ms: int
+
+    def __add__(self, other: tuple[object, ...]) -> "TopicCount":
+        assert isinstance(other, TopicCount)
+        return TopicCount(
+            self.ok + other.ok, self.failed + other.failed, self.runs + other.runs, self.run_ms + other.run_ms
+        )
+
+
+NOTHING = TopicCount(0, 0, 0, 0)
 _FAILURES = (Plain.FAILED, Plain.HOPELESS, Plain.ROLL_BACK, Plain.ONE_BY_ONE)
 
 
-def _count(counts: WorkerCounts, run: MessageRun, end: RunEnd, took_ms: int) -> None:
-    """Counts a run that did not fully succeed."""
-    outcome = end.stop.outcome
-    failed = 1 if isinstance(outcome, Suspend) or outcome in _FAILURES else 0
-    ok = end.done + (outcome is Plain.COMMIT)
-    counts.run(run.queue.topic, ok=ok, failed=failed, took_ms=took_ms)
+class WorkerCounts:
+    """The counts of one worker. Only that worker writes them."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, TopicCount] = {}
+
+    def succeeded(self, topic: str, runs: int, messages: int, took_ms: int) -> None:
+        """Counts runs that fully succeeded."""
+        if runs:
+            self._topics[topic] = self._topics.get(topic, NOTHING) + TopicCount(messages, 0, runs, took_ms)
+
+    def stopped(self, run: MessageRun, end: RunEnd, took_ms: int) -> None:
+        """Counts a run that did not fully succeed."""
+        outcome, topic = end.stop.outcome, run.queue.topic
+        failed = 1 if isinstance(outcome, Suspend) or outcome in _FAILURES else 0
+        ok = end.done + (outcome is Plain.COMMIT)
+        self._topics[topic] = self._topics.get(topic, NOTHING) + TopicCount(ok, failed, 1, took_ms)
+
+    def read(self) -> dict[str, TopicCount]:
+        return dict(self._topics)
+
+
+class ConsumerCounts:
+    """The counts of all workers."""
+
+    def __init__(self) -> None:
+        self._all: list[WorkerCounts] = []
+
+    def new(self) -> WorkerCounts:
+        counts = WorkerCounts()
+        self._all.append(counts)
+        return counts
+
+    def total(self) -> dict[str, TopicCount]:
+        """The sums per topic. A run that ends during the call is counted now or next time."""
+        sums: dict[str, TopicCount] = {}
+        for counts in tuple(self._all):
+            for topic, count in counts.read().items():
+                sums[topic] = sums.get(topic, NOTHING) + count
+        return sums
 
 
 # concurrent handlers that hang
