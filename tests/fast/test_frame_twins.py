@@ -37,6 +37,7 @@ def test_batches_are_cut_alike(body: bytes) -> None:
 
 
 PIECES = [b"TAGS\x01x", b"DELAY\x013", b"TIMER_DELAY_MS\x015", b"MYTAGS\x01y", b"DELAYED\x011", b"T", b"D", b"k\x01v"]
+PIECES += [b"REPLY_TO_CLIENT\x01c", b"REPLY_TO_CLIENT", b"NO_REPLY_TO_CLIENT\x01c", b"R"]
 
 
 @settings(deadline=None, max_examples=100)

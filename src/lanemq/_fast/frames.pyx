@@ -129,11 +129,13 @@ cdef int _apart(Bytes at, Py_ssize_t size) noexcept:
     cdef Bytes next_at
     cdef int found = 0
     while at < end:
-        if at[0] == b"T" or at[0] == b"D":
+        if at[0] == b"T" or at[0] == b"D" or at[0] == b"R":
             if end - at >= 5 and not memcmp(at, b"TAGS\x01", 5):
                 found |= 2
             elif end - at >= 6 and not (memcmp(at, b"DELAY\x01", 6) and memcmp(at, b"TIMER_", 6)):
                 found |= 1
+            elif end - at >= 16 and not memcmp(at, b"REPLY_TO_CLIENT\x01", 16):
+                found |= 4
         next_at = <Bytes>memchr(at, 2, end - at)
         if next_at == NULL:
             break

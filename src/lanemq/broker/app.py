@@ -23,6 +23,7 @@ from lanemq.broker.handlers.operator_parking import OperatorParkingHandler
 from lanemq.broker.handlers.owner_parking import OwnerParkingHandler
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.handlers.queries import QueryHandler
+from lanemq.broker.handlers.replies import ReplyHandler
 from lanemq.broker.handlers.resets import ResetHandler
 from lanemq.broker.handlers.retries import RetryHandler
 from lanemq.broker.handlers.routes import RouteHandler
@@ -119,7 +120,6 @@ class Broker:
     def _assemble(self, store: Store, thread: LogThread, recording: Recording, tables: Tables) -> "Running":
         parts = self._new_parts(store, thread, recording, tables)
         pull, groups = PullHandler(parts), GroupHandler(parts)
-        resets = ResetHandler(parts, pull.group_moved)
         handlers = (
             SendHandler(parts),
             pull,
@@ -132,11 +132,12 @@ class Broker:
             RouteHandler(parts),
             TopicHandler(parts, pull.topic_deleted),
             RetryHandler(parts),
+            ReplyHandler(parts),
             QueryHandler(parts),
             StatsHandler(parts),
-            resets,
+            ResetHandler(parts, pull.group_moved),
         )
-        dispatch = Dispatch([handler.table() for handler in handlers], resets.replied)
+        dispatch = Dispatch([handler.table() for handler in handlers], parts.notices.answered)
         guarded = dispatch if self.options.users is None else self._new_guard(self.options.users, dispatch, store)
         server = self._new_server(parts, Connections(parts, guarded, pull, groups), SendRuns(parts, dispatch))
         checkpoints = Checkpoints(

@@ -55,6 +55,7 @@ class Housekeeping:
         self._step(lambda: self._expire_leases_and_members(now))
         self._step(lambda: self._checkpoints.tick(now))
         self._step(lambda: self._parts.store.retention.note_if_grown(now))
+        self._step(lambda: self._parts.notices.expire(now))
         if self._is_time("delays", DELAYS_EVERY_MS, now) and self._parts.group_commit.failure is None:
             self._step(self._parts.delay_delivery.tick)
         if self._is_time("idle", IDLE_CHECK_EVERY_MS, now):

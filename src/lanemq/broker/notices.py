@@ -1,30 +1,50 @@
-"""Notices: what the broker sends to its clients without a request."""
+"""What the broker sends to its clients without a request: notices, and questions that they answer."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from lanemq.core.brokering.membership import ConnectionId, Membership
+from lanemq.model.units import Millis
 from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import ONEWAY_BIT, Command, encode_command
 from lanemq.wire.headers import ConsumerListHeader
 
+MAX_QUESTIONS = 1_000
+"""Questions without an answer yet; for a further one, the oldest counts as unanswered."""
+ANSWER_MS = 10_000
+"""How long a client may take to answer a question (RocketMQ: Broker2Client)."""
+
+OnAnswer = Callable[[Command | None], None]
+"""Called once with a client's answer; None if it did not answer in time, or its connection was closed."""
+
+
+class _Question(NamedTuple):
+    deadline: Millis
+    on_answer: OnAnswer
+
 
 class Notices:
-    """The open connections, and NOTIFY_CONSUMER_IDS_CHANGED to the members of a group.
+    """The open connections, and what is sent on them.
 
-    Notified members rebalance at once instead of within 20 s.
+    Members that are notified of a change of their group (NOTIFY_CONSUMER_IDS_CHANGED) rebalance at once instead of
+    within 20 s.
     """
 
     def __init__(self, members: Membership) -> None:
         self._members = members
         self._peers: dict[ConnectionId, Peer] = {}
         self._opaque = 0
+        self._questions: dict[tuple[int, int], _Question] = {}
+        """By connection and opaque, the oldest first."""
 
     def connected(self, peer: Peer) -> None:
         self._peers[ConnectionId(peer.number)] = peer
 
     def closed(self, peer: Peer) -> None:
         self._peers.pop(ConnectionId(peer.number), None)
+        for key in [key for key in self._questions if key[0] == peer.number]:
+            self._questions.pop(key).on_answer(None)
 
     def peer(self, connection: ConnectionId) -> Peer | None:
         return self._peers.get(connection)
@@ -35,6 +55,30 @@ class Notices:
             if self._members.client_of(connection) == client_id:
                 return self._peers.get(connection)
         return None
+
+    def peer_of_client(self, client_id: str) -> Peer | None:
+        """A connection of a client, for messages to it."""
+        found = (self._peers.get(connection) for connection in self._members.connections_of(client_id))
+        return next((peer for peer in found if peer is not None), None)
+
+    def ask(self, peer: Peer, code: int, ext: dict[str, str], body: bytes, on_answer: OnAnswer, *, now: Millis) -> None:
+        """Send a request to a client; `on_answer` is called once."""
+        while len(self._questions) >= MAX_QUESTIONS:
+            self._questions.pop(next(iter(self._questions))).on_answer(None)
+        opaque = self.next_opaque()
+        self._questions[peer.number, opaque] = _Question(Millis(now + ANSWER_MS), on_answer)
+        peer.send(encode_command(Command(code, opaque, 0, ext, body)))
+
+    def answered(self, peer: Peer, reply: Command) -> None:
+        """Pass on a client's answer; responses that answer no question are ignored."""
+        question = self._questions.pop((peer.number, reply.opaque), None)
+        if question is not None:
+            question.on_answer(reply)
+
+    def expire(self, now: Millis) -> None:
+        """Give up questions that were not answered in time."""
+        while self._questions and next(iter(self._questions.values())).deadline <= now:
+            self._questions.pop(next(iter(self._questions))).on_answer(None)
 
     def group_changed(self, groups: Iterable[str]) -> None:
         """Notify every member of these groups, once and without an answer."""

@@ -23,7 +23,7 @@ from lanemq.core.brokering.lock_table import LockTable
 from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.log.recovery import RecoveryReport
 from lanemq.log.store import Store
-from lanemq.model.names import SCHEDULE_TOPIC
+from lanemq.model.names import SCHEDULE_TOPIC, reply_topic
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Epoch, Millis, QueueOffset, to_millis
 from lanemq.wire.properties import PropertyName, find_stamp
@@ -51,7 +51,7 @@ def recovered(options: BrokerOptions, clock: Clock, store: Store, thread: LogThr
     topics = TopicTable(
         auto_create=options.auto_create_topics,
         template_queues=options.default_queues,
-        own_names=(options.name, options.cluster),
+        own_names=(options.name, options.cluster, reply_topic(options.cluster)),
     )
     topics.restore(map(restored_topic, state.topics().values()))
     groups = {name: SubscriptionGroupConfig.decode(text.encode()) for name, text in state.groups().items()}

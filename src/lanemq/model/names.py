@@ -11,6 +11,9 @@ RETRY_PREFIX = "%RETRY%"
 DEAD_LETTER_PREFIX = "%DLQ%"
 DEFAULT_TOPIC = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+TRACE_PREFIX = "rmq_sys_TRACE_DATA_"
+"""Topics in which clients with message trace store what they did; the second form is followed by a region."""
 INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 
 MAX_TOPIC_CHARS = 127
@@ -51,6 +54,11 @@ def retry_topic(group: str) -> str:
 def dead_letter_topic(group: str) -> str:
     """Where a group's messages go when their attempts are used up."""
     return DEAD_LETTER_PREFIX + group
+
+
+def reply_topic(cluster: str) -> str:
+    """Where replies to requests are sent (RocketMQ: `MixAll.getReplyTopic`)."""
+    return f"{cluster}_REPLY_TOPIC"
 
 
 def _check(kind: str, name: str, limit: int) -> str:

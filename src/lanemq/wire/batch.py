@@ -78,7 +78,7 @@ def batch_parts(body: bytes) -> tuple[list[int], list[bytes], list[bytes]]:
     return flags, bodies, texts
 
 
-DELAYED, TAGGED = 1, 2
+DELAYED, TAGGED, REQUESTING = 1, 2, 4
 """Bits in the result of `weigh`: properties that the broker must look at."""
 
 
@@ -86,14 +86,16 @@ DELAYED, TAGGED = 1, 2
 def weigh(bodies: list[bytes], properties: list[bytes]) -> tuple[int, int, int, int]:
     """Total bytes, size of the largest body and of the longest properties, and which special properties occur.
 
-    `DELAYED` if an entry may ask for a delay, `TAGGED` if there is a tag. Few messages have either, so one search over
-    all properties answers for the whole batch.
+    `DELAYED` if an entry may ask for a delay, `TAGGED` if there is a tag, `REQUESTING` if a message asks for a reply.
+    Few messages have any of them, so one search over all properties answers for the whole batch.
     """
     every = b"\x02" + b"\x02".join(properties)
     timed, tagged = (b"\x02TIMER_" in every, b"\x02TAGS\x01" in every) if b"\x02T" in every else (False, False)
     found = DELAYED if timed or b"\x02DELAY\x01" in every else 0
     if tagged:
         found |= TAGGED
+    if b"\x02REPLY_TO_CLIENT\x01" in every:
+        found |= REQUESTING
     sizes, lengths = list(map(len, bodies)), list(map(len, properties))
     return sum(sizes) + sum(lengths), max(sizes, default=0), max(lengths, default=0), found
 

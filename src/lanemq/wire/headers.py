@@ -115,6 +115,25 @@ _SEND_V1 = {
 _SEND_LONG = {short: long for long, short in _SEND_V1.items()}
 
 
+class PushReplyHeader(Header, frozen=True, kw_only=True):
+    """PUSH_REPLY_MESSAGE_TO_CLIENT (326): a reply on its way to the client that asked. Hosts are `ip:port`."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    properties: str
+    reconsume_times: Int32
+    unit_mode: bool
+    born_host: str
+    store_host: str
+    store_timestamp: Int64
+
+
 class PullHeader(Header, frozen=True, kw_only=True):
     """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
 

@@ -16,7 +16,7 @@ from lanemq.core.brokering.topic_table import (
     WhyRefused,
 )
 from lanemq.model.errors import InvalidName
-from lanemq.model.names import DEFAULT_TOPIC, NOT_SENDABLE, SCHEDULE_TOPIC
+from lanemq.model.names import DEFAULT_TOPIC, NOT_SENDABLE, SCHEDULE_TOPIC, TRACE_PREFIX, TRACE_TOPIC
 
 READ_WRITE = Permission.READ | Permission.WRITE
 
@@ -133,10 +133,15 @@ def test_send_to_a_system_topic_is_refused(name: str) -> None:
     assert TopicTable().auto_create(name, DEFAULT_TOPIC, 4) == refused
 
 
+def test_trace_topics_take_sends() -> None:
+    assert isinstance(TopicTable().auto_create(TRACE_TOPIC, DEFAULT_TOPIC, 4), Existing)
+    assert isinstance(TopicTable().auto_create(TRACE_PREFIX + "region", DEFAULT_TOPIC, 4), Created)
+
+
 def test_system_topics_always_exist() -> None:
     table = TopicTable(own_names=["broker-a"])
     names = [config.name for config in table.topics()]
-    assert names == sorted([SCHEDULE_TOPIC, "SELF_TEST_TOPIC", DEFAULT_TOPIC, "broker-a"])
+    assert names == sorted([SCHEDULE_TOPIC, "SELF_TEST_TOPIC", TRACE_TOPIC, DEFAULT_TOPIC, "broker-a"])
 
 
 def test_illegal_name_is_never_stored() -> None:

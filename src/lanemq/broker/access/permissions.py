@@ -161,6 +161,8 @@ _NEEDS: dict[int, Callable[[Command], Iterator[Need]]] = {
     RequestCode.SEND_MESSAGE: _send_v1,
     RequestCode.SEND_MESSAGE_V2: _send_v2,
     RequestCode.SEND_BATCH_MESSAGE: _send_v2,
+    RequestCode.SEND_REPLY_MESSAGE: _send_v1,
+    RequestCode.SEND_REPLY_MESSAGE_V2: _send_v2,
     RequestCode.PULL_MESSAGE: _pull,
     RequestCode.LITE_PULL_MESSAGE: _pull,
     RequestCode.QUERY_CONSUMER_OFFSET: _topic_and_group,

@@ -17,11 +17,9 @@ from lanemq.model.units import QueueOffset
 from lanemq.net.server import Peer
 from lanemq.wire.admin_headers import ConsumeDirectlyHeader, ResetOffsetHeader, RunningInfoHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
-from lanemq.wire.command import Command, encode_command
+from lanemq.wire.command import Command
+from lanemq.wire.record import decode_offset_id
 from lanemq.wire.stats_bodies import ResetOffsetBody
-
-MAX_RELAYED = 1_000
-"""Relayed questions without an answer yet."""
 
 
 class ResetHandler:
@@ -31,7 +29,6 @@ class ResetHandler:
         """`moved` is called with the group and the queues (topic, number) of every reset."""
         self._parts = parts
         self._moved = moved
-        self._relayed: dict[tuple[int, int], Callable[[Command], None]] = {}
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -40,12 +37,6 @@ class ResetHandler:
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
             RequestCode.LANE_STATE: self._running_info,
         }
-
-    def replied(self, peer: Peer, reply: Command) -> None:
-        """Forward a member's answer to the client that asked; other responses are ignored."""
-        forward = self._relayed.pop((peer.number, reply.opaque), None)
-        if forward is not None:
-            forward(reply)
 
     def _reset(self, peer: Peer, request: Command) -> None:
         header = ResetOffsetHeader.from_ext(request.ext)
@@ -91,20 +82,28 @@ class ResetHandler:
 
     def _running_info(self, peer: Peer, request: Command) -> None:
         header = RunningInfoHeader.from_ext(request.ext)
-        self._relay(peer, request, header.consumer_group, header.client_id, request.body)
+        self._relay(peer, request, header.consumer_group, header.client_id, request.ext, request.body)
 
     def _consume_directly(self, peer: Peer, request: Command) -> None:
+        """The request names a message; the member gets the message itself."""
         header = ConsumeDirectlyHeader.from_ext(request.ext)
-        self._relay(peer, request, header.consumer_group, header.client_id, request.body)
+        record = self._parts.store.read_at(decode_offset_id(header.msg_id or "").position)
+        ext = {**request.ext, "brokerName": self._parts.options.name}
+        self._relay(peer, request, header.consumer_group, header.client_id, ext, record)
 
-    def _relay(self, peer: Peer, request: Command, group: str, client_id: str, body: bytes) -> None:
+    def _relay(
+        self, peer: Peer, request: Command, group: str, client_id: str, ext: dict[str, str], body: bytes
+    ) -> None:
+        """Pass a question on to a member, and its answer back."""
         member = self._parts.notices.peer_of(group, client_id)
         if member is None:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"the consumer <{group}> <{client_id}> is not online")
-        opaque = self._parts.notices.next_opaque()
-        while len(self._relayed) >= MAX_RELAYED:
-            del self._relayed[next(iter(self._relayed))]  # the oldest: its client has long given up
-        self._relayed[member.number, opaque] = lambda reply: answer_code(
-            peer, request, reply.code, reply.remark or "", reply.ext, reply.body
-        )
-        member.send(encode_command(Command(request.code, opaque, 0, request.ext, body)))
+
+        def answered(reply: Command | None) -> None:
+            if reply is None:
+                remark = f"consumer <{group}> <{client_id}> did not answer in time"
+                answer_code(peer, request, ResponseCode.CONSUME_MSG_TIMEOUT, remark)
+            else:
+                answer_code(peer, request, reply.code, reply.remark or "", reply.ext, reply.body)
+
+        self._parts.notices.ask(member, request.code, ext, body, answered, now=self._parts.clock.now())

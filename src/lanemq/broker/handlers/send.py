@@ -27,13 +27,24 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, Frame, decode_command, encode_response
 from lanemq.wire.headers import SendHeader
 from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_EXPECTED, LANE_KNOWN_OFFSET, LANE_SKIPPED, LANE_STORED
-from lanemq.wire.properties import PropertyName, following_stamps, remove_property, stamp_in, tag_code_of
+from lanemq.wire.properties import (
+    PropertyName,
+    append_properties,
+    following_stamps,
+    remove_property,
+    stamp_in,
+    tag_code_of,
+)
 from lanemq.wire.record import TRANSACTION_MASK, encode_offset_id, offset_id_prefix, pack_host
 from lanemq.wire.send_runs import SendRun, encode_send_answers, first_of, read_sends
 
 log = logging.getLogger(__name__)
 
 _TAG = b"TAGS\x01"
+
+_REQUEST = PropertyName.REPLY_TO_CLIENT + "\x01"
+"""In a message whose sender waits for a reply. The receiver finds the reply topic by the cluster's name, which the
+broker adds; RocketMQ adds it to every message."""
 
 RECORD_OVERHEAD_BYTES = 128
 """Approximate memory of a record beside its body and properties."""
@@ -80,6 +91,10 @@ class SendHandler:
         self._store(peer, request, header, target, first, records)
 
     def _single(self, header: SendHeader, properties: str, body: bytes) -> _Taken:
+        if _REQUEST in properties:
+            properties = append_properties(
+                remove_property(properties, PropertyName.CLUSTER), {PropertyName.CLUSTER: self._parts.options.cluster}
+            )
         text = properties.encode()
         self._refuse_large(len(body), len(text))
         tag_code = tag_code_of(properties) if _TAG in text else 0

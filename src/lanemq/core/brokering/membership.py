@@ -259,6 +259,10 @@ class Membership:
         """Whether the client has a connection; its leases end only with the last one."""
         return client_id in self._connections_of
 
+    def connections_of(self, client_id: str) -> tuple[ConnectionId, ...]:
+        """The connections of a client, the newest first; producers have some too."""
+        return tuple(sorted(self._connections_of.get(client_id, ()), reverse=True))
+
     def groups(self) -> tuple[str, ...]:
         return tuple(sorted(self._groups))
 

@@ -18,6 +18,8 @@ from lanemq.model.names import (
     NOT_SENDABLE,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
+    TRACE_PREFIX,
+    TRACE_TOPIC,
     check_topic,
     dead_letter_topic,
     retry_topic,
@@ -31,7 +33,7 @@ SCHEDULE_QUEUES = 18
 """One queue per delay level; see `delay`."""
 SYSTEM_PREFIX = "rmq_sys_"
 """RocketMQ: `TopicValidator.SYSTEM_TOPIC_PREFIX`."""
-OTHER_SYSTEM_TOPICS = frozenset({DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}) | NOT_SENDABLE
+OTHER_SYSTEM_TOPICS = frozenset({DEFAULT_TOPIC, TRACE_TOPIC, "BenchmarkTest"}) | NOT_SENDABLE
 """RocketMQ: `TopicValidator`."""
 
 
@@ -130,7 +132,7 @@ class TopicTable:
         max_topics: int = MAX_TOPICS,
         own_names: Iterable[str] = (),
     ) -> None:
-        """`own_names` are the broker and cluster name, which RocketMQ's tools use as topics.
+        """`own_names` are the broker and cluster name, which RocketMQ's tools use as topics, and the reply topic.
 
         `template_queues` are the queues among which a producer chooses before a topic exists, so no more than a new
         topic has.
@@ -141,7 +143,7 @@ class TopicTable:
             config.name: config
             for config in (
                 TopicConfig(SCHEDULE_TOPIC, SCHEDULE_QUEUES, SCHEDULE_QUEUES),
-                *(TopicConfig(name, 1, 1) for name in sorted({"SELF_TEST_TOPIC", *own_names})),
+                *(TopicConfig(name, 1, 1) for name in sorted({"SELF_TEST_TOPIC", TRACE_TOPIC, *own_names})),
             )
         }
         if auto_create:
@@ -175,7 +177,8 @@ class TopicTable:
         """The topic of a send: the existing one, or a new one made from the template.
 
         A new topic has no more queues than the template and is not a template itself (RocketMQ:
-        `TopicConfigManager.createTopicInSendMessageMethod`). The broker's own topics accept no sends.
+        `TopicConfigManager.createTopicInSendMessageMethod`). The broker's own topics accept no sends, except those for
+        message trace.
         """
         if name in NOT_SENDABLE:
             return TopicRefused(name, WhyRefused.SYSTEM_TOPIC)
@@ -230,7 +233,7 @@ class TopicTable:
 
     def _objection(self, before: TopicConfig | None, wanted: TopicConfig) -> WhyRefused | None:
         counts = (wanted.read_queues, wanted.write_queues)
-        if self.is_system(wanted.name):
+        if self.is_system(wanted.name) and not wanted.name.startswith(TRACE_PREFIX):
             return WhyRefused.SYSTEM_TOPIC
         if not all(1 <= count <= MAX_QUEUES for count in counts):
             return WhyRefused.BAD_QUEUE_COUNT
