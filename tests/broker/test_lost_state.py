@@ -1,6 +1,8 @@
 """A data folder whose `state.db`, or its write-ahead log, was lost beside an existing log."""
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -9,7 +11,7 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, bodies
 from tests.broker.running import RunningBroker
 
-from lanemq.log.recovery_file import EPOCH_STEP
+from lanemq.log.recovery_file import EPOCH_STEP, RecoveryFile
 from lanemq.model.errors import StorageError
 from lanemq.wire.codes import RequestCode
 
@@ -108,10 +110,82 @@ def test_without_the_check_the_broker_would_start_as_if_new(
     running.stop()
     lose_database(folder / "data")
     monkeypatch.setattr("lanemq.log.store.lost_state", lambda path, *, running: None)
+    monkeypatch.setattr("lanemq.log.store.older_state", lambda state, facts: False)
     raw = start().connect()
     raw.create("Ordered", 8)
     assert settings(raw, "Ordered") == (False, 8)
     assert raw.lane_lock("b", "Ordered", queues=(1,)).lane_leases[0].epoch <= epoch
+
+
+def put_back_older(start: Start, folder: Path, backup_while: str) -> int:
+    """Puts a copy of `state.db` back after a clean stop; the newest epoch that it does not know.
+
+    The copy was taken while the broker was stopped, or while it ran.
+    """
+    data, backup = folder / "data", folder / "state.db"
+    running = start()
+    fill(running)
+    if backup_while == "stopped":
+        running.stop()
+        shutil.copy(data / "state.db", backup)
+        running = start()
+    else:
+        with closing(sqlite3.connect(data / "state.db")) as source, closing(sqlite3.connect(backup)) as target:
+            source.backup(target)
+    raw = running.connect()
+    raw.unlock("a", "Ordered", queues=(1,))
+    epoch = raw.lane_lock("b", "Ordered", queues=(1,)).lane_leases[0].epoch
+    raw.send("Ordered", b"5", queue=1, stamp="p.0.5")
+    raw.create("Newer", 2, order="true")
+    running.stop()
+    shutil.copy(backup, data / "state.db")
+    return epoch
+
+
+@pytest.mark.parametrize("backup_while", ["stopped", "running"])
+def test_an_older_database_is_refused_after_a_clean_stop(start: Start, folder: Path, backup_while: str) -> None:
+    epoch = put_back_older(start, folder, backup_while)
+    before = contents(folder / "data")
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"state\.db is an older copy.*--recover"):
+            start()
+        assert contents(folder / "data") == before
+    raw = start(recover=True).connect()
+    assert settings(raw, "Newer") == (True, 2)
+    assert bodies(raw.read("Ordered", queue=1)) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert raw.send("Ordered", b"5", queue=1, stamp="p.0.5").ext["laneDuplicate"] == "true"
+    assert raw.lane_lock("c", "Ordered", queues=(1,)).lane_leases[0].epoch > epoch
+
+
+def test_a_folder_that_is_restored_as_a_whole_is_accepted(start: Start, folder: Path) -> None:
+    running = start()
+    fill(running)
+    running.stop()
+    backup = shutil.copytree(folder / "data", folder / "backup")
+    start().stop()
+    start(backup).stop()
+    start(backup).stop()
+
+
+def test_a_crash_between_the_two_generations_is_no_older_database(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RecoveryFile, "reach_generation", lambda self, generation: None)
+    start().stop()
+    monkeypatch.undo()
+    start().stop()
+    start().stop()
+
+
+def test_without_its_generation_an_older_database_would_grant_an_epoch_twice(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control."""
+    epoch = put_back_older(start, folder, "stopped")
+    monkeypatch.setattr("lanemq.log.store.older_state", lambda state, facts: False)
+    raw = start().connect()
+    raw.unlock("a", "Ordered", queues=(1,))
+    assert raw.lane_lock("c", "Ordered", queues=(1,)).lane_leases[0].epoch <= epoch
 
 
 def test_epochs_stay_below_the_floor_that_is_on_disk(start: Start, folder: Path) -> None:

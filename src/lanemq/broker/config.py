@@ -117,8 +117,9 @@ class BrokerOptions:
     """Seconds between two writes of committed offsets. Long: a crash forgets, and so redelivers, more."""
 
     recover: bool = False
-    """Whether to start although `state.db` or its write-ahead log was lost: topics, their order and an epoch floor come
-    from `recovery.json`, producers from the log. Groups whose offsets were lost begin at their start position."""
+    """Whether to start although `state.db` or its write-ahead log was lost, or is an older copy: topics, their order
+    and an epoch floor come from `recovery.json`, producers from the log. Groups whose offsets were lost begin at their
+    start position."""
 
     history: Path | None = None
     """Folder for the history of leases and offsets, which `lanemq check` reads; None: no history."""

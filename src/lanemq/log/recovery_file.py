@@ -6,6 +6,9 @@ rebuilds them from this copy: a topic keeps its order and its queues, and no epo
 The file is small and replaced as a whole, synced before the change that it contains takes effect. Epochs change often,
 so the floor is above every epoch ever granted and is raised in steps.
 
+Both files have a generation, which every start and every clean stop raises, first in `state.db` and then here. If that
+of `state.db` is lower, it is an older copy that was put back: epochs would be granted twice.
+
 A second file, `running`, exists while `state.db` is open: if a broker was killed, there must be a write-ahead log. It
 is a file of its own because it can be removed when the disk is full.
 """
@@ -28,6 +31,8 @@ class SavedFacts(msgspec.Struct, forbid_unknown_fields=True):
     epoch_floor: int = 0
     topics: dict[str, str] = {}
     dropped: dict[str, int] = {}
+    generation: int = 0
+    """The generation of `state.db`, which grows with every start and every clean stop."""
 
 
 class RecoveryFile:
@@ -92,6 +97,11 @@ class RecoveryFile:
         if epoch > self._facts.epoch_floor:
             with self._lock:
                 self._replace(msgspec.structs.replace(self._facts, epoch_floor=_floor_above(epoch)))
+
+    def reach_generation(self, generation: int) -> None:
+        """Raise the generation; `state.db` has it already."""
+        with self._lock:
+            self._replace(msgspec.structs.replace(self._facts, generation=generation))
 
     def _replace(self, facts: SavedFacts) -> None:
         new = self._path.with_suffix(".new")

@@ -19,6 +19,7 @@ from lanemq.log.recovery_file import RecoveryFile, SavedFacts
 from lanemq.model.errors import StorageError
 
 EPOCH_FLOOR = "epoch-floor"
+GENERATION = "generation"
 _REBUILD = "rebuild indexes"
 
 VERSION = 3
@@ -163,6 +164,7 @@ class State:
             db.execute("REPLACE INTO kv VALUES (?, ?)", (EPOCH_FLOOR, str(facts.epoch_floor)))
             db.execute("UPDATE leases SET owner = '', epoch = max(epoch, ?)", (facts.epoch_floor,))
             db.execute("UPDATE checkpoint SET clean = 0")
+            db.execute("REPLACE INTO kv VALUES (?, '1')", (_REBUILD,))
 
     # Topics and groups: a name, and settings as text.
 
@@ -231,6 +233,18 @@ class State:
     def epoch_floor(self) -> int:
         """The highest epoch of any deleted lease."""
         return int(self.get(EPOCH_FLOOR) or 0)
+
+    def generation(self) -> int:
+        """How often this database was opened and cleanly closed; an older copy has a lower number."""
+        return int(self.get(GENERATION) or 0)
+
+    def new_generation(self) -> None:
+        """Make every copy of the database that was taken before an older one."""
+        facts = None if self._copy is None else self._copy.facts
+        generation = 1 + max(self.generation(), 0 if facts is None else facts.generation)
+        self.put(GENERATION, str(generation))
+        if self._copy is not None:
+            self._copy.reach_generation(generation)
 
     # Producers, as of the checkpoint.
 
@@ -352,6 +366,11 @@ class State:
 
 def _upgrade(version: int) -> list[str]:
     return [statement for step in range(version, VERSION) for statement in UPGRADES[step]]
+
+
+def older_state(state: State, facts: SavedFacts) -> bool:
+    """Whether the database is an older copy than the one that the broker used last."""
+    return state.generation() < facts.generation
 
 
 def lost_state(path: Path, *, running: bool) -> str | None:

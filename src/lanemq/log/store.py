@@ -32,9 +32,9 @@ from lanemq.log.queue_index import (
 from lanemq.log.reading import ReadResult, ReadStatus, TimeSearch, gather, nothing_to_read
 from lanemq.log.record_bytes import facts_of, size_at
 from lanemq.log.recovery import OnRecord, RecoveryReport, Startup
-from lanemq.log.recovery_file import RecoveryFile
+from lanemq.log.recovery_file import RecoveryFile, SavedFacts
 from lanemq.log.retention import Retention
-from lanemq.log.state import DamageRow, ProducerRow, State, lost_state
+from lanemq.log.state import DamageRow, ProducerRow, State, lost_state, older_state
 from lanemq.model.errors import CorruptRecord, StorageError, WriteFailed
 from lanemq.wire.record import HEAD_BYTES
 
@@ -100,6 +100,7 @@ class Store:
         if not report.clean:
             self.checkpoint(producers())
         self.state.mark_running()
+        self.state.new_generation()
         self._copy.set_running(True)
         self._ready = True
         return report
@@ -284,6 +285,8 @@ class Store:
         work = self.checkpoints.take(self.appender.published)
         assert work is not None
         self.checkpoints.write(work._replace(mark=work.mark._replace(clean=True)), producers)
+        with contextlib.suppress(WriteFailed):  # the database has it, and may be ahead
+            self.state.new_generation()
 
 
 def _open_state(
@@ -292,24 +295,25 @@ def _open_state(
     """Open the database; refuse one that is not that of the log beside it, unless asked to recover."""
     facts = copy.facts
     # Other kinds of state, of tests and simulations, are not in a file.
-    lost = (
-        lost_state(path, running=copy.running) if (log.segments or facts is not None) and open_state is State else None
-    )
+    used = (log.segments or facts is not None) and open_state is State
+    lost = lost_state(path, running=copy.running) if used else None
     if lost is not None and not (recover and facts is not None):
         log.close()
-        by_copy = (
-            ""
-            if facts is None
-            else f", or start once with --recover, which rebuilds the topics, their order and the"
-            f" epochs from {path.with_name('recovery.json')}, at least a minute after the broker ended"
-        )
         raise StorageError(
             f"{lost}, but the log beside it holds messages: restore it from a backup, together with "
-            f"{path.name}-wal if there is one{by_copy}. Starting without it would send groups to other positions "
-            f"and could grant an epoch twice; nothing was changed"
+            f"{path.name}-wal if there is one{_by_copy(path, facts)}. Starting without it would send groups to other "
+            f"positions and could grant an epoch twice; nothing was changed"
         )
     state = open_state(path)
     try:
+        if used and lost is None and facts is not None and older_state(state, facts):
+            lost = f"{path} is an older copy"
+            if not recover:
+                raise StorageError(
+                    f"{lost}: it was put back after the broker had used a newer one. Put the newer one back, or "
+                    f"restore the whole data folder from one backup{_by_copy(path, facts)}. Starting with it would "
+                    f"send groups back to older positions and could grant an epoch twice"
+                )
         if lost is not None and facts is not None:
             state.recover_from(facts)
         state.copy_to(copy)
@@ -317,5 +321,15 @@ def _open_state(
         copy.set_running(False)
     except StorageError:
         state.close()
+        log.close()
         raise
     return state
+
+
+def _by_copy(path: Path, facts: SavedFacts | None) -> str:
+    if facts is None:
+        return ""
+    return (
+        f", or start once with --recover, which rebuilds the topics, their order and the epochs from "
+        f"{path.with_name('recovery.json')}, at least a minute after the broker ended"
+    )
