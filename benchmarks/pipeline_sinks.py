@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.types import BooleanType, DoubleType, LongType, StringType, StructField, StructType, TimestampType
-from tests.pipelines.sinks import postgres_server
+from tests import postgres_server
 
 from benchmarks.harness import TOPIC, BrokerProcess
 from lanemq.pipelines.batch import Batch

@@ -1,7 +1,7 @@
 """Settings of all tests, and fixtures of Spark and pipeline tests.
 
 Hypothesis has no deadlines, because they would only measure how busy a machine is. All Spark tests share a session and
-a broker, and each has a topic and a group.
+a broker, and each has a topic and a group. All tests share one PostgreSQL server.
 """
 
 import os
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests import postgres_server
 from tests.certificates import Authority, new_authority
 
 from lanemq.client.admin.admin import Admin
@@ -57,6 +58,15 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def _target(item: pytest.Item) -> object:
     call = getattr(item, "callspec", None)
     return None if call is None else call.params.get("target")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[postgres_server.Server]:
+    reason = postgres_server.reason_to_skip()
+    if reason is not None:
+        pytest.skip(reason)
+    with postgres_server.running_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -50,13 +50,34 @@ _UNREAD: Any = object()
 class MessageSource:
     """What all messages share that were read from one queue under one lease."""
 
-    __slots__ = ("codec", "epoch", "is_retry", "queue")
+    __slots__ = ("codec", "epoch", "group", "in_order", "is_retry", "queue", "redriven")
 
-    def __init__(self, queue: MessageQueue, codec: Codec, epoch: Epoch) -> None:
+    def __init__(
+        self,
+        queue: MessageQueue,
+        codec: Codec,
+        epoch: Epoch,
+        *,
+        group: str = "",
+        in_order: bool = False,
+        redriven: bool = False,
+    ) -> None:
         self.queue = queue
         self.codec = codec
         self.epoch = epoch
+        self.group = group
+        """Empty if no consumer read them."""
+        self.in_order = in_order
+        """Whether the handler gets the messages of a key one after the other."""
+        self.redriven = redriven
+        """Whether they come from a parked lane."""
         self.is_retry = queue.topic.startswith(RETRY_PREFIX)
+
+    def of_parked_lane(self) -> "MessageSource":
+        """The same source, for messages that a redrive delivers."""
+        return MessageSource(
+            self.queue, self.codec, self.epoch, group=self.group, in_order=self.in_order, redriven=True
+        )
 
 
 @compiled
@@ -97,6 +118,16 @@ class Message(MessageBase):
     @property
     def queue(self) -> MessageQueue:
         return self._source.queue
+
+    @property
+    def source(self) -> MessageSource:
+        """What it shares with all messages of its queue."""
+        return self._source
+
+    @property
+    def group(self) -> str:
+        """The group whose consumer read it; empty if none did."""
+        return self._source.group
 
     @property
     def offset(self) -> QueueOffset:

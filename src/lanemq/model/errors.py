@@ -24,7 +24,8 @@ LaneError
 │   ├── Dropped              given up by drop() before it was sent
 │   ├── LeaseLost            the queue belongs to another member now
 │   ├── GroupConflict        another member consumes the topic with another order
-│   └── SinkFenced           a newer run of this pipeline writes to the sink now
+│   ├── SinkFenced           a newer run of this pipeline writes to the sink now
+│   └── EffectRefused        the database cannot tell whether the message was applied
 ├── CodecError             a value that cannot be encoded or decoded; says where it is
 │   └── Undecodable          a message's body; trying again does not help
 └── StorageError
@@ -201,6 +202,10 @@ class GroupConflict(OrderError):
 
 class SinkFenced(OrderError):
     """A newer run of this pipeline writes to the sink; this one must stop."""
+
+
+class EffectRefused(OrderError):
+    """What the database knows of a lane contradicts the message: it was neither certainly applied nor certainly not."""
 
 
 class CodecError(LaneError):

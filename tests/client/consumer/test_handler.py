@@ -8,8 +8,10 @@ from tests.client.consumer.fakes import message
 from tests.client.consumer.worker_fixture import run_of
 
 from lanemq.client.consumer.turns.handler import (
+    AlreadyApplied,
     ConcurrentHandler,
     ConcurrentlyStatus,
+    HandlerCall,
     MessageFailed,
     OrderlyHandler,
     OrderlyStatus,
@@ -48,6 +50,28 @@ def test_each_verdict_gives_its_outcome() -> None:
     assert stop_after(later, batch) == Stop(Suspend(Millis(2500)), error=later)
     assert stop_after(whenever, batch) == Stop(Suspend(None), error=whenever)
     assert stop_after(dead, batch) == Stop(Suspend(None), error=dead, dead_letter="bad")
+
+
+@pytest.mark.parametrize("kind", ["function", "orderly listener", "concurrent listener"])
+def test_what_was_applied_before_is_done_and_the_rest_of_the_batch_runs_again(kind: str) -> None:
+    batch = (message(0), message(1), message(2))
+
+    def ends(verdict: AlreadyApplied) -> Stop | None:
+        def handler(*_: Any) -> Any:
+            raise verdict
+
+        handle = {
+            "function": batch_handler(HandlerCall("h", False, handler), batched=True),
+            "orderly listener": OrderlyHandler(handler),
+            "concurrent listener": ConcurrentHandler(handler),
+        }[kind]
+        return handle(batch, run_of(*batch))
+
+    assert ends(AlreadyApplied(message=batch[2])) is None
+    assert ends(AlreadyApplied(message=batch[0])) == Stop(STOPPED, succeeded=1)
+    mixed = ends(AlreadyApplied())
+    assert mixed is not None
+    assert mixed.outcome is ONE_BY_ONE
 
 
 @pytest.mark.parametrize("after", [float("nan"), float("inf"), -1, -0.001, "soon", True, [5]])

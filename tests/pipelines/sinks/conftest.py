@@ -1,25 +1,15 @@
-"""Targets of every kind, and a PostgreSQL server for all tests."""
+"""Targets of every kind."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipelines.sinks import postgres_server
 from tests.pipelines.sinks.targets import DeltaTarget, ParquetTarget, PostgresTarget, SqliteTarget, Target, TopicTarget
 
 MERGING = ("delta", "sqlite", "postgres")
 FENCING = (*MERGING, "parquet")
 ALL = (*FENCING, "topic")
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[postgres_server.Server]:
-    reason = postgres_server.reason_to_skip()
-    if reason is not None:
-        pytest.skip(reason)
-    with postgres_server.running_server() as server:
-        yield server
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
-from tests.pipelines.sinks.postgres_server import Server
 from tests.pipelines.sinks.targets import CHANGES, PostgresTarget, changes, named
+from tests.postgres_server import Server
 
 from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.pipelines.ports import Append, Merge

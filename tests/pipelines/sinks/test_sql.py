@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
-from tests.pipelines.sinks.postgres_server import Server
 from tests.pipelines.sinks.targets import (
     CHANGES,
     EVENTS,
@@ -23,6 +22,7 @@ from tests.pipelines.sinks.targets import (
     dies_at,
     named,
 )  # fmt: skip
+from tests.postgres_server import Server
 
 from lanemq.model.errors import InvalidOption, RequestTimedOut, SinkFenced, StorageError, TransportError
 from lanemq.pipelines.ports import Append, Merge

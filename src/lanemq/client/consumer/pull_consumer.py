@@ -187,7 +187,7 @@ class PullConsumer:
         if reply.code not in _NOT_NEW:
             raise error_for(reply.code, reply.remark)
         self._positions[queue] = QueueOffset(PullResponse.from_ext(reply.ext).next_begin_offset)
-        messages = read_messages(MessageSource(queue, self._codec, Epoch(0)), reply.body)
+        messages = read_messages(MessageSource(queue, self._codec, Epoch(0), group=self._group), reply.body)
         return [message for message in messages if self._tags.accepts(message.tag)]
 
     def _known(self, queue: MessageQueue) -> QueueOffset:

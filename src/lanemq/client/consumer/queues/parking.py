@@ -187,7 +187,7 @@ class LaneParker:
         status, record = await self._calls.next(assigned.queue, assigned.epoch, request)
         if assigned.released:
             return
-        message = Message(assigned.source, record, 0) if record else None
+        message = Message(assigned.source.of_parked_lane(), record, 0) if record else None
         if message is not None and self._options.history.on:
             self._options.history.redriven(self._place(assigned.queue, message.queue_offset), request.key or "")
         if status is None:

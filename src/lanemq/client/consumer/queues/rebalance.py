@@ -291,7 +291,9 @@ class Rebalancer:
 
     def _assign(self, queue: MessageQueue, lease: QueueLease | None, start: StartPosition, lane: bool) -> None:
         active, options = self._subscriptions[queue.topic], self._options
-        source = MessageSource(queue, self._codec, lease.epoch if lease is not None else Epoch(0))
+        epoch = lease.epoch if lease is not None else Epoch(0)
+        in_order = active.subscription.ordered
+        source = MessageSource(queue, self._codec, epoch, group=options.group, in_order=in_order)
         assigned = AssignedQueue(queue, active, source, lease, options.times(lane), lane=lane, start=start)
         now = options.clock.now()
         if lease is not None:

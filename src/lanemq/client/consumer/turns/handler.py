@@ -72,6 +72,13 @@ class Skip(HandlerVerdict):
         super().__init__(*([why] if why else []))
 
 
+class AlreadyApplied(Skip):
+    """Raised by `lanemq.effects.once`: an earlier delivery of the message had its effect, so it is done.
+
+    In a batch it names the last message of those that were applied; without a name, the messages run one by one.
+    """
+
+
 class ToDeadLetter(HandlerVerdict):
     """Moves the message to the group's dead letters at once, with the reason; the lane goes on."""
 
@@ -252,7 +259,8 @@ def stop_after(error: BaseException, batch: Batch) -> Stop | None:
     concerned = None if len(batch) == 1 else 1
     match error:
         case Skip():
-            log.info("handler skipped %s: %s", batch[at], describe(error))
+            level = logging.DEBUG if isinstance(error, AlreadyApplied) else logging.INFO
+            log.log(level, "handler skipped %s: %s", batch[at], describe(error))
             return None if at == len(batch) - 1 else Stop(STOPPED, succeeded=at + 1)
         case Retry():
             return Stop(Suspend(delay), succeeded=at, concerned=concerned, error=error)
@@ -340,6 +348,8 @@ class OrderlyHandler:
             status = self._listener(batch, context)
             if status is not None:
                 refuse_unfinished(status)
+        except AlreadyApplied as repeat:
+            return stop_after(repeat, batch)
         except BaseException as error:  # noqa: BLE001 - logged by the worker; RocketMQ suspends too
             return Stop(_suspended(context), error=error)
         if not (context.auto_commit or self._manual):
@@ -382,6 +392,8 @@ class ConcurrentHandler:
             status = self._listener(batch, context)
             if status is not None:
                 refuse_unfinished(status)
+        except AlreadyApplied as repeat:
+            return stop_after(repeat, batch)
         except BaseException as error:  # noqa: BLE001 - logged by the worker; RocketMQ sends back too
             return Stop(FAILED, error=error, delay_level=context.delay_level_when_next_consume)
         if status is ConcurrentlyStatus.CONSUME_SUCCESS:

@@ -1,0 +1,98 @@
+"""The rule of `lanemq.effects`: whether a message may have its effect on the user's database now.
+
+The database keeps, for each queue of a group, the highest epoch that has written to it, and for each lane the last
+message that was applied. Both are read and changed in the transaction of the effect, under locks.
+
+Invariant: a lane's messages are applied in the order of the log, each once. A delivery at or below the last applied
+message is a repeat, because nothing passes a message of its lane. If the evidence contradicts that, the delivery is
+refused: to skip it could lose an effect, to apply it could repeat one.
+
+Positions are those of the broker's commit log (RocketMQ's physical offset), not queue offsets: they go on growing when
+a topic is deleted and created again.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+
+class EffectOwner(Enum):
+    """How an owner's epoch compares with the highest that the database has seen for its queue."""
+
+    CURRENT = "current"
+    NEWER = "newer"
+    """The database must store the epoch first; from then on it refuses the owners before."""
+    STALE = "stale"
+
+
+def judge_owner(highest: int | None, epoch: int) -> EffectOwner:
+    """`highest` is None if the database has no epoch of the queue."""
+    if highest is None or epoch > highest:
+        return EffectOwner.NEWER
+    return EffectOwner.STALE if epoch < highest else EffectOwner.CURRENT
+
+
+class LogPlace(NamedTuple):
+    """Where a message is in the broker's log, and when it was stored there."""
+
+    position: int
+    stored_ms: int
+
+
+class PendingEffect(NamedTuple):
+    """One delivered message, as far as the rule needs it."""
+
+    lane: str
+    place: LogPlace
+    redriven: bool = False
+    """Whether it comes from a parked lane."""
+
+
+class EffectVerdict(Enum):
+    """What to do with a delivered message."""
+
+    NEW = "apply it"
+    REPEAT = "it was applied before"
+    LOG_BEGAN_AGAIN = "it was stored later than the last applied message, at a lower position of the log"
+    WAS_OVERTAKEN = "it comes from a parked lane, and a newer message of the lane was applied before it"
+
+
+NEW, REPEAT, LOG_BEGAN_AGAIN, WAS_OVERTAKEN = EffectVerdict
+
+
+def judge_effect(applied: LogPlace | None, effect: PendingEffect) -> EffectVerdict:
+    """`applied` is the last applied message of the lane; None if there is none."""
+    place = effect.place
+    if applied is None or place.position > applied.position:
+        return NEW
+    if place.position == applied.position:
+        return REPEAT if place.stored_ms == applied.stored_ms else LOG_BEGAN_AGAIN
+    if place.stored_ms > applied.stored_ms:
+        return LOG_BEGAN_AGAIN
+    return WAS_OVERTAKEN if effect.redriven else REPEAT
+
+
+class LaneEffects(NamedTuple):
+    """The messages of one lane in a batch, in order; `first` and `last` may be the same message."""
+
+    lane: str
+    first: PendingEffect
+    last: PendingEffect
+
+
+def by_lane(batch: Sequence[PendingEffect]) -> list[LaneEffects]:
+    """Sorted by lane: transactions that lock several lanes take them in the same order, so none waits in a circle."""
+    lanes: dict[str, LaneEffects] = {}
+    for effect in batch:
+        known = lanes.get(effect.lane)
+        lanes[effect.lane] = LaneEffects(effect.lane, known.first if known else effect, effect)
+    return sorted(lanes.values())
+
+
+def leading_repeats(verdicts: Sequence[EffectVerdict]) -> int | None:
+    """How many messages at the begin of a batch are repeats.
+
+    None if a repeat follows a new message: then the messages must be judged one by one.
+    """
+    repeats = next((at for at, verdict in enumerate(verdicts) if verdict is not REPEAT), len(verdicts))
+    return None if REPEAT in verdicts[repeats:] else repeats

@@ -1,0 +1,360 @@
+"""`once`: one transaction for the caller's writes, the message's place and the owner's epoch.
+
+    with once(message, engine) as session:
+        session.execute(...)
+
+Entering the block begins the transaction and judges the message; leaving it commits. A repeat ends the handler with
+`AlreadyApplied`, which the consumer counts as done: Python cannot leave out the body of a `with` statement in any other
+way, and code behind the block does not run either.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
+
+from lanemq.client.message import Message
+from lanemq.clock import Clock, SystemClock
+from lanemq.core.effects import PendingEffect, LogPlace
+from lanemq.effects.async_drivers import async_database_for
+from lanemq.effects.databases import AsyncEffectDatabase, EffectDatabase, perform, perform_async
+from lanemq.effects.drivers import database_for
+from lanemq.effects.statements import Dialect, EffectScope, lane_name, scope_of, tables_for
+from lanemq.effects.steps import EffectBatch, begin_effect, clean_tables, forget_effects
+from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, Seconds, to_seconds
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+    from sqlalchemy.orm import Session
+
+log = logging.getLogger(__name__)
+
+TABLE: Final = "lanemq_effects"
+KEEP: Final = timedelta(days=7)
+CLEAN_EVERY_MS: Final = 600_000
+_HOUR_MS: Final = 3_600_000
+
+Messages: TypeAlias = Message | Sequence[Message]
+
+
+class OnceOptions(TypedDict, total=False):
+    """The options of `once`."""
+
+    table: str
+    """`name` or `schema.name` of the table that remembers what was applied; `name_epochs` is its second one. Both are
+    created if they do not exist. Default: `lanemq_effects`."""
+    keep: Seconds
+    """How long a key is remembered after its last message; 7 days. Choose more than the broker's retention: what the
+    broker can still deliver is then always recognised. Less saves rows, and a later repeat is applied again."""
+    clock: Clock | None
+    """For tests."""
+
+
+class BlockingHandle(Protocol):
+    """What blocks: a DB-API connection, or a session or connection of SQLAlchemy."""
+
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+
+
+class AwaitedHandle(Protocol):
+    """What is awaited: a connection of psycopg or aiosqlite, or a session or connection of SQLAlchemy."""
+
+    async def commit(self) -> None: ...
+    async def rollback(self) -> None: ...
+
+
+B = TypeVar("B", bound=BlockingHandle)
+A = TypeVar("A", bound=AwaitedHandle)
+B_co = TypeVar("B_co", bound=BlockingHandle, covariant=True)
+A_co = TypeVar("A_co", bound=AwaitedHandle, covariant=True)
+
+
+class BlockingPool(Protocol[B_co]):
+    """psycopg_pool.ConnectionPool."""
+
+    def connection(self) -> AbstractContextManager[B_co]: ...
+
+
+class AwaitedPool(Protocol[A_co]):
+    """psycopg_pool.AsyncConnectionPool."""
+
+    def connection(self) -> AbstractAsyncContextManager[A_co]: ...
+
+
+@overload
+def once(message: Messages, engine: A, **options: Unpack[OnceOptions]) -> AbstractAsyncContextManager[A]: ...
+@overload
+def once(message: Messages, engine: B, **options: Unpack[OnceOptions]) -> AbstractContextManager[B]: ...
+@overload
+def once(
+    message: Messages, engine: Callable[[], A | Awaitable[A]], **options: Unpack[OnceOptions]
+) -> AbstractAsyncContextManager[A]: ...
+@overload
+def once(message: Messages, engine: Callable[[], B], **options: Unpack[OnceOptions]) -> AbstractContextManager[B]: ...
+@overload
+def once(
+    message: Messages, engine: AwaitedPool[A], **options: Unpack[OnceOptions]
+) -> AbstractAsyncContextManager[A]: ...
+@overload
+def once(message: Messages, engine: BlockingPool[B], **options: Unpack[OnceOptions]) -> AbstractContextManager[B]: ...
+@overload
+def once(
+    message: Messages, engine: "AsyncEngine", **options: Unpack[OnceOptions]
+) -> "AbstractAsyncContextManager[AsyncSession]": ...
+@overload
+def once(message: Messages, engine: "Engine", **options: Unpack[OnceOptions]) -> "AbstractContextManager[Session]": ...
+def once(message: Messages, engine: Any, **options: Unpack[OnceOptions]) -> Any:
+    """A transaction in which the message has its effect once, whatever is delivered again.
+
+    Args:
+        message: The message, or all messages of a batch.
+        engine: What reaches the database. A SQLAlchemy engine, sessionmaker, session or connection; a connection of
+            sqlite3, psycopg or any other DB-API driver; a pool of psycopg or asyncpg; or a function that opens a
+            connection, which is closed after the block. Those that are awaited need `async with`.
+        options: `OnceOptions`.
+
+    Raises:
+        AlreadyApplied: on entering, for a repeat; the consumer takes the message as done.
+        LeaseLost: on entering, if a newer owner of the queue has written to the database.
+        EffectRefused: on entering, if the database contradicts the message.
+    """
+    clock = options.get("clock") or _CLOCK
+    return Once(message, engine, options.get("table", TABLE), options.get("keep", KEEP), clock)
+
+
+_CLOCK = SystemClock()
+
+
+class Once:
+    """The block of one call of `once`."""
+
+    def __init__(self, message: Messages, engine: Any, table: str, keep: Seconds, clock: Clock) -> None:
+        self._engine = engine
+        self._table = table
+        self._clock = clock
+        messages = (message,) if isinstance(message, Message) else tuple(message)
+        self._batch = effect_batch(messages, _expiry_hour(clock.wall(), keep))
+        self._database: EffectDatabase | None = None
+        self._async_database: AsyncEffectDatabase | None = None
+
+    def __enter__(self) -> Any:
+        if self._database is not None:
+            raise UsageError("this `once` is entered already: call once(...) for each block")
+        database = self._database = database_for(self._engine)
+        try:
+            perform(begin_effect(tables_for(database.dialect, self._table), self._batch), database)
+        except BaseException:
+            self._give_up(database)
+            raise
+        return database.handle
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        database = self._database
+        assert database is not None
+        if kind is not None:
+            self._give_up(database)
+            return
+        try:
+            database.commit()
+        except BaseException:
+            self._give_up(database)
+            raise
+        try:
+            self._clean(database)
+        finally:
+            self._database = None
+            database.close()
+
+    def _give_up(self, database: EffectDatabase) -> None:
+        self._database = None
+        with contextlib.suppress(Exception):  # a lost connection rolls back by itself
+            database.roll_back()
+        with contextlib.suppress(Exception):
+            database.close()
+
+    def _clean(self, database: EffectDatabase) -> None:
+        now = self._clock.wall()
+        if not CLEANING.is_due(database.dialect, self._table, now):
+            return
+        try:
+            more = perform(clean_tables(tables_for(database.dialect, self._table), now // _HOUR_MS), database)
+        except Exception as error:  # noqa: BLE001 - the effect is committed; the next cleaning tries again
+            _cleaning_failed(self._table, error)
+            with contextlib.suppress(Exception):
+                database.roll_back()
+        else:
+            CLEANING.done(database.dialect, self._table, now, more=more)
+
+    async def __aenter__(self) -> Any:
+        if self._async_database is not None:
+            raise UsageError("this `once` is entered already: call once(...) for each block")
+        database = self._async_database = await async_database_for(self._engine)
+        try:
+            await perform_async(begin_effect(tables_for(database.dialect, self._table), self._batch), database)
+        except BaseException:
+            await self._give_up_async(database)
+            raise
+        return database.handle
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        database = self._async_database
+        assert database is not None
+        if kind is not None:
+            await self._give_up_async(database)
+            return
+        try:
+            await database.commit()
+        except BaseException:
+            await self._give_up_async(database)
+            raise
+        try:
+            await self._clean_async(database)
+        finally:
+            self._async_database = None
+            await database.close()
+
+    async def _give_up_async(self, database: AsyncEffectDatabase) -> None:
+        self._async_database = None
+        with contextlib.suppress(Exception):
+            await database.roll_back()
+        with contextlib.suppress(Exception):
+            await database.close()
+
+    async def _clean_async(self, database: AsyncEffectDatabase) -> None:
+        now = self._clock.wall()
+        if not CLEANING.is_due(database.dialect, self._table, now):
+            return
+        try:
+            tables = tables_for(database.dialect, self._table)
+            more = await perform_async(clean_tables(tables, now // _HOUR_MS), database)
+        except Exception as error:  # noqa: BLE001 - the effect is committed; the next cleaning tries again
+            _cleaning_failed(self._table, error)
+            with contextlib.suppress(Exception):
+                await database.roll_back()
+        else:
+            CLEANING.done(database.dialect, self._table, now, more=more)
+
+
+def effect_batch(messages: tuple[Message, ...], expiry_hour: int) -> EffectBatch:
+    """The messages as the rule sees them.
+
+    Messages that the handler gets in order share the lane of their key. Any other message is a lane by itself: its id
+    is remembered, and is the same if it is sent back and comes again through a retry topic.
+    """
+    if not messages:
+        raise UsageError("once() needs a message, and this batch is empty")
+    source = messages[0].source
+    if not source.group:
+        raise UsageError(
+            f"{messages[0]} was not delivered by a consumer, so `once` cannot know what was applied before it"
+        )
+    if any(message.source.queue != source.queue or message.source.epoch != source.epoch for message in messages):
+        raise UsageError("the messages of once() must be those of one batch: they come from several queues")
+    in_order = source.in_order and not source.is_retry
+    if in_order:
+        scope = scope_of(source.group, source.queue)
+        effects = tuple(
+            PendingEffect(
+                lane_name(each.key), LogPlace(each.record.position, each.record.store_timestamp), source.redriven
+            )
+            for each in messages
+        )
+    else:
+        scope = unordered_scope(source.group, messages[0].topic)
+        effects = tuple(PendingEffect(lane_name(each.message_id), LogPlace(0, 0)) for each in messages)
+    return EffectBatch(scope, source.epoch if in_order else 0, effects, messages, expiry_hour)
+
+
+def unordered_scope(group: str, topic: str) -> EffectScope:
+    return scope_of(group, MessageQueue(topic, "", -1))
+
+
+def _expiry_hour(now: Millis, keep: Seconds) -> int:
+    seconds = to_seconds(keep)
+    if not 0 <= seconds <= 3e10:
+        raise InvalidOption(f"keep={keep!r}: write seconds, at least 0, or a timedelta")
+    return now // _HOUR_MS + int(seconds // 3600) + 1
+
+
+class _Cleaning:
+    """When this process cleans which table next."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._due: dict[tuple[Dialect, str], Millis] = {}
+
+    def is_due(self, dialect: Dialect, table: str, now: Millis) -> bool:
+        """True for one caller; the next one has to wait, or for `done` to say that there is more."""
+        with self._mutex:
+            if now < self._due.get((dialect, table), now):
+                return False
+            self._due[(dialect, table)] = Millis(now + CLEAN_EVERY_MS)
+            return True
+
+    def done(self, dialect: Dialect, table: str, now: Millis, *, more: bool) -> None:
+        if more:
+            with self._mutex:
+                self._due[(dialect, table)] = now
+
+
+CLEANING = _Cleaning()
+
+
+def _cleaning_failed(table: str, error: Exception) -> None:
+    log.warning("table %s: rows whose time is over could not be deleted, trying again later: %s", table, error)
+
+
+def forget(engine: Any, *, group: str, topic: str, key: str | None = None, table: str = TABLE) -> None:
+    """Forgets what a group applied of a topic, so that it is applied again when it is delivered again.
+
+    Without `key`, everything of the topic, epochs included: stop the group's consumers before. A topic that the group
+    consumes concurrently can only be forgotten as a whole.
+    """
+    database = database_for(engine)
+    try:
+        lane = None if key is None else lane_name(key)
+        steps = forget_effects(tables_for(database.dialect, table), group, topic, unordered_scope(group, topic), lane)
+        perform(steps, database)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            database.roll_back()
+        raise
+    finally:
+        database.close()
+
+
+async def forget_async(engine: Any, *, group: str, topic: str, key: str | None = None, table: str = TABLE) -> None:
+    """`forget`, for connections that are awaited."""
+    database = await async_database_for(engine)
+    try:
+        lane = None if key is None else lane_name(key)
+        steps = forget_effects(tables_for(database.dialect, table), group, topic, unordered_scope(group, topic), lane)
+        await perform_async(steps, database)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            await database.roll_back()
+        raise
+    finally:
+        await database.close()
+
+
+def table_definition(dialect: str, table: str = TABLE) -> str:
+    """The SQL that creates the tables, for programs whose database user may not: "postgresql", "sqlite" or "other"."""
+    try:
+        kind = Dialect(dialect)
+    except ValueError:
+        known = ", ".join(each.value for each in Dialect)
+        raise InvalidOption(f"dialect {dialect!r}: write one of {known}") from None
+    return "".join(f"{statement};\n" for statement in tables_for(kind, table).definition())

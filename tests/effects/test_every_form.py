@@ -1,0 +1,155 @@
+"""The contract of `once`, in every form of database: each message has its effect once, from its owner."""
+
+import pytest
+from tests.effects import forms
+from tests.effects.forms import Form
+from tests.effects.messages import HOUR, QUEUE, WallClock, delivered
+
+from lanemq.effects import AlreadyApplied, EffectRefused
+from lanemq.errors import LeaseLost, UsageError
+from lanemq.model.queue import MessageQueue
+
+every_form = pytest.mark.parametrize(
+    "form",
+    [
+        *forms.SQLITE,
+        *forms.ASYNC_SQLITE,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in (*forms.POSTGRES, *forms.ASYNC_POSTGRES)),
+    ],
+    indirect=True,
+)
+
+
+@every_form
+def test_a_repeat_has_no_second_effect(form: Form) -> None:
+    form.apply(delivered(5), "first")
+    with pytest.raises(AlreadyApplied):
+        form.apply(delivered(5), "again")
+    with pytest.raises(AlreadyApplied):
+        form.apply(delivered(4), "older")
+    form.apply(delivered(6), "next")
+    form.apply(delivered(5, "other-key"), "other key")
+    form.apply(delivered(2, None), "no key")
+    assert form.effects() == ["first", "next", "no key", "other key"]
+
+
+@every_form
+def test_a_block_that_raises_leaves_nothing_behind_and_can_be_tried_again(form: Form) -> None:
+    with pytest.raises(ZeroDivisionError):
+        form.apply(delivered(5), "failed", ZeroDivisionError())
+    assert form.effects() == []
+    form.apply(delivered(5), "done")
+    assert form.effects() == ["done"]
+
+
+@every_form
+def test_an_older_owner_is_refused_as_soon_as_a_newer_one_has_applied_any_key(form: Form) -> None:
+    form.apply(delivered(5, "a", epoch=7), "old owner")
+    form.apply(delivered(6, "b", epoch=8), "new owner")
+    with pytest.raises(LeaseLost, match="epoch 7"):
+        form.apply(delivered(7, "a", epoch=7), "stale")
+    with pytest.raises(LeaseLost):
+        form.apply(delivered(5, "a", epoch=7), "stale repeat")
+    with pytest.raises(AlreadyApplied):
+        form.apply(delivered(5, "a", epoch=8), "repeat after the hand-over")
+    form.apply(delivered(7, "a", epoch=8), "new owner goes on")
+    assert form.effects() == ["new owner", "new owner goes on", "old owner"]
+
+
+@every_form
+def test_a_batch_is_one_effect_and_names_what_was_applied_before(form: Form) -> None:
+    form.apply([delivered(1), delivered(2)], "1+2")
+    with pytest.raises(AlreadyApplied) as some:
+        form.apply(longer := [delivered(1), delivered(2), delivered(3)], "1+2+3")
+    assert some.value.message is longer[1]
+    form.apply([delivered(3)], "3")
+    with pytest.raises(AlreadyApplied) as whole:
+        form.apply(again := [delivered(2), delivered(3)], "2+3 again")
+    assert whole.value.message is again[1]
+    with pytest.raises(AlreadyApplied) as between:
+        form.apply([delivered(4, "new"), delivered(3), delivered(5)], "mixed")
+    assert between.value.message is None
+    assert form.effects() == ["1+2", "3"]
+
+
+@every_form
+def test_groups_topics_and_queues_do_not_know_each_other(form: Form) -> None:
+    form.apply(delivered(5, epoch=9), "shop")
+    form.apply(delivered(5, group="audit"), "audit")
+    form.apply(delivered(5, queue=MessageQueue("payments", "lanemq", 4)), "queue 4")
+    form.apply(delivered(5, queue=MessageQueue("payments", "other", 3)), "other broker")
+    form.apply(delivered(5, queue=MessageQueue("orders", "lanemq", 3)), "orders")
+    form.apply(delivered(5), "own table", table="own_effects")
+    assert form.effects() == ["audit", "orders", "other broker", "own table", "queue 4", "shop"]
+    form.query("DROP TABLE own_effects")
+    form.query("DROP TABLE own_effects_epochs")
+
+
+@every_form
+def test_forgotten_messages_are_applied_again(form: Form) -> None:
+    form.forget(group="shop", topic="payments")
+    for key in ("a", "b"):
+        form.apply(delivered(5, key, epoch=3), key)
+    form.forget(group="shop", topic="payments", key="a")
+    form.apply(delivered(4, "a", epoch=3), "a again")
+    with pytest.raises(AlreadyApplied):
+        form.apply(delivered(5, "b", epoch=3), "b again")
+    form.forget(group="shop", topic="payments")
+    form.apply(delivered(5, "b", epoch=1), "b from a broker that counts anew")
+    assert form.effects() == ["a", "a again", "b", "b from a broker that counts anew"]
+
+
+@every_form
+def test_rows_are_deleted_when_their_time_is_over(form: Form) -> None:
+    clock = WallClock()
+    form.apply(delivered(1, "short"), "short", clock=clock, keep=HOUR / 1000)
+    form.apply(delivered(2, "long"), "long", clock=clock, keep=10 * HOUR / 1000)
+    clock.wall_ms += 3 * HOUR
+    form.apply(delivered(3, "later"), "later", clock=clock)
+    assert sorted(row[0] for row in form.query("SELECT lane FROM lanemq_effects")) == ["later", "long"]
+
+
+@every_form
+def test_messages_without_order_are_known_by_their_id_also_in_the_retry_topic(form: Form) -> None:
+    retry = MessageQueue("%RETRY%shop", "lanemq", 0)
+    form.apply(delivered(9, in_order=False, message_id="A9"), "nine")
+    form.apply(delivered(8, in_order=False, message_id="A8"), "eight")
+    for again in (
+        delivered(9, in_order=False, message_id="A9"),
+        delivered(0, queue=retry, sent_to="payments", message_id="A9"),
+        delivered(0, queue=retry, sent_to="payments", message_id="A9", in_order=False),
+    ):
+        with pytest.raises(AlreadyApplied):
+            form.apply(again, "again")
+    assert form.effects() == ["eight", "nine"]
+
+
+@every_form
+def test_what_contradicts_the_database_is_refused_and_neither_applied_nor_skipped(form: Form) -> None:
+    form.apply(delivered(5, position=5000, stored_ms=100), "applied")
+    with pytest.raises(EffectRefused, match="forget"):
+        form.apply(delivered(0, position=10, stored_ms=200), "the broker's data was deleted")
+    with pytest.raises(EffectRefused, match="newer message"):
+        form.apply(delivered(4, position=4000, stored_ms=90, redriven=True), "overtaken while it was parked")
+    form.apply(delivered(0, position=6000, stored_ms=200), "the topic was created again")
+    assert form.effects() == ["applied", "the topic was created again"]
+
+
+@pytest.mark.parametrize("form", ["sqlite3", "session-sqlite", "sqlalchemy-connection"], indirect=True)
+def test_a_connection_inside_a_transaction_is_refused(form: Form) -> None:
+    form._write(form.engine, forms.INSERT.format("mine"))
+    with pytest.raises(UsageError, match="inside a transaction"):
+        form.apply(delivered(5), "late")
+    form.engine.rollback()
+    form.apply(delivered(5), "first")
+    assert form.effects() == ["first"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["psycopg", "session-postgres", "async-psycopg", "asyncpg"], indirect=True)
+def test_a_lost_transaction_of_postgres_leaves_a_usable_connection(form: Form) -> None:
+    form.query(f"INSERT INTO effects_of_the_test VALUES ('{QUEUE}')")
+    with pytest.raises(Exception, match="does_not_exist"):
+        form.apply(delivered(5), "x') ; SELECT does_not_exist --")
+    form.apply(delivered(5), "first")
+    assert form.effects() == ["first", str(QUEUE)]
