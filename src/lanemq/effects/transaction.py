@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypedDict, Ty
 
 from lanemq.client.message import Message
 from lanemq.clock import Clock, SystemClock
-from lanemq.core.effects import PendingEffect, LogPlace
+from lanemq.core.effects import LogPlace, PendingEffect
 from lanemq.effects.async_drivers import async_database_for
 from lanemq.effects.databases import AsyncEffectDatabase, EffectDatabase, perform, perform_async
 from lanemq.effects.drivers import database_for
