@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from lanemq.client.consumer.turns.handler import ToDeadLetter as ToDeadLetter
     from lanemq.client.message import Message as Message
     from lanemq.client.producer.async_producer import AsyncProducer as AsyncProducer
+    from lanemq.client.producer.batches import Outgoing as Outgoing
     from lanemq.client.producer.batches import SendArguments as SendArguments
     from lanemq.client.producer.freezes import Frozen as Frozen
     from lanemq.client.producer.options import ProducerSettings as ProducerSettings
@@ -142,7 +143,7 @@ else:
             ),
             "lanemq.client.message": ("Message",),
             "lanemq.client.producer.async_producer": ("AsyncProducer",),
-            "lanemq.client.producer.batches": ("SendArguments",),
+            "lanemq.client.producer.batches": ("Outgoing", "SendArguments"),
             "lanemq.client.producer.freezes": ("Frozen",),
             "lanemq.client.producer.options": ("ProducerSettings",),
             "lanemq.client.producer.producer": ("Producer",),
