@@ -29,7 +29,7 @@ def threads() -> list[str]:
 def test_the_broker_uses_the_given_clock(tmp_path: Path) -> None:
     clock = ManualClock()
     clock.passed = 5_000
-    with EmbeddedBroker(options(tmp_path), clock=clock) as broker, Producer(broker.address) as producer:
+    with EmbeddedBroker(options(tmp_path), clock=clock) as broker, Producer(broker.address, create="t") as producer:
         receipt = producer.send("t", b"x", key="k")
         with Admin(broker.address) as admin:
             assert admin.offset_at(receipt.queue, (WALL + 5_001) / 1000) == receipt.offset + 1

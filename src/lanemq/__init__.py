@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from lanemq.client.receipt import Receipt as Receipt
     from lanemq.client.receipt import StoredAs as StoredAs
     from lanemq.client.security import SecuritySettings as SecuritySettings
+    from lanemq.client.topics import NewTopic as NewTopic
     from lanemq.clock import Clock as Clock
     from lanemq.core.backoff import Backoff as Backoff
     from lanemq.core.consuming.flow_control import FlowLimits as FlowLimits
@@ -152,6 +153,7 @@ else:
                 "StoredAs",
             ),
             "lanemq.client.security": ("SecuritySettings",),
+            "lanemq.client.topics": ("NewTopic",),
             "lanemq.clock": ("Clock",),
             "lanemq.core.backoff": ("Backoff",),
             "lanemq.core.consuming.flow_control": ("FlowLimits",),

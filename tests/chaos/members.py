@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.roles import GROUP, TOPIC
+from tests.chaos.roles import FOUR_QUEUES, GROUP, TOPIC
 
 from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.verdict import Report
@@ -49,7 +49,7 @@ class LocalGroup:
         self._folder = folder
         self._broker = EmbeddedBroker().start()
         self.address = self._broker.address
-        self.producer = Producer(self.address)
+        self.producer = Producer(self.address, create=FOUR_QUEUES)
         self.done: list[tuple[str, str, int]] = []
         """Member, key and offset of every handler call that returned, in that order."""
         self._ends: list[Callable[[], None]] = [self._end_broker, self.producer.close]

@@ -33,6 +33,7 @@ from lanemq.client.message import Message
 from lanemq.client.producer import batches
 from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
+from lanemq.client.topics import NewTopic
 from lanemq.clock import SystemClock
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.queue_lease import LeaseTimes
@@ -41,6 +42,8 @@ from lanemq.history import History, Place, open_history
 from lanemq.net.address import parse_address
 
 TOPIC = "orders"
+FOUR_QUEUES = NewTopic(TOPIC, 4, ordered=False)
+"""As a send without a key would create it."""
 GROUP = "chaos"
 
 
@@ -92,7 +95,8 @@ def produce(settings: dict[str, Any]) -> None:
     ids = KnownIds()
     waiting: deque[Future[Receipt]] = deque()
     steps: dict[str, int] = {}
-    with Producer(settings["address"], timeout=60.0, **settings["options"]) as producer:
+    topic = NewTopic(TOPIC, settings["queues"], ordered=False)
+    with Producer(settings["address"], create=topic, **settings["options"]) as producer:
         number = 0
         while not signals and (not settings["count"] or number < settings["count"]):
             key = f"{settings['name']}-{number % settings['keys']}"

@@ -68,6 +68,7 @@ class SystemUnderTest:
         self.address = f"127.0.0.1:{lasting_port()}"
         self.events: list[Event] = []
         self._children: list[Child] = []
+        self._queues = 4
         self._read: dict[Path, int] = {}
         self._operator = open_history(self.history, "operator", SystemClock().now_ns)
 
@@ -77,6 +78,7 @@ class SystemUnderTest:
         """A broker on the folder's data, always on the same port."""
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
+        self._queues = options.get("default_queues", 4)
         settings = {"listen": self.address, "data": str(self.data), "ready": str(ready), "options": options}
         child = self._start("broker", "broker", settings, without)
         self.until("the broker listens", lambda: ready.exists() and ready.read_text(), alive=child)
@@ -84,7 +86,7 @@ class SystemUnderTest:
         return child
 
     def producer(self, name: str = "p", **settings: Any) -> Child:
-        defaults = {"count": 0, "keys": 20, "ahead": 100, "pause_ms": 0, "options": {}}
+        defaults = {"count": 0, "keys": 20, "ahead": 100, "pause_ms": 0, "options": {}, "queues": self._queues}
         return self._start("produce", name, {**defaults, **settings}, ())
 
     def consumer(self, name: str, without: Sequence[str] = (), prefix: Sequence[str] = (), **settings: Any) -> Child:

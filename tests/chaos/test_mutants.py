@@ -21,6 +21,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.consumer.consumer import Consumer
 from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
+from lanemq.client.topics import NewTopic
 from lanemq.log.store import Store
 from lanemq.model.java_hash import java_string_hash
 from lanemq.net.address import Address
@@ -105,7 +106,7 @@ def test_without_its_guard_a_simulated_run_breaks_a_promise(guard: str, monkeypa
 def steps_stored(system: SystemUnderTest, without: list[str]) -> list[int]:
     """Large and small messages of one key, many in flight, to a broker that is often too busy for the large ones."""
     broker = system.broker([*without, "slow_disk"], default_queues=1, max_pending_bytes=1 << 20)
-    with Producer(system.address, timeout=60.0, max_batch_messages=1) as producer:
+    with Producer(system.address, create=NewTopic("orders", 1, ordered=False), max_batch_messages=1) as producer:
         futures: list[Future[Receipt]] = []
         for step in range(60):
             body = step.to_bytes(4, "big") + Random(step).randbytes(600_000 if step % 2 == 0 else 10)
@@ -135,7 +136,7 @@ def test_only_the_checksum_keeps_a_flipped_bit_from_a_handler(
 ) -> None:
     sent = [f"message {number}" for number in range(10)]
     with EmbeddedBroker(BrokerOptions(tmp_path / "live", listen=Address("127.0.0.1", 0))) as broker:
-        with Producer(broker.address) as producer:
+        with Producer(broker.address, create="orders") as producer:
             for text in sent:
                 producer.send("orders", text, key="k", queue=0)
         shutil.copytree(tmp_path / "live", tmp_path / "crashed")

@@ -145,7 +145,7 @@ def test_a_history_that_is_not_closed_ends_with_its_client(tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_folder_is_all_a_run_needs_to_be_checked(kind: Callable[[Path], Any], tmp_path: Path) -> None:
     with EmbeddedBroker() as broker:
-        with Producer(broker.address, history=kind(tmp_path)) as producer:
+        with Producer(broker.address, create="orders", history=kind(tmp_path)) as producer:
             producer.send("orders", {"id": 1}, key="k")
         with Consumer(broker.address, group="g", topics="orders", history=kind(tmp_path)) as consumer:
             message = consumer.poll(timeout=30)

@@ -54,7 +54,7 @@ def seconds_to_find(broker: MovingBroker, sharing: Sharing = Sharing.CLUSTERING)
     def on_event(event: int, message: Message) -> None:
         inbox.add(event)
 
-    with Producer(broker.addresses) as producer:
+    with Producer(broker.addresses, create="T") as producer:
         producer.send("T", 1, key="k")
         with app:
             inbox.wait(1)

@@ -153,7 +153,7 @@ def test_a_producer_goes_on_encrypted_after_a_restart_of_the_broker(tmp_path: Pa
         tmp_path / "data", listen=Address("127.0.0.1", 0), tls=ServerTls(identity.cert, identity.key)
     )
     running = EmbeddedBroker(options).start()
-    with Producer(running.address, tls=TlsOptions(authority.ca), timeout=30.0) as producer:
+    with Producer(running.address, tls=TlsOptions(authority.ca), timeout=30.0, create="orders") as producer:
         producer.send("orders", 1, key="a")
         running.stop()
         running.start()

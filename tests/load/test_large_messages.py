@@ -10,6 +10,7 @@ from tests.chaos.members import until
 from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
+from lanemq.client.topics import NewTopic
 from lanemq.model.errors import LaneError
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -26,7 +27,7 @@ def content(number: int) -> bytes:
 def test_the_largest_messages_are_consumed_whole_and_in_order(tmp_path: Path) -> None:
     seen: list[bytes] = []
     with EmbeddedBroker() as broker:
-        with Producer(broker.address, timeout=30.0) as producer:
+        with Producer(broker.address, create=NewTopic("T", 4, ordered=False)) as producer:
             for number in range(COUNT):
                 producer.send("T", content(number), key="k")
         app = App(broker.address, group="g")
@@ -42,7 +43,7 @@ def test_the_largest_messages_are_consumed_whole_and_in_order(tmp_path: Path) ->
 
 
 def test_one_byte_more_than_the_largest_is_refused_and_the_next_one_passes() -> None:
-    with EmbeddedBroker() as broker, Producer(broker.address, timeout=30.0) as producer:
+    with EmbeddedBroker() as broker, Producer(broker.address, create=NewTopic("T", 4, ordered=False)) as producer:
         with pytest.raises(LaneError):
             producer.send("T", content(0) + b"x", key="k")
         assert producer.send("T", content(0), key="k").offset == 0
@@ -51,7 +52,7 @@ def test_one_byte_more_than_the_largest_is_refused_and_the_next_one_passes() -> 
 @pytest.mark.slow
 def test_spark_reads_the_largest_messages(spark: Any) -> None:
     with EmbeddedBroker() as broker:
-        with Producer(broker.address, timeout=30.0) as producer:
+        with Producer(broker.address, create=NewTopic("T", 4, ordered=False)) as producer:
             for number in range(COUNT):
                 producer.send("T", content(number), key="k")
         rows = spark.read.format("lanemq").option("servers", broker.address).option("topic", "T").load()

@@ -56,9 +56,9 @@ def test_pythons_own_remainder_would_choose_other_queues() -> None:
     assert any(pick_queue(key, queues).queue_id != java_string_hash(key) % 7 for key in negative)
 
 
-def test_a_topic_made_by_its_first_send_has_the_queues_its_producer_expects(tmp_path: Path) -> None:
+def test_a_topic_that_its_first_send_creates_has_the_queues_its_producer_expects(tmp_path: Path) -> None:
     """ "Same key, same queue", from the first message on, also with `--default-queues 2`."""
     options = BrokerOptions(tmp_path, listen=Address("127.0.0.1", 0), default_queues=2)
-    with EmbeddedBroker(options) as broker, Producer(broker.address, timeout=60.0) as producer:
+    with EmbeddedBroker(options) as broker, Producer(broker.address, create="orders") as producer:
         first = {key: producer.send("orders", 1, key=key).queue for key in KEYS}
         assert first == {key: producer.send("orders", 2, key=key).queue for key in KEYS}

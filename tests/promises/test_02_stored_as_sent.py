@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.chaos.mutants import stamp_check
 from tests.chaos.proxy import ProxiedBroker
+from tests.chaos.roles import FOUR_QUEUES
 from tests.chaos.system import TOPIC, stored_records
 
 from lanemq.client.producer.producer import Producer
@@ -43,7 +44,7 @@ def stored_steps(proxied: ProxiedBroker) -> dict[str, list[str]]:
 
 def send_over_a_bad_wire(proxied: ProxiedBroker) -> None:
     """Pipelined sends; in every round the broker's answers are lost and the connection is cut."""
-    with Producer(proxied.address, timeout=30.0, max_batch_messages=7) as producer:
+    with Producer(proxied.address, create=FOUR_QUEUES, max_batch_messages=7) as producer:
         producer.send(TOPIC, 0, key="k0")
         lost = 0
         for start in range(1, ROUNDS * PER_ROUND, PER_ROUND):
@@ -103,7 +104,7 @@ def first_wire(broker: ProxiedBroker) -> int:
 def test_one_producer_keeps_order_over_a_slow_connection(proxied: Callable[[], ProxiedBroker]) -> None:
     """ "For one producer, the messages of a key are stored in the order of its send calls.\""""
     broker = proxied()
-    with Producer(broker.address) as producer:
+    with Producer(broker.address, create=FOUR_QUEUES) as producer:
         send_two_while_the_first_wire_is_slow(broker, producer, producer)
     assert stored_steps(broker)["k"] == ['"warm"', "1", "2"]
 
@@ -112,6 +113,6 @@ def test_one_producer_keeps_order_over_a_slow_connection(proxied: Callable[[], P
 def test_a_naive_send_over_two_connections_inverts(proxied: Callable[[], ProxiedBroker]) -> None:
     """Negative control: two connections without common numbers, and the first one is slow."""
     broker = proxied()
-    with Producer(broker.address) as first, Producer(broker.address) as second:
+    with Producer(broker.address, create=FOUR_QUEUES) as first, Producer(broker.address) as second:
         send_two_while_the_first_wire_is_slow(broker, first, second)
     assert stored_steps(broker)["k"][2:] == ["2", "1"]

@@ -62,7 +62,7 @@ def producer(disk: PowerCutDisk) -> Iterator[Callable[[], Producer]]:
 
     def start() -> Producer:
         broker = EmbeddedBroker(open_store=partial(Store, disk=disk)).start()
-        made = Producer(broker.address, timeout=60.0)
+        made = Producer(broker.address, create="orders")
         ends.extend([lambda: broker.__exit__(None, None, None), made.close])
         return made
 
@@ -145,5 +145,5 @@ def test_a_sync_that_is_tried_again_succeeds_falsely(
 def test_a_relaxed_broker_says_so_in_its_receipts(tmp_path: Path) -> None:
     """ "A relaxed mode exists and every receipt … say so.\""""
     options = BrokerOptions(tmp_path, listen=Address("127.0.0.1", 0), durable=False)
-    with EmbeddedBroker(options) as broker, Producer(broker.address) as sender:
+    with EmbeddedBroker(options) as broker, Producer(broker.address, create="orders") as sender:
         assert sender.send("orders", 1, key="k").stored is StoredAs.RELAXED

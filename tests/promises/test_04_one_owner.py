@@ -13,6 +13,7 @@ from tests.chaos.losses import KINDS, SILENT_SECONDS, losses_in, why_no_namespac
 from tests.chaos.members import key_in, until
 from tests.chaos.mutants import dead_connection, lease_end
 from tests.chaos.proxy import ProxiedBroker
+from tests.chaos.roles import FOUR_QUEUES
 from tests.chaos.system import TOPIC, complaint, system_in
 
 from lanemq.checker.verdict import Verdict
@@ -71,7 +72,7 @@ def broker(tmp_path: Path) -> Iterator[ProxiedBroker]:
 
 def cut_off_and_take_over(broker: ProxiedBroker) -> tuple[Member, Member, float]:
     """`a` has a large backlog in memory when its network goes silent; then `b` joins and gets its queues."""
-    with Producer(broker.address) as producer:
+    with Producer(broker.address, create=FOUR_QUEUES) as producer:
         for number in range(MESSAGES):
             producer.send_oneway(TOPIC, number, key=f"k{number % 20}")
         producer.flush()

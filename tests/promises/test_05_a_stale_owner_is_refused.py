@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.chaos.mutants import epoch_check
+from tests.chaos.roles import FOUR_QUEUES
 from tests.chaos.system import TOPIC
 
 from lanemq.broker.config import BrokerOptions
@@ -58,7 +59,7 @@ class Member:
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(BrokerOptions(tmp_path, listen=Address("127.0.0.1", 0))) as broker:
-        with Producer(broker.address) as producer:
+        with Producer(broker.address, create=FOUR_QUEUES) as producer:
             producer.send(TOPIC, 0, key="k", queue=0)
         yield broker
 

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.chaos.roles import FOUR_QUEUES
 from tests.chaos.system import TOPIC
 
 from lanemq.broker.config import BrokerOptions
@@ -22,7 +23,7 @@ def damaged(tmp_path: Path) -> BrokerOptions:
     """A broker's folder as a crash left it, with one bit of message 4 flipped since."""
     options = BrokerOptions(tmp_path / "live", listen=Address("127.0.0.1", 0))
     with EmbeddedBroker(options) as broker:
-        with Producer(broker.address) as producer:
+        with Producer(broker.address, create=FOUR_QUEUES) as producer:
             for number in range(COUNT):
                 producer.send(TOPIC, f"message {number}", key="k", queue=0)
         shutil.copytree(tmp_path / "live", tmp_path / "crashed")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.chaos.members import LocalGroup, until
+from tests.chaos.roles import FOUR_QUEUES
 from tests.chaos.system import GROUP, TOPIC, complaint
 
 from lanemq import App, Producer, checker
@@ -123,7 +124,7 @@ def delayed_run(tmp_path: Path) -> Path:
     history = tmp_path / "history"
     options = BrokerOptions(tmp_path / "data", listen=Address("127.0.0.1", 0), history=history)
     got: list[int] = []
-    with EmbeddedBroker(options) as broker, Producer(broker.address, history=history) as producer:
+    with EmbeddedBroker(options) as broker, Producer(broker.address, history=history, create=FOUR_QUEUES) as producer:
         for number in range(4):
             producer.send(TOPIC, number, key="k", delay_level=(number + 1) % 2)
         app = App(broker.address, group=GROUP, history=history)

@@ -27,6 +27,8 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
     queue: MessageQueue
     offset: QueueOffset
+    """Its place in the queue; -1 if it is not known: for a delayed message, which gets a place when it is due, and for
+    a repeat whose place the broker has forgotten."""
     message_id: str
     key: str | None = None
     stored: StoredAs = StoredAs.UNKNOWN

@@ -6,6 +6,9 @@ RocketMQ's (MQClientInstance.topicRouteData2TopicPublishInfo), and pure.
 
 All name servers hold the same data. They are tried in turn, beginning with the one that answered last. If none
 answers, a known route stays in use: brokers keep working while every name server is down.
+
+A caller waits as long as it wants to and no longer, and callers that ask at the same time share the answer, or the
+failure: ten calls that find no name server take as long as one.
 """
 
 import asyncio
@@ -15,11 +18,14 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from lanemq.client.topics import MASTER, NewTopic, ensure, read_route, route_request, run, run_async
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import (
     ConnectFailed,
+    ConnectionLost,
     LaneError,
     RemoteProtocolError,
+    RequestTimedOut,
     TlsFailed,
     TopicNotFound,
     TransportError,
@@ -31,14 +37,11 @@ from lanemq.net.address import Address, parse_address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.net.connection import ConnectionPool
 from lanemq.net.security import OPEN, Security
-from lanemq.wire.codes import RequestCode, ResponseCode, error_for
+from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.route_bodies import PERM_READ, PERM_WRITE, BrokerData, QueueData, TopicRouteData
 
 log = logging.getLogger(__name__)
-
-MASTER = 0
-"""The id of the broker that takes writes and locks (RocketMQ's MixAll.MASTER_ID)."""
 
 DEFAULT_TOPIC_QUEUES = 4
 """Queues of a topic that a send creates (RocketMQ's DefaultMQProducer)."""
@@ -56,6 +59,9 @@ UNREACHABLE_MILLIS = 1_000
 
 REQUEST_SECONDS = 3.0
 """RocketMQ's time-out for name servers (ClientConfig.mqClientApiTimeout)."""
+
+APPEAR_TRIES, APPEAR_SECONDS = 30, 0.1
+"""How often to ask for a topic that was just created, and the pause: Apache name servers know it a little later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +107,27 @@ class TopicRoute:
 
 
 class _CachedRoutes:
-    """What both kinds of routes do without asking."""
+    """What both kinds of routes do without asking.
 
-    def __init__(self, servers: Sequence[Address], clock: Clock | None) -> None:
+    `declared` topics are created when they are first asked for, if they do not exist.
+    """
+
+    def __init__(self, servers: Sequence[Address], clock: Clock | None, declared: Iterable[NewTopic]) -> None:
         self._servers = NameServers(servers)
         self._clock = clock or SystemClock()
         self._cache = RouteCache()
+        self._declared = {topic.name: topic for topic in declared}
+
+    def usable(self, topic: str) -> TopicRoute | None:
+        """The route that a message may take without waiting: known and not contradicted, however old.
+
+        An old one has to be asked for again; see `is_due`.
+        """
+        return self._cache.usable(topic)
+
+    def is_due(self, topic: str) -> bool:
+        """Whether the route is known and too old."""
+        return self.known(topic) is not None and self.cached(topic) is None
 
     def cached(self, topic: str) -> TopicRoute | None:
         """The route, or None if it is unknown or too old to be used without asking."""
@@ -119,6 +140,10 @@ class _CachedRoutes:
     def stale(self, topic: str) -> None:
         """A broker contradicted the route: the next `get` asks again."""
         self._cache.stale(topic)
+
+    def expire(self, topic: str) -> None:
+        """The route may be old: the next `get` asks again, and until then messages may take it."""
+        self._cache.expire(topic)
 
     def unreachable(self, topic: str) -> None:
         """A broker of the topic cannot be reached and may be at another address: `get` asks again soon."""
@@ -152,12 +177,21 @@ class _CachedRoutes:
 
 
 class AsyncRoutes(_CachedRoutes):
-    """Routes on an event loop. Tasks that ask for the same topic share one request."""
+    """Routes on an event loop. Tasks that ask for the same topic share one request and its outcome."""
 
-    def __init__(self, servers: Sequence[Address], pool: ConnectionPool, clock: Clock | None = None) -> None:
-        super().__init__(servers, clock)
+    def __init__(
+        self,
+        servers: Sequence[Address],
+        pool: ConnectionPool,
+        clock: Clock | None = None,
+        *,
+        declared: Iterable[NewTopic] = (),
+    ) -> None:
+        super().__init__(servers, clock, declared)
         self._pool = pool
         self._locks: dict[str, asyncio.Lock] = {}
+        # The outcome of the last question about a topic: a new list each time, so that waiting tasks recognise it.
+        self._outcomes: dict[str, list[TransportError]] = {}
 
     async def get(self, topic: str, *, provisional: bool = False) -> TopicRoute:
         """The route of the topic.
@@ -165,18 +199,26 @@ class AsyncRoutes(_CachedRoutes):
         If the topic does not exist, raises `TopicNotFound`, or with `provisional` returns the route that its first
         message would create.
         """
+        before = self._outcomes.get(topic)
         async with self._locks.setdefault(topic, asyncio.Lock()):
             route = self.cached(topic)
             if route is not None and (provisional or not route.provisional):
                 return route
+            last = self._outcomes.get(topic)
+            if last and last is not before:  # it failed while this task waited for it
+                return self._not_refreshed(topic, last[0])
+            outcome = self._outcomes[topic] = list[TransportError]()
             try:
                 route = await self._request(topic, provisional)
             except TransportError as error:
+                outcome.append(error)
                 return self._not_refreshed(topic, error)
             return self._refreshed(topic, route)
 
-    async def ask(self, command: Command) -> Command:
-        """Sends a request to the name servers in turn, and returns the first reply."""
+    async def ask(self, command: Command, to: Address | None = None) -> Command:
+        """Sends a request to the name servers in turn and returns the first reply; or to a broker."""
+        if to is not None:
+            return await (await self._pool.get(to)).request(command, REQUEST_SECONDS)
         failures: list[LaneError] = []
         for address in self._servers.in_turn():
             try:
@@ -190,6 +232,16 @@ class AsyncRoutes(_CachedRoutes):
         raise self._servers.none_answered(failures)
 
     async def _request(self, topic: str, provisional: bool) -> TopicRoute | None:
+        declared = self._declared.get(topic)
+        if declared is not None:
+            tries = APPEAR_TRIES if await run_async(ensure(declared), self.ask) else 1
+            for number in range(tries):
+                data = read_route(await self.ask(route_request(topic)))
+                if data is not None:
+                    del self._declared[topic]
+                    return topic_route(topic, data)
+                await asyncio.sleep(APPEAR_SECONDS if number < tries - 1 else 0)
+            return None
         data = read_route(await self.ask(route_request(topic)))
         if data is not None:
             return topic_route(topic, data)
@@ -198,48 +250,120 @@ class AsyncRoutes(_CachedRoutes):
 
 
 class BlockingRoutes(_CachedRoutes):
-    """Routes without an event loop, for any number of threads. One thread asks, the others wait for its reply."""
+    """Routes without an event loop, for any number of threads.
 
-    def __init__(self, servers: Sequence[Address], clock: Clock | None = None, *, security: Security = OPEN) -> None:
-        super().__init__(servers, clock)
+    A thread of its own asks while callers wait for it, and ends when no question is left. So a caller can give up
+    waiting, and all questions that wait while the name servers do not answer fail together.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Address],
+        clock: Clock | None = None,
+        *,
+        security: Security = OPEN,
+        declared: Iterable[NewTopic] = (),
+    ) -> None:
+        super().__init__(servers, clock, declared)
         self._security = security
+        self._lock = threading.Lock()
+        # What callers wait for; guarded by `_lock`, as is `_answering`: a thread works on it.
+        self._questions: dict[tuple[str, bool], _Question] = {}
+        self._answering = False
+        # Held by the thread that uses the connections.
         self._asking = threading.Lock()
         self._connections: dict[Address, BlockingConnection] = {}
+        self._in_use: BlockingConnection | None = None
         self._closed = False
 
-    def get(self, topic: str, *, provisional: bool = False) -> TopicRoute:
-        """As `AsyncRoutes.get`."""
-        with self._asking:
-            route = self.cached(topic)
-            if route is not None and (provisional or not route.provisional):
-                return route
-            try:
-                route = self._request(topic, provisional)
-            except TransportError as error:
-                return self._not_refreshed(topic, error)
-            return self._refreshed(topic, route)
+    def get(self, topic: str, *, provisional: bool = False, timeout: float | None = None) -> TopicRoute:
+        """As `AsyncRoutes.get`; raises `RequestTimedOut` after `timeout` seconds."""
+        route = self.cached(topic)
+        if route is not None and (provisional or not route.provisional):
+            return route
+        question = self.refresh(topic, provisional=provisional)
+        if not question.answered.wait(timeout):
+            raise RequestTimedOut(
+                f"no name server answered within {timeout:g} s: where topic {topic!r} is stored is not known"
+            )
+        return question.result()
 
-    def ask(self, command: Command) -> Command:
+    def refresh(self, topic: str, *, provisional: bool = False) -> "_Question":
+        """Asks for a route without waiting for it."""
+        with self._lock:
+            question = self._questions.setdefault((topic, provisional), _Question())
+            is_first, self._answering = not self._answering, True
+        if is_first:
+            try:
+                threading.Thread(target=self._answer_all, name="lanemq-routes", daemon=True).start()
+            except RuntimeError:  # no more threads, or the interpreter is about to end
+                self._answer_all()
+        return question
+
+    def ask(self, command: Command, to: Address | None = None) -> Command:
         """As `AsyncRoutes.ask`."""
         with self._asking:
-            return self._ask_in_turn(command)
+            return self._ask_in_turn(command, to)
 
     def close(self) -> None:
-        """Waits for a request under way, then closes all connections."""
-        with self._asking:
-            self._closed = True
-            for connection in self._connections.values():
-                connection.close()
-            self._connections.clear()
+        """Closes all connections. A request under way fails."""
+        self._closed = True
+        in_use = self._in_use
+        if in_use is not None:
+            in_use.hang_up()
+        with self._lock:
+            kept, self._connections = self._connections, {}
+        for connection in kept.values():
+            connection.close()
+
+    def _answer_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._questions:
+                    self._answering = False
+                    return
+                (topic, provisional), question = next(iter(self._questions.items()))
+            try:
+                with self._asking:
+                    route = self._request(topic, provisional)
+                question.settle(self._refreshed(topic, route))
+            except TransportError as error:
+                self._none_answered(error)
+            except Exception as error:  # noqa: BLE001 - the caller raises it
+                question.settle(error)
+            with self._lock:
+                self._questions.pop((topic, provisional), None)
+
+    def _none_answered(self, error: TransportError) -> None:
+        """No name server answered: so much for all questions that wait now."""
+        with self._lock:
+            waiting, self._questions = self._questions, {}
+        for (topic, _), question in waiting.items():
+            try:
+                question.settle(self._not_refreshed(topic, error))
+            except TransportError as each:
+                question.settle(each)
 
     def _request(self, topic: str, provisional: bool) -> TopicRoute | None:
+        declared = self._declared.get(topic)
+        if declared is not None:
+            tries = APPEAR_TRIES if run(ensure(declared), self._ask_in_turn) else 1
+            for number in range(tries):
+                data = read_route(self._ask_in_turn(route_request(topic)))
+                if data is not None:
+                    del self._declared[topic]
+                    return topic_route(topic, data)
+                threading.Event().wait(APPEAR_SECONDS if number < tries - 1 else 0)
+            return None
         data = read_route(self._ask_in_turn(route_request(topic)))
         if data is not None:
             return topic_route(topic, data)
         default = read_route(self._ask_in_turn(route_request(DEFAULT_TOPIC))) if provisional else None
         return provisional_route(topic, default) if default is not None else None
 
-    def _ask_in_turn(self, command: Command) -> Command:
+    def _ask_in_turn(self, command: Command, to: Address | None = None) -> Command:
+        if to is not None:
+            return self._ask_one(to, command)
         failures: list[LaneError] = []
         for address in self._servers.in_turn():
             try:
@@ -253,23 +377,52 @@ class BlockingRoutes(_CachedRoutes):
 
     def _ask_one(self, address: Address, command: Command) -> Command:
         """Uses the kept connection; if the server has closed it for being idle, a new one."""
-        kept = self._connections.pop(address, None)
+        with self._lock:
+            kept = self._connections.pop(address, None)
         if kept is not None:
             with contextlib.suppress(TransportError):
-                reply = kept.request(command, REQUEST_SECONDS)
-                self._connections[address] = kept
-                return reply
-        connection = BlockingConnection(address, security=self._security)
+                return self._ask_over(kept, command)
+        return self._ask_over(BlockingConnection(address, security=self._security), command)
+
+    def _ask_over(self, connection: BlockingConnection, command: Command) -> Command:
+        self._in_use = connection
         try:
+            if self._closed:
+                raise ConnectionLost("this client is closed")
             reply = connection.request(command, REQUEST_SECONDS)
         except BaseException:
             connection.close()
             raise
-        if self._closed:
-            connection.close()
-        else:
-            self._connections[address] = connection
+        finally:
+            self._in_use = None
+        with self._lock:
+            if not self._closed:
+                self._connections[connection.address] = connection
+                return reply
+        connection.close()
         return reply
+
+
+class _Question:
+    """One question for a route, and its answer."""
+
+    def __init__(self) -> None:
+        self.answered = threading.Event()
+        self._outcome: TopicRoute | Exception | None = None
+
+    def settle(self, outcome: TopicRoute | Exception) -> None:
+        self._outcome = outcome
+        self.answered.set()
+
+    def result(self) -> TopicRoute:
+        outcome = self._outcome
+        if isinstance(outcome, TopicRoute):
+            return outcome
+        assert outcome is not None
+        try:
+            raise outcome.with_traceback(None)
+        finally:
+            del outcome, self  # the traceback refers to this frame: a reference cycle
 
 
 class NameServers:
@@ -291,25 +444,10 @@ class NameServers:
         return kind(f"no name server answered (tried {tried}): {failures[-1]}")
 
 
-def route_request(topic: str) -> Command:
-    """The request for one topic's route."""
-    ext = {"topic": topic, "acceptStandardJsonOnly": "true"}
-    return Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, 0, ext=ext)
-
-
-def read_route(reply: Command) -> TopicRouteData | None:
-    """The route in a reply; None if the name server does not know the topic. Raises for any other refusal."""
-    if reply.code == ResponseCode.SUCCESS:
-        return TopicRouteData.decode(reply.body)
-    if reply.code == ResponseCode.TOPIC_NOT_EXIST:
-        return None
-    raise error_for(reply.code, reply.remark)
-
-
-def no_such_topic(topic: str) -> TopicNotFound:
+def no_such_topic(topic: str, hint: str = "") -> TopicNotFound:
     return TopicNotFound(
         ResponseCode.TOPIC_NOT_EXIST,
-        f"topic {topic!r} does not exist; create it with: lanemq topic create {topic} --ordered",
+        f"topic {topic!r} does not exist; create it with: lanemq topic create {topic} --ordered{hint}",
     )
 
 
@@ -318,6 +456,7 @@ class RouteCache:
 
     def __init__(self) -> None:
         self._routes: dict[str, TopicRoute] = {}
+        self._contradicted: set[str] = set()
         self._due: dict[str, int] = {}
         self._answered_at: dict[str, int] = {}
         """When a name server answered, unless the last question had no answer."""
@@ -330,8 +469,14 @@ class RouteCache:
         """The last known route, however old."""
         return self._routes.get(topic)
 
+    def usable(self, topic: str) -> TopicRoute | None:
+        """The last known route of a topic that exists, unless a broker contradicted it."""
+        route = self._routes.get(topic)
+        return None if route is None or route.provisional or topic in self._contradicted else route
+
     def put(self, route: TopicRoute, *, now: Millis) -> bool:
         """Keeps a route; true if it differs from the known one."""
+        self._contradicted.discard(route.topic)
         changed = self._routes.get(route.topic) != route
         self._routes[route.topic] = route
         self._due[route.topic] = now + (RETRY_MILLIS if route.provisional else REFRESH_MILLIS)
@@ -340,6 +485,7 @@ class RouteCache:
 
     def unanswered(self, topic: str, *, now: Millis) -> None:
         """No name server answered: the known route stays in use for `RETRY_MILLIS`."""
+        self._contradicted.discard(topic)
         self._due[topic] = now + RETRY_MILLIS
         self._answered_at.pop(topic, None)
 
@@ -354,10 +500,17 @@ class RouteCache:
     def stale(self, topic: str) -> None:
         """A broker contradicted the route: it is not fresh any more."""
         self._due.pop(topic, None)
+        if topic in self._routes:
+            self._contradicted.add(topic)
+
+    def expire(self, topic: str) -> None:
+        """The route is not fresh any more; it may still be right."""
+        self._due.pop(topic, None)
 
     def gone(self, topic: str) -> None:
         """The name server says that the topic does not exist."""
         self._routes.pop(topic, None)
+        self._contradicted.discard(topic)
         self._due.pop(topic, None)
         self._answered_at.pop(topic, None)
 

@@ -135,6 +135,11 @@ class BlockingConnection:
             self._closed_early_hint = ""
             self._arrived.extend(decode_command(frame) for frame in self._decoder.feed(data))
 
+    def hang_up(self) -> None:
+        """Makes a request under way in another thread fail; that thread closes the connection."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self._socket.close()
 

@@ -12,12 +12,22 @@ from tests.cli.conftest import Run
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.commands.send import Line, Sending, Stopped
 from lanemq.cli.topic_reader import TopicReader
+from lanemq.client.admin.admin import Admin
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
+
+TOPICS = ("plain", "tabled", "filed", "keyed", "keyed-badly", "go-on", "go-on-json", "counted", "halfway")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _topics(broker: EmbeddedBroker) -> None:
+    with Admin(broker.address) as admin:
+        for name in TOPICS:
+            admin.ensure_topic(name, 4)
 
 
 def stored(broker: EmbeddedBroker, topic: str) -> list[tuple[str | None, bytes]]:

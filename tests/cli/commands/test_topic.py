@@ -57,6 +57,14 @@ def test_a_topic_with_unordered_messages_becomes_ordered_only_with_force(
     assert json.loads(run("topic", "describe", name, "--json").stdout)["ordered"] is True
 
 
+def test_a_topic_that_becomes_ordered_keeps_its_number_of_queues(run: Run, producer: Producer) -> None:
+    producer.send("mistyped", 1)  # created by the send, with four queues and without order
+    refused = run("topic", "create", "mistyped", "--queues", "8", "--ordered", "--force")
+    assert "the topic exists with another number of queues and is not ordered" in refused.stderr
+    forced = run("topic", "create", "mistyped", "--ordered", "--force")
+    assert forced.stdout == "topic mistyped: 4 queues, ordered by key\n"
+
+
 def test_an_empty_topic_can_become_ordered(run: Run) -> None:
     run("topic", "create", "empty", "--queues", "2")
     assert run("topic", "create", "empty", "--queues", "2", "--ordered").exit_code == 0
@@ -85,7 +93,7 @@ def test_globally_ordered_topic_with_more_queues_is_refused(run: Run) -> None:
 
 
 def test_deleted_topic_is_gone(run: Run, producer: Producer) -> None:
-    producer.send("old", 1, key="a")
+    producer.send("old", 1)
     result = run("topic", "delete", "old", "--yes", "--json")
     assert json.loads(result.stdout) == {"topic": "old", "deleted": True, "messages": 1}
     assert run("topic", "describe", "old").exit_code == 1

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -40,6 +41,27 @@ def broker() -> Iterator[EmbeddedBroker]:
 def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
     with Admin(broker.address) as each:
         yield each
+
+
+def test_ensuring_a_topic_creates_it_once_and_never_changes_it(admin: Admin) -> None:
+    assert admin.ensure_topic("ensured", ordered=True)
+    assert not admin.ensure_topic("ensured", ordered=True)
+    assert not admin.ensure_topic("ensured", 8, ordered=True)
+    assert (len(admin.describe_topic("ensured").queues), admin.describe_topic("ensured").ordered) == (8, True)
+    with pytest.raises(UsageError, match="has 8 queues and is ordered, but this program declares it with 4 queues"):
+        admin.ensure_topic("ensured", 4, ordered=True)
+    with pytest.raises(UsageError, match="declares it with 8 queues, not ordered"):
+        admin.ensure_topic("ensured")
+    assert len(admin.describe_topic("ensured").queues) == 8
+
+
+def test_many_programs_may_ensure_a_topic_at_once(broker: EmbeddedBroker) -> None:
+    def ensure() -> bool:
+        with Admin(broker.address) as admin:
+            return admin.ensure_topic("together", 3, ordered=True)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert any(threads.map(lambda _: ensure(), range(8)))
 
 
 R = TypeVar("R")

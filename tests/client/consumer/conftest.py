@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from lanemq.client.admin.admin import Admin
 from lanemq.testing.embedded import EmbeddedBroker
 
 
@@ -15,4 +16,9 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    return f"t-{abs(hash(request.node.name)) % 10**9}"
+    """A topic of four queues that no other test knows."""
+    name = f"t-{abs(hash(request.node.name)) % 10**9}"
+    if "broker" in request.fixturenames:
+        with Admin(request.getfixturevalue("broker").address) as admin:
+            admin.ensure_topic(name, 4)
+    return name

@@ -120,7 +120,7 @@ def test_a_stop_that_leaves_a_handler_behind_logs_it(caplog: pytest.LogCaptureFi
 @pytest.fixture(scope="module")
 def real() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker() as running:
-        with Producer(running.address) as producer:
+        with Producer(running.address, create=["iterated", "awaited", "pushed"]) as producer:
             for topic in ("iterated", "awaited", "pushed"):
                 producer.send_many(topic, [("k", n) for n in range(3)])
         yield running

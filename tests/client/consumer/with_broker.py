@@ -6,6 +6,7 @@ from typing import Any
 
 from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.producer.producer import Producer
+from lanemq.client.topics import NewTopic
 from lanemq.testing.embedded import EmbeddedBroker
 
 WAIT = 60.0
@@ -39,7 +40,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def send(broker: EmbeddedBroker, topic: str, keys: int, each: int, tags: str = "") -> None:
-    with Producer(broker.address) as producer:
+    with Producer(broker.address, create=NewTopic(topic, ordered=False)) as producer:
         for n in range(each):
             for key in range(keys):
                 tag = tags[n % len(tags)] if tags else None

@@ -76,10 +76,10 @@ def test_a_send_does_not_recreate_a_deleted_topic(broker: FakeBroker, kind: Open
         assert producer.send("orders", 3, key="k").queue.queue_id == 0  # the route was asked for again
 
 
-def test_unknown_topic_is_created_by_its_first_messages(broker: FakeBroker, kind: Open) -> None:
+def test_unknown_topic_is_created_by_its_first_messages_without_a_key(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
-        producer.send("fresh", 1, key="k")
-        producer.send_many("fresh", [("k", 2)])
+        producer.send("fresh", 1)
+        producer.send_many("fresh", [(None, 2)])
     assert {header.default_topic for header in broker.requests} == {"TBW102"}
 
 

@@ -1,6 +1,7 @@
 """The maintenance thread survives any error: retries, deadlines and connections depend on it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault, serving
@@ -46,10 +47,10 @@ def test_a_broker_is_dialled_again_after_an_unexpected_error(
         original = routes.get
         broken = iter([True])
 
-        def get(topic: str, *, provisional: bool = False) -> object:
+        def get(topic: str, *, provisional: bool = False, **how: Any) -> object:
             if provisional and engine_dials(producer) and next(broken, False):
                 raise RuntimeError("unexpected")
-            return original(topic, provisional=provisional)
+            return original(topic, provisional=provisional, **how)
 
         routes.get = get
         producer.send("orders", 1, key="k")

@@ -18,9 +18,9 @@ broker = serving()
 def test_properties_are_those_of_rocketmqs_producer(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address, group="billing") as producer:
         receipt = producer.send(
-            "orders", {"a": 1}, key="k", tag="TagA", keys=["x", "y"], properties={"colour": "red"}, delay_level=3
+            "metrics", {"a": 1}, key="k", tag="TagA", keys=["x", "y"], properties={"colour": "red"}, delay_level=3
         )
-    (message,) = broker.everything("orders")
+    (message,) = broker.everything("metrics")
     assert message.body == b'{"a":1}'
     stamp = message.properties.pop("LANE_STAMP")
     assert stamp.endswith(".1.0")
@@ -34,7 +34,7 @@ def test_properties_are_those_of_rocketmqs_producer(broker: FakeBroker, kind: Op
         "DELAY": "3",
     }
     header = message.request
-    assert (header.producer_group, header.topic, header.default_topic) == ("billing", "orders", "")
+    assert (header.producer_group, header.topic, header.default_topic) == ("billing", "metrics", "")
     assert (header.default_topic_queue_nums, header.flag, header.sys_flag) == (4, 0, 0)
     assert (header.reconsume_times, header.unit_mode, header.broker_name) == (0, False, "fake")
     assert header.lane_client is not None

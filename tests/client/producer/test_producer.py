@@ -121,14 +121,6 @@ def test_a_missing_key_for_an_ordered_topic_is_raised_by_the_call(broker: FakeBr
     assert broker.requests == []
 
 
-def test_unknown_topic_is_created_by_its_first_message(broker: FakeBroker, kind: Open) -> None:
-    with kind(broker.address) as producer:
-        first = producer.send("fresh", 1, key="k")
-        second = producer.send("fresh", 2, key="k")
-    assert first.queue == second.queue
-    assert texts(broker, "fresh", first) == ["1", "2"]
-
-
 def test_sending_to_a_topic_of_the_broker_is_refused(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer, pytest.raises(NotAllowed, match="belongs to the broker"):
         producer.send("SCHEDULE_TOPIC_XXXX", 1)

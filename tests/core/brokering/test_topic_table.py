@@ -186,4 +186,4 @@ def test_a_topic_becomes_ordered_only_with_the_queues_it_has() -> None:
     table = TopicTable()
     table.put(TopicConfig("orders", 4, 4))
     refused = table.put(TopicConfig("orders", 7, 7, order=TopicOrder.BY_KEY))
-    assert refused == TopicRefused("orders", WhyRefused.QUEUE_COUNT_IS_FIXED)
+    assert refused == TopicRefused("orders", WhyRefused.ORDER_KEEPS_QUEUES)

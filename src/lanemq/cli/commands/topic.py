@@ -1,11 +1,14 @@
 """`lanemq topic`: creates, lists, describes and deletes topics."""
 
+from collections import Counter
+
 import click
 
 from lanemq.cli.options import YES, CliError, InOrder, asks_server, confirm
 from lanemq.cli.output import Grid, plural, show
-from lanemq.client.admin.admin import DEFAULT_QUEUES, Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.views import QueueBounds, TopicDescription
+from lanemq.client.topics import DEFAULT_QUEUES
 from lanemq.model.errors import TopicNotFound
 
 
@@ -46,10 +49,12 @@ def create(
     """
     if globally and queues not in (None, 1):
         raise click.UsageError(f"--globally-ordered means 1 queue: leave out --queues {queues}, or use --ordered")
-    count = 1 if globally else queues or DEFAULT_QUEUES
     with Admin(server) as admin:
-        if (ordered or globally) and not force:
-            _refuse_unordered_messages(admin, name)
+        found = _unordered(admin, name) if ordered or globally else None
+        if found is not None and not force:
+            _refuse_unordered_messages(found)
+        usual = DEFAULT_QUEUES if found is None else _queues_per_broker(found)
+        count = 1 if globally else queues or usual
         admin.create_topic(name, queues=count, ordered="global" if globally else ordered)
     order = ", globally ordered" if globally else ", ordered by key" if ordered else ""
     show(
@@ -125,15 +130,24 @@ def delete(name: str, yes: bool, server: str, as_json: bool) -> None:
     )
 
 
-def _refuse_unordered_messages(admin: Admin, name: str) -> None:
-    """Messages sent without order may be in other queues than their keys select, where newer ones may overtake."""
+def _unordered(admin: Admin, name: str) -> TopicDescription | None:
+    """The topic, if it exists and is not ordered. Its number of queues stays as it is, unless another one is given."""
     try:
         found = admin.describe_topic(name)
     except TopicNotFound:
-        return
-    if messages := 0 if found.ordered else _messages(found):
+        return None
+    return None if found.ordered else found
+
+
+def _queues_per_broker(found: TopicDescription) -> int:
+    return max(Counter(each.queue.broker for each in found.queues).values(), default=DEFAULT_QUEUES)
+
+
+def _refuse_unordered_messages(found: TopicDescription) -> None:
+    """Messages sent without order may be in other queues than their keys select, where newer ones may overtake."""
+    if messages := _messages(found):
         raise CliError(
-            f"topic {name} is not ordered and holds {plural(messages, 'message')}, which newer messages "
+            f"topic {found.topic} is not ordered and holds {plural(messages, 'message')}, which newer messages "
             f"could overtake; nothing was changed. Use another name, delete the topic first, or use --force"
         )
 

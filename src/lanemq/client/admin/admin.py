@@ -10,7 +10,7 @@ from typing import Literal, Self, TypeAlias, Unpack
 
 import msgspec
 
-from lanemq.client.admin.calls import AdminCalls, checked, found_messages
+from lanemq.client.admin.calls import AdminCalls, found_messages
 from lanemq.client.admin.views import (
     AtOffset,
     AtTime,
@@ -26,6 +26,7 @@ from lanemq.client.admin.views import (
 )
 from lanemq.client.message import Message
 from lanemq.client.security import SecuritySettings, security_of
+from lanemq.client.topics import ORDER_NAMESPACE, NewTopic, Order, checked, create, ensure
 from lanemq.clock import Clock, wall_ms, wall_time
 from lanemq.model.errors import GroupNotFound, InvalidOption, LaneError, OffsetNotFound, RequestTimedOut, UsageError
 from lanemq.model.keys import Key, key_text
@@ -36,7 +37,6 @@ from lanemq.net.address import Address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.wire.admin_headers import (
     ConsumeStatsHeader,
-    CreateTopicHeader,
     DeleteTopicHeader,
     KvHeader,
     QueryMessageHeader,
@@ -56,17 +56,13 @@ from lanemq.wire.headers import (
     UpdateOffsetHeader,
 )
 from lanemq.wire.lane_bodies import UNKNOWN, LaneStateAnswer, LaneStateBody
-from lanemq.wire.lane_fields import GLOBAL_ORDER, LANE_CLIENT
+from lanemq.wire.lane_fields import LANE_CLIENT
 from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import decode_offset_id
 from lanemq.wire.route_bodies import SubscriptionGroupTable, TopicList
 from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats, TopicStatsTable
 
-ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
-"""The namespace in which RocketMQ's name servers keep the order configuration of topics (NamesrvUtil)."""
-
 FOREVER = Millis(2**62)
-DEFAULT_QUEUES = 8
 OWNER_TIMEOUT = 0.05
 """Seconds to wait for a queue owner's answer. Less takes a busy member for a dead one; more delays the caller."""
 
@@ -118,7 +114,7 @@ class Admin:
 
     # topics
 
-    def create_topic(self, name: str, queues: int | None = None, *, ordered: bool | Literal["global"] = False) -> None:
+    def create_topic(self, name: str, queues: int | None = None, *, ordered: Order = False) -> None:
         """Creates the topic on every broker, or changes it. `queues` is the number per broker; the default is 8.
 
         A LaneMQ broker refuses to change the number of queues of an ordered topic. An Apache broker changes it, and
@@ -126,20 +122,18 @@ class Admin:
 
         With `ordered="global"` all messages are ordered, not only those of a key: one queue on one broker.
         """
-        check_topic(name)
-        queues = _queue_count(queues, ordered)
-        masters = self._calls.masters()
-        if ordered == "global" and len(masters) > 1:
-            raise UsageError(f"topic {name!r} cannot be globally ordered on {len(masters)} brokers: order it by key")
-        header = CreateTopicHeader(topic=name, read_queue_nums=queues, write_queue_nums=queues, order=bool(ordered))
-        for address, is_lane in masters.values():
-            as_a_whole = {"attributes": GLOBAL_ORDER} if is_lane and ordered == "global" else None
-            self._calls.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, lane=as_a_whole)
-        if ordered:
-            conf = ";".join(f"{broker}:{queues}" for broker in masters)
-            kv = KvHeader(namespace=ORDER_NAMESPACE, key=name, value=conf)
-            self._calls.ask_name_server(RequestCode.PUT_KV_CONFIG, kv)
+        self._calls.run(create(NewTopic(name, queues, ordered)))
         self._calls.routes.stale(name)
+
+    def ensure_topic(self, name: str, queues: int | None = None, *, ordered: Order = False) -> bool:
+        """Creates the topic if it does not exist; true if so. Any number of programs may call it at once.
+
+        Raises `UsageError` if the topic exists and is ordered differently, or has another number of queues than asked
+        for. Never changes a topic.
+        """
+        created = self._calls.run(ensure(NewTopic(name, queues, ordered)))
+        self._calls.routes.stale(name)
+        return created
 
     def delete_topic(self, name: str) -> None:
         """Deletes the topic and every message in it, on every broker."""
@@ -384,16 +378,6 @@ class Admin:
         matches = _has_id if by_unique_id else _has_key
         matching = [each for each in found if matches(each.properties, key)]
         return sorted(matching, key=lambda each: (each.record.store_timestamp, each.record.position))[:limit]
-
-
-def _queue_count(queues: int | None, ordered: bool | str) -> int:
-    """The number of queues to ask for. Queues are not ordered among each other, so a globally ordered topic has one."""
-    count = (1 if ordered == "global" else DEFAULT_QUEUES) if queues is None else queues
-    if count < 1:
-        raise InvalidOption(f"queues is {count}, a topic needs at least 1")
-    if ordered == "global" and count > 1:
-        raise InvalidOption(f"queues is {count}, a globally ordered topic has 1: leave it out, or use ordered=True")
-    return count
 
 
 def _time_of(to: Position, group: str, *, all_queues: bool) -> int:

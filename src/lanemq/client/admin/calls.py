@@ -1,24 +1,25 @@
 """Blocking requests of administration to name servers and brokers."""
 
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 from lanemq.client.codec import codec_named
 from lanemq.client.message import Message, MessageSource
 from lanemq.client.routing import BlockingRoutes
+from lanemq.client.topics import Steps, checked, read_masters, run
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import TransportError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Seconds, to_seconds
-from lanemq.net.address import Address, parse_address, parse_addresses
+from lanemq.net.address import Address, parse_addresses
 from lanemq.net.blocking import BlockingConnection
 from lanemq.net.security import OPEN, Security
-from lanemq.wire.codes import RequestCode, ResponseCode, error_for
+from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import Header
 from lanemq.wire.record import RecordView, record_starts
-from lanemq.wire.route_bodies import ClusterInfo
 
-MASTER = 0
+T = TypeVar("T")
 
 
 class AdminCalls:
@@ -41,12 +42,7 @@ class AdminCalls:
 
     def masters(self) -> dict[str, tuple[Address, bool]]:
         """Every broker name with its master's address, and whether it is a LaneMQ broker."""
-        reply = self.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
-        found: dict[str, tuple[Address, bool]] = {}
-        for name, data in sorted(ClusterInfo.decode(reply.body).broker_addr_table.items()):
-            if MASTER in data.broker_addrs:
-                found[name] = (parse_address(data.broker_addrs[MASTER]), data.lane_features > 0)
-        return found
+        return read_masters(self.routes.ask(_command(RequestCode.GET_BROKER_CLUSTER_INFO, None)))
 
     def masters_of(self, topic: str) -> Iterator[tuple[str, Address]]:
         """The brokers of a topic with their masters' addresses, from a fresh route."""
@@ -71,6 +67,10 @@ class AdminCalls:
         ext = {**_command(code, header).ext, **(lane or {})}
         return checked(self.request(address, Command(code, 0, ext=ext, body=body)))
 
+    def run(self, steps: Steps[T]) -> T:
+        """Sends requests about a topic (`client.topics`) one after the other."""
+        return run(steps, lambda command, to: self.routes.ask(command) if to is None else self.request(to, command))
+
     def request(self, address: Address, command: Command) -> Command:
         """Returns the answer whatever its code. If a kept connection turns out to be closed, opens a new one."""
         kept = self._links.pop(address, None)
@@ -90,13 +90,6 @@ class AdminCalls:
 
 def _command(code: RequestCode, header: Header | None) -> Command:
     return Command(code, 0, ext=header.to_ext() if header is not None else {})
-
-
-def checked(reply: Command) -> Command:
-    """The reply, or the error that its code stands for."""
-    if reply.code != ResponseCode.SUCCESS:
-        raise error_for(reply.code, reply.remark)
-    return reply
 
 
 def found_messages(body: bytes, broker: str) -> list[Message]:

@@ -19,9 +19,10 @@ from lanemq.client.producer.base import (
     ProducerBase,
     buffer_full,
     closed,
+    no_route,
     not_reached,
 )
-from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable
+from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable, refuse_delay
 from lanemq.client.producer.lane import QueueLane, SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.replies import Actions
@@ -48,10 +49,12 @@ class AsyncProducer(ProducerBase):
     def __init__(self, servers: str, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
         super().__init__(contextlib.nullcontext(), LoopFuture, clock, settings)
         self._pool = ConnectionPool(security=self._security)
-        self._routes = AsyncRoutes(parse_addresses(servers), self._pool, self._clock)
+        self._routes = AsyncRoutes(parse_addresses(servers), self._pool, self._clock, declared=self._options.create)
         self._links: dict[str, Connection] = {}
         self._line = asyncio.Lock()
         self._in_line = 0
+        self._old_topics: set[str] = set()
+        self._refreshing: set[str] = set()
         self._settled = asyncio.Event()
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
@@ -185,6 +188,8 @@ class AsyncProducer(ProducerBase):
         message, choice = self._packer.one(value, key, arguments, waiter, sender_waits=sender_waits)
 
         def offer(route: TopicRoute) -> list[QueueLane]:
+            if message.alone:
+                refuse_delay(route, message)
             lane = self._engine.offer_one(self._chooser.choose(route, value, key, choice), message, route)
             if not sender_waits:
                 self._inbox.learn(route)
@@ -206,17 +211,24 @@ class AsyncProducer(ProducerBase):
             self._maintenance = asyncio.get_running_loop().create_task(self._maintain())
         self._empty_inbox()
         size = min(size, self._options.buffer_bytes)  # more than the whole buffer cannot become free
-        route = self._routes.cached(topic)
+        route = self._known_route(topic)
         if self._in_line == 0 and route is not None and self._has_room(size):
             self._offer_now(route, offer)
             return
         self._in_line += 1
         self._adjust_inbox()
+        seconds = self._options.timeout
         try:
-            async with self._line:
+            async with asyncio.timeout(seconds) as limit, self._line:
                 route = await self._route(topic)
-                await self._wait_for_room(size)
+                await self._wait_until(lambda: self._has_room(size) or self._closing)
                 self._offer_now(route, offer)
+        except TimeoutError:
+            if not limit.expired():
+                raise  # from the caller's selector
+            raise (
+                no_route(topic, seconds) if route is None else buffer_full(self._options.buffer_bytes, seconds)
+            ) from None
         finally:
             self._in_line -= 1
             self._adjust_inbox()
@@ -230,19 +242,19 @@ class AsyncProducer(ProducerBase):
                 self._wake.set()
 
     async def _route(self, topic: str) -> TopicRoute:
-        return self._routes.cached(topic) or await self._routes.get(check_sendable(topic), provisional=True)
+        return self._known_route(topic) or await self._routes.get(check_sendable(topic), provisional=True)
+
+    def _known_route(self, topic: str) -> TopicRoute | None:
+        """The route that can be used without waiting. The maintenance task asks for an old one again."""
+        route = self._routes.cached(topic)
+        if route is None:
+            route = self._routes.usable(topic)
+            if route is not None:
+                self._old_topics.add(topic)
+        return route
 
     def _has_room(self, size: int) -> bool:
         return self._engine.unsettled.bytes + size <= self._options.buffer_bytes
-
-    async def _wait_for_room(self, size: int) -> None:
-        if self._has_room(size):
-            return
-        try:
-            async with asyncio.timeout(self._options.timeout):
-                await self._wait_until(lambda: self._has_room(size) or self._closing)
-        except TimeoutError:
-            raise buffer_full(self._options.buffer_bytes, self._options.timeout) from None
 
     async def _wait_until(self, true: Callable[[], bool]) -> None:
         while not true():
@@ -315,6 +327,10 @@ class AsyncProducer(ProducerBase):
         self._finish(actions)
         for broker, topic in self._engine.to_dial():
             dials.create_task(self._dial(broker, topic))
+        old, self._old_topics = self._old_topics, set()
+        for topic in old - self._refreshing:
+            self._refreshing.add(topic)
+            dials.create_task(self._refresh(topic))
         if self._heartbeat_is_due():
             for link in self._links.values():
                 link.post_oneway(self._heartbeat())
@@ -328,13 +344,22 @@ class AsyncProducer(ProducerBase):
             pass
         self._wake.clear()
 
+    async def _refresh(self, topic: str) -> None:
+        """Asks for the route of a topic again."""
+        try:
+            await self._routes.get(topic, provisional=True)
+        except Exception as error:  # noqa: BLE001 - the next message asks again
+            log.warning("the route of topic %s cannot be refreshed: %s", topic, error)
+        finally:
+            self._refreshing.discard(topic)
+
     async def _dial(self, broker: str, topic: str) -> None:
         try:
             route = await self._routes.get(topic, provisional=True)
             address, lost = route.master(broker), partial(self._lost, broker)
             link = await open_connection(address, on_lost=lost, security=self._security)
         except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
-            self._routes.stale(topic)
+            self._routes.expire(topic)
             self._engine.dial_failed(broker, not_reached(broker, error))
             self._wake.set()
             return

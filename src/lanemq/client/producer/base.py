@@ -137,6 +137,12 @@ def buffer_full(size: int, seconds: float) -> RequestTimedOut:
     )
 
 
+def no_route(topic: str, seconds: float) -> RequestTimedOut:
+    return RequestTimedOut(
+        f"no name server answered within {seconds:g} s: where topic {topic!r} is stored is not known"
+    )
+
+
 def closed() -> Closed:
     return Closed("this producer is closed: make a new one")
 

@@ -21,9 +21,9 @@ from lanemq.client.codec import BytesCodec, JsonCodec, codec_named
 from lanemq.client.identity import new_message_ids
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import NO_WAITER, BatchWaiter, Waiter
-from lanemq.client.routing import TopicRoute
+from lanemq.client.routing import TopicRoute, no_such_topic
 from lanemq.core.sending.sharding import Selector, pick_queue, round_robin
-from lanemq.model.errors import CodecError, InvalidOption, MessageTooLarge, MissingKey, NotAllowed, TopicNotFound
+from lanemq.model.errors import CodecError, InvalidOption, MessageTooLarge, MissingKey, NotAllowed
 from lanemq.model.keys import Key, check_key_text, is_unicode, key_text
 from lanemq.model.names import DEFAULT_TOPIC, INNER_PRODUCER_GROUP, NOT_SENDABLE, check_topic
 from lanemq.model.queue import MessageQueue
@@ -183,6 +183,15 @@ _NO_ARGUMENTS: tuple[Extras, QueueChoice | None] = NO_EXTRAS, None
 def delay_of(message: PendingMessage) -> int:
     """The delay level of a message; 0 for none."""
     return int(find_property(message.properties, PropertyName.DELAY) or 0) if message.alone else 0
+
+
+def refuse_delay(route: TopicRoute, message: PendingMessage) -> None:
+    """Raises `InvalidOption` for a delayed message to an ordered topic: later messages of its key would overtake it."""
+    if route.ordered and delay_of(message):
+        raise InvalidOption(
+            f"topic {route.topic!r} is ordered: later messages of key {message.key!r} would overtake a delayed one; "
+            f"send it without delay_level, or to a topic that is not ordered"
+        )
 
 
 @compiled
@@ -435,7 +444,7 @@ class QueueChooser:
         if choice is None:
             return self.by_key(route, _key_text(key))
         selector, arg, queue = choice
-        self._check_keys_stay(route)
+        self._check_keys_stay(route, has_key=key is not None)
         if queue is not None:
             return _named(route, queue)
         assert selector is not None
@@ -454,7 +463,7 @@ class QueueChooser:
         if of_route is route:
             return known.get(key) or self._learn(known, key, pick_queue(key, route.publish))
         if route.provisional or not route.publish:
-            self._check_keys_stay(route)
+            self._check_keys_stay(route, has_key=True)
         else:
             self._known = route, {}
         return pick_queue(key, route.publish)
@@ -469,15 +478,12 @@ class QueueChooser:
         known[key] = queue
         return queue
 
-    def _check_keys_stay(self, route: TopicRoute) -> None:
-        """Refuses a topic that a send would create on one of several brokers: its queues change, and keys move."""
+    def _check_keys_stay(self, route: TopicRoute, *, has_key: bool) -> None:
+        """Refuses a topic that a send would create, if order matters: it would not be ordered, and on several brokers
+        its queues change, so that keys move."""
         self._check_writable(route)
-        if route.provisional and len(route.brokers) > 1:
-            raise TopicNotFound(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"topic {route.topic!r} does not exist, and created by a send it would not keep keys in one queue "
-                f"on {len(route.brokers)} brokers; create it first: lanemq topic create {route.topic} --ordered",
-            )
+        if route.provisional and (has_key or len(route.brokers) > 1):
+            raise no_such_topic(route.topic, f", or declare it: Producer(..., create=[{route.topic!r}])")
 
     def _check_writable(self, route: TopicRoute) -> None:
         if not route.publish:

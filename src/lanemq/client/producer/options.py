@@ -1,5 +1,6 @@
 """A producer's settings, checked once when it is created."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -7,6 +8,7 @@ from typing import TypedDict, Unpack
 from lanemq.client.codec import Codec
 from lanemq.client.keyword_options import in_seconds, opened_history, refuse_unknown, wrong_kinds
 from lanemq.client.security import security_of
+from lanemq.client.topics import NewTopic
 from lanemq.clock import Clock
 from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
@@ -54,6 +56,9 @@ class ProducerOptions:
     """Encrypts connections. None: as the environment says (docs/guides/security.md), else not encrypted."""
     credentials: Credentials | None = None
     """Signs every request, for brokers with access control. None: as the environment says, else not signed."""
+    create: tuple[NewTopic, ...] = ()
+    """Topics that the program declares: created when it first sends to them, if they do not exist. Given as names, for
+    topics ordered by key, or as `NewTopic`. A message with a key to any other topic that does not exist is refused."""
     history: History = NO_HISTORY
     """The file that records what happens, for the checker; given as a folder."""
 
@@ -124,6 +129,7 @@ class ProducerSettings(TypedDict, total=False):
     max_body_bytes: int
     tls: TlsOptions | None
     credentials: Credentials | None
+    create: str | NewTopic | Iterable[str | NewTopic]
     history: History | str | Path
 
 
@@ -132,5 +138,12 @@ def producer_options(clock: Clock, client_id: str, /, **settings: Unpack[Produce
     refuse_unknown(settings, tuple(each.name for each in fields(ProducerOptions)), "producer")
     rest = in_seconds(settings)
     history = rest.pop("history", NO_HISTORY)
-    options = ProducerOptions(**rest)
+    options = ProducerOptions(create=_declared(rest.pop("create", ())), **rest)
     return replace(options, history=opened_history(history, client_id, clock, "producer"))
+
+
+def _declared(create: str | NewTopic | Iterable[str | NewTopic]) -> tuple[NewTopic, ...]:
+    each = (create,) if isinstance(create, str | NewTopic) else tuple(create)
+    if wrong := [one for one in each if not isinstance(one, str | NewTopic)]:
+        raise InvalidOption(f"create: {wrong[0]!r} is neither the name of a topic nor a NewTopic")
+    return tuple(NewTopic(one) if isinstance(one, str) else one for one in each)

@@ -23,7 +23,7 @@ from lanemq.client.producer.base import (
     closed,
     not_reached,
 )
-from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable, total_size
+from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable, refuse_delay, total_size
 from lanemq.client.producer.lane import SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.replies import NO_ACTIONS, Actions
@@ -47,7 +47,9 @@ class Producer(ProducerBase):
     def __init__(self, servers: str, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
         lock = threading.Lock()
         super().__init__(lock, SubmittedFuture, clock, settings)
-        self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
+        self._routes = BlockingRoutes(
+            parse_addresses(servers), self._clock, security=self._security, declared=self._options.create
+        )
         self._changed = threading.Condition(lock)
         self._waiting = 0
         self._links: dict[str, DuplexConnection] = {}
@@ -139,7 +141,7 @@ class Producer(ProducerBase):
 
     def resume(self, topic: str, *, key: Key | None = None, queue: int | MessageQueue | None = None) -> None:
         """Resumes a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
-        self._resume(self._route(topic), key, queue)
+        self._resume(self._route(topic)[0], key, queue)
 
     def close(self) -> None:
         """Refuses new messages, settles accepted ones (at most `timeout` seconds), ends connections and threads.
@@ -192,14 +194,16 @@ class Producer(ProducerBase):
         *,
         sender_waits: bool,
     ) -> None:
-        route, engine = self._route(topic), self._engine
+        route, seconds = self._route(topic)
         message, choice = self._packer.one(value, key, arguments, waiter, sender_waits=sender_waits)
-        queue = self._chooser.choose(route, value, key, choice)
+        queue, engine = self._chooser.choose(route, value, key, choice), self._engine
+        if message.alone:
+            refuse_delay(route, message)
         if self._inbox:
             self._empty_inbox()
         with self._lock:
             if engine.unsettled.bytes + message.size > self._options.buffer_bytes:
-                self._wait_for_room(message.size)
+                self._wait_for_room(message.size, seconds)
             if self._closing:
                 raise closed()
             lane = engine.offer_one(queue, message, route)
@@ -212,11 +216,11 @@ class Producer(ProducerBase):
             self._wake.set()
 
     def _accept_run(self, topic: str, run: list[PendingMessage]) -> None:
-        route, engine = self._route(topic), self._engine
+        (route, seconds), engine = self._route(topic), self._engine
         by_queue = self._chooser.sort_out(route, run)
         self._empty_inbox()
         with self._lock:
-            self._wait_for_room(sum(map(total_size, by_queue.values())))
+            self._wait_for_room(sum(map(total_size, by_queue.values())), seconds)
             if self._closing:
                 raise closed()
             lanes = engine.offer_all(by_queue, route)
@@ -226,12 +230,22 @@ class Producer(ProducerBase):
         if wake:
             self._wake.set()
 
-    def _route(self, topic: str) -> TopicRoute:
+    def _route(self, topic: str) -> tuple[TopicRoute, float]:
+        """The route of the topic, and how many seconds the call may still wait."""
         if self._closing:
             raise closed()
-        return self._routes.cached(topic) or self._routes.get(check_sendable(topic), provisional=True)
+        seconds, route = self._options.timeout, self._routes.cached(topic)
+        if route is not None:
+            return route, seconds
+        route = self._routes.usable(topic)
+        if route is not None:
+            self._routes.refresh(topic, provisional=True)
+            return route, seconds
+        began = self._clock.now()
+        route = self._routes.get(check_sendable(topic), provisional=True, timeout=seconds)
+        return route, max(0.0, seconds - (self._clock.now() - began) / 1000)
 
-    def _wait_for_room(self, size: int) -> None:
+    def _wait_for_room(self, size: int, seconds: float) -> None:
         """Waits until `size` bytes fit into the buffer. With the lock held.
 
         A callback does not wait, because it runs on the thread that makes room. Messages larger than the whole buffer
@@ -240,7 +254,7 @@ class Producer(ProducerBase):
         engine, free = self._engine, max(0, self._options.buffer_bytes - size)
         if engine.unsettled.bytes <= free or self._guard.in_callback:
             return
-        if not self._wait_until(lambda: engine.unsettled.bytes <= free or self._closing, self._options.timeout):
+        if not self._wait_until(lambda: engine.unsettled.bytes <= free or self._closing, seconds):
             raise buffer_full(self._options.buffer_bytes, self._options.timeout)
 
     def _wait_until(self, true: Callable[[], bool], seconds: float | None = None) -> bool:
@@ -369,7 +383,7 @@ class Producer(ProducerBase):
             lost, stall = partial(self._lost, broker), min(self._options.request_timeout, self._options.timeout)
             link = DuplexConnection(address, on_lost=lost, write_timeout=stall, security=self._security)
         except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
-            self._routes.stale(topic)
+            self._routes.expire(topic)
             with self._lock:
                 self._engine.dial_failed(broker, not_reached(broker, error))
             return

@@ -235,7 +235,8 @@ def settle(
 def stored_outcomes(messages: Sequence[PendingMessage], queue: MessageQueue, reply: Command) -> list[Stored]:
     """The outcomes of a batch that is stored; two if a broker crash had cut the batch in two."""
     ext = reply.ext
-    offset = _number(ext, "queueOffset", -1)
+    # A delayed message gets its place when it is due; the broker answers with its place among the delayed ones.
+    offset = -1 if delay_of(messages[0]) else _number(ext, "queueOffset", -1)
     stored_as = _STORED_AS.get(ext.get(LANE_STORED, ""), StoredAs.UNKNOWN)
     skipped = _number(ext, LANE_SKIPPED, 0)
     if not 0 < skipped < len(messages):
@@ -370,15 +371,12 @@ class Unsettled:
                 self._history.send(queue.topic, key, message.message_id, delay=delay)
 
     def stored(self, outcome: Stored) -> None:
-        """Records offset -1 for a repeat whose offset the broker has forgotten, and for a delayed message, which has
-        no offset in its queue yet; such messages come alone.
-        """
+        """Records offset -1 for a message whose place is not known; it comes alone."""
         self.bytes -= total_size(outcome.messages)
         if self._records:
             queue = outcome.queue
             for offset, message in enumerate(outcome.messages, outcome.first_offset):
-                at = -1 if delay_of(message) else offset
-                self._history.acked(queue.topic, message.key or "", message.message_id, queue.queue_id, at)
+                self._history.acked(queue.topic, message.key or "", message.message_id, queue.queue_id, offset)
 
     def given_up(self, queue: MessageQueue, failed: Failed[PendingMessage]) -> None:
         self.bytes -= total_size(failed.everything)

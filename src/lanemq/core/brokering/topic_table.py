@@ -81,6 +81,10 @@ class WhyRefused(Enum):
     QUEUE_COUNT_IS_FIXED = (
         "the queue count of an ordered topic cannot change, its keys would move: create another topic"
     )
+    ORDER_KEEPS_QUEUES = (
+        "the topic exists with another number of queues and is not ordered; with another number, keys would leave "
+        "their messages behind: ask for the number that it has, or delete it first"
+    )
     ORDER_IS_FIXED = "an ordered topic stays ordered, its consumers rely on it: create another topic"
     BAD_QUEUE_COUNT = f"a topic has 1 to {MAX_QUEUES} queues"
     SYSTEM_TOPIC = "the name belongs to the broker: choose another"
@@ -245,7 +249,7 @@ class TopicTable:
         if before.ordered and not wanted.ordered:
             return WhyRefused.ORDER_IS_FIXED
         if wanted.ordered and not same_counts:
-            return WhyRefused.QUEUE_COUNT_IS_FIXED
+            return WhyRefused.QUEUE_COUNT_IS_FIXED if before.ordered else WhyRefused.ORDER_KEEPS_QUEUES
         return None
 
     def _store(self, config: TopicConfig) -> None:
