@@ -7,9 +7,13 @@ from click.testing import CliRunner, Result
 
 from lanemq.cli.main import main
 from lanemq.client.producer.producer import Producer
+from lanemq.client.topics import NewTopic
 from lanemq.testing.embedded import EmbeddedBroker
 
 Run = Callable[..., Result]
+
+TOPICS = [NewTopic(name, 4, ordered=False) for name in ("one-of-two", "two-of-two", "long", "followed")]
+"""Topics that tests send keys to without creating them."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,5 +44,5 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def producer(broker: EmbeddedBroker) -> Iterator[Producer]:
-    with Producer(broker.address) as running:
+    with Producer(broker.address, create=TOPICS) as running:
         yield running

@@ -6,13 +6,14 @@ import pytest
 from tests.cli.conftest import Run
 
 from lanemq.client.producer.producer import Producer
+from lanemq.client.topics import NewTopic
 from lanemq.testing.embedded import EmbeddedBroker
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _letters(broker: EmbeddedBroker) -> None:
     """30 messages of three keys in `letters`, in turn."""
-    with Producer(broker.address) as producer:
+    with Producer(broker.address, create=NewTopic("letters", 4, ordered=False)) as producer:
         for number in range(30):
             producer.send("letters", {"n": number}, key="abc"[number % 3], tag="even" if number % 2 == 0 else "odd")
 
