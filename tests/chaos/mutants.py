@@ -157,6 +157,11 @@ def finished_ranges(patch: Patch) -> None:
     patch(Scheduler, "add", lambda self, queue, start, usable_until, *done: real(self, queue, start, usable_until))
 
 
+def progress_inside_a_run(patch: Patch) -> None:
+    """Member: reports what it finished when a run of messages ends, however long that takes."""
+    patch(LaneScheduler, "note_progress", lambda self, run: False)
+
+
 def finished_span(patch: Patch) -> None:
     """Member: skips everything up to the last message that a former owner finished."""
     real = Scheduler.add
@@ -355,6 +360,7 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         dead_connection,
         lease_news,
         finished_ranges,
+        progress_inside_a_run,
         finished_span,
         saved_offsets,
         offsets_at_stop,

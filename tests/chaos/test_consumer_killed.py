@@ -123,3 +123,43 @@ def test_without_finished_ranges_everything_behind_a_stuck_key_is_repeated(syste
     finished, late, again = killed_with_a_stuck_key(system, without=("finished_ranges",))
     assert len(again) > len(finished) - 20, "all but what was before the stuck key's first message"
     assert not again <= late
+
+
+def killed_inside_a_run(system: SystemUnderTest, *without: str) -> tuple[set[int], set[int], set[int]]:
+    """`a` is killed in the middle of a run of 32 slow messages of one key; `b` does the rest.
+
+    Offsets: all that `a` finished, those of them that it cannot have reported, and what `b` did again. A commit knows
+    at least what was finished when the one before it was answered.
+    """
+    system.broker(default_queues=1)
+    system.producer(count=32, keys=1)
+    system.until("all are stored", lambda: len(system.seen("acked")) == 32)
+    victim = system.consumer("a", without, work_ms=200)
+
+    def in_the_middle() -> bool:
+        finished = len(system.seen("turn_end", "a"))
+        return finished >= 5 if without else finished >= 15 and reports(system) >= 3
+
+    system.until("a has finished many messages", in_the_middle, alive=victim)
+    system.kill(victim)
+    finished = {e["offset"] for e in system.seen("turn_end", "a") if e["outcome"] == "ok"}
+    commits = [0, 0, *(e["t"] for e in system.seen("committed", "a"))]
+    late = {e["offset"] for e in system.seen("turn_end", "a", after=commits[-2])}
+    system.consumer("b")
+    system.until("b is through", lambda: 32 in {e["offset"] for e in system.seen("committed", "b")})
+    again = {e["offset"] for e in system.seen("turn", "b")} & finished
+    report = system.judge("rebalance", "faults")
+    assert report.verdict is Verdict.PASS, complaint(report)
+    return finished, late, again
+
+
+def test_a_kill_inside_a_run_of_slow_messages_repeats_only_the_last_moments(system: SystemUnderTest) -> None:
+    finished, late, again = killed_inside_a_run(system)
+    assert again <= late
+    assert len(finished - again) > 3, "much of the run was reported"
+
+
+def test_without_reports_inside_a_run_all_of_it_is_repeated(system: SystemUnderTest) -> None:
+    """Negative control."""
+    finished, _, again = killed_inside_a_run(system, "progress_inside_a_run")
+    assert again == finished

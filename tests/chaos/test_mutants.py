@@ -63,6 +63,7 @@ GUARDS = {
     "dead_connection": "promises/test_04_one_owner.py",
     "lease_news": "chaos/test_consumer_frozen.py",
     "finished_ranges": "sim/test_mutants.py::finished ranges, chaos/test_consumer_killed.py",
+    "progress_inside_a_run": "chaos/test_consumer_killed.py",
     "finished_span": "sim/test_mutants.py::finished ranges instead of their span",
     "saved_offsets": "sim/test_mutants.py::offsets saved every 200 ms",
     "offsets_at_stop": "sim/test_mutants.py::offsets saved at a stop",

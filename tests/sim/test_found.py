@@ -11,6 +11,7 @@ import pytest
 from tests.client.producer.test_engine import Rig
 from tests.sim.two_processes import ADDRESS, Received, TwoProcesses
 
+from lanemq.client.consumer.queues.offsets import OffsetKeeper
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
 from lanemq.clock import SystemClock
 from lanemq.core.consuming.runs import LaneOptions, Order
@@ -75,6 +76,15 @@ def test_a_group_commits_again_what_a_crash_of_the_broker_undid(seed: int) -> No
     result = run_plan(plan)
     assert result.passed, result.problems
     assert result.seen["power cut that lost commits"]
+
+
+@pytest.mark.parametrize("seed", [10, 22])
+def test_a_group_that_reports_each_offset_once_stays_behind(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: both seeds still meet the fault."""
+    monkeypatch.setattr(OffsetKeeper, "report_again", lambda self, broker: None)
+    plan = replace(plan_of(seed), faults=("broker loses power",), durable=True, calm_ms=700)
+    (problem,) = run_plan(plan).problems
+    assert problem.startswith("no progress for 45 s after the faults")
 
 
 def test_a_send_whose_repeat_meets_a_failing_disk_may_be_stored(tmp_path: Path) -> None:

@@ -6,14 +6,18 @@ A real broker, `App` with its default settings, and handlers of every kind.
 import asyncio
 import functools
 import logging
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import Any
 
 import pytest
+from tests.client.consumer.fakes import message as message_at
 from tests.client.consumer.with_broker import WAIT, Inbox, committed, send
+from tests.client.consumer.worker_fixture import run_of
 
 from lanemq import (
     App,
@@ -95,6 +99,7 @@ ENDINGS: dict[str, Callable[[], BaseException]] = {
     "Retry(text)": lambda: Retry(after="soon"),  # type: ignore[arg-type]
     "generator exit": GeneratorExit,
     "own": Own,
+    "interrupt": KeyboardInterrupt,
     "cancelled": asyncio.CancelledError,
     "lone surrogate": lambda: ValueError("\udc80"),
 }
@@ -154,6 +159,86 @@ def test_a_guard_for_exceptions_only_would_let_a_message_end_its_worker(
         inbox.wait(2)
     assert inbox.items == [0, 1]
     assert [each for each in caplog.records if each.levelno == logging.ERROR and "worker" in each.getMessage()]
+
+
+# --- what ends the program, not the message
+
+
+INTERRUPTED = """
+import asyncio, sys
+from lanemq import App, Message
+from lanemq.client.consumer.turns import handler
+
+address, group, topic, how = sys.argv[1:]
+if how == "unguarded":
+    handler._ends_the_task = lambda error: False
+app, seen = App(address, group=group), []
+
+@app.ordered(topic)
+async def on_event(message: Message) -> None:
+    seen.append(message.value()["n"])
+    print(seen[-1], flush=True)
+    if how != "calm" and seen == [0]:
+        raise KeyboardInterrupt
+    if seen[-1] == 1:
+        app.stop()
+
+asyncio.run(app.run_async())
+"""
+"""A program whose handler is a task of the main thread, where Ctrl-C arrives; it comes during the first message."""
+
+
+def interrupted_program(broker: EmbeddedBroker, topic: str, how: str) -> tuple[bool, list[int]]:
+    """Whether the program went on to its end, and the messages that it handled."""
+    arguments = [sys.executable, "-c", INTERRUPTED, broker.address, f"g-{topic}", topic, how]
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=2 * WAIT, check=False)
+    assert (ended.returncode == 0) is ("KeyboardInterrupt" not in ended.stderr or how == "unguarded"), ended.stderr
+    return ended.returncode == 0, [int(line) for line in ended.stdout.split()]
+
+
+def test_an_interrupt_on_the_main_thread_ends_the_program_and_its_message_comes_again(
+    broker: EmbeddedBroker, topic: str
+) -> None:
+    send(broker, topic, keys=1, each=2)
+    assert interrupted_program(broker, topic, "guarded") == (False, [0])
+    assert interrupted_program(broker, topic, "calm") == (True, [0, 1])
+    assert committed(broker, topic) == 2
+
+
+def test_an_interrupt_that_counts_as_a_failure_would_not_end_the_program(broker: EmbeddedBroker, topic: str) -> None:
+    """Negative control: the message fails and is tried again, and the program goes on."""
+    send(broker, topic, keys=1, each=2)
+    assert interrupted_program(broker, topic, "unguarded") == (True, [0, 0, 1])
+
+
+class NeverDone:
+    """Something to wait for that needs no event loop."""
+
+    def __await__(self) -> Generator[None]:
+        yield
+
+
+def close_while_the_handler_waits() -> list[Any]:
+    """Ends a worker as Python does when its loop is gone: its coroutine is closed. Returns what the worker reported."""
+    reported: list[Any] = []
+
+    async def on_event(message: Message) -> None:
+        await NeverDone()
+
+    handle = handler_module.async_batch_handler(handler_module.handler_call(on_event), batched=False)
+
+    async def worker() -> None:
+        reported.append(await handle((message_at(0),), run_of(message_at(0))))  # type: ignore[arg-type]
+
+    coroutine = worker()
+    coroutine.send(None)
+    coroutine.close()
+    return reported
+
+
+def test_a_handler_that_is_closed_with_its_worker_has_not_failed() -> None:
+    """No guard is needed: Python closes the handler first, drops what it returns, and then closes the worker."""
+    assert close_while_the_handler_waits() == []
 
 
 # --- handlers that return instead of running

@@ -7,9 +7,9 @@ import pytest
 from tests.client.consumer.fakes import message, queue
 from tests.client.consumer.worker_fixture import WAIT, WorkerFixture
 
-from lanemq.client.consumer.turns.handler import (
-    ToDeadLetter,
-)
+from lanemq.client.consumer.turns import workers as workers_module
+from lanemq.client.consumer.turns.handler import ToDeadLetter
+from lanemq.client.consumer.turns.workers import RunReporter
 from lanemq.client.message import Message
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey, HoldQueue, SendBack
@@ -230,6 +230,58 @@ def test_concurrent_failures_go_back_to_the_broker_and_the_offset_moves_on() -> 
 
     fixture.run(scenario)
     assert sorted(fixture.letters.sent_back) == [(1, 0), (3, 0), (5, 0)]
+
+
+def buried_in_vain() -> WorkerFixture:
+    """A concurrent handler whose dead letter the broker refuses."""
+
+    def handler(message: Message) -> None:
+        if message.queue_offset == 0:
+            raise ToDeadLetter("no such account")
+
+    fixture = WorkerFixture(handler, order=Order.NONE, policy=SendBack())
+
+    async def refused(message: Message, why: str) -> bool:
+        fixture.letters.letters.append((message.queue_offset, why))
+        return False
+
+    fixture.letters.bury = refused  # type: ignore[method-assign]
+    return fixture
+
+
+def test_a_dead_letter_that_the_broker_refuses_is_sent_back_by_a_concurrent_consumer() -> None:
+    fixture = buried_in_vain()
+
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0))
+        fixture.put(queue(0), 2)
+        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 2)
+
+    fixture.run(scenario)
+    assert fixture.letters.letters == [(0, "no such account")]
+    assert fixture.letters.sent_back == [(0, 0)]
+
+
+def test_a_refused_dead_letter_that_is_not_sent_back_would_hold_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the scheduler waits for the message to be sent back, and no worker does it."""
+
+    async def nothing_follows(self: Any, active: Any, run: Any, end: Any, finished: Any) -> Any:
+        return finished
+
+    monkeypatch.setattr(RunReporter, "follow", nothing_follows)
+    fixture = buried_in_vain()
+    ended = threading.Event()
+    monkeypatch.setattr(workers_module, "log_end", lambda run, end, finished: ended.set())
+
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0))
+        fixture.put(queue(0), 2)
+        assert ended.wait(WAIT)
+
+    fixture.run(scenario)
+    assert fixture.scheduler.committable(queue(0)) == 0
+    assert fixture.letters.letters == [(0, "no such account")]
+    assert fixture.letters.sent_back == []
 
 
 @pytest.mark.row("A21")

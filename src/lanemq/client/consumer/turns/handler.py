@@ -236,11 +236,6 @@ def _ends_the_task(error: BaseException) -> bool:
             return task is None or task.cancelling() > 0
         case KeyboardInterrupt():
             return threading.current_thread() is threading.main_thread()
-        case GeneratorExit():
-            try:
-                asyncio.get_running_loop()
-            except RuntimeError:  # the loop has ended, and the coroutine is closed
-                return True
     return False
 
 
