@@ -12,7 +12,7 @@ HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
 JAVA = JAVA_HOME="$$(bash scripts/java.sh --home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test pure check format lint types contracts fast slow extended bench sim spark-proof chaos soak fuzz interop clean
+.PHONY: help setup run test pure check format lint types contracts fast slow extended bench sim spark-proof chaos effects soak fuzz interop clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ spark-proof: setup ## order from producer to table with executor and driver kill
 
 chaos: setup ## kill -9 and freezes of every process under load, round after round: make chaos ROUNDS=500
 	@$(JAVA) LANEMQ_CHAOS_ROUNDS=$(or $(ROUNDS),500) $(BIN)/pytest -s tests/chaos/test_rounds.py
+
+effects: setup ## each effect in a database once, with members killed and frozen: make effects TRIALS=1000
+	@LANEMQ_EFFECT_TRIALS=$(or $(TRIALS),1000) $(BIN)/pytest -s tests/effects/test_killed.py
 
 soak: setup ## steady load, flat memory: make soak MINUTES=10
 	@$(JAVA) LANEMQ_SOAK_SECONDS=$$(( $(or $(MINUTES),10) * 60 )) $(BIN)/pytest -s tests/load/test_soak.py

@@ -35,7 +35,7 @@ class Server:
         self.dsn = f"host={folder} dbname=postgres user=lanemq"
 
     def start(self) -> None:
-        options = f"-k {self._folder} -c listen_addresses= -c fsync=off -c shared_buffers=32MB -c max_connections=20"
+        options = f"-k {self._folder} -c listen_addresses= -c fsync=off -c shared_buffers=32MB -c max_connections=60"
         self._run(
             "pg_ctl",
             "-D",

@@ -164,7 +164,7 @@ INTERNAL = (
     "interop/",
 )
 """Pages for people who read the code; they may name classes that are not public."""
-PUBLIC_MODULES = ("lanemq", "lanemq.errors", "lanemq.pipelines", "lanemq.spark", "lanemq.spark.lag")
+PUBLIC_MODULES = ("lanemq", "lanemq.effects", "lanemq.errors", "lanemq.pipelines", "lanemq.spark", "lanemq.spark.lag")
 
 
 @pytest.mark.slow
