@@ -1,7 +1,8 @@
 """All measurements, one JSON line each: `python -m benchmarks`, or some: `python -m benchmarks send pull`.
 
 Those with Spark take long and need Java: only by name, or all of them with `python -m benchmarks spark`. So do those
-about lanes (`python -m benchmarks lanes`), of which the last two kill and restart members for minutes.
+about lanes (`python -m benchmarks lanes`), of which the last two kill and restart members for minutes, and `effects`,
+which needs PostgreSQL.
 """
 
 import sys
@@ -19,14 +20,15 @@ SPARK = (
     "spark_memory",
     "check_spark",
 )
+ALONE = ("effects",)
 GROUPS = {"plain": PLAIN, "lanes": LANES, "spark": SPARK}
 
 
 def chosen(names: list[str]) -> list[str]:
     wanted = [each for name in names or ["plain"] for each in GROUPS.get(name, (name,))]
-    unknown = sorted(set(wanted) - {*PLAIN, *LANES, *SPARK})
+    unknown = sorted(set(wanted) - {*PLAIN, *LANES, *SPARK, *ALONE})
     if unknown:
-        there = ", ".join((*GROUPS, *PLAIN, *LANES, *SPARK))
+        there = ", ".join((*GROUPS, *PLAIN, *LANES, *SPARK, *ALONE))
         sys.exit(f"no measurement called {', '.join(unknown)}: choose from {there}")
     return list(dict.fromkeys(wanted))
 

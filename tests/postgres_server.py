@@ -30,12 +30,14 @@ def reason_to_skip() -> str | None:
 class Server:
     """A server that listens on a socket file only and is deleted at the end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, durable: bool = False) -> None:
         self._folder = folder
+        self._fsync = "on" if durable else "off"
         self.dsn = f"host={folder} dbname=postgres user=lanemq"
 
     def start(self) -> None:
-        options = f"-k {self._folder} -c listen_addresses= -c fsync=off -c shared_buffers=32MB -c max_connections=60"
+        settings = ("listen_addresses=", f"fsync={self._fsync}", "shared_buffers=32MB", "max_connections=60")
+        options = f"-k {self._folder} {' '.join(f'-c {each}' for each in settings)}"
         self._run(
             "pg_ctl",
             "-D",
@@ -86,12 +88,13 @@ class Server:
 
 
 @contextmanager
-def running_server() -> Iterator[Server]:
+def running_server(*, durable: bool = False) -> Iterator[Server]:
+    """`durable`: commits wait for the disk, for measurements."""
     folder = Path(tempfile.mkdtemp(prefix="lanemq-pg-"))
     other = _other_user() if os.geteuid() == 0 else None
     if other is not None:
         os.chown(folder, other.pw_uid, other.pw_gid)
-    server = Server(folder)
+    server = Server(folder, durable=durable)
     try:
         server.create()
         server.start()

@@ -32,10 +32,23 @@ class Form:
         """Runs a query on a connection of its own."""
 
     def apply(
-        self, message: Message | Sequence[Message], value: str, fail: BaseException | None = None, **options: Any
+        self,
+        message: Message | Sequence[Message],
+        value: str,
+        fail: BaseException | None = None,
+        *,
+        swallows: str = "",
+        calls: str = "",
+        **options: Any,
     ) -> None:
+        """`swallows` is a statement whose error the block ignores, `calls` a method of the handle at its end."""
         with once(message, self.engine, **options) as handle:
             self._write(handle, INSERT.format(value))
+            if swallows:
+                with contextlib.suppress(Exception):
+                    self._write(handle, swallows)
+            if calls:
+                getattr(handle, calls)()
             if fail is not None:
                 raise fail
 
@@ -53,11 +66,23 @@ class AwaitedForm(Form):
     runner: asyncio.Runner
 
     def apply(
-        self, message: Message | Sequence[Message], value: str, fail: BaseException | None = None, **options: Any
+        self,
+        message: Message | Sequence[Message],
+        value: str,
+        fail: BaseException | None = None,
+        *,
+        swallows: str = "",
+        calls: str = "",
+        **options: Any,
     ) -> None:
         async def block() -> None:
             async with once(message, self.engine, **options) as handle:
                 await self._write(handle, INSERT.format(value))
+                if swallows:
+                    with contextlib.suppress(Exception):
+                        await self._write(handle, swallows)
+                if calls:
+                    await getattr(handle, calls)()
                 if fail is not None:
                     raise fail
 

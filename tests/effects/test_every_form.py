@@ -135,6 +135,38 @@ def test_what_contradicts_the_database_is_refused_and_neither_applied_nor_skippe
     assert form.effects() == ["applied", "the topic was created again"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [*forms.POSTGRES, *forms.ASYNC_POSTGRES], indirect=True)
+def test_a_block_that_swallows_an_error_of_postgres_has_failed(form: Form) -> None:
+    """PostgreSQL would answer the commit with a rollback, and the effect would be lost."""
+    with pytest.raises(Exception, match=r"caught an error|aborted"):
+        form.apply(delivered(5), "lost", swallows="SELECT does_not_exist")
+    assert form.effects() == []
+    form.apply(delivered(5), "done")
+    assert form.effects() == ["done"]
+
+
+ENDING = [
+    name
+    for name in (*forms.SQLITE, *forms.ASYNC_SQLITE, *forms.POSTGRES, *forms.ASYNC_POSTGRES)
+    if name != "unknown-driver" and not name.startswith("asyncpg")
+]
+"""Forms whose handle has `commit` and `rollback`, and shows that they were called."""
+
+
+@pytest.mark.parametrize(
+    "form",
+    [pytest.param(name, marks=[] if "sqlite" in name else pytest.mark.slow) for name in ENDING],
+    indirect=True,
+)
+def test_a_block_that_ends_its_transaction_itself_has_failed(form: Form) -> None:
+    with pytest.raises(UsageError, match="ended its transaction"):
+        form.apply(delivered(5), "rolled back", calls="rollback")
+    assert form.effects() == []
+    form.apply(delivered(5), "done")
+    assert form.effects() == ["done"]
+
+
 @pytest.mark.parametrize("form", ["sqlite3", "session-sqlite", "sqlalchemy-connection"], indirect=True)
 def test_a_connection_inside_a_transaction_is_refused(form: Form) -> None:
     form._write(form.engine, forms.INSERT.format("mine"))

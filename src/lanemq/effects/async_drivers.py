@@ -6,10 +6,13 @@ from typing import Any
 
 from lanemq.effects.databases import (
     READING,
+    SELECT_ONE,
     AsyncEffectDatabase,
+    check_status,
     libraries_of,
     not_a_database,
     plain_rows,
+    refuse_ended_transaction,
     refuse_open_transaction,
 )
 from lanemq.effects.statements import Dialect, Placeholders, Statement, written_for
@@ -67,6 +70,7 @@ class _Borrowed:
         self.handle = found.handle
         self.begin = found.begin
         self.execute = found.execute
+        self.check_open = found.check_open
         self.commit = found.commit
         self.roll_back = found.roll_back
 
@@ -94,6 +98,9 @@ class _AsyncPsycopg:
             await cursor.execute(written_for(Placeholders.FORMAT, statement.sql), statement.values or None)
             rows: Rows = await cursor.fetchall() if cursor.description else ()
             return rows
+
+    async def check_open(self) -> None:
+        check_status(self.handle)
 
     async def commit(self) -> None:
         await self.handle.commit()
@@ -123,6 +130,11 @@ class _Asyncpg:
 
     async def execute(self, statement: Statement) -> Rows:
         return plain_rows(await self.handle.fetch(written_for(Placeholders.DOLLAR, statement.sql), *statement.values))
+
+    async def check_open(self) -> None:
+        if not self.handle.is_in_transaction():
+            raise refuse_ended_transaction()
+        await self.execute(SELECT_ONE)
 
     async def commit(self) -> None:
         transaction, self._transaction = self._transaction, None
@@ -155,6 +167,10 @@ class _Aiosqlite:
     async def execute(self, statement: Statement) -> Rows:
         async with self.handle.execute(statement.sql, statement.values) as cursor:
             return plain_rows(await cursor.fetchall())
+
+    async def check_open(self) -> None:
+        if not self.handle.in_transaction:
+            raise refuse_ended_transaction()
 
     async def commit(self) -> None:
         await self.handle.commit()

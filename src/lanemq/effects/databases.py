@@ -20,6 +20,9 @@ class EffectDatabase(Protocol):
 
     def begin(self) -> Rows: ...
     def execute(self, statement: Statement) -> Rows: ...
+    def check_open(self) -> None:
+        """Raises if the block has ended the transaction, or PostgreSQL would not commit it. Called before `commit`."""
+
     def commit(self) -> None: ...
     def roll_back(self) -> None: ...
     def close(self) -> None:
@@ -66,6 +69,9 @@ class AsyncEffectDatabase(Protocol):
 
     async def begin(self) -> Rows: ...
     async def execute(self, statement: Statement) -> Rows: ...
+    async def check_open(self) -> None:
+        """Raises if the block has ended the transaction, or PostgreSQL would not commit it. Called before `commit`."""
+
     async def commit(self) -> None: ...
     async def roll_back(self) -> None: ...
     async def close(self) -> None:
@@ -103,6 +109,10 @@ async def _perform_step_async(step: Step, database: AsyncEffectDatabase) -> Rows
     return ()
 
 
+SELECT_ONE = Statement("SELECT 1")
+"""Fails in a transaction that PostgreSQL has aborted."""
+
+
 def libraries_of(given: Any) -> list[str]:
     """The packages that define an object's class and its base classes."""
     return [kind.__module__.partition(".")[0] for kind in type(given).__mro__ if kind.__module__ != "builtins"]
@@ -121,6 +131,30 @@ def refuse_open_transaction() -> UsageError:
         "the connection is inside a transaction already, and `once` must begin and commit its own: commit or roll back "
         "before, or pass another connection"
     )
+
+
+def refuse_ended_transaction() -> UsageError:
+    return UsageError(
+        "the block ended its transaction itself, so its writes and the message's place may not be stored together: "
+        "leave commit and rollback to `once`"
+    )
+
+
+def refuse_aborted_transaction() -> UsageError:
+    """PostgreSQL answers a commit of such a transaction with a rollback, and most drivers do not notice."""
+    return UsageError(
+        "the block caught an error of the database, after which PostgreSQL stores nothing of the transaction: let the "
+        "error pass, or use a savepoint"
+    )
+
+
+def check_status(connection: Any) -> None:
+    """`check_open` for a connection of psycopg, which knows the state of its transaction."""
+    match connection.info.transaction_status.name:
+        case "IDLE":
+            raise refuse_ended_transaction()
+        case "INERROR":
+            raise refuse_aborted_transaction()
 
 
 def plain_rows(found: Any) -> Rows:

@@ -13,10 +13,13 @@ from typing import Any
 
 from lanemq.effects.databases import (
     READING,
+    SELECT_ONE,
     EffectDatabase,
+    check_status,
     libraries_of,
     not_a_database,
     plain_rows,
+    refuse_ended_transaction,
     refuse_open_transaction,
 )
 from lanemq.effects.statements import Dialect, Placeholders, Statement, named_values, written_for
@@ -75,6 +78,7 @@ class _Borrowed:
         self.handle = found.handle
         self.begin: Callable[[], Rows] = found.begin
         self.execute: Callable[[Statement], Rows] = found.execute
+        self.check_open: Callable[[], None] = found.check_open
         self.commit: Callable[[], None] = found.commit
         self.roll_back: Callable[[], None] = found.roll_back
 
@@ -106,6 +110,10 @@ class _Sqlite:
             return cursor.execute(statement.sql, statement.values).fetchall()
         finally:
             cursor.close()
+
+    def check_open(self) -> None:
+        if not self.handle.in_transaction:
+            raise refuse_ended_transaction()
 
     def commit(self) -> None:
         self.handle.commit()
@@ -140,6 +148,10 @@ class _DbApi:
             return plain_rows(cursor.fetchall()) if cursor.description else ()
         finally:
             cursor.close()
+
+    def check_open(self) -> None:
+        if self.dialect is Dialect.POSTGRESQL:
+            self.execute(SELECT_ONE)
 
     def commit(self) -> None:
         self.handle.commit()
@@ -177,3 +189,6 @@ class _Psycopg(_DbApi):
         with cursor:
             cursor.execute(written_for(Placeholders.FORMAT, statement.sql), statement.values or None)
             return cursor.fetchall() if cursor.description else ()
+
+    def check_open(self) -> None:
+        check_status(self.handle)

@@ -10,7 +10,14 @@ from sqlalchemy.engine.interfaces import Dialect as SqlalchemyDialect
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from lanemq.effects.databases import READING, refuse_open_transaction
+from lanemq.effects.databases import (
+    READING,
+    SELECT_ONE,
+    check_status,
+    libraries_of,
+    refuse_ended_transaction,
+    refuse_open_transaction,
+)
 from lanemq.effects.statements import Dialect, Placeholders, Statement, named_values, written_for
 from lanemq.effects.steps import Rows
 from lanemq.model.errors import UsageError
@@ -54,10 +61,20 @@ def _refuse_autocommit(connection: Connection | None) -> None:
         raise UsageError('isolation level "AUTOCOMMIT" has no transactions, and `once` needs one: choose another')
 
 
+def _knows_status(connection: Connection) -> bool:
+    """Checks the transaction of a psycopg connection without a round trip; False for other drivers."""
+    driver = connection.connection.driver_connection
+    if driver is None or "psycopg" not in libraries_of(driver):
+        return False
+    check_status(driver)
+    return True
+
+
 class _Sqlalchemy:
     def __init__(self, handle: "Session | Connection", *, own: bool) -> None:
         self.handle = handle
         self._own = own
+        self._transaction: object = None
         self.dialect = _kind(handle.get_bind().dialect if isinstance(handle, Session) else handle.dialect)
 
     @property
@@ -67,7 +84,7 @@ class _Sqlalchemy:
     def begin(self) -> Rows:
         if self.handle.in_transaction():
             raise refuse_open_transaction()
-        self.handle.begin()
+        self._transaction = self.handle.begin()
         connection = self._connection
         _refuse_autocommit(connection)
         if self.dialect is not Dialect.SQLITE:
@@ -81,6 +98,12 @@ class _Sqlalchemy:
         prepared = text(written_for(Placeholders.NAMED, statement.sql))
         result = self._connection.execute(prepared, named_values(statement.values))
         return [tuple(row) for row in result.all()] if result.returns_rows else ()
+
+    def check_open(self) -> None:
+        if self.handle.get_transaction() is not self._transaction:
+            raise refuse_ended_transaction()
+        if self.dialect is Dialect.POSTGRESQL and not _knows_status(self._connection):
+            self.execute(SELECT_ONE)
 
     def commit(self) -> None:
         self.handle.commit()
@@ -97,6 +120,7 @@ class _AsyncSqlalchemy:
     def __init__(self, handle: "AsyncSession | AsyncConnection", *, own: bool) -> None:
         self.handle = handle
         self._own = own
+        self._transaction: object = None
         self.dialect = _kind(handle.get_bind().dialect if isinstance(handle, AsyncSession) else handle.dialect)
 
     async def _connection(self) -> AsyncConnection:
@@ -105,8 +129,7 @@ class _AsyncSqlalchemy:
     async def begin(self) -> Rows:
         if self.handle.in_transaction():
             raise refuse_open_transaction()
-        if isinstance(self.handle, AsyncConnection):
-            await self.handle.begin()
+        self._transaction = await self.handle.begin()
         connection = await self._connection()
         _refuse_autocommit(connection.sync_connection)
         if self.dialect is not Dialect.SQLITE:
@@ -121,6 +144,13 @@ class _AsyncSqlalchemy:
         prepared = text(written_for(Placeholders.NAMED, statement.sql))
         result = await (await self._connection()).execute(prepared, named_values(statement.values))
         return [tuple(row) for row in result.all()] if result.returns_rows else ()
+
+    async def check_open(self) -> None:
+        if self.handle.get_transaction() is not self._transaction:
+            raise refuse_ended_transaction()
+        connection = (await self._connection()).sync_connection
+        if self.dialect is Dialect.POSTGRESQL and connection is not None and not _knows_status(connection):
+            await self.execute(SELECT_ONE)
 
     async def commit(self) -> None:
         await self.handle.commit()

@@ -165,6 +165,7 @@ class Once:
             self._give_up(database)
             return
         try:
+            database.check_open()
             database.commit()
         except BaseException:
             self._give_up(database)
@@ -215,6 +216,7 @@ class Once:
             await self._give_up_async(database)
             return
         try:
+            await database.check_open()
             await database.commit()
         except BaseException:
             await self._give_up_async(database)
