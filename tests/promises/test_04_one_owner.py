@@ -174,7 +174,7 @@ def test_a_frozen_member_that_does_not_join_again_stays_outside(tmp_path: Path) 
 
 def silent_connection(broker: ProxiedBroker) -> Member:
     """A member that works, and whose connections never answer again; new ones would."""
-    with Producer(broker.address) as producer:
+    with Producer(broker.address, create=FOUR_QUEUES) as producer:
         for number in range(4):
             producer.send(TOPIC, number, key=key_in(number))
     member = Member(broker.address, "a")

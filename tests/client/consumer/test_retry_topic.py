@@ -47,7 +47,7 @@ def dead_letters(broker: EmbeddedBroker) -> int:
 
 
 def send(broker: EmbeddedBroker, *topics: str) -> None:
-    with Producer(broker.address) as producer:
+    with Producer(broker.address, create=list(topics)) as producer:
         for topic in topics:
             for key in "xyz":
                 producer.send(topic, key, key=key)
