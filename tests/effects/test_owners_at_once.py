@@ -79,7 +79,8 @@ def test_without_the_shared_lock_an_old_owner_commits_beside_the_new_one(
 
     def unlocked(self: EffectTables, *given: Any) -> Statement:
         statement = locked(self, *given)
-        return statement._replace(sql=statement.sql.removesuffix(" FOR SHARE"))
+        assert " FOR SHARE" in statement.sql
+        return statement._replace(sql=statement.sql.replace(" FOR SHARE", ""))
 
     monkeypatch.setattr(EffectTables, "locked_epoch", unlocked)
     with pytest.raises(AssertionError, match="did not wait"):

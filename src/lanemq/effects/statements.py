@@ -115,11 +115,12 @@ class EffectTables:
         """SQLite: takes the lock of a writer in a transaction that began without it, and changes nothing."""
         return Statement(f"DELETE FROM {self._epochs} WHERE queue IS NULL")
 
-    def locked_epoch(self, scope: EffectScope, epoch: int) -> Statement:
+    def locked_epoch(self, scope: EffectScope, epoch: int, effects: LaneEffects, expiry_hour: int) -> Statement:
         """The highest epoch of the queue, which cannot change until the transaction ends.
 
-        PostgreSQL: owners of the same epoch share the lock. An advisory lock, which excludes nothing, shows a newer
-        owner which sessions are in its way. The server ends a transaction whose client stays silent.
+        PostgreSQL stores the place of one lane in the same statement, as `take_place` does, and returns whether it
+        did. Owners of the same epoch share the lock. An advisory lock, which excludes nothing, shows a newer owner
+        which sessions are in its way. The server ends a transaction whose client stays silent.
         """
         where = f"FROM {self._epochs} WHERE queue = ?"
         if self.dialect is Dialect.SQLITE:
@@ -127,10 +128,19 @@ class EffectTables:
         if self.dialect is Dialect.OTHER:
             return Statement(f"SELECT epoch {where} FOR UPDATE", (scope.number,))
         limit = "current_setting('idle_in_transaction_session_timeout')"
-        return Statement(
+        owner = (
             f"SELECT epoch, pg_try_advisory_xact_lock_shared(?, ?), set_config('idle_in_transaction_session_timeout', "
-            f"CASE {limit} WHEN '0' THEN '{HANGING_MS}' ELSE {limit} END, true) {where} FOR SHARE",
-            (_lock_class(scope), _lock_number(epoch), scope.number),
+            f"CASE {limit} WHEN '0' THEN '{HANGING_MS}' ELSE {limit} END, true) {where} FOR SHARE"
+        )
+        big = "CAST(? AS bigint)"
+        row = f"SELECT {big}, CAST(? AS text), {big}, {big}, CAST(? AS integer) FROM owner WHERE epoch = {big}"
+        return Statement(
+            f"WITH owner AS MATERIALIZED ({owner}), taken AS ({self._upsert(row)}) "
+            "SELECT (SELECT epoch FROM owner), (SELECT count(*) FROM taken)",
+            (
+                *(_lock_class(scope), _lock_number(epoch), scope.number),
+                *(scope.number, effects.lane, *effects.last.place, expiry_hour, epoch, effects.first.place.position),
+            ),
         )
 
     def raise_epoch(self, scope: EffectScope, epoch: int, there: bool) -> list[Statement]:
@@ -176,11 +186,16 @@ class EffectTables:
         if self.dialect is Dialect.OTHER:
             return None
         return Statement(
-            f"INSERT INTO {self._lanes} AS held (queue, lane, log_position, stored_ms, expiry_hour) "
-            "VALUES (?, ?, ?, ?, ?) ON CONFLICT (queue, lane) DO UPDATE SET log_position = excluded.log_position, "
-            "stored_ms = excluded.stored_ms, expiry_hour = excluded.expiry_hour WHERE held.log_position < ? "
-            "RETURNING 1",
+            self._upsert("VALUES (?, ?, ?, ?, ?)"),
             (scope.number, effects.lane, *effects.last.place, expiry_hour, effects.first.place.position),
+        )
+
+    def _upsert(self, row: str) -> str:
+        return (
+            f"INSERT INTO {self._lanes} AS held (queue, lane, log_position, stored_ms, expiry_hour) {row} "
+            "ON CONFLICT (queue, lane) DO UPDATE SET log_position = excluded.log_position, "
+            "stored_ms = excluded.stored_ms, expiry_hour = excluded.expiry_hour WHERE held.log_position < ? "
+            "RETURNING 1"
         )
 
     def locked_place(self, scope: EffectScope, lane: str) -> Statement:

@@ -88,12 +88,13 @@ def begin_effect(tables: EffectTables, batch: EffectBatch) -> Steps[None]:
         EffectRefused: the database contradicts the message.
     """
     created = False
+    first, *others = by_lane(batch.effects)
     for _ in range(MAX_ROUNDS):
         reading = yield BeginTransaction()
         try:
             if reading:
                 yield Execute(tables.write_lock())
-            found = yield Execute(tables.locked_epoch(batch.scope, batch.epoch))
+            found = yield Execute(tables.locked_epoch(batch.scope, batch.epoch, first, batch.expiry_hour))
         except Exception as error:
             yield RollBack()
             if created:
@@ -104,7 +105,8 @@ def begin_effect(tables: EffectTables, batch: EffectBatch) -> Steps[None]:
         highest = found[0][0] if found else None
         owner = judge_owner(highest, batch.epoch)
         if owner is EffectOwner.CURRENT:
-            yield from _take_places(tables, batch)
+            taken = len(found[0]) > 1 and found[0][1]
+            yield from _take_places(tables, batch, others if taken else [first, *others])
             return
         yield RollBack()
         if owner is EffectOwner.STALE:
@@ -145,9 +147,9 @@ def _raise_epoch(tables: EffectTables, batch: EffectBatch, there: bool) -> Steps
         yield Commit()
 
 
-def _take_places(tables: EffectTables, batch: EffectBatch) -> Steps[None]:
+def _take_places(tables: EffectTables, batch: EffectBatch, lanes: Sequence[LaneEffects]) -> Steps[None]:
     refused: dict[str, LogPlace | None] = {}
-    for lane in by_lane(batch.effects):
+    for lane in lanes:
         place = yield from _take_place(tables, batch, lane)
         if place is not None:
             refused[lane.lane] = place
