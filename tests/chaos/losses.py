@@ -18,23 +18,28 @@ from tests.chaos.system import TIMEOUT, TOPIC, Child, Event, SystemUnderTest
 QUEUES = 4
 CLOSED_SECONDS, SILENT_SECONDS = 1.5, 7.0
 """The most that queues wait, at the 99th percentile, after a closed connection and after silence."""
+NOWHERE = "02:00:00:00:00:99"
 _NUMBERS = count(os.getpid() % 16_000 * 4)
 
 
 class Namespace:
-    """A network namespace, connected to this one by a pair of interfaces. Needs root and the tools `ip` and `tc`."""
+    """A network namespace, connected to this one by a pair of interfaces. Needs root and the tool `ip`."""
 
     def __init__(self) -> None:
         number = next(_NUMBERS) % 64_000
         self.name = f"lmq{number}"
         self.address = f"10.213.{number // 250}.{number % 250 // 4 * 4 + 1}"
-        inside = f"{self.address.rpartition('.')[0]}.{int(self.address.rpartition('.')[2]) + 1}"
+        self._inside = f"{self.address.rpartition('.')[0]}.{int(self.address.rpartition('.')[2]) + 1}"
         self._outer, self._inner = f"{self.name}a", f"{self.name}b"
         _run("ip", "netns", "add", self.name)
         _run("ip", "link", "add", self._outer, "type", "veth", "peer", "name", self._inner, "netns", self.name)
         _run("ip", "addr", "add", f"{self.address}/30", "dev", self._outer)
         _run("ip", "link", "set", self._outer, "up")
-        for command in (f"addr add {inside}/30 dev {self._inner}", f"link set {self._inner} up", "link set lo up"):
+        for command in (
+            f"addr add {self._inside}/30 dev {self._inner}",
+            f"link set {self._inner} up",
+            "link set lo up",
+        ):
             _run("ip", "-n", self.name, *command.split())
 
     @property
@@ -43,13 +48,17 @@ class Namespace:
         return "ip", "netns", "exec", self.name
 
     def drop(self) -> None:
-        """Drops all packets in both directions: a queue without room takes none."""
-        _run("tc", "qdisc", "replace", "dev", self._outer, "root", "pfifo", "limit", "0")
-        _run("tc", "-n", self.name, "qdisc", "replace", "dev", self._inner, "root", "pfifo", "limit", "0")
+        """Loses all packets in both directions: they go to a hardware address that no interface has.
+
+        The sender must not notice. If its own interface refused packets, TCP would try again every half second.
+        """
+        _run("ip", "neigh", "replace", self._inside, "lladdr", NOWHERE, "dev", self._outer, "nud", "permanent")
+        inner = ("neigh", "replace", self.address, "lladdr", NOWHERE, "dev", self._inner, "nud", "permanent")
+        _run("ip", "-n", self.name, *inner)
 
     def deliver(self) -> None:
-        _run("tc", "qdisc", "del", "dev", self._outer, "root")
-        _run("tc", "-n", self.name, "qdisc", "del", "dev", self._inner, "root")
+        _run("ip", "neigh", "del", self._inside, "dev", self._outer)
+        _run("ip", "-n", self.name, "neigh", "del", self.address, "dev", self._inner)
 
     def close(self) -> None:
         for command in (("link", "del", self._outer), ("netns", "del", self.name)):
@@ -59,9 +68,8 @@ class Namespace:
 
 def why_no_namespaces() -> str:
     """Why this machine cannot cut a member off; empty if it can."""
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if missing:
-        return f"cutting a member off needs {' and '.join(missing)} (iproute2)"
+    if shutil.which("ip") is None:
+        return "cutting a member off needs ip (iproute2)"
     if os.geteuid() != 0:
         return "cutting a member off needs root, for a network namespace"
     try:
