@@ -107,9 +107,9 @@ class History:
         """A lane was parked at the broker, and that is on disk. Member and broker may both record it."""
         self._write("parked", place.fields() | {"key": key})
 
-    def redriven(self, place: "Place", key: str) -> None:
-        """An operator redrives a parked lane, beginning with the message at `place`."""
-        self._write("redriven", place.fields() | {"key": key})
+    def redriven(self, place: "Place", key: str, last: int) -> None:
+        """The messages of a parked lane from `place` to the offset `last` go to the queue's owner, to run again."""
+        self._write("redriven", place.fields() | {"key": key, "last": last})
 
     def discarded(self, place: "Place", key: str) -> None:
         """An operator discarded a parked message."""

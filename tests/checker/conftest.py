@@ -31,7 +31,7 @@ FIELDS = {
     "dead": ("dead_lettered", "offset", "key"),
     "skip": ("skipped", "offset", "key"),
     "parked": ("parked", "offset", "key"),
-    "redriven": ("redriven", "offset", "key"),
+    "redriven": ("redriven", "offset", "key", "last"),
     "discarded": ("discarded", "offset", "key"),
     "commit": ("committed", "offset"),
     "refused": ("commit_refused", "offset"),

@@ -30,7 +30,7 @@ def write_everything(history: History) -> None:
     history.dead_lettered(PLACE, "k", "m1", 16)
     history.skipped(PLACE, "k", "filter")
     history.parked(PLACE, "k")
-    history.redriven(PLACE, "k")
+    history.redriven(PLACE, "k", 5)
     history.discarded(PLACE, "k")
     history.committed(PLACE, epoch=3, asked=5)
     history.commit_refused(PLACE, "stale", epoch=2, asked=5)

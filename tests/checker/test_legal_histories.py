@@ -47,6 +47,16 @@ LEGAL = {
         "a turn 0 k\na end 0 k ok\nb turn 0 k epoch=2\nb end 0 k ok\nb turn 1 k epoch=2\nb end 1 k ok\n"
         "b turn 2 k epoch=2"
     ),
+    "messages join a lane while it is redriven": (
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k 1\na turn 0 k\n"
+        "a end 0 k ok\nbroker parked 2 k\na parked 2 k\na commit 3\na turn 1 k\na end 1 k ok\n"
+        "broker redriven 2 k 2\na turn 2 k\na end 2 k ok"
+    ),
+    "next owner runs everything again that was fetched at once and not reported": (
+        "a turn 0 k epoch=1\na end 0 k retry epoch=1\na parked 0 k\na parked 1 k\na parked 2 k\na commit 3 epoch=1\n"
+        "broker redriven 0 k 2\na turn 0 k epoch=1\na end 0 k ok epoch=1\na turn 1 k epoch=1\na end 1 k ok epoch=1\n"
+        "b turn 0 k epoch=2\nb end 0 k ok epoch=2\nb turn 1 k epoch=2\nb end 1 k ok epoch=2\nb turn 2 k epoch=2"
+    ),
     "redriven, failed again, parked again, redriven": (
         "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nbroker redriven 0 k\na turn 0 k\na end 0 k retry\n"
         "a parked 0 k\nbroker redriven 0 k\na turn 0 k\na end 0 k ok\na turn 1 k"

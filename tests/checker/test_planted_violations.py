@@ -315,6 +315,16 @@ PLANTED = {
         "B4",
         "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nb turn 1 k",
     ),
+    "redriven message runs again after its removal was reported": (
+        "D4",
+        "a turn 0 k epoch=1\na end 0 k retry epoch=1\na parked 0 k\na parked 1 k\na commit 2 epoch=1\n"
+        "broker redriven 0 k 0\na turn 0 k epoch=1\na end 0 k ok epoch=1\nbroker redriven 1 k 1\nb turn 0 k epoch=2",
+    ),
+    "discarded message runs although it was not on its way": (
+        "D4",
+        "a turn 0 k epoch=1\na end 0 k retry epoch=1\na parked 0 k\na parked 1 k\na commit 2 epoch=1\n"
+        "broker redriven 0 k 0\nbroker discarded 0 k\nbroker discarded 1 k\na turn 1 k epoch=1",
+    ),
     "newer message runs before the redriven ones": (
         "B3",
         "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k\n"

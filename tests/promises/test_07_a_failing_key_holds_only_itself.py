@@ -11,7 +11,9 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.message import Message
 from lanemq.core.backoff import Backoff
+from lanemq.core.consuming import parked_lanes
 from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey, HoldQueue
+from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.queue import MessageQueue
 
 BAD = key_in(0)
@@ -86,6 +88,74 @@ def test_a_parked_key_is_redriven_in_order_before_newer_messages(group: LocalGro
         until("the bad key is through, in order", lambda: done(group, BAD) == [0, 2, 4, 6])
         until("nothing is parked any more", lambda: not parked.lanes(GROUP))
     assert group.judge("parked=4", "redriven").verdict is Verdict.PASS
+
+
+LONG = [6_000, pytest.param(20_000, marks=pytest.mark.slow)]
+OTHERS = 2_000
+
+
+def send_long(group: LocalGroup, behind: int) -> None:
+    """The bad key's messages come first, then those of many good keys, all in queue 0."""
+    group.producer.send(TOPIC, 0, key=BAD, queue=0)
+    for number in range(behind):
+        group.producer.submit(TOPIC, number + 1, key=BAD, queue=0)
+    for number in range(OTHERS):
+        group.producer.submit(TOPIC, number, key=f"good {number % 100}", queue=0)
+    group.producer.flush()
+
+
+def others(group: LocalGroup) -> int:
+    return sum(key != BAD for _, key, _ in group.done)
+
+
+@pytest.mark.parametrize("behind", LONG)
+def test_a_held_key_blocks_only_itself_however_long_its_backlog(group: LocalGroup, behind: int) -> None:
+    """Default settings: the lane waits at the broker, and goes on by itself when its message succeeds."""
+    send_long(group, behind)
+    broken = Broken()
+    group.member("a", broken.handle)
+    until("all others are through", lambda: others(group) == OTHERS)
+    with Admin(group.address) as admin, ParkedAdmin(group.address) as parked:
+        queue = MessageQueue(TOPIC, "lanemq", 0)
+        until("the commit passes the held lane", lambda: admin.committed(GROUP, queue) == behind + 1 + OTHERS)
+        (lane,) = parked.lanes(GROUP)
+        assert (lane.status, lane.messages, lane.first) == (LaneStatus.HELD, behind + 1, 0)
+        assert done(group, BAD) == []
+        broken.mended.set()
+        until("the bad key is through", lambda: len(done(group, BAD)) == behind + 1)
+        assert done(group, BAD) == list(range(behind + 1))
+        until("the lane is gone", lambda: not parked.lanes(GROUP))
+    assert group.judge("parked", "redriven").verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("behind", LONG)
+def test_a_parked_key_blocks_only_itself_however_long_its_backlog(group: LocalGroup, behind: int) -> None:
+    send_long(group, behind)
+    broken = Broken()
+    group.member("a", broken.handle, on_fail=HoldKey(retries=1))
+    until("all others are through", lambda: others(group) == OTHERS)
+    with ParkedAdmin(group.address) as parked:
+        until("all are parked", lambda: [lane.messages for lane in parked.lanes(GROUP)] == [behind + 1])
+        (lane,) = parked.lanes(GROUP)
+        assert lane.status is LaneStatus.PARKED
+        broken.mended.set()
+        assert parked.redrive(lane)
+        until("the bad key is through", lambda: len(done(group, BAD)) == behind + 1)
+        assert done(group, BAD) == list(range(behind + 1))
+        until("the lane is gone", lambda: not parked.lanes(GROUP))
+    assert group.judge("parked", "redriven").verdict is Verdict.PASS
+
+
+def test_a_lane_that_is_not_set_aside_blocks_its_queue(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the messages behind the failing one fill the member's cache."""
+    monkeypatch.setattr(parked_lanes, "SET_ASIDE_AT", 1_000_000)
+    send_long(group, 6_000)
+    broken = Broken()
+    app = group.member("a", broken.handle)
+    until("the cache is full", lambda: sum(each.lanes.cached.count for each in app.snapshot().queues.values()) > 4_000)
+    until("it was tried again", lambda: broken.failures > 3)
+    assert others(group) == 0
+    assert done(group, BAD) == []
 
 
 def test_hold_queue_holds_everything_behind_the_failure(group: LocalGroup) -> None:

@@ -94,7 +94,8 @@ cdef class Lane:
     cdef public list pending
     cdef public LaneRun run
     cdef public object slice_end
-    cdef public object redriven
+    cdef public list redriven
+    cdef public bint watched
 
     def __init__(self, key, pending):
         self.key, self.pending = key, pending
@@ -121,7 +122,8 @@ def lay_in_lanes(dict lanes not None, ready, messages, queue, RunPermit permit):
     """Twin of `core.consuming.runs.lay_in_lanes`."""
     cdef PyObject *found
     cdef LaneRun run
-    cdef Lane lane
+    cdef Lane lane, last = None
+    cdef list watched = []
     join = ready.append
     for message in messages:
         key = key_of(<MessageBase>message) if isinstance(message, MessageBase) else message.key
@@ -138,6 +140,10 @@ def lay_in_lanes(dict lanes not None, ready, messages, queue, RunPermit permit):
         else:
             lane = place
         lane.pending.append(message)
+        if lane.watched and lane is not last:
+            watched.append(lane)
+            last = lane
+    return watched
 
 
 def cut_runs(messages, Py_ssize_t size, queue, RunPermit permit):
@@ -213,7 +219,7 @@ def end_runs(runs, dict lanes):
         if lane is not None:
             lane.run = None
             if lane.redriven is not None:
-                redriven.append(lane)
+                redriven.append(run)
                 continue
             if lane.pending:
                 more.append(lane)

@@ -81,15 +81,10 @@ class BrokerOptions:
     max_held_pulls: int = 100_000
     """Long polls held at once; further pulls are answered empty immediately."""
 
-    max_parked_lane: int = 10_000
-    """Messages parked in one lane. Few: newer messages of the key stay with their consumer, which cannot commit past
-    them. Many: one redrive takes long."""
-
-    max_parked_messages: int = 200_000
-    """Messages parked by one group in all lanes. Each costs the broker about 100 bytes of memory."""
-
-    max_parked_bytes: int = 1024 * MEBIBYTE
-    """Bytes parked by one group. They are stored in state.db, which does not shrink when they are removed."""
+    max_pinned_bytes: int = 1024 * MEBIBYTE
+    """Bytes of log files that are kept beyond their retention because they hold parked messages. Small: the parked
+    messages are copied into state.db, which does not shrink when they are removed. Large: the disk fills up with
+    files of which little is needed."""
 
     stock_lease: float = 60.0
     """Seconds of a queue lock of a client that asks for no lease (RocketMQ: RebalanceLockManager). Below 30 s a
@@ -158,9 +153,7 @@ _LEAST = {
     "max_pull_messages": 1,
     "max_pull_bytes": 1,
     "max_held_pulls": 0,
-    "max_parked_lane": 0,
-    "max_parked_messages": 0,
-    "max_parked_bytes": 0,
+    "max_pinned_bytes": 0,
     "stock_lease": 30.0,
     "min_lane_lease": 0.1,
     "disconnect_grace": 0.0,

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.parts import Parts
 from lanemq.broker.storage.checkpoints import Checkpoints
+from lanemq.broker.storage.pinning import Pinning
 from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.log.commit_log import Segment
 from lanemq.log.store import Store
@@ -39,6 +40,7 @@ class Housekeeping:
         self._checkpoints = checkpoints
         self._server = server
         self._unread = UnreadWarnings(parts.store, parts.offsets)
+        self._pinning = Pinning(parts.store, parts.parking, parts.options.max_pinned_bytes)
         self._last: dict[str, Millis] = {}
         self._last_tick = parts.clock.now()
 
@@ -97,7 +99,7 @@ class Housekeeping:
     def _retire(self) -> None:
         now = self._parts.clock.now()
         self._unread.warn(now)
-        retired: list[Segment] = self._parts.store.retire(now)
+        retired: list[Segment] = self._parts.store.retire(now, self._pinning.deletable)
         if retired:
             log.info("retention deletes %s log files", len(retired))
             self._parts.thread.submit(lambda: self._parts.store.delete_retired(retired), _log_failure)

@@ -79,8 +79,9 @@ class Recording:
         for offset in offsets:
             self._history.parked(Place(*name.place, offset), name.key or "")
 
-    def redriven(self, name: LaneName, first: int) -> None:
-        self._history.redriven(Place(*name.place, first), name.key or "")
+    def redriven(self, name: LaneName, first: int, last: int) -> None:
+        """Record that the messages of a lane from `first` to `last` may run."""
+        self._history.redriven(Place(*name.place, first), name.key or "", last)
 
     def discarded(self, name: LaneName, offsets: Iterable[int]) -> None:
         for offset in offsets:

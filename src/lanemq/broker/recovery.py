@@ -71,7 +71,7 @@ def recovered(options: BrokerOptions, clock: Clock, store: Store, thread: LogThr
     if not report.clean:
         offsets.cut_offsets(end_of)
     offsets.cut_finished(end_of)
-    parking = Parking(options, state, thread, recording, clock.wall())
+    parking = Parking(store, thread, recording, clock.wall())
     parking.recover(end_of)
     store.retention.begin(now=clock.now(), wall=clock.wall())
     if recording.on:

@@ -112,9 +112,9 @@ class DeliveryRules:
             progress.account.redelivery("change of owner" if before.process is not stint.process else "new lease")
             return None
         # It was discarded while its member waited to retry it, and cannot be called back.
-        if event.offset in lane.unfinished or lane.redrive_offset == event.offset <= progress.discarded.get(
-            event.key, -1
-        ):
+        on_its_way = lane.redrive_first <= event.offset <= lane.redrive_last
+        discarded = event.offset <= progress.discarded.get(event.key, -1)
+        if event.offset in lane.unfinished or (on_its_way and discarded):
             progress.account.redelivery("retry")
             return None
         progress.account.redelivery("no cause")

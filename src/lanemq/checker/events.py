@@ -175,9 +175,10 @@ class MessageParked(GroupEvent, tag="parked"):
 
 
 class Redriven(GroupEvent, tag="redriven"):
-    """An operator lets the parked lane run again, from its message at `offset` on."""
+    """Messages of a parked lane, from `offset` to `last`, go to the queue's owner, to run again."""
 
     key: str = ""
+    last: int = -1
 
 
 class Discarded(GroupEvent, tag="discarded"):

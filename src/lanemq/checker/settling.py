@@ -137,7 +137,8 @@ class ParkingRules:
         if event.offset <= progress.discarded.get(event.key, -1):
             return  # the member reports it after the broker's answer, and it was discarded in between
         lane = progress.lane(event.key)
-        lane.redriven = False
+        if event.offset == lane.last:  # it failed; others join a lane, which may be running at this moment
+            lane.redriven = False
         if progress.parked.get(event.offset) is lane:
             return  # it failed again, or the broker repeats it after a start
         self._state.count("parked")
@@ -151,7 +152,8 @@ class ParkingRules:
         lane = progress.lanes.get(event.key)
         if lane is None:
             return
-        lane.redrive_offset = event.offset
+        lane.redrive_first, lane.redrive_last = event.offset, max(event.offset, event.last)
+        _removed(progress, lane, event.offset)
         if not lane.redriven:
             self._state.count("redriven")
             lane.redriven = True
@@ -164,8 +166,9 @@ class ParkingRules:
             progress.account.skipped += 1
             progress.discarded[event.key] = max(event.offset, progress.discarded.get(event.key, -1))
             lane.unfinished.discard(event.offset)
-            if lane.redrive_offset == event.offset:  # already on its way to its member, so it may still run
-                progress.parked[event.offset], lane.redriven_last = lane, event.offset
+            if lane.redrive_first <= event.offset <= lane.redrive_last:  # on its way to its member: it may still run
+                progress.parked[event.offset] = lane
+                lane.redriven_done.add(event.offset)
             else:
                 _forget(progress, lane)
 
@@ -179,8 +182,8 @@ def parked_turn(lane: CheckedLane, event: Turn) -> Violation | None:
 
 def redriven_done(progress: GroupProgress, lane: CheckedLane, offset: int) -> None:
     """A redriven message succeeded. It counts once, also if its removal from the broker's list was lost."""
-    progress.account.finished += lane.redriven_last != offset
-    lane.redriven_last = offset
+    progress.account.finished += offset not in lane.redriven_done
+    lane.redriven_done.add(offset)
 
 
 def still_parked(progress: GroupProgress) -> int:
@@ -189,10 +192,17 @@ def still_parked(progress: GroupProgress) -> int:
 
 
 def lane_continues(progress: GroupProgress, lane: CheckedLane, offset: int) -> None:
-    """The lane is at `offset` now. Until then a redriven message may run once more, if its removal was lost."""
-    if -1 < lane.redriven_last < offset:
-        progress.parked.pop(lane.redriven_last, None)
-        lane.redriven_last = -1
+    """The lane is at `offset` now. If that is not parked, every message before it was removed from the lane."""
+    if lane.redriven_done and offset not in progress.parked:
+        _removed(progress, lane, offset)
+
+
+def _removed(progress: GroupProgress, lane: CheckedLane, below: int) -> None:
+    """Redriven messages below an offset are done, and the broker has removed them: they do not run again."""
+    removed = {offset for offset in lane.redriven_done if offset < below}
+    lane.redriven_done -= removed
+    for offset in removed:
+        progress.parked.pop(offset, None)
 
 
 def _forget(progress: GroupProgress, lane: CheckedLane) -> None:

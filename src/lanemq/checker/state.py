@@ -71,10 +71,11 @@ class CheckedLane:
     running_batch: int = 0
     redriven: bool = False
     """Whether its parked messages may run."""
-    redrive_offset: int = -1
-    """The parked message that the last redrive named."""
-    redriven_last: int = -1
-    """The last redriven message that is done, until a later one starts."""
+    redrive_first: int = -1
+    redrive_last: int = -1
+    """The parked messages that the last redrive named: they may be on their way to the owner."""
+    redriven_done: set[int] = field(default_factory=set)
+    """Redriven messages that are done, and may run once more as long as their removal may be lost."""
     effects: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Sink to offset and time of the last effect that it stored."""
 
@@ -132,7 +133,7 @@ class GroupProgress:
     """Offset to the time at which it first succeeded, was dead-lettered, parked or skipped."""
     dead: set[int] = field(default_factory=set)
     parked: dict[int, CheckedLane] = field(default_factory=dict)
-    """Parked messages, and the last redriven one of each lane: if its removal was lost, it may run once more."""
+    """Parked messages, and redriven ones that may run once more, because their removal may be lost."""
     discarded: dict[str, int] = field(default_factory=dict)
     """Key to its last offset that was discarded."""
     passed_unknown: set[int] = field(default_factory=set)
@@ -198,6 +199,7 @@ class GroupProgress:
                 continue
             self.parked[parked] = kept = self.lane(lane.key)
             kept.redriven = lane.redriven
+            kept.redrive_first, kept.redrive_last = lane.redrive_first, lane.redrive_last
             kept.unfinished.add(parked)
             if parked >= offset:
                 self.finished[parked] = t  # it stays parked, and a commit may pass it

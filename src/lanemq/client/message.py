@@ -70,7 +70,7 @@ class MessageSource:
         self.in_order = in_order
         """Whether the handler gets the messages of a key one after the other."""
         self.redriven = redriven
-        """Whether they come from a parked lane."""
+        """Whether they come from a parked lane, and no former owner of the queue has run them."""
         self.is_retry = queue.topic.startswith(RETRY_PREFIX)
 
     def of_parked_lane(self) -> "MessageSource":

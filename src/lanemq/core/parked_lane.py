@@ -1,21 +1,28 @@
-"""The status of a parked lane and why it was parked; used by broker and consumer."""
+"""The status of a lane that is set aside at the broker, and why; used by broker and consumer."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class LaneStatus(Enum):
-    """Whether a parked lane waits or runs again."""
+    """What a lane at the broker waits for."""
 
+    HELD = "held"
+    """Its first message failed and has retries left: the queue's owner runs it again by itself, after the backoff."""
     PARKED = "parked"
     """Waits until an operator redrives or discards it."""
     REDRIVING = "redriving"
-    """An operator asked for another try: the queue's owner runs it, message by message."""
+    """The queue's owner runs it, in order: an operator redrives it, or the message that failed has succeeded."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether the queue's owner runs the lane."""
+        return self is not LaneStatus.PARKED
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a lane was parked."""
+    """Why a lane was set aside."""
 
     reason: str
     attempts: int

@@ -1,4 +1,6 @@
-"""Parked lanes in the state database: their settings, and a copy of every record, out of reach of retention.
+"""Parked lanes in the state database: their settings, their offsets in chunks, and copies of records.
+
+A parked message is an offset of the log. Its record is copied here only when retention is about to delete it there.
 
 Every change is one transaction and synced before the call returns, because the consumer that asked then commits past
 these messages. Writing the same changes twice, in the same order, has no further effect.
@@ -25,6 +27,8 @@ class LaneRow(NamedTuple):
     since: int
     status: str
     through: int
+    first: int
+    """Offsets below it have left the lane, although their chunk may still hold them."""
 
     @property
     def id(self) -> LaneId:
@@ -36,15 +40,20 @@ class ParkedChange(NamedTuple):
 
     id: LaneId
     lane: LaneRow | None
-    added: tuple[tuple[int, bytes], ...] = ()
-    removed: tuple[int, ...] = ()
+    first_chunk: int = 0
+    """Chunks that started at lower offsets are deleted."""
+    chunks: tuple[tuple[int, bytes], ...] = ()
+    """Chunks that are new or changed: the offset that each started with, and its offsets."""
+    copies: tuple[tuple[int, bytes], ...] = ()
+    """Offsets and records that retention will delete from the log."""
 
 
+_TABLES = ("parked_lanes", "parked_chunks", "parked_messages")
 _OF_LANE = "grp = ? AND topic = ? AND queue_id = ? AND key = ?"
 
 
 class ParkedRows:
-    """The two tables of parked lanes."""
+    """The tables of parked lanes."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -53,32 +62,40 @@ class ParkedRows:
         with self._state.transaction(Sync.FULL) as db:
             for change in changes:
                 if change.lane is None:
-                    db.execute(f"DELETE FROM parked_lanes WHERE {_OF_LANE}", change.id)
-                    db.execute(f"DELETE FROM parked_messages WHERE {_OF_LANE}", change.id)
+                    for table in _TABLES:
+                        db.execute(f"DELETE FROM {table} WHERE {_OF_LANE}", change.id)
                     continue
-                db.execute("REPLACE INTO parked_lanes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", change.lane)
-                db.executemany(
-                    "REPLACE INTO parked_messages VALUES (?, ?, ?, ?, ?, ?)",
-                    [(*change.id, offset, record) for offset, record in change.added],
+                db.execute("REPLACE INTO parked_lanes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", change.lane)
+                db.execute(
+                    f"DELETE FROM parked_chunks WHERE {_OF_LANE} AND start < ?", (*change.id, change.first_chunk)
+                )
+                db.execute(
+                    f"DELETE FROM parked_messages WHERE {_OF_LANE} AND value < ?", (*change.id, change.lane.first)
                 )
                 db.executemany(
-                    f"DELETE FROM parked_messages WHERE {_OF_LANE} AND value = ?",
-                    [(*change.id, offset) for offset in change.removed],
+                    "REPLACE INTO parked_chunks VALUES (?, ?, ?, ?, ?, ?)",
+                    [(*change.id, start, offsets) for start, offsets in change.chunks],
+                )
+                db.executemany(
+                    "REPLACE INTO parked_messages VALUES (?, ?, ?, ?, ?, ?)",
+                    [(*change.id, offset, record) for offset, record in change.copies],
                 )
 
     def lanes(self) -> list[LaneRow]:
-        columns = "grp, topic, queue_id, key, reason, attempts, since, status, through"
+        columns = "grp, topic, queue_id, key, reason, attempts, since, status, through, first"
         return [LaneRow(*row) for row in self._state.rows(f"SELECT {columns} FROM parked_lanes")]
 
-    def sizes(self) -> dict[LaneId, dict[int, int]]:
-        """Offset → size in bytes of every message, by lane."""
-        found: dict[LaneId, dict[int, int]] = {}
-        query = "SELECT grp, topic, queue_id, key, value, length(record) FROM parked_messages"
-        for group, topic, queue_id, key, offset, size in self._state.rows(query):
-            found.setdefault((group, topic, queue_id, key), {})[offset] = size
-        return found
+    def chunks(self, lane: LaneId) -> list[tuple[int, bytes]]:
+        """The chunks of a lane, in order."""
+        query = f"SELECT start, offsets FROM parked_chunks WHERE {_OF_LANE} ORDER BY start"
+        return [(start, bytes(offsets)) for start, offsets in self._state.rows(query, lane)]
+
+    def copied(self, lane: LaneId) -> list[int]:
+        """The offsets of a lane whose records are here, in order."""
+        query = f"SELECT value FROM parked_messages WHERE {_OF_LANE} ORDER BY value"
+        return [offset for (offset,) in self._state.rows(query, lane)]
 
     def records(self, lane: LaneId, start: int, limit: int) -> list[tuple[int, bytes]]:
-        """Up to `limit` offsets and records of a lane from an offset on, in order."""
+        """Up to `limit` copied records of a lane from an offset on, with their offsets, in order."""
         query = f"SELECT value, record FROM parked_messages WHERE {_OF_LANE} AND value >= ? ORDER BY value LIMIT ?"
         return [(offset, bytes(record)) for offset, record in self._state.rows(query, (*lane, start, limit))]

@@ -22,7 +22,7 @@ EPOCH_FLOOR = "epoch-floor"
 GENERATION = "generation"
 _REBUILD = "rebuild indexes"
 
-VERSION = 3
+VERSION = 4
 """The layout of the tables. Every change needs a new version, so that an older broker does not misread a newer file."""
 
 _PARKED = (
@@ -31,6 +31,11 @@ _PARKED = (
     " PRIMARY KEY (grp, topic, queue_id, key)) WITHOUT ROWID",
     "CREATE TABLE parked_messages (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, value INTEGER,"
     " record BLOB NOT NULL, PRIMARY KEY (grp, topic, queue_id, key, value))",
+)
+_PARKED_BY_REFERENCE = (
+    "ALTER TABLE parked_lanes ADD COLUMN first INTEGER NOT NULL DEFAULT 0",
+    "CREATE TABLE parked_chunks (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, start INTEGER,"
+    " offsets BLOB NOT NULL, PRIMARY KEY (grp, topic, queue_id, key, start))",
 )
 
 SCHEMA = (
@@ -52,11 +57,13 @@ SCHEMA = (
     " last_store_time INTEGER NOT NULL, clean INTEGER NOT NULL)",
     "CREATE TABLE kv (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     *_PARKED,
+    *_PARKED_BY_REFERENCE,
 )
 
 UPGRADES = {
     1: ("ALTER TABLE offsets ADD COLUMN gaps TEXT NOT NULL DEFAULT ''",),
     2: _PARKED,
+    3: _PARKED_BY_REFERENCE,
 }
 """Version of a file → the statements that bring it to the next version."""
 

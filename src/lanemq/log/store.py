@@ -226,14 +226,28 @@ class Store:
         self.checkpoints.write(work, producers)
         self.checkpoints.finish(work)
 
-    def retire(self, now: int) -> list[Segment]:
-        """Remove segments from view that are too old or too many; their queues begin later from now on."""
-        count = self.retention.expired(now)
+    def retire(self, now: int, deletable: Callable[[int], int] = int) -> list[Segment]:
+        """Remove segments from view that are too old or too many; their queues begin later from now on.
+
+        `deletable` says how many of these oldest segments may really go.
+        """
+        count = deletable(self.retention.expired(now))
         return self._log.retire(count) if count else []
 
     def start_after(self, segments: int) -> int:
         """Where the log would start without this number of its oldest segments."""
         return self._log.segments[segments].start if segments else self._log.start
+
+    def position_of(self, topic: str, queue_id: int, offset: int) -> int:
+        """The log position of a message that is in the log."""
+        queue = self._queues.find(topic, queue_id)
+        assert queue is not None
+        return self._queues.entry(queue, offset)[0]
+
+    def first_from(self, topic: str, queue_id: int, position: int) -> int:
+        """A queue's smallest offset whose record is not below a log position."""
+        queue = self._queues.find(topic, queue_id)
+        return 0 if queue is None else self._queues.first_from(queue, position)
 
     def unread_below(self, topic: str, queue_id: int, offset: int, position: int) -> int:
         """How many messages of a queue, from an offset on, are stored below a log position."""

@@ -283,7 +283,7 @@ class ParkHeader(Header, frozen=True, kw_only=True):
 
 
 class ParkNextResponse(Header, frozen=True, kw_only=True):
-    """Answers LANE_PARK_NEXT; the record is in the body."""
+    """Answers LANE_PARK_NEXT; the records are in the body."""
 
     lane_parked: str
 

@@ -8,14 +8,16 @@ from lanemq.wire.bodies import Body
 class ParkBody(Body):
     """LANE_PARK: park these messages of a lane.
 
-    `failed`: the first message has used up its retries. Without it, the messages belong behind a parked lane.
+    `failed`: the first message failed. Without it, the messages belong behind a parked lane.
     """
 
     key: str | None = None
     offsets: list[int] = field(default_factory=list)
     failed: bool = False
+    held: bool = False
+    """With `failed`: retries are left, and the owner goes on with the lane by itself."""
     again: int = -1
-    """With `failed`: the offset of the redriven message that failed; it is in the lane already."""
+    """With `failed`: the offset of a message of the lane that failed; everything before it is finished."""
     reason: str = ""
     attempts: int = 0
 
@@ -29,10 +31,13 @@ class ParkAnswer(Body):
 
 
 class NextBody(Body):
-    """LANE_PARK_NEXT: the offset of the redriven message that was finished (-1: none yet); asks for the next one."""
+    """LANE_PARK_NEXT: reports messages of a lane as finished, and asks for the next ones."""
 
     key: str | None = None
     done: int = -1
+    """Everything up to this offset is finished; -1: nothing yet."""
+    wanted: int = 1
+    """How many messages to return at most; 0: only a report."""
 
 
 class LaneBody(Body):
@@ -64,7 +69,6 @@ class ParkedLaneBody(Body):
     attempts: int = 0
     since: int = 0
     messages: int = 0
-    size: int = 0
     first: int = 0
     last: int = 0
     through: int = -1

@@ -59,7 +59,7 @@ the ranges finished above the offset."""
 LANE_REFUSED: Final = "laneRefused"
 """Members of the lock response: the granted leases with epochs, and who holds the refused queues."""
 LANE_PARKED: Final = "laneParked"
-"""In the answer to LANE_PARK_NEXT: `redriving`, `parked`, or empty if the lane is no longer parked."""
+"""In the answer to LANE_PARK_NEXT: `held`, `redriving`, `parked`, or empty if the lane is no longer parked."""
 
 FEATURE_LEASES: Final = 1
 """The broker gives leases with epochs and checks them on pull and offset update."""

@@ -6,9 +6,12 @@ import pytest
 from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, records
 from tests.broker.running import Gate, ManualClock, RunningBroker
+from tests.chaos.members import until
 
 from lanemq.broker.handlers import operator_parking
+from lanemq.broker.storage.pinning import Pinning
 from lanemq.log.parked_rows import ParkedChange, ParkedRows
+from lanemq.log.state import Sync
 from lanemq.model.errors import StorageError
 from lanemq.wire.bodies import LaneLease
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -23,6 +26,7 @@ from lanemq.wire.lane_bodies import (
     ParkedTable,
 )
 
+SMALL = {"segment_bytes": 64 * 1024, "retention_bytes": 64 * 1024}
 KEY = "order 4711 \x01 ü"
 """Keys may hold anything."""
 
@@ -43,20 +47,29 @@ class Owner:
         claim = {"laneClient": self.client, "laneEpoch": str(self.lease.epoch)}
         return {"consumerGroup": "g", "topic": "T", "queueId": "0", **claim}
 
-    def post_park(self, *offsets: int, failed: bool = True, key: str | None = KEY, again: int = -1) -> int:
-        body = ParkBody(key=key, offsets=list(offsets), failed=failed, reason="broken", attempts=17, again=again)
+    def post_park(
+        self, *offsets: int, failed: bool = True, key: str | None = KEY, again: int = -1, held: bool = False
+    ) -> int:
+        body = ParkBody(
+            key=key, offsets=list(offsets), failed=failed, held=held, reason="broken", attempts=17, again=again
+        )
         return self.raw.post(RequestCode.LANE_PARK, self._ext(), body.encode())
 
-    def ask_park(self, *offsets: int, failed: bool = True, key: str | None = KEY, again: int = -1) -> Command:
-        return self.raw.answer(self.post_park(*offsets, failed=failed, key=key, again=again))
+    def ask_park(
+        self, *offsets: int, failed: bool = True, key: str | None = KEY, again: int = -1, held: bool = False
+    ) -> Command:
+        return self.raw.answer(self.post_park(*offsets, failed=failed, key=key, again=again, held=held))
 
-    def park(self, *offsets: int, failed: bool = True, key: str | None = KEY, again: int = -1) -> ParkAnswer:
-        reply = self.ask_park(*offsets, failed=failed, key=key, again=again)
+    def park(
+        self, *offsets: int, failed: bool = True, key: str | None = KEY, again: int = -1, held: bool = False
+    ) -> ParkAnswer:
+        reply = self.ask_park(*offsets, failed=failed, key=key, again=again, held=held)
         assert reply.code == 0, reply
         return ParkAnswer.decode(reply.body)
 
-    def next(self, done: int = -1, key: str | None = KEY) -> Command:
-        return self.raw.ask(RequestCode.LANE_PARK_NEXT, self._ext(), NextBody(key=key, done=done).encode())
+    def next(self, done: int = -1, key: str | None = KEY, wanted: int = 1) -> Command:
+        body = NextBody(key=key, done=done, wanted=wanted)
+        return self.raw.ask(RequestCode.LANE_PARK_NEXT, self._ext(), body.encode())
 
 
 @pytest.fixture
@@ -190,9 +203,10 @@ def test_a_discard_keeps_messages_after_the_given_offset(running: RunningBroker)
     assert parked_offsets(owner.raw) == [7], "nothing of the lane before is left on disk"
 
 
-def test_a_message_discarded_while_it_is_read_is_not_returned(running: RunningBroker) -> None:
+def test_a_copied_message_discarded_while_it_is_read_is_not_returned(start: Start) -> None:
+    running = with_little_retention(start, max_pinned_bytes=0)
+    until("the originals are gone", lambda: retire(running) > 3)
     owner, person = Owner(running), running.connect()
-    owner.park(2, 3)
     redrive(person)
     gate = Gate(running)
     body = NextBody(key=KEY, done=-1).encode()
@@ -231,35 +245,126 @@ def test_a_restart_counts_as_a_change(running: RunningBroker) -> None:
     assert Owner(running).lease.parked not in (0, before)
 
 
-def test_parked_records_survive_retention(start: Start) -> None:
-    running = start(segment_bytes=64 * 1024, retention_bytes=64 * 1024)
+def with_little_retention(start: Start, max_pinned_bytes: int) -> RunningBroker:
+    """Offsets 2 and 3 are parked; the log file that holds them and the one after it are due to be deleted."""
+    running = start(**SMALL, max_pinned_bytes=max_pinned_bytes)
     raw = running.connect()
     fill(raw)
     Owner(running).park(2, 3)
-    for _ in range(40):
+    for _ in range(64):
         raw.send("T", b"x" * 4000, queue=0)
+    return running
+
+
+def retire(running: RunningBroker) -> int:
+    """Lets retention look; returns the first offset that is left."""
     running.call(running.broker.running.housekeeping._retire)
     running.settle()
-    assert raw.bounds("T")[0] > 3
-    assert [each.body for each in records(raw.ask(RequestCode.LANE_PARKED_SHOW, {}, lane()))] == [b"2", b"3"]
+    return running.connect().bounds("T")[0]
+
+
+def shown(running: RunningBroker) -> list[bytes]:
+    return [each.body for each in records(running.connect().ask(RequestCode.LANE_PARKED_SHOW, {}, lane()))]
+
+
+def test_retention_keeps_log_files_with_parked_messages_up_to_a_limit(start: Start) -> None:
+    running = with_little_retention(start, max_pinned_bytes=1024 * 1024)
+    assert [retire(running), retire(running)] == [0, 0]
+    assert shown(running) == [b"2", b"3"]
+    discard(running.connect(), 99)
+    assert retire(running) > 3, "nothing needs the files any more"
+
+
+def test_beyond_the_limit_parked_records_are_copied_before_their_file_is_deleted(start: Start) -> None:
+    running = with_little_retention(start, max_pinned_bytes=0)
+    until("the originals are gone", lambda: retire(running) > 3)
+    assert shown(running) == [b"2", b"3"]
+    running.restart()
+    assert shown(running) == [b"2", b"3"]
+    owner = Owner(running)
+    redrive(owner.raw)
+    given = records(owner.next(wanted=9))
+    assert [each.body for each in given] == [b"2", b"3"]
+
+
+def test_a_broker_killed_between_the_copy_and_the_deletion_copies_again(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Pinning.deletable
+    with monkeypatch.context() as patch:
+        patch.setattr(Pinning, "deletable", lambda self, expired: 0 * real(self, expired))
+        running = with_little_retention(start, max_pinned_bytes=0)
+        rows = running.broker.running.parts.parking.rows
+        until("it is copied", lambda: retire(running) == 0 and rows.copied(("g", "T", 0, f"={KEY}")) == [2, 3])
+        image = running.crash_image(folder / "image")
+    after = start(image, **SMALL, max_pinned_bytes=0)
+    until("the originals are gone", lambda: retire(after) > 3)
+    assert shown(after) == [b"2", b"3"]
+
+
+def test_without_the_copy_retention_loses_parked_messages(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control."""
+    monkeypatch.setattr(Pinning, "deletable", lambda self, expired: expired)
+    running = with_little_retention(start, max_pinned_bytes=0)
+    assert retire(running) > 3
+    assert shown(running) == []
+
+
+def test_lanes_parked_by_an_earlier_version_are_kept(running: RunningBroker) -> None:
+    """It copied every record and stored no offsets."""
+    owner = Owner(running)
+    owner.park(2, 3, 5)
+    state = running.broker.running.parts.state
+    rows = [("g", "T", 0, f"={KEY}", record.queue_offset, b"copy") for record in owner.raw.read("T")[2:4]]
+    with state.transaction(Sync.FULL) as db:
+        db.execute("DELETE FROM parked_chunks")
+        db.execute("UPDATE parked_lanes SET first = 0")
+        db.executemany("REPLACE INTO parked_messages VALUES (?, ?, ?, ?, ?, ?)", rows)
+    running.restart()
+    assert parked_offsets(running.connect()) == [2, 3]
+    running.restart()
+    assert parked_offsets(running.connect()) == [2, 3]
 
 
 def test_what_is_not_in_the_log_cannot_be_parked(running: RunningBroker) -> None:
     owner = Owner(running)
     answer = owner.park(6, 7, 8, 9)
-    assert (answer.settled, "not in the log" in answer.remark) == (2, True)
+    assert (answer.settled, "deleted from the log" in answer.remark) == (2, True)
     assert parked_offsets(owner.raw) == [6, 7]
 
 
-def test_messages_beyond_the_limits_are_neither_parked_nor_dropped(start: Start) -> None:
-    running = start(max_parked_lane=2, max_parked_messages=3)
-    fill(running.connect())
+def test_a_held_lane_is_given_to_its_owner_without_an_operator(running: RunningBroker) -> None:
     owner = Owner(running)
-    answer = owner.park(1, 2, 3)
-    assert (answer.settled, "max_parked_lane" in answer.remark) == (2, True)
-    assert owner.park(4, 5, key="other").settled == 1
-    assert owner.park(6, key="third") == ParkAnswer(settled=0, status="", remark=answer.remark)
-    assert [each.messages for each in lanes(owner.raw)] == [2, 1]
+    assert owner.park(2, 3, 5, held=True) == ParkAnswer(settled=3, status="held")
+    first = owner.next(wanted=2)
+    assert ([each.queue_offset for each in records(first)], first.ext["laneParked"]) == ([2, 3], "held")
+    assert owner.park(again=2, held=True).status == "held"
+    running.restart()
+    owner = Owner(running)
+    (found,) = lanes(owner.raw)
+    assert (found.status, found.attempts, found.first) == ("held", 17, 2)
+    then = owner.next(done=3, wanted=2)
+    assert ([each.queue_offset for each in records(then)], then.ext["laneParked"]) == ([5], "redriving")
+    assert owner.next(done=5).ext["laneParked"] == ""
+
+
+def test_a_report_of_what_is_done_returns_no_message(running: RunningBroker) -> None:
+    owner = Owner(running)
+    owner.park(2, 3, 5, held=True)
+    assert owner.next(done=2, wanted=0).body == b""
+    assert parked_offsets(owner.raw) == [3, 5]
+
+
+def test_a_damaged_record_is_skipped_and_the_rest_of_its_lane_goes_on(running: RunningBroker) -> None:
+    owner = Owner(running)
+    owner.park(2, 3, 5, held=True)
+    place = owner.raw.read("T")[2].position
+    (segment,) = (running.options.data / "log").iterdir()
+    with segment.open("r+b") as file:
+        file.seek(place + 60)
+        file.write(b"damage")
+    given = records(owner.next(wanted=1))
+    assert [each.queue_offset for each in given] == [3]
 
 
 def test_a_failed_write_is_answered_with_an_error_and_repeated_by_the_next(

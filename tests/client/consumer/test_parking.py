@@ -15,7 +15,7 @@ from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.consumer.queues.parking import LaneParker
 from lanemq.client.consumer.turns.handler import ToDeadLetter
 from lanemq.client.message import Message
-from lanemq.core.consuming.parked_lanes import LocalParkedLanes
+from lanemq.core.consuming.parked_lanes import FETCHED_AT_ONCE, LocalParkedLanes
 from lanemq.core.consuming.retry_policy import HoldKey, Park
 from lanemq.core.parked_lane import LaneStatus
 
@@ -163,8 +163,9 @@ def test_an_owner_killed_before_its_commit_leaves_a_lane_that_is_neither_run_nor
     assert parking.judge("rebalance").verdict is Verdict.PASS
 
 
-def test_an_owner_killed_in_a_redrive_is_continued_and_repeats_one_message_at_most(parking: ParkingFixture) -> None:
-    first = parking.member("a", commit_every=600)
+def test_an_owner_killed_in_a_redrive_is_continued_where_it_last_reported(parking: ParkingFixture) -> None:
+    """It reports every second what is done, also while a message runs."""
+    first = parking.member("a")
     park_bad(parking)
     until("the good key is through", lambda: parking.of("good") == [1, 3, 5])
     parking.failing.clear()
@@ -179,7 +180,7 @@ def test_an_owner_killed_in_a_redrive_is_continued_and_repeats_one_message_at_mo
     parking.before = hold_second
     parking.redrive("bad")
     assert inside.wait(TIMEOUT)
-    assert parking.parked("bad") == [2, 4], "the first one is done and taken off the list"
+    until("the first one is done and taken off the list", lambda: parking.parked("bad") == [2, 4])
     first.stop(now=True)
     go_on.set()
     parking.send("bad")
@@ -192,24 +193,24 @@ def test_an_owner_killed_in_a_redrive_is_continued_and_repeats_one_message_at_mo
 def test_a_graceful_hand_over_in_a_redrive_repeats_nothing(
     parking: ParkingFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker does not know yet that the sixth message is done when its owner is stopped."""
+    """The broker does not know yet that any message is done when its owner is stopped."""
     late = threading.Event()
     begin = LaneParker._begin
     monkeypatch.setattr(LaneParker, "_begin", lambda *args: None if late.is_set() else begin(*args))
     parking.before = lambda message: late.set() if message.queue_offset == 5 else None
     first = parking.member("a")
     parking.failing.add("bad")
-    parking.send(*["bad"] * 30)
-    parking.wait_parked("bad", list(range(30)))
+    parking.send(*["bad"] * 60)
+    parking.wait_parked("bad", list(range(60)))
     parking.failing.clear()
     parking.redrive("bad")
-    until("some are through", lambda: len(parking.of("bad")) == 6)
+    until("those fetched at once are through", lambda: len(parking.of("bad")) == FETCHED_AT_ONCE)
     first.stop()
     late.clear()
     parking.before = lambda message: None
     parking.member("b")
-    until("all are through", lambda: len(parking.of("bad")) >= 30)
-    assert parking.of("bad") == list(range(30))
+    until("all are through", lambda: len(parking.of("bad")) >= 60)
+    assert parking.of("bad") == list(range(60))
     assert len({name for name, _, _ in parking.by_member}) == 2
     assert parking.judge("rebalance").verdict is Verdict.PASS
 
@@ -229,16 +230,24 @@ def test_a_queue_that_moves_to_another_member_takes_its_parked_lanes_along(parki
     assert parking.judge("rebalance").verdict is Verdict.PASS
 
 
-def test_a_redrive_works_after_retention_deleted_the_originals(tmp_path: Path) -> None:
-    parking = ParkingFixture(tmp_path, segment_bytes=64 * 1024, retention_bytes=64 * 1024)
+@pytest.mark.parametrize("max_pinned_bytes", [0, 1_000_000], ids=["copied", "pinned"])
+def test_a_redrive_works_after_retention_is_due_for_the_originals(tmp_path: Path, max_pinned_bytes: int) -> None:
+    small = 64 * 1024
+    parking = ParkingFixture(tmp_path, segment_bytes=small, retention_bytes=small, max_pinned_bytes=max_pinned_bytes)
     parking.member()
     park_bad(parking)
     with_body = "x" * 4000
     parking.send(*[with_body] * 40)
     until("all others are through", lambda: len(parking.of(with_body)) == 40)
-    parking.broker.call(parking.broker.broker.running.housekeeping._retire)
-    first = parking.broker.call(lambda: parking.broker.broker.running.parts.store.bounds(TOPIC, 0)[0])
-    assert first > 4, "the originals are gone"
+
+    def first_after_retention() -> int:
+        parking.broker.call(parking.broker.broker.running.housekeeping._retire)
+        return parking.broker.call(lambda: parking.broker.broker.running.parts.store.bounds(TOPIC, 0)[0])
+
+    if max_pinned_bytes:
+        assert first_after_retention() == 0, "their file is kept"
+    else:
+        until("the originals are gone", lambda: first_after_retention() > 4)
     parking.failing.clear()
     parking.redrive("bad")
     until("all are through", lambda: parking.of("bad") == [0, 2, 4])
@@ -294,22 +303,6 @@ def test_a_message_discarded_while_it_is_tried_again_does_not_come_back(parking:
     until("the newer one runs", lambda: parking.of("bad")[-1:] == [7])
     assert set(parking.of("bad")) <= {0, 7}
     assert parking.lane("bad") is None
-
-
-def test_what_the_broker_has_no_room_for_stays_in_memory_and_holds_the_commit(tmp_path: Path) -> None:
-    parking = ParkingFixture(tmp_path, max_parked_lane=2)
-    parking.member()
-    parking.failing.add("bad")
-    parking.send("bad", "good", "bad", "good", "bad", "good")
-    parking.wait_parked("bad", [0, 2])
-    until("the good key is through", lambda: parking.of("good") == [1, 3, 5])
-    parking.wait_committed(4)
-    assert parking.of("bad") == []
-    parking.failing.clear()
-    parking.redrive("bad")
-    until("all are through, in order", lambda: parking.of("bad") == [0, 2, 4])
-    parking.wait_committed(6)
-    assert parking.judge("redriven=1").verdict is Verdict.PASS
 
 
 def test_a_policy_that_parks_in_memory_sends_nothing_to_the_broker(parking: ParkingFixture) -> None:

@@ -4,34 +4,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given, settings
 
-from lanemq.core.brokering.parked_lanes import LaneName, Limits, Parked, ParkedLane, ParkedLaneTable
+from lanemq.core.brokering.lane_offsets import LaneOffsets
+from lanemq.core.brokering.parked_lanes import LaneName, Parked, ParkedLane, ParkedLaneTable
 from lanemq.core.parked_lane import Failure, LaneStatus
 from lanemq.model.units import Millis
 
-ROOM = Limits(lane_messages=100, group_messages=1_000, group_bytes=10_000)
 FAILURE = Failure("ValueError()", 17)
 NOW = Millis(5)
 K = LaneName("g", "t", 0, "k")
 
 
-def table(limits: Limits = ROOM) -> ParkedLaneTable:
-    return ParkedLaneTable(limits, serial=1_000)
+def table() -> ParkedLaneTable:
+    return ParkedLaneTable(serial=1_000)
 
 
 def park(
-    lanes: ParkedLaneTable, *offsets: int, name: LaneName = K, failed: bool = True, again: int | None = None
+    lanes: ParkedLaneTable,
+    *offsets: int,
+    name: LaneName = K,
+    failed: bool = True,
+    again: int | None = None,
+    held: bool = False,
 ) -> Parked:
     failure = FAILURE if failed else None
-    return lanes.park(name, dict.fromkeys(offsets, 10), failure, now=NOW, again=again)
+    return lanes.park(name, offsets, failure, now=NOW, again=again, held=held)
 
 
 def offsets(lanes: ParkedLaneTable, name: LaneName = K) -> list[int]:
     lanes._check()
     lane = lanes.get(name)
-    return [] if lane is None else list(lane.messages)
+    return [] if lane is None else list(lane.offsets)
 
 
 def status(lanes: ParkedLaneTable) -> LaneStatus | None:
@@ -41,7 +45,7 @@ def status(lanes: ParkedLaneTable) -> LaneStatus | None:
 
 def test_a_failure_starts_a_lane_and_later_messages_join_it() -> None:
     lanes = table()
-    assert park(lanes, 4, 6) == Parked(2, (4, 6), lanes.get(K))
+    assert park(lanes, 4, 6)[:3] == (2, (4, 6), lanes.get(K))
     assert park(lanes, 9, failed=False).fresh == (9,)
     assert offsets(lanes) == [4, 6, 9]
 
@@ -136,9 +140,9 @@ def test_discarding_keeps_messages_after_the_given_offset() -> None:
     lanes = table()
     park(lanes, 4, 6)
     park(lanes, 8, failed=False)
-    assert lanes.discard(K, 6) == (4, 6)
+    assert lanes.discard(K, 6) == 2
     assert offsets(lanes) == [8]
-    assert lanes.discard(K, 6) == ()
+    assert lanes.discard(K, 6) == 0
 
 
 def test_lanes_with_and_without_a_key_are_different_ones() -> None:
@@ -149,29 +153,61 @@ def test_lanes_with_and_without_a_key_are_different_ones() -> None:
     assert (offsets(lanes, none), offsets(lanes, empty)) == ([1], [2])
 
 
-@pytest.mark.parametrize(
-    ("limits", "fit"),
-    [
-        (Limits(2, 100, 1_000), 2),
-        (Limits(100, 4, 1_000), 3),
-        (Limits(100, 100, 25), 1),
-        (Limits(0, 100, 1_000), 0),
-    ],
-)
-def test_what_does_not_fit_stays_with_its_consumer(limits: Limits, fit: int) -> None:
-    lanes = table(limits)
-    park(lanes, 1, name=LaneName("g", "t", 0, "other"))
-    park(lanes, 1, name=LaneName("another group", "t", 0, "k"))
-    outcome = park(lanes, 1, 2, 3, 4)
-    assert (outcome.settled, outcome.fresh) == (fit, (1, 2, 3, 4)[:fit])
-    assert (outcome.lane is None) == (fit == 0)
-    assert offsets(lanes) == [1, 2, 3, 4][:fit]
+def test_a_held_lane_is_run_by_its_owner_and_keeps_its_attempts() -> None:
+    """A new owner goes on with the retries that are left."""
+    lanes = table()
+    park(lanes, 4, 6, held=True)
+    lane = lanes.get(K)
+    assert lane is not None
+    assert (lane.status, lane.failure) == (LaneStatus.HELD, FAILURE)
+    assert not lanes.redrive(K), "its owner runs it by itself"
+    lanes.park(K, (), Failure("again", 18), now=NOW, again=4, held=True)
+    assert (lane.status, lane.failure.attempts) == (LaneStatus.HELD, 18)
 
 
-def test_a_full_lane_still_recognises_its_messages() -> None:
-    lanes = table(Limits(2, 100, 1_000))
-    park(lanes, 1, 2)
-    assert park(lanes, 1, 2, 3, failed=False)[:2] == (2, ())
+def test_a_held_lane_whose_retries_are_used_up_is_parked() -> None:
+    lanes = table()
+    park(lanes, 4, 6, held=True)
+    park(lanes, 8, again=4)
+    assert (status(lanes), offsets(lanes)) == (LaneStatus.PARKED, [4, 6, 8])
+
+
+def test_a_held_lane_whose_first_message_succeeds_goes_on_like_a_redriven_one() -> None:
+    lanes = table()
+    park(lanes, 4, 6, held=True)
+    lanes.finished(K, 4)
+    assert status(lanes) is LaneStatus.REDRIVING
+
+
+def test_a_discarded_first_message_ends_the_hold() -> None:
+    lanes = table()
+    park(lanes, 4, 6, held=True)
+    lanes.discard(K, 4)
+    assert (status(lanes), offsets(lanes)) == (LaneStatus.REDRIVING, [6])
+    lane = lanes.get(K)
+    assert lane is not None
+    assert lane.failure.attempts == 0
+
+
+def test_a_failure_in_a_lane_means_that_everything_before_it_is_finished() -> None:
+    lanes = table()
+    park(lanes, 4, 5, 6, 7)
+    lanes.redrive(K)
+    park(lanes, again=6)
+    assert offsets(lanes) == [6, 7]
+
+
+def test_a_long_lane_costs_two_bytes_per_message_and_one_changed_row_per_request() -> None:
+    lanes = table()
+    last = 0
+    for start in range(0, 100_000_000, 1_000_000):
+        outcome = park(lanes, *range(start, start + 1_000_000, 10_000), failed=start == 0)
+        assert len(outcome.rows) <= 2
+        last = start + 990_000
+    lane = lanes.get(K)
+    assert lane is not None
+    assert (len(lane.offsets), lane.first, lane.offsets.last, lane.through) == (10_000, 0, last, last)
+    assert sum(len(data) for _, data in lane.offsets.rows()) < 21_000
 
 
 def test_the_serial_changes_with_operators_changes_and_not_with_the_owners() -> None:
@@ -225,25 +261,20 @@ class Naive:
     def park(self, key: str, asked: list[int], failed: bool, again: int | None) -> int:
         if again is not None and again not in self.held.get(key, {}):
             failed = False
+        if again is not None:
+            self.remove(key, [each for each in self.held.get(key, {}) if each < again])
         if key in self.held and again is None and asked and asked[0] <= self.through[key]:
             failed = False
         if key not in self.held and not failed:
             return 0
-        settled = 0
-        lane = dict(self.held.get(key, {}))
-        for offset in asked:
-            if offset > self.through.get(key, -1):
-                if len(lane) >= 6 or sum(map(len, self.held.values())) - len(self.held.get(key, {})) + len(lane) >= 10:
-                    break
-                lane[offset] = None
-            settled += 1
-        if key not in self.held and not lane:
+        if key not in self.held and not asked:
             return 0
-        self.held[key] = lane
-        self.through[key] = max(self.through.get(key, -1), *lane, -1)
+        through = self.through.get(key, -1)
+        self.held.setdefault(key, {}).update({offset: None for offset in asked if offset > through})
+        self.through[key] = max(through, *asked, -1)
         if failed:
             self.redriving.discard(key)
-        return settled
+        return len(asked)
 
     def remove(self, key: str, which: list[int]) -> None:
         for offset in which:
@@ -270,22 +301,18 @@ STEPS = st.lists(
 )
 
 
-def restarted(lanes: ParkedLaneTable, limits: Limits) -> ParkedLaneTable:
-    again = table(limits)
-    again.restore(
-        ParkedLane(
-            lane.name, lane.failure, lane.since, lane.status, dict(reversed(lane.messages.items())), lane.through
-        )
-        for lane in lanes
-    )
+def restarted(lanes: ParkedLaneTable) -> ParkedLaneTable:
+    again = table()
+    for lane in lanes:
+        kept = LaneOffsets.of_rows(lane.offsets.rows(), lane.first)
+        again.restore([ParkedLane(lane.name, lane.failure, lane.since, lane.status, kept, lane.through)])
     return again
 
 
 @settings(max_examples=300)
 @given(STEPS)
 def test_it_does_what_the_naive_table_does(steps: list[tuple[Any, ...]]) -> None:
-    limits = Limits(6, 10, 10_000)
-    lanes, naive = table(limits), Naive()
+    lanes, naive = table(), Naive()
     for what, *args in steps:
         name = LaneName("g", "t", 0, args[0] if args else None)
         match what:
@@ -300,7 +327,7 @@ def test_it_does_what_the_naive_table_does(steps: list[tuple[Any, ...]]) -> None
                 assert settled == naive.park(args[0], asked, True, args[2])
             case "finished":
                 lanes.finished(name, args[1])
-                naive.remove(args[0], [args[1]])
+                naive.remove(args[0], [each for each in naive.held.get(args[0], {}) if each <= args[1]])
             case "discard":
                 lanes.discard(name, args[1])
                 naive.remove(args[0], [each for each in naive.held.get(args[0], {}) if each <= args[1]])
@@ -308,9 +335,9 @@ def test_it_does_what_the_naive_table_does(steps: list[tuple[Any, ...]]) -> None
                 if lanes.redrive(name):
                     naive.redriving.add(args[0])
             case "restart":
-                lanes = restarted(lanes, limits)
+                lanes = restarted(lanes)
         lanes._check()
-        assert {lane.name.key: sorted(lane.messages) for lane in lanes} == {
+        assert {lane.name.key: sorted(lane.offsets) for lane in lanes} == {
             key: sorted(held) for key, held in naive.held.items()
         }
         assert {lane.name.key for lane in lanes if lane.status is LaneStatus.REDRIVING} == naive.redriving

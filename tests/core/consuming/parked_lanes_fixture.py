@@ -29,7 +29,15 @@ def member(
     policy: HoldKey | None = None,
 ) -> LaneScheduler[M]:
     scheduler: LaneScheduler[M] = LaneScheduler(LaneOptions(policy=policy or HoldKey(retries=0), run_limit=2))
-    scheduler.add(Q, QueueOffset(start), Order.KEY, usable_until=NO_LEASE_NEEDED, finished=finished, parked=parked)
+    scheduler.add(
+        Q,
+        QueueOffset(start),
+        Order.KEY,
+        usable_until=NO_LEASE_NEEDED,
+        finished=finished,
+        parked=parked,
+        broker_parks=True,
+    )
     return scheduler
 
 
@@ -81,17 +89,15 @@ def store(scheduler: LaneScheduler[M], status: LaneStatus | None = LaneStatus.PA
     scheduler.offer(Q)
 
 
-def give(
-    scheduler: LaneScheduler[M], message: M | None, status: LaneStatus | None = LaneStatus.REDRIVING
-) -> NextRequest:
+def give(scheduler: LaneScheduler[M], *messages: M, status: LaneStatus | None = LaneStatus.REDRIVING) -> NextRequest:
     found = one(scheduler)
     assert isinstance(found, NextRequest)
-    lanes_of(scheduler).next_given(found, message, status)
+    lanes_of(scheduler).next_given(found, messages, status)
     scheduler.offer(Q)
     return found
 
 
-def reconcile(scheduler: LaneScheduler[M], at_broker: dict[str | None, bool]) -> None:
+def reconcile(scheduler: LaneScheduler[M], *at_broker: ParkedAtBroker) -> None:
     lanes = lanes_of(scheduler)
-    lanes.reconcile(at_broker, lanes.at_broker())
+    lanes.reconcile({each.key: each for each in at_broker}, lanes.at_broker())
     scheduler.offer(Q)

@@ -17,11 +17,21 @@ from tests.core.consuming.parked_lanes_fixture import (
     work,
 )
 
-from lanemq.core.consuming.parked_lanes import NextRequest, ParkedAtBroker, ParkRequest, RedriveRequest
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.parked_lanes import (
+    SET_ASIDE_AT,
+    NextRequest,
+    ParkedAtBroker,
+    ParkRequest,
+    RedriveRequest,
+)
 from lanemq.core.consuming.retry_policy import HoldKey, Park
-from lanemq.core.consuming.runs import DONE
+from lanemq.core.consuming.runs import DONE, FAILED, LaneRun
+from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.parked_lane import Failure, LaneStatus
 from lanemq.model.units import Millis
+
+REDRIVEN = ParkedAtBroker("k", LaneStatus.REDRIVING, 1)
 
 
 def test_a_failed_lane_is_offered_to_the_broker_with_everything_behind_it() -> None:
@@ -72,7 +82,7 @@ def test_messages_that_the_broker_may_have_are_settled_before_its_copies_run() -
     store(scheduler)
     put(scheduler, (2, "k"))
     lanes_of(scheduler).unanswered(one(scheduler), now=Millis(0), pause=Millis(0))
-    reconcile(scheduler, {"k": True})
+    reconcile(scheduler, REDRIVEN)
     assert one(scheduler) == ParkRequest("k", (M(2, "k"),), None)
     lanes_of(scheduler).parked(
         ParkRequest("k", (M(2, "k"),), None), 1, LaneStatus.REDRIVING, now=Millis(0), pause=PAUSE
@@ -93,7 +103,7 @@ def test_redriven_messages_run_one_by_one_before_newer_ones() -> None:
     scheduler = parked()
     store(scheduler)
     put(scheduler, (2, "k"))
-    reconcile(scheduler, {"k": True})
+    reconcile(scheduler, REDRIVEN)
     assert give(scheduler, M(0, "k")).done == -1
     found = run(scheduler)
     assert found is not None
@@ -105,7 +115,7 @@ def test_redriven_messages_run_one_by_one_before_newer_ones() -> None:
     found = run(scheduler)
     assert found is not None
     scheduler.finish(found, DONE, now=Millis(0))
-    assert give(scheduler, None, None).done == 1
+    assert give(scheduler, status=None).done == 1
     found = run(scheduler)
     assert found is not None
     assert found.messages == (M(2, "k"),)
@@ -117,7 +127,7 @@ def test_a_redriven_message_that_fails_is_parked_again_and_not_taken_along_twice
     scheduler = parked()
     store(scheduler)
     put(scheduler, (2, "k"))
-    reconcile(scheduler, {"k": True})
+    reconcile(scheduler, REDRIVEN)
     give(scheduler, M(0, "k"))
     fail(scheduler, "again")
     assert one(scheduler) == ParkRequest("k", (M(2, "k"),), Failure("again", 1), failed_again=0)
@@ -128,7 +138,7 @@ def test_an_emptied_lane_is_released() -> None:
     scheduler = parked()
     store(scheduler)
     put(scheduler, (2, "k"))
-    reconcile(scheduler, {})
+    reconcile(scheduler)
     found = run(scheduler)
     assert found is not None
     assert found.messages == (M(2, "k"),)
@@ -149,7 +159,7 @@ def test_a_lane_with_a_request_under_way_is_not_released_by_a_listing() -> None:
     store(scheduler)
     put(scheduler, (2, "k"))
     assert work(scheduler)
-    reconcile(scheduler, {})
+    reconcile(scheduler)
     assert run(scheduler) is None
 
 
@@ -169,14 +179,14 @@ def test_a_lane_whose_redriven_message_runs_is_not_released() -> None:
     scheduler = parked()
     store(scheduler)
     put(scheduler, (2, "k"))
-    reconcile(scheduler, {"k": True})
+    reconcile(scheduler, REDRIVEN)
     give(scheduler, M(0, "k"))
     running = run(scheduler)
-    reconcile(scheduler, {})
+    reconcile(scheduler)
     assert run(scheduler) is None
     assert running is not None
     scheduler.finish(running, DONE, now=Millis(0))
-    give(scheduler, None, None)
+    give(scheduler, status=None)
     assert run(scheduler) is not None
 
 
@@ -238,17 +248,181 @@ def test_a_policy_may_keep_its_lanes_in_memory() -> None:
 
 
 def test_a_new_owner_restores_parked_lanes() -> None:
-    scheduler = member(0, parked=(ParkedAtBroker("k", False, 1), ParkedAtBroker("j", True, 0)))
+    scheduler = member(
+        0, parked=(ParkedAtBroker("k", LaneStatus.PARKED, 1), ParkedAtBroker("j", LaneStatus.REDRIVING, 0))
+    )
     put(scheduler, (0, "j"), (1, "k"), (2, "k"), (3, "i"))
     found = run(scheduler)
     assert found is not None
     assert found.messages == (M(3, "i"),)
-    assert work(scheduler) == [ParkRequest("k", (M(2, "k"),), None), NextRequest("j", -1)]
+    assert work(scheduler) == [ParkRequest("k", (M(2, "k"),), None), NextRequest("j", -1, may_repeat=True)]
 
 
 def test_parked_messages_that_are_pulled_again_count_as_finished_ranges() -> None:
     """Otherwise a later owner would run them after newer messages of their key."""
-    scheduler = member(0, parked=(ParkedAtBroker("k", False, 2),))
+    scheduler = member(0, parked=(ParkedAtBroker("k", LaneStatus.PARKED, 2),))
     put(scheduler, (0, "i"), (1, "k"), (2, "k"))
     assert (scheduler.committable(Q), scheduler.finished_ranges(Q).ranges()) == (0, [(1, 3)])
     assert work(scheduler) == []
+
+
+# held lanes
+
+HOLD = HoldKey(retries=3, backoff=Backoff(0.01, 1.0, 0.01))
+
+
+def held(behind: int = SET_ASIDE_AT) -> LaneScheduler[M]:
+    """Key k has failed at offset 0, with retries left; `behind` messages of it follow."""
+    scheduler = member(policy=HOLD)
+    put(scheduler, *((offset, "k") for offset in range(behind + 1)))
+    fail(scheduler)
+    return scheduler
+
+
+def later(scheduler: LaneScheduler[M], now: int = 1_000) -> LaneRun[M] | None:
+    """The next run after every backoff."""
+    found = scheduler.next_run(now=Millis(now))
+    return found if isinstance(found, LaneRun) else None
+
+
+def set_aside(scheduler: LaneScheduler[M]) -> None:
+    """The broker takes the whole lane."""
+    asked = one(scheduler)
+    assert isinstance(asked, ParkRequest)
+    assert (asked.held, asked.failure, asked.messages[0]) == (True, Failure("why", 1), M(0, "k"))
+    lanes_of(scheduler).parked(asked, len(asked.messages), LaneStatus.HELD, now=Millis(0), pause=PAUSE)
+
+
+def test_a_held_lane_with_few_messages_stays_in_the_member() -> None:
+    scheduler = held(SET_ASIDE_AT - 1)
+    assert work(scheduler) == []
+    found = later(scheduler)
+    assert found is not None
+    assert (found.messages[0], found.attempt) == (M(0, "k"), 2)
+
+
+def test_a_held_lane_with_many_messages_gives_its_room_back_once_the_broker_has_them() -> None:
+    scheduler = held()
+    assert scheduler.cached(Q).count == SET_ASIDE_AT + 1
+    assert scheduler.committable(Q) == 0, "the broker has not confirmed them"
+    set_aside(scheduler)
+    assert (scheduler.cached(Q).count, scheduler.committable(Q)) == (0, SET_ASIDE_AT + 1)
+    assert scheduler.snapshot()[Q].parked == (), "it is held, and needs no redrive"
+
+
+def test_a_held_lane_is_set_aside_when_its_backlog_grows() -> None:
+    scheduler = held(10)
+    put(scheduler, *((offset, "k") for offset in range(11, 200)), (200, "j"))
+    asked = one(scheduler)
+    assert isinstance(asked, ParkRequest)
+    assert (asked.held, len(asked.messages)) == (True, 200)
+    found = run(scheduler)
+    assert found is not None
+    assert found.messages == (M(200, "j"),)
+
+
+def test_after_its_backoff_a_lane_is_fetched_and_goes_on_with_its_attempts() -> None:
+    scheduler = held()
+    set_aside(scheduler)
+    assert work(scheduler) == [], "it waits for its backoff"
+    assert (later(scheduler), scheduler.take_to_fetch()) == (None, True)
+    assert give(scheduler, M(0, "k"), M(1, "k"), M(2, "k"), status=LaneStatus.HELD) == NextRequest("k", -1)
+    found = later(scheduler)
+    assert found is not None
+    assert (found.messages, found.attempt) == ((M(0, "k"), M(1, "k")), 2)
+    scheduler.finish(found, FAILED, now=Millis(1_000), reason="again")
+    assert one(scheduler) == ParkRequest("k", (), Failure("again", 2), failed_again=0, held=True)
+    assert later(scheduler, 1_001) is None
+    found = later(scheduler, 2_000)
+    assert found is not None
+    assert (found.messages, found.attempt) == ((M(0, "k"),), 3), "the rest is fetched again when it succeeds"
+
+
+def test_a_lane_at_the_broker_whose_retries_are_used_up_is_parked() -> None:
+    scheduler = held()
+    set_aside(scheduler)
+    later(scheduler)
+    give(scheduler, M(0, "k"), status=LaneStatus.HELD)
+    for attempt in (2, 3, 4):
+        found = later(scheduler, attempt * 1_000)
+        assert found is not None
+        assert found.attempt == attempt
+        scheduler.finish(found, FAILED, now=Millis(attempt * 1_000), reason="again")
+    assert one(scheduler, 9_000) == ParkRequest("k", (), Failure("again", 4), failed_again=0)
+    assert scheduler.snapshot()[Q].parked == ("k",)
+
+
+def test_a_new_owner_goes_on_with_a_held_lane_and_its_attempts() -> None:
+    scheduler = member(9, parked=(ParkedAtBroker("k", LaneStatus.HELD, 8, first=3, attempts=2),), policy=HOLD)
+    put(scheduler, (9, "k"))
+    assert give(scheduler, M(3, "k"), status=LaneStatus.HELD) == NextRequest("k", -1, may_repeat=True)
+    found = run(scheduler)
+    assert found is not None
+    assert (found.messages, found.attempt) == ((M(3, "k"),), 3)
+
+
+def test_newer_messages_of_a_running_lane_wait_here_while_they_are_few_and_join_it_when_they_are_many() -> None:
+    scheduler = held()
+    set_aside(scheduler)
+    later(scheduler)
+    give(scheduler, M(0, "k"), status=LaneStatus.HELD)
+    next_one = SET_ASIDE_AT + 1
+    put(scheduler, (next_one, "k"))
+    found = later(scheduler)
+    assert found is not None
+    assert found.messages == (M(0, "k"),)
+    assert work(scheduler) == []
+    put(scheduler, *((offset, "k") for offset in range(next_one + 1, next_one + 100)))
+    joined = one(scheduler)
+    assert isinstance(joined, ParkRequest)
+    assert (len(joined.messages), joined.failure) == (100, None)
+    assert later(scheduler) is None
+
+
+def test_a_long_run_of_a_lane_is_reported_while_it_goes_on() -> None:
+    scheduler = held()
+    set_aside(scheduler)
+    later(scheduler)
+    give(scheduler, M(0, "k"), M(1, "k"), status=LaneStatus.HELD)
+    found = later(scheduler)
+    assert found is not None
+    found.done = 1
+    assert scheduler.note_progress(found)
+    assert one(scheduler) == NextRequest("k", 0, wanted=0)
+
+
+def test_a_lane_emptied_while_its_message_runs_is_released_afterwards() -> None:
+    """An operator discarded it. Its newer messages must not run beside the one that is running."""
+    scheduler = held()
+    set_aside(scheduler)
+    later(scheduler)
+    give(scheduler, M(0, "k"), M(1, "k"), status=LaneStatus.HELD)
+    found = later(scheduler)
+    assert found is not None
+    put(scheduler, *((offset, "k") for offset in range(SET_ASIDE_AT + 1, SET_ASIDE_AT + 100)))
+    store(scheduler, status=None, settled=0)
+    assert later(scheduler) is None
+    scheduler.finish(found, DONE, now=Millis(1_000))
+    found = later(scheduler)
+    assert found is not None
+    assert found.messages[0] == M(SET_ASIDE_AT + 1, "k")
+
+
+def test_a_lane_that_the_broker_refuses_goes_on_here() -> None:
+    """Retention deleted its messages before they could be parked."""
+    scheduler = held()
+    store(scheduler, status=None, settled=0)
+    assert run(scheduler) is None, "its backoff has not ended"
+    found = later(scheduler)
+    assert found is not None
+    assert (found.messages[0], found.attempt) == (M(0, "k"), 2)
+
+
+def test_a_broker_that_cannot_park_gets_no_lanes() -> None:
+    scheduler = held()
+    lanes_of(scheduler).stay_here()
+    scheduler.offer(Q)
+    found = later(scheduler)
+    assert found is not None
+    scheduler.finish(found, FAILED, now=Millis(1_000))
+    assert (work(scheduler), scheduler.committable(Q)) == ([], 0)

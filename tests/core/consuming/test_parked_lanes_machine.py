@@ -1,10 +1,12 @@
-"""Parked lanes with lost answers, crashes and operators at once: nothing overtakes, nothing is lost."""
+"""Lanes at the broker with lost answers, crashes and operators at once: nothing overtakes, nothing is lost."""
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from tests.core.consuming.parked_lanes_fixture import (
     PAUSE,
     PLACE,
@@ -16,13 +18,18 @@ from tests.core.consuming.parked_lanes_fixture import (
     reconcile,
 )
 
-from lanemq.core.brokering.parked_lanes import LaneName, Limits, ParkedLaneTable
+from lanemq.core.backoff import Backoff
+from lanemq.core.brokering.parked_lanes import LaneName, ParkedLane, ParkedLaneTable
+from lanemq.core.consuming import parked_lanes
 from lanemq.core.consuming.parked_lanes import LaneRequest, NextRequest, ParkedAtBroker, ParkRequest, RedriveRequest
+from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.consuming.runs import FAILED, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.units import Millis
+
+Answer: TypeAlias = tuple[int, LaneStatus | None, list[M]]
 
 
 @dataclass
@@ -32,6 +39,7 @@ class World:
     lanes: ParkedLaneTable
     scheduler: LaneScheduler[M]
     log: list[str]
+    policy: HoldKey
     committed: int = 0
     finished: FinishedRanges = NOTHING_FINISHED
     now: int = 0
@@ -40,7 +48,7 @@ class World:
         self.done: set[int] = set()
         self.discarded: set[int] = set()
         self.on_the_way: list[LaneRequest[M]] = []
-        self.answers: list[tuple[LaneRequest[M], tuple[int, LaneStatus | None, M | None]]] = []
+        self.answers: list[tuple[LaneRequest[M], Answer]] = []
         self.begun: dict[str, int] = defaultdict(lambda: -1)
         """The highest offset that this owner has started, by key."""
 
@@ -106,60 +114,60 @@ class World:
             self.hear()
         return asked
 
-    def broker(self, each: LaneRequest[M]) -> tuple[int, LaneStatus | None, M | None]:
+    def broker(self, each: LaneRequest[M]) -> Answer:
         name = self.name(each.key or "")
-        settled, message = 0, None
+        settled, given = 0, []
         match each:
-            case ParkRequest(messages=messages, failure=failure, failed_again=again):
-                sizes = {m.queue_offset: 1 for m in messages}
+            case ParkRequest(messages=messages, failure=failure, failed_again=again, held=held):
+                offsets = [m.queue_offset for m in messages]
                 settled = self.lanes.park(
-                    name, sizes, failure, now=Millis(0), again=again if again >= 0 else None
+                    name, offsets, failure, now=Millis(0), again=again if again >= 0 else None, held=held
                 ).settled
-            case NextRequest(done=done):
+            case NextRequest(done=done, wanted=wanted):
                 if done >= 0:
                     self.lanes.finished(name, done)
                 lane = self.lanes.get(name)
-                if lane is not None and lane.status is LaneStatus.REDRIVING:
-                    message = M(lane.first, name.key)
+                if lane is not None and lane.status.runs:
+                    offsets = lane.offsets.from_offset(lane.first, min(wanted, 2))
+                    given = [M(offset, name.key) for offset in offsets]
             case RedriveRequest():
                 self.lanes.redrive(name)
         lane = self.lanes.get(name)
-        return settled, None if lane is None else lane.status, message
+        return settled, None if lane is None else lane.status, given
 
-    def tell(self, each: LaneRequest[M], answer: tuple[int, LaneStatus | None, M | None]) -> None:
-        settled, status, message = answer
+    def tell(self, each: LaneRequest[M], answer: Answer) -> None:
+        settled, status, given = answer
         match each:
             case ParkRequest():
                 lanes_of(self.scheduler).parked(each, settled, status, now=Millis(self.now), pause=PAUSE)
             case NextRequest():
-                lanes_of(self.scheduler).next_given(each, message, status)
+                lanes_of(self.scheduler).next_given(each, given, status)
             case RedriveRequest() if status is None:
-                lanes_of(self.scheduler).next_given(each, None, None)
+                lanes_of(self.scheduler).next_given(each, (), None)
             case RedriveRequest():
                 lanes_of(self.scheduler).redrive_accepted(each)
 
     def renew(self) -> None:
-        lanes = self.lanes.of_queue(PLACE)
-        reconcile(self.scheduler, {lane.name.key: lane.status is LaneStatus.REDRIVING for lane in lanes})
+        reconcile(self.scheduler, *map(as_read, self.lanes.of_queue(PLACE)))
 
     def discard(self, key: str, most: int) -> None:
         lane = self.lanes.get(self.name(key))
         if lane is not None:
-            through = list(lane.messages)[:most][-1]
-            self.discarded.update(self.lanes.discard(lane.name, through))
+            gone = list(lane.offsets)[:most]
+            self.discarded.update(gone)
+            assert self.lanes.discard(lane.name, gone[-1]) == len(gone)
 
     def commit(self) -> None:
         committable = self.scheduler.committable(Q)
         assert committable is not None
         self.committed, self.finished = committable, self.scheduler.finished_ranges(Q)
-        kept = {offset for lane in self.lanes for offset in lane.messages}
+        kept = {offset for lane in self.lanes for offset in lane.offsets}
         passed = {*range(self.committed), *(o for o in range(len(self.log)) if o in self.finished)}
         assert passed <= self.done | self.discarded | kept, "a commit passes only messages that are done or parked"
 
     def crash(self) -> None:
-        lanes = self.lanes.of_queue(PLACE)
-        kept = tuple(ParkedAtBroker(lane.name.key, lane.status is LaneStatus.REDRIVING, lane.through) for lane in lanes)
-        self.scheduler = member(self.committed, self.finished, kept)
+        kept = tuple(map(as_read, self.lanes.of_queue(PLACE)))
+        self.scheduler = member(self.committed, self.finished, kept, self.policy)
         self.on_the_way.clear()
         self.answers.clear()
         self.begun.clear()
@@ -200,14 +208,24 @@ STEPS = st.lists(
 )
 
 
-def new_world() -> World:
-    return World(ParkedLaneTable(Limits(4, 6, 1_000), serial=1), member(), ["k", "j", "k", "k", "j"])
+def as_read(lane: ParkedLane) -> ParkedAtBroker:
+    return ParkedAtBroker(lane.name.key, lane.status, lane.through, lane.first, lane.failure.attempts)
 
 
-@settings(max_examples=250, deadline=None)
-@given(STEPS)
-def test_with_any_losses_nothing_overtakes_and_everything_is_done(steps: list[tuple[str, ...]]) -> None:
-    world = new_world()
+def new_world(policy: HoldKey) -> World:
+    return World(ParkedLaneTable(serial=1), member(policy=policy), ["k", "j", "k", "k", "j"], policy)
+
+
+@pytest.fixture(autouse=True)
+def _lanes_are_set_aside_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parked_lanes, "SET_ASIDE_AT", 1)
+
+
+@pytest.mark.parametrize("retries", [0, 2], ids=["parked", "held"])
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+def test_with_any_losses_nothing_overtakes_and_everything_is_done(retries: int, steps: list[tuple[str, ...]]) -> None:
+    world = new_world(HoldKey(retries=retries, backoff=Backoff(PAUSE / 1000, 1.0, 1)))
     for what, *args in steps:
         match what:
             case "send":

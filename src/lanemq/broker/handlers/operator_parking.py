@@ -11,7 +11,7 @@ import msgspec
 
 from lanemq.broker.dispatch import Handler, answer, answer_error, answer_saved
 from lanemq.broker.parts import Parts
-from lanemq.broker.storage.parking import lane_id
+from lanemq.broker.storage.parking import MAX_GIVEN, Records
 from lanemq.core.brokering.parked_lanes import LaneName, ParkedLane
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.net.server import Peer
@@ -71,32 +71,33 @@ class OperatorParkingHandler:
 
     def _show(self, peer: Peer, request: Command) -> None:
         wanted = LaneBody.decode(request.body)
-        name = self._one(wanted).name
+        lane = self._one(wanted)
 
-        def found(records: list[tuple[int, bytes]] | None, error: StorageError | None) -> None:
+        def found(records: Records, error: StorageError | None) -> None:
             if error is not None:
                 answer_error(peer, request, error)
-                return
-            body = b""
-            for _, record in records or ():
-                if body and len(body) + len(record) > MAX_SHOWN_BYTES:
-                    break
-                body += record
-            answer(peer, request, {}, body)
+            elif not records and offsets:
+                show_from(offsets[-1] + 1)  # none of them has an intact record
+            else:
+                answer(peer, request, {}, b"".join(records.values()))
 
-        self._parts.thread.submit(
-            lambda: self._parts.parking.rows.records(lane_id(name), wanted.start, MAX_SHOWN), found
-        )
+        def show_from(offset: int) -> None:
+            offsets[:] = lane.offsets.from_offset(offset, MAX_SHOWN)
+            self._parts.parking.find(lane.name, offsets, MAX_SHOWN_BYTES, found)
+
+        offsets: list[int] = []
+        show_from(wanted.start)
 
     def _redrive(self, peer: Peer, request: Command) -> None:
         lane = self._one(LaneBody.decode(request.body))
-        name, first, parking = lane.name, lane.first, self._parts.parking
+        name, parking = lane.name, self._parts.parking
+        given = lane.offsets.from_offset(lane.first, MAX_GIVEN)
         changed = parking.lanes.redrive(name)
-        reply = ParkedResult(changed=int(changed), left=len(lane.messages))
+        reply = ParkedResult(changed=int(changed), left=len(lane.offsets))
 
         def saved(error: StorageError | None) -> None:
             if error is None and self._parts.recording.on and changed:
-                self._parts.recording.redriven(name, first)
+                self._parts.recording.redriven(name, given[0], given[-1])
             answer_saved(peer, request, error, reply.encode())
 
         if changed:
@@ -107,23 +108,24 @@ class OperatorParkingHandler:
 
     def _discard(self, peer: Peer, request: Command) -> None:
         wanted = LaneBody.decode(request.body)
-        name, parking = self._one(wanted).name, self._parts.parking
+        lane, parking = self._one(wanted), self._parts.parking
+        name, first, last = lane.name, lane.first, min(wanted.through, lane.offsets.last)
+        noted = [offset for offset in lane.offsets if offset <= wanted.through] if self._parts.recording.on else []
         removed = parking.lanes.discard(name, wanted.through)
-        lane = parking.lanes.get(name)
-        reply = ParkedResult(changed=len(removed), left=0 if lane is None else len(lane.messages))
+        reply = ParkedResult(changed=removed, left=len(lane.offsets))
         if removed:
             log.warning(
                 "group %s: %d message(s) of key %r of %s/%s discarded, offsets %d to %d",
-                name.group, len(removed), name.key, name.topic, name.queue_id, removed[0], removed[-1],
+                name.group, removed, name.key, name.topic, name.queue_id, first, last,
             )  # fmt: skip
 
         def saved(error: StorageError | None) -> None:
             if error is None and self._parts.recording.on:
-                self._parts.recording.discarded(name, removed)
+                self._parts.recording.discarded(name, noted)
             answer_saved(peer, request, error, reply.encode())
 
         if removed:
-            parking.save(name, saved, removed=removed)
+            parking.save(name, saved)
         else:
             parking.settled(saved)
 
@@ -181,9 +183,8 @@ def _describe(lane: ParkedLane) -> ParkedLaneBody:
         reason=lane.failure.reason,
         attempts=lane.failure.attempts,
         since=lane.since,
-        messages=len(lane.messages),
-        size=lane.size,
+        messages=len(lane.offsets),
         first=lane.first,
-        last=next(reversed(lane.messages)),
+        last=lane.offsets.last,
         through=lane.through,
     )

@@ -1,4 +1,4 @@
-"""Parking requests of the queue's owner: park messages of a lane, and fetch a redriven lane's messages one by one.
+"""Parking requests of the queue's owner: set messages of a lane aside, and fetch them again to run them.
 
 Every request names the owner's lease. A former owner is refused, because its successor decides about the lane now. An
 answer means that the change is on disk: the owner then lets the queue's commit pass these messages.
@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error, answer_saved
 from lanemq.broker.parts import Parts
-from lanemq.broker.storage.parking import lane_id
+from lanemq.broker.storage.parking import MAX_GIVEN, Records
 from lanemq.core.brokering.lock_table import Current
 from lanemq.core.brokering.parked_lanes import LaneName, Parked, ParkedLane
 from lanemq.core.parked_lane import Failure, LaneStatus
-from lanemq.log.reading import ReadStatus
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.names import check_group
 from lanemq.net.server import Peer
@@ -21,12 +20,13 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ParkHeader, ParkNextResponse
 from lanemq.wire.lane_bodies import NextBody, ParkAnswer, ParkBody
-from lanemq.wire.record import RecordView
 
 log = logging.getLogger(__name__)
 
 MAX_OFFSETS = 1_000
-"""Offsets in one request; their records are read on the event loop."""
+"""Offsets in one request."""
+MAX_GIVEN_BYTES = 1024 * 1024
+"""Size of the messages that an owner gets at once; the first one always fits."""
 MAX_REASON_CHARS = 500
 MAX_KEY_CHARS = 32767
 """The limit of the properties, of which the key is one."""
@@ -46,46 +46,45 @@ class OwnerParkingHandler:
         if not self._is_owner(peer, request, header):
             return
         body = ParkBody.decode(request.body)
-        offsets = _checked(body)
+        offsets, parking = _checked(body), self._parts.parking
         name = LaneName(header.consumer_group, header.topic, header.queue_id, body.key)
-        known = self._parts.parking.lanes.get(name)
-        records = self._records(header, offsets, known)
         failure = Failure(body.reason[:MAX_REASON_CHARS], max(0, body.attempts)) if body.failed else None
         again = body.again if body.again >= 0 else None
-        sizes = {offset: len(record) for offset, record in records.items()}
-        outcome = self._parts.parking.lanes.park(name, sizes, failure, now=self._parts.clock.wall(), again=again)
-        if outcome.lane is not None and failure is not None:
-            log.warning("group %s: key %r of %s/%s is parked: %s", *name[:1], name.key, *name[1:3], failure.reason)
-        reply = ParkAnswer(settled=outcome.settled, status=_status(outcome.lane), remark=_remark(offsets, outcome))
-        failed_again = () if again is None or outcome.lane is None or again not in outcome.lane.messages else (again,)
-        noted = (*failed_again, *outcome.fresh)
-        added = tuple((offset, records[offset]) for offset in outcome.fresh)
+        outcome = parking.lanes.park(
+            name,
+            self._readable(name, offsets),
+            failure,
+            now=self._parts.clock.wall(),
+            again=again,
+            held=body.held,
+        )
+        lane = outcome.lane
+        if lane is not None and failure is not None and (again is None or lane.status is LaneStatus.PARKED):
+            log.warning("group %s: key %r of %s/%s is %s: %s", *_named(name), lane.status.value, failure.reason)
+        reply = ParkAnswer(settled=outcome.settled, status=_status(lane), remark=_remark(offsets, outcome))
+        parked_again = lane is not None and lane.status is LaneStatus.PARKED and body.again in lane.offsets
+        noted = (*((body.again,) if parked_again else ()), *outcome.fresh)
 
         def saved(error: StorageError | None) -> None:
             if error is None and self._parts.recording.on:
                 self._parts.recording.parked(name, noted)
             answer_saved(peer, request, error, reply.encode())
 
-        if added or (failure is not None and outcome.lane is not None):
-            self._parts.parking.save(name, saved, added=added)
+        if outcome.fresh or failure is not None:
+            parking.save(name, saved, chunks=outcome.rows)
         else:
-            self._parts.parking.settled(saved)
+            parking.settled(saved)
 
-    def _records(self, header: ParkHeader, offsets: Sequence[int], lane: ParkedLane | None) -> dict[int, bytes]:
-        """The records at these offsets, up to the first that cannot be read; settled offsets are not read again."""
-        found: dict[int, bytes] = {}
-        for offset in offsets:
-            if lane is not None and offset <= lane.through:
-                found[offset] = b""
-                continue
-            result = self._parts.store.read(header.topic, header.queue_id, offset, 1, 1, None)
-            if result.status is not ReadStatus.FOUND or RecordView(result.data).queue_offset != offset:
-                log.error(
-                    "offset %s of %s/%s cannot be parked: %s", offset, header.topic, header.queue_id, result.status
-                )
-                break
-            found[offset] = result.data
-        return found
+    def _readable(self, name: LaneName, offsets: Sequence[int]) -> Sequence[int]:
+        """The offsets up to the first one that is neither settled nor in the log."""
+        lane = self._parts.parking.lanes.get(name)
+        through = -1 if lane is None else lane.through
+        first, end = self._parts.store.bounds(name.topic, name.queue_id)
+        for count, offset in enumerate(offsets):
+            if offset > through and not first <= offset < end:
+                log.error("group %s: offset %s of %s/%s cannot be parked, it is not in the log", *_place(name, offset))
+                return offsets[:count]
+        return offsets
 
     def _next(self, peer: Peer, request: Command) -> None:
         header = ParkHeader.from_ext(request.ext)
@@ -93,39 +92,56 @@ class OwnerParkingHandler:
             return
         body = NextBody.decode(request.body)
         name = LaneName(header.consumer_group, header.topic, header.queue_id, body.key)
+        wanted = min(max(body.wanted, 0), MAX_GIVEN)
         removed = body.done >= 0 and self._parts.parking.lanes.finished(name, body.done)
 
         def saved(error: StorageError | None) -> None:
             if error is not None:
                 answer_error(peer, request, error)
             else:
-                self._give(peer, request, name)
+                self._give(peer, request, name, wanted)
 
         if removed:
-            self._parts.parking.save(name, saved, removed=[body.done])
+            self._parts.parking.save(name, saved)
         else:
             self._parts.parking.settled(saved)
 
-    def _give(self, peer: Peer, request: Command, name: LaneName) -> None:
-        """Answer with the lane's first message if the lane is being redriven; read after all writes."""
+    def _give(self, peer: Peer, request: Command, name: LaneName, wanted: int) -> None:
+        """Answer with the lane's first messages if its owner may run them; read after all writes."""
         lane = self._parts.parking.lanes.get(name)
         ext = ParkNextResponse(lane_parked=_status(lane)).to_ext()
-        if lane is None or lane.status is not LaneStatus.REDRIVING:
+        if not wanted or lane is None or not lane.status.runs:
             answer(peer, request, ext)
             return
 
-        def found(records: list[tuple[int, bytes]] | None, error: StorageError | None) -> None:
+        def found(records: Records, error: StorageError | None) -> None:
             if error is not None:
                 answer_error(peer, request, error)
-            elif not records or not self._is_first(name, records[0][0]):  # discarded in between
-                self._give(peer, request, name)
+                return
+            if not records:
+                self._skip(peer, request, name, offsets[-1], wanted)
+            elif not self._is_first(name, offsets[0]):  # discarded in between
+                self._give(peer, request, name, wanted)
             else:
                 if self._parts.recording.on:
-                    self._parts.recording.redriven(name, first)
-                answer(peer, request, ext, records[0][1])
+                    self._parts.recording.redriven(name, offsets[0], max(records))
+                answer(peer, request, ext, b"".join(records.values()))
 
-        first = lane.first
-        self._parts.thread.submit(lambda: self._parts.parking.rows.records(lane_id(name), first, 1), found)
+        offsets = lane.offsets.from_offset(lane.first, wanted)
+        self._parts.parking.find(name, offsets, MAX_GIVEN_BYTES, found)
+
+    def _skip(self, peer: Peer, request: Command, name: LaneName, through: int, wanted: int) -> None:
+        """Removes messages of which no intact record is left, as a pull skips them."""
+        log.error("group %s: parked messages of key %r of %s/%s are lost up to offset %d", *_named(name), through)
+        self._parts.parking.lanes.finished(name, through)
+
+        def saved(error: StorageError | None) -> None:
+            if error is not None:
+                answer_error(peer, request, error)
+            else:
+                self._give(peer, request, name, wanted)
+
+        self._parts.parking.save(name, saved)
 
     def _is_first(self, name: LaneName, offset: int) -> bool:
         lane = self._parts.parking.lanes.get(name)
@@ -162,7 +178,12 @@ def _status(lane: ParkedLane | None) -> str:
 def _remark(offsets: Sequence[int], outcome: Parked) -> str:
     if outcome.settled == len(offsets):
         return ""
-    return (
-        "not everything could be parked: raise max_parked_lane, max_parked_messages or max_parked_bytes of the "
-        "broker, or redrive or discard lanes; a message that is not in the log any more cannot be parked at all"
-    )
+    return "a message that retention has deleted from the log cannot be parked: raise the retention of the broker"
+
+
+def _named(name: LaneName) -> tuple[str, str | None, str, int]:
+    return name.group, name.key, name.topic, name.queue_id
+
+
+def _place(name: LaneName, offset: int) -> tuple[str, int, str, int]:
+    return name.group, offset, name.topic, name.queue_id

@@ -1,39 +1,48 @@
-"""Parked lanes: connects the table that decides with the database that stores.
+"""Parked lanes: connects the table that decides with the database that stores, and finds the records.
 
 A change is decided on the loop immediately, so that every later request (above all of a new owner) sees it, and it is
 answered only when it is on disk. After a failed write the next one repeats the failed changes first, so that the
 database receives all changes in the order of the decisions.
+
+A record is read from the log, or from its copy in the database if retention has deleted it from the log.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from lanemq.broker.config import BrokerOptions
 from lanemq.broker.recording import Recording
 from lanemq.broker.storage.group_commit import LogThread
-from lanemq.core.brokering.parked_lanes import LaneName, Limits, ParkedLane, ParkedLaneTable
+from lanemq.core.brokering.lane_offsets import ChunkRow, LaneOffsets
+from lanemq.core.brokering.parked_lanes import LaneName, ParkedLane, ParkedLaneTable
 from lanemq.core.parked_lane import Failure, LaneStatus
 from lanemq.log.parked_rows import LaneId, LaneRow, ParkedChange, ParkedRows
-from lanemq.log.state import State
+from lanemq.log.reading import ReadStatus
+from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
+from lanemq.model.java_hash import LONG_MAX
 from lanemq.model.units import Millis
+from lanemq.wire.record import RecordView
 
 log = logging.getLogger(__name__)
 
+MAX_GIVEN = 32
+"""Messages of a lane that its owner gets at once. Many: more of them run again after a crash, and more that an operator
+discards may already be on their way. Few: a redrive takes longer, because each answer waits for the disk."""
+
 Saved: TypeAlias = Callable[[StorageError | None], None]
-Added: TypeAlias = tuple[tuple[int, bytes], ...]
+Records: TypeAlias = dict[int, bytes]
+"""Offset → record, ascending."""
+Found: TypeAlias = Callable[[Records, StorageError | None], None]
 
 
 class Parking:
     """The parked lanes of one broker."""
 
-    def __init__(
-        self, options: BrokerOptions, state: State, thread: LogThread, recording: Recording, wall: int
-    ) -> None:
-        limits = Limits(options.max_parked_lane, options.max_parked_messages, options.max_parked_bytes)
-        self.lanes = ParkedLaneTable(limits, serial=wall)
-        self.rows = ParkedRows(state)
+    def __init__(self, store: Store, thread: LogThread, recording: Recording, wall: int) -> None:
+        self.lanes = ParkedLaneTable(serial=wall)
+        self.rows = ParkedRows(store.state)
+        self._store = store
         self._thread = thread
         self._recording = recording
         # Decided and not on disk, in that order; the first ones may be being written.
@@ -43,26 +52,28 @@ class Parking:
 
     def recover(self, end_of: Callable[[str, int], int]) -> None:
         """Restore the lanes. Their history lines are written again, because a crash may have lost some."""
-        sizes = self.rows.sizes()
-        self.lanes.restore(_restored(row, sizes[row.id]) for row in self.rows.lanes() if row.id in sizes)
+        self.lanes.restore(lane for row in self.rows.lanes() if (lane := self._restored(row)) is not None)
         lost = self.lanes.cut(end_of)
         for name, offsets in lost.items():
             log.error("%d parked messages of %s were lost with the end of the log: %s", len(offsets), name, offsets)
-        self._unsaved = [self._change(name, removed=offsets) for name, offsets in lost.items()]
-        self.rows.apply(self._unsaved)
-        self._unsaved.clear()
+            lane = self.lanes.get(name)
+            change = self._change(name, () if lane is None else lane.offsets.rows())
+            self.rows.apply([change._replace(first_chunk=LONG_MAX)])  # all chunks are replaced
         if self._recording.on:
             for lane in self.lanes:
-                self._recording.parked(lane.name, lane.messages)
-                if lane.status is LaneStatus.REDRIVING:
-                    self._recording.redriven(lane.name, lane.first)
+                self._recording.parked(lane.name, lane.offsets)
+                if lane.status.runs:
+                    given = lane.offsets.from_offset(lane.first, MAX_GIVEN)
+                    self._recording.redriven(lane.name, lane.first, given[-1])
 
-    def save(self, name: LaneName, then: Saved, *, added: Added = (), removed: Iterable[int] = ()) -> None:
+    def save(
+        self, name: LaneName, then: Saved, *, chunks: Sequence[ChunkRow] = (), copies: Records | None = None
+    ) -> None:
         """Save the current state of a lane.
 
         `then` is called on the loop when it and everything before it are on disk.
         """
-        self._unsaved.append(self._change(name, added, tuple(removed)))
+        self._unsaved.append(self._change(name, chunks, copies or {}))
         self.settled(then)
 
     def settled(self, then: Saved) -> None:
@@ -97,9 +108,62 @@ class Parking:
         for name in self.lanes.forget(group=group, topic=topic):
             self.save(name, _ignored)
 
-    def _change(self, name: LaneName, added: Added = (), removed: tuple[int, ...] = ()) -> ParkedChange:
+    # records
+
+    def find(self, name: LaneName, offsets: Sequence[int], max_bytes: int, found: Found) -> None:
+        """Calls `found` with the records at these offsets of a lane, up to a size; the first one always fits.
+
+        Stops before the first offset in the log if some are only in the database. An offset without an intact record
+        is left out, with an error in the log.
+        """
+        below, _ = self._store.bounds(name.topic, name.queue_id)
+        copied = [offset for offset in offsets if offset < below]
+        if not copied:
+            found(self.in_log(name, offsets, max_bytes), None)
+            return
+
+        def read(rows: list[tuple[int, bytes]] | None, error: StorageError | None) -> None:
+            records = dict(rows or ())
+            if error is None:
+                _log_missing(name, [offset for offset in copied if offset not in records])
+            found(_fitting({offset: records[offset] for offset in copied if offset in records}, max_bytes), error)
+
+        self._thread.submit(lambda: self.rows.records(lane_id(name), copied[0], len(copied)), read)
+
+    def in_log(self, name: LaneName, offsets: Sequence[int], max_bytes: int) -> Records:
+        """The records at these offsets of the log, up to a size; damaged ones are left out."""
+        records: Records = {}
+        for offset in offsets:
+            result = self._store.read(name.topic, name.queue_id, offset, 1, 1, None)
+            if result.status is not ReadStatus.FOUND or RecordView(result.data).queue_offset != offset:
+                _log_missing(name, [offset])
+                continue
+            max_bytes -= len(result.data)
+            if max_bytes < 0 and records:
+                break
+            records[offset] = result.data
+        return records
+
+    def _change(self, name: LaneName, chunks: Sequence[ChunkRow] = (), copies: Records | None = None) -> ParkedChange:
         lane = self.lanes.get(name)
-        return ParkedChange(lane_id(name), None if lane is None else _row(lane), added, removed)
+        if lane is None:
+            return ParkedChange(lane_id(name), None)
+        return ParkedChange(
+            lane_id(name), _row(lane), lane.offsets.first_row, tuple(chunks), tuple((copies or {}).items())
+        )
+
+    def _restored(self, row: LaneRow) -> ParkedLane | None:
+        """The lane of a row; None if it holds nothing, which an interrupted upgrade may leave."""
+        name = LaneName(row.group, row.topic, row.queue_id, row.key[1:] if row.key else None)
+        lane = ParkedLane(name, Failure(row.reason, row.attempts), Millis(row.since), LaneStatus(row.status))
+        lane.through = row.through
+        chunks = self.rows.chunks(row.id)
+        lane.offsets = LaneOffsets.of_rows(chunks, row.first)
+        if not chunks:
+            # Parked by an earlier version: every record was copied, and there are no chunks.
+            change = ParkedChange(row.id, row, chunks=tuple(lane.offsets.extend(self.rows.copied(row.id))))
+            self.rows.apply([change])
+        return lane if lane.offsets else None
 
 
 def lane_id(name: LaneName) -> LaneId:
@@ -108,13 +172,22 @@ def lane_id(name: LaneName) -> LaneId:
 
 def _row(lane: ParkedLane) -> LaneRow:
     failure, status = lane.failure, lane.status.value
-    return LaneRow(*lane_id(lane.name), failure.reason, failure.attempts, lane.since, status, lane.through)
+    return LaneRow(*lane_id(lane.name), failure.reason, failure.attempts, lane.since, status, lane.through, lane.first)
 
 
-def _restored(row: LaneRow, sizes: dict[int, int]) -> ParkedLane:
-    name = LaneName(row.group, row.topic, row.queue_id, row.key[1:] if row.key else None)
-    failure = Failure(row.reason, row.attempts)
-    return ParkedLane(name, failure, Millis(row.since), LaneStatus(row.status), sizes, row.through)
+def _fitting(records: Records, max_bytes: int) -> Records:
+    fitting: Records = {}
+    for offset, record in records.items():
+        max_bytes -= len(record)
+        if max_bytes < 0 and fitting:
+            break
+        fitting[offset] = record
+    return fitting
+
+
+def _log_missing(name: LaneName, offsets: Sequence[int]) -> None:
+    for offset in offsets:
+        log.error("group %s: parked offset %d of %s/%s cannot be read", name.group, offset, *name[1:3])
 
 
 def _ignored(_: StorageError | None) -> None:

@@ -103,12 +103,12 @@ def _tls_options(command: F) -> F:
 )
 @click.option("--retention-bytes", type=int, default=0, help="Size limit of the log; 0 means no limit.")
 @click.option(
-    "--max-parked-lane", type=int, default=10_000, show_default=True, help="Limit of messages in one parked lane."
+    "--max-pinned-bytes",
+    type=int,
+    default=2**30,
+    show_default=True,
+    help="Limit of log files that are kept longer because they hold parked messages.",
 )
-@click.option(
-    "--max-parked-messages", type=int, default=200_000, show_default=True, help="Limit of parked messages per group."
-)
-@click.option("--max-parked-bytes", type=int, default=2**30, show_default=True, help="Limit of parked bytes per group.")
 @_tls_options
 @click.option("--history", type=click.Path(path_type=Path), help="Folder for a history of events, for lanemq check.")
 @click.option(

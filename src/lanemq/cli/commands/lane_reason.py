@@ -68,6 +68,12 @@ def _parked(lane: ParkedLaneView) -> str:
     if lane.status is LaneStatus.REDRIVING:
         return f"its redrive: {plural(lane.messages, 'message')} from offset {lane.first} on run before newer messages"
     reason = lane.reason or "no reason given"
+    if lane.status is LaneStatus.HELD:
+        return (
+            f"its next attempt, which its owner makes by itself: offset {lane.first} failed "
+            f"{plural(lane.attempts, 'time')}, last at {since}: {reason}; {plural(lane.messages, 'message')} from "
+            f"there on wait at the broker"
+        )
     where = (
         f"after {plural(lane.attempts, 'attempt')} at offset {lane.first}: {reason}"
         if lane.attempts

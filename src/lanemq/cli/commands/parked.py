@@ -35,7 +35,7 @@ def parked() -> None:
     """List, show, redrive and discard parked lanes.
 
     A lane is parked when its retries are used up. Its messages wait at the broker, in order, and newer messages of the
-    key wait behind them.
+    key wait behind them. A lane in status "held" has retries left and many messages: its owner goes on by itself.
     """
 
 
@@ -121,7 +121,7 @@ def redrive(
     show(
         as_json,
         lambda: {"dry_run": False, "redriven": list(map(lane_document, begun))},
-        _lane_grid(begun, "nothing to do: these lanes are already being redriven"),
+        _lane_grid(begun, "nothing to do: these lanes are already being redriven, or retried by their owner"),
         f"{plural(len(begun), 'lane')} redriven: the queue's owner starts within a second, or as soon as there is one",
     )
 
@@ -306,7 +306,6 @@ def lane_document(lane: ParkedLaneView) -> dict[str, object]:
         "key": lane.key,
         "status": lane.status.value,
         "messages": lane.messages,
-        "bytes": lane.size,
         "first_offset": lane.first,
         "last_offset": lane.last,
         "attempts": lane.attempts,

@@ -42,8 +42,6 @@ class ParkedLaneView:
     parked_since: datetime
     """Time of the newest failure."""
     messages: int
-    size: int
-    """Bytes of the stored messages."""
     first: QueueOffset
     last: QueueOffset
 
@@ -149,7 +147,6 @@ def _view(broker: str, body: ParkedLaneBody) -> ParkedLaneView:
         attempts=body.attempts,
         parked_since=wall_time(body.since),
         messages=body.messages,
-        size=body.size,
         first=QueueOffset(body.first),
         last=QueueOffset(body.last),
     )

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.lane_queue import LaneQueue
-from lanemq.core.consuming.parked_lanes import LocalParkedLanes, ParkedAtBroker
+from lanemq.core.consuming.parked_lanes import LocalParkedLanes, ParkedAtBroker, is_long
 from lanemq.core.consuming.runs import (
     Lane,
     LaneOrRun,
@@ -24,7 +24,7 @@ from lanemq.core.consuming.runs import (
     pass_finished,
 )
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
-from lanemq.core.parked_lane import Failure
+from lanemq.core.parked_lane import Failure, LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
@@ -47,9 +47,15 @@ class KeyedQueue(LaneQueue[M]):
         chunk: int,
         finished: FinishedRanges = NOTHING_FINISHED,
         parked: Iterable[ParkedAtBroker] = (),
+        *,
+        sets_aside: bool = False,
     ) -> None:
         super().__init__(queue, order, usable_until)
         self._chunk = chunk
+        self.sets_aside = sets_aside and order is Order.KEY
+        """Whether a held lane with many messages is set aside at the broker."""
+        # Held lanes that may be set aside, and why each is held.
+        self._held: dict[str | None, tuple[Lane[M], Failure]] = {}
         # What former owners finished above the first unfinished offset, treated like messages that a filter left out.
         # `_fold` adds what this owner finished.
         self._ranges = finished
@@ -60,11 +66,14 @@ class KeyedQueue(LaneQueue[M]):
         self._offsets: deque[QueueOffset] = deque()
         self._finished: set[int] = set()
         self._bytes = 0
+        self._forget_failures_at = FOLD_AT
         if order is Order.KEY:
             self.parked_lanes = LocalParkedLanes(self)
             for each in parked:
                 lane = self._lanes[each.key] = Lane(each.key, [])
                 self.parked_lanes.restore(lane, each)
+                if each.status is LaneStatus.HELD:
+                    self.failures[each.first] = each.attempts
 
     @property
     def next_offset(self) -> QueueOffset:
@@ -83,16 +92,16 @@ class KeyedQueue(LaneQueue[M]):
         if self.order is Order.NONE:
             self.ready.extend(cut_runs(messages, self._chunk, self.queue, self))
             return
-        if self.parked_lanes:
-            messages = self._without_settled(self.parked_lanes, messages)
-        lay_in_lanes(self._lanes, self.ready, messages, self.queue, self)
-        if self.parked_lanes:
-            self.parked_lanes.arrived({message.key for message in messages})
+        for lane in lay_in_lanes(self._lanes, self.ready, messages, self.queue, self):
+            self._arrived(lane)
 
     def take(self, lane: Lane[M], limit: int) -> list[M]:
-        if lane.redriven is not None:
-            return [lane.redriven]
         pending = lane.pending
+        if lane.redriven is not None:
+            assert self.parked_lanes is not None
+            given = self.parked_lanes.to_run(lane)
+            if given is not None:
+                return given[: 1 if self.alone and given and given[0].queue_offset in self.alone else limit]
         if self.alone and pending and pending[0].queue_offset in self.alone:
             limit = 1
         if len(pending) <= limit:
@@ -104,9 +113,11 @@ class KeyedQueue(LaneQueue[M]):
 
     def settle(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
         assert lane.run is not None
-        if lane.redriven is not None:
-            return self._settle_redriven(lane, upto)
         messages, settled = lane.run.messages, lane.run.settled
+        if lane.redriven is not None:
+            return self._settle_redriven(
+                lane, [m for at, m in enumerate(messages) if at < upto or m.queue_offset in gone]
+            )
         done: Sequence[M] = messages[settled:]
         if upto < len(messages):
             done = [*messages[settled:upto], *(m for m in messages[upto:] if m.queue_offset in gone)]
@@ -121,33 +132,76 @@ class KeyedQueue(LaneQueue[M]):
     def settle_done(self, runs: Sequence[LaneRun[M]], *, commit: bool) -> list[Lane[M]]:
         """Finishes all their messages at once, except redriven ones, whose offsets were passed long ago."""
         done, more, redriven = end_runs(runs, self._lanes if self.order is Order.KEY else None)
-        for lane in redriven:
-            self._settle_redriven(lane, 1)
+        for run in redriven:
+            assert run.lane is not None
+            if self._settle_redriven(run.lane, run.messages):
+                more.append(run.lane)
         self.running -= len(runs)
         self._finish(done)
         return more
 
     def settle_part(self, run: LaneRun[M], upto: int) -> None:
-        self._finish(run.messages[run.settled : upto])
+        if run.lane is not None and run.lane.redriven is not None:
+            self._settle_redriven(run.lane, run.messages[:upto])
+        else:
+            self._finish(run.messages[run.settled : upto])
         run.settled = upto
 
-    def _settle_redriven(self, lane: Lane[M], upto: int) -> bool:
-        """Ends the run of a redriven message. Its offset was passed long ago: only the broker's list changes."""
-        assert lane.redriven is not None
-        if not upto:
-            return True
-        self.failures.pop(lane.redriven.queue_offset, None)
+    def _settle_redriven(self, lane: Lane[M], done: Sequence[M]) -> bool:
+        """Counts messages that the broker gave back. Their offsets were passed long ago; only its list changes."""
         assert self.parked_lanes is not None
-        self.parked_lanes.finished(lane)
-        return False
+        for message in done:
+            self.failures.pop(message.queue_offset, None)
+            self.alone.discard(message.queue_offset)
+        return self.parked_lanes.finished(lane, done)
 
     def park(self, lane: Lane[M], failure: Failure, *, at_broker: bool) -> None:
         if self.parked_lanes is None:
             super().park(lane, failure, at_broker=at_broker)
             return
-        if lane.redriven is not None:
-            self.failures.pop(lane.redriven.queue_offset, None)
+        for message in (lane.redriven or lane.pending)[: self._chunk]:
+            self.failures.pop(message.queue_offset, None)  # a redrive has all retries again
         self.parked_lanes.park(lane, failure, at_broker=at_broker)
+
+    # held lanes
+
+    def hold(self, lane: Lane[M], failure: Failure) -> None:
+        if self.parked_lanes is not None and lane in self.parked_lanes:
+            self.parked_lanes.hold(lane, failure, self._chunk)
+        elif self.sets_aside:
+            self._held[lane.key] = lane, failure
+            lane.watched = True
+            self._set_aside_if_long(lane)
+
+    def paused(self, lane: Lane[M]) -> None:
+        if self.parked_lanes is not None and lane in self.parked_lanes:
+            self.parked_lanes.paused(lane)
+
+    def timer_fired(self, lane: Lane[M]) -> bool:
+        if self.parked_lanes is not None and lane in self.parked_lanes:
+            return self.parked_lanes.timer_fired(lane)
+        if self._held and self._held.get(lane.key, (None,))[0] is lane:
+            del self._held[lane.key]
+            lane.watched = False
+        return super().timer_fired(lane)
+
+    def _set_aside_if_long(self, lane: Lane[M]) -> None:
+        if is_long(lane):
+            assert self.parked_lanes is not None
+            self.parked_lanes.set_aside(*self._held.pop(lane.key))
+
+    def _arrived(self, lane: Lane[M]) -> None:
+        """A pull brought messages of a lane that is held or set aside.
+
+        What the broker has of them joins the finished ranges: the next owner must leave it out together with what runs
+        behind it.
+        """
+        assert self.parked_lanes is not None
+        if lane not in self.parked_lanes:
+            self._set_aside_if_long(lane)
+            return
+        self._finish(self.parked_lanes.take_settled(lane))
+        self.parked_lanes.arrived(lane)
 
     def resume(self, key: str | None) -> bool:
         return self.parked_lanes.resume(key) if self.parked_lanes is not None else super().resume(key)
@@ -166,7 +220,7 @@ class KeyedQueue(LaneQueue[M]):
 
     def waiting_in(self, lane: Lane[M]) -> tuple[QueueOffset | None, int]:
         run = lane.run
-        messages = [*(run.messages[run.settled :] if run is not None else ()), *lane.pending]
+        messages = [*(run.messages[run.settled :] if run is not None else lane.redriven or ()), *lane.pending]
         return (QueueOffset(messages[0].queue_offset) if messages else None), len(messages)
 
     def count_finished(self, messages: Sequence[M]) -> None:
@@ -191,17 +245,7 @@ class KeyedQueue(LaneQueue[M]):
     def forget(self) -> None:
         super().forget()
         self._lanes.clear()
-
-    def _without_settled(self, parked_lanes: LocalParkedLanes[M], messages: Sequence[M]) -> Sequence[M]:
-        """Adds messages of parked lanes that the broker already has to the finished ranges.
-
-        The next owner must leave them out together with what runs behind them.
-        """
-        settled = [message for message in messages if parked_lanes.settled(message)]
-        if not settled:
-            return messages
-        self._finish(settled)
-        return [message for message in messages if not parked_lanes.settled(message)]
+        self._held.clear()
 
     def _left_to_do(self, messages: Sequence[M], next_offset: QueueOffset) -> tuple[Sequence[M], QueueOffset]:
         """Leaves out what former owners finished; finished ranges right behind the pull are not pulled at all."""
@@ -212,13 +256,23 @@ class KeyedQueue(LaneQueue[M]):
 
     def _finish(self, done: Sequence[M]) -> None:
         self._bytes -= pass_finished(self._offsets, self._finished, done)
-        if self.failures:
-            for message in done:
-                self.failures.pop(message.queue_offset, None)
+        if len(self.failures) > self._forget_failures_at:
+            self._forget_failures()
         if self.alone:
             self.alone.difference_update(map(_offset_of, done))
         if len(self._finished) > FOLD_AT:
             self._fold()
+
+    def _forget_failures(self) -> None:
+        """Forgets the failures of messages that are finished. Doing so for every message would cost all lanes time."""
+        ranges, first = self.finished_ranges(), self.committable
+        aside = self.parked_lanes.first_offsets() if self.parked_lanes is not None else frozenset()
+        self.failures = {
+            offset: count
+            for offset, count in self.failures.items()
+            if offset in aside or (offset >= first and offset not in ranges)
+        }
+        self._forget_failures_at = FOLD_AT + 2 * len(self.failures)
 
     def _fold(self) -> None:
         """Turns finished offsets into ranges, so that a key stuck for hours does not cost memory per message."""

@@ -103,7 +103,7 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
         """The first unfinished offset of a lane, and the number of its unfinished messages."""
 
     def is_parked(self, lane: Lane[M]) -> bool:
-        return lane in self.parked or (self.parked_lanes is not None and lane.key in self.parked_lanes)
+        return lane in self.parked or (self.parked_lanes is not None and self.parked_lanes.is_parked(lane))
 
     def finished_ranges(self) -> FinishedRanges:
         """Finished offsets above the committable one."""
@@ -112,6 +112,17 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
     def park(self, lane: Lane[M], failure: Failure, *, at_broker: bool) -> None:
         """Parks a lane whose retries are used up."""
         self.parked.append(lane)
+
+    def hold(self, lane: Lane[M], failure: Failure) -> None:
+        """A message of the lane failed, and the lane is on a timer now."""
+
+    def paused(self, lane: Lane[M]) -> None:
+        """The lane is put on a timer."""
+
+    def timer_fired(self, lane: Lane[M]) -> bool:
+        """The time of a lane on a timer has come; returns whether it can run now."""
+        self.ready.append(lane)
+        return True
 
     def resume(self, key: str | None) -> bool:
         """Lets a parked lane go on; returns whether there was one."""

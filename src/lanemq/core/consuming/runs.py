@@ -148,7 +148,7 @@ class LaneRun(Generic[M]):
 class Lane(Generic[M]):
     """The waiting messages of one key."""
 
-    __slots__ = ("key", "pending", "redriven", "run", "slice_end")
+    __slots__ = ("key", "pending", "redriven", "run", "slice_end", "watched")
 
     def __init__(self, key: str | None, pending: list[M]) -> None:
         self.key = key
@@ -156,8 +156,10 @@ class Lane(Generic[M]):
         self.run: LaneRun[M] | None = None
         # Until when run may follow run without a pause; None after a pause.
         self.slice_end: int | None = None
-        # A parked message that the broker returned: it runs before, and without, everything in `pending`.
-        self.redriven: M | None = None
+        # Messages of the lane that the broker returned: they run before, and without, everything in `pending`.
+        self.redriven: list[M] | None = None
+        # The lane is held or set aside at the broker: the queue must know when a message of it arrives.
+        self.watched = False
 
 
 LaneOrRun: TypeAlias = Lane[M] | LaneRun[M]
@@ -239,8 +241,12 @@ def lay_in_lanes(
     messages: Sequence[M],
     queue: MessageQueue,
     permit: RunPermit,
-) -> None:
-    """Puts every message into the lane of its key; a key that is new gets a run and joins `ready`."""
+) -> list[Lane[M]]:
+    """Puts every message into the lane of its key; a key that is new gets a run and joins `ready`.
+
+    Returns the watched lanes that got messages; a lane may be in the list more than once.
+    """
+    watched: list[Lane[M]] = []
     for message in messages:
         key = message.key
         place = lanes.get(key)
@@ -251,6 +257,9 @@ def lay_in_lanes(
         if isinstance(place, LaneRun):
             lanes[key] = place = grow(place)
         place.pending.append(message)
+        if place.watched and (not watched or watched[-1] is not place):
+            watched.append(place)
+    return watched
 
 
 def grow(run: LaneRun[M]) -> Lane[M]:
@@ -330,21 +339,21 @@ def count_messages(runs: list[LaneRun[M]]) -> int:
 @compiled
 def end_runs(
     runs: Sequence[LaneRun[M]], lanes: dict[str | None, LaneOrRun[M]] | None
-) -> tuple[list[M], list[Lane[M]], list[Lane[M]]]:
-    """Ends runs that succeeded; returns their messages, the lanes with more, and the lanes with a redriven message.
+) -> tuple[list[M], list[Lane[M]], list[LaneRun[M]]]:
+    """Ends runs that succeeded; returns their messages, the lanes with more, and the runs of redriven messages.
 
     Removes empty lanes from `lanes`, where there are any.
     """
     done: list[M] = []
     more: list[Lane[M]] = []
-    redriven: list[Lane[M]] = []
+    redriven: list[LaneRun[M]] = []
     for run in runs:
         run.running = False
         lane = run.lane
         if lane is not None:
             lane.run = None
             if lane.redriven is not None:
-                redriven.append(lane)
+                redriven.append(run)
                 continue
             if lane.pending:
                 more.append(lane)

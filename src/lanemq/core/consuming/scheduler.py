@@ -26,7 +26,7 @@ from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.lane_queue import LaneQueue, WholeQueue
 from lanemq.core.consuming.parked_lanes import LocalParkedLanes, ParkedAtBroker
-from lanemq.core.consuming.retry_policy import Again, Give, HoldKey, after, again
+from lanemq.core.consuming.retry_policy import Again, DeadLetter, Give, HoldKey, after, again
 from lanemq.core.consuming.runs import (
     COMMIT,
     DONE,
@@ -66,7 +66,8 @@ class LaneScheduler(Generic[M]):
     def __init__(self, options: LaneOptions) -> None:
         self._options = options
         self._auto = options.auto_commit
-        self._park_at_broker = isinstance(options.policy, HoldKey) and options.policy.then.at_broker
+        hold = options.policy.hold if isinstance(options.policy, DeadLetter) else options.policy
+        self._uses_broker = isinstance(hold, HoldKey) and hold.then.at_broker
         self._slice = options.max_continuous
         self._limit = max(options.run_limit // options.batch_size, 1) * options.batch_size
         self._queues: dict[MessageQueue, LaneQueue[M]] = {}
@@ -84,12 +85,14 @@ class LaneScheduler(Generic[M]):
         usable_until: Millis = NOT_LEASED,
         finished: FinishedRanges = NOTHING_FINISHED,
         parked: Iterable[ParkedAtBroker] = (),
+        broker_parks: bool = False,
     ) -> None:
         """Begins an assignment. Without `usable_until`, nothing runs before `set_usable_until`.
 
         `finished` is what former owners finished above the start; it is not run again and stays in the ranges.
         A queue that is one lane has no finished message above an unfinished one, and ignores `finished`.
-        `parked` are the lanes that are parked at the broker; they stay parked.
+        `parked` are the lanes that are set aside at the broker; they stay so. `broker_parks` says that the broker can
+        keep lanes: held lanes with many messages are set aside there.
         """
         options = self._options
         if queue in self._queues:
@@ -100,7 +103,14 @@ class LaneScheduler(Generic[M]):
             self._queues[queue] = WholeQueue(queue, start_offset, usable_until, auto=options.auto_commit)
         else:
             self._queues[queue] = KeyedQueue(
-                queue, start_offset, usable_until, order, options.batch_size, finished, parked
+                queue,
+                start_offset,
+                usable_until,
+                order,
+                options.batch_size,
+                finished,
+                parked,
+                sets_aside=broker_parks and self._uses_broker,
             )
 
     def put(
@@ -270,6 +280,11 @@ class LaneScheduler(Generic[M]):
         lane_queue = self._queues.get(queue)
         return None if lane_queue is None else lane_queue.parked_lanes
 
+    def take_to_fetch(self) -> bool:
+        """Whether, since the last call, a backoff has ended of a lane whose messages are at the broker."""
+        to_fetch, self._line.to_fetch = self._line.to_fetch, False
+        return to_fetch
+
     def offer(self, queue: MessageQueue) -> None:
         """Called when lanes of the queue may have become ready."""
         if queue in self._queues:
@@ -410,11 +425,14 @@ class LaneScheduler(Generic[M]):
         if len(waits) < len(batch):
             attempts = max(failures.get(m.queue_offset, 0) for m in batch) + 1
             parked = self._end(run, done, Why.PARKED, now=now)
-            lane_queue.park(lane, Failure(reason, attempts), at_broker=self._park_at_broker)
+            lane_queue.park(lane, Failure(reason, attempts), at_broker=self._uses_broker)
             return parked
         self._count(lane_queue, batch)
         longest = max(waits, key=lambda step: step.delay)
-        return self._end(run, done, Why.HELD, now=now, hold=longest)
+        held = self._end(run, done, Why.HELD, now=now, hold=longest)
+        if not longest.whole_queue:
+            lane_queue.hold(lane, Failure(reason, failures[batch[0].queue_offset]))
+        return held
 
     def _count(self, lane_queue: LaneQueue[M], failed: Sequence[M]) -> None:
         for message in failed:
@@ -456,6 +474,8 @@ class ReadyLine(Generic[M]):
         self._serial = count(1)
         self.stale: Counter[MessageQueue] = Counter()
         """Number of runs in progress of assignments that were dropped."""
+        self.to_fetch = False
+        """The messages of a lane whose backoff has ended must be fetched from the broker."""
 
     def __bool__(self) -> bool:
         return bool(self._line)
@@ -486,6 +506,7 @@ class ReadyLine(Generic[M]):
             lane_queue.ready.appendleft(lane)
             heapq.heappush(self._timers, (until, next(self._serial), lane_queue, None))
         else:
+            lane_queue.paused(lane)
             heapq.heappush(self._timers, (until, next(self._serial), lane_queue, lane))
         return until
 
@@ -513,6 +534,6 @@ class ReadyLine(Generic[M]):
     def _fire(self, now: Millis) -> None:
         while self._timers and self._timers[0][0] <= now:
             _, _, lane_queue, lane = heapq.heappop(self._timers)
-            if lane is not None:
-                lane_queue.ready.append(lane)
+            if lane is not None and not lane_queue.timer_fired(lane):
+                self.to_fetch = True
             self.enlist(lane_queue)

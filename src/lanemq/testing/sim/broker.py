@@ -145,7 +145,7 @@ class SimBroker(Broker):
                 done = parts.offsets.committed(group, topic, queue_id) or 0
                 if done < end:
                     left.append(f"{group} is at {done} of {end} in {topic}/{queue_id}")
-        return left + [f"{lane.name} has {len(lane.messages)} parked" for lane in parts.parking.lanes]
+        return left + [f"{lane.name} has {len(lane.offsets)} parked" for lane in parts.parking.lanes]
 
     @property
     def log_end(self) -> int:

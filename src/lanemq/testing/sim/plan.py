@@ -51,6 +51,8 @@ class Plan:
     """How much the speed of clocks differs: 0.02 is two percent."""
     latency: float
     segment_bytes: int
+    set_aside: bool = False
+    """Whether a held lane is set aside at the broker when a single message waits behind the failed one."""
     parking: bool = False
     """Whether a key that fails too often is parked, until the operator redrives or discards it."""
     concurrent: int = 0
@@ -82,8 +84,10 @@ def with_operator(plan: Plan) -> Plan:
     if parking:
         # A reset to before a parked lane does not run earlier messages of its key again; this is not promised.
         requests = list(dict.fromkeys([*(each for each in requests if each != "group reset"), "lanes redriven"]))
+    judged = not {"group reset", "topic recreated"} & {*requests}
     return replace(
         plan,
+        set_aside=judged and Random(f"aside {plan.seed}").random() < 0.5,
         faults=(*plan.faults, *requests),
         parking=parking,
         failing=0.35 if parking else plan.failing,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lanemq.client import identity
+from lanemq.core.consuming import parked_lanes
 from lanemq.model.names import retry_topic
 from lanemq.testing.sim.consumers import (
     CONCURRENT,
@@ -51,7 +52,7 @@ def run_plan(plan: Plan, listen: Callable[[str], None] | None = None) -> Result:
         folder = Path(name)
         (folder / "data").mkdir()
         world = World(plan, folder / "data", listen)
-        with _own_identity(world), _errors_as_problems(world):
+        with _own_identity(world), _errors_as_problems(world), _short_lanes(plan):
             Simulation(world).run()
         found = [*world.problems, *checked(world, folder / "history")]
     trace = world.trace
@@ -197,6 +198,17 @@ class Simulation:
 def _memory() -> str | None:
     """A folder in memory, if the system has one."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@contextlib.contextmanager
+def _short_lanes(plan: Plan) -> Iterator[None]:
+    """Sets held lanes aside early, if the plan says so: keys have few messages here."""
+    before = parked_lanes.SET_ASIDE_AT
+    parked_lanes.SET_ASIDE_AT = 1 if plan.set_aside else before
+    try:
+        yield
+    finally:
+        parked_lanes.SET_ASIDE_AT = before
 
 
 @contextlib.contextmanager

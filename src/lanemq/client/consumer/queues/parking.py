@@ -1,7 +1,7 @@
-"""Stores parked lanes at the broker and runs redriven ones: the requests that `core/consuming/parked_lanes` asks for.
+"""Sets lanes aside at the broker and fetches them again: the requests that `core/consuming/parked_lanes` asks for.
 
-One loop for all queues. It is woken when a lane is parked, when a message of a parked lane arrives and when a redriven
-message is done. It also looks every second, for requests that are to be repeated.
+One loop for all queues. It is woken when a lane is parked or set aside, when a message of such a lane arrives, when its
+backoff ends and when its messages are done. It also looks every second, for requests that are to be repeated.
 
 A message counts as finished only after the broker has confirmed it. A broker that cannot park (Apache RocketMQ, or an
 older LaneMQ) is asked once or never; there a parked lane stays in memory, and a log line says so.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
-from lanemq.client.message import Message
+from lanemq.client.message import Message, read_messages
 from lanemq.core.consuming.parked_lanes import (
     LaneRequest,
     LocalParkedLanes,
@@ -124,9 +124,9 @@ class LaneParker:
     async def _reconcile(self, assigned: AssignedQueue, serial: int) -> None:
         """Reads the broker's parked lanes after an operator changed them."""
         scheduler, queue = assigned.scheduler, assigned.queue
-        known = scheduler.with_parked_lanes(queue, lambda lanes: lanes.at_broker()) or frozenset()
+        known = scheduler.with_parked_lanes(queue, lambda lanes: lanes.at_broker()) or {}
         try:
-            at_broker = {lane.key: lane.redriving for lane in await self._calls.parked(queue)}
+            at_broker = {lane.key: lane for lane in await self._calls.parked(queue)}
         except (LaneError, ProtocolError) as error:  # the next renewal asks again
             self._rate_limited.warn(str(assigned), f"parked lanes of {assigned} cannot be read, trying again: {error}")
             return
@@ -174,9 +174,13 @@ class LaneParker:
                 str(assigned),
                 f"key {request.key!r} of {assigned} stays in memory, holds the commit: {answer.remark}",
             )
-        elif request.failure is not None:
+        elif answer.status is LaneStatus.PARKED and request.failure is not None:
             see = f"lanemq parked list --group {self._options.group}"
             log.warning("key %r of %s is parked at the broker, see `%s`", request.key, assigned, see)
+        elif request.held and request.failed_again < 0:
+            log.warning(
+                "key %r of %s has many messages: the broker keeps them until it succeeds", request.key, assigned
+            )
         now = self._clock.now()
         assigned.scheduler.with_parked_lanes(
             assigned.queue,
@@ -184,27 +188,30 @@ class LaneParker:
         )
 
     async def _next(self, assigned: AssignedQueue, request: NextRequest) -> None:
-        status, record = await self._calls.next(assigned.queue, assigned.epoch, request)
+        status, records = await self._calls.next(assigned.queue, assigned.epoch, request)
         if assigned.released:
             return
-        message = Message(assigned.source.of_parked_lane(), record, 0) if record else None
-        if message is not None and self._options.history.on:
-            self._options.history.redriven(self._place(assigned.queue, message.queue_offset), request.key or "")
+        source = assigned.source if request.may_repeat else assigned.source.of_parked_lane()
+        messages = read_messages(source, records)
+        if messages and self._options.history.on:
+            first = self._place(assigned.queue, messages[0].queue_offset)
+            self._options.history.redriven(first, request.key or "", messages[-1].queue_offset)
         if status is None:
             log.info("key %r of %s is no longer parked", request.key, assigned)
-        assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.next_given(request, message, status))
+        assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.next_given(request, messages, status))
 
     async def _redrive(self, assigned: AssignedQueue, request: RedriveRequest) -> None:
         try:
             await self._calls.redrive(assigned.queue, request.key)
         except OffsetNotFound:
-            assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.next_given(request, None, None))
+            assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.next_given(request, (), None))
         else:
             assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.redrive_accepted(request))
 
     def _failed(self, assigned: AssignedQueue, request: LaneRequest[Message], error: Exception) -> None:
         if _not_supported(error):
             assigned.keeps_parked = False
+            assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.stay_here())
             log.warning("%s: %s", assigned, STAYS_HERE)
         else:
             self._rate_limited.warn(str(assigned), f"parked key {request.key!r} of {assigned}: trying again, {error}")
@@ -255,6 +262,7 @@ class ParkCalls:
             key=request.key,
             offsets=[message.queue_offset for message in request.messages],
             failed=failure is not None,
+            held=request.held,
             again=request.failed_again,
             reason=failure.reason if failure is not None else "",
             attempts=failure.attempts if failure is not None else 0,
@@ -264,8 +272,8 @@ class ParkCalls:
         return ParkResult(answer.settled, _status(answer.status), answer.remark)
 
     async def next(self, queue: MessageQueue, epoch: Epoch, request: NextRequest) -> tuple[LaneStatus | None, bytes]:
-        """The lane's status and the record of its next message; an empty record if none may run."""
-        body = NextBody(key=request.key, done=request.done).encode()
+        """The lane's status and the records of its next messages; empty if none may run."""
+        body = NextBody(key=request.key, done=request.done, wanted=request.wanted).encode()
         reply = await self._ask(queue, epoch, RequestCode.LANE_PARK_NEXT, body)
         return _status(ParkNextResponse.from_ext(reply.ext).lane_parked), reply.body
 
@@ -282,7 +290,8 @@ class ParkCalls:
             reply = await self._send(queue, Command(RequestCode.LANE_PARKED, 0, body=wanted.encode()))
             table = ParkedTable.decode(reply.body)
             for each in table.lanes:
-                lanes.append(ParkedAtBroker(each.key, _status(each.status) is LaneStatus.REDRIVING, each.through))
+                status = LaneStatus(each.status)
+                lanes.append(ParkedAtBroker(each.key, status, each.through, each.first, each.attempts))
             wanted.after = table.more
             if not table.more:
                 return tuple(lanes)

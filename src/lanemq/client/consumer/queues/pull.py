@@ -160,7 +160,7 @@ class Puller:
         if assigned.released:
             return
         scheduler.drop(queue)
-        scheduler.add(queue, offset, assigned.usable_until, parked=parked)
+        scheduler.add(queue, offset, assigned.usable_until, parked=parked, broker_parks=assigned.keeps_parked)
         await self._offsets.move_to(assigned, offset)
         assigned.moving = None
 

@@ -301,7 +301,14 @@ class Rebalancer:
         assigned.lifecycle.happened(QueueEvent.LOCATED, now=now)
         self._assignment.add(assigned)
         self._offsets.begin(assigned, start)
-        assigned.scheduler.add(queue, start.offset, assigned.usable_until, start.finished, start.parked)
+        assigned.scheduler.add(
+            queue,
+            start.offset,
+            assigned.usable_until,
+            start.finished,
+            start.parked,
+            broker_parks=assigned.keeps_parked,
+        )
         if options.history.on and lease is not None:
             until = assigned.usable_until * NANOS
             lease_in_history = self._assignment.lease_in_history(assigned)

@@ -185,8 +185,8 @@ class InProgress:
         self.busy = BusyWorkers()
         # Runs taken one by one (`take_run`); all others are with a busy worker.
         self._single: dict[int, MessageRun] = {}
-        # Lanes without a failure have no entry, so that they cost nothing.
-        self._failing: dict[tuple[MessageQueue, str | None], Failing] = {}
+        # Queues and lanes without a failure have no entry, so that they cost nothing.
+        self._failing: dict[MessageQueue, dict[str | None, Failing]] = {}
         self.waiting_for_room: dict[MessageQueue, tuple[int, Callback]] = {}
         """Pull loops with a full cache: what to call once no more than so many messages are cached."""
         self.on_run_end: dict[MessageQueue, Callback] = {}
@@ -216,6 +216,8 @@ class InProgress:
         if self.busy.one_is_enough(now_ns):
             return 0
         runs = self._lanes.next_runs(self.busy.share, now=now)
+        if self._lanes.take_to_fetch():
+            self.callbacks.append(self.on_parked)
         if runs:
             self.busy.begin(worker, runs, now_ns)
         return len(runs)
@@ -233,8 +235,7 @@ class InProgress:
         for queue, why in self._lanes.finish_done(runs, now=now):
             self._after(queue, why)
         if self._failing:
-            for run in runs:
-                self._note_failing(run, Why.DONE, "", now)
+            self._note_success(runs)
 
     def take_back(self, worker: Worker, now: Millis) -> None:
         """Returns the runs that a worker has not begun to their lanes, and ends those that succeeded."""
@@ -253,6 +254,7 @@ class InProgress:
             run = worker.run
             if run is not None and self._lanes.note_progress(run):
                 self.announce_room(run.queue)
+                self.announce_parked(run.queue)
 
     # runs one by one
 
@@ -310,7 +312,7 @@ class InProgress:
             return None
         lane = None if view.order is Order.QUEUE else key
         began = next((run.began for run in self.running() if (run.queue, run.key) == (queue, lane)), None)
-        return LaneReport(view, now, began, self._failing.get((queue, lane)))
+        return LaneReport(view, now, began, self._failing.get(queue, {}).get(lane))
 
     def drain(self, queue: MessageQueue, now: Millis) -> None:
         """Stops new runs of a queue; afterwards only handlers that are running must be waited for."""
@@ -321,8 +323,7 @@ class InProgress:
     def drop(self, queue: MessageQueue) -> None:
         self.waiting_for_room.pop(queue, None)
         self._lanes.drop(queue)
-        for lane in [lane for lane in self._failing if lane[0] == queue]:
-            del self._failing[lane]
+        self._failing.pop(queue, None)
         if queue in self.on_run_end:
             self.callbacks.append(self.on_run_end[queue])
 
@@ -364,11 +365,23 @@ class InProgress:
         self.announce_parked(queue)
 
     def _note_failing(self, run: MessageRun, why: Why, reason: str, now: Millis) -> None:
-        """Called for runs that failed, and for every run while some lane is failing."""
-        lane = run.queue, run.key
+        """Called for runs that failed, and for every run that ends alone while some lane is failing."""
         if why in _STILL_FAILING:
-            known = self._failing.get(lane)
+            lanes = self._failing.setdefault(run.queue, {})
+            known = lanes.get(run.key)
             offset = run.messages[0].queue_offset
-            self._failing[lane] = Failing(known.since if known else now, offset, reason[:REASON_CHARS])
+            lanes[run.key] = Failing(known.since if known else now, offset, reason[:REASON_CHARS])
         elif why is not Why.STOPPED:
-            self._failing.pop(lane, None)
+            self._note_success([run])
+
+    def _note_success(self, runs: Iterable[MessageRun]) -> None:
+        """Called for all runs while some lane is failing, so it must cost healthy lanes next to nothing."""
+        queue, failing = None, None
+        for run in runs:
+            if run.queue is not queue:
+                queue, failing = run.queue, self._failing.get(run.queue)
+            if failing is not None and run.key in failing:
+                del failing[run.key]
+                if not failing:
+                    del self._failing[run.queue]
+                    failing = None

@@ -135,9 +135,19 @@ class Scheduler:
         usable_until: Millis,
         finished: FinishedRanges = NOTHING_FINISHED,
         parked: Iterable[ParkedAtBroker] = (),
+        *,
+        broker_parks: bool = False,
     ) -> None:
         with self._mutex:
-            self._lanes.add(queue, start, self._order, usable_until=usable_until, finished=finished, parked=parked)
+            self._lanes.add(
+                queue,
+                start,
+                self._order,
+                usable_until=usable_until,
+                finished=finished,
+                parked=parked,
+                broker_parks=broker_parks,
+            )
 
     def put(
         self, queue: MessageQueue, messages: Sequence[Message], next_offset: QueueOffset, pulled_from: QueueOffset
