@@ -1,4 +1,7 @@
-"""Two owners in their transactions at the same time: the newer one waits, and the older one is refused after it."""
+"""Two owners in their transactions at the same time, lost answers, and cleaning beside the work.
+
+The newer owner waits for the older one, which is refused after that.
+"""
 
 import contextlib
 import sqlite3
@@ -13,10 +16,10 @@ import pytest
 import sqlalchemy
 from tests.chaos.members import until
 from tests.effects.forms import Form, postgres_form, url_of
-from tests.effects.messages import delivered
+from tests.effects.messages import HOUR, WallClock, delivered
 from tests.postgres_server import Server
 
-from lanemq.effects import AlreadyApplied, once, statements
+from lanemq.effects import AlreadyApplied, once, statements, steps, table_definition
 from lanemq.effects.statements import EffectTables, Statement
 from lanemq.errors import LeaseLost, UsageError
 
@@ -166,3 +169,60 @@ def test_in_sqlite_a_new_owner_waits_for_the_file(tmp_path: Path) -> None:
             pytest.fail("a stale owner")
         with pytest.raises(AlreadyApplied), once(delivered(5, epoch=2), new):
             pytest.fail("a repeat")
+
+
+class LosesTheAnswer(sqlite3.Connection):
+    """Commits, and then the connection is lost: its caller cannot know whether the commit arrived."""
+
+    def commit(self) -> None:
+        super().commit()
+        raise sqlite3.OperationalError("the connection was lost")
+
+
+def test_a_commit_whose_answer_was_lost_is_recognised_by_the_retry(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(f"CREATE TABLE effects (value TEXT); {table_definition('sqlite')}")
+        with once(delivered(4), connection):
+            pass
+
+    def lost() -> None:
+        connecting = contextlib.closing(sqlite3.connect(path, factory=LosesTheAnswer))
+        with connecting as connection, once(delivered(5), connection):
+            connection.execute("INSERT INTO effects VALUES ('5')")
+
+    with pytest.raises(sqlite3.OperationalError, match="lost"):
+        lost()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        with pytest.raises(AlreadyApplied), once(delivered(5), connection):
+            pytest.fail("a repeat")
+        assert connection.execute("SELECT value FROM effects").fetchall() == [("5",)]
+
+
+def test_rows_are_deleted_in_portions_until_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = WallClock()
+    monkeypatch.setattr(steps, "CLEAN_ROWS", 4)
+    monkeypatch.setattr(statements, "CLEAN_ROWS", 4)
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        for number in range(10):
+            with once(delivered(number, f"k{number}"), connection, keep=HOUR / 1000, clock=clock):
+                pass
+        clock.wall_ms += 3 * HOUR
+        left = []
+        for number in range(10, 14):
+            with once(delivered(number, "new"), connection, clock=clock):
+                pass
+            left.append(connection.execute("SELECT count(*) FROM lanemq_effects").fetchone()[0])
+    assert left == [7, 3, 1, 1]
+
+
+def test_a_cleaning_that_fails_does_not_fail_the_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(EffectTables, "clean", lambda *_: Statement("DELETE FROM does_not_exist"))
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        with once(delivered(5), connection):
+            connection.execute("CREATE TABLE effects (value TEXT)")
+        assert not connection.in_transaction
+        assert connection.execute("SELECT count(*) FROM effects").fetchone() == (0,)
+    assert "could not be deleted" in caplog.text
