@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from lanemq.broker import app
+from lanemq.broker import housekeeping
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
@@ -111,7 +111,7 @@ def member_silence(patch: Patch) -> None:
 
 def late_ticks(patch: Patch) -> None:
     """Broker: its housekeeping comes so late that each tick looks like the end of a pause: an overloaded machine."""
-    patch(app, "TICK_SECONDS", 1.1)
+    patch(housekeeping, "TICK_SECONDS", 1.1)
 
 
 def pauses_once(patch: Patch) -> None:
