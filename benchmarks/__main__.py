@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 
 PLAIN = ("send", "raw_send", "pull", "consume", "footprint", "compiled")
-LANES = ("lanes_speed", "lanes_failing", "lanes_send", "lanes_memory", "lanes_take_over", "lanes_restart")
+LANES = ("lanes_speed", "lanes_failing", "lanes_long", "lanes_send", "lanes_memory", "lanes_take_over", "lanes_restart")
 SPARK = (
     "spark_read",
     "spark_stream",

@@ -14,6 +14,7 @@ from typing import Any
 from lanemq.broker import housekeeping
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.group_commit import GroupCommit
+from lanemq.broker.storage.pinning import Pinning
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.heartbeat import Heartbeat
 from lanemq.client.consumer.queues.leases import LeaseKeeper
@@ -24,6 +25,7 @@ from lanemq.core.brokering.keep_alive import KeepAlives
 from lanemq.core.brokering.lock_table import Current, Lease, LockGrant, LockTable
 from lanemq.core.brokering.membership import Membership
 from lanemq.core.consuming.keyed_queue import KeyedQueue
+from lanemq.core.consuming.parked_lanes import LocalParkedLanes
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
@@ -338,6 +340,35 @@ def torn_end(patch: Patch) -> None:
     patch(dedup._Producer, "misses", lambda self, first, end: False)
 
 
+def lane_fence(patch: Patch) -> None:
+    """Member: takes a lane for an ordinary one when it has run what it fetched, although the broker has more of it."""
+
+    def finished(self: Any, lane: Any, messages: Any) -> bool:
+        more = real(self, lane, messages)
+        if not more and lane in self:
+            return bool(self._leave(self._lanes[lane.key]))
+        return more
+
+    real = LocalParkedLanes.finished
+    patch(LocalParkedLanes, "finished", finished)
+
+
+def confirmed_lane(patch: Patch) -> None:
+    """Member: counts a held lane as finished before the broker has it."""
+
+    def set_aside(self: Any, lane: Any, failure: Any) -> None:
+        real(self, lane, failure)
+        self._queue.count_finished(lane.pending)
+
+    real = LocalParkedLanes.set_aside
+    patch(LocalParkedLanes, "set_aside", set_aside)
+
+
+def pinned_log(patch: Patch) -> None:
+    """Broker: deletes log files with parked messages when retention is due."""
+    patch(Pinning, "deletable", lambda self, expired: expired)
+
+
 def selector_sign(patch: Patch) -> None:
     """Producer: uses Python's remainder of a negative hash instead of Java's."""
     patch(sharding, "_index", lambda number, queues: number % len(queues))
@@ -382,6 +413,9 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         folder_sync,
         record_checksum,
         torn_end,
+        lane_fence,
+        confirmed_lane,
+        pinned_log,
         selector_sign,
     )
 }

@@ -75,6 +75,9 @@ GUARDS = {
     "sequence_check": "chaos/test_mutants.py",
     "record_checksum": "sim/test_mutants.py::checksum of a record, chaos/test_mutants.py",
     "torn_end": "sim/test_mutants.py::cut at the first torn record",
+    "lane_fence": "sim/test_mutants.py::a lane runs at the broker until nothing is left of it",
+    "confirmed_lane": "sim/test_mutants.py::a lane is finished when the broker has it",
+    "pinned_log": "broker/handlers/test_parking.py",
     "selector_sign": "chaos/test_mutants.py",
 }
 TESTS = Path(__file__).parents[1]

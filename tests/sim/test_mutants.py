@@ -55,6 +55,8 @@ LARGE_GROUPS = CUTS | {
     "concurrent": 0,
     "broadcasting": 0,
 }
+HELD = {"set_aside": True, "parking": False, "failing": 0.35, "keys": 3}
+"""Keys fail often, and are set aside at the broker while they have retries left."""
 CASES = {
     "epoch at commit": Case(mutants.epoch_check, ("process frozen",), ("C3",), BUSY),
     "one owner": Case(mutants.broker_lock, ("member leaves",), ("C1", "C2", "B5"), BUSY),
@@ -82,6 +84,10 @@ CASES = {
         mutants.finished_ranges, ("consumer killed", "member leaves"), ("again, known to be finished",), BUSY
     ),
     "finished ranges instead of their span": Case(mutants.finished_span, ("consumer killed",), ("S1", "D2", "B"), BUSY),
+    "a lane runs at the broker until nothing is left of it": Case(mutants.lane_fence, (), ("B", "E4"), BUSY | HELD),
+    "a lane is finished when the broker has it": Case(
+        mutants.confirmed_lane, ("consumer killed",), ("D2", "S1"), BUSY | HELD
+    ),
     "offsets saved every 200 ms": Case(mutants.saved_offsets, ("broker killed",), ("D3",), BUSY | {"slow": 0.0}),
     "offsets saved at a stop": Case(mutants.offsets_at_stop, ("broker restarted",), ("D3",), BUSY | {"slow": 0.0}),
     "synced before acknowledged": Case(sync_before_ack, ("broker loses power",), ("S", "B", "D"), BUSY | {"slow": 0.0}),

@@ -7,6 +7,7 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, records
 from tests.broker.running import Gate, ManualClock, RunningBroker
 from tests.chaos.members import until
+from tests.chaos.mutants import pinned_log
 
 from lanemq.broker.handlers import operator_parking
 from lanemq.broker.storage.pinning import Pinning
@@ -304,7 +305,7 @@ def test_a_broker_killed_between_the_copy_and_the_deletion_copies_again(
 
 def test_without_the_copy_retention_loses_parked_messages(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
-    monkeypatch.setattr(Pinning, "deletable", lambda self, expired: expired)
+    pinned_log(monkeypatch.setattr)
     running = with_little_retention(start, max_pinned_bytes=0)
     assert retire(running) > 3
     assert shown(running) == []

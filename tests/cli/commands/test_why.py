@@ -175,6 +175,18 @@ def test_a_lane_parked_at_the_broker_waits_for_an_operator(lane: LaneFixture) ->
     assert "no stock left" in found["waits_for"]
 
 
+def test_a_held_lane_with_many_messages_waits_for_its_owner(lane: LaneFixture) -> None:
+    """Its messages are at the broker, and it needs no operator."""
+    lane.send(*["a"] * 70)
+    lane.member(fails)
+    found = lane.until_it_waits_for("a", "its next attempt, which its owner makes by itself: offset 0 failed")
+    assert "no stock left" in found["waits_for"]
+    listed = json.loads(lane.run("parked", "list", "--group", lane.name, "--json").stdout)
+    assert [(each["status"], each["messages"], each["first_offset"]) for each in listed] == [("held", 70, 0)]
+    redriven = lane.run("parked", "redrive", "a", "--group", lane.name)
+    assert "already being redriven, or retried by their owner" in redriven.stdout
+
+
 def test_a_lane_parked_in_memory_waits_for_an_operator(lane: LaneFixture) -> None:
     lane.send("a")
     lane.member(fails, HoldKey(retries=0, then=Park(at_broker=False)))
