@@ -3,9 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-JOBS ?= 2
-# Tests run in parallel processes, because most of their time is waiting. Tests that share a Spark session stay together.
+# Tests run in more processes than there are cores, because most of their time is waiting. Tests that share a Spark session
+# stay together.
+JOBS ?= 4
 PARALLEL := -n $(JOBS) --dist loadgroup
+# Without byte code every process of a test run would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
 
 # Spark finds its Java by this.
@@ -29,6 +32,7 @@ run: setup ## the main job: broker, consumers and a Spark pipeline, parts of it 
 
 test: setup lint types contracts ## all tests except the extended ones; hot paths with and without the compiled module
 	@bash scripts/java.sh || true
+	@$(JAVA) $(BIN)/python -m tests.quick_spark
 	@$(JAVA) $(BIN)/pytest tests -m "not extended" $(PARALLEL)
 	@$(MAKE) --no-print-directory pure
 

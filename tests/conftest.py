@@ -9,12 +9,11 @@ import shutil
 import sys
 import uuid
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
-from tests import postgres_server
+from tests import postgres_server, quick_spark
 from tests.certificates import Authority, new_authority
 
 from lanemq.client.admin.admin import Admin
@@ -23,8 +22,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 os.environ["PYSPARK_PYTHON"] = sys.executable
-os.environ["SPARK_CONF_DIR"] = str(Path(__file__).with_name("spark_conf"))
-
+os.environ.update(quick_spark.environment())
 
 SERVERS = {"spark", "postgres"}
 """Fixtures that start something large; tests that need them wait for it."""
@@ -34,17 +32,23 @@ SERVER_TARGETS = {"postgres", "topic"}
 """Targets of the sink contract that need one of these servers."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks tests with servers as slow, because `make check` should take a minute.
 
-    Where tests run in parallel, those that share a Spark session run in one process.
+    Where tests run in parallel, those that share a Spark session run in one process, and those that start Spark in
+    processes of their own in another, so that at most two of them use Java. Long tests come first: one that started
+    last would run alone.
     """
     for item in items:
         if SERVERS & {*getattr(item, "fixturenames", ())} or _target(item) in SERVER_TARGETS:
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.xdist_group("one session for all"))
+        elif item.get_closest_marker("driver"):
+            item.add_marker(pytest.mark.xdist_group("drivers"))
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.hookimpl(wrapper=True)

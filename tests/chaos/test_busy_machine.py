@@ -29,7 +29,7 @@ def busy_processes(count: int) -> Iterator[None]:
 def test_a_busy_machine_raises_no_alarm(system: SystemUnderTest) -> None:
     """With default settings: a member is killed, one is frozen beyond its lease, and effects go to a sink."""
     sink = {"work_ms": 2, "sink": str(system.folder / "sink.db")}
-    with busy_processes(4 * (os.cpu_count() or 1)):
+    with busy_processes(2 * (os.cpu_count() or 1)):
         broker = system.broker(default_queues=4, recorded=True)
         producer = system.producer(pause_ms=3)
         system.until("something is stored", lambda: system.seen("acked"))

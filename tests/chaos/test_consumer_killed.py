@@ -159,7 +159,6 @@ def test_a_kill_inside_a_run_of_slow_messages_repeats_only_the_last_moments(syst
     assert len(finished - again) > 3, "much of the run was reported"
 
 
-@pytest.mark.extended
 def test_without_reports_inside_a_run_all_of_it_is_repeated(system: SystemUnderTest) -> None:
     """Negative control."""
     finished, _, again = killed_inside_a_run(system, "progress_inside_a_run")

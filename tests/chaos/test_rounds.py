@@ -9,7 +9,7 @@ from tests.chaos.system import SystemUnderTest, complaint
 
 from lanemq.checker.verdict import Report, Verdict
 
-ROUNDS = int(os.environ.get("LANEMQ_CHAOS_ROUNDS", "20"))
+ROUNDS = int(os.environ.get("LANEMQ_CHAOS_ROUNDS", "7"))
 SEED = int(os.environ.get("LANEMQ_CHAOS_SEED", "1"))
 
 

@@ -20,6 +20,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 from tests.pipelines.standalone import Cluster, standalone
+from tests.quick_spark import JAVA_OPTIONS
 
 from lanemq.client.producer.producer import Producer
 from lanemq.testing.demo.result import compare, read_rows, rows_in
@@ -28,10 +29,10 @@ from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.testing.order_life import OrderEvent, order_events, order_truth
 from lanemq.testing.processes import executors
 
-EVENTS = int(os.environ.get("LANEMQ_PROOF_EVENTS", "50000"))
+EVENTS = int(os.environ.get("LANEMQ_PROOF_EVENTS", "20000"))
 PATIENCE_SECONDS = max(900, EVENTS // 1_000)
-BATCHES = 12
-KILLED_IN = 6
+BATCHES = 8
+KILLED_IN = 4
 KILL_AT = f"sink:{KILLED_IN}"
 """The driver is killed right after the sink's commit of this batch: Spark has not recorded it and repeats it."""
 
@@ -61,7 +62,7 @@ def pipeline_process(folder: Path, master: str) -> Iterator[subprocess.Popen[byt
         sys.executable, "-m", "lanemq.cli.main", "pipeline", "run", str(Path(__file__).with_name("end_to_end.py")),
         "--master", master, "--json", "--conf", "spark.executor.cores=1", "--conf", "spark.executor.memory=512m",
         "--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=4",
-        "--conf", "spark.driver.host=127.0.0.1",
+        "--conf", "spark.driver.host=127.0.0.1", "--conf", f"spark.executor.extraJavaOptions={JAVA_OPTIONS}",
     ]  # fmt: skip
     with (folder / "pipeline.log").open("ab") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
@@ -109,7 +110,7 @@ def repeated_batches(folder: Path) -> set[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.cluster
+@pytest.mark.driver
 @pytest.mark.timeout(2 * PATIENCE_SECONDS)
 def test_every_transition_is_in_the_table_once_and_in_order_although_executor_and_driver_are_killed(
     proof: list[OrderEvent], cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,13 +137,16 @@ def test_every_transition_is_in_the_table_once_and_in_order_although_executor_an
     assert verdict.rows == wanted
 
 
-@pytest.mark.slow
-@pytest.mark.cluster
+@pytest.mark.extended
+@pytest.mark.driver
 @pytest.mark.timeout(2 * PATIENCE_SECONDS)
 def test_naive_code_killed_at_the_same_point_writes_a_batch_twice(
     proof: list[OrderEvent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The negative control: the same topic, cluster, shuffle, batches and kill of the driver."""
+    """The negative control: the same topic, cluster, shuffle, batches and kill of the driver.
+
+    The test below is the same in a small form, for `make test`.
+    """
 
     def run() -> int:
         program = [sys.executable, str(Path(__file__).with_name("naive.py"))]
@@ -164,7 +168,7 @@ def test_naive_code_killed_at_the_same_point_writes_a_batch_twice(
 def test_naive_appending_from_foreach_batch_writes_a_batch_twice(
     spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path
 ) -> None:
-    """The negative control: a driver that dies between writing a batch and Spark's record of it writes it twice."""
+    """The negative control in a small form: a driver that dies after writing a batch, before Spark's record of it."""
     events = order_events(60, seed=3, repeats=0.0)
     send_all(broker.address, topic, events)
     crashes = iter([False, True])

@@ -65,6 +65,7 @@ def runs(broker: EmbeddedBroker, topic: str, group: str, tmp_path: Path) -> Runs
 
 
 @pytest.mark.slow
+@pytest.mark.driver
 @pytest.mark.timeout(6 * SECONDS)
 def test_a_driver_killed_at_any_step_leaves_every_message_in_one_table_once(
     runs: Runs, broker: EmbeddedBroker, topic: str, group: str, tmp_path: Path

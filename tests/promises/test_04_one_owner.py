@@ -144,7 +144,7 @@ def test_a_broker_that_ignores_silence_leaves_the_queues_of_a_frozen_member_alon
         )
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_an_overloaded_broker_also_removes_a_frozen_member(tmp_path: Path) -> None:
     """Its housekeeping is always late. One pause of its own is added to the silence, not all of them."""
     with system_in(tmp_path) as system, losses_in(system, "frozen") as losses:
@@ -193,7 +193,7 @@ def test_a_member_whose_connection_is_dead_dials_again(broker: ProxiedBroker) ->
     member.app.stop()
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_member_that_leaves_dead_connections_to_tcp_does_not_come_back(
     broker: ProxiedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

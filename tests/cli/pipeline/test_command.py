@@ -321,6 +321,7 @@ def in_the_background(place: Place) -> Iterator[Callable[[], subprocess.Popen[st
 
 
 @pytest.mark.slow
+@pytest.mark.driver
 @pytest.mark.timeout(1800)
 def test_a_kill_repeats_at_most_one_batch_and_a_stop_none(
     run: Run, place: Place, broker: EmbeddedBroker, in_the_background: Callable[[], subprocess.Popen[str]]

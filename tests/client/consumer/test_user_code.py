@@ -465,6 +465,7 @@ def test_messages_finished_inside_a_run_are_reported_every_second(
         began = time.monotonic()
         while committed(broker, topic) < 20:
             assert time.monotonic() - began < WAIT
+            time.sleep(0.02)
         assert inbox.items == list(range(21)), "the run still runs"
         assert committed(broker, topic) == 20
         stuck.set()

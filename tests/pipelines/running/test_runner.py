@@ -15,6 +15,7 @@ from lanemq.pipelines.batch import Batch, batch_number, start_of
 from lanemq.pipelines.checkpoint.checkpoint import SparkLog
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import Results
+from lanemq.pipelines.running import runner
 from lanemq.pipelines.running.failure import PipelineFailed
 from lanemq.pipelines.running.progress import Progress
 from lanemq.pipelines.running.runner import RunningPipeline, start
@@ -103,6 +104,50 @@ def test_a_stop_takes_effect_between_two_batches(
         assert next_run.wait_idle(600)
     assert [step for step in stage.steps if step.startswith("run")] == [f"run {n}" for n in numbers(0, 1, 2, 3)]
     assert len(sink.rows) == 40
+
+
+class SlowStart:
+    """A query whose Python process did not connect in time."""
+
+    lastProgress = None  # noqa: N815
+
+    def awaitTermination(self, timeout: float) -> bool:
+        raise RuntimeError("Job aborted: org.apache.spark.SparkException: Python worker failed to connect back.")
+
+    def stop(self) -> None:
+        pass
+
+
+def test_a_query_is_started_again_if_its_python_process_was_too_slow(
+    spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(broker.address, topic, range(10))
+    real, starts = runner._start_query, list[str]()
+
+    def slow_at_first(*given: Any) -> Any:
+        starts.append("again" if starts else "first")
+        return SlowStart() if len(starts) < runner.MAX_STARTS else real(*given)
+
+    monkeypatch.setattr(runner, "_start_query", slow_at_first)
+    sink = FakeSink()
+    assert start(declare(sink=sink), spark, once=True).await_end(600)
+    assert len(sink.rows) == 10
+    assert len(starts) == runner.MAX_STARTS
+
+
+def test_a_query_whose_python_process_never_connects_ends_with_the_error(
+    spark: Any, topic: str, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[SlowStart] = []
+
+    def slow(*given: Any) -> Any:
+        starts.append(SlowStart())
+        return starts[-1]
+
+    monkeypatch.setattr(runner, "_start_query", slow)
+    with pytest.raises(PipelineFailed, match="Python worker failed to connect back"):
+        start(declare(), spark).await_end(600)
+    assert len(starts) == runner.MAX_STARTS
 
 
 def test_a_crash_after_the_sinks_commit_repeats_nothing(

@@ -35,6 +35,10 @@ TICK_SECONDS = 0.25
 """Time between two checks for a due retry pass. Longer delays retry passes; shorter only costs more checks."""
 RECORD_SECONDS = 60.0
 """How long Spark may take to record a batch as done before a stop goes on without it."""
+SLOW_PYTHON = "Python worker failed to connect back"
+"""Spark's error if the Python process of a source took longer than 10 s to start. No setting changes the 10 s."""
+MAX_STARTS = 5
+"""How often a query is started that ends with this error. More only delays the error on a machine that is too busy."""
 
 StartQuery: TypeAlias = Callable[[Callable[[DataFrame, int], None]], StreamingQuery]
 
@@ -135,6 +139,8 @@ class RunningPipeline:
         self._during = ""
         self._once = once
         self._before = before
+        self._start_query = start_query
+        self._starts = 1
         self._watcher = threading.Thread(target=self._watch, name=f"lanemq-pipeline-{self.name}", daemon=True)
         self._query = start_query(self._on_batch)
         self._watcher.start()
@@ -207,7 +213,7 @@ class RunningPipeline:
         try:
             for applied in self._before:
                 self._reporter.on_applied(applied)
-            while not self._query.awaitTermination(TICK_SECONDS):  # type: ignore[arg-type]
+            while not self._await_query():
                 self._read_progress()
                 if not self._once and not self._stopping.is_set():
                     self._run_retry_pass()
@@ -223,6 +229,22 @@ class RunningPipeline:
             self._stop_query()
         finally:
             self._close()
+
+    def _await_query(self) -> bool:
+        """Wait a tick for the end of the query; starts it again if its Python process was too slow to start."""
+        try:
+            return bool(self._query.awaitTermination(TICK_SECONDS))  # type: ignore[arg-type]
+        except Exception as error:
+            with self._working:
+                if SLOW_PYTHON not in str(error) or self._starts == MAX_STARTS or self._stopping.is_set():
+                    raise
+                self._starts += 1
+                log.warning(
+                    "pipeline %s: Spark gave up on a Python process that took more than 10 s to start, as on a busy "
+                    "machine; the query is started again (%d of %d)", self.name, self._starts, MAX_STARTS,
+                )  # fmt: skip
+                self._query = self._start_query(self._on_batch)
+                return False
 
     def _read_progress(self) -> None:
         """Give Spark's progress to the reporter; also older ones, since several short batches may have ended."""

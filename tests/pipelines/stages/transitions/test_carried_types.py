@@ -17,10 +17,11 @@ import base64, pickle, sys, msgspec
 load = lambda: pickle.loads(base64.b64decode(sys.argv[1]))
 kind, again = load(), load()
 assert kind is again, "another class every time"
-try:
-    print(repr(msgspec.json.Decoder(kind).decode(sys.argv[2])))
-except msgspec.ValidationError as error:
-    print("refused")
+for message in sys.argv[2:]:
+    try:
+        print(repr(msgspec.json.Decoder(kind).decode(message)))
+    except msgspec.ValidationError as error:
+        print("refused")
 """
 
 
@@ -49,11 +50,11 @@ def types() -> list[Any]:
     return [Plain, Line, Strict, Below]
 
 
-def elsewhere(kind: type, message: str) -> str:
-    sent = base64.b64encode(cloudpickle.dumps(kind)).decode()
-    done = subprocess.run([sys.executable, "-c", ELSEWHERE, sent, message], capture_output=True, text=True, check=False)
+def elsewhere(kind: type, messages: list[str]) -> list[str]:
+    command = [sys.executable, "-c", ELSEWHERE, base64.b64encode(cloudpickle.dumps(kind)).decode(), *messages]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return done.stdout.splitlines()
 
 
 def here(kind: type, message: str) -> str:
@@ -69,8 +70,9 @@ def test_a_type_of_the_users_file_decodes_the_same_in_an_executor(at: int) -> No
     carry_types()
     kind = types()[at]
     full = '{"number": 1, "item": "a", "extra": "x", "ofLines": [{"item": "b"}]}'
-    for message in ('{"number": 1}', '{"item": "a"}', '{"number": 1, "extra": "x"}', "{}", full):
-        assert elsewhere(kind, message).rpartition(".")[2] == here(kind, message).rpartition(".")[2]
+    messages = ['{"number": 1}', '{"item": "a"}', '{"number": 1, "extra": "x"}', "{}", full]
+    decoded = [each.rpartition(".")[2] for each in elsewhere(kind, messages)]
+    assert decoded == [here(kind, message).rpartition(".")[2] for message in messages]
 
 
 def test_methods_of_a_type_are_pickled_too() -> None:
