@@ -112,6 +112,7 @@ def test_ordered_and_concurrent_members_are_refused_with_the_others_name(
     first: Callable[[App, str], None],
     second: Callable[[App, str], None],
 ) -> None:
+    topic += "-ordered"
     create(broker, topic)
     here = App(broker.address, group=f"g-{topic}", client_id="the-first")
     first(here, topic)
