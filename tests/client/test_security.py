@@ -263,7 +263,7 @@ def test_an_untrusted_broker_gets_no_request(broker: EmbeddedBroker, tmp_path: P
 
 def test_the_error_of_an_unencrypted_producer_mentions_tls(broker: EmbeddedBroker) -> None:
     with (
-        Producer(broker.address, timeout=1.0) as producer,
+        Producer(broker.address, delivery_timeout=1.0) as producer,
         pytest.raises(LaneError, match=r"takes nothing but TLS .then connect with tls"),
     ):
         producer.send("orders", 1, key="a")

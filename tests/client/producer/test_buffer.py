@@ -21,7 +21,7 @@ def test_full_buffer_makes_senders_wait_and_loses_nothing(broker: FakeBroker, ki
 
 def test_buffer_that_stays_full_ends_with_a_time_out(broker: FakeBroker, kind: Open) -> None:
     broker.faults = lambda header, number: Fault.LOSE_REQUEST
-    settings = {"buffer_bytes": 4000, "max_body_bytes": 3000, "timeout": 0.5}
+    settings = {"buffer_bytes": 4000, "max_body_bytes": 3000, "timeout": 0.5, "delivery_timeout": 0.5}
     with kind(broker.address, **settings) as producer:
         first = producer.submit("orders", b"x" * 3000, key="k")
         with pytest.raises((RequestTimedOut, LaneFrozen)):

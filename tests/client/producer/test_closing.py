@@ -110,7 +110,7 @@ def test_calls_that_wait_are_refused_inside_a_callback(broker: FakeBroker, call:
     }
     ready, called = threading.Event(), threading.Event()
     problems: list[Exception] = []
-    with Producer(str(broker.address), timeout=2.0) as producer:
+    with Producer(str(broker.address), delivery_timeout=2.0) as producer:
         producer.send("orders", 0, key="k")
         broker.faults = lambda header, number: None if ready.wait(30) else Fault.REFUSE
 
@@ -145,7 +145,7 @@ def test_submit_works_inside_a_callback(broker: FakeBroker) -> None:
 def test_close_refuses_a_sender_that_waits_for_room_in_the_buffer(broker: FakeBroker, kind: Open) -> None:
     """Its message was not accepted before `close`, and accepting it now could keep the producer open."""
     broker.faults = lambda header, number: Fault.LOSE_REQUEST
-    settings = {"buffer_bytes": 4000, "max_body_bytes": 3000, "timeout": 1.0}
+    settings = {"buffer_bytes": 4000, "max_body_bytes": 3000, "delivery_timeout": 1.0}
     with kind(broker.address, **settings) as producer:
         first = producer.submit("orders", b"x" * 3000, key="k")
         refused: list[Exception] = []
@@ -165,7 +165,7 @@ def test_close_refuses_a_sender_that_waits_for_room_in_the_buffer(broker: FakeBr
 
 
 def test_a_second_close_waits_for_the_first(broker: FakeBroker, kind: Open) -> None:
-    with kind(broker.address, timeout=20.0) as producer:
+    with kind(broker.address, delivery_timeout=20.0) as producer:
         producer.send("orders", 0, key="k")
         with broker.asleep():
             pending = producer.submit("orders", 1, key="k")

@@ -131,7 +131,7 @@ STEPS = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(STEPS, st.integers(1, 4), st.integers(1, 3))
 def test_any_schedule_stores_each_message_once_and_in_order(steps: Sequence[str], window: int, batch: int) -> None:
-    rig = Rig(window=window, max_batch_messages=batch, timeout=3600.0, request_timeout=3600.0)
+    rig = Rig(window=window, max_batch_messages=batch, delivery_timeout=3600.0, request_timeout=3600.0)
     rig.offer()
     for step in steps:
         _step(rig, step)
@@ -169,7 +169,7 @@ def _step(rig: Rig, step: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_broker_without_stamps_gets_one_batch_at_a_time(steps: Sequence[str]) -> None:
-    rig = Rig(checks_stamps=False, window=4, max_batch_messages=2, timeout=3600.0)
+    rig = Rig(checks_stamps=False, window=4, max_batch_messages=2, delivery_timeout=3600.0)
     for step in steps:
         if step in ("offer", "many", "tick", "take", "busy"):
             _step(rig, step)
@@ -220,7 +220,7 @@ def test_an_unanswered_request_replaces_the_connection_only_if_the_broker_drops_
 
 
 def test_a_passed_deadline_fails_the_oldest_message_and_freezes_its_key() -> None:
-    rig = Rig(timeout=10.0, max_batch_messages=1, window=1)
+    rig = Rig(delivery_timeout=10.0, max_batch_messages=1, window=1)
     rig.offer()
     rig.connect()
     rig.offer()
@@ -242,7 +242,7 @@ def test_a_passed_deadline_fails_the_oldest_message_and_freezes_its_key() -> Non
 def test_nothing_stays_frozen_if_the_sender_waits_or_the_message_has_no_key(
     sender_waits: bool, key: str | None
 ) -> None:
-    rig = Rig(timeout=1.0)
+    rig = Rig(delivery_timeout=1.0)
     rig.offer(sender_waits=sender_waits, key=key)
     rig.connect()
     rig.tick(1000)
@@ -253,7 +253,7 @@ def test_nothing_stays_frozen_if_the_sender_waits_or_the_message_has_no_key(
 
 
 def test_a_key_resumes_when_all_failed_calls_have_ended() -> None:
-    rig, call, other = Rig(timeout=1.0), Call(), Call()
+    rig, call, other = Rig(delivery_timeout=1.0), Call(), Call()
     rig.offer(waiter=call)
     rig.offer(waiter=other)
     rig.connect()
@@ -268,7 +268,7 @@ def test_a_key_resumes_when_all_failed_calls_have_ended() -> None:
 
 def test_a_failure_after_its_call_has_ended_freezes_nothing() -> None:
     """The call will not end a second time, so nothing would ever resume the key."""
-    rig, call = Rig(timeout=1.0), Call()
+    rig, call = Rig(delivery_timeout=1.0), Call()
     rig.offer(waiter=call)
     rig.connect()
     rig.engine.call_ended(call, interrupted=False)
@@ -279,7 +279,7 @@ def test_a_failure_after_its_call_has_ended_freezes_nothing() -> None:
 
 def test_a_refused_submit_keeps_the_key_frozen_after_the_failed_call_ends() -> None:
     """The next submit of that caller would overtake the refused one."""
-    rig, call = Rig(timeout=1.0), Call()
+    rig, call = Rig(delivery_timeout=1.0), Call()
     rig.offer(waiter=call)
     rig.connect()
     rig.tick(1000)
@@ -292,7 +292,7 @@ def test_a_refused_submit_keeps_the_key_frozen_after_the_failed_call_ends() -> N
 
 
 def test_a_late_reply_to_a_message_given_up_changes_nothing() -> None:
-    rig = Rig(timeout=1.0)
+    rig = Rig(delivery_timeout=1.0)
     rig.offer(sender_waits=True)
     rig.connect()
     late = rig.wire.pop()
@@ -348,7 +348,7 @@ def test_dial_waits_longer_after_every_failure() -> None:
 
 def test_the_next_wake_is_always_later_than_now() -> None:
     """What is still overdue after a tick waits for a reply: ticking again at once would use a whole core."""
-    rig = Rig(timeout=1.0)
+    rig = Rig(delivery_timeout=1.0)
     rig.offer(sender_waits=True)
     rig.connect()
     assert rig.wire

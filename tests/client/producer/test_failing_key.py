@@ -128,7 +128,7 @@ def test_an_illegal_message_at_a_stock_broker_freezes_only_its_key(kind: Kind) -
 def test_a_time_out_at_a_stock_broker_freezes_only_the_key_in_flight(kind: Kind) -> None:
     with FakeBroker(lane=False) as stock:
         stock.create("orders", queues=1)
-        with kind(stock.address, timeout=2.0, max_batch_messages=1) as producer:
+        with kind(stock.address, delivery_timeout=2.0, max_batch_messages=1) as producer:
             producer.send("orders", 0, key="other")
             stock.faults = lambda header, number: Fault.LOSE_REPLY if number == 2 else None
             late = producer.submit("orders", 1, key="late")

@@ -121,7 +121,7 @@ def test_send_many_sends_nothing_of_a_run_with_a_frozen_key(broker: FakeBroker, 
 
 def test_unanswered_send_ends_with_a_time_out(broker: FakeBroker, kind: Open) -> None:
     broker.faults = lambda header, number: Fault.LOSE_REQUEST
-    with kind(broker.address, timeout=2.0) as producer:
+    with kind(broker.address, delivery_timeout=2.0) as producer:
         with pytest.raises(RequestTimedOut, match="may be stored or not"):
             producer.send("orders", 1, key="k")
         broker.faults = once(Fault.BUSY)
@@ -129,7 +129,7 @@ def test_unanswered_send_ends_with_a_time_out(broker: FakeBroker, kind: Open) ->
 
 
 def test_a_time_out_names_the_last_problem(broker: FakeBroker, kind: Open) -> None:
-    with kind(broker.address, timeout=2.0) as producer:
+    with kind(broker.address, delivery_timeout=2.0) as producer:
         producer.send("orders", 1, key="k")
         broker.stop()
         with pytest.raises(RequestTimedOut, match="last problem was"):

@@ -62,7 +62,7 @@ def test_a_batch_stored_before_the_refused_one_is_stored_once() -> None:
 
 
 def test_a_delayed_request_of_the_old_epoch_is_refused() -> None:
-    sim = served(max_batch_messages=1, window=2, timeout=10.0)
+    sim = served(max_batch_messages=1, window=2, delivery_timeout=10.0)
     sim.offer("a", "b")
     sim.wire.pop()  # delayed by the network
     delayed = sim.wire.pop()
@@ -75,7 +75,7 @@ def test_a_delayed_request_of_the_old_epoch_is_refused() -> None:
 
 
 def test_a_time_out_freezes_the_keys_in_flight_and_the_others_continue() -> None:
-    sim = served(max_batch_messages=2, window=1, timeout=10.0)
+    sim = served(max_batch_messages=2, window=1, delivery_timeout=10.0)
     sim.offer("a", "b")
     sim.tick(5000)
     sim.offer("c", "a", "d", "c")
@@ -90,7 +90,7 @@ def test_a_time_out_freezes_the_keys_in_flight_and_the_others_continue() -> None
 
 
 def test_a_message_that_times_out_unsent_freezes_its_key() -> None:
-    sim = EngineSim(timeout=10.0)
+    sim = EngineSim(delivery_timeout=10.0)
     sim.offer("a", "b")
     sim.clock.millis += 5000
     sim.offer("c", "b")
@@ -357,7 +357,7 @@ def test_a_refused_queue_reports_a_message_whose_reply_was_lost_as_unknown() -> 
 
 
 def test_a_time_out_does_not_fail_younger_messages_of_other_keys() -> None:
-    sim = served(max_batch_messages=1, window=3, timeout=10.0, request_timeout=3600.0)
+    sim = served(max_batch_messages=1, window=3, delivery_timeout=10.0, request_timeout=3600.0)
     sim.offer("a")
     sim.tick(9_999)
     sim.offer("b", "a", "c")

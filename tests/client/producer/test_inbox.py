@@ -194,7 +194,7 @@ def test_close_settles_messages_in_the_inbox_and_refuses_new_ones(broker: FakeBr
 
 def test_messages_in_the_inbox_time_out_if_the_broker_never_replies(broker: FakeBroker, kind: Open) -> None:
     """Maintenance moves them to their lane, where their deadline starts."""
-    with kind(broker.address, timeout=2.0) as producer:
+    with kind(broker.address, delivery_timeout=2.0) as producer:
         warmed(producer)
         work = type(producer.producer)._maintain_once.__get__(producer.producer)
         broker.faults = lambda header, number: Fault.LOSE_REQUEST

@@ -21,7 +21,7 @@ def test_a_stock_broker_under_a_known_name_gets_one_request_at_a_time() -> None:
 
 
 def test_a_silent_stock_broker_under_a_known_name_gets_no_repetition() -> None:
-    sim = served(request_timeout=3.0, timeout=20.0)
+    sim = served(request_timeout=3.0, delivery_timeout=20.0)
     sim.checks_stamps = False
     sim.offer("a")
     sim.clock.millis += 5000

@@ -275,7 +275,7 @@ def test_a_stock_broker_gets_one_batch_of_a_queue_at_a_time(stock: FakeBroker, k
 def test_a_slow_stock_broker_gets_no_repetition(stock: FakeBroker, kind: Open) -> None:
     """It would store a repetition twice; only a lost connection makes one necessary."""
     stock.faults = once(Fault.LOSE_REPLY, 1)
-    with kind(stock.address, timeout=2.0, request_timeout=0.1) as producer, pytest.raises(RequestTimedOut):
+    with kind(stock.address, delivery_timeout=2.0, request_timeout=0.1) as producer, pytest.raises(RequestTimedOut):
         producer.send("orders", 1, key="k")
     assert len(stock.requests) == 1
 

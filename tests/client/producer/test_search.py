@@ -63,7 +63,7 @@ def outcome(
     rounds: Sequence[tuple[list[str | None], set[int]]], trouble: dict[int, str], window: int, batch: int
 ) -> tuple[object, ...]:
     """Which messages are stored, in which order of each key, which failed, and what is frozen."""
-    sim = EngineSim(window=window, max_batch_messages=batch, timeout=36_000.0, request_timeout=36_000.0)
+    sim = EngineSim(window=window, max_batch_messages=batch, delivery_timeout=36_000.0, request_timeout=36_000.0)
     left = dict(trouble)
     for keys, bad in rounds:
         kept = [(key, place in bad) for place, key in enumerate(keys) if key not in sim.frozen()]

@@ -43,7 +43,10 @@ def test_the_maintenance_thread_keeps_deadlines_although_it_has_something_to_sen
         flush(link)
 
     monkeypatch.setattr(DuplexConnection, "flush", noted)
-    with opened(broker, timeout=1.0, request_timeout=0.5, linger=0.02) as producer, broker.asleep():
+    with (
+        opened(broker, timeout=1.0, delivery_timeout=1.0, request_timeout=0.5, linger=0.02) as producer,
+        broker.asleep(),
+    ):
         producer.producer._next_heartbeat = 0  # a heartbeat is due, too
         futures = [producer.submit("orders", BODY, queue=queue) for queue in range(QUEUES)]
         for future in futures:
@@ -57,7 +60,10 @@ def test_the_maintenance_thread_keeps_deadlines_although_it_has_something_to_sen
 @pytest.mark.parametrize("request_timeout", [0.1, 60.0])
 def test_a_caller_does_not_block_in_its_write(broker: FakeBroker, request_timeout: float) -> None:
     """Neither for longer than `request_timeout`, nor for longer than `timeout`."""
-    with opened(broker, timeout=1.0, request_timeout=request_timeout) as producer, broker.asleep():
+    with (
+        opened(broker, timeout=1.0, delivery_timeout=1.0, request_timeout=request_timeout) as producer,
+        broker.asleep(),
+    ):
         futures = [producer.submit("orders", BODY, queue=queue) for queue in range(QUEUES)]
         for future in futures:
             with pytest.raises(RequestTimedOut):
@@ -65,7 +71,7 @@ def test_a_caller_does_not_block_in_its_write(broker: FakeBroker, request_timeou
 
 
 def test_a_broker_that_recovers_gets_the_messages(broker: FakeBroker) -> None:
-    with opened(broker, timeout=20.0, request_timeout=0.1) as producer:
+    with opened(broker, timeout=20.0, delivery_timeout=20.0, request_timeout=0.1) as producer:
         with broker.asleep():
             futures = [producer.submit("orders", BODY, queue=queue) for queue in range(QUEUES)]
         assert [future.result(20).queue.queue_id for future in futures] == list(range(QUEUES))

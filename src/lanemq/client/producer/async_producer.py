@@ -13,14 +13,15 @@ from functools import partial
 from typing import Self, TypeAlias, Unpack
 
 from lanemq.client.producer.base import (
-    CLOSE_SPARE_SECONDS,
     TICK_SECONDS,
     AsyncBatchBlock,
     ProducerBase,
     buffer_full,
     closed,
+    no_receipt,
     no_route,
     not_reached,
+    report_abandoned,
 )
 from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable, refuse_delay
 from lanemq.client.producer.lane import QueueLane, SendRequest
@@ -33,6 +34,7 @@ from lanemq.clock import Clock
 from lanemq.model.errors import LaneError, LaneFrozen
 from lanemq.model.keys import Key, key_text
 from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Seconds
 from lanemq.net.address import parse_addresses
 from lanemq.net.connection import Connection, ConnectionPool, open_connection
 from lanemq.wire.command import Command
@@ -69,15 +71,21 @@ class AsyncProducer(ProducerBase):
 
         If cancelled, the message may still be sent; if it then fails, its key is frozen.
         """
-        waiter = TaskWaiter()
+        waiter, began = TaskWaiter(), self._clock.now()
         try:
             await self._accept(topic, value, key, arguments, waiter, sender_waits=True)
-            return await waiter
+            async with asyncio.timeout(self._receipt_seconds(began)):
+                return await waiter
         except LaneError:
             raise
+        except TimeoutError:
+            if not waiter.cancelled():
+                raise  # from the caller's codec or selector
+            self._interrupted(waiter)
         except BaseException:
             self._interrupted(waiter)
             raise
+        raise no_receipt(topic, self._options)
 
     async def submit(
         self, topic: str, value: object, *, key: Key | None = None, **arguments: Unpack[SendArguments]
@@ -140,21 +148,21 @@ class AsyncProducer(ProducerBase):
         """Resumes a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
         self._resume(await self._route(topic), key, queue)
 
-    async def close(self) -> None:
-        """As `Producer.close`: settles accepted messages for at most `timeout` seconds. A second call waits too."""
+    async def close(self, timeout: Seconds | None = None) -> None:
+        """As `Producer.close`. A second call waits too."""
         if self._closing:
             await self._ended.wait()
             return
         self._closing = True
         try:
-            await self._end()
+            await self._end(self._close_seconds(timeout))
         finally:
             self._ended.set()
 
-    async def _end(self) -> None:
+    async def _end(self, seconds: float) -> None:
         self._settled.set()  # tasks that wait for room in the buffer give up
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._options.timeout + CLOSE_SPARE_SECONDS):
+            async with asyncio.timeout(seconds):
                 await self.flush()
         self._closed = True
         self._wake.set()
@@ -163,7 +171,9 @@ class AsyncProducer(ProducerBase):
         for link in self._links.values():
             link.close()
         self._pool.close()
-        for outcome in self._engine.abandon():
+        outcomes = self._engine.abandon()
+        report_abandoned(outcomes)
+        for outcome in outcomes:
             outcome.notify()
         await asyncio.sleep(0)  # lets the transports close
 
@@ -279,7 +289,7 @@ class AsyncProducer(ProducerBase):
 
     def _post(self, requests: Iterable[SendRequest]) -> None:
         # The engine's deadlines come first; this one only keeps a connection from remembering requests indefinitely.
-        forget_after = self._options.timeout + 60
+        forget_after = self._options.delivery_timeout + 60
         for request in requests:
             self._unanswered += 1
             self._links[request.broker].post(request.command, partial(self._replied, request), forget_after)

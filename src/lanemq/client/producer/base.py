@@ -6,7 +6,7 @@ inbox does so under `_lock`, which is a null context on an event loop.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self, Unpack
 
@@ -24,8 +24,8 @@ from lanemq.client.producer.batches import (
 from lanemq.client.producer.engine import SendEngine
 from lanemq.client.producer.freezes import Frozen
 from lanemq.client.producer.inbox import SendInbox
-from lanemq.client.producer.options import ProducerSettings, producer_options
-from lanemq.client.producer.replies import Actions
+from lanemq.client.producer.options import ProducerOptions, ProducerSettings, producer_options
+from lanemq.client.producer.replies import Actions, Outcome
 from lanemq.client.producer.waiters import SingleWaiter
 from lanemq.client.receipt import Receipt
 from lanemq.client.routing import TopicRoute
@@ -33,6 +33,7 @@ from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOut
 from lanemq.model.keys import Key, key_text
 from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, Seconds, to_seconds
 from lanemq.wire.command import Command
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,17 @@ class ProducerBase(ABC):
     def _finish(self, actions: Actions) -> None:
         """Carries out all actions except requests, which are already written."""
 
+    def _receipt_seconds(self, began: Millis) -> float | None:
+        """How long `send` may still wait for its receipt; None if the message's own deadline comes first."""
+        options = self._options
+        if options.timeout >= options.delivery_timeout:
+            return None
+        return max(0.0, options.timeout - (self._clock.now() - began) / 1000)
+
+    def _close_seconds(self, timeout: Seconds | None) -> float:
+        settled = self._options.delivery_timeout + CLOSE_SPARE_SECONDS
+        return settled if timeout is None else min(settled, to_seconds(timeout))
+
     # maintenance
 
     def _pause(self) -> float:
@@ -141,6 +153,20 @@ def no_route(topic: str, seconds: float) -> RequestTimedOut:
     return RequestTimedOut(
         f"no name server answered within {seconds:g} s: where topic {topic!r} is stored is not known"
     )
+
+
+def no_receipt(topic: str, options: ProducerOptions) -> RequestTimedOut:
+    return RequestTimedOut(
+        f"no receipt for a message to topic {topic!r} within {options.timeout:g} s: it may be stored or not, and waits "
+        f"for its broker until delivery_timeout ({options.delivery_timeout:g} s); raise timeout to wait for it"
+    )
+
+
+def report_abandoned(outcomes: Sequence[Outcome]) -> None:
+    """Warns of messages that the producer gave up because it was closed."""
+    count = sum(len(outcome.messages) for outcome in outcomes)
+    if count:
+        log.warning("the producer was closed before its broker answered: messages that may be lost: %d", count)
 
 
 def closed() -> Closed:

@@ -228,7 +228,7 @@ class SendEngine:
     # lanes
 
     def _open_lane(self, queue: MessageQueue, checks_stamps: bool) -> QueueLane:
-        options = SendOptions(self._window(checks_stamps), to_millis(self._options.timeout))
+        options = SendOptions(self._window(checks_stamps), to_millis(self._options.delivery_timeout))
         sender = SendLane[PendingMessage](options, epoch=FIRST_EPOCH, key_of=_KEY_OF)
         broker = self._brokers.setdefault(queue.broker, BrokerState(queue.broker, queue.topic))
         lane = self._lanes[queue] = QueueLane(

@@ -41,13 +41,17 @@ class ProducerOptions:
     """Bytes of a batch. Apache brokers refuse batches over 4 MiB."""
     buffer_bytes: int = 64 * 1024 * 1024
     """Bytes of messages that wait or are in flight. When the buffer is full, senders wait; no message is dropped."""
-    timeout: float = 10.0
-    """Seconds from the send call to its receipt, retries included. After that the send fails with `RequestTimedOut`,
-    and the message may be stored or not."""
+    delivery_timeout: float = 120.0
+    """Seconds that an accepted message may wait for its broker, retries included. Then it fails with `RequestTimedOut`,
+    and its key is frozen unless its sender learns of that first. Too short: a broker that restarts becomes an incident.
+    Too long: programs learn late that a broker is gone."""
+    timeout: float = 120.0
+    """Seconds that a call may wait: for a route, for room in the buffer, and in `send` for the receipt. A `send` that
+    gives up raises `RequestTimedOut`; its message still waits for the broker and may be stored."""
     request_timeout: float = 3.0
     """Seconds after which an unanswered request to a LaneMQ broker is sent again over a new connection. A connection
     whose writes stall for one to two times as long is replaced, whatever the broker. Too short: a broker that is merely
-    slow gets every request repeatedly. Too long: a send uses up its `timeout` on a dead connection."""
+    slow gets every request repeatedly. Too long: messages wait for a dead connection."""
     compress_above: int = 4096
     """Bytes from which a single body is compressed with zlib (RocketMQ's DefaultMQProducer). Batches are not."""
     max_body_bytes: int = MAX_BODY_BYTES
@@ -90,6 +94,7 @@ class ProducerOptions:
                 f"buffer_bytes is {self.buffer_bytes}, but one message may take {self.max_body_bytes}",
             ),
             (self.timeout <= 0, f"timeout is {self.timeout:g} s, it must be positive"),
+            (self.delivery_timeout <= 0, f"delivery_timeout is {self.delivery_timeout:g} s, it must be positive"),
             (
                 self.request_timeout <= 0,
                 f"request_timeout is {self.request_timeout:g} s, it must be positive",
@@ -107,6 +112,7 @@ _KINDS: dict[str, object] = {
     "max_batch_bytes": int,
     "buffer_bytes": int,
     "timeout": float,
+    "delivery_timeout": float,
     "request_timeout": float,
     "compress_above": int,
     "max_body_bytes": int,
@@ -123,6 +129,7 @@ class ProducerSettings(TypedDict, total=False):
     max_batch_messages: int
     max_batch_bytes: int
     buffer_bytes: int
+    delivery_timeout: Seconds
     timeout: Seconds
     request_timeout: Seconds
     compress_above: int

@@ -15,13 +15,14 @@ from functools import partial
 from typing import Self, Unpack
 
 from lanemq.client.producer.base import (
-    CLOSE_SPARE_SECONDS,
     TICK_SECONDS,
     BatchBlock,
     ProducerBase,
     buffer_full,
     closed,
+    no_receipt,
     not_reached,
+    report_abandoned,
 )
 from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable, refuse_delay, total_size
 from lanemq.client.producer.lane import SendRequest
@@ -34,6 +35,7 @@ from lanemq.clock import Clock
 from lanemq.model.errors import LaneError, LaneFrozen, UsageError
 from lanemq.model.keys import Key, key_text
 from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Seconds
 from lanemq.net.address import parse_addresses
 from lanemq.net.blocking import DuplexConnection
 from lanemq.wire.command import Command
@@ -64,18 +66,22 @@ class Producer(ProducerBase):
     def send(self, topic: str, value: object, *, key: Key | None = None, **arguments: Unpack[SendArguments]) -> Receipt:
         """Stores one message and returns its receipt; raises if it is not known to be stored.
 
-        If interrupted, the message may still be sent; if it then fails, its key is frozen.
+        If interrupted, or if `timeout` is shorter than `delivery_timeout` and passes, the message may still be sent; if
+        it then fails, its key is frozen.
         """
         self._guard.check_may_wait("send")
-        waiter = ThreadWaiter()
+        waiter, began = ThreadWaiter(), self._clock.now()
         try:
             self._accept(topic, value, key, arguments, waiter, sender_waits=True)
-            return waiter.wait()
+            if waiter.wait(self._receipt_seconds(began)):
+                return waiter.result()
         except LaneError:
             raise
         except BaseException:
             self._interrupted(waiter)
             raise
+        self._interrupted(waiter)
+        raise no_receipt(topic, self._options)
 
     def submit(
         self, topic: str, value: object, *, key: Key | None = None, **arguments: Unpack[SendArguments]
@@ -143,10 +149,11 @@ class Producer(ProducerBase):
         """Resumes a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
         self._resume(self._route(topic)[0], key, queue)
 
-    def close(self) -> None:
-        """Refuses new messages, settles accepted ones (at most `timeout` seconds), ends connections and threads.
+    def close(self, timeout: Seconds | None = None) -> None:
+        """Refuses new messages, settles accepted ones, ends connections and threads.
 
-        A second call waits until the first one is done.
+        Messages that are not settled after `timeout` seconds fail with `Closed`; without it, none outlives
+        `delivery_timeout`. A second call waits until the first one is done.
         """
         self._guard.check_may_wait("close")
         with self._changed:
@@ -157,12 +164,12 @@ class Producer(ProducerBase):
             self._ended.wait()
             return
         try:
-            self._end()
+            self._end(self._close_seconds(timeout))
         finally:
             self._ended.set()
 
-    def _end(self) -> None:
-        self._settle(self._options.timeout + CLOSE_SPARE_SECONDS)
+    def _end(self, seconds: float) -> None:
+        self._settle(seconds)
         with self._lock:
             self._closed = True
         self._wake.set()
@@ -173,6 +180,7 @@ class Producer(ProducerBase):
         self._empty_inbox()
         with self._lock:
             outcomes = self._engine.abandon()
+        report_abandoned(outcomes)
         for outcome in outcomes:
             outcome.notify()
 
@@ -380,7 +388,8 @@ class Producer(ProducerBase):
     def _dial(self, broker: str, topic: str) -> None:
         try:
             address = self._routes.get(topic, provisional=True).master(broker)
-            lost, stall = partial(self._lost, broker), min(self._options.request_timeout, self._options.timeout)
+            lost, options = partial(self._lost, broker), self._options
+            stall = min(options.request_timeout, options.timeout, options.delivery_timeout)
             link = DuplexConnection(address, on_lost=lost, write_timeout=stall, security=self._security)
         except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
             self._routes.expire(topic)

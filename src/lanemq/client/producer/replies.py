@@ -107,7 +107,7 @@ class Replies:
         count, why = len(failed.everything), str(reason or failed.error.value)  # the error itself would keep its frames
         log.warning("queue %s: messages not stored: %d: %s", lane.queue, count, why)
         self._unsettled.given_up(lane.queue, failed)
-        for outcome in failed_outcomes(lane.queue, failed, reason, self._options.timeout):
+        for outcome in failed_outcomes(lane.queue, failed, reason, self._options.delivery_timeout):
             self._freezes.failed(lane, outcome.messages, outcome.error)
             actions.outcomes.append(outcome)
         lane.recount_waiting()

@@ -64,9 +64,11 @@ class ThreadWaiter(SingleWaiter):
         self._error = error
         self._settled.release()
 
-    def wait(self) -> Receipt:
-        """Waits without a time-out: the engine's deadlines settle every message."""
-        self._settled.acquire()
+    def wait(self, seconds: float | None) -> bool:
+        """Waits until the message is settled; without a time-out the engine's deadline settles it. False if not yet."""
+        return self._settled.acquire(timeout=-1 if seconds is None else seconds)
+
+    def result(self) -> Receipt:
         if self._receipt is None:
             assert self._error is not None
             raise self._error

@@ -48,13 +48,15 @@ class ProducerProgram:
 
     async def _run(self, host: Host, process: str) -> None:
         plan, history = self._world.plan, self._world.histories.open(host, process, "producer")
+        seconds = self._random.choice((2.0, 10.0, 30.0))
         producer = AsyncProducer(
             SERVERS,
             clock=host.clock,
             history=history,
             window=plan.window,
             linger=plan.linger_ms / 1000,
-            timeout=self._random.choice((2.0, 10.0, 30.0)),
+            delivery_timeout=seconds,
+            timeout=seconds,
         )
         async with producer:
             while self.sent < plan.messages or not self._world.healed.is_set():
