@@ -28,7 +28,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from benchmarks.harness import report
 from lanemq.pipelines import Event, Transitions
 from lanemq.pipelines.batch import Batch, batch_number
-from lanemq.pipelines.stages.transitions.event import COLUMNS
+from lanemq.pipelines.stages.transitions.messages import COLUMNS
 from lanemq.spark import recommended
 from lanemq.spark.columns.schema import arrow_schema, select_columns
 

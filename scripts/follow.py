@@ -2,10 +2,12 @@
 
     python scripts/follow.py send       one `Producer.send`, until its receipt is there
     python scripts/follow.py consume    one message, from the pull to the handler and the accepted commit
-    python scripts/follow.py batch      one Spark batch, from the end of the one before it to the commit in a table
+    python scripts/follow.py batch      one message in a Spark batch, from the end of the batch before it to the table
 
 A profiler records every call into the package, in pure mode, on an embedded broker. What also runs while nothing is
-sent (keep-alives, heartbeats, housekeeping) is recorded first and left out. The counts printed at the end:
+sent (keep-alives, heartbeats, housekeeping) is recorded first and left out. Of a pipeline the third batch is followed:
+what runs only at the start of the query, the first time in a worker, or to show progress is not part of its way. The
+counts printed at the end:
 
     files     distinct files, for the client's side and the broker's
     switches  how often a call leads into another file than the call before it
@@ -25,7 +27,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -38,9 +39,13 @@ IDLE_SECONDS = 3.0
 """Longer than every interval at which client and broker do something unasked, except heartbeats."""
 LEFT_OUT = ("testing/", "_fast/", "clock.py", "__init__.py")
 """Files that a reader does not open to follow a message."""
-DISPLAY = ("cli/", "pipelines/running/progress", "spark/lag")
-"""What only shows the progress of a batch."""
-IMPORT = "import"
+BATCH = "pipelines/running/runner.py", "RunningPipeline._on_batch"
+"""Called by Spark in the driver for each batch."""
+DISPLAY = ("cli/", "pipelines/running/session.py", "pipelines/running/runner.py:RunningPipeline._watch")
+"""The threads of the driver that show progress and Spark's log lines, by their outermost function."""
+PROGRESS = "pipelines/running/progress.py"
+BATCHES = 6
+IMPORT, RETURNED = "import", "(the batch ends)"
 
 
 @dataclass
@@ -188,7 +193,7 @@ def step(state, event: Event):
 
 pipeline = Pipeline(
     name="orders",
-    source=Topic("SERVERS", "orders", startingOffsets="earliest", maxOffsetsPerTrigger="20"),
+    source=Topic("SERVERS", "orders", startingOffsets="earliest", maxOffsetsPerTrigger="1"),
     stage=Transitions(step=step, outputs="id string, number bigint"),
     sink=DeltaSink("FOLDER/table"),
     checkpoint="FOLDER/checkpoint",
@@ -197,7 +202,7 @@ pipeline = Pipeline(
 
 
 def follow_batch() -> dict[str, list[Call]]:
-    """The second batch of a pipeline: the first also opens files, sinks and state.
+    """The third batch of a pipeline, from the end of the second one. Each batch has one message of the same key.
 
     Spark plans a batch in another process than the one that runs it, so calls are put in order by their time.
     """
@@ -208,7 +213,7 @@ def follow_batch() -> dict[str, list[Call]]:
         folder = Path(name)
         with Admin(broker.address) as admin, Producer(broker.address) as producer:
             admin.create_topic("orders", queues=1, ordered=True)
-            producer.send_many("orders", [(f"order-{n % 10}", {"number": n}) for n in range(80)])
+            producer.send_many("orders", [("order-42", {"number": n}) for n in range(BATCHES)])
         (folder / "orders.py").write_text(PIPELINE.replace("SERVERS", broker.address).replace("FOLDER", name))
         (folder / "sitecustomize.py").write_text("import follow\nfollow.record_process()\n")
         path = os.pathsep.join([name, str(Path(__file__).parent), str(SOURCE)])
@@ -221,13 +226,12 @@ def follow_batch() -> dict[str, list[Call]]:
             text=True,
             check=False,
         )
-        batches = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-        ends = [datetime.fromisoformat(each["time"]).timestamp() for each in batches if "batch" in each]
-        if ended.returncode or len(ends) < 3:
-            raise SystemExit(f"the pipeline did not run three batches:\n{ended.stdout}\n{ended.stderr}")
         calls = [Call(**json.loads(line)) for file in (folder / "calls").iterdir() for line in file.open()]
-    calls = sorted((call for call in calls if ends[0] < call.at <= ends[1]), key=lambda call: call.at)
-    found = [call for call in message_only(calls, []) if not call.root.startswith(DISPLAY)]
+        ends = sorted(call.at for call in calls if call.function == RETURNED)
+        if ended.returncode or len(ends) < BATCHES:
+            raise SystemExit(f"the pipeline did not run {BATCHES} batches:\n{ended.stdout}\n{ended.stderr}")
+    calls = sorted((call for call in calls if ends[1] < call.at < ends[2]), key=lambda call: call.at)
+    found = [call for call in message_only(calls, []) if not call.root.startswith(DISPLAY) and call.file != PROGRESS]
     sides = {call.side: f"process {number}" for number, call in enumerate(_first_of_each_side(found), 1)}
     by_process = {name: [call for call in found if sides[call.side] == name] for name in sides.values()}
     return {**by_process, "all processes": found}
@@ -243,12 +247,17 @@ def record_process() -> None:
     files: dict[int, Any] = {}
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or not frame.f_code.co_filename.startswith(PACKAGE):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return
+        function = frame.f_code.co_qualname
+        if event == "return" and (_file(frame), function) == BATCH:
+            function = RETURNED
+        elif event != "call":
             return
         pid = os.getpid()
         if pid not in files:
             files[pid] = (folder / str(pid)).open("a", buffering=1)
-        call = Call(time.time(), str(pid), _root(frame), _file(frame), frame.f_code.co_qualname)
+        call = Call(time.time(), str(pid), _root(frame), _file(frame), function)
         files[pid].write(json.dumps(vars(call)) + "\n")
 
     threading.setprofile(profile)

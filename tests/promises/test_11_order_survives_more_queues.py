@@ -13,7 +13,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import BrokerRefused, OrderError
 from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint.queue_set import QueueSet
-from lanemq.pipelines.stages.transitions.queue_slice import SHARD
+from lanemq.pipelines.stages.transitions.messages import SHARD
 from lanemq.spark.offsets import from_json
 from lanemq.testing.embedded import EmbeddedBroker
 

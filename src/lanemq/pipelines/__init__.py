@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from lanemq.pipelines.source import Topic as Topic
     from lanemq.pipelines.stages.cdc.last_state import LastState as LastState
     from lanemq.pipelines.stages.project import Project as Project
-    from lanemq.pipelines.stages.transitions.event import Event as Event
-    from lanemq.pipelines.stages.transitions.event import Step as Step
+    from lanemq.pipelines.stages.transitions.messages import Event as Event
+    from lanemq.pipelines.stages.transitions.messages import Step as Step
     from lanemq.pipelines.stages.transitions.rules import DeadLetter as DeadLetter
     from lanemq.pipelines.stages.transitions.rules import Hold as Hold
     from lanemq.pipelines.stages.transitions.rules import OnGap as OnGap
@@ -112,7 +112,7 @@ else:
             ),
             "lanemq.pipelines.stages.cdc.last_state": ("LastState",),
             "lanemq.pipelines.stages.project": ("Project",),
-            "lanemq.pipelines.stages.transitions.event": (
+            "lanemq.pipelines.stages.transitions.messages": (
                 "Event",
                 "Step",
             ),

@@ -40,8 +40,8 @@ class Retrying:
         self._pause = pause or threading.Event().wait
         self._hint = f" ({hint})" if hint else ""
 
-    def run(self, attempt: Callable[[], T], what: str) -> T:
-        """Returns the result of the first attempt that succeeds. `what` names the subject in log lines."""
+    def run(self, attempt: Callable[[], T], what: object) -> T:
+        """Returns the result of the first attempt that succeeds. `what` is the subject in log lines."""
         began, number = self._clock.now(), 0
         wait_log = _WaitLog(what, self._limit, self._hint)
         while True:
@@ -63,7 +63,7 @@ class Retrying:
 class _WaitLog:
     """The log lines of one wait."""
 
-    def __init__(self, what: str, limit: Millis, hint: str) -> None:
+    def __init__(self, what: object, limit: Millis, hint: str) -> None:
         self._what = what
         self._limit = limit
         self._hint = hint

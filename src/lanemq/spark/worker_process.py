@@ -8,12 +8,22 @@ import re
 import signal
 import sys
 import threading
+from functools import cache
 from types import FrameType
 from typing import Final
+
+from lanemq.net.freed_memory import keep_freed_memory
 
 LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _LANEMQ_LINE: Final = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (WARNING|ERROR|CRITICAL) (lanemq[\w.]*): (.*)")
+
+
+@cache
+def prepare_task_process() -> None:
+    """Sets up log lines and memory of a process that runs tasks. Every task calls it; only the first call counts."""
+    configure_worker_logging()
+    keep_freed_memory()
 
 
 def configure_worker_logging() -> None:

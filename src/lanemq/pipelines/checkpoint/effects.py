@@ -20,18 +20,19 @@ COORDINATES = ("topic", "queue_id", "queue_offset", "key")
 
 
 class EffectHistory:
-    """Writes the history of one run's sink. Does nothing without a folder."""
+    """Writes the history of one run's sink; without a folder it is not `on`, and its user writes nothing."""
 
     def __init__(self, folder: Path | None, name: str, now_ns: Callable[[], int] | None = None) -> None:
         self._name = name
         self._group = f"pipeline-{name}"
         """Not the consumer group's name: a parked key has its effects long after the group has passed it."""
         self._history = open_history(folder, self._group, now_ns or SystemClock().now_ns)
+        self.on = self._history.on
 
     def check(self, schema: StructType) -> None:
         """`InvalidOption` if the outputs do not identify their messages: an empty history would pass every check."""
         missing = [column for column in COORDINATES if column not in schema.names]
-        if self._history.on and missing:
+        if self.on and missing:
             raise InvalidOption(
                 f"history: the outputs have no column {', '.join(missing)}, so the message that a row came from is "
                 f"unknown; add {'it' if len(missing) == 1 else 'them'}, or leave history out"
@@ -45,8 +46,6 @@ class EffectHistory:
 
         Redriven dead letters are late on purpose, so they get no line.
         """
-        if not self._history.on:
-            return
         table = results.outputs.table().select(COORDINATES)
         seen: set[tuple[str, int, int]] = set(results.late)
         for topic, queue, offset, key in zip(*(column.to_pylist() for column in table.columns), strict=True):

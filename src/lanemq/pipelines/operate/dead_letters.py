@@ -29,7 +29,7 @@ from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder, need_ide
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.sinks.parquet import ParquetSink, batches_folder
 from lanemq.pipelines.stages.transitions.error_text import DISCARDED, LATE_OR_AGAIN
-from lanemq.pipelines.stages.transitions.event import WaitingMessage
+from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 from lanemq.pipelines.stages.transitions.redrives import DEAD_LETTERS_PER_FILE, Identity, RedrivenDeadLetter, Redrives
 
 _UNREADABLE: Final = "cannot be decoded"

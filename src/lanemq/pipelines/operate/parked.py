@@ -19,7 +19,7 @@ from lanemq.model.errors import StateLost, UsageError
 from lanemq.pipelines.checkpoint.checkpoint import need_identity, stage_folder
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.stages.transitions import operator_requests, views
-from lanemq.pipelines.stages.transitions.lane import WaitReason
+from lanemq.pipelines.stages.transitions.shard import WaitReason
 from lanemq.pipelines.stages.transitions.views import HeldLane, LaneState
 
 MAX_READS: Final = 5

@@ -243,9 +243,9 @@ class BatchProcessor:
         return AppliedBatch(batch, rows, dead, not fresh, seconds, counts)
 
     def _write(self, batch: Batch, results: Results, counts: dict[str, int]) -> bool:
-        asked = self._effects.now()
+        asked = self._effects.now() if self._effects.on else 0
         fresh = self._sink.write(results.outputs, batch)
-        if fresh:
+        if fresh and self._effects.on:
             self._effects.applied(results, batch, asked)
         if self._sink.last_stale:
             counts["stale"] = self._sink.last_stale

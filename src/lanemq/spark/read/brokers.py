@@ -83,7 +83,7 @@ class Brokers:
 
     def master(self, queue: MessageQueue) -> Address:
         """The address of the broker from which a queue is read."""
-        return self._ask(lambda: self._routes.get(queue.topic).master(queue.broker), str(queue))
+        return self._ask(lambda: self._routes.get(queue.topic).master(queue.broker), queue)
 
     def positions(self, limit: RangeLimit, bounds: Mapping[MessageQueue, Bounds]) -> Positions:
         """The offset of a limit in every queue. JSON that leaves out a queue means all of that queue.
@@ -152,12 +152,12 @@ class Brokers:
         return resolve_offset(given, held)
 
     def _committed(self, queue: MessageQueue, held: Bounds) -> QueueOffset:
-        offset = self._ask(lambda: self._admin.committed(self._options.pull_group, queue), str(queue))
+        offset = self._ask(lambda: self._admin.committed(self._options.pull_group, queue), queue)
         return held.first if offset is None else offset
 
     def _at_time(self, queue: MessageQueue, millis: Millis, held: Bounds) -> QueueOffset:
-        offset = self._ask(lambda: self._admin.offset_at(queue, millis / 1000), str(queue))
+        offset = self._ask(lambda: self._admin.offset_at(queue, millis / 1000), queue)
         return max(held.first, min(offset, held.end))
 
-    def _ask(self, request: Callable[[], T], what: str) -> T:
+    def _ask(self, request: Callable[[], T], what: object) -> T:
         return self._retrying.run(request, what)

@@ -16,19 +16,18 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from lanemq.client.consumer.tag_filter import tag_filter
+from lanemq.client.consumer.tag_filter import TagFilter
 from lanemq.model.errors import LaneError, RemoteProtocolError, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.blocking import BlockingConnection
-from lanemq.net.freed_memory import keep_freed_memory
 from lanemq.net.security import OPEN, Security
 from lanemq.spark.columns.arrow import DecodeOptions, OnDamaged, decode
-from lanemq.spark.options import ReadOptions
+from lanemq.spark.options import ALL_TAGS, ReadOptions
 from lanemq.spark.read.planning import OffsetRange
 from lanemq.spark.retrying import Retrying
-from lanemq.spark.worker_process import configure_worker_logging
+from lanemq.spark.worker_process import prepare_task_process
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, PullResponse
@@ -70,7 +69,7 @@ class QueueRange:
     end: QueueOffset
     address: Address
     group: str
-    tags: str = "*"
+    tags: TagFilter = ALL_TAGS
     client: str | None = None
     epoch: int | None = None
     """Epoch of the lease under which the range was planned; the broker refuses the pull after the lease is lost."""
@@ -106,7 +105,7 @@ def range_partition(
         end=offsets.end,
         address=address,
         group=options.pull_group,
-        tags=options.tags.text,
+        tags=options.tags,
         client=client,
         epoch=epoch,
     )
@@ -120,10 +119,9 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     """The messages of a partition, in the order of their offsets."""
     if not isinstance(partition, RangePartition):
         return  # Spark adds an empty partition to a batch query that has none
-    configure_worker_logging()
-    keep_freed_memory()
+    prepare_task_process()
     wanted, settings = partition.range, partition.settings
-    decoding = DecodeOptions(schema, wanted.queue.broker, tag_filter(wanted.tags).tags, settings.on_damaged)
+    decoding = DecodeOptions(schema, wanted.queue.broker, wanted.tags.tags, settings.on_damaged)
     reader = RangeReader(
         Retrying(settings.wait), fail_on_data_loss=settings.fail_on_data_loss, security=settings.security
     )
@@ -176,7 +174,7 @@ class RangeReader:
         size, offset, resets = 0, wanted.first, 0
         while offset < wanted.end:
             try:
-                reply, answer = self._retrying.run(partial(self._pull, wanted, offset), str(wanted.queue))
+                reply, answer = self._retrying.run(partial(self._pull, wanted, offset), wanted.queue)
             except TopicNotFound:
                 self._lost(f"{wanted.queue}: messages {offset} to {wanted.end - 1} are gone, their topic was deleted")
                 break
@@ -201,7 +199,7 @@ class RangeReader:
             if offset >= wanted.end:
                 break
             pull = partial(self._pull, wanted, offset, max_bytes=SAMPLE_BYTES)
-            reply, answer = self._retrying.run(pull, str(wanted.queue))
+            reply, answer = self._retrying.run(pull, wanted.queue)
             starts = record_starts(reply.body) if reply.code == ResponseCode.SUCCESS else ()
             if starts:
                 found = RecordView(reply.body, starts[0]).queue_offset
@@ -238,7 +236,7 @@ class RangeReader:
             queue_offset=offset,
             max_msg_nums=min(PULL_MESSAGES, wanted.end - offset),
             sys_flag=PULL_SUBSCRIPTION,
-            subscription=wanted.tags,
+            subscription=wanted.tags.text,
             expression_type="TAG",
             lane_client=wanted.client,
             lane_epoch=wanted.epoch,

@@ -153,7 +153,7 @@ class TaskSender:
         command = self._requests.send(
             queue, messages, epoch=self._epoch, sequence=sequence, born=self._clock.wall(), creates=False
         )
-        return self._retrying.run(lambda: self._ask(queue, command), str(queue)).ext
+        return self._retrying.run(lambda: self._ask(queue, command), queue).ext
 
     def _ask(self, queue: MessageQueue, command: Command) -> Command:
         address = self._routes.get(queue.topic).master(queue.broker)

@@ -17,7 +17,7 @@ from lanemq.model.units import Millis
 from lanemq.pipelines import Event, Transitions
 from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, batch_number
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.stages.transitions.event import COLUMNS
+from lanemq.pipelines.stages.transitions.messages import COLUMNS
 from lanemq.spark.columns.schema import arrow_schema, select_columns
 
 SCHEMA = arrow_schema(select_columns(COLUMNS))

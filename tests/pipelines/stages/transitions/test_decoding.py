@@ -8,7 +8,7 @@ import pytest
 from tests.pipelines.stages.transitions.pipeline_fixture import Pipeline, Sent
 
 from lanemq.pipelines import Event, Park
-from lanemq.pipelines.stages.transitions.event import empty_decoder
+from lanemq.pipelines.stages.transitions.messages import empty_decoder
 
 
 class Payment(msgspec.Struct):

@@ -10,8 +10,8 @@ from lanemq.clock import wall_time
 from lanemq.model.errors import LaneFrozen
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.stages.transitions.lane import WaitReason
 from lanemq.pipelines.stages.transitions.operator_requests import request_discard, request_redrive
+from lanemq.pipelines.stages.transitions.shard import WaitReason
 from lanemq.pipelines.stages.transitions.views import list_parked, show
 
 HOLD = Hold(retries=2, first=0.1, max=1.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lanemq.pipelines import DeadLetter, Event, StateLimits, Transitions
 from lanemq.pipelines.stages.transitions.machine import ShardMachine
-from lanemq.pipelines.stages.transitions.queue_slice import QueueSlice
+from lanemq.pipelines.stages.transitions.messages import QueueSlice
 from lanemq.pipelines.stages.transitions.shard import Shard
 
 SPAN = 1_000

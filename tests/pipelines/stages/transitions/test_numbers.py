@@ -9,8 +9,8 @@ from tests.pipelines.stages.transitions.pipeline_fixture import Pipeline, Sent
 from lanemq.clock import wall_time
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
-from lanemq.pipelines.stages.transitions.lane import MAX_MISSED_RANGES, KeyLane, WaitReason
 from lanemq.pipelines.stages.transitions.operator_requests import request_discard, request_redrive
+from lanemq.pipelines.stages.transitions.shard import MAX_MISSED_RANGES, KeyLane, WaitReason
 from lanemq.pipelines.stages.transitions.state_files import CACHE
 from lanemq.pipelines.stages.transitions.views import list_parked, show
 

@@ -16,7 +16,7 @@ from lanemq.model.errors import OrderError
 from lanemq.pipelines import Event, Hold, Park, Transitions
 from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, batch_number
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.stages.transitions.event import COLUMNS, WaitingMessage
+from lanemq.pipelines.stages.transitions.messages import COLUMNS, WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import request_redrive
 from lanemq.pipelines.stages.transitions.redrives import RedrivenDeadLetter, Redrives
 from lanemq.pipelines.stages.transitions.views import list_parked, show

@@ -10,8 +10,8 @@ from tests.pipelines.stages.transitions.pipeline_fixture import Pipeline, Sent
 
 from lanemq.pipelines import DeadLetter, Event, Hold, Park
 from lanemq.pipelines.stages.transitions.error_text import MAX_CHARACTERS, error_text
-from lanemq.pipelines.stages.transitions.lane import WaitReason
 from lanemq.pipelines.stages.transitions.rules import UnfitState
+from lanemq.pipelines.stages.transitions.shard import WaitReason
 from lanemq.pipelines.stages.transitions.views import list_parked
 
 HALF = "\ud800"

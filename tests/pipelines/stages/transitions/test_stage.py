@@ -22,11 +22,10 @@ from lanemq.model.errors import InvalidOption, OrderError
 from lanemq.pipelines import Event, Hold, Park, StateLimits, Transitions
 from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, batch_number
 from lanemq.pipelines.stages.transitions import worker
-from lanemq.pipelines.stages.transitions.lane import WaitReason
 from lanemq.pipelines.stages.transitions.machine import ShardMachine
-from lanemq.pipelines.stages.transitions.queue_slice import SHARD, queue_slices
+from lanemq.pipelines.stages.transitions.messages import SHARD, queue_slices
 from lanemq.pipelines.stages.transitions.rules import UnfitState
-from lanemq.pipelines.stages.transitions.shard import Shard
+from lanemq.pipelines.stages.transitions.shard import Shard, WaitReason
 from lanemq.pipelines.stages.transitions.state_files import CACHE
 from lanemq.pipelines.stages.transitions.views import show
 

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 
 from lanemq.model.errors import LaneFrozen
 from lanemq.pipelines.stages.transitions.error_text import DISCARDED, error_text
-from lanemq.pipelines.stages.transitions.event import WaitingMessage
-from lanemq.pipelines.stages.transitions.lane import KeyLane, WaitingMessages, WaitReason
 from lanemq.pipelines.stages.transitions.lane_table import LaneTable
+from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import RequestedActions
 from lanemq.pipelines.stages.transitions.rules import (
     Early,
@@ -24,7 +23,7 @@ from lanemq.pipelines.stages.transitions.rules import (
     UnfitState,
     next_step,
 )
-from lanemq.pipelines.stages.transitions.shard import GAP_AT, PARKED_AT, key_of
+from lanemq.pipelines.stages.transitions.shard import GAP_AT, PARKED_AT, KeyLane, WaitingMessages, WaitReason, key_of
 
 Queued: TypeAlias = list[tuple[WaitingMessage, int | None]]
 """Messages with their numbers, as far as these are known."""

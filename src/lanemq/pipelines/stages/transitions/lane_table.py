@@ -15,10 +15,17 @@ from typing import Any, Final
 import msgspec
 
 from lanemq.pipelines.stages.transitions.error_text import error_text
-from lanemq.pipelines.stages.transitions.event import Event
-from lanemq.pipelines.stages.transitions.lane import KeyLane, RawLane, all_plain, read_raw, reads_back_as
+from lanemq.pipelines.stages.transitions.messages import Event
 from lanemq.pipelines.stages.transitions.rules import Early, ExpireFailed, Late, Rules, UnfitState
-from lanemq.pipelines.stages.transitions.shard import Shard, key_of
+from lanemq.pipelines.stages.transitions.shard import (
+    KeyLane,
+    RawLane,
+    Shard,
+    all_plain,
+    key_of,
+    read_raw,
+    reads_back_as,
+)
 
 _log = logging.getLogger(__name__)
 

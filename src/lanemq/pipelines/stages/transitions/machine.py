@@ -18,11 +18,10 @@ from typing import TypeAlias
 import msgspec
 
 from lanemq.model.errors import InvalidOption, OrderError
-from lanemq.pipelines.stages.transitions.event import Event, WaitingMessage
 from lanemq.pipelines.stages.transitions.held import HeldLanes
 from lanemq.pipelines.stages.transitions.lane_table import Expiry, LaneTable
+from lanemq.pipelines.stages.transitions.messages import Event, QueueSlice, Stamps, WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import RequestedActions
-from lanemq.pipelines.stages.transitions.queue_slice import QueueSlice, Stamps
 from lanemq.pipelines.stages.transitions.redrives import RedrivenDeadLetter
 from lanemq.pipelines.stages.transitions.rules import Rules, UnfitState
 from lanemq.pipelines.stages.transitions.shard import Change, Shard, keyless

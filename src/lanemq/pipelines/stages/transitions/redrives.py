@@ -22,7 +22,7 @@ import msgspec
 from lanemq.clock import SystemClock
 from lanemq.model.errors import StateLost
 from lanemq.pipelines.atomic_files import sync, write_durably
-from lanemq.pipelines.stages.transitions.event import WaitingMessage
+from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 from lanemq.pipelines.stages.transitions.shard import keyless
 
 DEAD_LETTERS_PER_FILE: Final = 5_000

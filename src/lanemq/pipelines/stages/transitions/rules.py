@@ -14,8 +14,8 @@ from lanemq.core.consuming.retry_policy import RETRY_FOREVER
 from lanemq.model.errors import InvalidOption, LaneError, OrderError
 from lanemq.model.units import Millis, Seconds, to_millis, to_seconds
 from lanemq.pipelines.stages.transitions.error_text import LATE_OR_AGAIN
-from lanemq.pipelines.stages.transitions.event import Event, Row, Step, decode_empty_as_none
-from lanemq.pipelines.stages.transitions.lane import LaneCodec
+from lanemq.pipelines.stages.transitions.messages import Event, Row, Step, decode_empty_as_none
+from lanemq.pipelines.stages.transitions.shard import LaneCodec
 
 OnGap: TypeAlias = Literal["report", "hold", "fail"]
 Number: TypeAlias = Callable[[Event], int]

@@ -1,44 +1,47 @@
 """`Transitions`: a stage that runs every event of a key through a step, in order, once.
 
-The driver's part: it records what a unit of work starts from, lets Spark's tasks do the work (`worker.py`), and records
-the state after it (`settling.py`).
+The driver's part: it records what a unit of work starts from, lets Spark's tasks do the work (`worker.py`), turns their
+answers into rows for the sinks, and records the state after it.
 
 A unit of work is a batch or a retry pass. Its intent, written before it runs, says what it starts from; its ledger,
 written after it, has the version of every shard (`unit_log.py`; a sink's ledger is something else).
 
 Invariants: a unit starts from the ledger that its intent names and leaves a ledger; an operator's request is taken by
-one retry pass; a unit that retry passes were built on is never computed again.
+one retry pass; a unit that retry passes were built on is never computed again. There is no next ledger unless every
+task did its work and exactly one task worked on each shard.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import hash as hash_of
 from pyspark.sql.functions import lit, pmod
 from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock, wall_ms
-from lanemq.model.errors import Closed, InvalidOption, StateLost
+from lanemq.model.errors import Closed, InvalidOption, LaneError, LaneFrozen, OrderError, StateLost
 from lanemq.pipelines.atomic_files import sync
 from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch
 from lanemq.pipelines.checkpoint.queue_set import check_choice
 from lanemq.pipelines.declare.ddl import parse_columns
 from lanemq.pipelines.ports import Append, OnQueueChange, Results, Stage
-from lanemq.pipelines.rows import FileRows
+from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows, RowFile
 from lanemq.pipelines.stages.transitions.carried_types import carry_types
-from lanemq.pipelines.stages.transitions.event import COLUMNS, Step
+from lanemq.pipelines.stages.transitions.messages import COLUMNS, SHARD, Step
 from lanemq.pipelines.stages.transitions.operator_requests import (
+    NO_ACTIONS,
     OperatorRequest,
     RequestedActions,
     pending_requests,
     remove_request,
 )
-from lanemq.pipelines.stages.transitions.queue_slice import SHARD
 from lanemq.pipelines.stages.transitions.redrives import FILES_PER_PASS, RedrivenDeadLetter, Redrives
 from lanemq.pipelines.stages.transitions.rules import (
     DeadLetter,
@@ -49,13 +52,16 @@ from lanemq.pipelines.stages.transitions.rules import (
     Park,
     Policy,
     StateLimits,
+    UnfitState,
 )
-from lanemq.pipelines.stages.transitions.settling import ledger_after, remove_old, results, summaries_of
 from lanemq.pipelines.stages.transitions.shard import START
-from lanemq.pipelines.stages.transitions.unit_log import FrozenOptions, Intent, Ledger, UnitLog, read_ledger
+from lanemq.pipelines.stages.transitions.state_files import ShardFiles
+from lanemq.pipelines.stages.transitions.unit_log import Entry, FrozenOptions, Intent, Ledger, UnitLog, read_ledger
 from lanemq.pipelines.stages.transitions.worker import (
     ANSWER,
+    ShardSummary,
     StageOptions,
+    TaskAnswer,
     UnitInputs,
     apply_messages,
     retry_lanes,
@@ -65,6 +71,16 @@ from lanemq.pipelines.stages.transitions.worker import (
 
 _NEEDED = (*COLUMNS[:5], "value", "store_timestamp")
 _POSITION = ("topic", "broker", "queue_id", "queue_offset")
+_REFUSALS: Final = {kind.__name__: kind for kind in (InvalidOption, LaneFrozen, OrderError, StateLost, UnfitState)}
+
+
+class _Opened(NamedTuple):
+    """What a stage has between `open` and its end."""
+
+    spark: SparkSession
+    unit_log: UnitLog
+    cleaned: dict[str, int]
+    """The snapshot of each shard up to which files were removed."""
 
 
 class Transitions(Stage):
@@ -139,20 +155,18 @@ class Transitions(Stage):
             one_queue_per_key=shards != "queue" and sequence is None and chosen == "fail",
             on_expire=on_expire,
         )
-        self._check()
-        self._spark: SparkSession | None = None
-        self._unit_log: UnitLog | None = None
-        self._cleaned: dict[str, int] = {}
+        _check(self._options, shards)
+        self._opened: _Opened | None = None
 
     def open(self, spark: SparkSession, folder: Path) -> None:
         """Opens the stage's folder; refuses one whose state was made with other shards or numbers."""
         carry_types()
-        self._spark, self._unit_log, self._cleaned = spark, UnitLog(folder.absolute()), {}
+        self._opened = _Opened(spark, UnitLog(folder.absolute()), {})
         FrozenOptions.of(self._shards, self._options.sequence, self._options.first_number).freeze(folder)
 
     def run(self, messages: DataFrame, batch: Batch) -> Results:
         """Returns the rows of a batch, the same ones if the batch is repeated."""
-        if _has_passes(batch, self._opened().ledgers()):
+        if _has_passes(batch, self._unit_log.ledgers()):
             # Retry passes were built on it, so the sinks have it; only Spark has not recorded it yet.
             return Results(FileRows(self.schema, []), counts={"repeated_batches": 1})
         intent = self._intent(batch)
@@ -161,11 +175,11 @@ class Transitions(Stage):
 
     def settle(self, batch: Batch, state: str) -> None:
         """Records the ledger of the attempt that counts. Only from now on do other units see its changes."""
-        self._opened().complete(read_ledger(state), batch.epoch)
+        self._unit_log.complete(read_ledger(state), batch.epoch)
 
     def due(self, now: datetime) -> float | None:
         """Seconds until a retry pass is due; None while nothing waits, or while a unit is not finished."""
-        unit_log = self._opened()
+        unit_log = self._unit_log
         if set(unit_log.intents()) & set(unit_log.ledgers()):
             return None
         if pending_requests(unit_log.folder) or Redrives(unit_log.folder).pending():
@@ -175,8 +189,7 @@ class Transitions(Stage):
 
     def run_retry_pass(self, batch: Batch) -> Results | None:
         """Retries lanes whose wait is over or that an operator requested. None if there are none."""
-        unit_log, spark = self._opened(), self._spark
-        assert spark is not None
+        unit_log, spark = self._unit_log, self._open_stage.spark
         ledgers = unit_log.ledgers()
         if any(number > batch.number for number in ledgers):
             if batch.number in ledgers:
@@ -192,24 +205,24 @@ class Transitions(Stage):
 
     def unfinished_retry_pass(self) -> int | None:
         """The number of a retry pass that a crash interrupted."""
-        return max((number for number in self._opened().intents() if number % NUMBERS_PER_BATCH), default=None)
+        return max((number for number in self._unit_log.intents() if number % NUMBERS_PER_BATCH), default=None)
 
     def finished(self, batch: Batch) -> None:
         """Removes what only the sinks needed. The intent is removed last: until then the unit counts as unfinished."""
-        unit_log = self._opened()
+        unit_log = self._unit_log
         folder, intent = unit_log.folder, unit_log.intent(batch.number)
         for request in intent.requests if intent else ():
             remove_request(folder, request)
-        redrives, carried_out = Redrives(folder), intent.redrives if intent else ()
-        for ident in carried_out:
-            redrives.carried_out(ident)
+        redriven = intent.redrives if intent else ()
+        for ident in redriven:
+            Redrives(folder).carried_out(ident)
         shutil.rmtree(work_folder(folder, batch.number), ignore_errors=True)
-        remove_old(unit_log, batch, self._cleaned)
+        remove_old(unit_log, batch, self._open_stage.cleaned)
         unit_log.remove("intents", batch.number)
-        if carried_out:
+        if redriven:
             sync(folder / "intents")  # if a power cut brought the intent back, its retry pass would need the bodies
-        for ident in carried_out:
-            redrives.forget_bodies(ident)
+        for ident in redriven:
+            Redrives(folder).forget_bodies(ident)
 
     def _intent(
         self,
@@ -219,7 +232,7 @@ class Transitions(Stage):
         redrives: tuple[str, ...] = (),
     ) -> Intent:
         """Records the unit's intent. Returns that of an earlier attempt if it starts from the same ledger."""
-        unit_log = self._opened()
+        unit_log = self._unit_log
         base = unit_log.ledger_before(batch.number)
         _check_base(batch, base)
         found = unit_log.intent(batch.number)
@@ -232,7 +245,7 @@ class Transitions(Stage):
 
     def _planned_retry_pass(self, batch: Batch) -> Intent | None:
         """The intent of a retry pass; None if nothing is due. Requests about lanes that are not held are dropped."""
-        unit_log = self._opened()
+        unit_log = self._unit_log
         requests, wall = pending_requests(unit_log.folder), self._clock.wall()
         entries = unit_log.ledger_before(batch.number).shards
         shards = {
@@ -249,7 +262,7 @@ class Transitions(Stage):
         return None
 
     def _unit_inputs(self, intent: Intent) -> UnitInputs:
-        unit_log = self._opened()
+        unit_log = self._unit_log
         entries = unit_log.ledger(intent.base).shards
         return UnitInputs(
             options=self._options,
@@ -258,7 +271,7 @@ class Transitions(Stage):
             number=intent.number,
             wall=intent.wall,
             versions={name: entry.version for name, entry in entries.items()},
-            actions=RequestedActions.of(intent.requests),
+            actions=RequestedActions.of(intent.requests) if intent.requests else NO_ACTIONS,
             redrives=intent.redrives,
             lane_shards=self._lane_shards(intent.redrives),
         )
@@ -273,20 +286,19 @@ class Transitions(Stage):
         """The shards of redriven dead letters by lane, if shards are not queues; calculated as in `_arranged`."""
         if self._shards == "queue" or not redrives:
             return {}
-        assert self._spark is not None
         dead_letters = self._redriven_dead_letters(redrives)
         lanes = sorted({(each.lane, each.key) for each in dead_letters}, key=lambda lane: lane[0])
-        frame = self._spark.createDataFrame(lanes, "lane string, key string")
+        frame = self._open_stage.spark.createDataFrame(lanes, "lane string, key string")
         rows = frame.select("lane", pmod(hash_of("key"), lit(self._shards)).alias(SHARD)).collect()
         return {row.lane: f"keys-{row[SHARD]}" for row in rows}
 
     def _redriven_dead_letters(self, redrives: tuple[str, ...]) -> Iterator[RedrivenDeadLetter]:
-        found = Redrives(self._opened().folder)
+        found = Redrives(self._unit_log.folder)
         return (each for ident in redrives for each in found.dead_letters(ident))
 
     def _settled(self, batch: Batch, intent: Intent, frame: DataFrame) -> Results:
         """Runs the tasks. The new state is in the results and counts only after `settle`."""
-        unit_log = self._opened()
+        unit_log = self._unit_log
         summaries = summaries_of(unpack_answer(bytes(row.answer)) for row in frame.collect())
         after = ledger_after(unit_log.ledger(intent.base), batch, summaries)
         return results(unit_log.folder, batch, self.schema, summaries, after)
@@ -302,29 +314,32 @@ class Transitions(Stage):
         shared = kept.withColumn(SHARD, pmod(hash_of("key"), lit(self._shards)))
         return shared.repartition(self._shards, "key").sortWithinPartitions(SHARD, *_POSITION)
 
-    def _opened(self) -> UnitLog:
-        if self._unit_log is None:
-            raise Closed("transitions are not open: the pipeline's runner opens them")
-        return self._unit_log
+    @property
+    def _unit_log(self) -> UnitLog:
+        return self._open_stage.unit_log
 
-    def _check(self) -> None:
-        if not callable(self._options.step):
-            raise InvalidOption(f"step={self._options.step!r} cannot be called: give a function of (state, event)")
-        if not isinstance(self._options.policy, Hold | Park | DeadLetter):
-            raise InvalidOption(
-                f"on_failure={self._options.policy!r}: use Hold, Park or DeadLetter of lanemq.pipelines"
-            )
-        if self._options.on_gap not in ("report", "hold", "fail"):
-            raise InvalidOption(f"on_gap={self._options.on_gap!r}: use 'report', 'hold' or 'fail'")
-        if self._shards != "queue" and (type(self._shards) is not int or self._shards < 1):
-            raise InvalidOption(f"shards={self._shards!r}: use 'queue', or a number of 1 or more")
-        if self._options.on_expire is not None and not callable(self._options.on_expire):
-            raise InvalidOption(
-                f"on_expire={self._options.on_expire!r} cannot be called: give a function of (state, key)"
-            )
-        if self._options.on_expire is not None and self._options.limits.expire_after is None:
-            raise InvalidOption("on_expire is never called without limits=StateLimits(expire_after=...): give both")
-        self._options.rules()
+    @property
+    def _open_stage(self) -> _Opened:
+        if self._opened is None:
+            raise Closed("transitions are not open: the pipeline's runner opens them")
+        return self._opened
+
+
+def _check(options: StageOptions, shards: object) -> None:
+    """`InvalidOption` for options that are wrong or do not fit together."""
+    if not callable(options.step):
+        raise InvalidOption(f"step={options.step!r} cannot be called: give a function of (state, event)")
+    if not isinstance(options.policy, Hold | Park | DeadLetter):
+        raise InvalidOption(f"on_failure={options.policy!r}: use Hold, Park or DeadLetter of lanemq.pipelines")
+    if options.on_gap not in ("report", "hold", "fail"):
+        raise InvalidOption(f"on_gap={options.on_gap!r}: use 'report', 'hold' or 'fail'")
+    if shards != "queue" and (type(shards) is not int or shards < 1):
+        raise InvalidOption(f"shards={shards!r}: use 'queue', or a number of 1 or more")
+    if options.on_expire is not None and not callable(options.on_expire):
+        raise InvalidOption(f"on_expire={options.on_expire!r} cannot be called: give a function of (state, key)")
+    if options.on_expire is not None and options.limits.expire_after is None:
+        raise InvalidOption("on_expire is never called without limits=StateLimits(expire_after=...): give both")
+    options.rules()
 
 
 def _columns_of(outputs: str | StructType) -> StructType:
@@ -357,3 +372,84 @@ def _check_base(batch: Batch, base: Ledger) -> None:
             f"{batch} has no state to start from: that of the batch before it is not in the checkpoint. "
             f"Restore the checkpoint's folder as it was, or start with an empty one"
         )
+
+
+# after the tasks of a unit
+
+
+def summaries_of(answers: Iterable[TaskAnswer]) -> list[ShardSummary]:
+    """One summary per shard, sorted by name. Raises what a task refused."""
+    found: dict[str, ShardSummary] = {}
+    for answer in answers:
+        if answer.refusal is not None:
+            raise _REFUSALS.get(answer.refusal.kind, LaneError)(answer.refusal.text)
+        for summary in answer.shards:
+            if summary.shard in found:
+                raise OrderError(
+                    f"messages of {summary.shard} were in two tasks at once, so their order is lost: the rows were "
+                    f"shuffled between source and transitions. Leave the source's partitions as they are "
+                    f"(ordered=true), or use shards=<number>"
+                )
+            found[summary.shard] = summary
+    return [found[name] for name in sorted(found)]
+
+
+def ledger_after(base: Ledger, batch: Batch, summaries: Iterable[ShardSummary]) -> Ledger:
+    """The ledger after the unit."""
+    shards = dict(base.shards)
+    for each in summaries:
+        before = shards.get(each.shard)
+        snapshot = batch.number if each.snapshot else (before.snapshot if before else START)
+        shards[each.shard] = Entry(each.version, snapshot, each.keys, each.waiting, each.parked, each.retry_at)
+    return Ledger(batch.number, batch.query, shards)
+
+
+def results(
+    stage_folder: Path, batch: Batch, schema: StructType, summaries: list[ShardSummary], after: Ledger
+) -> Results:
+    """The row files for the sinks, and the counts."""
+    folder = work_folder(stage_folder, batch.number)
+    outputs = _files(folder, [(each.shard, *each.outputs) for each in summaries])
+    dead = _files(folder, [(each.shard, *each.dead) for each in summaries])
+    counts: Counter[str] = Counter()
+    for each in summaries:
+        counts.update(each.counts)
+    counts["keys"] = sum(entry.keys for entry in after.shards.values())
+    counts["lanes_held"] = sum(entry.waiting for entry in after.shards.values())
+    counts["lanes_parked"] = sum(entry.parked for entry in after.shards.values())
+    return Results(
+        outputs=FileRows(schema, outputs),
+        dead_letters=FileRows(DEAD_LETTER_SCHEMA, dead) if dead else None,
+        counts=dict(counts),
+        state=msgspec.json.encode(after).decode(),
+        late=frozenset(message for each in summaries for message in each.late),
+    )
+
+
+def _files(folder: Path, found: list[tuple[str, str, int]]) -> list[RowFile]:
+    return [RowFile(shard, folder / name, rows) for shard, name, rows in found if rows]
+
+
+def remove_old(unit_log: UnitLog, batch: Batch, cleaned: dict[str, int]) -> None:
+    """Removes what no repetition of the last two units can need.
+
+    After a retry pass the batch before it is never computed again, so the oldest ledger kept is the one that the pass
+    started from. A topic without new messages has retry passes only.
+
+    Args:
+        unit_log: The stage's log.
+        batch: The unit that has just finished.
+        cleaned: The snapshot of each shard up to which files were removed before; updated.
+    """
+    ledgers = sorted(unit_log.ledgers())
+    floor = batch.number if batch.is_retry_pass else (batch.spark_batch - 1) * NUMBERS_PER_BATCH
+    below = [number for number in ledgers if number < floor]
+    if not below:
+        return
+    oldest = unit_log.ledger(below[-1])
+    for name, entry in oldest.shards.items():
+        if entry.snapshot > cleaned.get(name, START):
+            ShardFiles(unit_log.folder, oldest.query, name).remove_before(entry.snapshot)
+            cleaned[name] = entry.snapshot
+    for number in below[:-1]:
+        unit_log.remove("ledger", number)

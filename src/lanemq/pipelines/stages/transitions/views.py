@@ -11,9 +11,8 @@ from typing import TypeVar
 
 from lanemq.clock import wall_time
 from lanemq.model.errors import StateLost
-from lanemq.pipelines.stages.transitions.event import WaitingMessage
-from lanemq.pipelines.stages.transitions.lane import KeyLane, WaitReason, read_plain
-from lanemq.pipelines.stages.transitions.shard import START, key_of
+from lanemq.pipelines.stages.transitions.messages import WaitingMessage
+from lanemq.pipelines.stages.transitions.shard import START, KeyLane, WaitReason, key_of, read_plain
 from lanemq.pipelines.stages.transitions.state_files import ShardFiles
 from lanemq.pipelines.stages.transitions.unit_log import Ledger, UnitLog
 

@@ -26,15 +26,13 @@ from pyspark.sql.types import StructType
 from lanemq.model.errors import LaneError
 from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA
 from lanemq.pipelines.stages.transitions.error_text import error_text
-from lanemq.pipelines.stages.transitions.event import Step, decoder, empty_decoder
-from lanemq.pipelines.stages.transitions.lane import LaneCodec
 from lanemq.pipelines.stages.transitions.machine import ShardMachine
+from lanemq.pipelines.stages.transitions.messages import QueueSlice, Step, decoder, empty_decoder, queue_slices
 from lanemq.pipelines.stages.transitions.operator_requests import NO_ACTIONS, RequestedActions
-from lanemq.pipelines.stages.transitions.queue_slice import QueueSlice, queue_slices
 from lanemq.pipelines.stages.transitions.redrives import RedrivenDeadLetter, Redrives
 from lanemq.pipelines.stages.transitions.row_shape import RowShape
 from lanemq.pipelines.stages.transitions.rules import Number, OnExpire, OnGap, Policy, Rules, StateLimits, numbering
-from lanemq.pipelines.stages.transitions.shard import PARKED_AT, Version
+from lanemq.pipelines.stages.transitions.shard import PARKED_AT, LaneCodec, Version
 from lanemq.pipelines.stages.transitions.state_files import CACHE, ShardFiles
 
 _ROWS_AT_ONCE: Final = 50_000
