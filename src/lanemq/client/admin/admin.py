@@ -6,11 +6,11 @@ broker knows (owners and epochs) is missing there, and the result says so.
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import Literal, Self, TypeAlias, Unpack
+from typing import Literal, TypeAlias
 
 import msgspec
 
-from lanemq.client.admin.calls import AdminCalls, found_messages
+from lanemq.client.admin.calls import AdminClient, found_messages
 from lanemq.client.admin.views import (
     AtOffset,
     AtTime,
@@ -25,9 +25,8 @@ from lanemq.client.admin.views import (
     TopicDescription,
 )
 from lanemq.client.message import Message
-from lanemq.client.security import SecuritySettings, security_of
 from lanemq.client.topics import ORDER_NAMESPACE, NewTopic, Order, checked, create, ensure
-from lanemq.clock import Clock, wall_ms, wall_time
+from lanemq.clock import wall_ms, wall_time
 from lanemq.model.errors import GroupNotFound, InvalidOption, LaneError, OffsetNotFound, RequestTimedOut, UsageError
 from lanemq.model.keys import Key, key_text
 from lanemq.model.names import DEFAULT_TOPIC, RETRY_PREFIX, check_group, check_topic
@@ -90,27 +89,8 @@ class _LeaseTable(msgspec.Struct):
     leases: list[_Lease] = []
 
 
-class Admin:
+class Admin(AdminClient):
     """Inspects and changes topics, groups and offsets. Blocking; not thread-safe. `timeout` is in seconds."""
-
-    def __init__(
-        self,
-        servers: str,
-        *,
-        timeout: Seconds = 5.0,
-        clock: Clock | None = None,
-        **protection: Unpack[SecuritySettings],
-    ) -> None:
-        self._calls = AdminCalls(servers, timeout=timeout, clock=clock, security=security_of(**protection))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._calls.close()
 
     # topics
 

@@ -1,11 +1,12 @@
 """Blocking requests of administration to name servers and brokers."""
 
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from typing import Self, TypeVar, Unpack
 
 from lanemq.client.codec import codec_named
 from lanemq.client.message import Message, MessageSource
 from lanemq.client.routing import BlockingRoutes
+from lanemq.client.security import SecuritySettings, security_of
 from lanemq.client.topics import Steps, checked, read_masters, run
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import TransportError
@@ -20,6 +21,29 @@ from lanemq.wire.headers import Header
 from lanemq.wire.record import RecordView, record_starts
 
 T = TypeVar("T")
+
+
+class AdminClient:
+    """What blocking administration shares. It connects with the first request; `close` ends its connections."""
+
+    def __init__(
+        self,
+        servers: str,
+        *,
+        timeout: Seconds = 5.0,
+        clock: Clock | None = None,
+        **protection: Unpack[SecuritySettings],
+    ) -> None:
+        self._calls = AdminCalls(servers, timeout=timeout, clock=clock, security=security_of(**protection))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._calls.close()
 
 
 class AdminCalls:

@@ -6,11 +6,11 @@ Only LaneMQ brokers store parked lanes. On an Apache cluster they stay in the me
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Self, Unpack
+from typing import Final, Unpack
 
-from lanemq.client.admin.calls import AdminCalls, found_messages
+from lanemq.client.admin.calls import AdminClient, found_messages
 from lanemq.client.message import Message
-from lanemq.client.security import SecuritySettings, security_of
+from lanemq.client.security import SecuritySettings
 from lanemq.clock import Clock, wall_time
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
@@ -46,7 +46,7 @@ class ParkedLaneView:
     last: QueueOffset
 
 
-class ParkedAdmin:
+class ParkedAdmin(AdminClient):
     """Lists, redrives and discards parked lanes. Blocking; not thread-safe."""
 
     def __init__(
@@ -57,17 +57,8 @@ class ParkedAdmin:
         clock: Clock | None = None,
         **protection: Unpack[SecuritySettings],
     ) -> None:
-        self._calls = AdminCalls(servers, timeout=timeout, clock=clock, security=security_of(**protection))
+        super().__init__(servers, timeout=timeout, clock=clock, **protection)
         self._masters: dict[str, Address] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._calls.close()
 
     def lanes(
         self, group: str | None = None, topic: str | None = None, key: str | AnyKey | None = ANY_KEY
