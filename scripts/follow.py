@@ -45,6 +45,7 @@ DISPLAY = ("cli/", "pipelines/running/session.py", "pipelines/running/runner.py:
 """The threads of the driver that show progress and Spark's log lines, by their outermost function."""
 PROGRESS = "pipelines/running/progress.py"
 BATCHES = 6
+REPLY = "Connection.data_received"
 IMPORT, RETURNED = "import", "(the batch ends)"
 
 
@@ -167,9 +168,24 @@ def follow_consume() -> dict[str, list[Call]]:
         finally:
             app.stop()
     # The producer and the administration of this script use blocking connections, the consumer does not.
-    others = ("client/producer", "client/admin", "net/blocking")
+    others = ("client/producer", "client/admin", "net/blocking", "client/routing.py:BlockingRoutes")
     found = [call for call in message_only(calls, idle) if not call.root.startswith(others)]
-    return {"client": [call for call in found if call.side == "client"]}
+    return {"client": used_replies([call for call in found if call.side == "client"])}
+
+
+def used_replies(calls: list[Call]) -> list[Call]:
+    """Without replies after which nothing of the message runs: those to the keep-alives that run beside it."""
+    used: list[Call] = []
+    reply: list[Call] = []
+    for call in calls:
+        if call.function == REPLY:
+            reply = []
+        if call.root.endswith(REPLY):
+            reply.append(call)
+        else:
+            used += [*reply, call]
+            reply = []
+    return used
 
 
 def _committed(admin: Any) -> int:
