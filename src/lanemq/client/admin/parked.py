@@ -3,19 +3,19 @@
 Only LaneMQ brokers store parked lanes. On an Apache cluster they stay in the members' memory, and the lists are empty.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Unpack
+from types import MappingProxyType
+from typing import Final
 
 from lanemq.client.admin.calls import AdminClient, found_messages
 from lanemq.client.message import Message
-from lanemq.client.security import SecuritySettings
-from lanemq.clock import Clock, wall_time
+from lanemq.clock import wall_time
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import QueueOffset, Seconds
+from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
@@ -49,16 +49,8 @@ class ParkedLaneView:
 class ParkedAdmin(AdminClient):
     """Lists, redrives and discards parked lanes. Blocking; not thread-safe."""
 
-    def __init__(
-        self,
-        servers: str,
-        *,
-        timeout: Seconds = 5.0,
-        clock: Clock | None = None,
-        **protection: Unpack[SecuritySettings],
-    ) -> None:
-        super().__init__(servers, timeout=timeout, clock=clock, **protection)
-        self._masters: dict[str, Address] = {}
+    _masters: Mapping[str, Address] = MappingProxyType({})
+    """The brokers of the last list, so that requests about its lanes need not ask for them again."""
 
     def lanes(
         self, group: str | None = None, topic: str | None = None, key: str | AnyKey | None = ANY_KEY
