@@ -201,6 +201,8 @@ def test_the_query_waits_for_an_absent_broker_and_then_names_it(
 ) -> None:
     broker = EmbeddedBroker(BrokerOptions(tmp_path, listen=Address("127.0.0.1", 0)))
     with broker:
+        with Admin(broker.address) as admin:
+            admin.create_topic("orders", 4)
         send(broker.address, "orders", range(5))
         options = {"servers": broker.address, "topic": "orders", "startingOffsets": "earliest", "brokerWait": "300ms"}
         query = Query(**options)
