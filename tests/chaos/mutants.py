@@ -29,8 +29,11 @@ from lanemq.core.consuming.parked_lanes import LocalParkedLanes
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.effects import EffectOwner
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.sending import sharding
+from lanemq.effects import drivers, steps
+from lanemq.effects.statements import EffectTables, Statement
 from lanemq.log import reading, record_bytes, recovery
 from lanemq.log.appender import Appender
 from lanemq.log.commit_log import CommitLog
@@ -374,6 +377,43 @@ def selector_sign(patch: Patch) -> None:
     patch(sharding, "_index", lambda number, queues: number % len(queues))
 
 
+def applied_place(patch: Patch) -> None:
+    """Effects: store every place, also one that is not above the last."""
+    real = EffectTables.take_place
+
+    def take_place(self: EffectTables, *given: Any) -> Statement | None:
+        statement = real(self, *given)
+        return statement and statement._replace(sql=statement.sql.replace("held.log_position < ?", "? IS NOT NULL"))
+
+    patch(EffectTables, "take_place", take_place)
+
+
+def effect_owner(patch: Patch) -> None:
+    """Effects: take every owner for the current one once the queue has an epoch."""
+    real = steps.judge_owner
+
+    def judge(highest: int | None, epoch: int) -> EffectOwner:
+        return real(highest, epoch) if highest is None else EffectOwner.CURRENT
+
+    patch(steps, "judge_owner", judge)
+
+
+def shared_epoch(patch: Patch) -> None:
+    """Effects in PostgreSQL: read the epoch without a lock."""
+    real = EffectTables.locked_epoch
+
+    def locked_epoch(self: EffectTables, *given: Any) -> Statement:
+        statement = real(self, *given)
+        return statement._replace(sql=statement.sql.replace(" FOR SHARE", ""))
+
+    patch(EffectTables, "locked_epoch", locked_epoch)
+
+
+def checked_status(patch: Patch) -> None:
+    """Effects in PostgreSQL: commit without looking whether the transaction was aborted."""
+    patch(drivers, "check_status", lambda connection: None)
+
+
 MUTANTS: dict[str, Callable[[Patch], None]] = {
     each.__name__: each
     for each in (
@@ -417,5 +457,9 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         confirmed_lane,
         pinned_log,
         selector_sign,
+        applied_place,
+        effect_owner,
+        shared_epoch,
+        checked_status,
     )
 }

@@ -79,6 +79,10 @@ GUARDS = {
     "confirmed_lane": "sim/test_mutants.py::a lane is finished when the broker has it",
     "pinned_log": "broker/handlers/test_parking.py",
     "selector_sign": "chaos/test_mutants.py",
+    "applied_place": "effects/test_controls.py",
+    "effect_owner": "effects/test_controls.py",
+    "shared_epoch": "effects/test_owners_at_once.py",
+    "checked_status": "effects/test_controls.py",
 }
 TESTS = Path(__file__).parents[1]
 

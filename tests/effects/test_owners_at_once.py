@@ -15,6 +15,7 @@ import psycopg
 import pytest
 import sqlalchemy
 from tests.chaos.members import until
+from tests.chaos.mutants import shared_epoch
 from tests.effects.forms import Form, postgres_form, url_of
 from tests.effects.messages import HOUR, WallClock, delivered
 from tests.postgres_server import Server
@@ -78,14 +79,7 @@ def test_without_the_shared_lock_an_old_owner_commits_beside_the_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Negative control: the epoch is read without a lock."""
-    locked = EffectTables.locked_epoch
-
-    def unlocked(self: EffectTables, *given: Any) -> Statement:
-        statement = locked(self, *given)
-        assert " FOR SHARE" in statement.sql
-        return statement._replace(sql=statement.sql.replace(" FOR SHARE", ""))
-
-    monkeypatch.setattr(EffectTables, "locked_epoch", unlocked)
+    shared_epoch(monkeypatch.setattr)
     with pytest.raises(AssertionError, match="did not wait"):
         old_owner_applies_while_a_new_one_comes(shop, postgres.dsn, beside)
 

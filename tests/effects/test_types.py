@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
-from tests.effects.forms import sqlite_form
 from tests.effects.messages import delivered
 from tests.test_shape import ROOT
 
-from lanemq.effects import AlreadyApplied, once, table_definition
+from lanemq.effects import once, table_definition
 from lanemq.effects.statements import (
     Dialect,
-    EffectTables,
     Placeholders,
-    Statement,
     lane_name,
     scope_of,
     tables_for,
@@ -149,25 +146,6 @@ def test_messages_that_no_consumer_delivered_and_batches_of_several_queues_are_r
     with pytest.raises(InvalidOption, match="letters"), once(delivered(1), engine, table="effects; DROP TABLE x"):
         pytest.fail("no such table")
     engine.dispose()
-
-
-def test_without_the_comparison_of_places_a_repeat_has_a_second_effect(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Negative control of the contract: every place may be stored."""
-    taking = EffectTables.take_place
-
-    def careless(self: EffectTables, *given: Any) -> Statement | None:
-        statement = taking(self, *given)
-        return statement and statement._replace(sql=statement.sql.replace("held.log_position < ?", "? IS NOT NULL"))
-
-    with sqlite_form("sqlite3", tmp_path / "shop.db") as form:
-        form.apply(delivered(5), "first")
-        with pytest.raises(AlreadyApplied):
-            form.apply(delivered(5), "second")
-        monkeypatch.setattr(EffectTables, "take_place", careless)
-        form.apply(delivered(5), "second")
-        assert form.effects() == ["first", "second"]
 
 
 def test_lanes_have_short_names_that_compare_alike_in_every_collation() -> None:
