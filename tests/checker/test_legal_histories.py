@@ -57,6 +57,15 @@ LEGAL = {
         "broker redriven 0 k 2\na turn 0 k epoch=1\na end 0 k ok epoch=1\na turn 1 k epoch=1\na end 1 k ok epoch=1\n"
         "b turn 0 k epoch=2\nb end 0 k ok epoch=2\nb turn 1 k epoch=2\nb end 1 k ok epoch=2\nb turn 2 k epoch=2"
     ),
+    "message discarded while it runs, and its broker is restarted": (
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k 1\na turn 0 k\n"
+        "broker discarded 0 k\nbroker parked 1 k\nbroker redriven 1 k 1\na effect 0 k\na end 0 k ok\na turn 1 k\n"
+        "a effect 1 k\na end 1 k ok"
+    ),
+    "message discarded on its way fails once more, and the lane goes on": (
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k 1\n"
+        "broker discarded 0 k\na turn 0 k\na end 0 k retry\nbroker redriven 1 k 1\na turn 1 k\na end 1 k ok"
+    ),
     "redriven, failed again, parked again, redriven": (
         "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nbroker redriven 0 k\na turn 0 k\na end 0 k retry\n"
         "a parked 0 k\nbroker redriven 0 k\na turn 0 k\na end 0 k ok\na turn 1 k"

@@ -325,6 +325,11 @@ PLANTED = {
         "a turn 0 k epoch=1\na end 0 k retry epoch=1\na parked 0 k\na parked 1 k\na commit 2 epoch=1\n"
         "broker redriven 0 k 0\nbroker discarded 0 k\nbroker discarded 1 k\na turn 1 k epoch=1",
     ),
+    "message that failed when it was redriven again is overtaken": (
+        "B4",
+        "a turn 0 k epoch=1\na end 0 k retry epoch=1\na parked 0 k\na commit 1 epoch=1\nbroker redriven 0 k 0\n"
+        "a turn 0 k epoch=1\na end 0 k ok epoch=1\nb turn 0 k epoch=2\nb end 0 k retry epoch=2\nc turn 1 k epoch=3",
+    ),
     "newer message runs before the redriven ones": (
         "B3",
         "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k\n"

@@ -198,11 +198,18 @@ def lane_continues(progress: GroupProgress, lane: CheckedLane, offset: int) -> N
 
 
 def _removed(progress: GroupProgress, lane: CheckedLane, below: int) -> None:
-    """Redriven messages below an offset are done, and the broker has removed them: they do not run again."""
-    removed = {offset for offset in lane.redriven_done if offset < below}
+    """Redriven messages below an offset are done, and the broker has removed them: they do not run again.
+
+    One that was discarded while it runs goes on. If it failed after that, it is not tried again.
+    """
+    running = lane.running_offset if lane.running is not None else below
+    removed = {offset for offset in lane.redriven_done if offset < min(below, running)}
     lane.redriven_done -= removed
+    discarded = progress.discarded.get(lane.key, -1)
     for offset in removed:
         progress.parked.pop(offset, None)
+        if offset <= discarded:
+            lane.unfinished.discard(offset)
 
 
 def _forget(progress: GroupProgress, lane: CheckedLane) -> None:
