@@ -86,8 +86,8 @@ def lease_end(patch: Patch) -> None:
     """Member: continues with a queue after its lease has ended."""
     real = Scheduler.add
 
-    def add(self: Any, queue: Any, start: Any, usable_until: Any, *more: Any) -> None:
-        real(self, queue, start, NO_LEASE_NEEDED, *more)
+    def add(self: Any, queue: Any, start: Any, usable_until: Any, *more: Any, **named: Any) -> None:
+        real(self, queue, start, NO_LEASE_NEEDED, *more, **named)
 
     patch(Scheduler, "add", add)
     patch(Scheduler, "set_usable_until", lambda self, queue, until: None)
@@ -159,7 +159,11 @@ def lease_news(patch: Patch) -> None:
 def finished_ranges(patch: Patch) -> None:
     """Member: ignores what former owners finished above the offset of a queue."""
     real = Scheduler.add
-    patch(Scheduler, "add", lambda self, queue, start, usable_until, *done: real(self, queue, start, usable_until))
+
+    def add(self: Any, queue: Any, start: Any, usable_until: Any, *done: Any, **named: Any) -> None:
+        real(self, queue, start, usable_until, **named)
+
+    patch(Scheduler, "add", add)
 
 
 def progress_inside_a_run(patch: Patch) -> None:
@@ -172,10 +176,16 @@ def finished_span(patch: Patch) -> None:
     real = Scheduler.add
 
     def add(
-        self: Any, queue: Any, start: Any, usable_until: Any, done: FinishedRanges = NOTHING_FINISHED, *more: Any
+        self: Any,
+        queue: Any,
+        start: Any,
+        usable_until: Any,
+        done: FinishedRanges = NOTHING_FINISHED,
+        *more: Any,
+        **named: Any,
     ) -> None:
         span = FinishedRanges.of([(start, done.bounds[-1])]) if done else done
-        real(self, queue, start, usable_until, span, *more)
+        real(self, queue, start, usable_until, span, *more, **named)
 
     patch(Scheduler, "add", add)
 

@@ -113,6 +113,7 @@ def test_ordered_and_concurrent_members_are_refused_with_the_others_name(
     second: Callable[[App, str], None],
 ) -> None:
     topic += "-ordered"
+    topic = f"{topic}-shared"
     create(broker, topic)
     here = App(broker.address, group=f"g-{topic}", client_id="the-first")
     first(here, topic)
