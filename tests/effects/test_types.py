@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from tests.effects.messages import delivered
 from tests.test_shape import ROOT
@@ -22,6 +23,7 @@ from lanemq.effects.statements import (
     tables_for,
     written_for,
 )
+from lanemq.effects.steps import sql_state
 from lanemq.errors import InvalidOption, UsageError
 from lanemq.model.queue import MessageQueue
 
@@ -178,6 +180,21 @@ def test_scopes_are_told_apart_by_each_of_their_parts() -> None:
 def test_values_are_marked_in_the_style_of_the_driver(style: Placeholders, written: str) -> None:
     assert written_for(style, "SELECT ? LIKE 'x%' AND ?") == written
     assert written_for(style, "SELECT 'x%'") == "SELECT 'x%'"
+
+
+def test_the_state_of_an_error_is_found_whatever_driver_raised_it() -> None:
+    class Named(Exception):
+        sqlstate = "55P03"
+
+    class Coded(Exception):
+        pgcode = "55P03"
+
+    asyncpg = Exception("adapted by SQLAlchemy")
+    asyncpg.__cause__ = Named()
+    errors = [Named(), Coded(), Exception({"S": "ERROR", "C": "55P03"})]
+    wrapped = [DBAPIError("SELECT 1", {}, each) for each in (*errors, asyncpg)]
+    assert [sql_state(each) for each in (*errors, *wrapped)] == ["55P03"] * 7
+    assert sql_state(ValueError("no state")) is None
 
 
 def test_the_definition_of_the_tables_can_be_run_before(tmp_path: Path) -> None:

@@ -223,8 +223,12 @@ def forget_effects(
 
 def sql_state(error: BaseException) -> str | None:
     """The SQLSTATE of a driver's error, also if SQLAlchemy wraps it."""
-    for each in (error, getattr(error, "orig", None), getattr(getattr(error, "orig", None), "__cause__", None)):
+    driver = getattr(error, "orig", None)
+    for each in (error, driver, getattr(driver, "__cause__", None)):
         state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
         if state:
             return str(state)
+        fields = next(iter(getattr(each, "args", ())), None)
+        if isinstance(fields, dict) and "C" in fields:  # pg8000
+            return str(fields["C"])
     return None
