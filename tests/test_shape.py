@@ -121,8 +121,9 @@ def own_exceptions() -> Iterator[type[BaseException]]:
                 yield value
 
 
-NEVER_LEAVE = {"UnreadableHeader", "_TooShort"}
-"""Signals inside `wire.command`, which turns them into errors of the tree."""
+NEVER_LEAVE = {"UnreadableHeader", "_TooShort", "NoHandler"}
+"""Not raised to a caller: two are turned into errors of the tree by `wire.command`, and workers send a message without
+a handler back."""
 
 
 def test_every_exception_class_is_a_lane_error() -> None:

@@ -182,7 +182,7 @@ class ProducerInfo(Body):
     version: int = 0
 
 
-class ProducerTable(Body):
+class ProducerTableInfo(Body):
     """Answers 328: producer group to its connections."""
 
     data: dict[str, list[ProducerInfo]] = field(default_factory=dict)

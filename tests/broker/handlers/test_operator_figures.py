@@ -15,7 +15,7 @@ from lanemq.wire.stats_bodies import (
     ConsumerConnection,
     ConsumeStats,
     ProducerConnection,
-    ProducerTable,
+    ProducerTableInfo,
     TopicStatsTable,
 )
 
@@ -58,8 +58,8 @@ def test_connections_show_the_language_and_version_of_each_client(clocked: Runni
 
 
 def test_all_producers_are_listed_until_they_disconnect(clocked: RunningBroker) -> None:
-    def table() -> ProducerTable:
-        return ProducerTable.decode(asker.ask(RequestCode.GET_ALL_PRODUCER_INFO).body)
+    def table() -> ProducerTableInfo:
+        return ProducerTableInfo.decode(asker.ask(RequestCode.GET_ALL_PRODUCER_INFO).body)
 
     asker, first, second = (clocked.connect() for _ in range(3))
     assert table().data == {}

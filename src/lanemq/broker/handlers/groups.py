@@ -31,7 +31,7 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import LANGUAGES, Command
 from lanemq.wire.headers import ConsumerListHeader, HeartbeatHeader, UnregisterHeader
 from lanemq.wire.route_bodies import SubscriptionGroupConfig, SubscriptionGroupTable
-from lanemq.wire.stats_bodies import ClientConnection, ProducerConnection, ProducerInfo, ProducerTable
+from lanemq.wire.stats_bodies import ClientConnection, ProducerConnection, ProducerInfo, ProducerTableInfo
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ class GroupHandler:
             ]
             for group, connections in sorted(self._producers.items())
         }
-        answer(peer, request, {}, ProducerTable(data=table).encode())
+        answer(peer, request, {}, ProducerTableInfo(data=table).encode())
 
 
 def _group_of(data: ConsumerData) -> GroupHeartbeat:
