@@ -11,6 +11,7 @@ The checker reads this format with definitions of its own and never imports this
 """
 
 import contextlib
+import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from threading import Lock
 from typing import BinaryIO, Literal, cast
 
 import msgspec
+
+from lanemq.forking import tell_child
 
 Role = Literal["producer", "consumer", "broker", "other"]
 Outcome = Literal["ok", "retry", "abandoned", "late"]
@@ -41,11 +44,20 @@ class History:
     """
 
     on = True
+    _in_child = False
+    suffix = ""
+    """What the name of the process has at its end in a child that was forked with this history."""
 
     def __init__(
         self, path: Path, process: str, now_ns: Callable[[], int], role: Role = "other", run: str = ""
     ) -> None:
         self.now = now_ns
+        self._about = path, process, role, run
+        self._open_file(path, process)
+        tell_child(self)
+
+    def _open_file(self, path: Path, process: str) -> None:
+        _, _, role, run = self._about
         self._n = 0
         self._lock = Lock()
         file = cast(BinaryIO, path.open("ab", buffering=0))
@@ -53,7 +65,16 @@ class History:
         self._file: BinaryIO | None = file
         self._write("begin", {"name": process, "role": role, "run": run})
 
+    def forked(self) -> None:
+        """In a child process: goes on in a file of its own, which is made by its first line."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._lock = Lock()
+            self._in_child, self.suffix = True, f".{os.getpid()}"
+
     def close(self) -> None:
+        self._in_child = False
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -171,6 +192,11 @@ class History:
 
     def _write(self, event: str, fields: _Fields) -> None:
         """Number, time and append are one step, so that the lines of a file are in time order."""
+        if self._in_child:
+            self._in_child = False
+            path, process, _, _ = self._about
+            name = process + self.suffix
+            self._open_file(path.with_name(f"{file_name(name)}.jsonl"), name)
         with self._lock:
             if self._file is None:
                 return

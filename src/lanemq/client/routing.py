@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from lanemq.client.topics import MASTER, NewTopic, ensure, read_route, route_request, run, run_async
 from lanemq.clock import Clock, SystemClock
+from lanemq.forking import tell_child
 from lanemq.model.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -266,6 +267,10 @@ class BlockingRoutes(_CachedRoutes):
     ) -> None:
         super().__init__(servers, clock, declared)
         self._security = security
+        self._begin()
+        tell_child(self)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         # What callers wait for; guarded by `_lock`, as is `_answering`: a thread works on it.
         self._questions: dict[tuple[str, bool], _Question] = {}
@@ -275,6 +280,13 @@ class BlockingRoutes(_CachedRoutes):
         self._connections: dict[Address, BlockingConnection] = {}
         self._in_use: BlockingConnection | None = None
         self._closed = False
+
+    def forked(self) -> None:
+        """In a child process: leaves the connections to the parent."""
+        if not self._closed:
+            for connection in (*self._connections.values(), *([self._in_use] if self._in_use else [])):
+                connection.drop()
+            self._begin()
 
     def get(self, topic: str, *, provisional: bool = False, timeout: float | None = None) -> TopicRoute:
         """As `AsyncRoutes.get`; raises `RequestTimedOut` after `timeout` seconds."""

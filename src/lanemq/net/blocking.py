@@ -135,6 +135,10 @@ class BlockingConnection:
             self._closed_early_hint = ""
             self._arrived.extend(decode_command(frame) for frame in self._decoder.feed(data))
 
+    def drop(self) -> None:
+        """Closes this process's end of a connection that the parent goes on with."""
+        self._socket.close()
+
     def hang_up(self) -> None:
         """Makes a request under way in another thread fail; that thread closes the connection."""
         with contextlib.suppress(OSError):
@@ -231,6 +235,11 @@ class DuplexConnection:
     def forget(self, opaque: int) -> bool:
         """Stops waiting for a reply; false if it has been delivered already."""
         return self._waiting.pop(opaque, None) is not None
+
+    def drop(self) -> None:
+        """Closes this process's end of a connection that the parent goes on with."""
+        self.is_open = False
+        self._socket.close()
 
     def hang_up(self) -> None:
         """Closes the connection without waiting for the reader; `on_lost` is called afterwards."""

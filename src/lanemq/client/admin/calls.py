@@ -9,6 +9,7 @@ from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import SecuritySettings, security_of
 from lanemq.client.topics import Steps, checked, read_masters, run
 from lanemq.clock import Clock, SystemClock
+from lanemq.forking import tell_child
 from lanemq.model.errors import TransportError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Seconds, to_seconds
@@ -57,6 +58,13 @@ class AdminCalls:
         self.routes = BlockingRoutes(parse_addresses(servers), self.clock, security=security)
         self._timeout = to_seconds(timeout)
         self._links: dict[Address, BlockingConnection] = {}
+        tell_child(self)
+
+    def forked(self) -> None:
+        """In a child process: leaves the connections to the parent; new ones are opened on demand."""
+        for link in self._links.values():
+            link.drop()
+        self._links = {}
 
     def close(self) -> None:
         self.routes.close()

@@ -61,6 +61,8 @@ class AsyncConsumer:
 
     async def close(self, *, now: bool = False) -> None:
         """Commits, and hands the queues over. Undecided messages are delivered again."""
+        if self._engine is not None and self._engine.in_child:
+            return
         self._undecided.give_back()
         if self._engine is not None and self._running is not None:
             self._engine.stop(now=now)
@@ -75,6 +77,8 @@ class AsyncConsumer:
         Raises:
             LaneError: the consumer ended by an error.
         """
+        if self._engine is not None:
+            self._engine.check_process()
         run = await self._scheduler.take_run_async(timeout)
         if run is None and self._engine is not None and self._engine.failure is not None:
             raise ended_by(self._engine.failure)

@@ -60,6 +60,8 @@ class Consumer:
 
     def close(self, *, now: bool = False) -> None:
         """Commits, and hands the queues over. Undecided messages are delivered again."""
+        if self._thread.in_child:
+            return
         self._undecided.give_back()
         try:
             self._thread.stop(now=now)
@@ -72,6 +74,7 @@ class Consumer:
         Raises:
             LaneError: the consumer ended by an error.
         """
+        self._thread.check_process()
         run = self._scheduler.take_run(timeout)
         if run is None:
             self._thread.check()
@@ -80,14 +83,17 @@ class Consumer:
 
     def done(self, message: Message) -> bool:
         """Finishes the message; its lane goes on. False: the queue was lost, and the message is delivered again."""
+        self._thread.check_process()
         return self._undecided.done(message)
 
     def retry(self, message: Message, after: Seconds | None = None) -> None:
         """Delivers the same message again, after `after` seconds or as the failure policy says."""
+        self._thread.check_process()
         self._undecided.retry(message, after)
 
     def dead(self, message: Message, why: str = "") -> bool:
         """Moves the message to the group's dead letters; its lane goes on. False: the broker did not take it."""
+        self._thread.check_process()
         run, end = self._undecided.dead(message, why)
         engine = self._thread.engine
         reporting = engine.reporter.report(engine.subscriptions[run.queue.topic], run, end)

@@ -39,7 +39,8 @@ from lanemq.client.consumer.turns.workers import (
 )
 from lanemq.client.identity import new_client_id
 from lanemq.core.consuming.offset_table import OffsetTable
-from lanemq.model.errors import Closed, GroupConflict, InvalidOption, LaneError
+from lanemq.forking import tell_child
+from lanemq.model.errors import Closed, GroupConflict, InvalidOption, LaneError, UsageError
 from lanemq.model.units import QueueOffset
 from lanemq.net.connection import Connection
 from lanemq.wire.command import Command
@@ -61,11 +62,13 @@ class ConsumerEngine:
         connect: Connect = connect,
     ) -> None:
         self.options = options
-        self.client_id = options.client_id or new_client_id()
+        self.client_id = (options.client_id or new_client_id()) + options.history.suffix
         self.started = asyncio.Event()
         """Set after the first rebalance round."""
         self.failure: Exception | None = None
         """The error that ended the consumer before it was stopped."""
+        self.in_child = False
+        tell_child(self)
         self._begun = False
         self._stopping = asyncio.Event()
         self._stopping_now = asyncio.Event()
@@ -137,11 +140,22 @@ class ConsumerEngine:
             self._close_schedulers()
             self._pool.close()
 
+    def forked(self) -> None:
+        """In a child process: the parent goes on consuming, and nothing here may disturb it."""
+        self.in_child = True
+
+    def check_process(self) -> None:
+        """Raises `UsageError` in a child of the process that started the consumer."""
+        if self.in_child:
+            raise started_in_parent()
+
     def stop(self, *, now: bool = False) -> None:
         """Lets running handlers finish, hands all queues over and ends; returns at once. Any thread may call it.
 
         With `now` it does not wait for handlers; their messages are delivered again.
         """
+        if self.in_child:
+            return
         if threading.get_ident() == self._thread:
             self._stop(now)
             return
@@ -264,6 +278,11 @@ async def until_started(engine: ConsumerEngine, running: asyncio.Task[None]) -> 
     started.cancel()
 
 
+def started_in_parent() -> UsageError:
+    """The error for calls in a child process to a consumer that its parent started."""
+    return UsageError("this consumer was started before a fork and goes on in the parent: make one in the child")
+
+
 def ended_by(error: BaseException) -> LaneError:
     """The error for calls to a consumer that ended without being stopped."""
     failure = LaneError(f"this consumer ended by an error and consumes nothing any more: {error!r}; make a new one")
@@ -284,6 +303,7 @@ class EngineThread:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: ConsumerEngine | None = None
+        self.in_child = False
         self._error: BaseException | None = None
         self._term: object | None = None
         self._finishing = False
@@ -307,6 +327,7 @@ class EngineThread:
 
     def check(self) -> None:
         """Raises the error that ended the consumer, if it was not stopped."""
+        self.check_process()
         error = self._error or (self._engine.failure if self._engine is not None else None)
         if error is not None:
             raise ended_by(error)
@@ -318,7 +339,8 @@ class EngineThread:
         the signal hands all queues over before the process ends (`signals.Termination`).
         """
         if self._thread is not None:
-            raise Closed.started_before("consumer")
+            raise started_in_parent() if self.in_child else Closed.started_before("consumer")
+        tell_child(self)
         self._thread = threading.Thread(target=self._run, name=f"lanemq-{self._options.group}", daemon=True)
         if finish_on_sigterm:
             self._term = TERMINATION.listen(self._finish, again=True)
@@ -328,6 +350,15 @@ class EngineThread:
             self._thread.join()
             raise self._error
 
+    def forked(self) -> None:
+        """In a child process: the parent goes on consuming, and nothing here may disturb it."""
+        self.in_child = True
+
+    def check_process(self) -> None:
+        """Raises `UsageError` in a child of the process that started the consumer."""
+        if self.in_child:
+            raise started_in_parent()
+
     def stop(self, *, now: bool = False) -> None:
         """Hands all queues over and waits for the end; raises the error that ended the consumer.
 
@@ -335,7 +366,7 @@ class EngineThread:
         from elsewhere waits.
         """
         thread, engine = self._thread, self._engine
-        if thread is None or engine is None:
+        if thread is None or engine is None or self.in_child:
             return
         engine.stop(now=now)
         if SERVING.get() is engine or threading.current_thread() is thread:

@@ -22,6 +22,7 @@ from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import SecuritySettings, security_of
 from lanemq.clock import Clock, SystemClock, wall_ms
+from lanemq.forking import tell_child
 from lanemq.model.errors import OffsetNotFound, TransportError, UsageError
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
@@ -70,6 +71,7 @@ class PullConsumer:
         self._security = security_of(**protection)
         self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
         self._connections: dict[Address, BlockingConnection] = {}
+        tell_child(self)
         # Where the next poll reads each assigned queue; `commit` reports this.
         self._positions: dict[MessageQueue, QueueOffset] = {}
         self._order: list[MessageQueue] = []
@@ -151,6 +153,12 @@ class PullConsumer:
         except OffsetNotFound:
             return None
         return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
+
+    def forked(self) -> None:
+        """In a child process: leaves the connections to the parent; new ones are opened on demand."""
+        for connection in self._connections.values():
+            connection.drop()
+        self._connections = {}
 
     def close(self) -> None:
         for connection in self._connections.values():

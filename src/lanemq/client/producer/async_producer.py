@@ -49,9 +49,13 @@ class AsyncProducer(ProducerBase):
     """Sends messages and keeps those of a key in order. For one event loop."""
 
     def __init__(self, servers: str, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
-        super().__init__(contextlib.nullcontext(), LoopFuture, clock, settings)
+        super().__init__(servers, clock, settings)
+
+    def _begin(self) -> None:
+        self._begin_with(contextlib.nullcontext(), LoopFuture)
         self._pool = ConnectionPool(security=self._security)
-        self._routes = AsyncRoutes(parse_addresses(servers), self._pool, self._clock, declared=self._options.create)
+        servers, declared = parse_addresses(self._servers), self._options.create
+        self._routes = AsyncRoutes(servers, self._pool, self._clock, declared=declared)
         self._links: dict[str, Connection] = {}
         self._line = asyncio.Lock()
         self._in_line = 0
@@ -61,6 +65,9 @@ class AsyncProducer(ProducerBase):
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
         self._maintenance: asyncio.Task[None] | None = None
+
+    def _leave_to_parent(self) -> None:
+        """The connections belong to the parent's event loop, which does not run here."""
 
     # sending
 
@@ -139,6 +146,7 @@ class AsyncProducer(ProducerBase):
 
     async def flush(self) -> None:
         """Waits until everything accepted so far is stored or has failed; not for later messages."""
+        self._check_child()
         self._empty_inbox()
         self._post(self._engine.send_all_now())
         mark = self._engine.mark()
@@ -146,10 +154,16 @@ class AsyncProducer(ProducerBase):
 
     async def resume(self, topic: str, *, key: Key | None = None, queue: int | MessageQueue | None = None) -> None:
         """Resumes a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
+        self._check_child()
         self._resume(await self._route(topic), key, queue)
 
     async def close(self, timeout: Seconds | None = None) -> None:
         """As `Producer.close`. A second call waits too."""
+        if self._in_child:
+            self._in_child, self._closed = False, True  # nothing was sent here
+            self._ended = asyncio.Event()
+            self._ended.set()
+            return
         if self._closing:
             await self._ended.wait()
             return
@@ -216,7 +230,7 @@ class AsyncProducer(ProducerBase):
     async def _wait_in_line(self, topic: str, size: int, offer: Offer) -> None:
         """Offers messages: at once if no other call waits and there is room, otherwise after the calls in line."""
         if self._closing:
-            raise closed()
+            self._check_open()
         if self._maintenance is None:
             self._maintenance = asyncio.get_running_loop().create_task(self._maintain())
         self._empty_inbox()

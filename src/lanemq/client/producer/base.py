@@ -5,6 +5,7 @@ inbox does so under `_lock`, which is a null context on an event loop.
 """
 
 import logging
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -30,6 +31,7 @@ from lanemq.client.producer.waiters import SingleWaiter
 from lanemq.client.receipt import Receipt
 from lanemq.client.routing import TopicRoute
 from lanemq.clock import Clock, SystemClock
+from lanemq.forking import tell_child
 from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOut
 from lanemq.model.keys import Key, key_text
 from lanemq.model.queue import MessageQueue
@@ -51,13 +53,18 @@ HEARTBEAT_MILLIS = 30_000
 class ProducerBase(ABC):
     """A producer without connections."""
 
-    def __init__(
-        self,
-        lock: AbstractContextManager[object],
-        new_future: Callable[[], Any],
-        clock: Clock | None,
-        settings: ProducerSettings,
-    ) -> None:
+    def __init__(self, servers: str, clock: Clock | None, settings: ProducerSettings) -> None:
+        self._servers = servers
+        self._arguments = clock, settings
+        self._begin()
+        tell_child(self)
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Makes everything that the producer consists of; again in a child process."""
+
+    def _begin_with(self, lock: AbstractContextManager[object], new_future: Callable[[], Any]) -> None:
+        clock, settings = self._arguments
         self._lock = lock
         self._clock = clock or SystemClock()
         self._client_id = new_client_id()
@@ -71,7 +78,36 @@ class ProducerBase(ABC):
         self._take = self._inbox.take
         self._unanswered = 0
         self._closing = self._closed = False
+        self._in_child = False
         self._next_heartbeat = 0
+
+    # after a fork
+
+    def forked(self) -> None:
+        """In a child process: lets go of everything that belongs to the parent. The next call starts anew."""
+        if self._closed:
+            return
+        self._in_child = self._closing = True
+        self._starting = threading.Lock()
+        self._take = _take_nothing
+        self._leave_to_parent()
+
+    @abstractmethod
+    def _leave_to_parent(self) -> None:
+        """Gives up connections and messages without a word to the broker: the parent goes on with them."""
+
+    def _check_child(self) -> None:
+        if self._in_child:
+            self._check_open()
+
+    def _check_open(self) -> None:
+        """Raises `Closed`; in a child process it starts the producer anew, with an identity of its own."""
+        if self._in_child:
+            with self._starting:
+                if self._in_child:
+                    self._begin()
+        if self._closing:
+            raise closed()
 
     # calls
 
@@ -81,6 +117,7 @@ class ProducerBase(ABC):
         Messages in flight are settled as usual.
         """
         text = key_text(key)
+        self._check_child()
         self._empty_inbox()
         with self._lock:
             outcomes = self._engine.drop(topic, text)
@@ -89,6 +126,7 @@ class ProducerBase(ABC):
 
     def frozen_keys(self, topic: str | None = None) -> list[Frozen]:
         """What is frozen, since when and why; an entry without a key is a queue that is frozen as a whole."""
+        self._check_child()
         with self._lock:
             return self._engine.frozen(topic)
 
@@ -141,6 +179,10 @@ class ProducerBase(ABC):
             return False
         self._next_heartbeat = now + HEARTBEAT_MILLIS
         return True
+
+
+def _take_nothing(topic: str, key: str, value: object) -> None:
+    """`SendInbox.take` of a producer that has to start anew first."""
 
 
 def buffer_full(size: int, seconds: float) -> RequestTimedOut:

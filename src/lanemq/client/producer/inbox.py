@@ -53,6 +53,10 @@ class SendInbox:
     def __len__(self) -> int:
         return len(self._intake)
 
+    def take_out(self) -> "dict[Target, list[PendingMessage]]":
+        """Empties the inbox without sending anything."""
+        return self._intake.take_out()
+
     def adjust(self, awaits_reply: bool, buffered_bytes: int) -> None:
         """Opens the inbox if a reply is certain to come and the buffer has room for a full inbox, else closes it."""
         self._intake.open = awaits_reply and buffered_bytes <= self._free

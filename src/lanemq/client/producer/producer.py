@@ -28,7 +28,14 @@ from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, 
 from lanemq.client.producer.lane import SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.replies import NO_ACTIONS, Actions
-from lanemq.client.producer.waiters import NO_WAITER, SubmittedFuture, ThreadBatchWaiter, ThreadWaiter, Waiter
+from lanemq.client.producer.waiters import (
+    NO_WAITER,
+    SubmittedFuture,
+    ThreadBatchWaiter,
+    ThreadWaiter,
+    Waiter,
+    leave_future,
+)
 from lanemq.client.receipt import Receipt
 from lanemq.client.routing import BlockingRoutes, TopicRoute
 from lanemq.clock import Clock
@@ -47,10 +54,13 @@ class Producer(ProducerBase):
     """Sends messages and keeps those of a key in order. Safe for any number of threads."""
 
     def __init__(self, servers: str, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
+        super().__init__(servers, clock, settings)
+
+    def _begin(self) -> None:
         lock = threading.Lock()
-        super().__init__(lock, SubmittedFuture, clock, settings)
+        self._begin_with(lock, SubmittedFuture)
         self._routes = BlockingRoutes(
-            parse_addresses(servers), self._clock, security=self._security, declared=self._options.create
+            parse_addresses(self._servers), self._clock, security=self._security, declared=self._options.create
         )
         self._changed = threading.Condition(lock)
         self._waiting = 0
@@ -60,6 +70,14 @@ class Producer(ProducerBase):
         self._wake = threading.Event()
         self._maintenance = threading.Thread(target=self._maintain, name="lanemq-producer", daemon=True)
         self._maintenance.start()
+
+    def _leave_to_parent(self) -> None:
+        for link in self._links.values():
+            link.drop()
+        moved = [message for messages in self._inbox.take_out().values() for message in messages]
+        for message in (*moved, *(each for outcome in self._engine.abandon() for each in outcome.messages)):
+            if isinstance(message.waiter, SubmittedFuture):
+                leave_future(message.waiter)
 
     # sending
 
@@ -143,6 +161,7 @@ class Producer(ProducerBase):
     def flush(self) -> None:
         """Waits until everything accepted so far is stored or has failed; not for later messages."""
         self._guard.check_may_wait("flush")
+        self._check_child()
         self._settle(None)
 
     def resume(self, topic: str, *, key: Key | None = None, queue: int | MessageQueue | None = None) -> None:
@@ -156,6 +175,11 @@ class Producer(ProducerBase):
         `delivery_timeout`. A second call waits until the first one is done.
         """
         self._guard.check_may_wait("close")
+        if self._in_child:
+            self._in_child, self._closed = False, True  # nothing was sent here
+            self._ended = threading.Event()
+            self._ended.set()
+            return
         with self._changed:
             is_second, self._closing = self._closing, True
             self._adjust_inbox()
@@ -241,7 +265,7 @@ class Producer(ProducerBase):
     def _route(self, topic: str) -> tuple[TopicRoute, float]:
         """The route of the topic, and how many seconds the call may still wait."""
         if self._closing:
-            raise closed()
+            self._check_open()
         seconds, route = self._options.timeout, self._routes.cached(topic)
         if route is not None:
             return route, seconds

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from lanemq._fast import compiled
 from lanemq.client.receipt import Receipt
-from lanemq.model.errors import LaneError
+from lanemq.model.errors import LaneError, UsageError
 
 
 class Waiter(Protocol):
@@ -132,6 +132,19 @@ class SubmittedFuture(Future[Receipt]):
 
     def failed(self, index: int, error: LaneError) -> None:
         self.set_exception(error)
+
+
+def leave_future(future: Any) -> None:
+    """Fails the future of `submit` in a child process: message and callbacks belong to the parent.
+
+    Locks are replaced, not used: a thread of the parent may have held them during the fork.
+    """
+    if future.done():
+        return
+    if future._made is not None:  # noqa: SLF001
+        future._made = threading.Condition()  # noqa: SLF001
+    error = UsageError("this message was submitted before a fork: its outcome is known in the parent")
+    future._exception, future._state = error, "FINISHED"  # noqa: SLF001
 
 
 class LoopFuture(asyncio.Future[Receipt]):

@@ -1,0 +1,225 @@
+"""After a fork, producers, administration and histories start anew in the child; consumers refuse there.
+
+Each case is a program of its own: the process of the tests has too many threads to be forked.
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lanemq.cli.topic_reader import TopicReader
+from lanemq.client.admin.admin import Admin
+from lanemq.testing.embedded import EmbeddedBroker
+
+SECONDS = 100
+BEGIN = """
+import asyncio, json, multiprocessing, os, sys
+from lanemq import *
+from lanemq import forking
+address, folder = sys.argv[1:]
+
+def in_child(work):
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except LaneError as error:
+            print("child:", type(error).__name__, error)
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    return child
+
+def ended(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker() as embedded:
+        with Admin(embedded.address) as admin:
+            for topic in ("orders", "pooled", "awaited", "consumed", "recorded", "naive"):
+                admin.create_topic(topic, 2, ordered=True)
+        yield embedded
+
+
+def run(broker: EmbeddedBroker, program: str, folder: Path) -> str:
+    words = [sys.executable, "-W", "ignore", "-c", BEGIN + program, broker.address, str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def stored(broker: EmbeddedBroker, topic: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    with TopicReader(broker.address, topic) as reader:
+        for queue in reader.queues:
+            for message in reader.read(queue, *reader.bounds(queue)):
+                found.setdefault(message.key or "", []).append(message.body.decode())
+    return found
+
+
+def producers(broker: EmbeddedBroker, topic: str) -> set[str]:
+    with TopicReader(broker.address, topic) as reader:
+        messages = [each for queue in reader.queues for each in reader.read(queue, *reader.bounds(queue))]
+    return {message.stamp.producer for message in messages if message.stamp is not None}
+
+
+def test_a_producer_starts_anew_in_every_child_and_the_parent_goes_on(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    program = """
+producer = Producer(address)
+producer.send("orders", -1, key="parent")
+waiting = [producer.submit("orders", number, key="parent") for number in range(300)]
+
+def work(name):
+    try:
+        waiting[-1].result(30)
+    except UsageError as error:
+        os.write(1, f"{error}\\n".encode())  # one write: the children print at once
+    for number in range(100):
+        producer.submit("orders", number, key=name)
+    producer.flush()
+    assert producer.frozen_keys() == []
+    producer.close()
+
+children = [in_child(lambda: work(f"child-{number}")) for number in range(3)]
+waiting += [producer.submit("orders", number, key="parent") for number in range(300, 600)]
+offsets = [future.result(60).offset for future in waiting]
+assert offsets == sorted(offsets)
+assert [ended(child) for child in children] == [0, 0, 0]
+producer.close()
+"""
+    told = run(broker, program, tmp_path).splitlines()
+    found = stored(broker, "orders")
+    assert found.pop("parent") == [str(number) for number in range(-1, 600)]
+    assert found == {f"child-{child}": [str(number) for number in range(100)] for child in range(3)}
+    assert len(producers(broker, "orders")) == 4
+    assert [line for line in told if "was submitted before a fork" not in line] == []
+
+
+def test_without_the_hook_a_child_gets_no_receipt(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """The negative control: the child writes into the parent's connection, and the parent reads the reply."""
+    program = """
+producer = Producer(address, timeout=2.0)
+producer.send("naive", 0, key="parent")
+forking._objects.clear()
+assert ended(in_child(lambda: producer.send("naive", 1, key="child"))) == 1
+os._exit(0)
+"""
+    assert "RequestTimedOut" in run(broker, program, tmp_path)
+
+
+def test_the_workers_of_a_pool_share_a_producer_made_before_them(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    program = """
+producer = Producer(address)
+producer.send("pooled", 0, key="parent")
+
+def work(number):
+    return producer.send("pooled", number, key=f"k{number}").key
+
+with multiprocessing.get_context("fork").Pool(3) as pool:
+    print(json.dumps(pool.map(work, range(30), chunksize=1)))
+producer.send("pooled", 1, key="parent")
+producer.close()
+"""
+    assert json.loads(run(broker, program, tmp_path)) == [f"k{number}" for number in range(30)]
+    found = stored(broker, "pooled")
+    assert found.pop("parent") == ["0", "1"]
+    assert found == {f"k{number}": [str(number)] for number in range(30)}
+
+
+def test_an_async_producer_starts_anew_on_the_childs_event_loop(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    program = """
+async def send(producer, key, count):
+    for number in range(count):
+        await producer.send("awaited", number, key=key)
+
+async def main():
+    producer = AsyncProducer(address)
+    await send(producer, "parent", 3)
+    child = in_child(lambda: asyncio.run(send(producer, "child", 5)))
+    await send(producer, "parent", 2)
+    assert ended(child) == 0
+    await producer.close()
+
+asyncio.run(main())
+"""
+    run(broker, program, tmp_path)
+    assert stored(broker, "awaited") == {"parent": ["0", "1", "2", "0", "1"], "child": list("01234")}
+
+
+def test_a_consumer_goes_on_in_the_parent_and_refuses_in_the_child(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    program = """
+with Producer(address) as producer:
+    producer.send_many("consumed", [("k", number) for number in range(20)])
+consumer = Consumer(address, group="forked", topics="consumed")
+seen = []
+with consumer:
+    seen.append(consumer.poll(60))
+    consumer.done(seen[0])
+
+    def work():
+        consumer.close()
+        consumer.poll(60)
+
+    assert ended(in_child(work)) == 1
+    while len(seen) < 20:
+        seen.append(consumer.poll(60))
+        assert consumer.done(seen[-1])
+print([message.value() for message in seen] == list(range(20)))
+
+app = App(address, group="forked-app")
+app.ordered("consumed")(lambda event: None)
+with app:
+    assert ended(in_child(lambda: (app.stop(), app.snapshot()))) == 1
+    print(len(app.snapshot().queues) >= 2)
+"""
+    lines = run(broker, program, tmp_path).splitlines()
+    refusal = (
+        "child: UsageError this consumer was started before a fork and goes on in the parent: make one in the child"
+    )
+    assert lines == [refusal, "True", refusal, "True"]
+
+
+def test_administration_uses_connections_of_its_own_in_the_child(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    program = """
+admin = Admin(address)
+names = admin.topics()
+assert admin.describe_topic("orders").ordered
+
+def work():
+    for _ in range(50):
+        assert admin.topics() == names
+        assert admin.describe_topic("orders").topic == "orders"
+
+children = [in_child(work) for _ in range(2)]
+work()
+assert [ended(child) for child in children] == [0, 0]
+"""
+    run(broker, program, tmp_path)
+
+
+def test_a_history_goes_on_in_a_file_of_the_child(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    program = """
+producer = Producer(address, history=folder)
+producer.send("recorded", 0, key="parent")
+child = in_child(lambda: (producer.send("recorded", 1, key="child"), producer.close()))
+producer.send("recorded", 2, key="parent")
+assert ended(child) == 0
+producer.close()
+"""
+    run(broker, program, tmp_path)
+    files = [[json.loads(line) for line in file.read_text().splitlines()] for file in tmp_path.glob("*.jsonl")]
+    assert sorted(Counter(line["e"] for line in lines)["acked"] for lines in files) == [1, 2]
+    for lines in files:
+        assert [line["n"] for line in lines] == list(range(len(lines)))
+        assert len({line["key"] for line in lines if "key" in line}) == 1
