@@ -12,10 +12,12 @@ from tests.client.consumer.parking_fixture import GROUP, QUICK, TOPIC, ParkingFi
 from lanemq.checker.verdict import Verdict
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
+from lanemq.client.consumer.app import App
 from lanemq.client.consumer.queues.parking import LaneParker
 from lanemq.client.consumer.turns.handler import ToDeadLetter
 from lanemq.client.message import Message
-from lanemq.core.consuming.parked_lanes import FETCHED_AT_ONCE, LocalParkedLanes
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.parked_lanes import FETCHED_AT_ONCE, SET_ASIDE_AT, LocalParkedLanes
 from lanemq.core.consuming.retry_policy import HoldKey, Park
 from lanemq.core.parked_lane import LaneStatus
 
@@ -252,6 +254,68 @@ def test_a_redrive_works_after_retention_is_due_for_the_originals(tmp_path: Path
     parking.redrive("bad")
     until("all are through", lambda: parking.of("bad") == [0, 2, 4])
     parking.close()
+
+
+MANY = SET_ASIDE_AT + 10
+
+
+def hold_many(parking: ParkingFixture, name: str, retries: int = 1_000) -> App:
+    """Key "bad" fails at offset 0 with `MANY` messages behind it, and has retries left."""
+    parking.failing.add("bad")
+    if not parking.calls["bad"]:
+        parking.send(*["bad"] * (MANY + 1), "good")
+    return parking.member(name, policy=HoldKey(retries=retries, backoff=Backoff(0.05, 1.0, 0.05)))
+
+
+def attempts(parking: ParkingFixture) -> int:
+    lane = parking.lane("bad")
+    return 0 if lane is None else lane.attempts
+
+
+def test_a_held_lane_keeps_its_attempts_through_a_change_of_owner(parking: ParkingFixture) -> None:
+    first = hold_many(parking, "a", retries=30)
+    until("it was tried a few times", lambda: attempts(parking) > 5)
+    parking.wait_committed(MANY + 2)
+    first.stop(now=True)
+    tried = attempts(parking)
+    hold_many(parking, "b", retries=30)
+    until("it is parked", lambda: (lane := parking.lane("bad")) is not None and lane.status is LaneStatus.PARKED)
+    assert attempts(parking) == 31
+    assert parking.calls["bad"] < 31 + tried, "only attempts that were not reported are repeated"
+    assert parking.of("good") == [MANY + 1]
+    parking.failing.clear()
+    parking.redrive("bad")
+    until("all are through", lambda: parking.of("bad") == list(range(MANY + 1)))
+    assert parking.judge("parked", "redriven", "rebalance").verdict is Verdict.PASS
+
+
+def test_a_held_lane_survives_a_restart_of_the_broker_and_takes_newer_messages(parking: ParkingFixture) -> None:
+    hold_many(parking, "a")
+    parking.wait_committed(MANY + 2)
+    parking.restart()
+    parking.send("bad", "good")
+    until("the good key is through", lambda: parking.of("good") == [MANY + 1, MANY + 3])
+    parking.failing.clear()
+    until("all are through", lambda: parking.of("bad") == [*range(MANY + 1), MANY + 2])
+    until("the lane is gone", lambda: parking.lane("bad") is None)
+    parking.send("bad")
+    until("the key is an ordinary one again", lambda: parking.of("bad")[-1] == MANY + 4)
+    assert parking.judge("parked", "redriven").verdict is Verdict.PASS
+
+
+def test_the_first_message_of_a_held_lane_can_be_discarded(parking: ParkingFixture) -> None:
+    def first_fails(message: Message) -> None:
+        if message.queue_offset == 0:
+            raise ValueError("poison")
+
+    parking.before = first_fails
+    parking.send(*["bad"] * (MANY + 1))
+    parking.member(policy=HoldKey(retries=1_000, backoff=Backoff(0.05, 1.0, 0.05)))
+    parking.wait_committed(MANY + 1)
+    assert parking.discard("bad", 1) == 1
+    until("the rest is through", lambda: parking.of("bad") == list(range(1, MANY + 1)))
+    until("the lane is gone", lambda: parking.lane("bad") is None)
+    assert parking.judge("discarded=1").verdict is Verdict.PASS
 
 
 def test_discarding_the_first_lets_the_rest_be_redriven(parking: ParkingFixture) -> None:
