@@ -6,6 +6,7 @@ The broker advertises the proxy's host: the same port on another loopback addres
 import contextlib
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ PROXY_HOST = "127.0.0.2"
 class Wire:
     """One client's connection."""
 
-    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+    def __init__(self, client: socket.socket, server: socket.socket, delay: float = 0.0) -> None:
         self.open = threading.Event()
         self.open.set()
         self.loses_answers = False
+        self.delay = delay
+        """Seconds that answers are held; those that arrive while others are held wait up to twice as long."""
         self.lost = threading.Event()
         self._ends = (client, server)
 
@@ -38,6 +41,7 @@ class Wire:
                 if answers and self.loses_answers:
                     self.lost.set()
                 else:
+                    time.sleep(self.delay if answers else 0)
                     target.sendall(data)
         self.cut()
 
@@ -60,6 +64,8 @@ class ProxiedBroker:
         port = parse_address(self.broker.address).port
         self.address = f"{PROXY_HOST}:{port}"
         self.wires: list[Wire] = []
+        self.delay = 0.0
+        """Of the answers on new wires, in seconds."""
         self._target = ("127.0.0.1", port)
         self._listener = socket.create_server((PROXY_HOST, port))
         self._accepting = threading.Thread(target=self._accept, daemon=True)
@@ -69,7 +75,7 @@ class ProxiedBroker:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                self.wires.append(Wire(client, socket.create_connection(self._target)))
+                self.wires.append(Wire(client, socket.create_connection(self._target), self.delay))
                 self.wires[-1].start()  # once it is in the list: a client that was answered looks for its wire
 
     def hold(self) -> list[Wire]:

@@ -144,6 +144,17 @@ def test_a_broker_that_ignores_silence_leaves_the_queues_of_a_frozen_member_alon
         )
 
 
+@pytest.mark.extended
+def test_a_member_of_a_broker_that_takes_seconds_to_answer_gets_its_queues(broker: ProxiedBroker) -> None:
+    with Producer(broker.address, create=FOUR_QUEUES) as producer:
+        for number in range(4):
+            producer.send(TOPIC, number, key=key_in(number))
+    broker.delay = 1.2
+    member = Member(broker.address, "a")
+    until("it works on all queues", lambda: len(member.queues) == 4)
+    member.app.stop(now=True)
+
+
 @pytest.mark.slow
 def test_an_overloaded_broker_also_removes_a_frozen_member(tmp_path: Path) -> None:
     """Its housekeeping is always late. One pause of its own is added to the silence, not all of them."""

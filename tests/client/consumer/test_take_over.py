@@ -5,7 +5,18 @@ import logging
 from typing import Any
 
 import pytest
-from tests.client.consumer.fakes import FakeBroker, assigned_queue, member, no_answer, options, queue, record, until
+from tests.client.consumer.fakes import (
+    FakeBroker,
+    SimEngine,
+    assigned_queue,
+    member,
+    no_answer,
+    options,
+    queue,
+    record,
+    sim_subscription,
+    until,
+)
 from tests.client.virtual_time import run_virtual
 
 from lanemq.client.consumer.calls import ConsumerCalls
@@ -279,3 +290,52 @@ def test_a_lost_queue_is_asked_for_again_after_a_short_delay() -> None:
             return broker.what("lock")[asked][0] - lost_at
 
     assert run_virtual(main) == 500
+
+
+# --- a slow broker
+
+
+def handled_with_slow_answers(seconds: float, **settings: Any) -> int:
+    """Messages handled in a minute if the broker takes so long to answer lease requests and keep-alives."""
+
+    async def main() -> int:
+        broker = FakeBroker([queue(0)])
+        broker.members.append("a")
+        broker.store(queue(0), *(record(n) for n in range(3)))
+        seen: list[int] = []
+
+        async def handler(message: Message) -> None:
+            seen.append(message.queue_offset)
+
+        engine = SimEngine(broker, "a", [sim_subscription(handler)], **settings)
+        lock, keep_alive, limit = engine.calls.lock, engine.calls.keep_alive, engine.options.lock_timeout
+
+        async def answered_late(answer: Any) -> Any:
+            await asyncio.sleep(min(seconds, limit))
+            return no_answer() if seconds > limit else answer
+
+        async def slow_lock(*given: Any, **named: Any) -> Any:
+            return await answered_late(await lock(*given, **named))
+
+        async def slow_keep_alive(*given: Any) -> Any:
+            return await answered_late(await keep_alive(*given))
+
+        engine.calls.lock, engine.calls.keep_alive = slow_lock, slow_keep_alive  # type: ignore[method-assign]
+        running = asyncio.create_task(engine.run())
+        await asyncio.sleep(60)
+        engine.stop(now=True)
+        await running
+        return len(seen)
+
+    return run_virtual(main)
+
+
+@pytest.mark.parametrize("seconds", [1.5, 2.9])
+def test_a_broker_that_answers_within_a_lease_is_slow_and_serves_its_members(seconds: float) -> None:
+    """Its disk takes seconds to sync, or its machine is overloaded."""
+    assert handled_with_slow_answers(seconds) == 3
+
+
+def test_members_that_wait_shorter_than_a_slow_broker_needs_never_get_a_queue() -> None:
+    """Negative control: RocketMQ's second. The broker grants the lease each time, and the answer comes too late."""
+    assert handled_with_slow_answers(1.5, lock_timeout=1) == 0

@@ -127,9 +127,10 @@ class ConsumerOptions:
     request_timeout: float = 3.0
     """How long a request waits for its answer (RocketMQ's ClientConfig.mqClientApiTimeout)."""
 
-    lock_timeout: float = 1.0
-    """How long a lease request waits (RocketMQ's RebalanceImpl). Longer than the renewal interval, and one slow broker
-    uses up the safety margin of the leases."""
+    lock_timeout: float = 3.0
+    """How long a lease request or keep-alive waits: as long as a lease is used (RocketMQ: 1 s). Short: if
+    the broker takes longer to answer, because of its disk or an overloaded machine, it grants leases, and no member
+    waits for the answer."""
 
     heartbeat_every: float = 30.0
     """Interval of heartbeats (RocketMQ's ClientConfig). An Apache broker removes a member after 120 s without one;
