@@ -15,10 +15,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from tests.chaos.system import TOPIC, Child, Event, SystemUnderTest, complaint, system_in
+from tests.chaos.system import Child, Event, SystemUnderTest, complaint, system_in
 
 from benchmarks.harness import report
-from lanemq.client.admin.admin import Admin
 
 RESTARTS, MEMBERS, QUEUES = 20, 3, 6
 
@@ -37,9 +36,7 @@ def main(restarts: int = RESTARTS) -> None:
 
 def roll(system: SystemUnderTest, restarts: int) -> tuple[float, float]:
     """Longest pauses in ms: of any queue before the restarts, and of queues that stayed where they were."""
-    system.broker()
-    with Admin(system.address) as admin:
-        admin.create_topic(TOPIC, queues=QUEUES, ordered=True)
+    system.broker(default_queues=QUEUES)
     producer = system.producer(pause_ms=1, keys=60)
     system.until("something is stored", lambda: system.seen("acked"))
     members = [system.consumer(f"m{number}") for number in range(MEMBERS)]

@@ -48,6 +48,13 @@ class Child:
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
 
+    @property
+    def catches_sigterm(self) -> bool:
+        """Whether the process has started far enough to end well; before that, SIGTERM kills it."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text("ascii", "replace")
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
     def stop(self) -> None:
         """Sends SIGSTOP; returns when every thread is stopped."""
         self.signal(signal.SIGSTOP)
@@ -140,6 +147,7 @@ class SystemUnderTest:
     def finish(self, *parts: Child) -> None:
         """Sends SIGTERM, and waits for a clean end of each."""
         for child in parts:
+            self.until(f"{child.name} has started", lambda child=child: child.catches_sigterm, alive=child)
             child.signal(signal.SIGTERM)
         for child in parts:
             self.until(f"{child.name} ends", lambda child=child: not child.alive)

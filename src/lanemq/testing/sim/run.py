@@ -219,7 +219,7 @@ def _quiet_collector() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.collect(0)  # nothing was collected during the run, so all of its objects are in generation 0
+        gc.collect()  # all generations: what the run still holds here is collected after the next one
         if was_on:
             gc.enable()
 
