@@ -173,6 +173,12 @@ class AsyncProducer(ProducerBase):
         finally:
             self._ended.set()
 
+    def end_with_program(self, seconds: float) -> None:
+        """The program ends, and with it the event loop: reports what cannot be sent any more."""
+        if not self._closed and not self._in_child:
+            waiting = sum(map(len, self._inbox.take_out().values()))
+            report_abandoned(self._engine.abandon(), waiting)
+
     async def _end(self, seconds: float) -> None:
         self._settled.set()  # tasks that wait for room in the buffer give up
         with contextlib.suppress(TimeoutError):

@@ -22,6 +22,7 @@ from lanemq.client.producer.batches import (
     RequestBuilder,
     heartbeat,
 )
+from lanemq.client.producer.ending import watch
 from lanemq.client.producer.engine import SendEngine
 from lanemq.client.producer.freezes import Frozen
 from lanemq.client.producer.inbox import SendInbox
@@ -58,6 +59,7 @@ class ProducerBase(ABC):
         self._arguments = clock, settings
         self._begin()
         tell_child(self)
+        watch(self)
 
     @abstractmethod
     def _begin(self) -> None:
@@ -80,6 +82,10 @@ class ProducerBase(ABC):
         self._closing = self._closed = False
         self._in_child = False
         self._next_heartbeat = 0
+
+    @abstractmethod
+    def end_with_program(self, seconds: float) -> None:
+        """The program ends, and this producer was perhaps not closed."""
 
     # after a fork
 
@@ -106,6 +112,7 @@ class ProducerBase(ABC):
             with self._starting:
                 if self._in_child:
                     self._begin()
+                    watch(self)
         if self._closing:
             raise closed()
 
@@ -204,11 +211,11 @@ def no_receipt(topic: str, options: ProducerOptions) -> RequestTimedOut:
     )
 
 
-def report_abandoned(outcomes: Sequence[Outcome]) -> None:
-    """Warns of messages that the producer gave up because it was closed."""
-    count = sum(len(outcome.messages) for outcome in outcomes)
+def report_abandoned(outcomes: Sequence[Outcome], waiting: int = 0) -> None:
+    """Warns of messages that the producer gave up because it, or the program, ended."""
+    count = waiting + sum(len(outcome.messages) for outcome in outcomes)
     if count:
-        log.warning("the producer was closed before its broker answered: messages that may be lost: %d", count)
+        log.warning("the producer ended before its broker answered: messages that may be lost: %d", count)
 
 
 def closed() -> Closed:

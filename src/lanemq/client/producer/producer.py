@@ -8,6 +8,7 @@ One lock guards the engine; it is never held while writing.
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -25,6 +26,7 @@ from lanemq.client.producer.base import (
     report_abandoned,
 )
 from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable, refuse_delay, total_size
+from lanemq.client.producer.ending import close_aside, interrupts_a_call
 from lanemq.client.producer.lane import SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.replies import NO_ACTIONS, Actions
@@ -173,7 +175,21 @@ class Producer(ProducerBase):
 
         Messages that are not settled after `timeout` seconds fail with `Closed`; without it, none outlives
         `delivery_timeout`. A second call waits until the first one is done.
+
+        A signal handler may call it. If the signal interrupted a call of a producer, this returns at once, and closing
+        continues in the background; the end of the program waits for it.
         """
+        if interrupts_a_call(sys._getframe(1)):  # noqa: SLF001
+            close_aside(partial(self._close, timeout))
+        else:
+            self._close(timeout)
+
+    def end_with_program(self, seconds: float) -> None:
+        """The program ends. Closes the producer if that was not done."""
+        if not self._closed and not self._in_child:
+            self._close(seconds)
+
+    def _close(self, timeout: Seconds | None) -> None:
         self._guard.check_may_wait("close")
         if self._in_child:
             self._in_child, self._closed = False, True  # nothing was sent here
@@ -212,7 +228,7 @@ class Producer(ProducerBase):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._close(None)
 
     # accepting messages
 

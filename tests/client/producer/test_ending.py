@@ -1,0 +1,209 @@
+"""Programs that end: `close` in a signal handler does not hang, an exit without `close` loses nothing in silence."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+from tests.client.fake_broker import FakeBroker, serving
+
+from lanemq.cli.topic_reader import TopicReader
+from lanemq.client.admin.admin import Admin
+from lanemq.client.producer import ending
+from lanemq.client.producer.producer import Producer
+from lanemq.testing.embedded import EmbeddedBroker
+
+fake = serving()
+
+SECONDS = 60
+BEGIN = """
+import asyncio, itertools, multiprocessing, os, signal, sys
+from lanemq import *
+from lanemq.client.producer import ending
+address, topic = sys.argv[1:]
+"""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker() as embedded:
+        yield embedded
+
+
+def new_topic(broker: EmbeddedBroker, name: str) -> str:
+    with Admin(broker.address) as admin:
+        admin.create_topic(name, 2, ordered=True)
+    return name
+
+
+def start(address: str, topic: str, program: str) -> "subprocess.Popen[str]":
+    words = [sys.executable, "-W", "ignore", "-c", BEGIN + program, address, topic]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def numbers(broker: EmbeddedBroker, topic: str) -> list[int]:
+    with TopicReader(broker.address, topic) as reader:
+        found = [each for queue in reader.queues for each in reader.read(queue, *reader.bounds(queue))]
+    return [int(message.body) for message in found]
+
+
+SUBMITS = """
+producer = Producer(address)
+count = 0
+
+def end(number, frame):
+    producer.close()
+
+signal.signal(signal.SIGTERM, end)
+producer.send(topic, 0, key="k")
+print("ready", flush=True)
+try:
+    for count in itertools.count(1):
+        {call}
+except Closed:
+    pass
+finally:
+    os.write(1, f"{{count}}\\n".encode())
+"""
+CALLS = {
+    "submit": 'producer.submit(topic, count, key="k")',
+    "send": 'producer.send(topic, count, key="k")',
+    "result": 'producer.submit(topic, count, key="k").result()',
+    "send_many": 'producer.send_many(topic, [("k", count)])',
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_producer_closed_in_a_signal_handler_stores_what_it_accepted(broker: EmbeddedBroker, call: str) -> None:
+    end_by_signal(broker, new_topic(broker, f"signal-{call}"), call, times=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", CALLS)
+def test_no_signal_of_ten_makes_a_producer_hang(broker: EmbeddedBroker, call: str) -> None:
+    end_by_signal(broker, new_topic(broker, f"signals-{call}"), call, times=10)
+
+
+def end_by_signal(broker: EmbeddedBroker, topic: str, call: str, times: int) -> None:
+    last = 0
+    for _ in range(times):
+        with start(broker.address, topic, SUBMITS.format(call=CALLS[call])) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            threading.Event().wait(0.05)
+            process.send_signal(signal.SIGTERM)
+            printed, errors = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, errors
+        found = numbers(broker, topic)[last:]
+        last += len(found)
+        assert found == list(range(len(found)))
+        assert len(found) >= int(printed), "what was accepted before the signal is stored"
+
+
+def test_a_handler_that_waited_in_the_interrupted_call_would_wait_for_itself(fake: FakeBroker) -> None:
+    """The negative control: the main thread holds the producer's lock when the handler runs."""
+    with Producer(str(fake.address)) as producer:
+        closing = threading.Thread(target=producer._close, args=(None,), daemon=True)
+        with producer._lock:
+            closing.start()
+            closing.join(0.3)
+            assert closing.is_alive()
+        closing.join(SECONDS)
+        assert not closing.is_alive()
+
+
+def test_a_call_is_interrupted_if_its_frames_are_below_the_handler(fake: FakeBroker) -> None:
+    def handler() -> bool:
+        return ending.interrupts_a_call(sys._getframe())
+
+    assert not handler()
+    future: Future[int] = Future()
+    seen: list[bool] = []
+    future.add_done_callback(lambda _: seen.append(handler()))
+    future.set_result(1)
+    elsewhere: list[bool] = []
+    thread = threading.Thread(target=lambda: elsewhere.append(handler()))
+    thread.start()
+    thread.join()
+    assert (seen, elsewhere) == ([True], [False])
+
+
+def test_a_program_that_ends_without_close_loses_nothing(broker: EmbeddedBroker) -> None:
+    topic = new_topic(broker, "unclosed")
+    program = """
+producer = Producer(address)
+for number in range(2001):
+    producer.submit(topic, number, key="k")
+"""
+    with start(broker.address, topic, program) as process:
+        _, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, errors) == (0, "")
+    assert numbers(broker, topic) == list(range(2001))
+
+
+def test_the_workers_of_a_pool_flush_at_their_end(broker: EmbeddedBroker) -> None:
+    topic = new_topic(broker, "workers")
+    program = """
+def work(first):
+    global producer
+    producer = Producer(address)
+    for number in range(first, first + 500):
+        producer.submit(topic, number, key="k")
+
+process = multiprocessing.get_context("fork").Process(target=work, args=(0,))
+process.start()
+process.join()
+"""
+    with start(broker.address, topic, program) as process:
+        _, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, errors) == (0, "")
+    assert numbers(broker, topic) == list(range(500))
+
+
+@pytest.mark.parametrize("kind", ["Producer", "AsyncProducer"])
+def test_an_exit_that_cannot_reach_the_broker_says_how_much_is_lost(fake: FakeBroker, kind: str) -> None:
+    assert "messages that may be lost: 7" in end_without_broker(fake, kind, "ending.EXIT_SECONDS = 0.5")
+
+
+@pytest.mark.parametrize("kind", ["Producer", "AsyncProducer"])
+def test_without_the_exit_hook_messages_are_lost_in_silence(fake: FakeBroker, kind: str) -> None:
+    """The negative control."""
+    without = "import atexit; atexit.unregister(ending.end_all)"
+    assert "lost" not in end_without_broker(fake, kind, without)
+
+
+def end_without_broker(fake: FakeBroker, kind: str, first: str) -> str:
+    """What a program writes to stderr that ends with seven messages for a broker that is gone."""
+    programs = {
+        "Producer": """
+producer = Producer(address)
+producer.send(topic, 0, key="k")
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(7):
+    producer.submit(topic, number, key="k")
+""",
+        "AsyncProducer": """
+async def main():
+    global producer
+    producer = AsyncProducer(address)
+    await producer.send(topic, 0, key="k")
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for number in range(7):
+        await producer.submit(topic, number, key="k")
+
+asyncio.run(main())
+""",
+    }
+    words = [sys.executable, "-W", "ignore", "-c", f"{BEGIN}{first}\n{programs[kind]}"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*words, str(fake.address), "orders"], text=True, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == "ready\n"
+        fake.stop()
+        _, errors = process.communicate("\n", timeout=SECONDS)
+    fake.start()
+    return str(errors)
