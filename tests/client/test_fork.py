@@ -98,12 +98,12 @@ assert offsets == sorted(offsets)
 assert [ended(child) for child in children] == [0, 0, 0]
 producer.close()
 """
-    told = run(broker, program, tmp_path).splitlines()
+    printed = run(broker, program, tmp_path).splitlines()
     found = stored(broker, "orders")
     assert found.pop("parent") == [str(number) for number in range(-1, 600)]
     assert found == {f"child-{child}": [str(number) for number in range(100)] for child in range(3)}
     assert len(producers(broker, "orders")) == 4
-    assert [line for line in told if "was submitted before a fork" not in line] == []
+    assert [line for line in printed if "was submitted before a fork" not in line] == []
 
 
 def test_without_the_hook_a_child_gets_no_receipt(broker: EmbeddedBroker, tmp_path: Path) -> None:
