@@ -1,9 +1,11 @@
 """A reset reaches held pulls of the group and queue that it names, and no others."""
 
 import pytest
+from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient
-from tests.broker.running import RunningBroker
+from tests.broker.running import ManualClock, RunningBroker
 
+from lanemq.core.brokering.lock_table import LockTable
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.headers import PullResponse
 
@@ -88,3 +90,38 @@ def test_reset_of_a_queue_that_does_not_exist_is_refused(broker: RunningBroker, 
     assert reply.code == ResponseCode.INVALID_PARAMETER
     assert "it has 2" in (reply.remark or "")
     assert waiting.committed(queue=queue) is None
+
+
+@pytest.fixture
+def clocked(start: Start) -> RunningBroker:
+    return start(clock=ManualClock())
+
+
+def commit_of_an_owner_that_was_away(clocked: RunningBroker) -> tuple[dict[str, str], int | None]:
+    """An owner is cut off until its lease has expired; the group is reset; then it comes back and commits.
+
+    The answer to its commit, and the group's offset.
+    """
+    raw = clocked.connect()
+    raw.create("T", queues=1)
+    for _ in range(5):
+        raw.send("T", queue=0)
+    epoch = raw.lane_lock("a").lane_leases[0].epoch
+    clocked.run_for(6_000)
+    _reset(clocked, "g")
+    answer = raw.commit(3, laneEpoch=str(epoch), laneClient="a")
+    assert answer.code == 0
+    return answer.ext, raw.committed()
+
+
+def test_an_owner_that_was_away_does_not_undo_a_reset(clocked: RunningBroker) -> None:
+    """No other member was granted the queue, so it is still its owner."""
+    assert commit_of_an_owner_that_was_away(clocked) == ({"laneIgnored": "a reset waits for the group's next pull"}, 0)
+
+
+def test_a_reset_that_forgets_owners_that_are_away_is_undone(
+    clocked: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control."""
+    monkeypatch.setattr(LockTable, "has_owner", lambda self, group: False)
+    assert commit_of_an_owner_that_was_away(clocked)[1] == 3

@@ -48,9 +48,9 @@ class ResetHandler:
                 ResponseCode.INVALID_PARAMETER,
                 f"queue {wanted} of topic {topic.name} does not exist: it has {topic.read_queues}",
             )
-        # After a restart, members may be working without having sent a heartbeat yet; their leases show it.
-        held = self._parts.locks.holds_any(group, now=self._parts.clock.now())
-        online = held or bool(self._parts.members.members(group))
+        # Members may be working without being in the list: after a restart of the broker, or while they are cut off.
+        # One whose lease has expired continues where it was if no other got the queue, and would undo the reset.
+        online = self._parts.locks.has_owner(group) or bool(self._parts.members.members(group))
         table: dict[MessageQueue, int] = {}
         for queue_id in range(topic.read_queues) if wanted is None else (wanted,):
             offset = self._target(header, queue_id)

@@ -280,6 +280,10 @@ class LockTable:
         """Whether the group has a live lease, so it consumes in order; decides about its dead letters (see `delay`)."""
         return any(entry.live(now) for entry in self._groups.get(group, {}).values())
 
+    def has_owner(self, group: str) -> bool:
+        """Whether a member of the group owns a queue, or owned it last and may come back to continue (`Current`)."""
+        return any(entry.owner != NO_OWNER for entry in self._groups.get(group, {}).values())
+
     def expire(self, *, now: Millis) -> tuple[tuple[str, Lease], ...]:
         """The groups and leases that expired since the last call, each once; their queues are free."""
         ended = []
