@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from lanemq.model.errors import BrokerRefused, CorruptRecord, InvalidName, LaneError, StorageError
 from lanemq.net.server import Peer
 from lanemq.wire.codes import ResponseCode
-from lanemq.wire.command import Command, encode_response
+from lanemq.wire.command import JSON, RESPONSE_BIT, Command, encode_command, encode_response
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Dispatch:
 def answer(peer: Peer, request: Command, ext: dict[str, str] = _NO_FIELDS, body: bytes = b"") -> None:
     """Answer with success; a oneway request gets no answer."""
     if not request.is_oneway:
-        peer.send(encode_response(request.opaque, ResponseCode.SUCCESS, ext, body, None))
+        peer.send(_encoded(request, ResponseCode.SUCCESS, ext, body, None))
 
 
 def answer_code(
@@ -62,7 +62,16 @@ def answer_code(
 ) -> None:
     """Answer with a code and a remark; a oneway request gets no answer."""
     if not request.is_oneway:
-        peer.send(encode_response(request.opaque, code, ext, body, remark))
+        peer.send(_encoded(request, code, ext, body, remark))
+
+
+def _encoded(request: Command, code: int, ext: dict[str, str], body: bytes, remark: str | None) -> bytes:
+    """The response with a header of the same form as the request's: some clients read only the one they write."""
+    if request.serialize_type == JSON:
+        return encode_response(request.opaque, code, ext, body, remark)
+    return encode_command(
+        Command(code, request.opaque, RESPONSE_BIT, ext, body, remark, serialize_type=request.serialize_type)
+    )
 
 
 def answer_error(peer: Peer, request: Command, error: LaneError) -> None:

@@ -10,6 +10,7 @@ from tests.broker.running import RunningBroker
 from lanemq.wire import bodies
 from lanemq.wire.bodies import ConsumerIdList
 from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import BINARY, JSON, Command, encode_command
 from lanemq.wire.stats_bodies import ConsumerConnection
 
 CPP_HEADER = (
@@ -59,6 +60,18 @@ def test_a_heartbeat_with_enums_as_numbers_is_accepted(running: RunningBroker) -
     assert seen.consume_from_where == "CONSUME_FROM_LAST_OFFSET"
     other.send("T")
     assert cpp.pull("T", tags=None).code == 0, "its subscription is known"
+
+
+def test_a_client_with_binary_headers_is_answered_in_kind(running: RunningBroker) -> None:
+    """The Rust client rocketmq-client-v4 reads offsets from binary headers only, and asked again and again."""
+    raw = running.connect()
+    ext = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
+    for opaque, code in ((71, RequestCode.QUERY_CONSUMER_OFFSET), (72, 9999)):
+        raw.socket.sendall(encode_command(Command(code, opaque, 0, ext, serialize_type=BINARY)))
+    found, refused = raw.answer(71), raw.answer(72)
+    assert (found.code, found.ext, found.serialize_type) == (0, {"offset": "0"}, BINARY)
+    assert (refused.code, refused.serialize_type) == (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, BINARY)
+    assert raw.ask(RequestCode.QUERY_CONSUMER_OFFSET, ext).serialize_type == JSON
 
 
 def test_enums_as_numbers_name_the_same_values_as_texts(running: RunningBroker) -> None:
