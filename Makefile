@@ -83,7 +83,7 @@ soak: setup ## steady load, flat memory: make soak MINUTES=10
 fuzz: setup ## bad input: half of MINUTES for decoders and log reader, half for a running broker: make fuzz MINUTES=10
 	@$(JAVA) LANEMQ_FUZZ_SECONDS=$$(( $(or $(MINUTES),10) * 30 )) $(BIN)/pytest -s tests/fuzz
 
-interop: setup ## every client against every broker, with Apache RocketMQ from Maven
+interop: setup ## every client against every broker: Java, Go, C++, Node and Rust clients, Apache RocketMQ
 	@bash interop/run.sh
 
 clean: ## remove .venv and everything generated

@@ -12,6 +12,7 @@ from interop.clients import Client
 from interop.java_client import java_client
 from interop.lane_client import lane_client
 from interop.maven import UnavailableError
+from interop.programs import PROGRAMS
 from interop.side_by_side import SideBySide
 from interop.stage import GUEST, HOST, Stage
 
@@ -23,12 +24,13 @@ CLIENTS: dict[str, Callable[[str, Path], Client]] = {
 
 GUEST_CLIENT = "lane"
 
-_SIDE_BY_SIDE = pytest.StashKey[SideBySide]()
+SIDE_BY_SIDE = pytest.StashKey[SideBySide]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", choices=sorted(BACKENDS), default="apache", help="the broker under test")
-    parser.addoption("--client", choices=sorted(CLIENTS), default="java5", help="the client under test")
+    choices = sorted({*CLIENTS, *PROGRAMS})
+    parser.addoption("--client", choices=choices, default="java5", help="the client under test")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -71,7 +73,7 @@ def side_by_side(request: pytest.FixtureRequest, clients: dict[str, Client]) -> 
     cases = [item for item in functions if "stage" in item.fixturenames]
     backend = request.config.getoption("--backend")
     running = SideBySide(cases, lambda case: Stage(_legal(case), backend, clients))
-    request.config.stash[_SIDE_BY_SIDE] = running
+    request.config.stash[SIDE_BY_SIDE] = running
     yield running
     running.close()
 
@@ -90,12 +92,12 @@ def stage(side_by_side: SideBySide) -> None:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if "stage" not in pyfuncitem.fixturenames:
         return None
-    pyfuncitem.config.stash[_SIDE_BY_SIDE].result(pyfuncitem)
+    pyfuncitem.config.stash[SIDE_BY_SIDE].result(pyfuncitem)
     return True
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Prints how long each case took; pytest's durations only say how long it waited."""
-    if (running := config.stash.get(_SIDE_BY_SIDE, None)) is not None:
+    if (running := config.stash.get(SIDE_BY_SIDE, None)) is not None:
         for seconds, case in running.slowest(5):
             terminalreporter.write_line(f"{seconds:6.1f} s  {case}")

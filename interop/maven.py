@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 JAVA_SOURCES = Path(__file__).parent / "java"
@@ -59,6 +59,12 @@ def _compiled(version: str) -> Path:
     return place if place.is_dir() else _filled(place, lambda new: _compile(sources, jars, new))
 
 
+def cached(name: str, sources: Sequence[Path], fill: Callable[[Path], None]) -> Path:
+    """The cache entry of something built from these sources; builds it if it is missing."""
+    place = cache() / f"{name}-{_digest(*sources)}"
+    return place if place.is_dir() else _filled(place, fill)
+
+
 def _filled(place: Path, fill: Callable[[Path], None]) -> Path:
     """Builds an entry in another folder and moves it when complete: an interrupted run leaves no partial entry."""
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -71,19 +77,21 @@ def _filled(place: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def _resolve(pom: Path, place: Path) -> None:
-    _run(
+    run_tool(
         "mvn", "--batch-mode", "--quiet", "-Dstyle.color=never", "--file", str(pom), COPY_DEPENDENCIES,
         "-DincludeScope=runtime", f"-DoutputDirectory={place}",
     )  # fmt: skip
 
 
 def _compile(sources: list[Path], jars: Path, place: Path) -> None:
-    _run("javac", "-nowarn", "-Xlint:none", "-d", str(place), "-cp", f"{jars}/*", *map(str, sources))
+    run_tool("javac", "-nowarn", "-Xlint:none", "-d", str(place), "-cp", f"{jars}/*", *map(str, sources))
 
 
-def _run(*command: str) -> None:
+def run_tool(*command: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+    """Run a build tool; raise `UnavailableError` with its first error if it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        environment = {**os.environ, **(env or {})}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
     except FileNotFoundError:
         raise UnavailableError(f"{command[0]} is not installed") from None
     if done.returncode != 0:

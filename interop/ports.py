@@ -49,22 +49,29 @@ def eventually(attempt: Callable[[], Answer | None], within: float, what: str, e
 
 def route(port: int, topic: str) -> dict[str, Any] | None:
     """The topic's route from the name server at the port; None while there is none."""
-    header = {
-        "code": GET_ROUTEINFO_BY_TOPIC, "language": "OTHER", "version": MQ_VERSION, "opaque": 1, "flag": 0,
-        "extFields": {"topic": topic}, "serializeTypeCurrentRPC": "JSON",
-    }  # fmt: skip
-    encoded = json.dumps(header).encode()
     try:
-        with socket.create_connection((HOST, port), timeout=2) as connection:
-            connection.sendall(struct.pack(">II", 4 + len(encoded), len(encoded)) + encoded)
-            length, head = struct.unpack(">II", _exactly(connection, 8))
-            answer = _exactly(connection, length - 4)
+        code, body, _ = ask(port, GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
     except OSError:
         return None
-    if json.loads(answer[:head])["code"] != 0:
+    if code != 0:
         return None
-    body: dict[str, Any] = json.loads(answer[head:])
-    return body
+    found: dict[str, Any] = json.loads(body)
+    return found
+
+
+def ask(port: int, code: int, ext: dict[str, str]) -> tuple[int, bytes, dict[str, str]]:
+    """One request on its own connection; code, body and fields of the response."""
+    header = {
+        "code": code, "language": "OTHER", "version": MQ_VERSION, "opaque": 1, "flag": 0, "extFields": ext,
+        "serializeTypeCurrentRPC": "JSON",
+    }  # fmt: skip
+    encoded = json.dumps(header).encode()
+    with socket.create_connection((HOST, port), timeout=15) as connection:
+        connection.sendall(struct.pack(">II", 4 + len(encoded), len(encoded)) + encoded)
+        length, head = struct.unpack(">II", _exactly(connection, 8))
+        answer = _exactly(connection, length - 4)
+    response = json.loads(answer[:head])
+    return int(response["code"]), answer[head:], response.get("extFields") or {}
 
 
 def listens(port: int) -> bool | None:

@@ -7,18 +7,23 @@ take half an hour; side by side the suite takes about as long as its slowest cas
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 import pytest
 
-from interop.stage import Stage
-
 AT_ONCE = 12
+
+
+class Closable(Protocol):
+    """The environment of one case."""
+
+    def close(self) -> None: ...
 
 
 class SideBySide:
     """Starts all cases when the first result is requested; cases that wait for a lease start first."""
 
-    def __init__(self, items: list[pytest.Function], stage_of: Callable[[str], Stage]) -> None:
+    def __init__(self, items: list[pytest.Function], stage_of: Callable[[str], Closable]) -> None:
         self._stage_of = stage_of
         self._seconds: dict[str, float] = {}
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="case")

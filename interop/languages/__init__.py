@@ -1,0 +1,1 @@
+"""Cases for clients in other languages."""
