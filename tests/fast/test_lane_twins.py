@@ -123,11 +123,13 @@ class Side:
         self.tokens = count(1)
         self.put_so_far = 0
 
-    def put(self, keys: list[str]) -> None:
+    def put(self, keys: list[str]) -> list[str | None]:
+        """Returns the keys of watched lanes that got messages."""
         messages = [Msg(self.put_so_far + n, key, size=n) for n, key in enumerate(keys)]
         self.put_so_far += len(keys)
         self.offsets.extend(each.queue_offset for each in messages)
-        self.do["lay_in_lanes"](self.lanes, self.home.ready, messages, Q, self.home)
+        watched = self.do["lay_in_lanes"](self.lanes, self.home.ready, messages, Q, self.home)
+        return [lane.key for lane in watched]
 
     def take(self, most: int, slice_end: int) -> Any:
         runs = self.do["take_runs"](self.home, most, 2, slice_end, self.tokens)
@@ -140,7 +142,8 @@ class Side:
         done, more, redriven = self.do["end_runs"](runs, self.lanes)
         self.home.ready.extend(more)
         size = self.do["pass_finished"](self.offsets, self.finished, done)
-        return done, [lane.key for lane in more], redriven, size, [run.running for run in runs]
+        again = [run.token for run in redriven]
+        return done, [lane.key for lane in more], again, size, [run.running for run in runs]
 
     def note(self, at: int, done: int) -> None:
         """A run in progress has finished some of its messages."""
@@ -161,7 +164,13 @@ class Side:
         run.lane.pending[:0] = run.messages[run.settled :]
         run.running, run.lane.run = False, None
         self.home.failures[run.messages[run.settled].queue_offset] = 1
+        run.lane.watched, run.lane.redriven = True, None
         self.home.ready.append(run.lane)
+
+    def redrive(self, at: int) -> None:
+        """A running lane has messages that the broker gave back."""
+        if self.running and (lane := self.running[at % len(self.running)].lane) is not None:
+            lane.redriven = []
 
     def all_seen(self) -> Any:
         places = {key: seen(place) for key, place in self.lanes.items()}
@@ -183,7 +192,7 @@ STEPS = st.lists(
     | st.tuples(st.just("take"), st.tuples(st.integers(0, 6), st.integers(0, 9)))
     | st.tuples(st.just("end"), st.tuples(st.lists(st.integers(0, 9), max_size=4)))
     | st.tuples(st.just("note"), st.tuples(st.integers(0, 9), st.integers(0, 3)))
-    | st.tuples(st.just("fail"), st.tuples(st.integers(0, 9))),
+    | st.tuples(st.sampled_from(["fail", "redrive"]), st.tuples(st.integers(0, 9))),
     max_size=20,
 )
 

@@ -72,9 +72,11 @@ class LaneOffsets:
         """From the rows of a database, in order; offsets below `first` have left the lane."""
         made = cls()
         for start, data in rows:
-            made._close_tail()
             made._tail, made._tail_start = unpack(data), start
             made._count += len(made._tail)
+            made._full.append(_Full(start, made._tail[-1], len(made._tail), data))
+        if made._full:
+            made._full.pop()  # the last one grows
         made.drop_through(first - 1)
         return made
 
