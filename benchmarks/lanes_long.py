@@ -32,7 +32,7 @@ from lanemq.core.consuming.retry_policy import RETRY_FOREVER, HoldKey
 BEHIND = int(os.environ.get("BEHIND", "1000000"))
 """Messages behind the failing one."""
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
-BACKLOG = 100_000
+BACKLOG, PART = 100_000, 10_000
 PATIENCE = 600
 _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
@@ -81,7 +81,8 @@ def main() -> None:
     with BrokerProcess() as broker, ParkedAdmin(broker.address) as parked, Admin(broker.address) as admin:
         broker.create_topic()
         with Producer(broker.address, codec="bytes") as producer:
-            producer.send_many(TOPIC, [(BROKEN, _stamp())] * BEHIND)
+            for _ in range(BEHIND // PART):  # in parts, so that the member's memory is not that of the producer
+                producer.send_many(TOPIC, [(BROKEN, _stamp())] * PART)
         members = [Member(broker.address, f"long-{number}", failing=bool(number % 2)) for number in range(2 * ROUNDS)]
         for member in members:
             if member.failing:
