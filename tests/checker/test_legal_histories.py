@@ -66,6 +66,11 @@ LEGAL = {
         "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k 1\n"
         "broker discarded 0 k\na turn 0 k\na end 0 k retry\nbroker redriven 1 k 1\na turn 1 k\na end 1 k ok"
     ),
+    "broker comes back with redriven messages whose removal it did not hear of": (
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\nbroker redriven 0 k 1\na turn 0 k\na end 0 k ok\n"
+        "a turn 1 k\na end 1 k ok\na commit 2\na commit 3\nbroker parked 0 k\nbroker parked 1 k\n"
+        "broker redriven 0 k 1\na turn 3 k\na end 3 k ok"
+    ),
     "redriven, failed again, parked again, redriven": (
         "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nbroker redriven 0 k\na turn 0 k\na end 0 k retry\n"
         "a parked 0 k\nbroker redriven 0 k\na turn 0 k\na end 0 k ok\na turn 1 k"

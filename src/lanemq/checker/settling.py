@@ -213,5 +213,5 @@ def _removed(progress: GroupProgress, lane: CheckedLane, below: int) -> None:
 
 
 def _forget(progress: GroupProgress, lane: CheckedLane) -> None:
-    if not lane.unfinished and lane.running is None and lane.high < progress.committed:
+    if not (lane.unfinished or lane.redriven_done) and lane.running is None and lane.high < progress.committed:
         progress.lanes.pop(lane.key, None)

@@ -212,7 +212,7 @@ class GroupProgress:
         if entry is None:
             return Passed(offset, done, None)
         lane = entry[0]
-        if lane.high == offset and lane.running is None and not lane.unfinished:
+        if lane.high == offset and lane.running is None and not (lane.unfinished or lane.redriven_done):
             self.lanes.pop(lane.key, None)
         elif len(lane.offsets) > _LONG_LANE and lane.offsets[_LONG_LANE // 2] < self.committed:
             lane.offsets = [kept for kept in lane.offsets if kept >= self.committed]
