@@ -273,6 +273,7 @@ class EngineSim:
     def check_outcomes(self) -> None:
         assert self.results.errors.keys() | self.results.receipts.keys() == set(range(len(self.messages)))
         assert self.engine.unsettled.bytes == 0
+        assert {(lane.waiting, lane.waiting_bytes) for lane in self.engine._lanes.values()} <= {(0, 0)}
         assert all(mark.settled for mark, _ in self.marks)
         for id, what in self.history.outcomes.items():
             assert what != "stored" or int(id) in self.log

@@ -42,7 +42,7 @@ def cut(plain: Entries, most: int, max_bytes: int) -> Entries:
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_messages_come_out_as_from_a_plain_list(steps: Sequence[tuple[Any, ...]]) -> None:
-    line: PendingLine[str] = PendingLine()
+    line: PendingLine[str] = PendingLine(key_of)
     plain: Entries = []
     number = 0
     for now, step in enumerate(steps):
@@ -68,7 +68,7 @@ def test_messages_come_out_as_from_a_plain_list(steps: Sequence[tuple[Any, ...]]
                 del plain[: len(late)]
             case ("keys", keys):
                 gone = [name for name, _, _ in plain if key_of(name) in keys]
-                assert line.take_keys(keys, key_of) == gone
+                assert line.take_keys(keys) == gone
                 plain = [each for each in plain if each[0] not in gone]
         assert line.messages() == [name for name, _, _ in plain]
         assert len(line) == len(plain)
@@ -76,7 +76,7 @@ def test_messages_come_out_as_from_a_plain_list(steps: Sequence[tuple[Any, ...]]
 
 
 def test_a_message_too_large_for_a_batch_is_cut_alone() -> None:
-    line: PendingLine[str] = PendingLine()
+    line: PendingLine[str] = PendingLine(key_of)
     line.add(("a", "b", "c"), (10, 999, 10), Millis(1))
     assert [line.cut(9, 100)[0] for _ in range(3)] == [["a"], ["b"], ["c"]]
 
@@ -89,9 +89,30 @@ def test_messages_that_were_cut_are_not_kept() -> None:
     """A line may hold megabytes: messages that were sent must not be kept with those that wait."""
     messages = [Large() for _ in range(4)]
     watched = [weakref.ref(message) for message in messages]
-    line: PendingLine[Large] = PendingLine()
+    line: PendingLine[Large] = PendingLine(lambda _: None)
     line.add(messages, [1] * 4, Millis(1))
     del messages
     line.cut(3, 100)
     gc.collect()
     assert [each() is None for each in watched] == [True, True, True, False]
+
+
+def test_a_failing_key_is_found_without_reading_the_whole_line() -> None:
+    """Runs remember their keys after the first failure; the next ones read only the runs of their own keys."""
+    read = 0
+
+    def counted(message: str) -> str:
+        nonlocal read
+        read += 1
+        return message
+
+    line: PendingLine[str] = PendingLine(counted)
+    for start in range(0, 80_000, 100):
+        line.add([f"k{number}" for number in range(start, start + 100)], [1] * 100, Millis(1))
+    assert line.take_keys({"k5"}) == ["k5"]
+    read = 0
+    assert line.take_keys({"k70000", "k79999"}) == ["k70000", "k79999"]
+    line.add(["k79999"], [1], Millis(2))
+    assert line.take_keys({"k79999", "missing"}) == ["k79999"]
+    assert read < 500
+    assert len(line) == 80_000 - 3

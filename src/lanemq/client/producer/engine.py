@@ -229,7 +229,7 @@ class SendEngine:
 
     def _open_lane(self, queue: MessageQueue, checks_stamps: bool) -> QueueLane:
         options = SendOptions(self._window(checks_stamps), to_millis(self._options.delivery_timeout))
-        sender = SendLane[PendingMessage](options, epoch=FIRST_EPOCH, key_of=_KEY_OF)
+        sender = SendLane[PendingMessage](options, epoch=FIRST_EPOCH, key_of=_KEY_OF, total_size=total_size)
         broker = self._brokers.setdefault(queue.broker, BrokerState(queue.broker, queue.topic))
         lane = self._lanes[queue] = QueueLane(
             queue, broker, self._options, self._builder, self._clock, checks_stamps, sender

@@ -153,9 +153,8 @@ class QueueLane:
 
     def recount_waiting(self) -> None:
         """Messages left the middle of the line, or came back to it."""
-        waiting = self.sender.waiting()
-        self.waiting = len(waiting)
-        self.waiting_bytes = sum([message.size for message in waiting])
+        self.waiting = self.sender.waiting_count
+        self.waiting_bytes += self.sender.take_moved()
         self.recovering = min(self.recovering, self.waiting)
 
     def forget_answered(self) -> None:

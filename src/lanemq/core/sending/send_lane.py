@@ -56,13 +56,22 @@ class SendOptions:
 class SendLane(Generic[M]):
     """One queue's lane of one producer. Messages whose `key_of` is None have no order to keep."""
 
-    def __init__(self, options: SendOptions, *, epoch: Epoch, key_of: Callable[[M], str | None]) -> None:
+    def __init__(
+        self,
+        options: SendOptions,
+        *,
+        epoch: Epoch,
+        key_of: Callable[[M], str | None],
+        total_size: Callable[[Sequence[M]], int] = len,
+    ) -> None:
         self._options = options
+        self._total_size = total_size
+        self._moved = 0
         self._epoch = epoch
         self._key_of = key_of
         self._next_sequence = 0
         # In the order of their sequences.
-        self._pending: PendingLine[M] = PendingLine()
+        self._pending: PendingLine[M] = PendingLine(key_of)
         # Earlier than everything in `_pending`.
         self._sent: SentWindow[M] = SentWindow(options.window, key_of)
         self._left_out = LeftOut()
@@ -113,6 +122,15 @@ class SendLane(Generic[M]):
     def waiting(self) -> list[M]:
         """Messages that were never sent, or are to be sent again under a new epoch."""
         return self._pending.messages()
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._pending)
+
+    def take_moved(self) -> int:
+        """By how many bytes the waiting messages have changed since the last call, besides `offer` and `take_batch`."""
+        moved, self._moved = self._moved, 0
+        return moved
 
     def in_flight(self) -> set[int]:
         """First sequences of the batches that a reply is expected for."""
@@ -197,6 +215,7 @@ class SendLane(Generic[M]):
         lost = self._give_up(SendError.TOO_LATE, unknown=unknown, unsent=clear)
         late = tuple(self._pending.take_late(now))
         self._shorten(len(late))
+        self._moved -= self._total_size(late)
         left = self._give_up(SendError.TOO_LATE, unsent=late)
         return replace(lost, unsent=(*clear, *late), blocked=(*lost.blocked, *left.blocked))
 
@@ -210,6 +229,7 @@ class SendLane(Generic[M]):
         oldest, before = self._oldest(), self._next_sequence
         again = self._sent.start_anew()
         self._pending.put_back(again)
+        self._moved += self._total_size([message for message, _, _ in again])
         self._left_out.renumbered(oldest)
         self._begin_epoch()
         gone = before - oldest - self._next_sequence
@@ -308,15 +328,18 @@ class SendLane(Generic[M]):
         return Failed(error, refused, unknown, unsent, behind, (*clear, *self._take_from_line(keys)))
 
     def _take_from_line(self, keys: set[str]) -> list[M]:
-        gone = self._pending.take_keys(keys, self._key_of)
+        gone = self._pending.take_keys(keys)
         if gone:
             self._shorten(len(gone))
+            self._moved -= self._total_size(gone)
         return gone
 
     def _freeze(self, refused: SentBatch[M], error: SendError) -> Failed[M]:
         """Freezes the lane. Batches before the refused one are not at fault and stay."""
         unknown, clear = self._sent.stop_at(refused)
-        blocked = (*clear, *self.waiting())
+        waiting = self.waiting()
+        blocked = (*clear, *waiting)
+        self._moved -= self._total_size(waiting)
         self._pending.clear()
         self._frozen = error
         if refused.doubt and error is not SendError.GAP:  # the broker checks for gaps before anything else
@@ -357,18 +380,24 @@ class _Run(Generic[M]):
     messages: Sequence[M]
     sizes: Sequence[int]
     deadline: Millis
+    keys: frozenset[str | None] | None = None
+    """The keys of its messages, and perhaps others; None until a key is looked for."""
 
 
 class PendingLine(Generic[M]):
     """Messages that wait to be sent: first in, first out, except for those that are given up.
 
     They are kept in runs that were offered together. A run is cut as a whole: nothing is created or read per message.
+
+    Each run remembers its keys once a failing key was looked for. So the messages of the next one are found without
+    reading the whole line, and a line without failures pays nothing.
     """
 
-    def __init__(self) -> None:
-        # No run is empty.
+    def __init__(self, key_of: Callable[[M], str | None]) -> None:
+        # The first run is not empty; later ones may have lost all their messages.
         self._runs: deque[_Run[M]] = deque()
         self._count = 0
+        self._key_of = key_of
 
     def __len__(self) -> int:
         return self._count
@@ -388,8 +417,9 @@ class PendingLine(Generic[M]):
 
     def put_back(self, entries: Iterable[Entry[M]]) -> None:
         """Puts entries that were sent in front of everything else: they have to wait again."""
-        self._runs.extendleft(reversed(_runs_of(entries)))
-        self._recount()
+        runs = _runs_of(entries)
+        self._runs.extendleft(reversed(runs))
+        self._count += sum([len(run.messages) for run in runs])
 
     def cut(self, max_count: int, max_bytes: int) -> tuple[list[M], list[int]]:
         """Removes the first messages, as many as may share a batch and at least one; returns them and their sizes."""
@@ -416,35 +446,49 @@ class PendingLine(Generic[M]):
         late: list[M] = []
         while self._runs and self._runs[0].deadline <= now:
             late += self._runs.popleft().messages
+            self._drop_empty()
         self._count -= len(late)
         return late
 
-    def take_keys(self, keys: Collection[str], key_of: Callable[[M], str | None]) -> list[M]:
-        """Removes all messages of these keys."""
-        gone = [message for message in self.messages() if key_of(message) in keys] if keys else []
-        if gone:
-            kept = [entry for entry in self._entries() if key_of(entry[0]) not in keys]
-            self._runs = deque(_runs_of(kept))
-            self._recount()
+    def take_keys(self, keys: Collection[str]) -> list[M]:
+        """Removes all messages of these keys, and returns them in order."""
+        gone, wanted, key_of = list[M](), frozenset(keys), self._key_of
+        if not wanted:
+            return gone
+        for run in self._runs:
+            if run.keys is None:
+                run.keys = frozenset(map(key_of, run.messages))
+            if not wanted.isdisjoint(run.keys):
+                gone += self._take_from(run, wanted)
+        self._count -= len(gone)
+        self._drop_empty()
         return gone
 
     def clear(self) -> None:
         self._runs.clear()
         self._count = 0
 
-    def _entries(self) -> Iterable[Entry[M]]:
-        for run in self._runs:
-            for message, size in zip(run.messages, run.sizes, strict=True):
-                yield message, size, run.deadline
+    def _take_from(self, run: _Run[M], keys: frozenset[str]) -> list[M]:
+        gone, kept, sizes, key_of = list[M](), list[M](), list[int](), self._key_of
+        for message, size in zip(run.messages, run.sizes, strict=True):
+            if key_of(message) in keys:
+                gone.append(message)
+            else:
+                kept.append(message)
+                sizes.append(size)
+        run.messages, run.sizes = kept, sizes
+        return gone
 
     def _shorten(self, run: _Run[M], count: int) -> None:
         if count == len(run.messages):
             self._runs.popleft()
+            self._drop_empty()
         else:
             run.messages, run.sizes = run.messages[count:], run.sizes[count:]
 
-    def _recount(self) -> None:
-        self._count = sum([len(run.messages) for run in self._runs])
+    def _drop_empty(self) -> None:
+        while self._runs and not self._runs[0].messages:
+            self._runs.popleft()
 
 
 def _runs_of(entries: Iterable[Entry[M]]) -> list[_Run[M]]:
