@@ -20,6 +20,11 @@ LEGAL = {
         "p acked m1 k 1\na turn 0 k id=m0\na end 0 k ok\na commit 1 asked=35\nb turn 0 k id=n0\nb end 0 k ok\n"
         "p send n1 k\np acked n1 k 1\nb turn 1 k id=n1\nb end 1 k ok\nb commit 2"
     ),
+    "owner of a deleted topic obeys a reset late": (
+        "a granted a 1\np send m0 k\np acked m0 k 0\na turn 0 k epoch=1\na end 0 k ok epoch=1\na commit 1 epoch=1\n"
+        "broker deleted\na reset 5 epoch=1\nb granted b 2\np send n0 k\np acked n0 k 0\nb turn 0 k epoch=2\n"
+        "b end 0 k ok epoch=2\nb commit 1 epoch=2"
+    ),
     "attempts begin again with the next owner": (
         "a turn 0 k attempt=2\na end 0 k retry\nb turn 0 k attempt=1\nb end 0 k retry\na dead 0 k attempts=2"
     ),

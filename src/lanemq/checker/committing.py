@@ -40,8 +40,8 @@ class CommitRules:
 
     def reset(self, event: Reset) -> None:
         progress = self._state.progress(event.group, event.topic, event.queue)
-        if 0 < event.epoch < progress.epoch:
-            return
+        if 0 < event.epoch < progress.epoch or 0 < event.epoch <= progress.former_epoch:
+            return  # a former owner, perhaps of a deleted topic of this name, obeyed late
         if event.kept:
             if event.offset < progress.committed:
                 progress.go_back(event.offset, event.t)

@@ -148,6 +148,8 @@ class GroupProgress:
     turn_epoch: int = 0
     epoch: int = 0
     """The highest epoch that was granted."""
+    former_epoch: int = 0
+    """Epochs up to this one belong to a deleted topic of the same name: its deletion ended all leases."""
     owner: str = ""
     granted_t: int = 0
     broker_until: int = 0
@@ -255,6 +257,8 @@ class CheckerState:
         self.deleted: dict[str, set[str]] = {}
         """Topic to the messages that were open when it was deleted."""
         self.deleted_t: dict[str, int] = {}
+        self.former_epochs: dict[tuple[str, str, int], int] = {}
+        """Group, topic and queue to the last epoch before the topic was deleted."""
         self.tally: dict[str, int] = {}
         self.restarts: set[tuple[str, int]] = set()
 
@@ -281,6 +285,7 @@ class CheckerState:
             contents = self.queue(topic, queue)
             found = self.groups[(group, topic, queue)] = GroupProgress(group, account, contents)
             found.reset_t = self.deleted_t.get(topic, 0)
+            found.former_epoch = self.former_epochs.get((group, topic, queue), 0)
             contents.groups.append(found)
         return found
 
@@ -311,7 +316,9 @@ class CheckerState:
         deleted.update(self.sent.pop(topic, ()), self.delayed.pop(topic, ()))
         for place in [place for place in self.queues if place[0] == topic]:
             deleted.update(self.queues.pop(place).offsets)
-        self.groups = {place: progress for place, progress in self.groups.items() if place[1] != topic}
+        for consumed in [consumed for consumed in self.groups if consumed[1] == topic]:
+            former = self.groups.pop(consumed)
+            self.former_epochs[consumed] = max(former.epoch, former.former_epoch)
         self.senders = {name: sender for name, sender in self.senders.items() if name[1] != topic}
         self.deleted_t[topic] = event.t
 
