@@ -60,7 +60,7 @@ class Bench:
         defaults = {"tags": "*", "orderly": False, "broadcast": False, "from_last": False, "fail": []}
         run = self.run(**{"do": "consume", "topic": topic, "group": group, **defaults, **more})
         with self.skipping():
-            run.wait(lambda lines: bool(lines), "ready")
+            run.wait(lambda lines: any("ready" in line for line in lines), "ready")
         return run
 
     def lacking(self, clients: str, why: str) -> None:
