@@ -12,7 +12,8 @@ from tests.broker.raw_client import RawClient, bodies, send_ext
 from tests.broker.running import BrokerProcess, Gate, ManualClock
 from tests.wire.encoding import encode_batch
 
-from lanemq.model.errors import LogInUse
+from lanemq.log.state import State
+from lanemq.model.errors import LogInUse, WriteFailed
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.properties import encode_properties
 
@@ -45,6 +46,27 @@ def test_everything_survives_a_clean_restart(start: Start) -> None:
     assert raw.send("Ordered", queue=1, stamp="p.3.9").ext["laneDuplicate"] == "true"
     assert raw.lane_lock("a", "Ordered").lane_leases[0].epoch == lease.epoch
     assert b"orderTopicConf" in raw.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "Ordered"}).body
+
+
+def test_a_stop_that_cannot_save_offsets_is_not_marked_as_clean(
+    start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start()
+    raw = running.connect()
+    raw.send("T")
+
+    def full(*_: object) -> None:
+        raise WriteFailed("no space left")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(State, "save_offsets", full)
+        raw.commit(1)
+        with pytest.raises(WriteFailed):
+            running.stop()
+    caplog.clear()
+    again = start()
+    assert "recovered after an unclean stop" in caplog.text
+    assert bodies(again.connect().read("T")) != []
 
 
 @pytest.mark.slow

@@ -52,6 +52,13 @@ LEGAL = {
         "a turn 0 k\na end 0 k ok\nb turn 0 k epoch=2\nb end 0 k ok\nb turn 1 k epoch=2\nb end 1 k ok\n"
         "b turn 2 k epoch=2"
     ),
+    "redriven message becomes a dead letter, and the broker comes back without its removal": (
+        "a turn 0 k epoch=1\na end 0 k retry epoch=1\nbroker parked 0 k\na parked 0 k\nbroker parked 1 k\n"
+        "a parked 1 k\na commit 2 epoch=1\nbroker redriven 0 k 1\na turn 0 k epoch=1\na end 0 k retry epoch=1\n"
+        "a dead 0 k attempts=1\n"
+        "broker parked 0 k\nbroker parked 1 k\nbroker redriven 0 k 1\nbroker recovered 2\nbroker redriven 1 k 1\n"
+        "a turn 1 k epoch=1\na end 1 k ok epoch=1"
+    ),
     "messages join a lane while it is redriven": (
         "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k 1\na turn 0 k\n"
         "a end 0 k ok\nbroker parked 2 k\na parked 2 k\na commit 3\na turn 1 k\na end 1 k ok\n"

@@ -107,12 +107,14 @@ class Broker:
         await parts.group_commit.drained()
         await parts.thread.call(_nothing)  # after all submitted jobs, so that their outcomes are handled
         await running.server.close()
+        saved = False
         try:
             running.checkpoints.save_offsets_now()
+            saved = True
         finally:
             parts.thread.stop()
             parts.recording.close()
-            parts.store.close(unsaved_stamps(parts.producers))
+            parts.store.close(unsaved_stamps(parts.producers), clean=saved)
         log.info("stopped %s", "read-only, after a failed write" if self.read_only else "cleanly")
 
     # wiring

@@ -27,8 +27,10 @@ class SettlingRules:
     def dead_lettered(self, event: DeadLettered) -> Violation | None:
         progress = self._state.progress(event.group, event.topic, event.queue)
         self._state.count("dead_letter")
-        if event.offset in progress.parked and event.offset in progress.started:
-            progress.parked.pop(event.offset).unfinished.discard(event.offset)  # redriven, and failed for good
+        redriven = progress.parked.get(event.offset)
+        if redriven is not None and event.offset in progress.started:  # it failed for good
+            redriven.unfinished.discard(event.offset)
+            redriven.redriven_done.add(event.offset)  # its removal from the broker's list may be lost
             return None
         if event.offset < progress.committed:
             return violation("E1", event, f"offset {event.offset} was dead-lettered after it was committed past")

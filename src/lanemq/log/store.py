@@ -276,12 +276,15 @@ class Store:
         self._dropped = {**self._dropped, topic: position}
         return position
 
-    def close(self, producers: Iterable[ProducerRow] = ()) -> None:
-        """Stop cleanly, so that the next start needs no scan. Repeating it does nothing."""
+    def close(self, producers: Iterable[ProducerRow] = (), *, clean: bool = True) -> None:
+        """Stop cleanly, so that the next start needs no scan. Repeating it does nothing.
+
+        Pass `clean=False` if something that belongs to a clean stop could not be saved.
+        """
         if self._lock.closed:
             return
         try:
-            if self._ready and self.appender.failed is None:
+            if clean and self._ready and self.appender.failed is None:
                 self._stop_cleanly(producers)
         finally:
             self._files.close()
