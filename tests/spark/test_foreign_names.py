@@ -69,7 +69,7 @@ def test_a_kafka_column_is_refused_with_its_equivalent(kafkas: str, ours: str) -
 
 
 def test_the_document_and_the_error_agree_about_columns() -> None:
-    part = DOCUMENT.split("Beside the columns of Spark's Kafka source:")[1].split("\n## ")[0]
+    part = DOCUMENT.split("Compared with the columns of Spark's Kafka source:")[1].split("\n## ")[0]
     rows = [row.split(" | ")[:2] for row in re.findall(r"^\| (`.*) \|$", part, re.MULTILINE)]
     pairs = [(re.findall(r"`(\w+)`", theirs)[0], re.findall(r"`(\w+)`", ours)) for theirs, ours in rows]
     assert len(pairs) == 7
