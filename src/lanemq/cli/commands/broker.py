@@ -177,16 +177,19 @@ async def serve(options: BrokerOptions) -> None:
 
 @contextlib.contextmanager
 def _stop_signal() -> Iterator[asyncio.Event]:
-    """An event that signals set. The handlers are removed at the end, because a closed loop leaves them behind."""
+    """An event that signals set. At the end the handlers from before are set again, which a loop does not do."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
         loop.add_signal_handler(number, _on_signal, stop)
     try:
         yield stop
     finally:
-        for number in SIGNALS:
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
+            if handler is not None:  # None: installed by C code, which Python cannot set again
+                signal.signal(number, handler)
 
 
 async def _start(running: Broker, options: BrokerOptions) -> None:
