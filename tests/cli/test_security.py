@@ -62,7 +62,7 @@ def test_commands_use_tls_and_credentials_from_the_environment(
 def test_flags_override_the_environment_and_restore_it(
     server: str, authority: Authority, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("TLS", "off"), ("ACCESS_KEY", "nobody"), ("SECRET_KEY", "another one")):
+    for name, value in (("TLS", "off"), ("ACCESS_KEY", "absent"), ("SECRET_KEY", "another one")):
         monkeypatch.setenv(f"LANEMQ_{name}", value)
     before = dict(os.environ)
     how = ("--server", server, "--tls-ca", authority.ca, "--access-key", "root", "--secret-key-file", secret)

@@ -90,7 +90,7 @@ def test_lane_features_and_order_configuration_are_read_from_the_reply() -> None
     assert route.ordered
     assert route.is_lane("a")
     assert not route.is_lane("b")
-    assert not route.is_lane("nobody")
+    assert not route.is_lane("absent")
     assert route.master("a") == Address("10.0.0.1", 10911)
 
 

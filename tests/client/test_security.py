@@ -169,7 +169,7 @@ def test_a_send_without_credentials_is_refused_with_advice(broker: EmbeddedBroke
         producer.send("orders", 1, key="a")
 
 
-@pytest.mark.parametrize("wrong", [replace(SHOP, secret_key="shop's other secret"), replace(SHOP, access_key="nobody")])
+@pytest.mark.parametrize("wrong", [replace(SHOP, secret_key="shop's other secret"), replace(SHOP, access_key="absent")])
 def test_a_wrong_secret_and_an_unknown_user_get_the_same_error(
     broker: EmbeddedBroker, tls: TlsOptions, wrong: Credentials
 ) -> None:

@@ -36,7 +36,7 @@ def test_the_offset_decides_the_status(open_store: OpenStore, offset: int, statu
 
 @pytest.mark.parametrize(("offset", "status"), [(0, ReadStatus.EMPTY), (5, ReadStatus.EMPTY_ILLEGAL)])
 def test_an_unknown_queue_is_an_empty_one(open_store: OpenStore, offset: int, status: ReadStatus) -> None:
-    result = open_store().read("nobody", 0, offset, 32, BIG)
+    result = open_store().read("absent", 0, offset, 32, BIG)
     assert (result.status, result.next_offset, result.max_offset) == (status, 0, 0)
 
 

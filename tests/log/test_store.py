@@ -246,7 +246,7 @@ def test_messages_are_found_by_every_kind_of_key(open_store: OpenStore) -> None:
         assert found("k1") == list(range(57, 0, -7))
         assert found("order-3", limit=2) == [58, 53]
         assert found("odd1", begin=10, end=14) == [13, 11]
-        assert found("nobody") == []
+        assert found("absent") == []
         store.close()
         store = open_store()
 

@@ -75,8 +75,8 @@ def _extended(spark: Any) -> Any:
 
 @pytest.mark.slow
 def test_an_error_shows_no_secret(spark: Any, guarded: EmbeddedBroker, authority: Authority) -> None:
-    wrong = options_for(guarded, authority) | {"accessKey": "nobody", "brokerWait": "1s"}
-    with pytest.raises(Exception, match="the access key 'nobody' is unknown or the signature is wrong") as refused:
+    wrong = options_for(guarded, authority) | {"accessKey": "absent", "brokerWait": "1s"}
+    with pytest.raises(Exception, match="the access key 'absent' is unknown or the signature is wrong") as refused:
         spark.read.format("lanemq").options(**wrong).load().collect()
     assert SECRET not in str(refused.value)
 

@@ -176,7 +176,7 @@ def test_an_ordinary_heartbeat_notifies_no_member(clocked: RunningBroker) -> Non
 
 
 def test_group_without_members_is_an_error_code(clocked: RunningBroker) -> None:
-    reply = clocked.connect().ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "nobody"})
+    reply = clocked.connect().ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "absent"})
     assert reply.code == ResponseCode.SYSTEM_ERROR
 
 

@@ -458,8 +458,8 @@ def test_long_lanes_are_shown_in_parts(running: RunningBroker, monkeypatch: pyte
 @pytest.mark.parametrize("code", [4205, 4206, 4207])
 def test_a_request_for_an_unknown_or_unnamed_lane_is_refused(running: RunningBroker, code: int) -> None:
     raw = running.connect()
-    reply = raw.ask(code, {}, lane("nobody"))
-    assert (reply.code, "no parked lane of key 'nobody'" in (reply.remark or "")) == (
+    reply = raw.ask(code, {}, lane("absent"))
+    assert (reply.code, "no parked lane of key 'absent'" in (reply.remark or "")) == (
         ResponseCode.QUERY_NOT_FOUND,
         True,
     )

@@ -172,9 +172,9 @@ def test_a_reply_that_does_not_arrive_is_an_error(running: RunningBroker, caplog
 
     code = RequestCode.SEND_REPLY_MESSAGE_V2
     with caplog.at_level(logging.WARNING):
-        missing = outcome(replier.post(code, reply_message("nobody"), b"x"))
-    assert missing == (ResponseCode.SYSTEM_ERROR, "push reply message fail, channel of <nobody> not found.")
-    assert "channel of <nobody> not found" in caplog.text
+        missing = outcome(replier.post(code, reply_message("absent"), b"x"))
+    assert missing == (ResponseCode.SYSTEM_ERROR, "push reply message fail, channel of <absent> not found.")
+    assert "channel of <absent> not found" in caplog.text
     assert outcome(replier.post(code, reply_message(None), b"x"))[0] == ResponseCode.SYSTEM_ERROR
     refused = replier.post(code, reply_message("asker"), b"x")
     reply_to(asker, asker.notice(), ResponseCode.SYSTEM_ERROR, remark="no such request")

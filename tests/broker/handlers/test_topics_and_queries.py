@@ -47,7 +47,7 @@ def test_message_is_found_by_each_of_its_keys_and_its_unique_id(clocked: Running
     assert bodies(records(query(raw, "alice", begin=WALL + 1))) == [b"2"]
     assert bodies(records(query(raw, "alice", end=WALL))) == [b"1"]
     assert len(records(query(raw, "alice", limit=1))) == 1
-    assert query(raw, "nobody").code == ResponseCode.QUERY_NOT_FOUND
+    assert query(raw, "absent").code == ResponseCode.QUERY_NOT_FOUND
 
 
 def test_message_is_viewed_by_the_id_its_send_returned(clocked: RunningBroker) -> None:

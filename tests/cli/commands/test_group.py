@@ -88,7 +88,7 @@ def test_an_empty_list_of_locks_mentions_only_the_given_group(run: Run, broker: 
 
 
 def test_unknown_group_is_an_error_and_not_an_empty_table(run: Run) -> None:
-    result = run("group", "describe", "nobody")
+    result = run("group", "describe", "absent")
     assert result.exit_code == 1
     assert "see lanemq group list" in result.stderr
 

@@ -65,8 +65,8 @@ def put(broker: EmbeddedBroker, group: str, to: Position, queues: list[int] | No
 
 
 def test_without_a_member_online_the_key_waits_for_one(run: Run, broker: EmbeddedBroker) -> None:
-    put(broker, "absent", AtOffset(QueueOffset(3)), [HOME.queue_id])
-    (group,) = ask(run, "--group", "absent")["groups"]
+    put(broker, "settled", AtOffset(QueueOffset(3)), [HOME.queue_id])
+    (group,) = ask(run, "--group", "settled")["groups"]
     assert (group["done"], group["pending"]) == (1, [3, 4])
     assert group["waits_for"].startswith("a member: no member of the group is online")
 
@@ -142,7 +142,7 @@ def test_text_output_has_both_tables(run: Run, broker: EmbeddedBroker) -> None:
 
 
 def test_unknown_group_names_the_fix(run: Run) -> None:
-    result = run("key", KEY, "--topic", "orders", "--group", "nobody")
+    result = run("key", KEY, "--topic", "orders", "--group", "absent")
     assert result.exit_code == 1
     assert "lanemq group list" in result.stderr
 

@@ -82,7 +82,7 @@ def test_parked_lanes_are_listed(run: Run, parked_group: ParkedGroup, asked: Cal
     people = run("parked", "list", "--group", parked_group.group)
     assert "bad" in people.stdout
     assert "\x1b[31m" not in people.stdout
-    assert "no lane of group nobody is parked" in run("parked", "list", "--group", "nobody").stdout
+    assert "no lane of group absent is parked" in run("parked", "list", "--group", "absent").stdout
 
 
 def test_a_lane_is_shown_in_the_order_it_will_run(
@@ -189,7 +189,7 @@ def test_a_message_that_joined_since_is_not_discarded(parked_group: ParkedGroup,
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (("show", "nobody"), 1, "no lane of key 'nobody'"),
+        (("show", "absent"), 1, "no lane of key 'absent'"),
         (("show",), 2, "give either KEY"),
         (("show", "--keyless"), 1, "no lane without a key"),
         (("redrive",), 2, "give either KEY"),

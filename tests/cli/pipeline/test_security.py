@@ -17,7 +17,7 @@ from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.running.program import check_topic
 from lanemq.testing.embedded import EmbeddedBroker
 
-OTHERS = 'accessKey = "nobody"\nsecretKey = "another-secret"\nsecurityToken = "t"\n'
+OTHERS = 'accessKey = "absent"\nsecretKey = "another-secret"\nsecurityToken = "t"\n'
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_flags_override_a_python_file(place: Place, without_spark: list[Pipeline
     file = place.folder / "orders.py"
     file.write_text(
         "from lanemq.pipelines import ParquetSink, Pipeline, Project, Topic\n"
-        f"source = Topic({place.server!r}, 'orders', accessKey='nobody', secretKey='another-secret')\n"
+        f"source = Topic({place.server!r}, 'orders', accessKey='absent', secretKey='another-secret')\n"
         f"p = Pipeline('orders', source, Project(['key']), ParquetSink('out'), {str(place.folder / 'c')!r})\n"
     )
     ran = place.run("run", "--quiet", *place.tls, *place.user, where=file)
@@ -125,7 +125,7 @@ def test_status_uses_flags_or_the_secret_of_the_file(place: Place) -> None:
 
 
 def test_flags_override_the_user_of_the_last_start(place: Place) -> None:
-    used = {"servers": place.server, "topic": "orders", "accessKey": "nobody", "tls": "true"}
+    used = {"servers": place.server, "topic": "orders", "accessKey": "absent", "tls": "true"}
     Checkpoint(place.folder / "checkpoint", "orders", used).close()
     shown = place.run("status", "--json", *place.tls, *place.user, where=place.folder / "checkpoint")
     assert json.loads(shown.stdout)["lag"] == 0

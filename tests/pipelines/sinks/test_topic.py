@@ -136,7 +136,7 @@ def test_two_sinks_of_one_pipeline_into_one_topic_need_names(target: TopicTarget
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"key": "nobody"}, "key: there is no column nobody"), ({"value": "who"}, "value: column who is int64")],
+    [({"key": "absent"}, "key: there is no column absent"), ({"value": "who"}, "value: column who is int64")],
 )
 def test_columns_that_cannot_be_sent_are_refused_at_open(
     target: TopicTarget, options: dict[str, str], said: str

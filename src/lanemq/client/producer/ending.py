@@ -36,7 +36,7 @@ class Ending(Protocol):
 _open: "weakref.WeakSet[Ending]" = weakref.WeakSet()
 _closers: set[threading.Thread] = set()
 _finalized: set[int] = set()
-"""Processes of `multiprocessing` that have been told: they end without Python's own exit."""
+"""Processes of `multiprocessing` that have the finalizer: they end without running the hooks of `atexit`."""
 
 
 def watch(producer: Ending) -> None:

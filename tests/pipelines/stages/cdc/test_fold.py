@@ -93,7 +93,7 @@ def test_a_second_queue_is_refused_with_one_queue(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"keys": ["nobody"]}, "keys"),
+        ({"keys": ["absent"]}, "keys"),
         ({"keys": []}, "keys"),
         ({"keys": ["amount"]}, "cannot be compared exactly"),
         ({"schema": "id bigint, _sequence bigint"}, "_sequence"),
