@@ -22,7 +22,7 @@ from lanemq.client.producer.producer import Producer
 from lanemq.core.consuming.retry_policy import RETRY_FOREVER, HoldKey
 from lanemq.history import NO_HISTORY, History
 
-KEYS, BACKLOG, ROUNDS = 10_000, 100_000, 5
+KEYS, BACKLOG, ROUNDS = 10_000, 500_000, 7
 PACED, PER_SECOND, JUDGED = 8_000, 1_000, 20_000
 BROKEN = "key-7"
 
