@@ -1,5 +1,6 @@
 """The twins for stored records return the same as their references, for valid and for damaged bytes."""
 
+from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
@@ -121,3 +122,31 @@ def test_a_record_that_ends_past_its_bytes_is_refused() -> None:
     (record,) = sealed([(b"body", b"\0", 0, 0, 0, 0, 0)])
     assert same("verify", record, 1, [(1000, len(record), 0, 0)], [5]) == []
     assert same("verify", record[:-1], 1, [(1000, len(record), 0, 0)], [5]) == [0]
+
+
+FIELDS = (
+    *("size", "queue_id", "flag", "queue_offset", "position", "sys_flag", "born_timestamp", "born_host"),
+    *("store_timestamp", "store_host", "reconsume_times", "body", "topic", "properties_text", "properties"),
+)
+
+
+def fields_of(view: Callable[..., Any], buffer: Any, start: int) -> list[Any]:
+    """Each field of a record, or the error that reading it raises; every field of a view that nothing was read of."""
+    read = [outcome(getattr, view(buffer, start), field) for field in FIELDS]
+    return [*read, outcome(lambda: view(buffer, start).to_bytes())]
+
+
+@settings(deadline=None, max_examples=100)
+@given(damaged(BODIES), st.integers(-3, 200), st.sampled_from([bytes, bytearray, memoryview]))
+def test_the_fields_of_a_record_are_read_alike(body: bytes, start: int, kind: Callable[[bytes], Any]) -> None:
+    assert fields_of(twins["RecordView"], kind(body), start) == fields_of(references["RecordView"], kind(body), start)
+
+
+def test_a_record_with_addresses_of_version_6_or_magic_2_is_read_alike() -> None:
+    record = bytearray(sealed([(b"body", b"KEYS\x01k\x02", 0, 0, 0, 0, 0)])[0])
+    for at, byte in ((39, 0x10), (39, 0x20), (39, 0x30), (7, 0xAB)):
+        other = bytearray(record + bytes(40))
+        other[at] = byte
+        for start in (0, 1):
+            whole = bytes(other)
+            assert fields_of(twins["RecordView"], whole, start) == fields_of(references["RecordView"], whole, start)

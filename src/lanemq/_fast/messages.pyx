@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twins of messages in the bytes of a pull. The references are in `client/message.py`.
+"""Twins of messages and records in the bytes of a pull. The references are in `client/message.py` and `wire/record.py`.
 
 Every length is compared with what is left before a byte is read.
 """
@@ -8,13 +8,13 @@ include "guard.pxi"
 
 from struct import Struct
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from lanemq._fast.bytes cimport (
-    MAGIC_V1, MAGIC_V2, SMALLEST, Bytes, Part, find_entry, lane_get32, lane_get64, record_parts
+    HEAD, MAGIC_V1, MAGIC_V2, SMALLEST, Bytes, Part, find_entry, lane_get32, lane_get64, record_parts
 )
 
 
@@ -89,7 +89,111 @@ def make_messages(kind, source, body):
     return messages if position == end else references["make_messages"](kind, source, body)
 
 
+cdef class RecordView:
+    """Twin of `wire.record.RecordView`. It reads a record of ours itself; any other it passes to the reference."""
+
+    cdef object _buffer, _reference
+    cdef Py_ssize_t _start
+    cdef Bytes _record
+    cdef Part _body, _topic, _text
+
+    def __init__(self, buffer, Py_ssize_t start=0):
+        cdef Py_ssize_t left
+        cdef int32_t size
+        self._buffer, self._start, self._record = buffer, start, NULL
+        if type(buffer) is bytes:
+            left = PyBytes_GET_SIZE(buffer) - start
+            if start >= 0 and left >= SMALLEST:
+                record = <Bytes>PyBytes_AS_STRING(buffer) + start
+                size = <int32_t>lane_get32(record)
+                if size <= left and record_parts(record, size, &self._topic, &self._text):
+                    self._record = record
+                    self._body.at, self._body.size = record + HEAD + 4, <int32_t>lane_get32(record + HEAD)
+        if self._record == NULL:
+            self._reference = references["RecordView"](buffer, start)
+
+    @property
+    def size(self):
+        return self._reference.size if self._record == NULL else <int32_t>lane_get32(self._record)
+
+    @property
+    def queue_id(self):
+        return self._reference.queue_id if self._record == NULL else <int32_t>lane_get32(self._record + 12)
+
+    @property
+    def flag(self):
+        return self._reference.flag if self._record == NULL else <int32_t>lane_get32(self._record + 16)
+
+    @property
+    def queue_offset(self):
+        return self._reference.queue_offset if self._record == NULL else <int64_t>lane_get64(self._record + 20)
+
+    @property
+    def position(self):
+        return self._reference.position if self._record == NULL else <int64_t>lane_get64(self._record + 28)
+
+    @property
+    def sys_flag(self):
+        return self._reference.sys_flag if self._record == NULL else <int32_t>lane_get32(self._record + 36)
+
+    @property
+    def born_timestamp(self):
+        return self._reference.born_timestamp if self._record == NULL else <int64_t>lane_get64(self._record + 40)
+
+    @property
+    def born_host(self):
+        return self._rare().born_host
+
+    @property
+    def store_timestamp(self):
+        return self._reference.store_timestamp if self._record == NULL else <int64_t>lane_get64(self._record + 56)
+
+    @property
+    def store_host(self):
+        return self._rare().store_host
+
+    @property
+    def reconsume_times(self):
+        return self._reference.reconsume_times if self._record == NULL else <int32_t>lane_get32(self._record + 72)
+
+    @property
+    def body(self):
+        """The body as stored: compressed if `sys_flag` says so."""
+        if self._record == NULL:
+            return self._reference.body
+        return PyBytes_FromStringAndSize(<char *>self._body.at, self._body.size)
+
+    @property
+    def topic(self):
+        if self._record == NULL:
+            return self._reference.topic
+        return PyUnicode_DecodeUTF8(<char *>self._topic.at, self._topic.size, b"replace")
+
+    @property
+    def properties_text(self):
+        """Bytes that are not UTF-8 are replaced, as in Java: one odd message must not block its queue."""
+        if self._record == NULL:
+            return self._reference.properties_text
+        return PyUnicode_DecodeUTF8(<char *>self._text.at, self._text.size, b"replace")
+
+    @property
+    def properties(self):
+        """Parsed once and shared: callers must not change it."""
+        return self._rare().properties
+
+    def to_bytes(self):
+        """A copy of the record alone."""
+        return self._rare().to_bytes()
+
+    cdef object _rare(self):
+        """The reference, for what is not read often enough to be written twice."""
+        if self._reference is None:
+            self._reference = references["RecordView"](self._buffer, self._start)
+        return self._reference
+
+
 TWINS = {
     "client.message.MessageBase": MessageBase,
     "client.message.make_messages": make_messages,
+    "wire.record.RecordView": RecordView,
 }

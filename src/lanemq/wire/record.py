@@ -242,6 +242,7 @@ def record_starts(buffer: Buffer) -> list[int]:
     return starts
 
 
+@compiled
 class RecordView:
     """One record whose fields are decoded on demand, because consumers use few of them.
 
