@@ -2,7 +2,8 @@
 
 Invariant: every producer derives the same list of publish queues in the same order, because `pick_queue` indexes into
 it. A list that is sorted differently, or that skips a queue, sends a key to two queues. The derivation is therefore
-RocketMQ's (MQClientInstance.topicRouteData2TopicPublishInfo), and pure.
+RocketMQ's (MQClientInstance.topicRouteData2TopicPublishInfo), and pure. A list that is in use stays in use, whatever a
+later route says (`core/sending/layout`).
 
 All name servers hold the same data. They are tried in turn, beginning with the one that answered last. If none
 answers, a known route stays in use: brokers keep working while every name server is down.
@@ -16,15 +17,17 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lanemq.client.topics import MASTER, NewTopic, ensure, read_route, route_request, run, run_async
+from lanemq.client.topics import MASTER, NewTopic, Steps, ensure, look_up, plain_route, run, run_async
 from lanemq.clock import Clock, SystemClock
+from lanemq.core.sending.layout import KeyQueues, key_queues, parse_layout
 from lanemq.forking import tell_child
 from lanemq.model.errors import (
     ConnectFailed,
     ConnectionLost,
     LaneError,
+    OrderError,
     RemoteProtocolError,
     RequestTimedOut,
     TlsFailed,
@@ -81,7 +84,7 @@ class TopicRoute:
 
     topic: str
     publish: tuple[MessageQueue, ...]
-    """Queues that take messages, in the order that the hash selector indexes."""
+    """Queues over which keys are spread, in the order that the hash selector indexes. Some may be away."""
     subscribe: tuple[MessageQueue, ...]
     """Queues that can be read, sorted."""
     brokers: Mapping[str, BrokerRoute]
@@ -89,14 +92,37 @@ class TopicRoute:
     """The topic has an order configuration: every message needs a key."""
     provisional: bool = False
     """The topic does not exist yet; the broker creates it with the first message."""
+    writable: tuple[MessageQueue, ...] = ()
+    """Queues that take messages now; for messages without a key."""
+    moved: str = ""
+    """Why keys would move to other queues, as text; messages with a key are refused. Empty as long as none would."""
 
     def master(self, broker: str) -> Address:
         """The address of the broker's master; raises `ConnectFailed` while it has none."""
-        known = self.brokers.get(broker)
-        address = known.addresses.get(MASTER) if known is not None else None
+        address = self.master_of(broker)
         if address is None:
             raise ConnectFailed(f"broker {broker!r} of topic {self.topic!r} has no master at the moment")
         return address
+
+    def master_of(self, broker: str) -> Address | None:
+        """The address of the broker's master; None while it has none."""
+        known = self.brokers.get(broker)
+        return known.addresses.get(MASTER) if known is not None else None
+
+    @property
+    def broker_names(self) -> frozenset[str]:
+        """The brokers that have queues of the topic, also those that are away."""
+        return frozenset(queue.broker for queue in (*self.subscribe, *self.publish))
+
+    @property
+    def away(self) -> frozenset[str]:
+        """The brokers that have queues of the topic, and no master at the moment."""
+        return frozenset(name for name in self.broker_names if not _has_master(self.brokers, name))
+
+    @property
+    def is_of_lane_broker(self) -> bool:
+        """Whether the topic is on a LaneMQ broker, which is its own name server, and so always in the route."""
+        return any(broker.lane for broker in self.brokers.values())
 
     def is_lane(self, broker: str) -> bool:
         """Whether this is a LaneMQ broker."""
@@ -110,14 +136,31 @@ class TopicRoute:
 class _CachedRoutes:
     """What both kinds of routes do without asking.
 
-    `declared` topics are created when they are first asked for, if they do not exist.
+    `declared` topics are created when they are first asked for, if they do not exist. With `layouts`, `publish` is the
+    list of queues that keys are spread over; with `may_move`, it follows a change of the queues. Clients that only read
+    need neither.
     """
 
-    def __init__(self, servers: Sequence[Address], clock: Clock | None, declared: Iterable[NewTopic]) -> None:
+    def __init__(
+        self,
+        servers: Sequence[Address],
+        clock: Clock | None,
+        declared: Iterable[NewTopic],
+        layouts: bool,
+        may_move: bool,
+    ) -> None:
         self._servers = NameServers(servers)
         self._clock = clock or SystemClock()
         self._cache = RouteCache()
         self._declared = {topic.name: topic for topic in declared}
+        self._layouts = layouts
+        self._may_move = may_move
+        self._key_queues: dict[str, KeyQueues] = {}
+
+    @property
+    def servers(self) -> tuple[Address, ...]:
+        """All name servers."""
+        return self._servers.in_turn()
 
     def usable(self, topic: str) -> TopicRoute | None:
         """The route that a message may take without waiting: known and not contradicted, however old.
@@ -142,6 +185,11 @@ class _CachedRoutes:
         """A broker contradicted the route: the next `get` asks again."""
         self._cache.stale(topic)
 
+    def forget(self, topic: str) -> None:
+        """Forgets the route and the queues in use: an administrator changed the topic, and has sent nothing to it."""
+        self._cache.gone(topic)
+        self._key_queues.pop(topic, None)
+
     def expire(self, topic: str) -> None:
         """The route may be old: the next `get` asks again, and until then messages may take it."""
         self._cache.expire(topic)
@@ -153,20 +201,36 @@ class _CachedRoutes:
     def topics(self) -> tuple[str, ...]:
         return self._cache.topics()
 
+    def _question(self, topic: str) -> Steps[TopicRouteData | None]:
+        if not self._layouts:
+            return plain_route(topic)
+        known = self._key_queues.get(topic)
+        return look_up(topic, self.servers, known.queues if known is not None else ())
+
     def _refreshed(self, topic: str, route: TopicRoute | None) -> TopicRoute:
         if route is None:
             self._cache.gone(topic)
+            self._key_queues.pop(topic, None)
             raise no_such_topic(topic)
+        route = self._with_key_queues(route)
         before = self._cache.known(topic)
-        changed = self._cache.put(route, now=self._clock.now())
-        if changed and before is not None and before.publish != route.publish:
-            log.warning(
-                "the queues of topic %s changed from %d to %d: keys may have moved to other queues",
-                topic,
-                len(before.publish),
-                len(route.publish),
-            )
+        self._cache.put(route, now=self._clock.now())
+        if before is not None and not before.provisional:
+            _report_change(before, route)
         return route
+
+    def _with_key_queues(self, route: TopicRoute) -> TopicRoute:
+        """The route with the queues that keys are spread over, which do not follow every change."""
+        if route.provisional or not self._layouts:
+            return route
+        known, layout = self._key_queues.get(route.topic), route.publish if route.ordered else None
+        if known is not None and (known.from_layout or route.ordered) and route.is_of_lane_broker:
+            known = None  # its broker refuses any change, so the topic was deleted and is a new one
+        found = key_queues(known, layout, route.writable, may_move=self._may_move)
+        if found is None:
+            return route
+        self._key_queues[route.topic] = found
+        return replace(route, publish=found.queues, ordered=found.from_layout, moved=found.moved)
 
     def _not_refreshed(self, topic: str, error: TransportError) -> TopicRoute:
         route = self._cache.known(topic)
@@ -175,6 +239,29 @@ class _CachedRoutes:
         log.warning("route of topic %s cannot be refreshed, using the known one: %s", topic, error)
         self._cache.unanswered(topic, now=self._clock.now())
         return route
+
+
+def _report_change(before: TopicRoute, now: TopicRoute) -> None:
+    if now.moved and now.moved != before.moved:
+        log.warning("%s", keys_would_move(now))
+    elif now.publish != before.publish:
+        log.warning(
+            "the queues of topic %s changed from %d to %d: keys may have moved to other queues",
+            now.topic,
+            len(before.publish),
+            len(now.publish),
+        )
+    elif away := {queue.broker for queue in set(before.writable) - set(now.writable)}:
+        log.warning("topic %s: messages of keys at %s wait for it, others go on", now.topic, ", ".join(sorted(away)))
+
+
+def keys_would_move(route: TopicRoute) -> OrderError:
+    """The error for a message with a key, after the queues of its topic changed."""
+    return OrderError(
+        f"topic {route.topic!r} has other queues than when this producer began: {route.moved}. Keys would move past "
+        f"messages in their old queues. See lanemq topic order {route.topic}; when consumers have read the old "
+        f"messages, start a new producer, or allow it with on_queue_change='continue'"
+    )
 
 
 class AsyncRoutes(_CachedRoutes):
@@ -187,8 +274,10 @@ class AsyncRoutes(_CachedRoutes):
         clock: Clock | None = None,
         *,
         declared: Iterable[NewTopic] = (),
+        layouts: bool = True,
+        may_move: bool = False,
     ) -> None:
-        super().__init__(servers, clock, declared)
+        super().__init__(servers, clock, declared, layouts, may_move)
         self._pool = pool
         self._locks: dict[str, asyncio.Lock] = {}
         # The outcome of the last question about a topic: a new list each time, so that waiting tasks recognise it.
@@ -235,18 +324,18 @@ class AsyncRoutes(_CachedRoutes):
     async def _request(self, topic: str, provisional: bool) -> TopicRoute | None:
         declared = self._declared.get(topic)
         if declared is not None:
-            tries = APPEAR_TRIES if await run_async(ensure(declared), self.ask) else 1
+            tries = APPEAR_TRIES if await run_async(ensure(declared, self.servers), self.ask) else 1
             for number in range(tries):
-                data = read_route(await self.ask(route_request(topic)))
+                data = await run_async(self._question(topic), self.ask)
                 if data is not None:
                     del self._declared[topic]
                     return topic_route(topic, data)
                 await asyncio.sleep(APPEAR_SECONDS if number < tries - 1 else 0)
             return None
-        data = read_route(await self.ask(route_request(topic)))
+        data = await run_async(self._question(topic), self.ask)
         if data is not None:
             return topic_route(topic, data)
-        default = read_route(await self.ask(route_request(DEFAULT_TOPIC))) if provisional else None
+        default = await run_async(plain_route(DEFAULT_TOPIC), self.ask) if provisional else None
         return provisional_route(topic, default) if default is not None else None
 
 
@@ -264,8 +353,10 @@ class BlockingRoutes(_CachedRoutes):
         *,
         security: Security = OPEN,
         declared: Iterable[NewTopic] = (),
+        layouts: bool = True,
+        may_move: bool = False,
     ) -> None:
-        super().__init__(servers, clock, declared)
+        super().__init__(servers, clock, declared, layouts, may_move)
         self._security = security
         self._begin()
         tell_child(self)
@@ -359,18 +450,18 @@ class BlockingRoutes(_CachedRoutes):
     def _request(self, topic: str, provisional: bool) -> TopicRoute | None:
         declared = self._declared.get(topic)
         if declared is not None:
-            tries = APPEAR_TRIES if run(ensure(declared), self._ask_in_turn) else 1
+            tries = APPEAR_TRIES if run(ensure(declared, self.servers), self._ask_in_turn) else 1
             for number in range(tries):
-                data = read_route(self._ask_in_turn(route_request(topic)))
+                data = run(self._question(topic), self._ask_in_turn)
                 if data is not None:
                     del self._declared[topic]
                     return topic_route(topic, data)
                 threading.Event().wait(APPEAR_SECONDS if number < tries - 1 else 0)
             return None
-        data = read_route(self._ask_in_turn(route_request(topic)))
+        data = run(self._question(topic), self._ask_in_turn)
         if data is not None:
             return topic_route(topic, data)
-        default = read_route(self._ask_in_turn(route_request(DEFAULT_TOPIC))) if provisional else None
+        default = run(plain_route(DEFAULT_TOPIC), self._ask_in_turn) if provisional else None
         return provisional_route(topic, default) if default is not None else None
 
     def _ask_in_turn(self, command: Command, to: Address | None = None) -> Command:
@@ -537,16 +628,15 @@ def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
     """The route of a topic from a name server's reply."""
     brokers = {each.broker_name: _broker_route(each) for each in data.broker_datas}
     queue_datas = sorted(data.queue_datas, key=lambda each: each.broker_name)
-    if data.order_topic_conf:
-        publish = _queues_of_order_conf(topic, data.order_topic_conf)
-    else:
-        publish = tuple(_write_queues(topic, queue_datas, brokers))
+    writable = tuple(_write_queues(topic, queue_datas, brokers))
+    layout = data.order_topic_conf
     return TopicRoute(
         topic,
-        publish,
+        _queues_of_layout(topic, layout) if layout else writable,
         tuple(_read_queues(topic, queue_datas)),
         brokers,
-        ordered=bool(data.order_topic_conf),
+        ordered=bool(layout),
+        writable=writable,
     )
 
 
@@ -563,7 +653,7 @@ def provisional_route(topic: str, default: TopicRouteData) -> TopicRoute:
         if each.perm & PERM_WRITE and _has_master(brokers, each.broker_name)
         for number in range(min(DEFAULT_TOPIC_QUEUES, each.read_queue_nums))
     )
-    return TopicRoute(topic, publish, (), brokers, provisional=True)
+    return TopicRoute(topic, publish, (), brokers, provisional=True, writable=publish)
 
 
 def _broker_route(data: BrokerData) -> BrokerRoute:
@@ -589,15 +679,12 @@ def _read_queues(topic: str, datas: Iterable[QueueData]) -> Iterator[MessageQueu
                 yield MessageQueue(topic, data.broker_name, number)
 
 
-def _queues_of_order_conf(topic: str, conf: str) -> tuple[MessageQueue, ...]:
-    """`brokerA:4;brokerB:4`, in the order of the text, whether or not the brokers are up: keys must not move."""
-    queues: list[MessageQueue] = []
-    for part in conf.split(";"):
-        broker, _, count = part.strip().rpartition(":")
-        if not broker or not count.isdigit():
-            raise RemoteProtocolError(
-                f"topic {topic!r} has an order configuration that cannot be read: {conf!r}; "
-                f"it should look like broker-a:4;broker-b:4"
-            )
-        queues.extend(MessageQueue(topic, broker, number) for number in range(int(count)))
-    return tuple(queues)
+def _queues_of_layout(topic: str, layout: str) -> tuple[MessageQueue, ...]:
+    """The queues of `broker-a:4;broker-b:4`, whether or not the brokers are up."""
+    queues = parse_layout(topic, layout)
+    if queues is None:
+        raise RemoteProtocolError(
+            f"topic {topic!r} has an order configuration that cannot be read: {layout!r}; "
+            f"it should look like broker-a:4;broker-b:4"
+        )
+    return queues

@@ -1,20 +1,28 @@
-"""Requests about topics: asking for a route, creating a topic, making sure that it exists.
+"""Requests about topics: asking for a route and a layout, creating a topic, making sure that it exists.
 
 No sockets: a function yields requests and gets their replies, so that blocking and asyncio clients share it. A request
-without an address goes to any name server.
+without an address goes to any name server. A request that gets no reply raises its `TransportError` at the `yield`.
 
 Invariant: a topic that `ensure` finds is what the program declared, or the program learns the difference. An ordered
 topic that turns out to be unordered would take keyed messages, and consumers would handle them in any order.
+
+An ordered topic has a layout (`core/sending/layout`) at every name server. A LaneMQ broker puts it into the route.
+Apache name servers do so only with `orderMessageEnable=true`, and forget brokers that are away, so it is asked for by
+itself (docs/decisions/0020).
 """
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
-from lanemq.model.errors import InvalidOption, UsageError
+from msgspec.structs import replace
+
+from lanemq.core.sending.layout import layout_text, parse_layout
+from lanemq.model.errors import InvalidOption, TransportError, UsageError
 from lanemq.model.names import check_topic
+from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address, parse_address
-from lanemq.wire.admin_headers import CreateTopicHeader, KvHeader
+from lanemq.wire.admin_headers import CreateTopicHeader, DeleteTopicHeader, KvHeader
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.lane_fields import GLOBAL_ORDER
@@ -69,7 +77,12 @@ def run(steps: Steps[T], ask: Callable[[Command, Address | None], Command]) -> T
     try:
         address, command = next(steps)
         while True:
-            address, command = steps.send(ask(command, address))
+            try:
+                reply = ask(command, address)
+            except TransportError as error:
+                address, command = steps.throw(error)
+            else:
+                address, command = steps.send(reply)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
@@ -79,34 +92,139 @@ async def run_async(steps: Steps[T], ask: Callable[[Command, Address | None], Aw
     try:
         address, command = next(steps)
         while True:
-            address, command = steps.send(await ask(command, address))
+            try:
+                reply = await ask(command, address)
+            except TransportError as error:
+                address, command = steps.throw(error)
+            else:
+                address, command = steps.send(reply)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
 
-def ensure(topic: NewTopic) -> Steps[bool]:
+def look_up(topic: str, servers: Sequence[Address], known: Iterable[MessageQueue] = ()) -> Steps[TopicRouteData | None]:
+    """The route of a topic with its layout; None if the topic does not exist.
+
+    `known` are queues that this client already uses for keys. If all brokers of a topic are away, name servers say that
+    it does not exist; the route then has no queues, and messages wait for the brokers.
+    """
+    found = read_route((yield None, route_request(topic)))
+    if found is not None and (found.order_topic_conf or any(each.lane_features for each in found.broker_datas)):
+        return found
+    brokers = {queue.broker for queue in known}
+    # A name server that was away when the layout was set does not know it; one that knows it is enough.
+    layout = yield from read_layout(topic, () if brokers else servers)
+    if found is not None:
+        return replace(found, order_topic_conf=layout)
+    brokers |= {queue.broker for queue in parse_layout(topic, layout) or ()}
+    if not brokers:
+        return None
+    reply = checked((yield None, Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0)))
+    datas = [each for name, each in ClusterInfo.decode(reply.body).broker_addr_table.items() if name in brokers]
+    if sum(MASTER in each.broker_addrs for each in datas) == len(brokers):
+        return None  # all brokers are up, and none has the topic
+    return TopicRouteData(broker_datas=datas, order_topic_conf=layout)
+
+
+def plain_route(topic: str) -> Steps[TopicRouteData | None]:
+    """The route of a topic as any name server gives it; None if that does not know the topic."""
+    return read_route((yield None, route_request(topic)))
+
+
+def read_layout(topic: str, servers: Iterable[Address] = ()) -> Steps[str]:
+    """The topic's layout from any name server, or if that has none, from the first of `servers` that has one."""
+    layout = layout_in((yield None, layout_request(topic)))
+    for server in servers:
+        if layout:
+            break
+        try:
+            layout = layout_in((yield server, layout_request(topic)))
+        except TransportError:
+            continue
+    return layout
+
+
+def ensure(topic: NewTopic, servers: Sequence[Address]) -> Steps[bool]:
     """Creates the topic if it does not exist; true if so. Raises `UsageError` if it exists with other settings."""
-    found = read_route((yield None, route_request(topic.name)))
+    found = yield from look_up(topic.name, servers)
     if found is None:
-        masters = read_masters((yield None, Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0)))
+        masters = yield from _masters_for(topic)
         # The order first: a program that sees the topic between two requests must not find it unordered.
-        yield from _declare_order(topic, masters)
+        if topic.ordered:
+            yield from put_layout(topic.name, _layout_of(topic, masters), servers)
         yield from _create_on(topic, masters)
         return True
     _compare(topic, found)
     return False
 
 
-def create(topic: NewTopic) -> Steps[None]:
-    """Creates the topic on every broker, or changes it."""
-    masters = read_masters((yield None, Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0)))
+def create(topic: NewTopic, servers: Sequence[Address]) -> Steps[tuple[Address, ...]]:
+    """Creates the topic on every broker, or changes it; returns the name servers that its layout did not reach."""
+    masters = yield from _masters_for(topic)
+    layout = _layout_of(topic, masters) if topic.ordered else ""
+    if not any(is_lane for _, is_lane in masters.values()):  # a LaneMQ broker refuses such changes itself
+        layout = _unchanged(topic.name, (yield from read_layout(topic.name, servers)), layout)
     yield from _create_on(topic, masters)
-    yield from _declare_order(topic, masters)
+    return (yield from put_layout(topic.name, layout, servers)) if layout else ()
 
 
-def _create_on(topic: NewTopic, masters: dict[str, tuple[Address, bool]]) -> Steps[None]:
+def put_layout(topic: str, layout: str, servers: Iterable[Address]) -> Steps[tuple[Address, ...]]:
+    """Sets the topic's layout at all name servers; returns those that were not reached. One must be."""
+    header = KvHeader(namespace=ORDER_NAMESPACE, key=topic, value=layout)
+    return (yield from _tell_all(servers, Command(RequestCode.PUT_KV_CONFIG, 0, ext=header.to_ext())))
+
+
+def forget(topic: str, servers: Sequence[Address]) -> Steps[tuple[Address, ...]]:
+    """Makes all name servers forget a deleted topic and its layout; returns those that were not reached."""
+    route = Command(RequestCode.DELETE_TOPIC_IN_NAMESRV, 0, ext=DeleteTopicHeader(topic=topic).to_ext())
+    yield from _tell_all(servers, route)
+    header = KvHeader(namespace=ORDER_NAMESPACE, key=topic)
+    return (yield from _tell_all(servers, Command(RequestCode.DELETE_KV_CONFIG, 0, ext=header.to_ext())))
+
+
+def _tell_all(servers: Iterable[Address], command: Command) -> Steps[tuple[Address, ...]]:
+    """Sends one request to all name servers; returns those that were not reached. Raises if none was."""
+    missed: list[Address] = []
+    failure: TransportError | None = None
+    reached = False
+    for server in servers:
+        try:
+            checked((yield server, command))
+            reached = True
+        except TransportError as error:
+            missed.append(server)
+            failure = error
+    if failure is not None and not reached:
+        raise failure
+    return tuple(missed)
+
+
+Masters: TypeAlias = dict[str, tuple[Address, bool]]
+"""The address of each broker's master, and whether it is a LaneMQ broker."""
+
+
+def _masters_for(topic: NewTopic) -> Steps[Masters]:
+    masters = read_masters((yield None, Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0)))
     if topic.ordered == "global" and len(masters) > 1:
         raise UsageError(f"topic {topic.name!r} cannot be globally ordered on {len(masters)} brokers: order it by key")
+    return masters
+
+
+def _layout_of(topic: NewTopic, masters: Iterable[str]) -> str:
+    return layout_text(dict.fromkeys(masters, topic.count))
+
+
+def _unchanged(topic: str, before: str, wanted: str) -> str:
+    """The layout that the topic has, if it has one. Another one would move keys, so it is refused."""
+    if before and sorted(before.split(";")) != sorted(wanted.split(";")):
+        raise UsageError(
+            f"topic {topic!r} has the layout {before}, and {wanted or 'none'} would move keys to other queues; "
+            f"nothing was changed. Use another name, or see: lanemq topic order {topic}"
+        )
+    return before or wanted
+
+
+def _create_on(topic: NewTopic, masters: Masters) -> Steps[None]:
     count = topic.count
     header = CreateTopicHeader(
         topic=topic.name, read_queue_nums=count, write_queue_nums=count, order=bool(topic.ordered)
@@ -116,13 +234,6 @@ def _create_on(topic: NewTopic, masters: dict[str, tuple[Address, bool]]) -> Ste
         if is_lane and topic.ordered == "global":
             ext["attributes"] = GLOBAL_ORDER
         checked((yield address, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, 0, ext=ext)))
-
-
-def _declare_order(topic: NewTopic, masters: dict[str, tuple[Address, bool]]) -> Steps[None]:
-    if topic.ordered:
-        conf = ";".join(f"{broker}:{topic.count}" for broker in masters)
-        kv = KvHeader(namespace=ORDER_NAMESPACE, key=topic.name, value=conf)
-        checked((yield None, Command(RequestCode.PUT_KV_CONFIG, 0, ext=kv.to_ext())))
 
 
 def _compare(wanted: NewTopic, found: TopicRouteData) -> None:
@@ -157,9 +268,23 @@ def read_route(reply: Command) -> TopicRouteData | None:
     raise error_for(reply.code, reply.remark)
 
 
-def read_masters(reply: Command) -> dict[str, tuple[Address, bool]]:
+def layout_request(topic: str) -> Command:
+    """The request for one topic's layout."""
+    return Command(RequestCode.GET_KV_CONFIG, 0, ext=KvHeader(namespace=ORDER_NAMESPACE, key=topic).to_ext())
+
+
+def layout_in(reply: Command) -> str:
+    """The layout in a reply; empty if the name server has none. Raises for any other refusal."""
+    if reply.code == ResponseCode.SUCCESS:
+        return reply.ext.get("value", "")
+    if reply.code in (ResponseCode.QUERY_NOT_FOUND, ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
+        return ""
+    raise error_for(reply.code, reply.remark)
+
+
+def read_masters(reply: Command) -> Masters:
     """Every broker name with its master's address, and whether it is a LaneMQ broker."""
-    found: dict[str, tuple[Address, bool]] = {}
+    found: Masters = {}
     for name, data in sorted(ClusterInfo.decode(checked(reply).body).broker_addr_table.items()):
         if MASTER in data.broker_addrs:
             found[name] = (parse_address(data.broker_addrs[MASTER]), data.lane_features > 0)

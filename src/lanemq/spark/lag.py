@@ -99,7 +99,7 @@ class LagAges:
         """`security`: None takes TLS and credentials from the environment."""
         self._clock = clock or SystemClock()
         self._security = security_of() if security is None else security
-        self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
+        self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security, layouts=False)
         self._readers: dict[Address, RangeReader] = {}
 
     def close(self) -> None:

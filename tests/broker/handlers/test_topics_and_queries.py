@@ -283,6 +283,28 @@ def test_retention_by_size_deletes_the_oldest_files(start: Start) -> None:
     assert 20 <= low < 40
 
 
+def test_the_order_configuration_is_the_topics_own(clocked: RunningBroker) -> None:
+    """RocketMQ's tools set it after they have created a topic, and LaneMQ's programs before; neither can change it."""
+    raw = clocked.connect()
+    item = {"namespace": "ORDER_TOPIC_CONFIG", "key": "Kept"}
+    assert raw.ask(RequestCode.PUT_KV_CONFIG, item | {"value": "lanemq:4"}).code == 0
+    raw.create("Kept", 4, order="true")
+    assert raw.ask(RequestCode.PUT_KV_CONFIG, item | {"value": "lanemq:4"}).code == 0
+    refused = raw.ask(RequestCode.PUT_KV_CONFIG, item | {"value": "lanemq:8"})
+    assert (refused.code, "lanemq:4" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+    assert raw.ask(RequestCode.DELETE_KV_CONFIG, item).code == ResponseCode.SYSTEM_ERROR
+    assert raw.ask(RequestCode.GET_KV_CONFIG, item).ext["value"] == "lanemq:4"
+    raw.create("Plain", 4)
+    plain = item | {"key": "Plain"}
+    assert raw.ask(RequestCode.PUT_KV_CONFIG, plain | {"value": "lanemq:4"}).code == ResponseCode.SYSTEM_ERROR
+    assert raw.ask(RequestCode.GET_KV_CONFIG, plain).code == ResponseCode.QUERY_NOT_FOUND
+    listed = msgspec.json.decode(raw.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, item).body)["table"]
+    assert listed == {"Kept": "lanemq:4"}
+    raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Kept"})
+    assert raw.ask(RequestCode.DELETE_KV_CONFIG, item).code == 0
+    assert raw.ask(RequestCode.GET_KV_CONFIG, item).code == ResponseCode.QUERY_NOT_FOUND
+
+
 def test_config_items_are_bounded(clocked: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanemq.broker.handlers.routes.MAX_KV_ITEMS", 2)
     raw = clocked.connect()

@@ -1,7 +1,8 @@
 """The name server: where topics are, which is always this broker.
 
 An ordered topic is announced with RocketMQ's own order configuration, from which clients of every language derive the
-same list of queues.
+same list of queues. It is part of the topic: RocketMQ's tools can read it as a config item, and setting it to anything
+else is refused.
 """
 
 from lanemq.broker.dispatch import Handler, answer
@@ -74,7 +75,7 @@ class RouteHandler:
                     topic_sys_flag=topic.sys_flag,
                 )
             ],
-            order_topic_conf=f"{name}:{topic.write_queues}" if topic.ordered else "",
+            order_topic_conf=self._layout(topic),
         )
 
     def _broker(self) -> BrokerData:
@@ -102,6 +103,7 @@ class RouteHandler:
 
     def _put_kv(self, peer: Peer, request: Command) -> None:
         header = KvHeader.from_ext(request.ext)
+        self._check_order_stays(header, header.value or "")
         if len(self._kv) >= MAX_KV_ITEMS:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"already {MAX_KV_ITEMS} config items; delete some")
         self._kv[header.namespace, header.key or ""] = header.value or ""
@@ -109,28 +111,49 @@ class RouteHandler:
 
     def _get_kv(self, peer: Peer, request: Command) -> None:
         header = KvHeader.from_ext(request.ext)
-        value = self._kv.get((header.namespace, header.key or "")) or self._order_of(header)
-        if value is None:
+        topic = self._topic_of(header)
+        value = self._layout(topic) if topic is not None else self._kv.get((header.namespace, header.key or ""))
+        if not value:
             raise OffsetNotFound(
                 ResponseCode.QUERY_NOT_FOUND,
                 f"No config item, Namespace: {header.namespace} Key: {header.key}",
             )
         answer(peer, request, {"value": value})
 
-    def _order_of(self, header: KvHeader) -> str | None:
-        topic = self._parts.topics.get(header.key or "")
-        if header.namespace != ORDER_NAMESPACE or topic is None or not topic.ordered:
-            return None
-        return f"{self._parts.options.name}:{topic.write_queues}"
-
     def _delete_kv(self, peer: Peer, request: Command) -> None:
         header = KvHeader.from_ext(request.ext)
+        self._check_order_stays(header, "")
         self._kv.pop((header.namespace, header.key or ""), None)
         answer(peer, request)
 
     def _list_kv(self, peer: Peer, request: Command) -> None:
         namespace = KvHeader.from_ext(request.ext).namespace
         table = {key: value for (space, key), value in self._kv.items() if space == namespace}
+        if namespace == ORDER_NAMESPACE:
+            # What a topic is, not what was set before it was created.
+            table |= {topic.name: self._layout(topic) for topic in self._parts.topics.topics()}
+        table = {key: value for key, value in table.items() if value}
         if not table:
             raise OffsetNotFound(ResponseCode.QUERY_NOT_FOUND, f"No config items in namespace {namespace}")
         answer(peer, request, {}, KVTable(table=table).encode())
+
+    # the order configuration
+
+    def _topic_of(self, header: KvHeader) -> TopicConfig | None:
+        """The topic whose order configuration this is; None before it exists, and for any other item."""
+        return self._parts.topics.get(header.key or "") if header.namespace == ORDER_NAMESPACE else None
+
+    def _layout(self, topic: TopicConfig) -> str:
+        return f"{self._parts.options.name}:{topic.write_queues}" if topic.ordered else ""
+
+    def _check_order_stays(self, header: KvHeader, wanted: str) -> None:
+        """Refuses to change what clients derive queues from. Programs set it before they create a topic, and tools
+        afterwards; both set what the topic has."""
+        topic = self._topic_of(header)
+        if topic is None or self._layout(topic) == wanted:
+            return
+        raise BrokerRefused(
+            ResponseCode.SYSTEM_ERROR,
+            f"topic {topic.name} has the order configuration {self._layout(topic) or 'none'}, which this broker keeps "
+            f"itself; to order a topic: lanemq topic create {topic.name} --ordered",
+        )

@@ -1,4 +1,4 @@
-"""`lanemq topic`: creates, lists, describes and deletes topics."""
+"""`lanemq topic`: creates, lists, describes, orders and deletes topics."""
 
 from collections import Counter
 
@@ -7,6 +7,7 @@ import click
 from lanemq.cli.options import YES, CliError, InOrder, asks_server, confirm
 from lanemq.cli.output import Grid, plural, show
 from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.order import OrderRepair, OrderReport
 from lanemq.client.admin.views import QueueBounds, TopicDescription
 from lanemq.client.topics import DEFAULT_QUEUES
 from lanemq.model.errors import TopicNotFound
@@ -14,7 +15,7 @@ from lanemq.model.errors import TopicNotFound
 
 @click.group(cls=InOrder)
 def topic() -> None:
-    """Create, list, describe and delete topics."""
+    """Create, list, describe, order and delete topics."""
 
 
 @topic.command()
@@ -56,6 +57,7 @@ def create(
         usual = DEFAULT_QUEUES if found is None else _queues_per_broker(found)
         count = 1 if globally else queues or usual
         admin.create_topic(name, queues=count, ordered="global" if globally else ordered)
+        report = _order_on_cluster(admin, name) if ordered or globally else None
     order = ", globally ordered" if globally else ", ordered by key" if ordered else ""
     show(
         as_json,
@@ -64,8 +66,10 @@ def create(
             "queues": count,
             "ordered": ordered or globally,
             "globally_ordered": globally,
+            **_order_document(report),
         },
-        f"topic {name}: {plural(count, 'queue')}{order}",
+        f"topic {name}: {plural(count, 'queue')}{_per_broker(report)}{order}",
+        *_order_lines(report),
     )
 
 
@@ -97,6 +101,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
     """
     with Admin(server) as admin:
         found = admin.describe_topic(name)
+        report = _order_on_cluster(admin, name)
     rows = [
         (each.queue.broker, each.queue.queue_id, each.first, each.end, each.messages, each.last_stored_at)
         for each in found.queues
@@ -104,9 +109,53 @@ def describe(name: str, server: str, as_json: bool) -> None:
     order = "ordered by key" if found.ordered else "not ordered"
     show(
         as_json,
-        lambda: _summary(found) | {"bounds": list(map(_bounds, found.queues))},
+        lambda: _summary(found) | {"bounds": list(map(_bounds, found.queues)), **_order_document(report)},
         f"topic {name}: {plural(len(found.queues), 'queue')}, {order}, {plural(_messages(found), 'message')}",
+        *_order_lines(report),
         Grid(("broker", "queue", "first", "end", "messages", "last stored"), rows),
+    )
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--layout",
+    metavar="TEXT",
+    help="The layout to set, such as 'broker-a:4;broker-b:4'. Another one than before moves keys to other queues.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+@YES
+@asks_server
+def order(name: str, layout: str | None, dry_run: bool, yes: bool, server: str, as_json: bool) -> None:
+    """Repair the order of topic NAME on an Apache cluster.
+
+    Sets its layout at every name server and the order flag at every broker, so that keys stay in their queues while a
+    broker is away. Name all name servers with --server.
+    """
+    with Admin(server) as admin:
+        _existing(admin, name)
+        report = admin.topic_order(name)
+        plan = admin.repair_order(name, layout=layout, dry_run=True)
+        if not plan.is_needed:
+            done = f"topic {name}: nothing to repair"
+        elif dry_run:
+            done = f"topic {name}: would be repaired"
+        else:
+            moves = " Keys will move to other queues." if report.layouts not in ((), (plan.layout,)) else ""
+            confirm(yes, f"topic {name} will get the layout {plan.layout}.{moves}", *_plan_parts(plan, report))
+            admin.repair_order(name, layout=layout)
+            report, done = admin.topic_order(name), f"topic {name}: repaired"
+    show(
+        as_json,
+        lambda: {
+            "topic": name,
+            "repaired": plan.is_needed and not dry_run,
+            "set_layout_at": plan.servers,
+            "set_flag_at": plan.flags,
+            **_order_document(report),
+        },
+        done,
+        *(_plan_parts(plan, report) if dry_run and plan.is_needed else _order_lines(report)),
     )
 
 
@@ -152,8 +201,56 @@ def _refuse_unordered_messages(found: TopicDescription) -> None:
         )
 
 
+def _order_on_cluster(admin: Admin, name: str) -> OrderReport | None:
+    """The topic's order at every name server and broker; None on a LaneMQ broker, where the route says all."""
+    report = admin.topic_order(name)
+    return None if report.on_lane_broker else report
+
+
+def _per_broker(report: OrderReport | None) -> str:
+    brokers = len(report.brokers) if report is not None else 1
+    return f" on each of {brokers} brokers" if brokers > 1 else ""
+
+
+def _order_lines(report: OrderReport | None) -> list[str]:
+    """The layout, what is wrong with the order, and whether RocketMQ's own producers keep it."""
+    if report is None or not report.layouts:
+        return []
+    names = plural(sum(each.reached and bool(each.layout) for each in report.servers), "name server")
+    lines = [f"layout {layout}, at {names}" for layout in report.layouts[:1]]
+    lines += [f"problem: {each}; see lanemq topic order {report.topic}" for each in report.problems]
+    if not report.in_all_routes:
+        lines.append(
+            "RocketMQ's own producers are not protected: their keys move while a broker is away. To protect them too, "
+            "set orderMessageEnable=true at every name server"
+        )
+    return lines
+
+
+def _plan_parts(plan: OrderRepair, report: OrderReport) -> list[str | Grid]:
+    """What a repair would do, line by line."""
+    before = {each.server: each.layout or "none" for each in report.servers}
+    rows = [("name server", each, before.get(each, ""), plan.layout) for each in plan.servers]
+    rows += [("broker", each, "without order flag", "order flag") for each in plan.flags]
+    return [Grid(("what", "where", "now", "becomes"), rows), *(f"problem: {each}" for each in report.problems)]
+
+
+def _order_document(report: OrderReport | None) -> dict[str, object]:
+    if report is None:
+        return {}
+    return {
+        "layouts": {each.server: each.layout if each.reached else None for each in report.servers},
+        "brokers": [
+            {"broker": each.broker, "up": each.up, "queues": each.queues, "order_flag": each.flag}
+            for each in report.brokers
+        ],
+        "problems": report.problems,
+        "stock_producers_protected": report.in_all_routes,
+    }
+
+
 def _existing(admin: Admin, name: str) -> TopicDescription:
-    """The topic to delete. The library's error would advise to create it."""
+    """The topic to change. The library's error would advise to create it."""
     try:
         return admin.describe_topic(name)
     except TopicNotFound as error:

@@ -4,6 +4,7 @@ The calls use RocketMQ's request codes wherever they exist, so they work on an A
 broker knows (owners and epochs) is missing there, and the result says so.
 """
 
+import logging
 from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Literal, TypeAlias
@@ -11,6 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from lanemq.client.admin.calls import AdminClient, found_messages
+from lanemq.client.admin.order import OrderRepair, OrderReport, plan_repair, read_order, repair
 from lanemq.client.admin.views import (
     AtOffset,
     AtTime,
@@ -25,7 +27,7 @@ from lanemq.client.admin.views import (
     TopicDescription,
 )
 from lanemq.client.message import Message
-from lanemq.client.topics import ORDER_NAMESPACE, NewTopic, Order, checked, create, ensure
+from lanemq.client.topics import NewTopic, Order, checked, create, ensure, forget
 from lanemq.clock import wall_ms, wall_time
 from lanemq.model.errors import GroupNotFound, InvalidOption, LaneError, OffsetNotFound, RequestTimedOut, UsageError
 from lanemq.model.keys import Key, key_text
@@ -37,7 +39,6 @@ from lanemq.net.blocking import BlockingConnection
 from lanemq.wire.admin_headers import (
     ConsumeStatsHeader,
     DeleteTopicHeader,
-    KvHeader,
     QueryMessageHeader,
     ResetOffsetHeader,
     RunningInfoHeader,
@@ -60,6 +61,8 @@ from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import decode_offset_id
 from lanemq.wire.route_bodies import SubscriptionGroupTable, TopicList
 from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats, TopicStatsTable
+
+log = logging.getLogger(__name__)
 
 FOREVER = Millis(2**62)
 OWNER_TIMEOUT = 0.05
@@ -97,13 +100,14 @@ class Admin(AdminClient):
     def create_topic(self, name: str, queues: int | None = None, *, ordered: Order = False) -> None:
         """Creates the topic on every broker, or changes it. `queues` is the number per broker; the default is 8.
 
-        A LaneMQ broker refuses to change the number of queues of an ordered topic. An Apache broker changes it, and
-        keys move to other queues while older messages still wait in the former ones.
+        The queues of an ordered topic cannot be changed: keys would move to other queues, past older messages in the
+        former ones. A LaneMQ broker refuses it. On an Apache cluster this call does; other tools can change them.
 
         With `ordered="global"` all messages are ordered, not only those of a key: one queue on one broker.
         """
-        self._calls.run(create(NewTopic(name, queues, ordered)))
-        self._calls.routes.stale(name)
+        missed = self._calls.run(create(NewTopic(name, queues, ordered), self._calls.routes.servers))
+        self._warn_of_missed(name, missed)
+        self._calls.routes.forget(name)
 
     def ensure_topic(self, name: str, queues: int | None = None, *, ordered: Order = False) -> bool:
         """Creates the topic if it does not exist; true if so. Any number of programs may call it at once.
@@ -111,8 +115,8 @@ class Admin(AdminClient):
         Raises `UsageError` if the topic exists and is ordered differently, or has another number of queues than asked
         for. Never changes a topic.
         """
-        created = self._calls.run(ensure(NewTopic(name, queues, ordered)))
-        self._calls.routes.stale(name)
+        created = self._calls.run(ensure(NewTopic(name, queues, ordered), self._calls.routes.servers))
+        self._calls.routes.forget(name)
         return created
 
     def delete_topic(self, name: str) -> None:
@@ -120,10 +124,37 @@ class Admin(AdminClient):
         header = DeleteTopicHeader(topic=check_topic(name))
         for address, _ in self._calls.masters().values():
             self._calls.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, header)
-        self._calls.ask_name_server(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
-        kv = KvHeader(namespace=ORDER_NAMESPACE, key=name)
-        self._calls.ask_name_server(RequestCode.DELETE_KV_CONFIG, kv)
-        self._calls.routes.stale(name)
+        self._warn_of_missed(name, self._calls.run(forget(name, self._calls.routes.servers)))
+        self._calls.routes.forget(name)
+
+    def topic_order(self, name: str) -> OrderReport:
+        """What every name server and broker has of the topic's order. Asks all of them."""
+        return self._calls.run(read_order(check_topic(name), self._calls.routes.servers))
+
+    def repair_order(self, name: str, *, layout: str | None = None, dry_run: bool = False) -> OrderRepair:
+        """Makes a topic of an Apache cluster ordered: its layout at every name server, the flag at every broker.
+
+        Without a layout, one that a name server has is given to the others; if none has one, it becomes what the
+        brokers have now, so all of them must be up. With `dry_run`, only returns what would be done.
+
+        A layout that differs from the queues in use moves keys past messages that wait in their old queues.
+        """
+        servers = self._calls.routes.servers
+        plan = plan_repair(self.topic_order(name), layout)
+        if not dry_run:
+            self._warn_of_missed(name, self._calls.run(repair(name, plan, servers)))
+            self._calls.routes.forget(name)
+        return plan
+
+    def _warn_of_missed(self, topic: str, missed: Collection[Address]) -> None:
+        for server in missed:
+            log.warning(
+                "name server %s was not reached, and has the old order of topic %s: when it is back, run "
+                "lanemq topic order %s",
+                server,
+                topic,
+                topic,
+            )
 
     def topics(self, *, internal: bool = False) -> list[str]:
         """The names of all topics; system and retry topics only with `internal`."""
@@ -135,16 +166,19 @@ class Admin(AdminClient):
         return sorted(each for each in names.topic_list if each not in hidden and not each.startswith(RETRY_PREFIX))
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """The topic's queues and the offsets they hold."""
+        """The topic's queues and the offsets they hold. Queues of a broker that is away are missing."""
         bounds: list[QueueBounds] = []
-        for _, address in self._calls.masters_of(check_topic(name)):
+        route = self._calls.fresh_route(check_topic(name))
+        brokers = route.broker_names
+        for broker in brokers - route.away:
+            address = route.master(broker)
             reply = self._calls.ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic=name))
             for queue, each in TopicStatsTable.decode(reply.body).offset_table.items():
                 first, end = QueueOffset(max(0, each.min_offset)), QueueOffset(each.max_offset)
                 newest = each.last_update_timestamp
                 bounds.append(QueueBounds(queue, first, end, wall_time(newest) if newest > 0 else None))
-        route = self._calls.routes.get(name)
-        return TopicDescription(name, route.ordered, tuple(sorted(bounds, key=lambda each: each.queue)))
+        queues = tuple(sorted(bounds, key=lambda each: each.queue))
+        return TopicDescription(name, route.ordered, queues, tuple(sorted(brokers & route.away)))
 
     # offsets
 

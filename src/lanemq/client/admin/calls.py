@@ -5,7 +5,7 @@ from typing import Self, TypeVar, Unpack
 
 from lanemq.client.codec import codec_named
 from lanemq.client.message import Message, MessageSource
-from lanemq.client.routing import BlockingRoutes
+from lanemq.client.routing import BlockingRoutes, TopicRoute
 from lanemq.client.security import SecuritySettings, security_of
 from lanemq.client.topics import Steps, checked, read_masters, run
 from lanemq.clock import Clock, SystemClock
@@ -78,10 +78,14 @@ class AdminCalls:
 
     def masters_of(self, topic: str) -> Iterator[tuple[str, Address]]:
         """The brokers of a topic with their masters' addresses, from a fresh route."""
-        self.routes.stale(topic)
-        route = self.routes.get(topic)
-        for name in sorted({queue.broker for queue in (*route.subscribe, *route.publish)}):
+        route = self.fresh_route(topic)
+        for name in sorted(route.broker_names):
             yield name, route.master(name)
+
+    def fresh_route(self, topic: str) -> TopicRoute:
+        """The topic's route as it is now."""
+        self.routes.forget(topic)
+        return self.routes.get(topic)
 
     def ask_name_server(self, code: RequestCode, header: Header | None = None) -> Command:
         return checked(self.routes.ask(_command(code, header)))

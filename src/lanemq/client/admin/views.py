@@ -33,6 +33,8 @@ class TopicDescription:
     topic: str
     ordered: bool
     queues: tuple[QueueBounds, ...]
+    away: tuple[str, ...] = ()
+    """Brokers without a master at the moment; their queues are not among `queues`."""
 
 
 @dataclass(frozen=True, slots=True)

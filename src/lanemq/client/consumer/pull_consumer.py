@@ -69,7 +69,7 @@ class PullConsumer:
         self._timeout = to_seconds(request_timeout)
         self._clock = clock or SystemClock()
         self._security = security_of(**protection)
-        self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
+        self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security, layouts=False)
         self._connections: dict[Address, BlockingConnection] = {}
         tell_child(self)
         # Where the next poll reads each assigned queue; `commit` reports this.

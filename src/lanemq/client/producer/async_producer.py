@@ -54,8 +54,13 @@ class AsyncProducer(ProducerBase):
     def _begin(self) -> None:
         self._begin_with(contextlib.nullcontext(), LoopFuture)
         self._pool = ConnectionPool(security=self._security)
-        servers, declared = parse_addresses(self._servers), self._options.create
-        self._routes = AsyncRoutes(servers, self._pool, self._clock, declared=declared)
+        self._routes = AsyncRoutes(
+            parse_addresses(self._servers),
+            self._pool,
+            self._clock,
+            declared=self._options.create,
+            may_move=self._options.on_queue_change == "continue",
+        )
         self._links: dict[str, Connection] = {}
         self._line = asyncio.Lock()
         self._in_line = 0

@@ -21,7 +21,7 @@ from lanemq.client.codec import BytesCodec, JsonCodec, codec_named
 from lanemq.client.identity import new_message_ids
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import NO_WAITER, BatchWaiter, Waiter
-from lanemq.client.routing import TopicRoute, no_such_topic
+from lanemq.client.routing import TopicRoute, keys_would_move, no_such_topic
 from lanemq.core.sending.sharding import Selector, pick_queue, round_robin
 from lanemq.model.errors import CodecError, InvalidOption, MessageTooLarge, MissingKey, NotAllowed
 from lanemq.model.keys import Key, check_key_text, is_unicode, key_text
@@ -444,10 +444,11 @@ class QueueChooser:
         if choice is None:
             return self.by_key(route, _key_text(key))
         selector, arg, queue = choice
-        self._check_keys_stay(route, has_key=key is not None)
+        self._check_exists(route, has_key=key is not None)
         if queue is not None:
             return _named(route, queue)
         assert selector is not None
+        self._check_keys_stay(route)
         chosen = selector(route.publish, message, key if arg is None else arg)
         if chosen not in route.publish:
             raise InvalidOption(f"the selector chose {chosen}, which is not a queue of topic {route.topic!r}")
@@ -458,12 +459,13 @@ class QueueChooser:
             if route.ordered:
                 raise MissingKey(route.topic)
             self._check_writable(route)
-            return self._deal(route.publish, None, None)
+            return self._deal(route.writable or route.publish, None, None)
         of_route, known = self._known
         if of_route is route:
             return known.get(key) or self._learn(known, key, pick_queue(key, route.publish))
-        if route.provisional or not route.publish:
-            self._check_keys_stay(route, has_key=True)
+        if route.provisional or not route.publish or route.moved:
+            self._check_exists(route, has_key=True)
+            self._check_keys_stay(route)
         else:
             self._known = route, {}
         return pick_queue(key, route.publish)
@@ -478,7 +480,11 @@ class QueueChooser:
         known[key] = queue
         return queue
 
-    def _check_keys_stay(self, route: TopicRoute, *, has_key: bool) -> None:
+    def _check_keys_stay(self, route: TopicRoute) -> None:
+        if route.moved:
+            raise keys_would_move(route)
+
+    def _check_exists(self, route: TopicRoute, *, has_key: bool) -> None:
         """Refuses a topic that a send would create, if order matters: it would not be ordered, and on several brokers
         its queues change, so that keys move."""
         self._check_writable(route)
@@ -519,7 +525,7 @@ def check_sendable(topic: str) -> str:
 
 
 def _named(route: TopicRoute, queue: int | MessageQueue) -> MessageQueue:
-    for each in route.publish:
+    for each in (*route.publish, *route.writable):
         if each == queue or each.queue_id == queue:
             return each
     raise InvalidOption(f"queue {queue} is none of the {len(route.publish)} queues of topic {route.topic!r}")

@@ -62,12 +62,12 @@ class SendInbox:
         self._intake.open = awaits_reply and buffered_bytes <= self._free
 
     def learn(self, route: TopicRoute) -> None:
-        """Lets later messages of this topic in, unless it does not exist yet or has no writable queue.
+        """Lets later messages of this topic in, unless it does not exist yet, has no queue, or keys would move.
 
         Called for every message of `submit` that did not use the inbox.
         """
         topics = self._intake.topics
-        if route.provisional or not route.publish:
+        if route.provisional or not route.publish or route.moved:
             topics.pop(route.topic, None)
         elif route.topic not in topics or topics[route.topic].route is not route:
             if len(topics) >= KNOWN_TOPICS:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from lanemq.client.codec import Codec
 from lanemq.client.keyword_options import in_seconds, opened_history, refuse_unknown, wrong_kinds
@@ -63,6 +63,9 @@ class ProducerOptions:
     create: tuple[NewTopic, ...] = ()
     """Topics that the program declares: created when it first sends to them, if they do not exist. Given as names, for
     topics ordered by key, or as `NewTopic`. A message with a key to any other topic that does not exist is refused."""
+    on_queue_change: Literal["fail", "continue"] = "fail"
+    """After a change of a topic's queues that would move keys: "fail" refuses messages with a key, with `OrderError`.
+    "continue" sends them to their new queues, past messages in the old ones. A broker that is away changes nothing."""
     history: History = NO_HISTORY
     """The file that records what happens, for the checker; given as a folder."""
 
@@ -98,6 +101,10 @@ class ProducerOptions:
             (
                 self.request_timeout <= 0,
                 f"request_timeout is {self.request_timeout:g} s, it must be positive",
+            ),
+            (
+                self.on_queue_change not in ("fail", "continue"),
+                f"on_queue_change is {self.on_queue_change!r}, use 'fail' or 'continue'",
             ),
             (self.compress_above < 1, f"compress_above is {self.compress_above}, it must be positive"),
         )
@@ -137,6 +144,7 @@ class ProducerSettings(TypedDict, total=False):
     tls: TlsOptions | None
     credentials: Credentials | None
     create: str | NewTopic | Iterable[str | NewTopic]
+    on_queue_change: Literal["fail", "continue"]
     history: History | str | Path
 
 

@@ -62,7 +62,11 @@ class Producer(ProducerBase):
         lock = threading.Lock()
         self._begin_with(lock, SubmittedFuture)
         self._routes = BlockingRoutes(
-            parse_addresses(self._servers), self._clock, security=self._security, declared=self._options.create
+            parse_addresses(self._servers),
+            self._clock,
+            security=self._security,
+            declared=self._options.create,
+            may_move=self._options.on_queue_change == "continue",
         )
         self._changed = threading.Condition(lock)
         self._waiting = 0

@@ -73,7 +73,7 @@ class MemberCalls:
         self._tags = tags
         self._version = clock.wall()
         self._security = security
-        self._routes = BlockingRoutes(parse_addresses(servers), clock, security=security)
+        self._routes = BlockingRoutes(parse_addresses(servers), clock, security=security, layouts=False)
         self._links: dict[Address, BlockingConnection] = {}
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ class Brokers:
         self._retrying = Retrying(options.wait, clock, hint=hint)
         security = options.security
         self._admin = Admin(options.servers, clock=clock, tls=security.tls, credentials=security.credentials)
-        self._routes = BlockingRoutes(parse_addresses(options.servers), clock, security=security)
+        self._routes = BlockingRoutes(parse_addresses(options.servers), clock, security=security, layouts=False)
 
     def close(self) -> None:
         self._admin.close()

@@ -131,7 +131,8 @@ class TaskSender:
         if route.ordered:
             raise MissingKey(row.topic)
         self._keyless += 1
-        return route.publish[self._keyless % len(route.publish)]
+        queues = route.writable or route.publish
+        return queues[self._keyless % len(queues)]
 
     def _message_id(self, queue: MessageQueue, sequence: int) -> str:
         """The same id for the same row, so that readers can recognise repeats on any broker."""
