@@ -15,7 +15,7 @@ HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
 JAVA = JAVA_HOME="$$(bash scripts/java.sh --home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test pure check format lint types contracts fast slow extended bench sim spark-proof chaos effects soak fuzz interop clean
+.PHONY: help setup run test pure check format lint types contracts fast slow extended bench sim spark-proof chaos effects soak fuzz mirror-proof interop clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,10 @@ soak: setup ## steady load, flat memory: make soak MINUTES=10
 
 fuzz: setup ## bad input: half of MINUTES for decoders and log reader, half for a running broker: make fuzz MINUTES=10
 	@$(JAVA) LANEMQ_FUZZ_SECONDS=$$(( $(or $(MINUTES),10) * 30 )) $(BIN)/pytest -s tests/fuzz
+
+mirror-proof: setup ## a mirror to Apache RocketMQ and back, killed again and again: make mirror-proof MESSAGES=1000000 KILLS=20
+	@$(BIN)/python -m interop.maven
+	@LANEMQ_MIRROR_MESSAGES=$(or $(MESSAGES),1000000) LANEMQ_MIRROR_KILLS=$(or $(KILLS),20) $(BIN)/pytest -s interop/mirror --backend apache
 
 interop: setup ## every client against every broker: Java, Go, C++, Node and Rust clients, Apache RocketMQ
 	@bash interop/run.sh

@@ -21,6 +21,7 @@ COMMANDS = {
     "why": "lanemq.cli.commands.key",
     "parked": "lanemq.cli.commands.parked",
     "pipeline": "lanemq.cli.pipeline.command",
+    "mirror": "lanemq.cli.commands.mirror",
     "check": "lanemq.cli.commands.check",
     "history": "lanemq.cli.commands.history",
 }
@@ -50,7 +51,7 @@ class LazyCommands(CommandGroup):
 def main() -> None:
     """LaneMQ: messages with the same key are stored, delivered and processed in order.
 
-    Every command except `broker`, `pipeline`, `check` and `history` connects to the broker given by --server
+    Every command except `broker`, `pipeline`, `mirror`, `check` and `history` connects to the broker given by --server
     HOST:PORT or by the environment variable LANEMQ_SERVER.
     """
 

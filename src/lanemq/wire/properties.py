@@ -137,6 +137,10 @@ def _refuse(properties: Mapping[str, str]) -> None:
 LANE_PASSED: Final = "LANE_PASSED"
 """In a retry topic: how often members without the message's topic have passed it on since its last attempt."""
 LANE_STAMP: Final = "LANE_STAMP"
+LANE_ORIGIN: Final = "LANE_ORIGIN"
+"""In a copy that a mirror made: the mirror, and the queue and offset that it read."""
+LANE_WATERMARKS: Final = "LANE_WATERMARKS"
+"""In the last copy of a mirror's request: how far each queue of the source is contained in this queue."""
 
 _STAMP_NAME = f"{LANE_STAMP}\x01".encode()
 _PRODUCER = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -98,11 +98,16 @@ class TopicHandler:
         answer(peer, request)
 
 
+_GLOBAL = {"lane.order": "global"}
+"""`GLOBAL_ORDER` as an attribute of the topic."""
+
+
 def _describe(topic: TopicConfig) -> route_bodies.TopicConfigBody:
     return route_bodies.TopicConfigBody(
         topic_name=topic.name,
         read_queue_nums=topic.read_queues,
         write_queue_nums=topic.write_queues,
+        attributes=dict(_GLOBAL) if topic.order is TopicOrder.GLOBAL else {},
         perm=int(topic.permission),
         order=topic.ordered,
         topic_sys_flag=topic.sys_flag,

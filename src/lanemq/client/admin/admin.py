@@ -38,6 +38,7 @@ from lanemq.net.address import Address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.wire.admin_headers import (
     ConsumeStatsHeader,
+    CreateTopicHeader,
     DeleteTopicHeader,
     QueryMessageHeader,
     ResetOffsetHeader,
@@ -59,7 +60,7 @@ from lanemq.wire.lane_bodies import UNKNOWN, LaneStateAnswer, LaneStateBody
 from lanemq.wire.lane_fields import LANE_CLIENT
 from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import decode_offset_id
-from lanemq.wire.route_bodies import SubscriptionGroupTable, TopicList
+from lanemq.wire.route_bodies import PERM_WRITE, SubscriptionGroupTable, TopicConfigBody, TopicList
 from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats, TopicStatsTable
 
 log = logging.getLogger(__name__)
@@ -156,6 +157,24 @@ class Admin(AdminClient):
                 topic,
             )
 
+    def set_writable(self, name: str, *, writable: bool) -> None:
+        """Makes all brokers of the topic take messages, or refuse them. Reading goes on either way."""
+        for _, address in self._calls.masters_of(check_topic(name)):
+            reply = self._calls.ask(address, RequestCode.GET_TOPIC_CONFIG, TopicHeader(topic=name))
+            found = TopicConfigBody.decode(reply.body)
+            header = CreateTopicHeader(
+                topic=name,
+                read_queue_nums=found.read_queue_nums,
+                write_queue_nums=found.write_queue_nums,
+                perm=found.perm | PERM_WRITE if writable else found.perm & ~PERM_WRITE,
+                topic_filter_type=found.topic_filter_type,
+                topic_sys_flag=found.topic_sys_flag,
+                order=found.order,
+                attributes=",".join(f"+{name}={value}" for name, value in found.attributes.items()) or None,
+            )
+            self._calls.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        self._calls.routes.stale(name)
+
     def topics(self, *, internal: bool = False) -> list[str]:
         """The names of all topics; system and retry topics only with `internal`."""
         names = TopicList.decode(self._calls.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)
@@ -207,6 +226,13 @@ class Admin(AdminClient):
         except OffsetNotFound:
             return None
         return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
+
+    def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Stores the group's offset of one queue, as a member's commit does; a member that is online overwrites it."""
+        update = UpdateOffsetHeader(
+            consumer_group=check_group(group), topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
+        )
+        self._calls.ask(self._master(queue), RequestCode.UPDATE_CONSUMER_OFFSET, update)
 
     def reset_offsets(
         self, group: str, topic: str, *, to: Position, queues: Collection[int] | None = None, dry_run: bool = False
@@ -338,13 +364,7 @@ class Admin(AdminClient):
             self._reset(address, group, first.topic, _time_of(to, group, all_queues=all_queues))
         else:
             for change in changes:
-                update = UpdateOffsetHeader(
-                    consumer_group=group,
-                    topic=first.topic,
-                    queue_id=change.queue.queue_id,
-                    commit_offset=change.after,
-                )
-                self._calls.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, update)
+                self.commit(group, change.queue, change.after)
 
     def _reset(
         self, address: Address, group: str, topic: str, timestamp: int, change: OffsetChange | None = None

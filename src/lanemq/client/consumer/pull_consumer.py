@@ -133,6 +133,20 @@ class PullConsumer:
                 return messages
         return []
 
+    def read(self, queue: MessageQueue, limit: int) -> list[Message]:
+        """About `limit` messages of one assigned queue, in order, without waiting for new ones.
+
+        Fewer only at the end of the queue: a broker may return few messages at a time.
+        """
+        self._known(queue)
+        messages: list[Message] = []
+        while len(messages) < limit:
+            before = self._positions[queue]
+            messages += self._pull(queue, hold_ms=0)
+            if self._positions[queue] == before:
+                break
+        return messages
+
     def commit(self) -> None:
         """Commits the positions of all assigned queues as the group's offsets; returns when the brokers have them."""
         for queue in self._order:

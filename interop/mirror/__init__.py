@@ -1,0 +1,1 @@
+"""A mirror between LaneMQ and another broker, killed again and again."""

@@ -1,0 +1,13 @@
+"""Copies topics to another broker or cluster, in order and once each, and moves groups over (`lanemq mirror`)."""
+
+from lanemq.mirror.copying import Mirror as Mirror
+from lanemq.mirror.copying import MirrorOptions as MirrorOptions
+from lanemq.mirror.copying import Report as Report
+from lanemq.mirror.cut_over import CutOver as CutOver
+from lanemq.mirror.cut_over import Step as Step
+from lanemq.mirror.positions import Moved as Moved
+from lanemq.mirror.positions import translate as translate
+from lanemq.mirror.verifying import Comparison as Comparison
+from lanemq.mirror.verifying import compare as compare
+
+__all__ = ["Comparison", "CutOver", "Mirror", "MirrorOptions", "Moved", "Report", "Step", "compare", "translate"]

@@ -1,0 +1,101 @@
+"""The cut-over: the last steps before producers and consumers are switched to the target, each with a check.
+
+A step that fails ends the sequence; everything before it may be repeated. Nothing is switched here: the caller does it
+when all steps have passed.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from lanemq.mirror.copying import Mirror, MirrorOptions, Report
+from lanemq.mirror.ends import Side
+from lanemq.mirror.positions import translate
+from lanemq.mirror.verifying import compare
+from lanemq.model.errors import LaneError
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a cut-over, done or failed."""
+
+    name: str
+    passed: bool
+    text: str
+
+
+class CutOver:
+    """Runs the steps: producers, drained, verified, positions."""
+
+    def __init__(
+        self,
+        options: MirrorOptions,
+        groups: Collection[str] = (),
+        *,
+        seal: bool = False,
+        quiet: float = 5.0,
+        report: Callable[[Report], object] = lambda _: None,
+    ) -> None:
+        """`seal` makes the source refuse sends; otherwise no message may arrive for `quiet` seconds."""
+        self._options = options
+        self._groups = groups
+        self._seal = seal
+        self._quiet = quiet
+        self._report = report
+
+    def steps(self) -> Iterator[Step]:
+        """Runs one step after the other, up to the first that fails."""
+        every = (
+            ("producers", self._producers),
+            ("drained", self._drained),
+            ("verified", self._verified),
+            ("positions", self._positions),
+        )
+        for name, run in every:
+            try:
+                passed, text = run()
+            except LaneError as error:
+                passed, text = False, str(error)
+            yield Step(name, passed, text)
+            if not passed:
+                return
+
+    def undo(self) -> None:
+        """Makes the source take messages again."""
+        with self._options.open_source() as source:
+            for topic in self._options.topics:
+                source.admin.set_writable(topic, writable=True)
+
+    def _producers(self) -> tuple[bool, str]:
+        with self._options.open_source() as source:
+            if self._seal:
+                for topic in self._options.topics:
+                    source.admin.set_writable(topic, writable=False)
+                return True, "the source refuses sends to the topics"
+            before = _ends(source, self._options.topics)
+            time.sleep(self._quiet)
+            arrived = sum(_ends(source, self._options.topics)) - sum(before)
+        if arrived:
+            return False, f"{arrived} messages arrived within {self._quiet:g} s: stop the producers, or use --seal"
+        return True, f"no message arrived for {self._quiet:g} s"
+
+    def _drained(self) -> tuple[bool, str]:
+        report = Mirror(self._options, report=self._report).run(until_drained=True)
+        return report.left == 0, f"{report.copied} messages copied, {report.left} left"
+
+    def _verified(self) -> tuple[bool, str]:
+        found = compare(self._options)
+        if found.equal:
+            return True, f"{found.messages} messages of {found.keys} keys are equal"
+        if found.differences:
+            return False, found.differences[0]
+        return False, f"{found.not_copied} messages are not copied: does a producer still send?"
+
+    def _positions(self) -> tuple[bool, str]:
+        moved = translate(self._options, self._groups)
+        groups = {each.group for each in moved}
+        return True, f"{len(groups)} groups moved, {sum(each.left for each in moved)} messages left for them"
+
+
+def _ends(source: Side, topics: Collection[str]) -> list[int]:
+    return [source.admin.max_offset(queue) for topic in topics for queue in source.route(topic).subscribe]

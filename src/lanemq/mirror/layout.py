@@ -1,0 +1,34 @@
+"""Which target queue a message goes to. Pure.
+
+Invariant: the messages of a key that is in one queue of the source go to one queue of the target, and that depends on
+nothing but the two layouts. Every session decides the same.
+"""
+
+from collections.abc import Sequence
+
+from lanemq.client.routing import TopicRoute
+from lanemq.core.sending.sharding import pick_queue
+from lanemq.model.queue import MessageQueue
+
+
+def layout_of(source: TopicRoute, target: TopicRoute) -> "Layout":
+    """The layout of a topic. The source may refuse sends, and then has no queues to publish to."""
+    return Layout(source.publish if source.ordered else source.subscribe, target.publish)
+
+
+class Layout:
+    """The queues of one topic on both sides, each in the order in which keys are hashed to them."""
+
+    def __init__(self, source: Sequence[MessageQueue], target: Sequence[MessageQueue]) -> None:
+        self.target = tuple(target)
+        self.counts = len(source), len(target)
+        self.same = len(source) == len(target)
+        """Queue *i* goes to queue *i*. The key's hash, or the producer's own selector, decided at the source."""
+        self._index = {queue: number for number, queue in enumerate(source)}
+
+    def queue_for(self, source: MessageQueue, key: str | None) -> MessageQueue:
+        """The target queue of a message of `source`."""
+        if key is None or self.same:
+            # A queue that takes no more messages is not in the list, and is still read.
+            return self.target[self._index.get(source, source.queue_id) % len(self.target)]
+        return pick_queue(key, self.target)

@@ -1,0 +1,126 @@
+"""What a copy carries: its origin, and now and then watermarks. Pure.
+
+Invariant: what is read back from a target queue says exactly which messages of each source queue it contains.
+"""
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import NamedTuple
+
+import msgspec
+
+from lanemq.model.names import check_group
+from lanemq.model.queue import MessageQueue
+from lanemq.wire.properties import (
+    ENTRY_END,
+    LANE_ORIGIN,
+    LANE_PASSED,
+    LANE_STAMP,
+    LANE_WATERMARKS,
+    NAME_END,
+    PropertyName,
+    find_property,
+)
+
+_NOT_COPIED = frozenset(
+    {
+        LANE_STAMP, LANE_ORIGIN, LANE_WATERMARKS, LANE_PASSED,
+        PropertyName.DELAY, PropertyName.TIMER_DELAY_SECONDS, PropertyName.TIMER_DELAY_MILLIS,
+        PropertyName.TIMER_DELIVER_MILLIS, "TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES",
+        PropertyName.REAL_TOPIC, PropertyName.REAL_QUEUE, PropertyName.TRANSACTION, PropertyName.PRODUCER_GROUP,
+        PropertyName.REGION, PropertyName.TRACE_ON, PropertyName.CLUSTER, "INNER_NUM", "INNER_BASE", "POP_CK",
+        "__CRC32#",
+    }
+)  # fmt: skip
+"""Properties that say how a broker handled the original. Its delay is over; its stamp counts in another queue."""
+
+
+class Origin(NamedTuple):
+    """Where a copy was read."""
+
+    mirror: str
+    queue: MessageQueue
+    offset: int
+
+
+class Reached(NamedTuple):
+    """How far one source queue is contained in one target queue."""
+
+    next: int
+    """The first offset of the source queue that the target queue does not contain, if it belongs there."""
+    epoch: int
+    sequence: int
+    """Epoch and sequence number of the next copy's stamp."""
+
+
+class Watermarks(msgspec.Struct, array_like=True):
+    """How far every source queue is contained in one target queue, and the layout under which it was copied."""
+
+    mirror: str
+    source_queues: int
+    target_queues: int
+    reached: dict[str, dict[int, tuple[int, int, int]]]
+    """By broker name and queue id."""
+
+
+def mirror_name(source: str, target: str) -> str:
+    """The name of a mirror between these servers, whichever is the source.
+
+    Both directions have the same name, so that a mirror back recognises and skips what came from there.
+    """
+    servers = sorted({";".join(sorted(side.split(";"))) for side in (source, target)})
+    return blake2b("|".join(servers).encode(), digest_size=4).hexdigest()
+
+
+def source_group(mirror: str) -> str:
+    """The group whose offsets at the source show what is copied."""
+    return check_group(f"mirror-{mirror}")
+
+
+def target_group(mirror: str) -> str:
+    """The group whose offsets at the target say where its newest watermarks are; also the producer group there."""
+    return check_group(f"mirrored-{mirror}")
+
+
+def producer_id(mirror: str, source: MessageQueue) -> str:
+    """The producer in the stamps of all copies of one source queue, the same in every run."""
+    name = f"{mirror}|{source.broker}|{source.queue_id}"
+    return "m" + blake2b(name.encode(), digest_size=8).hexdigest()
+
+
+def copied_properties(text: str, mirror: str, source: MessageQueue, offset: int) -> str:
+    """The properties of a message's copy."""
+    entries = [entry for entry in text.split(ENTRY_END) if entry and entry.partition(NAME_END)[0] not in _NOT_COPIED]
+    entries.append(f"{LANE_ORIGIN}\x01{mirror}:{source.queue_id}:{offset}:{source.broker}\x02")
+    return ENTRY_END.join(entries)
+
+
+def origin_of(text: str, topic: str) -> Origin | None:
+    """The origin among a message's properties; None if it is not a copy."""
+    value = find_property(text, LANE_ORIGIN)
+    if value is None:
+        return None
+    mirror, queue_id, offset, broker = value.split(":", 3)
+    return Origin(mirror, MessageQueue(topic, broker, int(queue_id)), int(offset))
+
+
+def with_watermarks(text: str, marks: Watermarks) -> str:
+    """The properties of the last message of a request."""
+    return f"{text}{LANE_WATERMARKS}\x01{msgspec.json.encode(marks).decode()}\x02"
+
+
+def watermarks_of(text: str, mirror: str) -> Watermarks | None:
+    """The watermarks of this mirror among a message's properties."""
+    value = find_property(text, LANE_WATERMARKS)
+    if value is None:
+        return None
+    marks = msgspec.json.decode(value, type=Watermarks)
+    return marks if marks.mirror == mirror else None
+
+
+def table_of(reached: Mapping[MessageQueue, Reached]) -> dict[str, dict[int, tuple[int, int, int]]]:
+    """The positions of source queues in the form of `Watermarks`."""
+    table: dict[str, dict[int, tuple[int, int, int]]] = {}
+    for queue, at in reached.items():
+        table.setdefault(queue.broker, {})[queue.queue_id] = (at.next, at.epoch, at.sequence)
+    return table

@@ -1,0 +1,163 @@
+"""Positions of groups: where a group goes on at the target.
+
+Invariant: no message is skipped that the group has not finished at the source. Messages that it has finished may be
+delivered again, in order, if a target queue contains several source queues.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from lanemq.client.admin.parked import ParkedAdmin
+from lanemq.mirror.copying import MirrorOptions
+from lanemq.mirror.ends import Side
+from lanemq.mirror.origin import Watermarks, origin_of, watermarks_of
+from lanemq.model.errors import UsageError
+from lanemq.model.names import RETRY_PREFIX
+from lanemq.model.queue import MessageQueue
+
+SCAN = 2_000
+"""Messages that are read one by one instead of bisecting further."""
+
+Read = Callable[[int, int], Iterable[tuple[int, str]]]
+"""Offsets and properties of the messages of a target queue, from the first number up to the second."""
+
+
+class NotMovable(UsageError):
+    """A group has messages at the source that its offsets do not show, or members that would overwrite them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A group's offset in one queue of the target."""
+
+    group: str
+    queue: MessageQueue
+    before: int | None
+    after: int
+    end: int
+
+    @property
+    def left(self) -> int:
+        """Messages that the group will get."""
+        return self.end - self.after
+
+
+def translate(
+    options: MirrorOptions, groups: Collection[str] = (), *, dry_run: bool = False, online: bool = False
+) -> list[Moved]:
+    """Moves groups to where they are at the source, all that have offsets there if none are named.
+
+    Raises `NotMovable` before anything is changed. `online` allows members at the source: what they still finish there
+    is delivered again.
+    """
+    with options.open_source() as source, options.open_target() as target:
+        found = [each for topic in options.topics for each in _of_topic(options, source, target, topic, groups)]
+        for group in sorted({each.group for each in found}):
+            _check_movable(options, source, target, group, online=online)
+        if not dry_run:
+            for each in found:
+                target.admin.commit(each.group, each.queue, each.after)
+        return found
+
+
+def groups_of(side: Side, topic: str, own: Collection[str]) -> dict[str, dict[MessageQueue, int]]:
+    """The groups with offsets in a topic, and those offsets. A queue without one is not begun."""
+    found: dict[str, dict[MessageQueue, int]] = {}
+    for group in side.admin.groups():
+        queues = side.admin.describe_group(group).queues
+        offsets = {each.queue: int(each.offset) for each in queues if each.queue.topic == topic}
+        if offsets and group not in own:
+            found[group] = offsets
+    return found
+
+
+def first_unfinished(
+    read: Read, first: int, end: int, finished: Mapping[MessageQueue, int], mirror: str, topic: str
+) -> int:
+    """The first offset of a target queue whose message is not finished; `end` if there is none.
+
+    `finished` has the group's offset in each source queue. A message that is not a copy of this mirror counts as not
+    finished.
+    """
+    low = first
+    if _holds_only_copies(read, first, end, mirror):
+        high = end
+        while high - low > SCAN:
+            middle = (low + high) // 2
+            at, marks = _next_watermarks(read, middle, high, mirror)
+            if marks is None or _exceeds(marks, finished, topic):
+                high = middle
+            else:
+                low = at + 1
+    for offset, text in read(low, end):
+        origin = origin_of(text, topic)
+        if origin is None or origin.mirror != mirror or origin.offset >= finished.get(origin.queue, 0):
+            return offset
+    return end
+
+
+def _of_topic(
+    options: MirrorOptions, source: Side, target: Side, topic: str, wanted: Collection[str]
+) -> Iterable[Moved]:
+    known = groups_of(source, topic, (source.group, target.group))
+    if missing := sorted(set(wanted) - known.keys()):
+        raise NotMovable(f"group {missing[0]!r} has no offsets in topic {topic!r} at {options.source}")
+    for group in sorted(wanted or known):
+        for queue in target.route(topic).publish:
+            first, end = target.bounds(queue)
+            found = first_unfinished(
+                lambda start, stop, queue=queue: (  # type: ignore[misc]
+                    (message.queue_offset, message.properties_text) for message in target.read_range(queue, start, stop)
+                ),
+                first, end, known[group], options.mirror, topic,
+            )  # fmt: skip
+            yield Moved(group, queue, target.admin.committed(group, queue), found, end)
+
+
+def _check_movable(options: MirrorOptions, source: Side, target: Side, group: str, *, online: bool) -> None:
+    with ParkedAdmin(options.source, **source.protection) as parked:
+        lanes = [lane for lane in parked.lanes(group) if lane.queue.topic in options.topics]
+    if lanes:
+        raise NotMovable(
+            f"group {group!r} has {len(lanes)} parked or held lanes at the source, which its offsets have passed: "
+            f"redrive or discard them first (lanemq parked list --group {group})"
+        )
+    here = source.admin.describe_group(group)
+    retried = sum(each.lag for each in here.queues if each.queue.topic.startswith(RETRY_PREFIX))
+    if retried:
+        raise NotMovable(f"group {group!r} has {retried} messages in its retry topic at the source: let it finish them")
+    if here.members and not online:
+        raise NotMovable(f"group {group!r} has {len(here.members)} members at the source: stop them first")
+    if members := target.admin.describe_group(group).members:
+        raise NotMovable(f"group {group!r} has {len(members)} members at the target: stop them first")
+
+
+def _holds_only_copies(read: Read, first: int, end: int, mirror: str) -> bool:
+    """Whether the newest watermarks account for every message of the queue: then bisecting overlooks nothing."""
+    if first > 0:
+        return False
+    total = 0
+    for offset, text in read(max(first, end - 1), end):
+        marks = watermarks_of(text, mirror)
+        if marks is not None:
+            every = [at for queues in marks.reached.values() for at in queues.values()]
+            total = sum(sequence for _, _, sequence in every) if len({epoch for _, epoch, _ in every}) == 1 else 0
+            return total == offset + 1
+    return False
+
+
+def _next_watermarks(read: Read, start: int, end: int, mirror: str) -> tuple[int, Watermarks | None]:
+    for offset, text in read(start, end):
+        marks = watermarks_of(text, mirror)
+        if marks is not None:
+            return offset, marks
+    return end, None
+
+
+def _exceeds(marks: Watermarks, finished: Mapping[MessageQueue, int], topic: str) -> bool:
+    """Whether the queue may contain a message up to here that is not finished."""
+    return any(
+        next_offset > finished.get(MessageQueue(topic, broker, queue_id), 0)
+        for broker, queues in marks.reached.items()
+        for queue_id, (next_offset, _, _) in queues.items()
+    )

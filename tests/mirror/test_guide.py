@@ -1,0 +1,31 @@
+"""The cut-over of the guide, run as it stands there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.documents import ROOT, snippets
+from tests.mirror.pair import Pair, by_key, send
+from tests.mirror.test_moving_groups import consume
+
+GUIDE = ROOT / "docs" / "guides" / "mirroring.md"
+
+
+@pytest.mark.slow
+def test_the_script_of_the_guide_moves_topic_and_group(pair: Pair, tmp_path: Path) -> None:
+    (script,) = [each.code for each in snippets("sh", [GUIDE]) if "cut-over" in each.code and "set -e" in each.code]
+    (tmp_path / "lanemq").write_text(f'#!/bin/sh\nexec {sys.executable} -m lanemq.cli.main "$@"\n')
+    (tmp_path / "lanemq").chmod(0o755)
+    pair.create("orders")
+    send(pair.source, "orders", 40)
+    finished = consume(pair.source, "orders", "billing", 20)
+    environment = {
+        **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "FROM": pair.source, "TO": pair.target,
+    }  # fmt: skip
+    done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok      verified: 40 messages of 10 keys are equal" in done.stdout
+    assert f"group billing: 0 members, lag {40 - len(finished)} messages" in done.stdout
+    assert by_key(pair.target, "orders") == by_key(pair.source, "orders")

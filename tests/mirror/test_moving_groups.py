@@ -1,0 +1,133 @@
+"""Verification, positions and the cut-over between two brokers."""
+
+import json
+import time
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.mirror.pair import Pair, by_key, send, stored
+
+from lanemq.cli.main import main
+from lanemq.client.admin.admin import Admin
+from lanemq.client.consumer.app import App
+from lanemq.client.consumer.pull_consumer import PullConsumer
+from lanemq.client.message import Message
+from lanemq.client.producer.producer import Producer
+from lanemq.mirror.positions import NotMovable, translate
+from lanemq.mirror.verifying import compare
+
+
+def consume(address: str, topic: str, group: str, count: int) -> list[tuple[str | None, int]]:
+    """Lets a group finish about `count` messages; returns them."""
+    got: list[tuple[str | None, int]] = []
+    with PullConsumer(address, group=group, batch=7) as consumer:
+        consumer.assign(consumer.queues(topic))
+        while len(got) < count and (messages := consumer.poll(timeout=0.2)):
+            got += [(message.key, message.value()["n"]) for message in messages]
+        consumer.commit()
+    return got
+
+
+def call(pair: Pair, *words: str) -> Result:
+    return CliRunner().invoke(main, ["mirror", *words, "--from", pair.source, "--to", pair.target])
+
+
+@pytest.mark.parametrize(("here", "there"), [(4, 4), (4, 3), (2, 5)])
+def test_a_group_goes_on_at_the_target_without_skipping_a_message(pair: Pair, here: int, there: int) -> None:
+    topic = f"group-{here}-{there}"
+    pair.create(topic, here, there)
+    send(pair.source, topic, 300)
+    before = consume(pair.source, topic, f"billing-{topic}", 120)
+    pair.drain(topic)
+    moved = translate(pair.options(topic))
+    assert {each.group for each in moved} == {f"billing-{topic}"}
+    after = consume(pair.target, topic, f"billing-{topic}", 300)
+    for key, numbers in by_key(pair.source, topic).items():
+        first = [number for each, number in before if each == key]
+        second = [number for each, number in after if each == key]
+        assert second == numbers[len(numbers) - len(second) :]
+        assert len(first) + len(second) >= len(numbers)
+        if here == there:
+            assert first + second == numbers
+
+
+def test_a_group_with_members_is_not_moved(pair: Pair) -> None:
+    pair.create("members")
+    send(pair.source, "members", 20)
+    consume(pair.source, "members", "online", 20)
+    pair.drain("members")
+    app = App(pair.source, group="online")
+
+    @app.ordered("members")
+    def handle(value: object, message: Message) -> None: ...
+
+    with app, Admin(pair.source) as admin:
+        while not admin.describe_group("online").members:
+            time.sleep(0.01)
+        with pytest.raises(NotMovable, match="members at the source: stop them first"):
+            translate(pair.options("members"), ["online"])
+
+
+def test_an_unknown_group_is_an_error(pair: Pair) -> None:
+    pair.create("unknown-group")
+    with pytest.raises(NotMovable, match="'nobody' has no offsets in topic 'unknown-group'"):
+        translate(pair.options("unknown-group"), ["nobody"])
+
+
+def test_a_verification_names_a_message_that_was_not_copied_and_one_that_differs(pair: Pair) -> None:
+    pair.create("checked")
+    send(pair.source, "checked", 40)
+    pair.drain("checked")
+    send(pair.source, "checked", 10, first=40)
+    found = compare(pair.options("checked"))
+    assert (found.messages, found.not_copied, found.differences, found.equal) == (40, 10, (), False)
+    assert found.keys == 10
+    with Producer(pair.target) as producer:
+        producer.send("checked", {"n": 1}, key="k1")
+    assert compare(pair.options("checked")).not_copies == 1
+
+
+def test_a_dry_run_copies_nothing_and_shows_what_would_be(pair: Pair) -> None:
+    pair.create("dry", 4, 2)
+    send(pair.source, "dry", 25)
+    done = call(pair, "run", "dry", "--dry-run", "--json")
+    assert done.exit_code == 0, done.output
+    (topic,) = json.loads(done.stdout)["topics"]
+    assert (topic["messages"], topic["source_queues"], topic["target_queues"]) == (25, 4, 2)
+    assert stored(pair.target, "dry") == []
+
+
+def test_a_cut_over_reports_each_step_and_moves_the_group(pair: Pair) -> None:
+    pair.create("move")
+    send(pair.source, "move", 60)
+    finished = consume(pair.source, "move", "billing", 30)
+    assert call(pair, "run", "move", "--until-drained").exit_code == 0
+    send(pair.source, "move", 20, first=60)
+    done = call(pair, "cut-over", "move", "--seal", "--json")
+    assert done.exit_code == 0, done.output
+    steps = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(each["step"], each["passed"]) for each in steps] == [
+        ("producers", True), ("drained", True), ("verified", True), ("positions", True),
+    ]  # fmt: skip
+    assert steps[1]["text"] == "20 messages copied, 0 left"
+    assert len(consume(pair.target, "move", "billing", 80)) == 80 - len(finished)
+    assert call(pair, "verify", "move").exit_code == 0
+
+
+def test_a_cut_over_stops_at_the_step_that_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.create("busy")
+    send(pair.source, "busy", 10)
+    monkeypatch.setattr("lanemq.mirror.cut_over.time.sleep", lambda _: send(pair.source, "busy", 5, first=10))
+    done = call(pair, "cut-over", "busy")
+    assert done.exit_code == 1
+    assert "failed  producers: 5 messages arrived within 5 s" in done.stdout
+    assert "drained" not in done.stdout
+
+
+def test_a_sealed_source_can_take_messages_again(pair: Pair) -> None:
+    pair.create("undone")
+    send(pair.source, "undone", 10)
+    assert call(pair, "cut-over", "undone", "--seal").exit_code == 0
+    assert call(pair, "cut-over", "undone", "--undo").exit_code == 0
+    send(pair.source, "undone", 10, first=10)
+    assert call(pair, "verify", "undone").exit_code == 1

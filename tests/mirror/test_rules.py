@@ -1,0 +1,82 @@
+"""Layout, properties and requests of copies."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.mirror.simulated_copy import queues
+
+from lanemq.client.producer.batches import PendingMessage
+from lanemq.core.sending.sharding import pick_queue
+from lanemq.mirror.copying import MirrorOptions
+from lanemq.mirror.layout import Layout
+from lanemq.mirror.origin import Origin, copied_properties, mirror_name, origin_of
+from lanemq.mirror.shipping import MAX_BYTES, MAX_MESSAGES, Copy, requests
+from lanemq.model.errors import InvalidOption
+from lanemq.wire.properties import decode_properties
+
+
+def test_with_equal_numbers_a_queue_goes_to_its_counterpart_which_is_where_the_hash_points() -> None:
+    here, there = queues("from", 4), queues("b", 2) + queues("a", 2)
+    layout = Layout(here, there)
+    for number in range(50):
+        key = f"order-{number}"
+        assert layout.queue_for(pick_queue(key, here), key) == pick_queue(key, there)
+    assert layout.queue_for(here[2], None) == there[2]
+
+
+def test_with_other_numbers_a_key_goes_where_the_target_puts_it() -> None:
+    here, there = queues("from", 4), queues("to", 3)
+    layout = Layout(here, there)
+    assert {layout.queue_for(each, "order-7") for each in here} == {pick_queue("order-7", there)}
+    assert [layout.queue_for(each, None) for each in here] == [there[0], there[1], there[2], there[0]]
+
+
+def test_a_copy_keeps_what_its_sender_set_and_says_where_it_was_read() -> None:
+    source = queues("from", 9)[8]
+    before = "KEYS\x01k1 k2\x02LANE_STAMP\x01p.1.7\x02TAGS\x01paid\x02DELAY\x013\x02color\x01red"
+    text = copied_properties(before, "move", source, 41)
+    assert decode_properties(text) == {
+        "KEYS": "k1 k2", "TAGS": "paid", "color": "red", "LANE_ORIGIN": "move:8:41:from",
+    }  # fmt: skip
+    assert origin_of(text, source.topic) == Origin("move", source, 41)
+    assert text.endswith("\x02")
+
+
+def test_a_copy_of_a_copy_names_the_last_origin_only() -> None:
+    source = queues("from", 1)[0]
+    text = copied_properties(copied_properties("", "one", source, 1), "two", source, 2)
+    assert decode_properties(text) == {"LANE_ORIGIN": "two:0:2:from"}
+
+
+def test_both_directions_have_one_name() -> None:
+    assert mirror_name("a:1;b:1", "c:1") == mirror_name("c:1", "b:1;a:1") != mirror_name("a:1", "c:1")
+
+
+@given(st.lists(st.tuples(st.integers(1, MAX_BYTES), st.booleans()), max_size=40))
+def test_requests_keep_the_order_and_the_limits_and_compressed_bodies_travel_alone(
+    sent: list[tuple[int, bool]],
+) -> None:
+    copies = [
+        Copy(PendingMessage(b"", "", "", alone=alone, size=size), number, 0)
+        for number, (size, alone) in enumerate(sent)
+    ]
+    made = list(requests(copies))
+    assert [copy for request in made for copy in request] == copies
+    for request in made:
+        assert len(request) <= MAX_MESSAGES
+        assert len(request) == 1 or sum(copy.message.size for copy in request) <= MAX_BYTES
+        assert len(request) == 1 or not any(copy.message.alone for copy in request)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"topics": ()}, "at least one topic"),
+        ({"topics": ("%RETRY%billing",)}, "belongs to the broker or to a group's retries"),
+        ({"topics": ("SCHEDULE_TOPIC_XXXX",)}, "belongs to the broker"),
+        ({"topics": ("orders",), "target": "a:1"}, "onto itself"),
+    ],
+)
+def test_what_cannot_be_mirrored_is_refused(given: dict[str, object], text: str) -> None:
+    with pytest.raises(InvalidOption, match=text):
+        MirrorOptions(**{"source": "a:1", "target": "b:1", **given})  # type: ignore[arg-type]
