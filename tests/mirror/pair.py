@@ -7,7 +7,7 @@ from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.message import Message
 from lanemq.client.producer.batches import Outgoing
 from lanemq.client.producer.producer import Producer
-from lanemq.mirror.copying import Mirror, MirrorOptions, Report
+from lanemq.mirror.copying import Mirror, MirrorOptions, MirrorReport
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Pair:
             with Admin(address) as admin:
                 admin.create_topic(topic, queues, ordered=ordered)
 
-    def drain(self, topic: str, *, back: bool = False) -> Report:
+    def drain(self, topic: str, *, back: bool = False) -> MirrorReport:
         return Mirror(self.options(topic, back=back)).run(until_drained=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from lanemq.client.message import Message
 from lanemq.core.brokering.dedup import Duplicate, Fresh, ProducerTable
 from lanemq.mirror.arrivals import FIRST_EPOCH, Arrivals, first_needed
-from lanemq.mirror.layout import Layout
+from lanemq.mirror.layout import QueueMapping
 from lanemq.mirror.origin import origin_of, producer_id
 from lanemq.mirror.shipping import Copy, add_watermarks, copies_by_queue, requests
 from lanemq.model.queue import MessageQueue
@@ -92,7 +92,12 @@ class Session:
     """One session. `read_target=False` leaves out what makes it safe."""
 
     def __init__(
-        self, source: dict[MessageQueue, list[Message]], layout: Layout, target: Target, *, read_target: bool = True
+        self,
+        source: dict[MessageQueue, list[Message]],
+        layout: QueueMapping,
+        target: Target,
+        *,
+        read_target: bool = True,
     ) -> None:
         self._source = source
         self._layout = layout

@@ -74,7 +74,7 @@ def test_a_running_mirror_copies_what_is_sent(pair: Pair) -> None:
     reports = []
     seen = threading.Event()
 
-    def tell(report: copying.Report) -> None:
+    def tell(report: copying.MirrorReport) -> None:
         reports.append(report)
         if report.copied >= 300 and report.left == 0:
             seen.set()

@@ -7,7 +7,7 @@ from tests.mirror.simulated_copy import MIRROR, TOPIC, Session, Target, queues
 from tests.mirror.test_resume import filled
 
 from lanemq.mirror import positions
-from lanemq.mirror.layout import Layout
+from lanemq.mirror.layout import QueueMapping
 from lanemq.mirror.origin import origin_of
 from lanemq.mirror.positions import first_unfinished
 
@@ -29,7 +29,7 @@ def test_bisecting_finds_what_reading_everything_finds(
 ) -> None:
     source, target = filled(here, sent), Target(queues("to", there), stamps=True)
     plan = [(number, 4) for number in range(40)]
-    for request in Session(source, Layout(list(source), target.queues), target).requests(plan):
+    for request in Session(source, QueueMapping(list(source), target.queues), target).requests(plan):
         target.store(request)
     done = dict(zip(source, finished, strict=False))
     for queue in target.queues:
@@ -49,7 +49,7 @@ def test_bisecting_finds_what_reading_everything_finds(
 
 def test_a_long_queue_is_not_read_as_a_whole() -> None:
     source, target = filled(1, [(0, "a")] * 1000), Target(queues("to", 1), stamps=True)
-    for request in Session(source, Layout(list(source), target.queues), target).requests([(0, 10)] * 100):
+    for request in Session(source, QueueMapping(list(source), target.queues), target).requests([(0, 10)] * 100):
         target.store(request)
     texts, read = target.stored[target.queues[0]], 0
 

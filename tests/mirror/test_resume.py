@@ -7,7 +7,7 @@ from tests.mirror.simulated_copy import MIRROR, TOPIC, Session, Target, message,
 
 from lanemq.client.message import Message
 from lanemq.mirror.arrivals import Arrivals, LayoutChanged
-from lanemq.mirror.layout import Layout
+from lanemq.mirror.layout import QueueMapping
 from lanemq.model.queue import MessageQueue
 
 keys = st.sampled_from(["a", "b", "c", "d", "e", None])
@@ -26,7 +26,7 @@ def filled(count: int, sent: list[tuple[int, str | None]]) -> dict[MessageQueue,
     return source
 
 
-def check(source: dict[MessageQueue, list[Message]], layout: Layout, target: Target) -> None:
+def check(source: dict[MessageQueue, list[Message]], layout: QueueMapping, target: Target) -> None:
     found = target.offsets()
     for queue, messages in source.items():
         for where in target.queues:
@@ -46,7 +46,7 @@ def test_each_message_is_stored_once_in_order_whatever_is_killed(
     stamps: bool,
 ) -> None:
     source, target = filled(here, sent), Target(queues("to", there), stamps)
-    layout = Layout(list(source), target.queues)
+    layout = QueueMapping(list(source), target.queues)
     late = None
     for plan, at, fate in kills:
         session = Session(source, layout, target)
@@ -69,7 +69,7 @@ def test_each_message_is_stored_once_in_order_whatever_is_killed(
 def test_without_reading_the_target_messages_are_stored_twice() -> None:
     """The control of the test above."""
     source, target = filled(2, [(0, "a"), (0, "b"), (0, "a")]), Target(queues("to", 2), stamps=False)
-    layout = Layout(list(source), target.queues)
+    layout = QueueMapping(list(source), target.queues)
     Session(source, layout, target).drain()
     Session(source, layout, target, read_target=False).drain()
     with pytest.raises(AssertionError):
@@ -79,7 +79,7 @@ def test_without_reading_the_target_messages_are_stored_twice() -> None:
 def test_without_stamps_a_late_request_is_stored_twice() -> None:
     """Why a target without stamps needs the fence."""
     source, target = filled(1, [(0, "a"), (0, "a")]), Target(queues("to", 1), stamps=False)
-    layout = Layout(list(source), target.queues)
+    layout = QueueMapping(list(source), target.queues)
     late = next(Session(source, layout, target).requests([(0, 2)]))
     session = Session(source, layout, target)
     target.store(late)
@@ -91,7 +91,7 @@ def test_without_stamps_a_late_request_is_stored_twice() -> None:
 @pytest.mark.parametrize("skipped", [0, 3, 7])
 def test_reading_from_any_watermarks_on_gives_the_same_progress_as_reading_everything(skipped: int) -> None:
     source, target = filled(3, [(number, None) for number in range(40)]), Target(queues("to", 2), stamps=True)
-    layout = Layout(list(source), target.queues)
+    layout = QueueMapping(list(source), target.queues)
     for request in Session(source, layout, target).requests([(number, 3) for number in range(30)]):
         target.store(request)
     for queue in target.queues:
@@ -107,11 +107,11 @@ def test_reading_from_any_watermarks_on_gives_the_same_progress_as_reading_every
 
 def test_a_changed_number_of_queues_is_refused() -> None:
     source, target = filled(2, [(0, "a")]), Target(queues("to", 2), stamps=True)
-    Session(source, Layout(list(source), target.queues), target).drain()
+    Session(source, QueueMapping(list(source), target.queues), target).drain()
     target.queues += queues("more", 1)
     target.stored[target.queues[-1]] = []
     with pytest.raises(LayoutChanged, match="from 2 to 2 queues and now has 2 and 3"):
-        Session(source, Layout(list(source), target.queues), target)
+        Session(source, QueueMapping(list(source), target.queues), target)
 
 
 def test_copies_that_came_from_the_target_are_not_copied_back() -> None:
@@ -119,13 +119,13 @@ def test_copies_that_came_from_the_target_are_not_copied_back() -> None:
     copy = message(queue, 0, "a", f"LANE_ORIGIN\x01{MIRROR}:0:5:there\x02")
     other = message(queue, 1, "a", "LANE_ORIGIN\x01another:0:5:there\x02")
     target = Target(queues("to", 1), stamps=True)
-    Session({queue: [copy, other]}, Layout([queue], target.queues), target).drain()
+    Session({queue: [copy, other]}, QueueMapping([queue], target.queues), target).drain()
     assert target.offsets() == {target.queues[0]: {queue: [1]}}
 
 
 def test_expired_copies_start_a_new_epoch_so_that_new_messages_are_not_taken_for_repeats() -> None:
     source, target = filled(1, [(0, "a")] * 5), Target(queues("to", 1), stamps=True)
-    layout = Layout(list(source), target.queues)
+    layout = QueueMapping(list(source), target.queues)
     Session(source, layout, target).drain()
     arrivals = Arrivals(MIRROR, TOPIC, layout.counts, 77)
     arrivals.begin((queue, 5) for queue in source)

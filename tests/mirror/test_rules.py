@@ -8,8 +8,8 @@ from tests.mirror.simulated_copy import queues
 from lanemq.client.producer.batches import PendingMessage
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.mirror.copying import MirrorOptions
-from lanemq.mirror.layout import Layout
-from lanemq.mirror.origin import Origin, copied_properties, mirror_name, origin_of
+from lanemq.mirror.layout import QueueMapping
+from lanemq.mirror.origin import CopyOrigin, copied_properties, mirror_name, origin_of
 from lanemq.mirror.shipping import MAX_BYTES, MAX_MESSAGES, Copy, requests
 from lanemq.model.errors import InvalidOption
 from lanemq.wire.properties import decode_properties
@@ -17,7 +17,7 @@ from lanemq.wire.properties import decode_properties
 
 def test_with_equal_numbers_a_queue_goes_to_its_counterpart_which_is_where_the_hash_points() -> None:
     here, there = queues("from", 4), queues("b", 2) + queues("a", 2)
-    layout = Layout(here, there)
+    layout = QueueMapping(here, there)
     for number in range(50):
         key = f"order-{number}"
         assert layout.queue_for(pick_queue(key, here), key) == pick_queue(key, there)
@@ -26,7 +26,7 @@ def test_with_equal_numbers_a_queue_goes_to_its_counterpart_which_is_where_the_h
 
 def test_with_other_numbers_a_key_goes_where_the_target_puts_it() -> None:
     here, there = queues("from", 4), queues("to", 3)
-    layout = Layout(here, there)
+    layout = QueueMapping(here, there)
     assert {layout.queue_for(each, "order-7") for each in here} == {pick_queue("order-7", there)}
     assert [layout.queue_for(each, None) for each in here] == [there[0], there[1], there[2], there[0]]
 
@@ -38,7 +38,7 @@ def test_a_copy_keeps_what_its_sender_set_and_says_where_it_was_read() -> None:
     assert decode_properties(text) == {
         "KEYS": "k1 k2", "TAGS": "paid", "color": "red", "LANE_ORIGIN": "move:8:41:from",
     }  # fmt: skip
-    assert origin_of(text, source.topic) == Origin("move", source, 41)
+    assert origin_of(text, source.topic) == CopyOrigin("move", source, 41)
     assert text.endswith("\x02")
 
 

@@ -6,7 +6,7 @@ one request at a time is under way to the queue and its answer is awaited.
 
 from collections.abc import Iterable
 
-from lanemq.mirror.origin import Origin, Reached, Watermarks, origin_of, table_of, watermarks_of, with_watermarks
+from lanemq.mirror.origin import CopyOrigin, Reached, Watermarks, origin_of, table_of, watermarks_of, with_watermarks
 from lanemq.model.errors import OrderError
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.properties import find_stamp
@@ -44,7 +44,7 @@ class Arrivals:
         if marks is not None:
             self._see_watermarks(marks)
 
-    def _see_copy(self, text: str, origin: Origin) -> None:
+    def _see_copy(self, text: str, origin: CopyOrigin) -> None:
         stamp, known = find_stamp(text), self._reached.get(origin.queue)
         if stamp is not None and (known is None or origin.offset >= known.next):
             self._reached[origin.queue] = Reached(origin.offset + 1, stamp.epoch, stamp.sequence + 1)

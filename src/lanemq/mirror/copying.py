@@ -22,7 +22,7 @@ from lanemq.core.backoff import Backoff
 from lanemq.mirror.arrivals import FIRST_EPOCH, Arrivals, LayoutChanged, first_needed
 from lanemq.mirror.ends import PAGE, Side, TargetLink
 from lanemq.mirror.fence import wait_for_earlier_sends, wait_until_alone, wait_until_readable
-from lanemq.mirror.layout import Layout, layout_of
+from lanemq.mirror.layout import QueueMapping, layout_of
 from lanemq.mirror.origin import mirror_name, producer_id, source_group, target_group, watermarks_of
 from lanemq.mirror.shipping import Copy, add_watermarks, copies_by_queue, requests
 from lanemq.model.errors import (
@@ -97,7 +97,7 @@ class MirrorOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class MirrorReport:
     """The progress of a mirror."""
 
     copied: int
@@ -113,7 +113,11 @@ class Mirror:
     """Copies topics until it is stopped, or until nothing is left."""
 
     def __init__(
-        self, options: MirrorOptions, *, report: Callable[[Report], object] = lambda _: None, clock: Clock | None = None
+        self,
+        options: MirrorOptions,
+        *,
+        report: Callable[[MirrorReport], object] = lambda _: None,
+        clock: Clock | None = None,
     ) -> None:
         self.options = options
         self._tell = report
@@ -126,7 +130,7 @@ class Mirror:
         """Makes `run` return after the request under way. May be called from a signal handler or another thread."""
         self._stop.set()
 
-    def run(self, *, until_drained: bool = False) -> Report:
+    def run(self, *, until_drained: bool = False) -> MirrorReport:
         """Copies until `stop`, or with `until_drained` until the target has everything that the source has.
 
         Brokers that cannot be reached are tried again for ever. Raises what a repetition cannot mend: a topic that does
@@ -171,8 +175,8 @@ class Mirror:
             session.commit()
             return session.left()
 
-    def _report(self, left: int, error: str = "") -> Report:
-        report = Report(self._copied, left, self._sessions, error)
+    def _report(self, left: int, error: str = "") -> MirrorReport:
+        report = MirrorReport(self._copied, left, self._sessions, error)
         self._tell(report)
         return report
 
@@ -180,7 +184,7 @@ class Mirror:
 class _Topic:
     """One topic in a session."""
 
-    def __init__(self, layout: Layout, sources: tuple[MessageQueue, ...]) -> None:
+    def __init__(self, layout: QueueMapping, sources: tuple[MessageQueue, ...]) -> None:
         self.layout = layout
         self.sources = sources
         self.arrivals: dict[MessageQueue, Arrivals] = {}

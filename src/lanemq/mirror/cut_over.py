@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from lanemq.mirror.copying import Mirror, MirrorOptions, Report
+from lanemq.mirror.copying import Mirror, MirrorOptions, MirrorReport
 from lanemq.mirror.ends import Side
 from lanemq.mirror.positions import translate
 from lanemq.mirror.verifying import compare
@@ -16,7 +16,7 @@ from lanemq.model.errors import LaneError
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CutOverStep:
     """One step of a cut-over, done or failed."""
 
     name: str
@@ -34,7 +34,7 @@ class CutOver:
         *,
         seal: bool = False,
         quiet: float = 5.0,
-        report: Callable[[Report], object] = lambda _: None,
+        report: Callable[[MirrorReport], object] = lambda _: None,
     ) -> None:
         """`seal` makes the source refuse sends; otherwise no message may arrive for `quiet` seconds."""
         self._options = options
@@ -43,7 +43,7 @@ class CutOver:
         self._quiet = quiet
         self._report = report
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[CutOverStep]:
         """Runs one step after the other, up to the first that fails."""
         every = (
             ("producers", self._producers),
@@ -56,7 +56,7 @@ class CutOver:
                 passed, text = run()
             except LaneError as error:
                 passed, text = False, str(error)
-            yield Step(name, passed, text)
+            yield CutOverStep(name, passed, text)
             if not passed:
                 return
 

@@ -11,12 +11,12 @@ from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
 
 
-def layout_of(source: TopicRoute, target: TopicRoute) -> "Layout":
+def layout_of(source: TopicRoute, target: TopicRoute) -> "QueueMapping":
     """The layout of a topic. The source may refuse sends, and then has no queues to publish to."""
-    return Layout(source.publish if source.ordered else source.subscribe, target.publish)
+    return QueueMapping(source.publish if source.ordered else source.subscribe, target.publish)
 
 
-class Layout:
+class QueueMapping:
     """The queues of one topic on both sides, each in the order in which keys are hashed to them."""
 
     def __init__(self, source: Sequence[MessageQueue], target: Sequence[MessageQueue]) -> None:

@@ -35,7 +35,7 @@ _NOT_COPIED = frozenset(
 """Properties that say how a broker handled the original. Its delay is over; its stamp counts in another queue."""
 
 
-class Origin(NamedTuple):
+class CopyOrigin(NamedTuple):
     """Where a copy was read."""
 
     mirror: str
@@ -95,13 +95,13 @@ def copied_properties(text: str, mirror: str, source: MessageQueue, offset: int)
     return ENTRY_END.join(entries)
 
 
-def origin_of(text: str, topic: str) -> Origin | None:
+def origin_of(text: str, topic: str) -> CopyOrigin | None:
     """The origin among a message's properties; None if it is not a copy."""
     value = find_property(text, LANE_ORIGIN)
     if value is None:
         return None
     mirror, queue_id, offset, broker = value.split(":", 3)
-    return Origin(mirror, MessageQueue(topic, broker, int(queue_id)), int(offset))
+    return CopyOrigin(mirror, MessageQueue(topic, broker, int(queue_id)), int(offset))
 
 
 def with_watermarks(text: str, marks: Watermarks) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lanemq.client.message import Message
 from lanemq.client.producer.batches import MESSAGE_OVERHEAD, PendingMessage
 from lanemq.mirror.arrivals import Arrivals
-from lanemq.mirror.layout import Layout
+from lanemq.mirror.layout import QueueMapping
 from lanemq.mirror.origin import copied_properties, origin_of
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.properties import LANE_ORIGIN, MAX_PROPERTIES_BYTES
@@ -30,7 +30,7 @@ class Copy(NamedTuple):
 
 
 def copies_by_queue(
-    messages: Iterable[Message], layout: Layout, arrivals: Mapping[MessageQueue, Arrivals], mirror: str
+    messages: Iterable[Message], layout: QueueMapping, arrivals: Mapping[MessageQueue, Arrivals], mirror: str
 ) -> dict[MessageQueue, list[Copy]]:
     """What each target queue lacks of these messages, in order. Copies that came from the target are left out."""
     needed: dict[MessageQueue, list[Copy]] = {}

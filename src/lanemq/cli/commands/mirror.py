@@ -12,7 +12,7 @@ import click
 from lanemq.cli.options import CliError, InOrder, duration, errors_name_flags, json_lines_option, json_option
 from lanemq.cli.output import Grid, log_to_stderr, plural, print_parts, show, to_json
 from lanemq.cli.security import with_security_options
-from lanemq.mirror.copying import Mirror, MirrorOptions, Report
+from lanemq.mirror.copying import Mirror, MirrorOptions, MirrorReport
 from lanemq.mirror.cut_over import CutOver
 from lanemq.mirror.layout import layout_of
 from lanemq.mirror.positions import Moved, groups_of, translate
@@ -234,7 +234,7 @@ def _stopped_by_signals(copier: Mirror) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _progress(as_json: bool) -> Iterator[Callable[[Report], None]]:
+def _progress(as_json: bool) -> Iterator[Callable[[MirrorReport], None]]:
     """Shows reports: a line of JSON each, a progress bar on a terminal, or else a line when something changes."""
     if as_json:
         yield lambda report: click.echo(
@@ -244,7 +244,7 @@ def _progress(as_json: bool) -> Iterator[Callable[[Report], None]]:
         with _bar() as bar:
             task = bar.add_task("", total=None, note="")
 
-            def tell(report: Report) -> None:
+            def tell(report: MirrorReport) -> None:
                 total = report.copied + report.left if report.left >= 0 else None
                 bar.update(task, completed=report.copied, total=total, note=report.error)
 
@@ -252,7 +252,7 @@ def _progress(as_json: bool) -> Iterator[Callable[[Report], None]]:
     else:
         last = [-1]
 
-        def say(report: Report) -> None:
+        def say(report: MirrorReport) -> None:
             if report.copied != last[0] and not report.error:
                 last[0] = report.copied
                 print_parts(f"{report.copied} copied, {report.left} left", err=True)
