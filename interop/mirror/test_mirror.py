@@ -74,6 +74,37 @@ def test_a_killed_mirror_stores_each_message_once_in_order(
     )
 
 
+@pytest.mark.timeout(SECONDS)
+def test_a_frozen_mirror_is_waited_for_and_stores_nothing_when_it_wakes_up(
+    lane: str, address: str, tmp_path: Path
+) -> None:
+    """Its connection is closed by the Apache broker after two minutes; until then its last send may still arrive."""
+    topic, log = "mirror-frozen", tmp_path / "mirror.log"
+    for server in (lane, address):
+        with Admin(server) as admin:
+            admin.create_topic(topic, HERE, ordered=True)
+    fill(lane, topic)
+    words = ["mirror", "run", topic, "--from", lane, "--to", address]
+    frozen = start(words, log)
+    try:
+        wait_until_stored(address, topic, 1, frozen)
+        frozen.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        second = start([*words, "--until-drained"], log)
+        assert second.wait(SECONDS) == 0, log.read_text()
+        print(f"\nthe second mirror finished {time.monotonic() - began:.0f} s after the first was frozen")
+        frozen.send_signal(signal.SIGCONT)
+        time.sleep(5)
+        frozen.send_signal(signal.SIGTERM)
+        assert frozen.wait(SECONDS) == 0, log.read_text()
+    finally:
+        frozen.kill()
+        frozen.wait()
+    found = read(address, topic)
+    assert sorted(found) == list(range(MESSAGES))
+    assert in_order(found)
+
+
 def fill(server: str, topic: str) -> None:
     with Producer(server) as producer:
         producer.send_many(topic, ((f"k{number % KEYS}", number) for number in range(MESSAGES)))

@@ -9,10 +9,12 @@ from tests.mirror.pair import Pair, by_key, send, stored
 
 from lanemq.cli.main import main
 from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.consumer.app import App
 from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
+from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.mirror.positions import NotMovable, translate
 from lanemq.mirror.verifying import compare
 
@@ -66,6 +68,29 @@ def test_a_group_with_members_is_not_moved(pair: Pair) -> None:
             time.sleep(0.01)
         with pytest.raises(NotMovable, match="members at the source: stop them first"):
             translate(pair.options("members"), ["online"])
+
+
+def test_a_group_with_a_parked_lane_is_not_moved_because_its_offset_has_passed_the_lane(pair: Pair) -> None:
+    pair.create("parked-lane")
+    send(pair.source, "parked-lane", 20)
+    app, finished = App(pair.source, group="parks", commit_every=0.05), list[Message]()
+
+    @app.ordered("parked-lane", on_fail=HoldKey(retries=0))
+    def handle(value: object, message: Message) -> None:
+        if message.key == "k3":
+            raise ValueError("never works")
+        finished.append(message)
+
+    with app, ParkedAdmin(pair.source) as parked:
+        while sum(lane.messages for lane in parked.lanes("parks")) != 2 or len(finished) != 18:
+            time.sleep(0.01)
+    pair.drain("parked-lane")
+    with pytest.raises(NotMovable, match="1 parked or held lanes at the source, which its offsets have passed"):
+        translate(pair.options("parked-lane"), ["parks"])
+    with ParkedAdmin(pair.source) as parked:
+        for lane in parked.lanes("parks"):
+            parked.discard(lane, lane.last)
+    assert sum(each.left for each in translate(pair.options("parked-lane"), ["parks"])) == 0
 
 
 def test_an_unknown_group_is_an_error(pair: Pair) -> None:
