@@ -26,8 +26,7 @@ from pyspark.sql.datasource import InputPartition
 from benchmarks.harness import BrokerProcess, report
 from benchmarks.spark_common import cpu_seconds, fill, session, timed
 from lanemq.model.units import Millis
-from lanemq.spark.columns.arrow import DecodeOptions, decode
-from lanemq.spark.columns.schema import COLUMNS, arrow_schema
+from lanemq.spark.columns import COLUMNS, DecodeOptions, arrow_schema, decode
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.read.batch_reader import LaneBatchReader
 from lanemq.spark.read.partition_reader import RangePartition, RangeReader

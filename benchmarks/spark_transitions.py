@@ -27,10 +27,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from benchmarks.harness import report
 from lanemq.pipelines import Event, Transitions
-from lanemq.pipelines.batch import Batch, batch_number
+from lanemq.pipelines.ports import Batch, batch_number
 from lanemq.pipelines.stages.transitions.messages import COLUMNS
 from lanemq.spark import recommended
-from lanemq.spark.columns.schema import arrow_schema, select_columns
+from lanemq.spark.columns import arrow_schema, select_columns
 
 QUEUES = 4
 KEYS = (10_000, 1_000_000)
@@ -113,7 +113,7 @@ def ours(spark: SparkSession, source: Path, place: Path) -> list[float]:
 
     def run(messages: DataFrame, number: int) -> None:
         batch = Batch("bench", batch_number(number), 1)
-        made = stage.run(messages, batch)
+        made = stage.process(messages, batch)
         stage.settle(batch, made.state)
         folder = place / "rows" / str(number)
         folder.mkdir(parents=True)

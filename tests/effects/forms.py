@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,20 @@ from lanemq.client.message import Message
 from lanemq.effects import forget, forget_async, once
 
 INSERT = "INSERT INTO effects_of_the_test (value) VALUES ('{}')"
+
+
+@dataclass(frozen=True)
+class Block:
+    """What happens between the beginning and the end of `once`."""
+
+    value: str
+    """The effect."""
+    fail: BaseException | None
+    """Raised at the end."""
+    swallows: str
+    """A statement whose error the block ignores."""
+    calls: str
+    """A method of the handle that is called after the statements."""
 
 
 class Form:
@@ -41,16 +56,19 @@ class Form:
         calls: str = "",
         **options: Any,
     ) -> None:
-        """`swallows` is a statement whose error the block ignores, `calls` a method of the handle at its end."""
-        with once(message, self.engine, **options) as handle:
-            self._write(handle, INSERT.format(value))
-            if swallows:
+        """Applies an effect of the message; `Block` explains the arguments."""
+        self._inside(lambda: once(message, self.engine, **options), Block(value, fail, swallows, calls))
+
+    def _inside(self, begin: Callable[[], Any], block: Block) -> None:
+        with begin() as handle:
+            self._write(handle, INSERT.format(block.value))
+            if block.swallows:
                 with contextlib.suppress(Exception):
-                    self._write(handle, swallows)
-            if calls:
-                getattr(handle, calls)()
-            if fail is not None:
-                raise fail
+                    self._write(handle, block.swallows)
+            if block.calls:
+                getattr(handle, block.calls)()
+            if block.fail is not None:
+                raise block.fail
 
     def forget(self, **which: Any) -> None:
         forget(self.engine, **which)
@@ -65,28 +83,19 @@ class AwaitedForm(Form):
 
     runner: asyncio.Runner
 
-    def apply(
-        self,
-        message: Message | Sequence[Message],
-        value: str,
-        fail: BaseException | None = None,
-        *,
-        swallows: str = "",
-        calls: str = "",
-        **options: Any,
-    ) -> None:
-        async def block() -> None:
-            async with once(message, self.engine, **options) as handle:
-                await self._write(handle, INSERT.format(value))
-                if swallows:
-                    with contextlib.suppress(Exception):
-                        await self._write(handle, swallows)
-                if calls:
-                    await getattr(handle, calls)()
-                if fail is not None:
-                    raise fail
+    def _inside(self, begin: Callable[[], Any], block: Block) -> None:
+        self.runner.run(self._awaited(begin, block))
 
-        self.runner.run(block())
+    async def _awaited(self, begin: Callable[[], Any], block: Block) -> None:
+        async with begin() as handle:
+            await self._write(handle, INSERT.format(block.value))
+            if block.swallows:
+                with contextlib.suppress(Exception):
+                    await self._write(handle, block.swallows)
+            if block.calls:
+                await getattr(handle, block.calls)()
+            if block.fail is not None:
+                raise block.fail
 
     def forget(self, **which: Any) -> None:
         self.runner.run(forget_async(self.engine, **which))

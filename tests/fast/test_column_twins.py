@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from tests.fast.both import damaged, needs_twins, outcome, references, twins
 from tests.fast.test_key_twins import LOGS, log_of
 
-from lanemq.spark.columns import layout
-from lanemq.spark.columns import properties as property_columns
+from lanemq.spark import columns
 
 pytestmark = needs_twins
-HOMES = layout, property_columns
-"""Imported here and not in `both`: the extra `lanemq[spark]` may be missing."""
 
 
 def plain(result: Any) -> Any:
@@ -70,7 +67,7 @@ def test_stamps_are_cut_alike(texts: list[str | None]) -> None:
 
 
 def test_a_column_of_stamps_has_the_type_that_spark_expects() -> None:
-    assert twins["stamp_column"](pa.array(["p.1.2"])).type == property_columns.STAMP_TYPE
+    assert twins["stamp_column"](pa.array(["p.1.2"])).type == columns.STAMP_TYPE
 
 
 def test_an_offset_outside_of_the_text_reads_nothing() -> None:

@@ -9,9 +9,7 @@ import pyarrow as pa
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from lanemq.model.errors import SinkFenced
-from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage
-from lanemq.pipelines.rows import TableRows
+from lanemq.pipelines.ports import Append, Batch, Merge, Results, Sink, Stage, TableRows
 
 SCHEMA = StructType(
     [
@@ -51,7 +49,7 @@ class FakeStage(Stage):
     def open(self, spark: Any, place: Path) -> None:
         self.place = place
 
-    def run(self, messages: Any, batch: Batch) -> Results:
+    def process(self, messages: Any, batch: Batch) -> Results:
         self.steps.append(f"run {batch.number}")
         self.before_run(batch)
         found = [] if messages is None else [tuple(row) for row in messages.select(*SCHEMA.names).collect()]
@@ -60,7 +58,7 @@ class FakeStage(Stage):
     def due(self, now: datetime) -> float | None:
         return 0.0 if self.waiting else None
 
-    def run_retry_pass(self, batch: Batch) -> Results | None:
+    def process_retry_pass(self, batch: Batch) -> Results | None:
         self.steps.append(f"pass {batch.number}")
         self.before_run(batch)
         self.unfinished = None

@@ -8,17 +8,16 @@ from pyspark.sql.types import StructType
 from tests.pipelines.checkpoint.test_checkpoint import used_by_spark
 from tests.pipelines.fakes import SCHEMA, FakeSink, rows_of
 
-from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.checkpoint.effects import EffectHistory
-from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage
+from lanemq.pipelines.ports import Append, Batch, Merge, Results, Sink, Stage, batch_number
 from lanemq.pipelines.running.batch_processor import BatchProcessor
+from lanemq.pipelines.running.effect_history import EffectHistory
 
 
 class OneRow(Stage):
     schema = SCHEMA
 
-    def run(self, messages: Any, batch: Batch) -> Results:
+    def process(self, messages: Any, batch: Batch) -> Results:
         return Results(rows_of(("t", 0, batch.spark_batch, "k")))
 
 
@@ -50,7 +49,7 @@ def test_a_stage_and_a_sink_with_only_the_essential_methods_process_batches(tmp_
     opened, checkpoint = processor(tmp_path, sink)
     opened.open(None)  # type: ignore[arg-type]
     assert (opened.due(), opened.finish_retry_pass()) == (None, None)
-    assert opened.run_batch(None, 5).outputs == 1  # type: ignore[arg-type]
+    assert opened.process_batch(None, 5).outputs == 1  # type: ignore[arg-type]
     assert ([row["queue_offset"] for row in sink.rows], sink.last) == ([5], batch_number(5))
     opened.close()
     checkpoint.close()

@@ -11,8 +11,8 @@ from tests.spark.spark_driver import Query, send
 
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import BrokerRefused, OrderError
-from lanemq.pipelines.batch import Batch, batch_number
-from lanemq.pipelines.checkpoint.queue_set import QueueSet
+from lanemq.pipelines.checkpoint.queues import QueueSet
+from lanemq.pipelines.ports import Batch, batch_number
 from lanemq.pipelines.stages.transitions.messages import SHARD
 from lanemq.spark.offsets import from_json
 from lanemq.testing.embedded import EmbeddedBroker
@@ -48,12 +48,12 @@ def test_a_pipeline_stops_before_it_reads_a_new_queue(broker: EmbeddedBroker, to
 class ByKey(Pipeline):
     """A pipeline with `shards=<number>`: a key's state is found in whichever queue the key is."""
 
-    def run(self, *messages: Sent, again: bool = False, settle: bool = True) -> dict[str, int]:
+    def process(self, *messages: Sent, again: bool = False, settle: bool = True) -> dict[str, int]:
         self.batch += 1
         batch, rows = Batch(QUERY, batch_number(self.batch), 1), arrow(messages)
         shared = rows.append_column(SHARD, pa.array([0] * rows.num_rows, pa.int32()))
         self.stage._arranged = lambda frame: frame  # type: ignore[method-assign]
-        return self._settle(self.stage.run(self.frame([[shared]]), batch), batch)
+        return self._settle(self.stage.process(self.frame([[shared]]), batch), batch)
 
 
 def seen(pipeline: Pipeline) -> list[tuple[int, int]]:
@@ -66,23 +66,23 @@ def test_numbers_keep_a_key_in_order_in_two_queues(tmp_path: Path, batches: list
     """Whichever queue is read first; the key waits for the number that is missing."""
     pipeline = ByKey(tmp_path, shards=1, sequence="n", on_gap="hold")
     for messages in batches:
-        pipeline.run(*messages)
-    while pipeline.run_retry_pass() is not None:
+        pipeline.process(*messages)
+    while pipeline.process_retry_pass() is not None:
         pass
     assert seen(pipeline) == [(n, n) for n in range(1, 7)]
 
 
 def test_a_key_without_numbers_is_refused_in_a_second_queue(tmp_path: Path) -> None:
     pipeline = ByKey(tmp_path, shards=1)
-    pipeline.run(*BEFORE)
+    pipeline.process(*BEFORE)
     with pytest.raises(OrderError, match="key 'k' has messages in"):
-        pipeline.run(*AFTER)
+        pipeline.process(*AFTER)
 
 
 def test_continuing_after_a_change_breaks_order_and_state(tmp_path: Path) -> None:
     """Negative control: `on_queue_change="continue"`, or any consumer that takes queues as they come."""
     options: dict[str, Any] = {"on_queue_change": "continue"}
     pipeline = Pipeline(tmp_path, **options)
-    pipeline.run(*AFTER)
-    pipeline.run(*BEFORE)
+    pipeline.process(*AFTER)
+    pipeline.process(*BEFORE)
     assert seen(pipeline) == [(4, 1), (5, 2), (6, 3), (1, 1), (2, 2), (3, 3)]

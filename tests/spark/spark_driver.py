@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from lanemq import Producer
-from lanemq.spark.columns.schema import COLUMNS, select_columns
+from lanemq.spark.columns import COLUMNS, select_columns
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.read.stream_reader import LaneStreamReader
 

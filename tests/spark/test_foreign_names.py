@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lanemq.model.errors import InvalidOption
-from lanemq.spark.columns.schema import COLUMNS, select_columns
+from lanemq.spark.columns import COLUMNS, select_columns
 from lanemq.spark.foreign_names import FOREIGN, equivalent_column, equivalent_option
 from lanemq.spark.options import parse_read_options
 

@@ -28,7 +28,7 @@ class Away:
 def run(until: int, limit: int, **more: str) -> Away:
     clock = HandClock()
     broker = Away(clock, until)
-    assert Retrying(Millis(limit), clock, clock.pause, **more).run(broker, "topic orders") == "answer"
+    assert Retrying(Millis(limit), clock, clock.pause, **more).call(broker, "topic orders") == "answer"
     return broker
 
 
@@ -61,4 +61,4 @@ def test_the_error_is_raised_after_the_limit_or_if_it_is_not_retriable(caplog: p
         raise InvalidOption("x")
 
     with pytest.raises(InvalidOption):
-        Retrying(Millis(5_000)).run(wrong, "x")
+        Retrying(Millis(5_000)).call(wrong, "x")

@@ -9,7 +9,7 @@ from tests.spark.spark_driver import send, until
 
 from lanemq import App, Message
 from lanemq.client.admin.admin import Admin
-from lanemq.spark.columns.schema import COLUMNS
+from lanemq.spark.columns import COLUMNS
 from lanemq.testing.embedded import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

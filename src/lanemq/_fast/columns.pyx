@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
 """Twins for Spark's columns: where the parts of records, the entries of properties and the parts of stamps lie.
 
-The references are in `spark/columns/layout.py` and `spark/columns/properties.py`, with what everything
-means. NumPy and Arrow are imported when a function is called: a broker has neither.
+The references are in `spark/columns.py`, with what everything means. NumPy and Arrow are imported when a function
+is called: a broker has neither.
 """
 
 include "guard.pxi"
@@ -32,7 +32,7 @@ ctypedef const unsigned char *Bytes
 
 
 def record_spans(body, low, high):
-    """Twin of `spark.columns.layout.record_spans`."""
+    """Twin of `spark.columns.record_spans`."""
     found = _record_spans(body, low, high) if type(body) is bytes else None
     return references["record_spans"](body, low, high) if found is None else found
 
@@ -108,7 +108,7 @@ cdef bint _measure(Bytes data, int64_t start, int64_t size, int64_t[:, ::1] into
 
 
 def entry_spans(const unsigned char[::1] text not None, const int64_t[::1] offsets not None):
-    """Twin of `spark.columns.properties.entry_spans`."""
+    """Twin of `spark.columns.entry_spans`."""
     import numpy
 
     cdef Py_ssize_t records = offsets.shape[0] - 1, row, count = 0, most
@@ -139,7 +139,7 @@ def entry_spans(const unsigned char[::1] text not None, const int64_t[::1] offse
 
 
 def stamp_column(values):
-    """Twin of `spark.columns.properties.stamp_column`."""
+    """Twin of `spark.columns.stamp_column`."""
     import pyarrow
 
     if values.type != pyarrow.string() or values.offset or not len(values):
@@ -218,7 +218,7 @@ cdef Py_ssize_t _number(const unsigned char *text, Py_ssize_t at, Py_ssize_t siz
 
 
 TWINS = {
-    "spark.columns.layout.record_spans": record_spans,
-    "spark.columns.properties.entry_spans": entry_spans,
-    "spark.columns.properties.stamp_column": stamp_column,
+    "spark.columns.record_spans": record_spans,
+    "spark.columns.entry_spans": entry_spans,
+    "spark.columns.stamp_column": stamp_column,
 }

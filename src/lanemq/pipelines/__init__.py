@@ -9,25 +9,27 @@ from lanemq.model.environment import INSTALL_SPARK
 from lanemq.model.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from lanemq.pipelines.batch import Batch as Batch
-    from lanemq.pipelines.batch import Runs as Runs
     from lanemq.pipelines.declare.files import load as load
     from lanemq.pipelines.operate.dead_letters import DeadLetterRecord as DeadLetterRecord
     from lanemq.pipelines.operate.dead_letters import DeadLetters as DeadLetters
     from lanemq.pipelines.operate.dead_letters import DeadLetterState as DeadLetterState
     from lanemq.pipelines.operate.dead_letters import dead_letters as dead_letters
+    from lanemq.pipelines.operate.parked import HeldLane as HeldLane
+    from lanemq.pipelines.operate.parked import LaneState as LaneState
     from lanemq.pipelines.operate.parked import ParkedLanes as ParkedLanes
     from lanemq.pipelines.operate.parked import parked as parked
     from lanemq.pipelines.pipeline import Pipeline as Pipeline
     from lanemq.pipelines.ports import Append as Append
+    from lanemq.pipelines.ports import Batch as Batch
+    from lanemq.pipelines.ports import FileRows as FileRows
     from lanemq.pipelines.ports import Merge as Merge
     from lanemq.pipelines.ports import Results as Results
+    from lanemq.pipelines.ports import RowFile as RowFile
+    from lanemq.pipelines.ports import Rows as Rows
+    from lanemq.pipelines.ports import Runs as Runs
     from lanemq.pipelines.ports import Sink as Sink
     from lanemq.pipelines.ports import Stage as Stage
-    from lanemq.pipelines.rows import FileRows as FileRows
-    from lanemq.pipelines.rows import RowFile as RowFile
-    from lanemq.pipelines.rows import Rows as Rows
-    from lanemq.pipelines.rows import TableRows as TableRows
+    from lanemq.pipelines.ports import TableRows as TableRows
     from lanemq.pipelines.running.failure import PipelineFailed as PipelineFailed
     from lanemq.pipelines.running.program import run as run
     from lanemq.pipelines.running.progress import Progress as Progress
@@ -54,16 +56,10 @@ if TYPE_CHECKING:
     from lanemq.pipelines.stages.transitions.rules import Policy as Policy
     from lanemq.pipelines.stages.transitions.rules import StateLimits as StateLimits
     from lanemq.pipelines.stages.transitions.stage import Transitions as Transitions
-    from lanemq.pipelines.stages.transitions.views import HeldLane as HeldLane
-    from lanemq.pipelines.stages.transitions.views import LaneState as LaneState
 else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "lanemq.pipelines.batch": (
-                "Batch",
-                "Runs",
-            ),
             "lanemq.pipelines.declare.files": ("load",),
             "lanemq.pipelines.operate.dead_letters": (
                 "DeadLetterRecord",
@@ -72,21 +68,23 @@ else:
                 "dead_letters",
             ),
             "lanemq.pipelines.operate.parked": (
+                "HeldLane",
+                "LaneState",
                 "ParkedLanes",
                 "parked",
             ),
             "lanemq.pipelines.pipeline": ("Pipeline",),
             "lanemq.pipelines.ports": (
                 "Append",
+                "Batch",
+                "FileRows",
                 "Merge",
                 "Results",
-                "Sink",
-                "Stage",
-            ),
-            "lanemq.pipelines.rows": (
-                "FileRows",
                 "RowFile",
                 "Rows",
+                "Runs",
+                "Sink",
+                "Stage",
                 "TableRows",
             ),
             "lanemq.pipelines.running.failure": ("PipelineFailed",),
@@ -125,10 +123,6 @@ else:
                 "StateLimits",
             ),
             "lanemq.pipelines.stages.transitions.stage": ("Transitions",),
-            "lanemq.pipelines.stages.transitions.views": (
-                "HeldLane",
-                "LaneState",
-            ),
         },
         install=INSTALL_SPARK,
         extra_packages=("pyspark", "pyarrow", "numpy", "deltalake"),

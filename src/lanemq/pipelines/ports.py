@@ -1,25 +1,234 @@
-"""What a pipeline is made of: a stage turns messages into rows, a sink applies each batch of rows once.
+"""What a pipeline is made of: a stage turns the messages of a batch into rows, and a sink applies each batch once.
 
-The steps of a batch, in order: the stage computes the rows; if more than one commit will follow, the rows are decided
-on disk (`checkpoint/decisions.py`); the stage makes its state durable; the dead-letter sink and then the sink apply
-the rows under the batch's number; Spark records the batch as done. A crash between two steps repeats the batch: a
-decided batch is completed as it was decided, and a sink that already has the batch does nothing.
+The steps of a batch, in order (`running/batch_processor.py`): the stage computes the rows; if more than one commit will
+follow, the rows are decided on disk (`checkpoint/decisions.py`); the stage makes its state durable; the dead-letter
+sink and then the sink apply the rows under the batch's number; Spark records the batch as done. A crash between two
+steps repeats the batch: a decided batch is completed as it was decided, and a sink that has the batch does nothing.
+
+Invariants: a batch number always stands for the same rows; retry passes between two Spark batches have numbers of their
+own; a run that was replaced has a lower epoch than its successor; rows are computed before a sink sees them, because a
+data frame that a sink evaluated twice could call the user's code twice and give different rows the second time.
 """
 # ruff: noqa: B027  # the empty methods are defaults
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
-from lanemq.pipelines.batch import Batch, Runs
-from lanemq.pipelines.rows import Rows
-from lanemq.pipelines.sink_positions import SinkPosition
+NUMBERS_PER_BATCH: Final = 1 << 20
+"""Batch numbers reserved for each Spark batch: its own, and those of the retry passes that follow it."""
+MAX_RUNS: Final = 1_000
+"""Runs that a checkpoint remembers. A sink that was last opened by an older run is assumed to belong to it."""
+
+_MARK_BITS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One unit of work that a sink applies once: a Spark batch or a retry pass."""
+
+    query: str
+    """The identity of the checkpoint; the same after every restart."""
+    number: int
+    """Grows with every unit of work, across restarts."""
+    epoch: int
+    """Grows with every start of the pipeline and is unique to the checkpoint: see `epoch_of_start`."""
+    name: str = field(default="", compare=False)
+    """The name of the pipeline, for messages only."""
+
+    @property
+    def spark_batch(self) -> int:
+        """The Spark batch that this is, or follows."""
+        return self.number // NUMBERS_PER_BATCH
+
+    @property
+    def retry_pass(self) -> int:
+        """0 for a Spark batch, else the ordinal of the retry pass that follows it."""
+        return self.number % NUMBERS_PER_BATCH
+
+    @property
+    def is_retry_pass(self) -> bool:
+        """Whether this is work without new messages: held lanes that are tried again."""
+        return self.retry_pass != 0
+
+    def __str__(self) -> str:
+        suffix = f" retry pass {self.retry_pass}" if self.is_retry_pass else ""
+        return f"{self.name or self.query} batch {self.spark_batch}{suffix} (epoch {run_name(self.epoch)})"
+
+
+def batch_number(spark_batch: int, retry_pass: int = 0) -> int:
+    """The number of a Spark batch, or of a retry pass that follows it."""
+    if not 0 <= retry_pass < NUMBERS_PER_BATCH:
+        raise ValueError(
+            f"retry pass {retry_pass} of batch {spark_batch}: a batch has at most {NUMBERS_PER_BATCH - 1} of them"
+        )
+    return spark_batch * NUMBERS_PER_BATCH + retry_pass
+
+
+def dead_letter_query(query: str) -> str:
+    """The query under which dead letters are written: the two sinks of a pipeline may share a ledger."""
+    return f"{query}-dead"
+
+
+def epoch_of_start(start: int, mark: int) -> int:
+    """The epoch of a pipeline start: its ordinal, followed by a random mark.
+
+    Two copies of a checkpoint count on from the same ordinal; the mark tells their epochs apart.
+    """
+    return start << _MARK_BITS | mark % (1 << _MARK_BITS)
+
+
+def start_of(epoch: int) -> int:
+    """The ordinal of the pipeline start encoded in `epoch`."""
+    return epoch >> _MARK_BITS or epoch
+
+
+def run_name(epoch: int) -> str:
+    """An epoch as messages show it."""
+    return str(start_of(epoch))
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The epochs of one checkpoint's runs, oldest first, the current one last.
+
+    With them a sink tells earlier runs of the same checkpoint from runs of a copy. A copy goes on with the same query
+    and batch numbers but reads other messages, so each copy would take the other's batches for its own.
+
+    Invariant: only the copied checkpoint may keep writing to a sink that it has opened.
+    """
+
+    epochs: tuple[int, ...]
+
+    def with_next(self, epoch: int) -> "Runs":
+        return Runs((*self.epochs, epoch)[-MAX_RUNS:])
+
+    def know(self, epoch: int) -> bool:
+        """Whether the epoch belongs to this checkpoint. Epochs without a mark are older than marks are."""
+        return epoch in self.epochs or start_of(epoch) == epoch or start_of(epoch) < start_of(self.epochs[0])
+
+    @property
+    def newest(self) -> int:
+        return self.epochs[-1] if self.epochs else 0
+
+    def text(self) -> str:
+        """The epochs for a file, one per line."""
+        return "\n".join(map(str, self.epochs))
+
+
+def read_runs(text: str) -> Runs:
+    """Parse what `Runs.text` returned; ValueError for anything else."""
+    lines: Sequence[str] = text.split()
+    if not lines:
+        raise ValueError("no epoch")
+    return Runs(tuple(map(int, lines)))
+
+
+class Rows(Protocol):
+    """The rows of one batch."""
+
+    @property
+    def schema(self) -> StructType:
+        """The columns."""
+
+    def count(self) -> int:
+        """The number of rows."""
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """The rows as a data frame. A shuffle does not keep their order."""
+
+    def table(self) -> pa.Table:
+        """The rows as an Arrow table on the driver, for sinks with one connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFile:
+    """A Parquet file with the rows of one shard, in order."""
+
+    shard: str
+    """The name of the queue, or of the share of the keys, within which rows are ordered; the same in every batch."""
+    path: Path
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """Rows in files that the driver and every executor can read; one file per shard, in order."""
+
+    schema: StructType
+    files: Sequence[RowFile]
+
+    def count(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        if not self.files:
+            return spark.createDataFrame([], self.schema)
+        return spark.read.schema(self.schema).parquet(*(str(file.path) for file in self.files))
+
+    def table(self) -> pa.Table:
+        wanted = to_arrow_schema(self.schema, timezone="UTC")
+        if not self.files:
+            return wanted.empty_table()
+        return pa.concat_tables([pq.read_table(file.path, schema=wanted) for file in self.files])
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Rows in the driver's memory, such as one per key after a fold."""
+
+    schema: StructType
+    rows: pa.Table
+
+    def count(self) -> int:
+        return int(self.rows.num_rows)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        return spark.createDataFrame(self.rows, self.schema)
+
+    def table(self) -> pa.Table:
+        return self.rows
+
+
+DEAD_LETTER_SCHEMA = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("broker", StringType()),
+        StructField("queue_id", IntegerType()),
+        StructField("queue_offset", LongType()),
+        StructField("key", StringType()),
+        StructField("value", BinaryType()),
+        StructField("message_id", StringType()),
+        StructField("store_timestamp", TimestampType()),
+        StructField("reason", StringType()),
+        StructField("attempts", IntegerType()),
+        StructField("batch", LongType()),
+        StructField("tags", StringType()),
+        StructField("waits", BooleanType()),
+    ]
+)
+"""The columns of a dead letter: enough to find the message, to read it and to try it again.
+
+`waits` is true if the message was not given up: it cannot be decoded and waits in its key for an operator."""
 
 SEQUENCE, DELETED = "_sequence", "_deleted"
 """Columns of rows to merge: a value that grows with every change of a row, and whether the row was deleted."""
@@ -44,13 +253,25 @@ class Merge:
     keys: tuple[str, ...]
 
 
+class SinkPosition(msgspec.Struct, frozen=True):
+    """How far one queue was read."""
+
+    next: int
+    """The offset after the last message that was read."""
+    stored: int
+    """The highest store time of the messages that were read, in milliseconds since 1970."""
+
+    def with_more(self, other: "SinkPosition | None") -> "SinkPosition":
+        return self if other is None else SinkPosition(max(self.next, other.next), max(self.stored, other.stored))
+
+
 @dataclass(frozen=True, slots=True)
 class Results:
     """What a stage made of one batch."""
 
     outputs: Rows
     dead_letters: Rows | None = None
-    """Messages that were given up, with the columns of `rows.DEAD_LETTER_SCHEMA`; None if there are none."""
+    """Messages that were given up, with the columns of `DEAD_LETTER_SCHEMA`; None if there are none."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers for progress reports: events, repeats, gaps, held, parked, dead ..."""
     state: str = ""
@@ -64,9 +285,9 @@ class Results:
 
 
 class Stage(ABC):
-    """Turns the messages of a batch into rows. Base class for your own stages; only `run` must be written.
+    """Turns the messages of a batch into rows. Base class for your own stages; only `process` must be written.
 
-    `run` must depend only on the messages and on the stage's state before the batch: a batch may be repeated.
+    `process` must depend only on the messages and on the stage's state before the batch: a batch may be repeated.
     """
 
     columns: tuple[str, ...] = ()
@@ -87,7 +308,7 @@ class Stage(ABC):
         """Called before the first batch of a run. `folder` lies in the checkpoint and belongs to the stage."""
 
     @abstractmethod
-    def run(self, messages: DataFrame, batch: Batch) -> Results:
+    def process(self, messages: DataFrame, batch: Batch) -> Results:
         """Compute the rows of a batch. State that later batches see may change only in `settle`."""
 
     def settle(self, batch: Batch, state: str) -> None:
@@ -100,7 +321,7 @@ class Stage(ABC):
         """Seconds until a retry pass should run; 0 for now, None if nothing waits."""
         return None
 
-    def run_retry_pass(self, batch: Batch) -> Results | None:
+    def process_retry_pass(self, batch: Batch) -> Results | None:
         """Try held messages again and carry out operator requests. None if nothing was due."""
         return None
 

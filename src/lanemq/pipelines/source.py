@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lanemq.model.errors import InvalidOption
 from lanemq.spark import register
-from lanemq.spark.columns.schema import select_columns
+from lanemq.spark.columns import select_columns
 from lanemq.spark.options import SECRETS, ReadOptions, parse_read_options
 from lanemq.spark.source import FORMAT
 

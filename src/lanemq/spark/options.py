@@ -23,7 +23,7 @@ from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis, parse_duration, to_millis
 from lanemq.net.address import parse_addresses
 from lanemq.net.security import OPEN, Security, TlsOptions
-from lanemq.spark.columns.arrow import OnDamaged
+from lanemq.spark.columns import OnDamaged
 from lanemq.spark.foreign_names import equivalent_option
 from lanemq.spark.offsets import LimitKind, RangeLimit, parse_offsets, parse_timestamps
 from lanemq.wire.signing import Credentials

@@ -40,7 +40,7 @@ class Retrying:
         self._pause = pause or threading.Event().wait
         self._hint = f" ({hint})" if hint else ""
 
-    def run(self, attempt: Callable[[], T], what: object) -> T:
+    def call(self, attempt: Callable[[], T], what: object) -> T:
         """Returns the result of the first attempt that succeeds. `what` is the subject in log lines."""
         began, number = self._clock.now(), 0
         wait_log = _WaitLog(what, self._limit, self._hint)

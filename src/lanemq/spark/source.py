@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from lanemq.model.errors import InvalidOption
-from lanemq.spark.columns.schema import COLUMNS, select_columns
+from lanemq.spark.columns import COLUMNS, select_columns
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.read.batch_reader import LaneBatchReader
 from lanemq.spark.read.stream_reader import LaneStreamReader

@@ -19,9 +19,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from lanemq.pipelines.batch import Batch, Runs
-from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage
-from lanemq.pipelines.rows import Rows
+from lanemq.pipelines.ports import Append, Batch, Merge, Results, Rows, Runs, Sink, Stage
 
 VARIABLE: Final = "LANEMQ_DIE_AT"
 STEPS: Final = ("run", "state", "dead_letters", "sink", "recorded")
@@ -81,16 +79,16 @@ class DyingStage(Stage):
     def due(self, now: datetime) -> float | None:
         return self._stage.due(now)
 
-    def run_retry_pass(self, batch: Batch) -> Results | None:
-        return self._stage.run_retry_pass(batch)
+    def process_retry_pass(self, batch: Batch) -> Results | None:
+        return self._stage.process_retry_pass(batch)
 
     def unfinished_retry_pass(self) -> int | None:
         return self._stage.unfinished_retry_pass()
 
-    def run(self, messages: DataFrame, batch: Batch) -> Results:
+    def process(self, messages: DataFrame, batch: Batch) -> Results:
         self._kill_point.record(batch)
         self._kill_point.reached("run", batch)
-        return self._stage.run(messages, batch)
+        return self._stage.process(messages, batch)
 
     def settle(self, batch: Batch, state: str) -> None:
         self._kill_point.record(batch)

@@ -18,8 +18,8 @@ from tests.spark.spark_driver import send, until
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
 from lanemq.model.environment import INSTALL_SPARK
-from lanemq.pipelines.batch import batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, SparkLog
+from lanemq.pipelines.ports import batch_number
 from lanemq.testing.embedded import EmbeddedBroker
 
 DECLARED = """

@@ -18,7 +18,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeadLetterPipeline:
     """A checkpoint with two dead letters of a key and one of another."""
     monkeypatch.setattr("lanemq.cli.pipeline.status.BROKER_WAIT", "1ms")
     pipeline = DeadLetterPipeline(tmp_path, on_failure=DeadLetter(skip=True))
-    pipeline.run(*(Sent(0, at, key, {"n": at, "fails": 1}) for at, key in enumerate(["a", "a", "b"])))
+    pipeline.process(*(Sent(0, at, key, {"n": at, "fails": 1}) for at, key in enumerate(["a", "a", "b"])))
     return pipeline
 
 
@@ -44,7 +44,7 @@ def test_a_redrive_says_that_it_comes_late_and_is_shown_until_it_is_done(
     place = str(tmp_path)
     dry = run("pipeline", "dead-letters", "redrive", place, "--key", "a", "--dry-run").stdout
     assert dry.startswith("2 dead letters of 1 key would be passed to the step again\nthey come late: after everything")
-    assert kept.run_retry_pass() is None, "a dry run changes nothing"
+    assert kept.process_retry_pass() is None, "a dry run changes nothing"
     said = run("pipeline", "dead-letters", "redrive", place, DEAD_LETTER)
     assert said.stdout.startswith("1 dead letter of 1 key will be passed to the step again by the running pipeline, or")
     assert "they come late: after everything that their keys have by then" in said.stdout
@@ -57,7 +57,7 @@ def test_a_redrive_says_that_it_comes_late_and_is_shown_until_it_is_done(
     assert (again.exit_code, "redriven already" in again.stderr) == (1, True)
     rest = json.loads(run("pipeline", "dead-letters", "redrive", place, "--all", "--json").stdout)
     assert rest == {"dead_letters": ["orders/broker-a/0/1", "orders/broker-a/0/2"], "asked": True}
-    kept.run_retry_pass()
+    kept.process_retry_pass()
     states = [
         each["state"] for each in json.loads(run("pipeline", "dead-letters", "list", place, "--all", "--json").stdout)
     ]

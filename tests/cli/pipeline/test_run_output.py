@@ -15,8 +15,8 @@ from tests.pipelines.stages.transitions.pipeline_fixture import Sent
 from lanemq.cli.pipeline.dead_letters import kept_in
 from lanemq.cli.pipeline.run_output import RunTotals
 from lanemq.pipelines import Park, ParquetSink, Pipeline, Project, Topic
-from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
+from lanemq.pipelines.ports import Batch, batch_number
 from lanemq.pipelines.running.progress import AppliedBatch, Progress
 
 FAILS = {"n": 1, "fails": 99}
@@ -36,7 +36,7 @@ def parked(tmp_path: Path) -> pipeline_fixture.Pipeline:
     stage_folder(tmp_path).mkdir(parents=True)
     shutil.rmtree(stage_folder(tmp_path).parent / "running", ignore_errors=True)  # the stage is driven without a run
     pipeline = pipeline_fixture.Pipeline(stage_folder(tmp_path), on_failure=Park())
-    pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, "a", 3), Sent(0, 3, "b", FAILS))
+    pipeline.process(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, "a", 3), Sent(0, 3, "b", FAILS))
     return pipeline
 
 
@@ -95,7 +95,7 @@ def test_a_decision_is_no_longer_shown_once_it_is_applied(
     run: Run, tmp_path: Path, parked: pipeline_fixture.Pipeline
 ) -> None:
     run("pipeline", "parked", "redrive", str(tmp_path), "b")
-    parked.run_retry_pass()
+    parked.process_retry_pass()
     found = json.loads(run("pipeline", "parked", "list", str(tmp_path), "--json").stdout)
     assert {each["key"]: each["decided"] for each in found} == {"a": None, "b": None}
 

@@ -12,8 +12,8 @@ import pytest
 
 from lanemq.model.errors import CheckpointInUse, StateLost, UsageError
 from lanemq.model.queue import MessageQueue
-from lanemq.pipelines.batch import MAX_RUNS, NUMBERS_PER_BATCH, Runs, batch_number, epoch_of_start, read_runs, start_of
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, SparkLog, epoch_of, holder_of, identity_of
+from lanemq.pipelines.ports import MAX_RUNS, NUMBERS_PER_BATCH, Runs, batch_number, epoch_of_start, read_runs, start_of
 
 HOLD = """
 import sys

@@ -27,15 +27,13 @@ from lanemq.pipelines import (
     SqliteSink,
     Transitions,
 )
-from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.decisions import Decisions
-from lanemq.pipelines.checkpoint.effects import EffectHistory
-from lanemq.pipelines.ports import Append, Results
-from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows, RowFile
+from lanemq.pipelines.operate.parked import show
+from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, Batch, FileRows, Results, RowFile, batch_number
 from lanemq.pipelines.running.batch_processor import BatchProcessor
+from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.stages.transitions.operator_requests import request_redrive
-from lanemq.pipelines.stages.transitions.views import show
 
 NUMBER = batch_number(0)
 END = {"orders": {"broker-a/0": 3}}
@@ -144,10 +142,10 @@ def test_a_decided_dead_letter_stays_one_when_the_step_would_succeed_later(run: 
     """Otherwise the message would be in the dead letters of the first attempt and in the rows of the second."""
     Service.up, run.sink.dies = False, cut
     with pytest.raises(PowerCut):
-        run.start().run_batch(run.frame(), 0)
+        run.start().process_batch(run.frame(), 0)
     asked = Service.calls
     Service.up, run.sink.dies = True, None
-    done = run.start().run_batch(run.frame(), 0)
+    done = run.start().process_batch(run.frame(), 0)
     assert (run.rows(), run.dead_offsets()) == ([0, 2], [1])
     assert (Service.calls, done.outputs, done.dead_letters) == (asked, 2, 1)
     assert show(run.folder / "checkpoint" / "lanemq" / "stage", "a")[0].state == 1, "the state is the decided one"
@@ -169,9 +167,9 @@ def test_a_decided_row_is_not_lost_when_the_second_attempt_would_fail(
     monkeypatch.setattr(run, "make_stage", stage)
     run.sink.dies = cut
     with pytest.raises(PowerCut):
-        run.start().run_batch(run.frame(), 0)
+        run.start().process_batch(run.frame(), 0)
     Service.up, run.sink.dies = False, None
-    run.start().run_batch(run.frame(), 0)
+    run.start().process_batch(run.frame(), 0)
     assert sorted([*run.rows(), *run.dead_offsets()]) == [0, 1, 2], "every message once, in one of the two"
 
 
@@ -186,14 +184,14 @@ def test_a_decision_is_settled_before_any_retry_pass(run: Run, monkeypatch: pyte
         patched.setattr(Transitions, "settle", dies)
         processor = run.start()
         with pytest.raises(PowerCut):
-            processor.run_batch(run.frame(), 0)
+            processor.process_batch(run.frame(), 0)
     place = run.folder / "checkpoint" / "lanemq" / "stage"
     assert show(place, "a") == []
     request_redrive(place, everything=True)
     processor = run.start()
     assert show(place, "a")[0].state == 1
     assert processor.due() is None
-    processor.run_batch(run.frame(), 0)
+    processor.process_batch(run.frame(), 0)
     assert (run.rows(), run.dead_offsets()) == ([0, 2], [1])
 
 
@@ -201,7 +199,7 @@ def test_a_batch_without_dead_letters_needs_no_decision(run: Run) -> None:
     """Rows and number are one commit of the sink, so no partial result is possible."""
     made: list[int] = []
     run.sink.dies = lambda: made.extend(run.decided())
-    run.start().run_batch(run.frame(), 0)
+    run.start().process_batch(run.frame(), 0)
     assert (made, run.rows()) == ([], [0, 1, 2])
 
 
@@ -215,9 +213,9 @@ def test_a_sink_that_may_have_part_of_a_batch_gets_the_same_rows_again(run: Run)
 
     run.sink = ForeachSink(take)
     with pytest.raises(PowerCut):
-        run.start().run_batch(run.frame(), 0)
+        run.start().process_batch(run.frame(), 0)
     Service.up = False
-    run.start().run_batch(run.frame(), 0)
+    run.start().process_batch(run.frame(), 0)
     assert seen == [[0, 1, 2], [0, 1, 2]]
     assert run.dead_offsets() == []
     assert run.start() is not None
@@ -230,10 +228,10 @@ def test_a_sink_that_may_have_part_of_a_batch_gets_the_same_rows_again(run: Run)
 def test_the_next_batch_removes_the_last_decision(run: Run) -> None:
     Service.up = False
     processor = run.start()
-    processor.run_batch(run.frame(), 0)
+    processor.process_batch(run.frame(), 0)
     assert run.decided() == [NUMBER]
     run.spark_recorded(planned=1, done=0)
-    processor.run_batch(FakeFrame([[arrow([Sent(0, 3, "a", {"n": 3})])]], never), 1)  # type: ignore[arg-type]
+    processor.process_batch(FakeFrame([[arrow([Sent(0, 3, "a", {"n": 3})])]], never), 1)  # type: ignore[arg-type]
     assert run.decided() == []
 
 
@@ -242,10 +240,10 @@ def test_batches_of_last_state_are_decided_too(run: Run, monkeypatch: pytest.Mon
     frame: Any = Frame(messages([(None, {"id": 1, "n": 5}), (None, b"poison")]))
     run.sink.dies = cut
     with pytest.raises(PowerCut):
-        run.start().run_batch(frame, 0)
+        run.start().process_batch(frame, 0)
     assert run.decided() == [NUMBER]
     run.sink.dies = None
-    run.start().run_batch(Frame(messages([])), 0)  # type: ignore[arg-type]
+    run.start().process_batch(Frame(messages([])), 0)  # type: ignore[arg-type]
     assert (run.rows(), run.dead_offsets()) == ([5], [1])
 
 
@@ -255,7 +253,7 @@ def test_a_replaced_run_decides_nothing(run: Run) -> None:
     (run.folder / "checkpoint" / "lanemq" / "epoch").write_text("99")
     Service.up = False
     with pytest.raises(SinkFenced, match="replaced by run 99"):
-        old.run_batch(run.frame(), 0)
+        old.process_batch(run.frame(), 0)
     assert run.decided() == []
     assert show(run.folder / "checkpoint" / "lanemq" / "stage", "a") == [], "nor does its state count"
 
@@ -270,18 +268,18 @@ def test_a_run_replaced_after_its_check_changes_no_state(run: Run, monkeypatch: 
 
     monkeypatch.setattr(Checkpoint, "refuse_if_replaced", replaced)
     with pytest.raises(SinkFenced, match=r"run 2 of the pipeline .* was replaced"):
-        processor.run_batch(run.frame(), 0)
+        processor.process_batch(run.frame(), 0)
     assert (run.rows(), show(folder / "lanemq" / "stage", "a")) == ([], [])
 
 
 def test_new_queues_are_refused_before_the_step_runs(run: Run) -> None:
-    run.start().run_batch(run.frame(), 0)
+    run.start().process_batch(run.frame(), 0)
     asked = Service.calls
     run.spark_recorded(planned=1, done=0)
     planned = run.folder / "checkpoint" / "offsets" / "1"
     planned.write_text(planned.read_text().replace('"broker-a/0": 4', '"broker-a/0": 4, "broker-a/1": 0'))
     with pytest.raises(OrderError, match="topic orders had 1 queues and now has broker-a/1 too"):
-        run.start().run_batch(run.frame(), 1)
+        run.start().process_batch(run.frame(), 1)
     assert Service.calls == asked
 
 
@@ -362,9 +360,9 @@ def test_a_retry_pass_without_rows_writes_nothing(run: Run) -> None:
     run.spark_recorded(planned=0, done=0)
     processor = run.start()
     stage.waiting += [Results(rows_of(), counts={"held": 1}), Results(rows_of(("t", 0, 1, "k")))]
-    assert processor.run_retry_pass(0) is not None
+    assert processor.process_retry_pass(0) is not None
     assert (run.sink.numbers, run.decided()) == ([], [])
-    assert processor.run_retry_pass(0) is not None
+    assert processor.process_retry_pass(0) is not None
     assert run.sink.numbers == [batch_number(0, 2)]
     assert stage.steps[1] == f"finished {batch_number(0, 1)}"
 
@@ -373,7 +371,7 @@ def test_stale_rows_are_counted_in_the_progress(run: Run) -> None:
     run.sink = FakeSink()
     run.sink.last_stale = 3
     run.make_stage = lambda: FakeStage()  # type: ignore[method-assign]
-    done = run.start().run_batch(None, 0)  # type: ignore[arg-type]
+    done = run.start().process_batch(None, 0)  # type: ignore[arg-type]
     assert done.counts["stale"] == 3
 
 
@@ -381,13 +379,13 @@ def test_a_decision_about_other_messages_is_refused(run: Run) -> None:
     """A power cut removed Spark's plan of the batch but not the decision: the new plan holds more messages."""
     Service.up, run.sink.dies = False, cut
     with pytest.raises(PowerCut):
-        run.start().run_batch(run.frame(), 0)
+        run.start().process_batch(run.frame(), 0)
     run.sink.dies = None
     planned = run.folder / "checkpoint" / "offsets" / "0"
     processor = run.start()
     planned.write_text(planned.read_text().replace(": 3", ": 6"))
     with pytest.raises(StateLost, match=r"up to .*'broker-a/0': 3.*planned it up to .*'broker-a/0': 6"):
-        processor.run_batch(run.frame(), 0)
+        processor.process_batch(run.frame(), 0)
     assert run.rows() == []
     planned.unlink()
     with pytest.raises(StateLost, match=r"decided by run 2 for messages up to"):
@@ -400,5 +398,5 @@ def test_what_spark_planned_is_on_the_disk_before_the_first_commit(run: Run, mon
     monkeypatch.setattr("lanemq.pipelines.checkpoint.checkpoint.sync", lambda path: synced.append(path.name))
     before: list[list[str]] = []
     run.sink.dies = lambda: before.append(list(synced))
-    run.start().run_batch(run.frame(), 0)
+    run.start().process_batch(run.frame(), 0)
     assert before == [["0", "offsets"]]

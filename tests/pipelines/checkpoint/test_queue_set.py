@@ -9,7 +9,7 @@ from lanemq.model.errors import InvalidOption, OrderError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.pipelines import LastState, Project, Transitions
-from lanemq.pipelines.checkpoint.queue_set import QueueSet
+from lanemq.pipelines.checkpoint.queues import QueueSet
 from lanemq.spark.offsets import Positions
 
 

@@ -8,11 +8,10 @@ import pytest
 from tests.pipelines.stages.transitions import pipeline_fixture
 from tests.pipelines.stages.transitions.pipeline_fixture import Sent
 
-from lanemq.model.errors import StateLost, UsageError
+from lanemq.model.errors import UsageError
 from lanemq.pipelines import Hold, Park, ParquetSink, Pipeline, Project, Topic, parked
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
-from lanemq.pipelines.operate.parked import MAX_READS
-from lanemq.pipelines.stages.transitions import operator_requests, views
+from lanemq.pipelines.stages.transitions.operator_requests import pending_requests
 
 FAILS = {"n": 1, "fails": 99}
 
@@ -23,7 +22,7 @@ def stopped(folder: Path, policy: Any) -> pipeline_fixture.Pipeline:
     stage_folder(folder).mkdir(parents=True)
     shutil.rmtree(stage_folder(folder).parent / "running", ignore_errors=True)  # the stage is driven without a run
     pipeline = pipeline_fixture.Pipeline(stage_folder(folder), on_failure=policy)
-    pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, "b", FAILS), Sent(0, 3, "c", 4))
+    pipeline.process(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, "b", FAILS), Sent(0, 3, "c", 4))
     return pipeline
 
 
@@ -54,11 +53,11 @@ def test_a_request_is_carried_out_by_the_next_retry_pass(tmp_path: Path) -> None
     assert [each.lane for each in lanes.discard("a", first_only=True)] == ["a"]
     assert lanes.counts() == {"parked": 2}, "only requested so far"
     assert lanes.requested() == {"a": "discard_first"}
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert [each.lane for each in lanes.waiting()] == ["b"]
     assert len(pipeline.sink.dead_rows()) == 1
     assert [each.lane for each in lanes.redrive(everything=True)] == ["b"]
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     (left,) = lanes.waiting()
     assert left.lane == "b"
 
@@ -73,7 +72,7 @@ def test_a_request_for_a_key_that_is_not_held_is_refused(tmp_path: Path) -> None
             decide()
         with pytest.raises(UsageError, match="give one key"):
             decide("a", everything=True)
-    assert operator_requests.pending_requests(stage_folder(tmp_path)) == []
+    assert pending_requests(stage_folder(tmp_path)) == []
 
 
 def test_parked_takes_a_pipeline_or_a_checkpoint_and_refuses_other_folders(tmp_path: Path) -> None:
@@ -85,22 +84,3 @@ def test_parked_takes_a_pipeline_or_a_checkpoint_and_refuses_other_folders(tmp_p
     assert parked(declared).counts() == {}
     with pytest.raises(UsageError, match="is unknown"):
         parked(declared).show("a")
-
-
-def test_reading_is_repeated_if_files_are_removed_while_they_are_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    stopped(tmp_path, Park())
-    answers: list[object] = [StateLost("gone"), StateLost("gone"), []]
-
-    def look(place: Path, *, held: bool) -> Any:
-        answer = answers.pop(0)
-        if isinstance(answer, StateLost):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(views, "list_parked", look)
-    assert parked(tmp_path).waiting() == []
-    answers[:] = [StateLost("gone")] * MAX_READS
-    with pytest.raises(StateLost):
-        parked(tmp_path).waiting()

@@ -13,11 +13,10 @@ from tests.pipelines.fakes import FakeSink, FakeStage, rows_of
 
 from lanemq.checker.command import check
 from lanemq.model.errors import InvalidOption, SinkFenced, StateLost
-from lanemq.pipelines.batch import Batch, batch_number, start_of
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.checkpoint.effects import EffectHistory
-from lanemq.pipelines.ports import Results
+from lanemq.pipelines.ports import Batch, Results, batch_number, start_of
 from lanemq.pipelines.running.batch_processor import BatchProcessor
+from lanemq.pipelines.running.effect_history import EffectHistory
 
 ROW = ("t", 0, 5, "k")
 
@@ -67,12 +66,12 @@ def batch(processor: BatchProcessor, number: int) -> Any:
     planned = processor._checkpoint.folder / "offsets" / str(number)
     if not planned.exists():
         planned.write_text(f'v1\n{{}}\n{{"orders": {{"b/0": {number + 1}}}}}')
-    return processor.run_batch(None, number)  # type: ignore[arg-type]
+    return processor.process_batch(None, number)  # type: ignore[arg-type]
 
 
 def test_a_batch_is_named_after_its_pipeline(fixture: ProcessorFixture) -> None:
     """Warnings must show which pipeline they are about; a query id does not."""
-    done = fixture.start().run_batch(None, 5)  # type: ignore[arg-type]
+    done = fixture.start().process_batch(None, 5)  # type: ignore[arg-type]
     assert str(done.batch) == "orders batch 5 (epoch 2)"
 
 
@@ -159,8 +158,8 @@ def test_a_checkpoint_that_is_older_than_its_sink_is_refused(
 
 def test_retry_passes_have_unique_numbers_across_runs(fixture: ProcessorFixture) -> None:
     fixture.stage.waiting += [Results(rows_of(ROW)), Results(rows_of(ROW))]
-    first = fixture.start().run_retry_pass(4)
-    second = fixture.start().run_retry_pass(4)
+    first = fixture.start().process_retry_pass(4)
+    second = fixture.start().process_retry_pass(4)
     assert first is not None
     assert second is not None
     assert [first.batch.number, second.batch.number] == [batch_number(4, 1), batch_number(4, 2)]
@@ -169,9 +168,9 @@ def test_retry_passes_have_unique_numbers_across_runs(fixture: ProcessorFixture)
 
 def test_a_retry_pass_with_nothing_to_do_uses_no_number(fixture: ProcessorFixture) -> None:
     processor = fixture.start()
-    assert [processor.run_retry_pass(4) for _ in range(3)] == [None, None, None]
+    assert [processor.process_retry_pass(4) for _ in range(3)] == [None, None, None]
     fixture.stage.waiting.append(Results(rows_of(ROW)))
-    done = processor.run_retry_pass(4)
+    done = processor.process_retry_pass(4)
     assert done is not None
     assert done.batch.number == batch_number(4, 1)
 
@@ -183,9 +182,9 @@ def test_without_numbers_retry_passes_wait_for_the_next_batch(
     (fixture.folder / "lanemq" / "retry_pass").write_text(str(batch_number(5) - 1))
     fixture.stage.waiting.append(Results(rows_of(ROW)))
     with caplog.at_level(logging.WARNING):
-        assert (processor.run_retry_pass(4), processor.run_retry_pass(4)) == (None, None)
+        assert (processor.process_retry_pass(4), processor.process_retry_pass(4)) == (None, None)
     assert len(caplog.records) == 1
-    assert processor.run_retry_pass(5) is not None
+    assert processor.process_retry_pass(5) is not None
 
 
 def test_an_interrupted_retry_pass_is_finished_under_its_number(fixture: ProcessorFixture) -> None:
@@ -214,10 +213,10 @@ def test_redriven_dead_letters_are_not_in_the_history(fixture: ProcessorFixture,
     newer, late = ("t", 0, 6, "k"), frozenset({("t", 0, 5)})
     fixture.stage.waiting += [Results(rows_of(newer)), Results(rows_of(ROW, ("t", 0, 7, "k")), late=late)]
     processor = fixture.start()
-    processor.run_retry_pass(4)
+    processor.process_retry_pass(4)
     fixture.sink.before_write = power_cut
     with pytest.raises(OSError, match="power cut"):
-        processor.run_retry_pass(4)
+        processor.process_retry_pass(4)
     fixture.sink.before_write, fixture.stage.unfinished = lambda batch: None, batch_number(4, 2)
     assert fixture.start().finish_retry_pass() is not None
     fixture.crash()
@@ -235,7 +234,7 @@ def test_the_history_has_each_effect_once(fixture: ProcessorFixture, tmp_path: P
     fixture.history = tmp_path / "history"
     fixture.stage.waiting += [Results(rows_of(ROW, ROW, ("t", 0, 6, "k")))]
     processor = fixture.start()
-    assert processor.run_retry_pass(4) is not None
+    assert processor.process_retry_pass(4) is not None
     fixture.stage.unfinished = batch_number(4, 1)
     fixture.stage.waiting += [Results(rows_of(ROW, ("t", 0, 6, "k")))]
     done = fixture.start().finish_retry_pass()
@@ -261,16 +260,16 @@ def test_missing_offsets_are_logged_only_if_the_stage_sees_every_message(
     fixture: ProcessorFixture, caplog: pytest.LogCaptureFixture, whole: bool
 ) -> None:
     fixture.stage.waiting.append(Results(rows_of(), counts={"missing": 7}))
-    fixture.start(whole=whole).run_retry_pass(4)
+    fixture.start(whole=whole).process_retry_pass(4)
     assert ("7 offsets had no message" in caplog.text) is whole
 
 
 def test_a_due_retry_pass_follows_the_last_batch_that_is_done(fixture: ProcessorFixture) -> None:
     processor = fixture.start()
-    assert processor.run_due() is None
+    assert processor.process_due() is None
     assert fixture.steps == []
     fixture.stage.waiting.append(Results(rows_of(ROW)))
-    assert processor.run_due() is not None
+    assert processor.process_due() is not None
     assert fixture.sink.numbers == [batch_number(4, 1)]
 
 

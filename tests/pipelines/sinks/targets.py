@@ -18,9 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 from tests.spark.spark_driver import Query
 
-from lanemq.pipelines.batch import Batch, Runs
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Merge
-from lanemq.pipelines.rows import FileRows, RowFile, TableRows
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile, Runs, TableRows
 from lanemq.pipelines.sinks import DeltaSink, ParquetSink, PostgresSink, SqliteSink, TopicSink, read_table
 from lanemq.pipelines.sinks.sql import SqlSink
 

@@ -11,7 +11,7 @@ from tests.pipelines.sinks.targets import EVENTS, Died, Target, changes, dies_at
 
 from lanemq.model.errors import Closed, InvalidOption, SinkFenced, UsageError
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.rows import FileRows
+from lanemq.pipelines.ports import FileRows
 
 every = pytest.mark.parametrize("target", ALL, indirect=True)
 fencing = pytest.mark.parametrize("target", FENCING, indirect=True)

@@ -14,10 +14,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, QUERY, DeltaTarget, Died, changes, dies_at, named
 
 from lanemq.model.errors import InvalidOption, SinkFenced, StorageError, UsageError
-from lanemq.pipelines.ports import Append, Merge
-from lanemq.pipelines.rows import TableRows
+from lanemq.pipelines.ports import Append, Merge, TableRows
 from lanemq.pipelines.sinks import DeltaSink, delta, read_table
-from lanemq.pipelines.sinks.columns import arrow_schema
+from lanemq.pipelines.sinks.exact_sink import arrow_schema
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pyspark.sql.types import DoubleType, StructField, StructType
 from tests.pipelines.sinks.conftest import MERGING
 from tests.pipelines.sinks.targets import CHANGES, Change, Died, Target, changes, dies_at, named
 
-from lanemq.pipelines.rows import TableRows
+from lanemq.pipelines.ports import TableRows
 
 WIDE = StructType([*CHANGES.fields, StructField("price", DoubleType())])
 

@@ -7,8 +7,7 @@ import pytest
 from tests.pipelines.sinks.targets import EVENTS, SqliteTarget, named
 
 from lanemq.model.errors import InvalidOption
-from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ports import Append
+from lanemq.pipelines.ports import Append, Batch
 from lanemq.pipelines.sinks import (
     DeltaSink,
     ForeachSink,

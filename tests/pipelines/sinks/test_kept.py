@@ -11,8 +11,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from tests.pipelines.sinks.conftest import MERGING
 from tests.pipelines.sinks.targets import CHANGES, KEYED, DeltaTarget, Target, named
 
-from lanemq.pipelines.ports import KEPT
-from lanemq.pipelines.rows import TableRows
+from lanemq.pipelines.ports import KEPT, TableRows
 from lanemq.pipelines.sinks import read_table
 
 ODD = """it's "a" column? 100%"""

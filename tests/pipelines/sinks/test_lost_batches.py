@@ -13,11 +13,10 @@ from tests.pipelines.sinks.conftest import FENCING
 from tests.pipelines.sinks.targets import EVENTS, PostgresTarget, SqliteTarget, Target
 
 from lanemq.model.errors import StateLost
-from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.checkpoint.effects import EffectHistory
-from lanemq.pipelines.ports import Append, Results
+from lanemq.pipelines.ports import Append, Batch, Results, batch_number
 from lanemq.pipelines.running.batch_processor import BatchProcessor
+from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.sinks import ForeachSink, SqliteSink
 
 exact = pytest.mark.parametrize("target", FENCING, indirect=True)
@@ -30,7 +29,7 @@ class Runs:
         self.target, self.folder = target, folder
         self.stage = FakeStage()
         self.stage.schema = EVENTS
-        self.stage.run = self._row  # type: ignore[method-assign]
+        self.stage.process = self._row  # type: ignore[method-assign]
         self.make: Callable[[], Any] = target.make
         self.held: list[Any] = []
         folder.mkdir()
@@ -56,7 +55,7 @@ class Runs:
         """Run one batch; unless `recorded`, the driver dies before Spark records it."""
         processor = self.start(new_sink=new_sink)
         used_by_spark(self.folder, planned=number, done=number - 1)
-        processor.run_batch(None, number)  # type: ignore[arg-type]
+        processor.process_batch(None, number)  # type: ignore[arg-type]
         if recorded:
             used_by_spark(self.folder, planned=number, done=number)
 
@@ -235,7 +234,7 @@ def test_retry_passes_after_the_last_batch_are_not_lost_batches(runs: Runs) -> N
     runs.do(0)
     processor = runs.start()
     runs.stage.waiting.append(Results(runs.target.batch_rows(a=[7])))
-    done = processor.run_retry_pass(0)
+    done = processor.process_retry_pass(0)
     assert done is not None
     assert done.batch.number == batch_number(0, 1)
     runs.start()

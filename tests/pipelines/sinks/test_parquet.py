@@ -13,10 +13,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, Died, ParquetTarget, dies_at, named
 
 from lanemq.model.errors import InvalidOption, SinkFenced
-from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA as DEAD_LETTERS
-from lanemq.pipelines.rows import TableRows
+from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA as DEAD_LETTERS
+from lanemq.pipelines.ports import TableRows
 from lanemq.pipelines.sinks import ParquetSink
-from lanemq.pipelines.sinks.columns import arrow_schema
+from lanemq.pipelines.sinks.exact_sink import arrow_schema
 
 
 @pytest.fixture

@@ -11,10 +11,9 @@ from tests.pipelines.sinks.targets import CHANGES, PostgresTarget, changes, name
 from tests.postgres_server import Server
 
 from lanemq.model.errors import InvalidOption, StorageError
-from lanemq.pipelines.ports import Append, Merge
-from lanemq.pipelines.rows import TableRows
+from lanemq.pipelines.ports import Append, Merge, TableRows
 from lanemq.pipelines.sinks import PostgresSink, open_sink
-from lanemq.pipelines.sinks.columns import arrow_schema
+from lanemq.pipelines.sinks.exact_sink import arrow_schema
 from lanemq.pipelines.sinks.postgres import without_nul
 
 MONEY = t.DecimalType(10, 2)

@@ -13,10 +13,9 @@ from tests.spark.spark_driver import Query
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, SinkFenced, TopicNotFound, UsageError
 from lanemq.model.units import Millis
-from lanemq.pipelines.ports import Append
-from lanemq.pipelines.rows import TableRows
+from lanemq.pipelines.ports import Append, TableRows
 from lanemq.pipelines.sinks import TopicSink
-from lanemq.pipelines.sinks.columns import arrow_schema
+from lanemq.pipelines.sinks.exact_sink import arrow_schema
 from lanemq.spark.write import sending
 from lanemq.testing.embedded import EmbeddedBroker
 

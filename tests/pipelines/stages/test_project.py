@@ -10,15 +10,13 @@ from tests.spark.spark_driver import send
 
 from lanemq.client.producer.producer import Producer
 from lanemq.model.errors import InvalidOption
-from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.ports import Results
+from lanemq.pipelines.ports import Batch, Results
 from lanemq.pipelines.running.failure import PipelineFailed
 from lanemq.pipelines.running.progress import Progress
 from lanemq.pipelines.running.runner import start
 from lanemq.pipelines.source import Topic
-from lanemq.pipelines.stages import row_attempts
-from lanemq.pipelines.stages.project import Project
+from lanemq.pipelines.stages.project import Project, is_caused_by_value, without_shared_expressions
 from lanemq.testing.embedded import EmbeddedBroker
 
 NUMBER = "cast(cast(value as string) as int)"
@@ -33,8 +31,8 @@ class Seen(Project):
         super().__init__(*arguments, **options)
         self.results: list[Results] = []
 
-    def run(self, messages: DataFrame, batch: Batch) -> Results:
-        self.results.append(super().run(messages, batch))
+    def process(self, messages: DataFrame, batch: Batch) -> Results:
+        self.results.append(super().process(messages, batch))
         return self.results[-1]
 
 
@@ -99,7 +97,7 @@ def test_the_settings_of_the_session_are_restored(before: str) -> None:
     seen: list[str] = []
 
     def fail() -> None:
-        with row_attempts.without_shared_expressions(session):
+        with without_shared_expressions(session):
             seen.append(session[name])
             raise OSError("gone")
 
@@ -118,7 +116,7 @@ def test_the_settings_of_the_session_are_restored(before: str) -> None:
     ],
 )
 def test_only_errors_caused_by_a_value_make_dead_letters(text: str, expected: bool) -> None:
-    assert row_attempts.is_caused_by_value(ValueError(text)) is expected
+    assert is_caused_by_value(ValueError(text)) is expected
 
 
 def test_an_unknown_on_poison_is_refused() -> None:

@@ -10,7 +10,7 @@ from tests.spark.spark_driver import Query, Row
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, TopicNotFound
 from lanemq.model.units import Millis
-from lanemq.spark.columns.schema import COLUMNS, arrow_schema
+from lanemq.spark.columns import COLUMNS, arrow_schema
 from lanemq.spark.write import sending
 from lanemq.spark.write.sending import OutgoingRow, TaskSender
 from lanemq.spark.write.writer import parse_write_options, rows_of

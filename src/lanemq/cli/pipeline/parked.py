@@ -20,8 +20,7 @@ from lanemq.cli.pipeline.loading import (
 )
 
 if TYPE_CHECKING:
-    from lanemq.pipelines.operate.parked import ParkedLanes
-    from lanemq.pipelines.stages.transitions.views import HeldLane
+    from lanemq.pipelines.operate.parked import HeldLane, ParkedLanes
 
 
 _DECIDED = {"redrive": "redrive", "discard": "discard", "discard_first": "discard --first-only"}

@@ -46,7 +46,7 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
     """
     from lanemq.pipelines.checkpoint.checkpoint import SparkLog, epoch_of, holder_of, identity_of, stage_folder
     from lanemq.pipelines.operate.parked import parked
-    from lanemq.pipelines.stages.transitions.redrives import Redrives
+    from lanemq.pipelines.stages.transitions.operator_requests import Redrives
     from lanemq.spark.lag import oldest_age
 
     declared = declared_at(place, name)

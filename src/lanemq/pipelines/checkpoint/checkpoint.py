@@ -29,7 +29,7 @@ from typing import Final
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import CheckpointInUse, SinkFenced, StateLost, UsageError
 from lanemq.pipelines.atomic_files import sync, write_durably
-from lanemq.pipelines.batch import (
+from lanemq.pipelines.ports import (
     NUMBERS_PER_BATCH,
     Runs,
     batch_number,

@@ -24,10 +24,17 @@ from pyspark.sql.types import StructType
 
 from lanemq.model.errors import StateLost, UsageError
 from lanemq.pipelines.atomic_files import read_json, sync, write_json
-from lanemq.pipelines.batch import Batch, run_name
-from lanemq.pipelines.ports import Results
-from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows, RowFile, Rows, TableRows
-from lanemq.pipelines.sink_positions import SinkPosition
+from lanemq.pipelines.ports import (
+    DEAD_LETTER_SCHEMA,
+    Batch,
+    FileRows,
+    Results,
+    RowFile,
+    Rows,
+    SinkPosition,
+    TableRows,
+    run_name,
+)
 from lanemq.spark.offsets import OffsetJson
 
 _FILE: Final = "decision.json"

@@ -24,13 +24,18 @@ import pyarrow.parquet as pq
 
 from lanemq.clock import wall_ms
 from lanemq.model.errors import UsageError
-from lanemq.pipelines.batch import dead_letter_query
 from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder, need_identity, stage_folder
 from lanemq.pipelines.pipeline import Pipeline
+from lanemq.pipelines.ports import dead_letter_query
 from lanemq.pipelines.sinks.parquet import ParquetSink, batches_folder
-from lanemq.pipelines.stages.transitions.error_text import DISCARDED, LATE_OR_AGAIN
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
-from lanemq.pipelines.stages.transitions.redrives import DEAD_LETTERS_PER_FILE, Identity, RedrivenDeadLetter, Redrives
+from lanemq.pipelines.stages.transitions.operator_requests import (
+    DEAD_LETTERS_PER_FILE,
+    Identity,
+    RedrivenDeadLetter,
+    Redrives,
+)
+from lanemq.pipelines.stages.transitions.rules import DISCARDED, LATE_OR_AGAIN
 
 _UNREADABLE: Final = "cannot be decoded"
 _DOUBTFUL: Final = re.compile(rf"number -?\d+ {LATE_OR_AGAIN}:")

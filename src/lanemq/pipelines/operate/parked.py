@@ -11,19 +11,53 @@ Invariant: nothing here changes state. A request is written to the checkpoint; t
 within a second, or its next start does, so that it has its place in the order of batches.
 """
 
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import TypeVar
 
+from lanemq.clock import wall_time
 from lanemq.model.errors import StateLost, UsageError
 from lanemq.pipelines.checkpoint.checkpoint import need_identity, stage_folder
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.stages.transitions import operator_requests, views
-from lanemq.pipelines.stages.transitions.shard import WaitReason
-from lanemq.pipelines.stages.transitions.views import HeldLane, LaneState
+from lanemq.pipelines.stages.transitions.messages import WaitingMessage
+from lanemq.pipelines.stages.transitions.operator_requests import pending_requests, request_discard, request_redrive
+from lanemq.pipelines.stages.transitions.shard import START, KeyLane, ShardFiles, WaitReason, key_of, read_plain
+from lanemq.pipelines.stages.transitions.stage import Manifest, UnitLog
 
-MAX_READS: Final = 5
-"""A running pipeline removes old files while they are read, so one read may fail."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLane:
+    """A lane that is held or parked."""
+
+    lane: str
+    """The name for requests: the key itself, or a name for a queue's messages without a key."""
+    key: str | None
+    shard: str
+    why: WaitReason
+    reason: str
+    since: datetime
+    failures: int
+    retry_at: datetime | None
+    """Time of the next retry; None if an operator, or a missing message, must come first."""
+    messages: tuple[WaitingMessage, ...]
+    """The first one is the one that failed. Bodies are as they were sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """A key as the last finished unit of work left it."""
+
+    lane: str
+    shard: str
+    state: object
+    number: int | None
+    seen_at: datetime | None
+    """Store time of its newest message; None if it has seen only redriven dead letters."""
+    held: HeldLane | None
 
 
 class ParkedLanes:
@@ -35,14 +69,11 @@ class ParkedLanes:
 
     def waiting(self, *, held: bool = False) -> list[HeldLane]:
         """Lanes that wait for an operator or a missing message; `held`: also those that are retried automatically."""
-        for _ in range(MAX_READS - 1):
-            with suppress(StateLost):
-                return views.list_parked(self._stage, held=held)
-        return views.list_parked(self._stage, held=held)
+        return list_parked(self._stage, held=held)
 
     def show(self, key: str) -> LaneState:
         """The state of a key, and its waiting messages if it is held or parked."""
-        found = views.show(self._stage, key)
+        found = show(self._stage, key)
         if not found:
             raise UsageError(
                 f"key {key!r} is unknown: the pipeline has seen no message of it, or its state expired; check the name"
@@ -53,7 +84,7 @@ class ParkedLanes:
         """Request that waiting messages are tried again, in order, before newer ones. Returns the chosen lanes."""
         chosen = self.chosen(key, everything=everything)
         if chosen:
-            operator_requests.request_redrive(self._stage, key, everything=everything)
+            request_redrive(self._stage, key, everything=everything)
         return chosen
 
     def discard(self, key: str | None = None, *, everything: bool = False, first_only: bool = False) -> list[HeldLane]:
@@ -63,7 +94,7 @@ class ParkedLanes:
         """
         chosen = self.chosen(key, everything=everything)
         if chosen:
-            operator_requests.request_discard(self._stage, key, everything=everything, first_only=first_only)
+            request_discard(self._stage, key, everything=everything, first_only=first_only)
         return chosen
 
     def chosen(self, key: str | None = None, *, everything: bool = False) -> list[HeldLane]:
@@ -80,7 +111,7 @@ class ParkedLanes:
 
     def requested(self) -> dict[str, str]:
         """Held and parked lanes with a pending request, and the latest request for each."""
-        asked = sorted(operator_requests.pending_requests(self._stage), key=lambda each: each.asked)
+        asked = sorted(pending_requests(self._stage), key=lambda each: each.asked)
         if not asked:
             return {}
         lanes = [each.lane for each in self.waiting(held=True)]
@@ -97,3 +128,65 @@ def parked(pipeline: Pipeline | Path | str) -> ParkedLanes:
     folder = pipeline.folder if isinstance(pipeline, Pipeline) else Path(pipeline).absolute()
     need_identity(folder)
     return ParkedLanes(folder)
+
+
+def list_parked(folder: Path, *, held: bool = True) -> list[HeldLane]:
+    """The lanes that are held or parked, by shard; `held=False` leaves out those that are retried automatically."""
+    found = _read_newest(folder, lambda manifest: _waiting(folder, manifest))
+    return [each for each in found if held or each.why is not WaitReason.HELD]
+
+
+def show(folder: Path, key: str) -> list[LaneState]:
+    """The key's state and what waits in it; one per shard that knows the key, so usually one or none."""
+
+    def states(manifest: Manifest) -> Iterator[LaneState]:
+        for shard, entry in manifest.shards.items():
+            packed = ShardFiles(folder, manifest.query, shard).load(entry.version).lanes.get(key)
+            if packed is not None:
+                lane = read_plain(packed)
+                held = _held(shard, key, lane)
+                yield LaneState(
+                    key, shard, lane.state, lane.number, wall_time(lane.seen) if lane.seen > 0 else None, held
+                )
+
+    return _read_newest(folder, states)
+
+
+def _read_newest(folder: Path, read: Callable[[Manifest], Iterable[T]]) -> list[T]:
+    """What `read` returns for the newest manifest. If a running pipeline removes its files, there is a newer one."""
+    unit_log, failed = UnitLog(folder), None
+    while True:
+        number = max(unit_log.manifests(), default=START)
+        try:
+            return list(read(unit_log.manifest(number)))
+        except StateLost:
+            if number == failed:
+                raise
+            failed = number
+
+
+def _waiting(folder: Path, manifest: Manifest) -> Iterator[HeldLane]:
+    for name, entry in manifest.shards.items():
+        if entry.waiting:
+            shard = ShardFiles(folder, manifest.query, name).load(entry.version)
+            for lane in shard.meta.waiting:
+                held = _held(name, lane, read_plain(shard.lanes[lane]))
+                if held is not None:
+                    yield held
+
+
+def _held(shard: str, name: str, lane: KeyLane) -> HeldLane | None:
+    waiting = lane.waiting
+    if waiting is None:
+        return None
+    return HeldLane(
+        lane=name,
+        key=key_of(name),
+        shard=shard,
+        why=waiting.why,
+        reason=waiting.reason,
+        since=wall_time(waiting.since),
+        failures=waiting.failures,
+        retry_at=wall_time(waiting.retry_at) if waiting.why is WaitReason.HELD else None,
+        messages=tuple(waiting.messages),
+    )

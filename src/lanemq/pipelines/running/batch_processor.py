@@ -14,27 +14,31 @@ Invariants:
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
 from lanemq.clock import Clock, SystemClock, wall_time
 from lanemq.model.errors import StateLost
 from lanemq.model.units import Millis
-from lanemq.pipelines.batch import Batch, batch_number, dead_letter_query
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.decisions import Decisions
-from lanemq.pipelines.checkpoint.effects import EffectHistory
-from lanemq.pipelines.checkpoint.queue_set import QueueSet
-from lanemq.pipelines.ports import Append, Results, Sink, Stage
-from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows
+from lanemq.pipelines.checkpoint.queues import QueueSet, SinkPositions, check_position_columns
+from lanemq.pipelines.ports import (
+    DEAD_LETTER_SCHEMA,
+    Append,
+    Batch,
+    FileRows,
+    Results,
+    Sink,
+    Stage,
+    batch_number,
+    dead_letter_query,
+)
+from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.running.progress import AppliedBatch
-from lanemq.pipelines.sink_positions import SinkPositions, refuse_without
 from lanemq.spark.offsets import OffsetJson, Positions, to_json
 
 log = logging.getLogger(__name__)
-
-R = TypeVar("R", Results, Results | None)
 
 
 class BatchProcessor:
@@ -97,82 +101,92 @@ class BatchProcessor:
         if self._positions is not None:
             self._positions.open(self._is_over)
         self._decisions.open()
-        self._forget(self._is_over)
-        self._settle_decided()
+        # A retry pass must start from the state of decided batches, so they are settled before any.
+        for number in self._forget(self._is_over):
+            batch = self._batch(number)
+            decided = self._find_decision(batch)
+            if decided.state:
+                self._stage.settle(batch, decided.state)
 
     def close(self) -> None:
         self._effects.close()
         while self._opened:
             self._opened.pop().close()
 
-    def run_batch(self, messages: DataFrame, spark_batch: int) -> AppliedBatch:
+    def process_batch(self, messages: DataFrame, spark_batch: int) -> AppliedBatch:
         """Take a Spark batch through the stage and the sinks, unless the sink has it."""
         batch = self._batch(batch_number(spark_batch))
-        if self._applied is not None and self._applied >= batch.number:
-            log.info("the sink already has %s: it is not applied again", batch)
-            self._stage.finished(batch)
-            return AppliedBatch(batch, repeated=True)
-        began = self._clock.now()
-        return self._apply(batch, self._decided(batch, lambda: self._run(messages, batch)), began)
+        applied = self._applied_before(batch) or self._process(batch, lambda: self._compute(messages, batch))
+        assert applied is not None, "only a retry pass may have nothing to do"
+        return applied
 
     def finish_retry_pass(self) -> AppliedBatch | None:
-        """Run the retry pass that a crash interrupted, if there is one. Called before the query starts."""
+        """Process the retry pass that a crash interrupted, if there is one. Called before the query starts."""
         number = self._stage.unfinished_retry_pass()
         if number is None:
             return None
-        batch, began = self._batch(number), self._clock.now()
-        if self._applied is not None and self._applied >= number:
-            # Its state was settled before the sink had it. If run again, a step might answer differently.
-            self._stage.finished(batch)
-            return AppliedBatch(batch, repeated=True)
-        results = self._decided(batch, lambda: self._stage.run_retry_pass(batch))
-        return self._apply(batch, results, began) if results is not None else None
+        batch = self._batch(number)
+        # The state of a pass that the sink has was settled before. If computed again, a step might answer differently.
+        return self._applied_before(batch) or self._process(batch, lambda: self._stage.process_retry_pass(batch))
 
     def due(self) -> float | None:
-        """Seconds until a retry pass should run; None if nothing waits."""
+        """Seconds until a retry pass should start; None if nothing waits."""
         return self._stage.due(wall_time(self._clock.wall()))
 
-    def run_due(self) -> AppliedBatch | None:
-        """Run a retry pass if one is due. Called before the query starts: a batch may need an operator's request."""
+    def process_due(self) -> AppliedBatch | None:
+        """Process a retry pass if one is due, before the query starts: a batch may need an operator's request."""
         done = self._checkpoint.log.done()
-        return self.run_retry_pass(done) if done is not None and self.due() == 0 else None
+        return self.process_retry_pass(done) if done is not None and self.due() == 0 else None
 
-    def run_retry_pass(self, spark_batch: int) -> AppliedBatch | None:
-        """Run a retry pass after a Spark batch that is done. None if nothing was due, or no number is left."""
+    def process_retry_pass(self, spark_batch: int) -> AppliedBatch | None:
+        """Process a retry pass after a Spark batch that is done. None if nothing was due, or no number is left."""
         number = self._retry_pass_number(spark_batch)
         if number is None:
             return None
-        batch, began = self._batch(number), self._clock.now()
-        results = self._decided(batch, lambda: self._stage.run_retry_pass(batch))
-        if results is None:
+        batch = self._batch(number)
+        applied = self._process(batch, lambda: self._stage.process_retry_pass(batch))
+        if applied is None:
             self._spare = number
+        return applied
+
+    def _applied_before(self, batch: Batch) -> AppliedBatch | None:
+        """The batch, if the sink had it when this run opened it."""
+        if self._applied is None or self._applied < batch.number:
             return None
+        log.info("the sink already has %s: it is not applied again", batch)
+        self._stage.finished(batch)
+        return AppliedBatch(batch, repeated=True)
+
+    def _process(self, batch: Batch, compute: Callable[[], Results | None]) -> AppliedBatch | None:
+        """Complete what an earlier attempt decided, or else commit what `compute` returns; None if that is None."""
+        began = self._clock.now()
+        kept = self._forget(lambda number: number < batch.number)
+        decided = self._find_decision(batch) if batch.number in kept else None
+        if decided is not None:
+            log.info("an earlier attempt decided %s: it is completed, not computed again", batch)
+        results = compute() if decided is None else decided
+        if results is None:
+            return None
+        results = self._make_durable(batch, results, is_decided=decided is not None)
         return self._apply(batch, results, began)
 
-    def _run(self, messages: DataFrame, batch: Batch) -> Results:
+    def _compute(self, messages: DataFrame, batch: Batch) -> Results:
         if self._queues is not None:
             self._queues.check(self._checkpoint.log.end_of(batch.spark_batch))
         if self._positions is not None:
-            refuse_without(messages.columns)
+            check_position_columns(messages.columns)
             messages = self._positions.fresh(messages, lambda: self._start_of(batch))
-        return self._stage.run(messages, batch)
+        return self._stage.process(messages, batch)
 
-    def _decided(self, batch: Batch, run: Callable[[], R]) -> R | Results:
-        """The results of the batch: those that an earlier attempt decided, or else those of `run`.
+    def _make_durable(self, batch: Batch, results: Results, *, is_decided: bool) -> Results:
+        """Put on disk what must be there before the first sink has the batch; returns the results to apply.
 
-        When it returns, Spark's plan, the decision (if two commits follow) and the stage's state are on disk.
+        That is Spark's plan, the decision if two commits follow, the sink's positions, and the stage's state.
         """
-        self._forget(lambda number: number < batch.number)
-        found = self._find(batch)
-        if found is not None:
-            log.info("an earlier attempt decided %s: it is completed, not run again", batch)
-        results = found or run()
-        if results is None:
-            return results
         self._checkpoint.refuse_if_replaced()
         if not batch.is_retry_pass:
             self._checkpoint.log.sync(batch.spark_batch)
-        if found is None and self._needs_two_commits(batch, results):
+        if not is_decided and self._needs_two_commits(batch, results):
             results = self._decisions.make(batch, results, self._end_of(batch))
         if self._positions is not None:
             self._positions.note(batch.number, results.positions)
@@ -180,11 +194,11 @@ class BatchProcessor:
             self._stage.settle(batch, results.state)
         return results
 
-    def _find(self, batch: Batch) -> Results | None:
-        """The decision of the batch, if there is one; only then its end is read."""
-        if batch.number not in self._decisions.numbers():
-            return None
-        return self._decisions.find(batch, self._stage.schema, self._end_of(batch))
+    def _find_decision(self, batch: Batch) -> Results:
+        """The decision of a batch that has one."""
+        found = self._decisions.find(batch, self._stage.schema, self._end_of(batch))
+        assert found is not None, "its folder was listed"
+        return found
 
     def _end_of(self, batch: Batch) -> OffsetJson:
         """Where Spark planned the batch to end; empty for a retry pass, or if Spark's file is lost."""
@@ -196,13 +210,6 @@ class BatchProcessor:
     def _start_of(self, batch: Batch) -> Positions:
         return self._checkpoint.log.end_of(batch.spark_batch - 1) if batch.spark_batch else {}
 
-    def _settle_decided(self) -> None:
-        """At a start, settle decided batches before any retry pass: it must start from their state."""
-        for number in self._decisions.numbers():
-            found = self._find(self._batch(number))
-            if found is not None and found.state:
-                self._stage.settle(self._batch(number), found.state)
-
     def _needs_two_commits(self, batch: Batch, results: Results) -> bool:
         """Whether a crash could leave only part of the batch applied."""
         if results.dead_letters is not None and results.dead_letters.count():
@@ -210,11 +217,18 @@ class BatchProcessor:
         moved_nothing = batch.is_retry_pass and not results.outputs.count()
         return not moved_nothing and not self._sink.all_at_once
 
-    def _forget(self, is_over: Callable[[int], bool]) -> None:
-        """Remove decisions that are over. A batch is asked for only when the one before it is done."""
+    def _forget(self, is_over: Callable[[int], bool]) -> list[int]:
+        """Remove decisions that are over, and return the numbers of the others.
+
+        Spark asks for a batch only when the one before it is done.
+        """
+        kept: list[int] = []
         for number in self._decisions.numbers():
             if is_over(number):
                 self._decisions.forget(number)
+            else:
+                kept.append(number)
+        return kept
 
     def _is_over(self, number: int) -> bool:
         """At a start: whether the sink has the batch, or Spark will not ask for it again."""

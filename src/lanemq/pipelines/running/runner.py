@@ -20,9 +20,9 @@ from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import Closed, LaneError
 from lanemq.model.units import Seconds, to_millis, to_seconds
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.checkpoint.effects import EffectHistory
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.running.batch_processor import BatchProcessor
+from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.running.failure import PipelineFailed
 from lanemq.pipelines.running.progress import AppliedBatch, Progress, ProgressReporter, Report
 from lanemq.pipelines.sinks.parquet import ParquetSink
@@ -75,7 +75,7 @@ def start(
         processor.open(spark)
         columns = () if pipeline.prepare else pipeline.stage.columns
         frame = pipeline.source.stream(spark, columns, pipeline.folder, pipeline.stage.on_damaged)
-        before = [each for each in (processor.finish_retry_pass(), processor.run_due()) if each is not None]
+        before = [each for each in (processor.finish_retry_pass(), processor.process_due()) if each is not None]
         return RunningPipeline(
             pipeline,
             processor,
@@ -202,7 +202,7 @@ class RunningPipeline:
                 raise Closed(f"pipeline {self.name!r} is stopping: batch {spark_batch} is left to its next start")
             prepare = self._pipeline.prepare
             try:
-                applied = self._processor.run_batch(messages if prepare is None else prepare(messages), spark_batch)
+                applied = self._processor.process_batch(messages if prepare is None else prepare(messages), spark_batch)
             except BaseException as error:
                 self._fail(error, f"batch {spark_batch}")
                 raise
@@ -216,10 +216,10 @@ class RunningPipeline:
             while not self._await_query():
                 self._read_progress()
                 if not self._once and not self._stopping.is_set():
-                    self._run_retry_pass()
+                    self._process_retry_pass()
             self._read_progress()
             # With `once`, an operator's requests are carried out after the last batch.
-            while self._once and not self._stopping.is_set() and self._run_retry_pass():
+            while self._once and not self._stopping.is_set() and self._process_retry_pass():
                 pass
         except Exception as error:  # noqa: BLE001
             if not self._stopping.is_set():
@@ -254,8 +254,8 @@ class RunningPipeline:
                 self._reporter.on_spark_progress(progress)
         self._reporter.on_spark_progress(last)
 
-    def _run_retry_pass(self) -> bool:
-        """Run a retry pass if one is due; returns whether it did something.
+    def _process_retry_pass(self) -> bool:
+        """Process a retry pass if one is due; returns whether it did something.
 
         Waits for the running batch and then for Spark's record of it. If it only tried when neither is under way, it
         would never run in a busy pipeline.
@@ -267,7 +267,7 @@ class RunningPipeline:
             if done is None:
                 return False
             try:
-                applied = self._processor.run_retry_pass(done)
+                applied = self._processor.process_retry_pass(done)
             except BaseException as error:
                 self._fail(error, f"a retry pass after batch {done}")
                 raise

@@ -37,11 +37,17 @@ from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.model.units import Millis, Seconds, to_seconds
 from lanemq.pipelines.atomic_files import sync
-from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Merge
-from lanemq.pipelines.rows import Rows
-from lanemq.pipelines.sinks.columns import ExtraColumns, ShardRows, fit, merge_table, shards
-from lanemq.pipelines.sinks.ledger import ExactSink, LedgerEntry, Terms
+from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Batch, Merge, Rows
+from lanemq.pipelines.sinks.exact_sink import (
+    ExactSink,
+    ExtraColumns,
+    LedgerEntry,
+    ShardRows,
+    Terms,
+    fit,
+    merge_table,
+    shards,
+)
 
 log = logging.getLogger(__name__)
 
@@ -155,14 +161,16 @@ class DeltaSink(ExactSink):
 
     def _claim(self, terms: Terms) -> bool:
         """Record the run's epoch in the table, which fences older runs. False if it is there already."""
-        if not self._entry(terms).lacks(terms):
+        entry = self._entry(terms)
+        entry.check_opener(terms)
+        if not entry.lacks_epoch_of(terms):
             return False
         self._commit_nothing(CommitProperties(app_transactions=[Transaction(_epoch_id(terms.query), terms.epoch)]))
         return True
 
     def _widen(self, terms: Terms) -> bool:
         """Add the columns that the table does not have."""
-        self._entry(terms).lacks(terms)  # raises if the run was replaced
+        self._entry(terms).check_opener(terms)
         return _add_columns(self._delta(), terms.schema)
 
     def _entry(self, terms: Terms) -> LedgerEntry:

@@ -11,11 +11,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ports import Append, Merge
-from lanemq.pipelines.rows import Rows
-from lanemq.pipelines.sinks.columns import fit
-from lanemq.pipelines.sinks.ledger import ExactSink
+from lanemq.pipelines.ports import Append, Batch, Merge, Rows
+from lanemq.pipelines.sinks.exact_sink import ExactSink, fit
 
 
 class ForeachSink(ExactSink):

@@ -29,11 +29,8 @@ from pyspark.sql.types import StructType
 
 from lanemq.model.errors import InvalidOption, SinkFenced
 from lanemq.pipelines.atomic_files import sync
-from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ports import Append, Merge
-from lanemq.pipelines.rows import Rows
-from lanemq.pipelines.sinks.columns import ShardRows, file_name, shards
-from lanemq.pipelines.sinks.ledger import ExactSink, LedgerEntry, Terms
+from lanemq.pipelines.ports import Append, Batch, Merge, Rows
+from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, ShardRows, Terms, file_name, shards
 
 _BATCH, _EPOCH, _EMPTY = "lanemq_batch=", "epoch=", "empty-"
 _NOTE = "_batch.json"
@@ -156,7 +153,7 @@ class ParquetSink(ExactSink):
         own.mkdir(exist_ok=True)
         try:
             others = [epoch for _, epoch in _numbered(own.parent, _EPOCH) if epoch != terms.epoch]
-            LedgerEntry(None, max(others, default=None)).lacks(terms)
+            LedgerEntry(None, max(others, default=None)).check_opener(terms)
         except SinkFenced:
             shutil.rmtree(own, ignore_errors=True)
             raise

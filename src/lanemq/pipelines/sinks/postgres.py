@@ -30,8 +30,7 @@ from lanemq.clock import Clock
 from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, LaneError, RequestTimedOut, StorageError
 from lanemq.model.units import Seconds
 from lanemq.pipelines.ports import SEQUENCE, Merge
-from lanemq.pipelines.sinks.columns import is_nested, json_column
-from lanemq.pipelines.sinks.ledger import Terms
+from lanemq.pipelines.sinks.exact_sink import Terms, is_nested, json_column
 from lanemq.pipelines.sinks.sql import Column, SqlSink, names_of
 
 log = logging.getLogger(__name__)
@@ -171,7 +170,11 @@ class PostgresSink(SqlSink):
         """End the session of an older run that holds the ledger row. Reads the ledger without a lock."""
         with self._transaction() as connection:
             known = self._execute(connection, "SELECT to_regclass(?) IS NOT NULL", (self._ledger,))[0][0]
-            if not known or not self._entry(connection, terms.query).lacks(terms):
+            if not known:
+                return
+            entry = self._entry(connection, terms.query)
+            entry.check_opener(terms)
+            if not entry.lacks_epoch_of(terms):
                 return
             ended = self._execute(
                 connection,
@@ -190,14 +193,14 @@ class PostgresSink(SqlSink):
         return f"lanemq {md5(f'{query} {self._table}'.encode(), usedforsecurity=False).hexdigest()[:16]}"
 
     def _lane_error(self, error: Any) -> LaneError:
-        said = f"table {self._table}: {_first_line(error)}"
+        text = f"table {self._table}: {_first_line(error)}"
         if error.sqlstate in _RETRIABLE_STATES:
-            return RequestTimedOut(said)
+            return RequestTimedOut(text)
         if self._trusted and str(error.sqlstate).startswith(("22", "23514")):
             lines = (error.diag.context or "").splitlines()
             where = next((f" ({line})" for line in lines if line.startswith("COPY")), "")
-            said += f"{where}. trust_columns promises that all texts fit: leave such rows out before the sink"
-        return InvalidOption(said) if error.sqlstate == "42P10" else StorageError(said)
+            text += f"{where}. trust_columns promises that all texts fit: leave such rows out before the sink"
+        return InvalidOption(text) if error.sqlstate == "42P10" else StorageError(text)
 
     def _lock_schema(self, connection: Any) -> None:
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
@@ -223,10 +226,10 @@ class PostgresSink(SqlSink):
         return [Column(*row) for row in found]
 
     def _column_type(self, field: pa.Field) -> str:
-        said = column_type(field.type)
-        if field.name == SEQUENCE and said == "text":
-            said = 'text COLLATE "C"'
-        return f"{said}{'' if field.nullable else ' NOT NULL'}"
+        kind = column_type(field.type)
+        if field.name == SEQUENCE and kind == "text":
+            kind = 'text COLLATE "C"'
+        return f"{kind}{'' if field.nullable else ' NOT NULL'}"
 
     def _accepts(self, column: Column, kind: pa.DataType) -> bool:
         trusted = column.name in self._trusted and _refuses(column.base, column.group, kind)
@@ -278,13 +281,13 @@ class PostgresSink(SqlSink):
     def _count_nul(self, found: Mapping[str, int]) -> None:
         if not found:
             return
-        said = ", ".join(f"{count} of column {name}" for name, count in found.items())
+        counts = ", ".join(f"{count} of column {name}" for name, count in found.items())
         if self._nul == "fail":
             raise StorageError(
-                f"table {self._table}: texts hold NUL, which PostgreSQL cannot store ({said}): leave the character "
+                f"table {self._table}: texts hold NUL, which PostgreSQL cannot store ({counts}): leave the character "
                 f"out before the sink, or let it be replaced with nul='replace'"
             )
-        log.warning("table %s: NUL in texts (%s) is stored as U+FFFD, since PostgreSQL has no NUL", self._table, said)
+        log.warning("table %s: NUL in texts (%s) is stored as U+FFFD, since PostgreSQL has no NUL", self._table, counts)
         self.last_replaced += sum(found.values())
 
 
@@ -297,10 +300,10 @@ def _driver() -> ModuleType:
     return found
 
 
-def _connect_error(said: str) -> LaneError:
+def _connect_error(text: str) -> LaneError:
     """A retriable error, or `InvalidOption` if the server refuses for good, for example because of a wrong password."""
-    line = next(iter(said.strip().splitlines()), "no reason given")
-    if "FATAL" in said and not any(passing in said for passing in _RETRIABLE_REFUSALS):
+    line = next(iter(text.strip().splitlines()), "no reason given")
+    if "FATAL" in text and not any(passing in text for passing in _RETRIABLE_REFUSALS):
         return InvalidOption(f"dsn: PostgreSQL refuses the connection: {line}")
     return ConnectFailed(f"PostgreSQL: {line}")
 

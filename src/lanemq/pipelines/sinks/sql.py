@@ -21,11 +21,16 @@ from pyspark.sql.types import StructType
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Seconds, to_millis
-from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Merge
-from lanemq.pipelines.rows import Rows
-from lanemq.pipelines.sinks.columns import ExtraColumns, json_bytes, merge_table, shard_tables
-from lanemq.pipelines.sinks.ledger import ExactSink, LedgerEntry, Terms
+from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Batch, Merge, Rows
+from lanemq.pipelines.sinks.exact_sink import (
+    ExactSink,
+    ExtraColumns,
+    LedgerEntry,
+    Terms,
+    json_bytes,
+    merge_table,
+    shard_tables,
+)
 from lanemq.spark.retrying import Retrying
 
 LEDGER = "lanemq_ledger"
@@ -76,22 +81,22 @@ class SqlSink(ExactSink, ABC):
 
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         terms = self._agree(query, epoch, schema, how)
-        self._retrying.run(lambda: self._open_once(terms), f"table {self._table}")
+        self._retrying.call(lambda: self._open_once(terms), f"table {self._table}")
 
     def applied_before_open(self, query: str) -> int | None:
         try:
-            return self._retrying.run(lambda: self._applied_before_open_once(query), f"table {self._table}")
+            return self._retrying.call(lambda: self._applied_before_open_once(query), f"table {self._table}")
         finally:
             self.close()  # a run's session is named after its query, which is not known yet
 
     def applied(self) -> int | None:
         terms = self._opened()
-        return self._retrying.run(lambda: self._applied_once(terms), f"table {self._table}")
+        return self._retrying.call(lambda: self._applied_once(terms), f"table {self._table}")
 
     def write(self, rows: Rows, batch: Batch) -> bool:
         terms = self._terms_for(batch).widened(rows) if self.widens else self._terms_for(batch)
         changes = _in_key_order(rows, terms) if isinstance(terms.how, Merge) else None
-        return self._retrying.run(lambda: self._write_once(rows, changes, batch, terms), str(batch))
+        return self._retrying.call(lambda: self._write_once(rows, changes, batch, terms), str(batch))
 
     def purge_tombstones(self, below: int | str) -> int:
         """Remove deletions with a sequence below this one, and return how many there were.
@@ -99,7 +104,7 @@ class SqlSink(ExactSink, ABC):
         An older change of such a key that arrives afterwards is taken for a new row: choose a sequence so old that no
         change before it can still arrive.
         """
-        return self._retrying.run(lambda: self._purge_once(below), f"table {self._table}")
+        return self._retrying.call(lambda: self._purge_once(below), f"table {self._table}")
 
     def _write_once(self, rows: Rows, changes: pa.Table | None, batch: Batch, terms: Terms) -> bool:
         self.last_stale = self.last_replaced = 0
@@ -129,7 +134,9 @@ class SqlSink(ExactSink, ABC):
                 f"CREATE TABLE IF NOT EXISTS {self._ledger} (query TEXT NOT NULL, target TEXT NOT NULL, batch BIGINT, "
                 "epoch BIGINT NOT NULL, noted_ms BIGINT NOT NULL, PRIMARY KEY (query, target))",
             )
-            if self._locked_entry(connection, terms).lacks(terms):
+            entry = self._locked_entry(connection, terms)
+            entry.check_opener(terms)
+            if entry.lacks_epoch_of(terms):
                 self._note(connection, terms, None)
             self._prepare_table(connection, terms)
 

@@ -15,8 +15,7 @@ import pyarrow as pa
 from lanemq.clock import Clock
 from lanemq.model.errors import InvalidOption, LaneError, RequestTimedOut, StorageError
 from lanemq.model.units import Seconds
-from lanemq.pipelines.sinks.columns import is_nested, json_column
-from lanemq.pipelines.sinks.ledger import Terms
+from lanemq.pipelines.sinks.exact_sink import Terms, is_nested, json_column
 from lanemq.pipelines.sinks.sql import Column, SqlSink, in_rows, names_of
 
 BUSY_SECONDS = 1.0

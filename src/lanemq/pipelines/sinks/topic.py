@@ -33,11 +33,8 @@ from lanemq.model.names import check_topic
 from lanemq.model.units import Millis, Seconds, to_millis
 from lanemq.net.address import parse_addresses
 from lanemq.net.security import Security, TlsOptions
-from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ports import Append, Merge
-from lanemq.pipelines.rows import FileRows, RowFile, Rows
-from lanemq.pipelines.sinks.columns import fit, json_bytes, merge_table
-from lanemq.pipelines.sinks.ledger import ExactSink, Terms
+from lanemq.pipelines.ports import Append, Batch, FileRows, Merge, RowFile, Rows
+from lanemq.pipelines.sinks.exact_sink import ExactSink, Terms, fit, json_bytes, merge_table
 from lanemq.spark.retrying import Retrying
 from lanemq.spark.write.sending import OutgoingRow, TaskSender
 from lanemq.wire.signing import Credentials
@@ -207,7 +204,7 @@ class TopicSink(ExactSink):
         given = self._encoder
         routes = BlockingRoutes(parse_addresses(given.servers), SystemClock(), security=given.security)
         try:
-            route = Retrying(given.wait).run(lambda: routes.get(given.topic), f"topic {given.topic}")
+            route = Retrying(given.wait).call(lambda: routes.get(given.topic), f"topic {given.topic}")
         finally:
             routes.close()
         if route.ordered and given.key is None:

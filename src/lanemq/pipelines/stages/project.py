@@ -11,23 +11,33 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.classic.column import Column as JvmColumn
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StringType, StructType
 
 from lanemq.model.errors import InvalidOption, UsageError
-from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ports import Append, Merge, Results, Stage
-from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows, RowFile
-from lanemq.pipelines.sink_positions import NEEDED, SinkPosition
-from lanemq.pipelines.stages import row_attempts
-from lanemq.spark.columns.schema import COLUMNS
+from lanemq.pipelines.checkpoint.queues import NEEDED
+from lanemq.pipelines.ports import (
+    DEAD_LETTER_SCHEMA,
+    Append,
+    Batch,
+    FileRows,
+    Merge,
+    Results,
+    RowFile,
+    SinkPosition,
+    Stage,
+)
+from lanemq.spark.columns import COLUMNS
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +49,11 @@ _KINDS: Final = [
     ("shard", pa.string()), ("task", pa.int32()), ("path", pa.string()), ("rows", pa.int64()),
     ("next", pa.int64()), ("stored", pa.int64()),
 ]  # fmt: skip
+_ROW: Final = "__lanemq_row"
+_SHARING: Final = "spark.sql.subexpressionElimination.enabled"
+_DATA: Final = re.compile(r"SQLSTATE: 22\w{3}")
+"""The class of errors that a value causes. `raise_error` is not among them: it ends the query on purpose, unless the
+value of another message failed first, because an attempt does not say why it failed."""
 _SUMMARY: Final = "shard string, task int, path string, rows long, next long, stored long"
 
 
@@ -86,7 +101,7 @@ class Project(Stage):
         needed = _references(frame._jdf.queryExecution().analyzed()) | {*NEEDED}  # noqa: SLF001
         self.columns = tuple(name for name in COLUMNS.names if name in needed)
 
-    def run(self, messages: DataFrame, batch: Batch) -> Results:
+    def process(self, messages: DataFrame, batch: Batch) -> Results:
         """Writes the rows of a batch to files."""
         folder = self._folder / "work" / str(batch.number)
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,23 +111,23 @@ class Project(Stage):
         try:
             files = _written(self._projected(messages, *hidden), self.schema, folder)
         except Exception as error:
-            if self._fails or not row_attempts.is_caused_by_value(error):
+            if self._fails or not is_caused_by_value(error):
                 raise
             log.warning("%s: %s; computing each message separately", batch, str(error).splitlines()[0])
-            return self._run_by_message(messages, batch, hidden, folder, error)
+            return self._process_by_message(messages, batch, hidden, folder, error)
         rows = FileRows(self.schema, _row_files(files))
         return Results(rows, counts={"events": rows.count()}, positions=_positions(files))
 
-    def _run_by_message(
+    def _process_by_message(
         self, messages: DataFrame, batch: Batch, hidden: Sequence[str], folder: Path, reason: Exception
     ) -> Results:
         """Computes each message separately, for a batch in which one fails. Slower, and reads the messages again."""
         try:
-            with row_attempts.without_shared_expressions(messages.sparkSession):
-                tried = row_attempts.attempt_rows(messages, self._select, self._where)
-                good = row_attempts.successful_rows(tried, self.schema.names, hidden)
+            with without_shared_expressions(messages.sparkSession):
+                tried = _attempt_rows(messages, self._select, self._where)
+                good = _successful_rows(tried, self.schema.names, hidden)
                 files = _written(good, self.schema, folder)
-                poison = row_attempts.dead_letter_rows(tried, self._select, self._where, batch, hidden)
+                poison = _dead_letter_rows(tried, self._select, self._where, batch, hidden)
                 dead_files = _written(poison, DEAD_LETTER_SCHEMA, folder)
         except Exception as error:
             log.warning("%s: messages cannot be computed separately: %s", batch, str(error).splitlines()[0])
@@ -229,3 +244,80 @@ def _references(plan: Any) -> set[str]:
     for at in range(children.size()):
         found += _references(children.apply(at))
     return set(found)
+
+
+# Expressions over messages of which some cannot be computed, such as `cast(value as int)` of "abc". Spark 4 ends the
+# job at the first such row, at every start. Here each row is one attempt, by Spark's own `TryEval`, which is null if
+# what it contains fails. Values are computed exactly as before: Spark's older rules (`ansi.enabled=false`) would
+# silently turn "abc" into null and 5000000000 into 705032704. Spark must not share parts of expressions during this: it
+# would compute them before the attempt begins, and fail there.
+
+
+def is_caused_by_value(error: BaseException) -> bool:
+    """Whether a job failed because of the value of a message."""
+    return _DATA.search(str(error)) is not None
+
+
+@contextmanager
+def without_shared_expressions(spark: SparkSession) -> Iterator[None]:
+    """Turns off the sharing of common parts of expressions."""
+    before = spark.conf.get(_SHARING, "true")
+    spark.conf.set(_SHARING, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(_SHARING, before or "true")
+
+
+def _attempt_rows(messages: DataFrame, select: Sequence[str], where: str | None) -> DataFrame:
+    """The messages with the expressions as _ROW: null if they fail; `_ROW.it` is null for those `where` leaves out."""
+    it = f"struct(CASE WHEN {where or 'true'} THEN struct({', '.join(select)}) END AS it)"
+    return messages.select("*", _attempt(messages, it).alias(_ROW))
+
+
+def _successful_rows(frame: DataFrame, names: Sequence[str], hidden: Sequence[str]) -> DataFrame:
+    """The rows of the attempts that succeeded."""
+    row: Any = frame.schema[_ROW].dataType
+    found = zip(row["it"].dataType.names, names, strict=True)
+    chosen = [f"{_ROW}.it.{_quoted(own)} AS {_quoted(name)}" for own, name in found]
+    return frame.where(f"{_ROW}.it IS NOT NULL").selectExpr(*chosen, *hidden)
+
+
+def _dead_letter_rows(
+    frame: DataFrame, select: Sequence[str], where: str | None, batch: Batch, hidden: Sequence[str]
+) -> DataFrame:
+    """The messages of the attempts that failed, as dead letters."""
+    conditions = [] if where is None else [(f"struct({where})", f"where {where}")]
+    parts = [*conditions, *((f"struct({text})", text) for text in select)]
+    failed = [f.when(_attempt(frame, text).isNull(), f.lit(source)) for text, source in parts]
+    own: dict[str, Column] = {
+        "reason": f.concat(f.lit("cannot be computed: "), f.concat_ws("; ", *failed)),
+        "attempts": f.lit(1),
+        "batch": f.lit(batch.number),
+        "waits": f.lit(False),
+    }
+    columns = [
+        (own[field.name] if field.name in own else _origin(frame.schema, field.name)).cast(field.dataType)
+        for field in DEAD_LETTER_SCHEMA
+    ]
+    named = [column.alias(name) for column, name in zip(columns, DEAD_LETTER_SCHEMA.names, strict=True)]
+    return frame.where(f"{_ROW} IS NULL").select(*named, *map(f.expr, hidden))
+
+
+def _origin(schema: StructType, name: str) -> Column:
+    """A column of the message; null if the stage does not read it. The columns that expressions use are always read."""
+    if name not in schema.names:
+        return f.lit(None)
+    kinds = {schema[name].dataType, DEAD_LETTER_SCHEMA[name].dataType}
+    return f.col(name) if len(kinds) == 1 or kinds == {StringType(), BinaryType()} else f.lit(None)
+
+
+def _attempt(frame: DataFrame, text: str) -> Column:
+    jvm: Any = frame.sparkSession._jvm  # noqa: SLF001
+    between = getattr(getattr(jvm.org.apache.spark.sql.classic, "ExpressionUtils$"), "MODULE$")
+    inside = between.expression(f.expr(text)._jc)  # noqa: SLF001
+    return JvmColumn(between.column(jvm.org.apache.spark.sql.catalyst.expressions.TryEval(inside)))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

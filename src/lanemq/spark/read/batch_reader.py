@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from lanemq.spark.columns.schema import arrow_schema, check_schema
+from lanemq.spark.columns import arrow_schema, check_schema
 from lanemq.spark.offsets import LimitKind
 from lanemq.spark.options import ReadOptions
 from lanemq.spark.read.brokers import Brokers

@@ -160,4 +160,4 @@ class Brokers:
         return max(held.first, min(offset, held.end))
 
     def _ask(self, request: Callable[[], T], what: object) -> T:
-        return self._retrying.run(request, what)
+        return self._retrying.call(request, what)

@@ -23,7 +23,7 @@ from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.net.security import OPEN, Security
-from lanemq.spark.columns.arrow import DecodeOptions, OnDamaged, decode
+from lanemq.spark.columns import DecodeOptions, OnDamaged, decode
 from lanemq.spark.options import ALL_TAGS, ReadOptions
 from lanemq.spark.read.planning import OffsetRange
 from lanemq.spark.retrying import Retrying
@@ -174,7 +174,7 @@ class RangeReader:
         size, offset, resets = 0, wanted.first, 0
         while offset < wanted.end:
             try:
-                reply, answer = self._retrying.run(partial(self._pull, wanted, offset), wanted.queue)
+                reply, answer = self._retrying.call(partial(self._pull, wanted, offset), wanted.queue)
             except TopicNotFound:
                 self._lost(f"{wanted.queue}: messages {offset} to {wanted.end - 1} are gone, their topic was deleted")
                 break
@@ -199,7 +199,7 @@ class RangeReader:
             if offset >= wanted.end:
                 break
             pull = partial(self._pull, wanted, offset, max_bytes=SAMPLE_BYTES)
-            reply, answer = self._retrying.run(pull, wanted.queue)
+            reply, answer = self._retrying.call(pull, wanted.queue)
             starts = record_starts(reply.body) if reply.code == ResponseCode.SUCCESS else ()
             if starts:
                 found = RecordView(reply.body, starts[0]).queue_offset

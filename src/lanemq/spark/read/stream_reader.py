@@ -32,7 +32,7 @@ from lanemq.clock import SystemClock
 from lanemq.model.errors import LaneError, LeaseLost, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
-from lanemq.spark.columns.schema import arrow_schema, check_schema
+from lanemq.spark.columns import arrow_schema, check_schema
 from lanemq.spark.group.member_calls import MemberCalls
 from lanemq.spark.group.membership import DriverMembership
 from lanemq.spark.offsets import OffsetJson, Positions, from_json, to_json

@@ -124,7 +124,7 @@ class TaskSender:
         route = self._known.get(row.topic)
         if route is None:
             # Requested once: if the route changed within a batch, a key would go to two queues.
-            route = self._retrying.run(lambda: self._routes.get(row.topic), f"topic {row.topic}")
+            route = self._retrying.call(lambda: self._routes.get(row.topic), f"topic {row.topic}")
             self._known[row.topic] = route
         if row.key is not None:
             return pick_queue(row.key, route.publish)
@@ -154,7 +154,7 @@ class TaskSender:
         command = self._requests.send(
             queue, messages, epoch=self._epoch, sequence=sequence, born=self._clock.wall(), creates=False
         )
-        return self._retrying.run(lambda: self._ask(queue, command), queue).ext
+        return self._retrying.call(lambda: self._ask(queue, command), queue).ext
 
     def _ask(self, queue: MessageQueue, command: Command) -> Command:
         address = self._routes.get(queue.topic).master(queue.broker)

@@ -24,7 +24,7 @@ from lanemq.model.names import check_topic
 from lanemq.model.units import Millis, parse_duration, to_millis
 from lanemq.net.address import parse_addresses
 from lanemq.net.security import OPEN, Security
-from lanemq.spark.columns.schema import COLUMNS
+from lanemq.spark.columns import COLUMNS
 from lanemq.spark.foreign_names import equivalent_option
 from lanemq.spark.options import DEFAULT_WAIT, SECURITY_OPTIONS, SPARK_OPTIONS, parse_security
 from lanemq.spark.write.sending import OutgoingRow, TaskSender

@@ -10,8 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Results
+from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Batch, Results
 from lanemq.pipelines.stages.cdc import LastState
 
 SCHEMA = "id bigint, name string, amount double"
@@ -80,7 +79,7 @@ class Replica:
         self._number = 0
         self.dead: list[dict[str, Any]] = []
 
-    def run(self, *partitions: pa.Table) -> Results:
+    def process(self, *partitions: pa.Table) -> Results:
         """Runs a batch and merges its rows."""
         self._number += 1
         return self.repeat(*partitions)
@@ -88,7 +87,7 @@ class Replica:
     def repeat(self, *partitions: pa.Table) -> Results:
         """Runs the last batch again, under its number."""
         frame: Any = Frame(*partitions)
-        results = self._stage.run(frame, Batch("q", self._number, 1))
+        results = self._stage.process(frame, Batch("q", self._number, 1))
         if results.state:
             self._stage.settle(Batch("q", self._number, 1), results.state)
         self.merge(results)

@@ -40,10 +40,10 @@ def test_a_change_that_leaves_a_column_out_is_a_dead_letter_and_the_row_stays(
 ) -> None:
     """Null in place of the stored value would look like data."""
     replica = Replica(stage(format="debezium", fold_first=fold_first, misfits=misfits), tmp_path)
-    replica.run(messages([('{"id": 1}', debezium("c", None, WHOLE))] * 3))
+    replica.process(messages([('{"id": 1}', debezium("c", None, WHOLE))] * 3))
     before = replica.live
     partly = debezium("u", None, WHOLE | {name: mark})
-    results = replica.run(messages([('{"id": 1}', partly)] * 3, first=3))
+    results = replica.process(messages([('{"id": 1}', partly)] * 3, first=3))
     assert replica.live == before
     assert f"the source left {name} out" in replica.dead[0]["reason"]
     assert results.outputs.count() == 0
@@ -57,7 +57,7 @@ def test_the_newest_whole_change_counts_before_one_that_leaves_a_column_out(
     partly = WHOLE | {"note": UNAVAILABLE}
     rows = [WHOLE | {"price": "1"}, WHOLE | {"price": "2"}, partly | {"price": "3"}, partly | {"price": "4"}]
     replica = Replica(stage(fold_first=fold_first), tmp_path)
-    replica.run(messages([*(('{"id": 1}', row) for row in rows), ('{"id": 2}', WHOLE | {"id": 2})]))
+    replica.process(messages([*(('{"id": 1}', row) for row in rows), ('{"id": 2}', WHOLE | {"id": 2})]))
     assert {key: row["price"] for key, row in replica.live.items()} == {1: Decimal("2.00"), 2: Decimal("1.50")}
     assert [letter["queue_offset"] for letter in replica.dead] == [2, 3]
 
@@ -70,15 +70,15 @@ def test_a_row_whose_key_changed_is_deleted_under_its_old_key(
 ) -> None:
     """Even if the new row is poison, and wherever the batch ends: no later change would delete the old row."""
     replica = Replica(stage(format="debezium", one_queue=True, fold_first=fold_first, misfits=misfits), tmp_path)
-    replica.run(messages([('{"id":2}', debezium("c", None, WHOLE | {"id": 2}))]))
+    replica.process(messages([('{"id":2}', debezium("c", None, WHOLE | {"id": 2}))]))
     pairs = [('{"id":1}', debezium("u", {"id": 2}, WHOLE | wrong)), *[('{"id":1}', debezium("u", None, WHOLE))] * 3]
     if together:
-        replica.run(messages(pairs, first=1))
+        replica.process(messages(pairs, first=1))
     else:
-        assert replica.run(messages(pairs[:1], first=1)).counts["key_changes"] == 1
+        assert replica.process(messages(pairs[:1], first=1)).counts["key_changes"] == 1
         assert (replica.live, replica.tombstones()) == ({}, {2})
         assert replica.dead[0]["reason"].endswith("; the row of its old key is deleted")
-        replica.run(messages(pairs[1:], first=2))
+        replica.process(messages(pairs[1:], first=2))
     assert (set(replica.live), replica.tombstones()) == ({1}, {2})
 
 
@@ -86,7 +86,7 @@ def test_a_change_of_key_that_comes_last_is_counted_once(tmp_path: Path) -> None
     """All messages of its key are then read again."""
     replica = Replica(stage(format="debezium", one_queue=True), tmp_path)
     moved = debezium("u", {"id": 2}, WHOLE | {"note": UNAVAILABLE})
-    results = replica.run(messages([*[('{"id":1}', debezium("u", None, WHOLE))] * 3, ('{"id":1}', moved)]))
+    results = replica.process(messages([*[('{"id":1}', debezium("u", None, WHOLE))] * 3, ('{"id":1}', moved)]))
     assert (set(replica.live), replica.tombstones(), len(replica.dead)) == ({1}, {2}, 1)
     assert (results.counts["key_changes"], results.counts["poison"]) == (1, 1)
 
@@ -95,12 +95,12 @@ def test_an_incomplete_change_of_key_without_a_sequence_is_refused(tmp_path: Pat
     """Its deletion counts, so it needs an order like any other change of key."""
     replica = Replica(stage(format="debezium"), tmp_path)
     with pytest.raises(OrderError, match="changes of a row's key"):
-        replica.run(messages([('{"id":1}', debezium("u", {"id": 2}, WHOLE | {"note": UNAVAILABLE}))]))
+        replica.process(messages([('{"id":1}', debezium("u", {"id": 2}, WHOLE | {"note": UNAVAILABLE}))]))
 
 
 def test_a_change_to_no_key_is_poison_and_deletes_nothing(tmp_path: Path) -> None:
     replica = Replica(stage(format="debezium", one_queue=True), tmp_path)
-    replica.run(messages([(None, debezium("u", {"id": 2}, WHOLE | {"id": "x", "note": UNAVAILABLE}))]))
+    replica.process(messages([(None, debezium("u", {"id": 2}, WHOLE | {"id": "x", "note": UNAVAILABLE}))]))
     assert (replica.live, replica.tombstones()) == ({}, set())
     assert "the key id is missing" in replica.dead[0]["reason"]
 
@@ -112,13 +112,13 @@ def test_the_rows_of_a_message_change_together_or_not_at_all(tmp_path: Path, wro
     rows[wrong]["price"] = "much"
     event = {"type": "UPDATE", "table": "t", "data": rows, "old": [{"id": "2"}, {"id": "1"}]}
     replica = Replica(stage(format="canal", one_queue=True, misfits="dead_letter"), tmp_path)
-    assert replica.run(messages([(None, event)])).outputs.count() == 0
+    assert replica.process(messages([(None, event)])).outputs.count() == 0
     assert len(replica.dead) == 1
 
 
 def test_a_column_that_is_not_declared_may_be_left_out(tmp_path: Path) -> None:
     replica = Replica(stage("id bigint, price decimal(10,2)"), tmp_path)
-    replica.run(messages([("1", WHOLE | {"note": UNAVAILABLE})]))
+    replica.process(messages([("1", WHOLE | {"note": UNAVAILABLE})]))
     assert replica.live == {1: {"id": 1, "price": Decimal("1.50")}}
     assert not replica.dead
 
@@ -140,12 +140,12 @@ def test_base64_decimals_are_decoded_only_if_declared(tmp_path: Path) -> None:
         for key, price in enumerate([precisely(12345), precisely(-5), "1234", {"scale": 1, "value": precisely(15)}, 7])
     ]
     replica = Replica(stage("id bigint, price decimal(10,2)", decimals="base64"), tmp_path / "base64")
-    replica.run(messages(pairs))
+    replica.process(messages(pairs))
     unscaled = int.from_bytes(bytes.fromhex("d76df8"), "big", signed=True)
     wanted = ["123.45", "-0.05", str(Decimal(unscaled) / 100), "1.50", "7.00"]
     assert [str(row["price"]) for row in replica.live.values()] == wanted
     replica = Replica(stage("id bigint, price decimal(10,2)"), tmp_path / "text")
-    found = replica.run(messages(pairs))
+    found = replica.process(messages(pairs))
     assert [row["price"] for row in replica.live.values()] == [None, None, Decimal(1234), None, Decimal(7)]
     assert found.counts["misfits"] == 3
 
@@ -155,7 +155,7 @@ def test_base64_decimals_are_decoded_only_if_declared(tmp_path: Path) -> None:
 )
 def test_an_invalid_base64_decimal_is_null_and_counted(tmp_path: Path, price: Any) -> None:
     replica = Replica(stage("id bigint, price decimal(10,2)", decimals="base64"), tmp_path)
-    found = replica.run(messages([("1", {"id": 1, "price": price})]))
+    found = replica.process(messages([("1", {"id": 1, "price": price})]))
     assert replica.live == {1: {"id": 1, "price": None}}
     assert found.counts["misfits"] == 1
 
@@ -166,6 +166,6 @@ def test_every_timestamp_may_have_its_own_unit(tmp_path: Path) -> None:
     replica = Replica(stage("id bigint, a timestamp, b timestamp, c timestamp, d timestamp", time_unit=units), tmp_path)
     second = 1_700_000_000
     row = {"id": 1, "a": second * 10**6, "b": second, "c": second * 10**9, "d": second * 1000}
-    replica.run(messages([("1", json.dumps(row).encode())]))
+    replica.process(messages([("1", json.dumps(row).encode())]))
     moment = datetime.fromtimestamp(second, UTC)
     assert [replica.live[1][name] for name in "abcd"] == [moment] * 4

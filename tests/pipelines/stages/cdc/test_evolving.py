@@ -13,9 +13,8 @@ from tests.pipelines.stages.cdc.replica_fixture import Frame, messages
 
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.pipelines import DeltaSink, Pipeline, SqliteSink, Topic, TopicSink, load
-from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.checkpoint.decisions import Decisions
-from lanemq.pipelines.ports import Results
+from lanemq.pipelines.ports import Batch, Results
 from lanemq.pipelines.stages.cdc import LastState, evolving, reading
 from lanemq.pipelines.stages.cdc.evolving import can_be_column
 
@@ -38,14 +37,14 @@ class EvolvingTable:
         self.stage.open(None, self.folder / "stage")  # type: ignore[arg-type]
         self.sink.open(None, "q", self.epoch, self.stage.schema, self.stage.how)
 
-    def run(self, *rows: Any, queue: int = 0) -> Results:
+    def process(self, *rows: Any, queue: int = 0) -> Results:
         """Runs a batch of rows; each is a message with its own key."""
         self.number += 1
         return self.repeat(message_table(rows, self.number * 100, queue))
 
     def repeat(self, *partitions: pa.Table, settle: bool = True, write: bool = True) -> Results:
         batch = Batch("q", self.number, self.epoch)
-        results = self.stage.run(Frame(*partitions), batch)  # type: ignore[arg-type]
+        results = self.stage.process(Frame(*partitions), batch)  # type: ignore[arg-type]
         if settle:
             self.stage.settle(batch, results.state)
         if write:
@@ -114,33 +113,33 @@ def sqlite(tmp_path: Path) -> Any:
 
 
 def test_a_new_field_becomes_a_column_of_the_type_of_its_first_value(table: Any) -> None:
-    table.run({"id": 1, "name": "a"})
+    table.process({"id": 1, "name": "a"})
     new = {"age": 7, "score": 0.5, "city": "Ulm", "ok": True, "tags": ["x"], "nothing": None}
-    counts = table.run({"id": 2, "name": "b", **new}, {"id": 3, "name": "c"}).counts
+    counts = table.process({"id": 2, "name": "b", **new}, {"id": 3, "name": "c"}).counts
     assert (counts["new_columns"], counts["misfits"]) == (5, 0)
     first, second, third = table.rows()
     assert second == {"id": 2, "name": "b", "age": 7, "score": 0.5, "city": "Ulm", "ok": True, "tags": '["x"]'}
     assert first == {"id": 1, "name": "a", **dict.fromkeys(["age", "score", "city", "ok", "tags"])}
     assert third["age"] is None
-    assert "new_columns" not in table.run({"id": 3, "name": "c", "age": 9}).counts
+    assert "new_columns" not in table.process({"id": 3, "name": "c", "age": 9}).counts
     assert [row["age"] for row in table.rows()] == [None, 7, 9]
 
 
 def test_a_column_is_known_after_a_restart_and_keeps_its_type(table: Any) -> None:
-    table.run({"id": 1, "name": "a", "age": 7})
+    table.process({"id": 1, "name": "a", "age": 7})
     columns = table.columns()
     table.restart()
-    counts = table.run({"id": 2, "name": "b", "age": "old"}).counts
+    counts = table.process({"id": 2, "name": "b", "age": "old"}).counts
     assert ("new_columns" in counts, counts["misfits"]) == (False, 1)
     assert table.columns() == columns
     assert [row["age"] for row in table.rows()] == [7, None]
 
 
 def test_a_conflict_of_types_is_null_counted_and_logged_once(table: Any, caplog: pytest.LogCaptureFixture) -> None:
-    table.run({"id": 1, "name": "a", "age": 7})
+    table.process({"id": 1, "name": "a", "age": 7})
     caplog.clear()
     for at in range(3):
-        assert table.run({"id": 2 + at, "name": "b", "age": {"years": at}}).counts["misfits"] == 1
+        assert table.process({"id": 2 + at, "name": "b", "age": {"years": at}}).counts["misfits"] == 1
     assert [record.getMessage() for record in caplog.records if "do not fit" in record.getMessage()] == [
         "q batch 0 retry pass 2 (epoch 1): values of the field age do not fit its column, which has the type of "
         "the first one: they are null and counted as misfits"
@@ -150,8 +149,8 @@ def test_a_conflict_of_types_is_null_counted_and_logged_once(table: Any, caplog:
 
 def test_a_conflict_of_types_is_not_poison_even_if_misfits_are(tmp_path: Path) -> None:
     table = Sqlite(tmp_path, misfits="dead_letter")
-    table.run({"id": 1, "name": "a", "age": 7})
-    results = table.run({"id": 2, "name": "b", "age": "old"})
+    table.process({"id": 1, "name": "a", "age": 7})
+    results = table.process({"id": 2, "name": "b", "age": "old"})
     assert results.dead_letters is None
     assert [row["age"] for row in table.rows()] == [7, None]
     table.sink.close()
@@ -180,9 +179,9 @@ def test_two_writers_that_add_the_same_column_are_safe(table: Any) -> None:
     other.sink.close()
     other.sink = table.make()
     other.sink.open(None, "q2", 1, other.stage.schema, other.stage.how)
-    table.run({"id": 1, "name": "a", "age": 7})
+    table.process({"id": 1, "name": "a", "age": 7})
     batch = Batch("q2", 1, 1)
-    results = other.stage.run(Frame(message_table([{"id": 2, "name": "b", "age": 8}], 900)), batch)  # type: ignore[arg-type]
+    results = other.stage.process(Frame(message_table([{"id": 2, "name": "b", "age": 8}], 900)), batch)  # type: ignore[arg-type]
     assert other.sink.write(results.outputs, batch)
     other.sink.close()
     assert [row["age"] for row in table.rows()] == [7, 8]
@@ -195,19 +194,19 @@ def test_an_existing_column_of_another_type_does_not_end_the_query(
     sqlite.ask("ALTER TABLE people ADD COLUMN note TEXT")
     sqlite.ask("ALTER TABLE people ADD COLUMN picture BLOB")
     for at in range(2):
-        sqlite.run({"id": at, "name": "a", "note": 7, "picture": 1, "age": 3})
+        sqlite.process({"id": at, "name": "a", "note": 7, "picture": 1, "age": 3})
     assert [(row["note"], row["picture"], row["age"]) for row in sqlite.rows()] == [("7", None, 3)] * 2
     assert caplog.text.count("has a column picture that does not take int64") == 1
 
 
 def test_an_existing_delta_column_of_another_type_does_not_end_the_query(tmp_path: Path) -> None:
     before = Delta(tmp_path, schema=f"{SCHEMA}, note string, day date", evolve=False)
-    before.run({"id": 1, "name": "a", "note": "n"})
+    before.process({"id": 1, "name": "a", "note": "n"})
     before.sink.close()
     table = Delta(tmp_path)
     table.number, table.epoch = before.number, before.epoch
     table.restart()
-    table.run({"id": 2, "name": "b", "note": 7, "day": 1})
+    table.process({"id": 2, "name": "b", "note": 7, "day": 1})
     assert [(row["note"], row["day"]) for row in table.rows()] == [("n", None), ("7", None)]
     table.sink.close()
 
@@ -216,10 +215,10 @@ def test_an_existing_delta_column_of_another_type_does_not_end_the_query(tmp_pat
 def test_an_unreadable_new_field_does_not_end_the_query(sqlite: Sqlite, value: bytes) -> None:
     """The field was not declared, so the declaration cannot be corrected, and the query would end at every start."""
     good = [{"id": 1, "name": "a"}, {"id": 3, "name": "c", "age": 7}]
-    sqlite.run(good[0], b'{"id":2,"name":"b","note":' + value + b"}", good[1])
+    sqlite.process(good[0], b'{"id":2,"name":"b","note":' + value + b"}", good[1])
     assert list(sqlite.columns()) == ["id", "name", "age"]
     assert [row for row in sqlite.rows() if row["id"] != 2] == [good[0] | {"age": None}, good[1]]
-    sqlite.run({"id": 4, "name": "d", "note": "x"}, b'{"id":5,"name":"e","note":' + value + b"}")
+    sqlite.process({"id": 4, "name": "d", "note": "x"}, b'{"id":5,"name":"e","note":' + value + b"}")
     assert {"id": 4, "name": "d", "age": None, "note": "x"} in sqlite.rows()
 
 
@@ -229,20 +228,20 @@ def test_a_field_with_a_reserved_name_becomes_no_column(table: Any, left_out: st
     table.options["left_out"] = left_out
     table.sink.close()
     table.restart()
-    table.run({"id": 1, "name": "old", "_kept": "no JSON"})
-    table.run({"id": 1, "name": "new", "_kept": '["name"]', "_KEPT": 1, "_Deleted": True})
+    table.process({"id": 1, "name": "old", "_kept": "no JSON"})
+    table.process({"id": 1, "name": "new", "_kept": '["name"]', "_KEPT": 1, "_Deleted": True})
     assert [row["name"] for row in table.rows()] == ["new"]
     assert set(table.columns()) == {"id", "name"} | ({"_kept"} if left_out == "keep" else set())
 
 
 def test_rows_with_kept_columns_are_refused_by_a_sink_opened_without_them(table: Any) -> None:
     """A batch decided with `keep` and finished without it would write nulls, or keep old values."""
-    table.run({"id": 1, "name": "old"})
+    table.process({"id": 1, "name": "old"})
     decided = LastState(**table.options, left_out="keep")
     decided.open(None, table.folder / "other")  # type: ignore[arg-type]
     table.number += 1
     batch = Batch("q", table.number, table.epoch)
-    results = decided.run(Frame(message_table([{"id": 1, "name": "new", "age": 7}], 500)), batch)  # type: ignore[arg-type]
+    results = decided.process(Frame(message_table([{"id": 1, "name": "new", "age": 7}], 500)), batch)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="decided with left_out='keep'"):
         table.sink.write(results.outputs, batch)
     assert table.rows() == [{"id": 1, "name": "old"}]
@@ -252,7 +251,7 @@ def test_a_checkpoint_with_a_reserved_name_as_column_continues(table: Any) -> No
     (table.folder / "stage").mkdir(exist_ok=True)
     (table.folder / "stage" / "columns.json").write_text('{"columns": {"_kept": "string", "age": "long"}}')
     table.restart()
-    table.run({"id": 1, "name": "old", "_kept": "no JSON", "age": 7})
+    table.process({"id": 1, "name": "old", "_kept": "no JSON", "age": 7})
     assert table.rows() == [{"id": 1, "name": "old", "age": 7}]
 
 
@@ -285,15 +284,15 @@ def test_a_whole_number_in_a_batch_with_fractions_gives_a_double_column(
 
 
 def test_a_column_of_whole_numbers_keeps_its_type_in_later_batches(table: Any) -> None:
-    table.run({"id": 1, "name": "a", "price": 10})
-    assert table.run({"id": 2, "name": "b", "price": 10.5}).counts["misfits"] == 1
+    table.process({"id": 1, "name": "a", "price": 10})
+    assert table.process({"id": 2, "name": "b", "price": 10.5}).counts["misfits"] == 1
     assert [row["price"] for row in table.rows()] == [10, None]
 
 
 def test_names_that_a_database_could_not_hold_become_no_columns(sqlite: Sqlite) -> None:
-    sqlite.run({"id": 1, "name": "a"})
+    sqlite.process({"id": 1, "name": "a"})
     odd = ["Name", "_SEQUENCE", "ctid", "a b", "1st", "x" * 64, 'q"uote', "semi;colon"]
-    counts = sqlite.run({"id": 2, "name": "b", "größe": 1, "Class": 2, **dict.fromkeys(odd, 1)}).counts
+    counts = sqlite.process({"id": 2, "name": "b", "größe": 1, "Class": 2, **dict.fromkeys(odd, 1)}).counts
     assert set(sqlite.columns()) == {"id", "name", "größe", "Class"}
     assert counts["new_fields"] == len(odd)
     assert not can_be_column("")
@@ -301,14 +300,14 @@ def test_names_that_a_database_could_not_hold_become_no_columns(sqlite: Sqlite) 
 
 
 def test_names_that_differ_in_case_only_are_one_column(sqlite: Sqlite) -> None:
-    sqlite.run({"id": 1, "name": "a", "City": "Ulm", "city": "Bonn"})
+    sqlite.process({"id": 1, "name": "a", "City": "Ulm", "city": "Bonn"})
     assert sqlite.rows() == [{"id": 1, "name": "a", "City": "Ulm"}]
 
 
 def test_the_number_of_added_columns_is_limited(sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evolving, "MAX_COLUMNS", 3)
     for at in range(5):
-        sqlite.run({"id": at, "name": "a", f"k{at}": 1})
+        sqlite.process({"id": at, "name": "a", f"k{at}": 1})
     assert list(sqlite.columns()) == ["id", "name", "k0", "k1", "k2"]
 
 
@@ -336,7 +335,7 @@ def test_the_type_does_not_depend_on_how_messages_are_divided_into_tasks(sqlite:
 def test_every_format_evolves_by_the_rows_of_its_own_table(tmp_path: Path, form: Any, event: Any) -> None:
     table = Sqlite(tmp_path, format=form, table="s.people")
     other = json.loads(json.dumps(event({"id": 5, "name": "x", "foreign": 1})).replace("people", "orders"))
-    table.run(event({"id": 1, "name": "a", "age": 7}), other, b"{broken", None)
+    table.process(event({"id": 1, "name": "a", "age": 7}), other, b"{broken", None)
     assert list(table.columns()) == ["id", "name", "age"]
     assert {"id": 1, "name": "a", "age": 7} in table.rows()
     table.sink.close()
@@ -345,38 +344,38 @@ def test_every_format_evolves_by_the_rows_of_its_own_table(tmp_path: Path, form:
 def test_deletions_have_null_in_new_columns(table: Any) -> None:
     table.options["deleted"] = "gone"
     table.restart()
-    table.run({"id": 1, "name": "a", "age": 7}, {"id": 2, "name": "b", "age": 8})
-    table.run({"id": 1, "gone": True})
+    table.process({"id": 1, "name": "a", "age": 7}, {"id": 2, "name": "b", "age": 8})
+    table.process({"id": 1, "gone": True})
     assert table.rows() == [{"id": 2, "name": "b", "age": 8}]
 
 
 def test_an_added_column_may_be_declared_later(table: Any) -> None:
-    table.run({"id": 1, "name": "a", "age": 7})
+    table.process({"id": 1, "name": "a", "age": 7})
     table.restart(schema=f"{SCHEMA}, age bigint")
-    table.run({"id": 2, "name": "b", "age": 8, "city": "Ulm"})
+    table.process({"id": 2, "name": "b", "age": 8, "city": "Ulm"})
     assert [(row["age"], row["city"]) for row in table.rows()] == [(7, None), (8, "Ulm")]
 
 
 def test_evolution_can_be_switched_off(table: Any) -> None:
-    table.run({"id": 1, "name": "a", "age": 7})
+    table.process({"id": 1, "name": "a", "age": 7})
     table.restart(evolve=False)
-    table.run({"id": 2, "name": "b", "age": 8})
+    table.process({"id": 2, "name": "b", "age": 8})
     assert [row["age"] for row in table.rows()] == [7, None]
 
 
 def test_without_evolve_new_fields_are_only_logged_and_counted(tmp_path: Path) -> None:
     table = Sqlite(tmp_path, evolve=False)
-    table.run({"id": 1, "name": "a"})
-    assert table.run({"id": 2, "name": "b", "age": 8}).counts["new_fields"] == 1
+    table.process({"id": 1, "name": "a"})
+    assert table.process({"id": 2, "name": "b", "age": 8}).counts["new_fields"] == 1
     assert list(table.columns()) == ["id", "name"]
     table.sink.close()
 
 
 def test_the_sequence_field_becomes_no_column(tmp_path: Path) -> None:
     table = Sqlite(tmp_path, sequence=["version"])
-    table.run({"id": 1, "name": "a", "version": 5, "age": 7})
+    table.process({"id": 1, "name": "a", "version": 5, "age": 7})
     table.restart()
-    table.run({"id": 1, "name": "b", "version": 6, "age": 8})
+    table.process({"id": 1, "name": "b", "version": 6, "age": 8})
     assert table.rows() == [{"id": 1, "name": "b", "age": 8}]
     table.sink.close()
 
@@ -394,7 +393,7 @@ def test_a_decision_with_new_columns_is_completed_by_a_run_that_does_not_know_th
     table.stage.settle(batch, found.state)
     table.sink.write(found.outputs, Batch("q", 1, 2))
     assert table.rows() == [{"id": 1, "name": "a", "age": 7}]
-    table.run({"id": 2, "name": "b", "age": "x"})
+    table.process({"id": 2, "name": "b", "age": "x"})
     assert [row["age"] for row in table.rows()] == [7, None]
     table.sink.close()
 

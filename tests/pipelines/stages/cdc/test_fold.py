@@ -37,15 +37,15 @@ def test_the_newest_is_the_last_of_the_highest_sequence(rows: list[tuple[int, st
 def test_the_source_sequence_decides_between_queues(tmp_path: Path) -> None:
     """Offsets would give the opposite: the older change has the higher offset."""
     replica = Replica(LastState(SCHEMA, ["id"], format="debezium", sequence=LSN), tmp_path)
-    replica.run(messages([event(1, "old", 3)], first=900), messages([event(1, "new", 8)], queue=1))
+    replica.process(messages([event(1, "old", 3)], first=900), messages([event(1, "new", 8)], queue=1))
     assert replica.live[1]["name"] == "new"
 
 
 def test_the_source_sequence_decides_between_batches(tmp_path: Path) -> None:
     """A slow queue delivers its older change, and its older deletion, a batch later."""
     replica = Replica(LastState(SCHEMA, ["id"], format="debezium", sequence=LSN), tmp_path)
-    replica.run(messages([event(1, "new", 8)], queue=1))
-    replica.run(messages([event(1, "old", 3), ('{"id": 1}', debezium("d", {"id": 1}, None, lsn=4))], first=900))
+    replica.process(messages([event(1, "new", 8)], queue=1))
+    replica.process(messages([event(1, "old", 3), ('{"id": 1}', debezium("d", {"id": 1}, None, lsn=4))], first=900))
     assert replica.live[1]["name"] == "new"
 
 
@@ -54,19 +54,19 @@ def test_queues_that_disagree_about_a_row_end_the_query(tmp_path: Path, options:
     """Nothing says which change is newer."""
     replica = Replica(LastState(SCHEMA, ["id"], **options), tmp_path)
     with pytest.raises(OrderError, match=r"id=1 was changed in queue t/b/0 and in queue t/b/1"):
-        replica.run(messages([event(1, "this", 3)]), messages([event(1, "that", 3)], queue=1))
+        replica.process(messages([event(1, "this", 3)]), messages([event(1, "that", 3)], queue=1))
 
 
 def test_the_same_row_in_two_queues_is_accepted(tmp_path: Path) -> None:
     replica = Replica(LastState(SCHEMA, ["id"], format="debezium", sequence=LSN), tmp_path)
-    replica.run(messages([event(1, "same", 3)]), messages([event(1, "same", 3)], queue=1))
+    replica.process(messages([event(1, "same", 3)]), messages([event(1, "same", 3)], queue=1))
     assert replica.live[1]["name"] == "same"
 
 
 def test_a_queue_may_be_read_by_several_tasks(tmp_path: Path) -> None:
     """As with `ordered=false`; offsets order the parts of a queue."""
     replica = Replica(LastState(SCHEMA, ["id"], format="debezium"), tmp_path)
-    replica.run(messages([event(1, "new", 0)], first=50), messages([event(1, "old", 0)]))
+    replica.process(messages([event(1, "new", 0)], first=50), messages([event(1, "old", 0)]))
     assert replica.live[1]["name"] == "new"
 
 
@@ -74,12 +74,12 @@ def test_a_change_of_key_without_a_sequence_is_refused(tmp_path: Path) -> None:
     """The deletion of the old row would be compared by offset with changes in another queue."""
     replica = Replica(LastState(SCHEMA, ["id"], format="debezium"), tmp_path)
     with pytest.raises(OrderError, match="declare a sequence of the source"):
-        replica.run(messages([("k", MOVE)]))
+        replica.process(messages([("k", MOVE)]))
 
 
 def test_in_one_queue_offsets_order_changes_of_keys_too(tmp_path: Path) -> None:
     replica = Replica(LastState(SCHEMA, ["id"], format="canal", one_queue=True), tmp_path)
-    replica.run(messages([("k", canal("UPDATE", [{"id": "2"}], [{"id": "1"}]))]))
+    replica.process(messages([("k", canal("UPDATE", [{"id": "2"}], [{"id": "1"}]))]))
     assert (set(replica.live), replica.tombstones()) == ({2}, {1})
 
 
@@ -87,7 +87,7 @@ def test_a_second_queue_is_refused_with_one_queue(tmp_path: Path) -> None:
     replica = Replica(LastState(SCHEMA, ["id"], format="canal", one_queue=True), tmp_path)
     row = ("k", canal("INSERT", [{"id": "2"}]))
     with pytest.raises(OrderError, match="one_queue was promised"):
-        replica.run(messages([row]), messages([row], queue=1))
+        replica.process(messages([row]), messages([row], queue=1))
 
 
 @pytest.mark.parametrize(

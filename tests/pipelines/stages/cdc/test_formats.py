@@ -62,7 +62,7 @@ def maxwell(kind: str, data: Any, old: Any = None, **more: Any) -> dict[str, Any
 
 def followed(tmp_path: Path, values: list[Value], keys: list[str] | None = None, **options: Any) -> Replica:
     replica = Replica(LastState(SCHEMA, ["id"], **options), tmp_path)
-    results = replica.run(messages(list(zip(keys or ["k"] * len(values), values, strict=True))))
+    results = replica.process(messages(list(zip(keys or ["k"] * len(values), values, strict=True))))
     replica.counts = {name: count for name, count in results.counts.items() if count}  # type: ignore[attr-defined]
     return replica
 
@@ -89,7 +89,7 @@ def test_a_path_may_lead_into_a_column(tmp_path: Path) -> None:
     stage = LastState("id bigint, meta struct<version: int>", ["id"], sequence=("meta.version", "import.class"))
     replica = Replica(stage, tmp_path)
     rows: list[Value] = [{"id": 1, "meta": {"version": each}, "import": {"class": 0}} for each in (2, 3, 1)]
-    replica.run(messages([("1", row) for row in [*rows, {"id": 2, "meta": 7}]]))
+    replica.process(messages([("1", row) for row in [*rows, {"id": 2, "meta": 7}]]))
     assert replica.live == {1: {"id": 1, "meta": {"version": 3}}}
     assert "sequence (meta.version, import.class) is missing" in replica.dead[0]["reason"]
 

@@ -31,14 +31,14 @@ def stage(keys: list[str] | None = None, **options: Any) -> LastState:
 def test_a_restart_with_other_keys_or_another_sequence_is_refused(
     tmp_path: Path, before: LastState, after: LastState, words: str
 ) -> None:
-    Replica(before, tmp_path).run(messages([("k", ROW)]))
+    Replica(before, tmp_path).process(messages([("k", ROW)]))
     with pytest.raises(InvalidOption, match=words):
         Replica(after, tmp_path)
     Replica(before, tmp_path)
 
 
 def test_the_order_of_key_columns_and_other_options_may_change(tmp_path: Path) -> None:
-    Replica(stage(["id", "region"]), tmp_path).run(messages([("k", ROW)]))
+    Replica(stage(["id", "region"]), tmp_path).process(messages([("k", ROW)]))
     Replica(LastState(COLUMNS + ", more int", ["region", "id"], misfits="dead_letter"), tmp_path)
 
 
@@ -49,7 +49,7 @@ def test_a_start_without_a_batch_freezes_no_options(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_recorded_options_continues(tmp_path: Path) -> None:
-    Replica(stage(), tmp_path).run(messages([("k", ROW)]))
+    Replica(stage(), tmp_path).process(messages([("k", ROW)]))
     (tmp_path / "table.json").unlink()
-    Replica(stage(), tmp_path).run(messages([("k", ROW)], first=1))
+    Replica(stage(), tmp_path).process(messages([("k", ROW)], first=1))
     assert (tmp_path / "table.json").exists()

@@ -52,7 +52,7 @@ def replicated(stage: LastState, queues: list[list[Pair]], dice: random.Random) 
                 count = dice.choice((0, 1, 3, 20))
                 parts.append(messages(queue[places[number] :][:count], queue=number, first=places[number]))
                 places[number] += min(count, len(queue) - places[number])
-            done.append(replica.run(*parts))
+            done.append(replica.process(*parts))
             if dice.random() < 0.3:
                 replica.repeat(*parts)
             if dice.random() < 0.2:

@@ -9,9 +9,7 @@ import pytest
 from lanemq.client.producer.producer import Producer
 from lanemq.clock import wall_time
 from lanemq.model.units import Millis
-from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch
-from lanemq.pipelines.ports import Results
-from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA
+from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, NUMBERS_PER_BATCH, Batch, Results
 from lanemq.pipelines.stages.cdc import LastState
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -52,8 +50,8 @@ def test_a_topic_gives_the_same_row_per_key_every_time(
     stage.open(spark, tmp_path)
     options = {"servers": broker.address, "topic": topic, "columns": ",".join(stage.columns)}
     messages = spark.read.format("lanemq").options(**options).load()
-    first = stage.run(messages, Batch("q", NUMBERS_PER_BATCH, 1))
-    again = stage.run(messages.repartition(2), Batch("q", NUMBERS_PER_BATCH, 2))
+    first = stage.process(messages, Batch("q", NUMBERS_PER_BATCH, 1))
+    again = stage.process(messages.repartition(2), Batch("q", NUMBERS_PER_BATCH, 2))
     rows = rows_of(first)
     assert rows_of(again) == rows, "rows in any task and any order: offsets say what is newer"
     assert [(row["id"], row["name"], row["_deleted"]) for row in rows] == [
@@ -82,7 +80,7 @@ def test_files_of_a_killed_run_are_removed(spark: Any, tmp_path: Path) -> None:
     stage.open(spark, tmp_path)
     assert not (tmp_path / "work").exists()
     assert stage.due(wall_time(Millis(0))) is None
-    assert stage.run_retry_pass(Batch("q", 1, 1)) is None
+    assert stage.process_retry_pass(Batch("q", 1, 1)) is None
     assert stage.unfinished_retry_pass() is None
 
 

@@ -63,7 +63,7 @@ def test_updates_with_only_touched_columns_follow_the_source(seed: int, fold_fir
         while at < len(pairs):
             count = dice.choice((1, 3, 20))
             batch = messages(pairs[at : at + count], first=at)
-            replica.run(batch)
+            replica.process(batch)
             if dice.random() < 0.3:
                 replica.repeat(batch)
             at += count
@@ -77,14 +77,14 @@ def test_columns_are_kept_across_the_chunks_of_a_task(tmp_path: Path, monkeypatc
     pairs: list[Pair] = [(f'{{"id":{key}}}', value) for key, value in source.sent]
     parts = [messages(pairs[at : at + 5], first=at) for at in range(0, 40, 5)]
     replica = Replica(stage(), tmp_path)
-    replica.run(pa.concat_tables(parts))
+    replica.process(pa.concat_tables(parts))
     assert replica.live == source.rows
 
 
 def test_left_out_columns_unknown_to_the_batch_are_named_for_the_sink(tmp_path: Path) -> None:
     row = {"id": 1, "a": UNAVAILABLE, "b": UNAVAILABLE, "n": 1}
     pairs: list[Pair] = [('{"id":1}', debezium("u", None, row | {"b": "x"})), ('{"id":1}', debezium("u", None, row))]
-    results = Replica(stage(), tmp_path).run(messages(pairs))
+    results = Replica(stage(), tmp_path).process(messages(pairs))
     [found] = results.outputs.table().to_pylist()
     assert (found["a"], found["b"], json.loads(found[KEPT])) == (None, "x", ["a"])
 
@@ -94,7 +94,7 @@ def test_no_value_is_kept_across_a_deletion(tmp_path: Path) -> None:
     row = {"id": 1, "a": "x", "b": "y", "n": 1}
     events = [debezium("c", None, row), debezium("d", {"id": 1}, None), debezium("u", None, row | {"a": UNAVAILABLE})]
     replica = Replica(stage(), tmp_path)
-    replica.run(messages([('{"id":1}', event) for event in events]))
+    replica.process(messages([('{"id":1}', event) for event in events]))
     assert replica.live == {1: row | {"a": None}}
 
 
@@ -102,9 +102,9 @@ def test_a_change_of_key_that_leaves_a_column_out_is_a_dead_letter(tmp_path: Pat
     """The kept value is in the row of the old key, which a merge by the new key does not find. That row is deleted."""
     replica = Replica(stage(one_queue=True), tmp_path)
     whole = {"id": 1, "a": "x", "b": "y", "n": 1}
-    replica.run(messages([('{"id":1}', debezium("c", None, whole))]))
+    replica.process(messages([('{"id":1}', debezium("c", None, whole))]))
     moved = debezium("u", {"id": 1}, whole | {"id": 2, "a": UNAVAILABLE})
-    replica.run(messages([('{"id":2}', moved)], first=1))
+    replica.process(messages([('{"id":2}', moved)], first=1))
     assert (replica.live, replica.tombstones()) == ({}, {1})
     assert "left a out" in replica.dead[0]["reason"]
     assert "the row of its old key is deleted" in replica.dead[0]["reason"]
@@ -123,7 +123,7 @@ def test_no_value_is_kept_across_a_deletion_under_another_message_key(
         ('{"id":1}', debezium("u", None, row | {"a": UNAVAILABLE})),
     ]
     replica = Replica(stage(fold_first=fold_first), tmp_path)
-    replica.run(messages(pairs))
+    replica.process(messages(pairs))
     assert replica.live == {1: row | {"a": None}}
 
 

@@ -7,10 +7,8 @@ from typing import Any
 from tests.pipelines.stages.transitions import pipeline_fixture
 
 from lanemq.pipelines import DeadLetters, ParquetSink, dead_letters
-from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.checkpoint.checkpoint import stage_folder
-from lanemq.pipelines.ports import Append, Results
-from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA
+from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, Batch, Results
 
 
 class DeadLetterPipeline(pipeline_fixture.Pipeline):

@@ -15,10 +15,9 @@ from pyspark import cloudpickle
 
 from lanemq.model.units import Millis
 from lanemq.pipelines import Event, Transitions
-from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, batch_number
-from lanemq.pipelines.ports import Results
+from lanemq.pipelines.ports import NUMBERS_PER_BATCH, Batch, Results, batch_number
 from lanemq.pipelines.stages.transitions.messages import COLUMNS
-from lanemq.spark.columns.schema import arrow_schema, select_columns
+from lanemq.spark.columns import arrow_schema, select_columns
 
 SCHEMA = arrow_schema(select_columns(COLUMNS))
 QUERY = "query-1"
@@ -158,23 +157,23 @@ class Pipeline:
         self.stage = Transitions(**self.options, clock=self.clock)
         self.stage.open(FakeSpark(lambda at: self.lose(at)), self.folder)  # type: ignore[arg-type]
 
-    def run(self, *messages: Sent, again: bool = False, settle: bool = True) -> dict[str, int]:
+    def process(self, *messages: Sent, again: bool = False, settle: bool = True) -> dict[str, int]:
         """Runs the next batch, or the last one again, with a partition per queue. Returns the counts."""
         if not again:
             self.batch, self.passes = self.batch + 1, 0
         batch = Batch(QUERY, batch_number(self.batch), 1)
         queues = sorted({each.queue for each in messages})
         partitions = [[arrow([each for each in messages if each.queue == queue])] for queue in queues]
-        return self._settle(self.stage.run(self.frame(partitions), batch), batch, settle=settle)
+        return self._settle(self.stage.process(self.frame(partitions), batch), batch, settle=settle)
 
     def frame(self, partitions: Sequence[Sequence[pa.RecordBatch]]) -> Any:
         return FakeFrame(partitions, lambda at: self.lose(at))
 
-    def run_retry_pass(self, number: int | None = None) -> dict[str, int] | None:
+    def process_retry_pass(self, number: int | None = None) -> dict[str, int] | None:
         """Runs the next retry pass, or an interrupted one. None if nothing was due."""
         at = self.passes + 1 if number is None else number % NUMBERS_PER_BATCH
         batch = Batch(QUERY, batch_number(self.batch, at), 1)
-        results = self.stage.run_retry_pass(batch)
+        results = self.stage.process_retry_pass(batch)
         if results is None:
             return None
         self.passes = at

@@ -26,7 +26,7 @@ def last_value(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
 def test_an_empty_body_is_a_tombstone_for_the_step(tmp_path: Path, decode: Any) -> None:
     """Debezium sends one after every deletion; as poison it would hold its key."""
     running = Pipeline(tmp_path, step=last_value, decode=decode)
-    counts = running.run(Sent(0, 0, "k", {"n": 1}), Sent(0, 1, "k", b""), Sent(0, 2, "k", {"n": 2}))
+    counts = running.process(Sent(0, 0, "k", {"n": 1}), Sent(0, 1, "k", b""), Sent(0, 2, "k", {"n": 2}))
     assert (counts.get("poison", 0), counts["lanes_held"]) == (0, 0)
     assert running.outputs("k") == [1, -1, 2]
 
@@ -34,13 +34,13 @@ def test_an_empty_body_is_a_tombstone_for_the_step(tmp_path: Path, decode: Any) 
 def test_an_empty_body_that_waited_is_a_tombstone_too(tmp_path: Path) -> None:
     running = Pipeline(tmp_path, step=last_value, sequence=lambda event: 3 if event.value is None else event.value["n"])
     running.restart(on_gap="hold")
-    running.run(Sent(0, 0, "k", {"n": 2}), Sent(0, 1, "k", b""), Sent(0, 2, "k", {"n": 1}))
+    running.process(Sent(0, 0, "k", {"n": 2}), Sent(0, 1, "k", b""), Sent(0, 2, "k", {"n": 1}))
     assert running.outputs("k") == [1, 2, -1]
 
 
 def test_an_empty_body_has_no_number_of_its_own(tmp_path: Path) -> None:
     running = Pipeline(tmp_path, step=last_value, sequence="n", on_failure=Park())
-    assert running.run(Sent(0, 0, "k", b""))["parked"] == 1
+    assert running.process(Sent(0, 0, "k", b""))["parked"] == 1
 
 
 @pytest.mark.parametrize(("decode", "value"), [("text", ""), ("bytes", b""), (len, 0)])

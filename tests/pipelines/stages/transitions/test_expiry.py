@@ -11,14 +11,12 @@ from tests.pipelines.stages.transitions.pipeline_fixture import OUTPUTS, Crash, 
 
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits, Transitions
-from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.checkpoint.effects import EffectHistory
 from lanemq.pipelines.declare.ddl import parse_columns
-from lanemq.pipelines.ports import Results
-from lanemq.pipelines.rows import FileRows, RowFile
+from lanemq.pipelines.operate.parked import list_parked, show
+from lanemq.pipelines.ports import Batch, FileRows, Results, RowFile
+from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.stages.transitions.operator_requests import request_redrive
-from lanemq.pipelines.stages.transitions.state_files import CACHE
-from lanemq.pipelines.stages.transitions.views import list_parked, show
+from lanemq.pipelines.stages.transitions.shard import CACHE
 
 HOUR = 3_600_000
 LIMITS = StateLimits(expire_after=HOUR / 1000)
@@ -51,10 +49,10 @@ def sent(offset: int, key: str, n: int, hours: float, **more: object) -> Sent:
 def test_a_numbered_key_that_comes_back_has_its_number_but_no_state(tmp_path: Path, on_gap: str) -> None:
     """Without its number it would wait for events that were applied long ago."""
     running = numbered(tmp_path, on_gap)
-    running.run(*(sent(at, "k", at + 1, 0) for at in range(3)))
-    assert running.run(sent(3, "other", 1, 50))["expired"] == 1
+    running.process(*(sent(at, "k", at + 1, 0) for at in range(3)))
+    assert running.process(sent(3, "other", 1, 50))["expired"] == 1
     CACHE._shards.clear()
-    counts = running.run(sent(4, "k", 2, 51), sent(5, "k", 4, 51))
+    counts = running.process(sent(4, "k", 2, 51), sent(5, "k", 4, 51))
     assert (counts["repeats"], counts.get("gaps", 0), counts["lanes_held"]) == (1, 0, 0)
     assert [(row["n"], row["seen"]) for row in running.sink.rows() if row["key"] == "k"] == [
         (1, 1), (2, 2), (3, 3), (4, 1),
@@ -63,18 +61,18 @@ def test_a_numbered_key_that_comes_back_has_its_number_but_no_state(tmp_path: Pa
 
 def test_missing_numbers_are_remembered_after_an_expiry(tmp_path: Path) -> None:
     running = numbered(tmp_path, "report")
-    running.run(sent(0, "k", 1, 0), sent(1, "k", 3, 0))
-    running.run(sent(2, "other", 1, 50))
-    assert running.run(sent(3, "k", 2, 51))["late"] == 1
+    running.process(sent(0, "k", 1, 0), sent(1, "k", 3, 0))
+    running.process(sent(2, "other", 1, 50))
+    assert running.process(sent(3, "k", 2, 51))["late"] == 1
 
 
 def test_numbers_are_forgotten_after_their_own_time(tmp_path: Path) -> None:
     limits = StateLimits(expire_after=HOUR / 1000, forget_numbers_after=HOUR / 100)
     running = numbered(tmp_path, "report", limits=limits)
-    running.run(sent(0, "k", 1, 0))
-    counts = running.run(sent(1, "other", 1, 5))
+    running.process(sent(0, "k", 1, 0))
+    counts = running.process(sent(1, "other", 1, 5))
     assert (counts["expired"], counts["keys"], counts.get("forgotten_numbers", 0)) == (1, 2, 0)
-    counts = running.run(sent(2, "other", 2, 11))
+    counts = running.process(sent(2, "other", 2, 11))
     assert (counts["forgotten_numbers"], counts["keys"]) == (1, 1)
     assert show(tmp_path, "k") == []
 
@@ -84,8 +82,8 @@ def test_numbers_of_ended_keys_are_forgotten_while_states_are_kept(tmp_path: Pat
         return (None if event.key == "ended" else 1), []
 
     running = numbered(tmp_path, "report", step=ending, limits=StateLimits(forget_numbers_after=HOUR / 1000))
-    running.run(sent(0, "ended", 1, 0), sent(1, "lives", 1, 0))
-    counts = running.run(sent(2, "other", 1, 50))
+    running.process(sent(0, "ended", 1, 0), sent(1, "lives", 1, 0))
+    counts = running.process(sent(2, "other", 1, 50))
     assert (counts["forgotten_numbers"], counts["keys"]) == (1, 2)
 
 
@@ -93,22 +91,22 @@ def test_a_skipped_first_event_leaves_its_number(tmp_path: Path) -> None:
     """Its key has no store time yet, and must not count as silent since 1970."""
     limits = StateLimits(expire_after=HOUR / 1000, forget_numbers_after=HOUR / 1000)
     running = numbered(tmp_path, "hold", on_failure=DeadLetter(skip=True), limits=limits)
-    running.run(sent(0, "k", 1, 0, fails=1))
-    running.run(sent(1, "k", 2, 0.1))
+    running.process(sent(0, "k", 1, 0, fails=1))
+    running.process(sent(1, "k", 2, 0.1))
     assert running.outputs("k") == [2]
 
 
 def test_a_late_message_keeps_a_state_from_expiring(tmp_path: Path) -> None:
     running = numbered(tmp_path, "report")
-    running.run(sent(0, "k", 2, 0))
-    assert running.run(sent(1, "k", 1, 0.9), sent(2, "other", 1, 1.1))["late"] == 1
+    running.process(sent(0, "k", 2, 0))
+    assert running.process(sent(1, "k", 1, 0.9), sent(2, "other", 1, 1.1))["late"] == 1
     assert show(tmp_path, "k")[0].state == {"seen": 1}
 
 
 def test_on_expire_is_called_for_an_expired_state(tmp_path: Path) -> None:
     running = pipeline(tmp_path, on_expire=closing)
-    running.run(sent(0, "a", 1, 0), sent(1, "a", 2, 0.1), sent(2, "b", 3, 0.9))
-    counts = running.run(sent(3, "c", 4, 1.5))
+    running.process(sent(0, "a", 1, 0), sent(1, "a", 2, 0.1), sent(2, "b", 3, 0.9))
+    counts = running.process(sent(3, "c", 4, 1.5))
     assert (counts["expired"], counts["keys"]) == (1, 2)
     assert running.sink.rows()[-1] == {"key": "a", "n": -1, "seen": 2}
 
@@ -119,17 +117,17 @@ def test_an_event_finds_a_state_expired_wherever_batches_end(tmp_path: Path, bat
     events = [sent(0, "a", 1, 0), sent(1, "a", 2, 0.9), sent(2, "a", 3, 1.9), sent(3, "a", 4, 2)]
     running = pipeline(tmp_path, on_expire=closing)
     for part in [events] if batches == 1 else [events[:2], events[2:]]:
-        running.run(*part)
+        running.process(*part)
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (2, 2), (-1, 2), (3, 1), (4, 2)]
 
 
 def test_on_expire_is_called_once_if_the_event_after_it_fails(tmp_path: Path) -> None:
     running = pipeline(tmp_path, on_expire=closing, on_failure=Hold(retries=3, first=0.01))
-    running.run(sent(0, "a", 1, 0), sent(1, "a", 2, 1.5, fails=2))
+    running.process(sent(0, "a", 1, 0), sent(1, "a", 2, 1.5, fails=2))
     assert [row["n"] for row in running.sink.rows()] == [1, -1]
     for _ in range(2):
         running.clock.time += 100
-        running.run_retry_pass()
+        running.process_retry_pass()
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1)]
 
 
@@ -141,49 +139,49 @@ def test_a_failing_event_does_not_revive_a_state_wherever_batches_end(tmp_path: 
     events = [sent(0, "k", 1, 0), sent(1, "other", 1, 4), failing, sent(3, "k", 3, 5.1)]
     for part in (events[:cut], events[cut:]):
         if part:
-            running.run(*part)
+            running.process(*part)
     mine = [(row["n"], row["seen"]) for row in running.sink.rows() if row["key"] == "k"]
     assert mine == [(1, 1), (-1, 1), (3, 1)]
 
 
 def test_a_late_number_does_not_revive_a_state(tmp_path: Path) -> None:
     running = numbered(tmp_path, "report", on_expire=closing)
-    running.run(sent(0, "k", 2, 0), sent(1, "k", 1, 5), sent(2, "k", 3, 5.1))
+    running.process(sent(0, "k", 2, 0), sent(1, "k", 1, 5), sent(2, "k", 3, 5.1))
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(2, 1), (-1, 1), (3, 1)]
 
 
 def test_a_late_number_does_not_expire_a_state_that_messages_wait_for(tmp_path: Path) -> None:
     running = numbered(tmp_path, "hold", on_expire=closing)
-    running.run(sent(0, "k", 2, 0))
+    running.process(sent(0, "k", 2, 0))
     request_redrive(tmp_path, "k")
-    running.run_retry_pass()
-    running.run(sent(1, "k", 4, 0.2), sent(2, "k", 1, 5), sent(3, "k", 3, 0.3))
+    running.process_retry_pass()
+    running.process(sent(1, "k", 4, 0.2), sent(2, "k", 1, 5), sent(3, "k", 3, 0.3))
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(2, 1), (3, 2), (4, 3), (-1, 3)]
 
 
 def test_on_expire_does_not_settle_the_number_of_an_event_that_fails(tmp_path: Path) -> None:
     running = numbered(tmp_path, "hold", on_expire=closing, on_failure=Hold(retries=3, first=0.01))
-    running.run(sent(0, "k", 1, 0), sent(1, "k", 2, 5, fails=1))
+    running.process(sent(0, "k", 1, 0), sent(1, "k", 2, 5, fails=1))
     running.clock.time += 100
-    running.run_retry_pass()
+    running.process_retry_pass()
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1)]
 
 
 def test_an_event_that_waits_for_a_number_expires_no_state(tmp_path: Path) -> None:
     running = numbered(tmp_path, "hold", on_expire=closing)
-    running.run(sent(0, "k", 1, 0), sent(1, "k", 3, 5), sent(2, "k", 2, 0.5))
+    running.process(sent(0, "k", 1, 0), sent(1, "k", 3, 5), sent(2, "k", 2, 0.5))
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (2, 2), (-1, 2), (3, 1)]
 
 
 def test_an_event_follows_the_policy_if_on_expire_fails_for_its_key(tmp_path: Path) -> None:
     """With the old state the old session would continue; without it the rows of `on_expire` would be lost."""
     running = pipeline(tmp_path, on_expire=raising, on_failure=Hold(retries=3, first=0.01))
-    running.run(sent(0, "a", 1, 0))
-    counts = running.run(sent(1, "a", 2, 5), sent(2, "a", 3, 5.1))
+    running.process(sent(0, "a", 1, 0))
+    counts = running.process(sent(1, "a", 2, 5), sent(2, "a", 3, 5.1))
     assert (counts["expire_failed"], counts["lanes_held"]) == (1, 1)
     running.restart(on_expire=closing)
     running.clock.time += 100
-    running.run_retry_pass()
+    running.process_retry_pass()
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1), (3, 2)]
 
 
@@ -195,16 +193,16 @@ def spoiling(state: Any, key: str | None) -> list[dict[str, object]]:
 @pytest.mark.parametrize("bad", [{"n": 2}, b"{"])
 def test_a_skipped_event_leaves_a_state_expired_if_on_expire_fails(tmp_path: Path, bad: object) -> None:
     running = pipeline(tmp_path, on_expire=spoiling, on_failure=DeadLetter(skip=True))
-    running.run(sent(0, "a", 1, 0))
-    assert running.run(sent(1, "a", 2, 5)._replace(value=bad))["expire_failed"] == 1
+    running.process(sent(0, "a", 1, 0))
+    assert running.process(sent(1, "a", 2, 5)._replace(value=bad))["expire_failed"] == 1
     running.restart(on_expire=closing)
-    running.run(sent(2, "a", 3, 5.1))
+    running.process(sent(2, "a", 3, 5.1))
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (3, 1)]
 
 
 def test_rows_of_on_expire_are_the_same_in_a_repeated_batch(tmp_path: Path) -> None:
     running = pipeline(tmp_path, on_expire=closing)
-    running.run(sent(0, "a", 1, 0))
+    running.process(sent(0, "a", 1, 0))
 
     def after_the_tasks(at: int | None) -> None:
         if at is None:
@@ -212,11 +210,11 @@ def test_rows_of_on_expire_are_the_same_in_a_repeated_batch(tmp_path: Path) -> N
 
     running.lose = after_the_tasks
     with pytest.raises(Crash):
-        running.run(sent(1, "b", 2, 5))
+        running.process(sent(1, "b", 2, 5))
     running.lose = lambda at: None
     running.restart()
-    running.run(sent(1, "b", 2, 5), again=True)
-    running.run(sent(2, "b", 3, 5.1))
+    running.process(sent(1, "b", 2, 5), again=True)
+    running.process(sent(2, "b", 3, 5.1))
     assert [row["n"] for row in running.sink.rows()] == [1, 2, -1, 3]
 
 
@@ -233,24 +231,24 @@ def test_a_state_is_kept_if_on_expire_fails_and_expires_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, failing: Any
 ) -> None:
     running = pipeline(tmp_path, on_expire=failing)
-    running.run(sent(0, "a", 1, 0))
+    running.process(sent(0, "a", 1, 0))
     with caplog.at_level(logging.WARNING):
-        counts = running.run(sent(1, "b", 2, 1.5))
+        counts = running.process(sent(1, "b", 2, 1.5))
     assert (counts["expire_failed"], counts.get("expired", 0), counts["keys"]) == (1, 0, 2)
     assert "on_expire of key 'a' failed, its state is kept" in caplog.text
     running.restart(on_expire=closing)
-    assert running.run(sent(2, "b", 3, 2))["expired"] == 1
+    assert running.process(sent(2, "b", 3, 2))["expired"] == 1
     assert [row["n"] for row in running.sink.rows()] == [1, 2, 3, -1]
 
 
 def test_held_keys_do_not_expire(tmp_path: Path) -> None:
     running = pipeline(tmp_path, on_expire=closing)
-    running.run(sent(0, "a", 1, 0), sent(1, "a", 2, 0.1, fails=1))
-    assert running.run(sent(2, "b", 3, 50)).get("expired", 0) == 0
+    running.process(sent(0, "a", 1, 0), sent(1, "a", 2, 0.1, fails=1))
+    assert running.process(sent(2, "b", 3, 50)).get("expired", 0) == 0
     assert [lane.key for lane in list_parked(tmp_path)] == ["a"]
     request_redrive(tmp_path, "a")
     running.restart(step=lambda state, event: ({"seen": state["seen"] + 1}, []))
-    running.run_retry_pass()
+    running.process_retry_pass()
     assert show(tmp_path, "a")[0].state == {"seen": 2}
 
 

@@ -9,17 +9,17 @@ from tests.pipelines.stages.transitions.pipeline_fixture import Crash, Pipeline,
 from lanemq.clock import wall_time
 from lanemq.model.errors import LaneFrozen
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
-from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.operate.parked import list_parked, show
+from lanemq.pipelines.ports import Batch
 from lanemq.pipelines.stages.transitions.operator_requests import request_discard, request_redrive
 from lanemq.pipelines.stages.transitions.shard import WaitReason
-from lanemq.pipelines.stages.transitions.views import list_parked, show
 
 HOLD = Hold(retries=2, first=0.1, max=1.0)
 
 
 def test_a_failed_step_changes_neither_state_nor_rows_and_holds_its_key_only(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
-    counts = pipeline.run(
+    counts = pipeline.process(
         Sent(0, 0, "a", 0), Sent(0, 1, "a", {"n": 1, "fails": 2}), Sent(0, 2, "b", 2), Sent(0, 3, "a", 3)
     )
     assert (counts["applied"], counts["held"], counts["lanes_held"]) == (2, 2, 1)
@@ -29,16 +29,16 @@ def test_a_failed_step_changes_neither_state_nor_rows_and_holds_its_key_only(tmp
 
 def test_a_held_key_is_retried_in_passes_and_then_continues(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}), Sent(0, 1, "a", 1))
+    pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 2}), Sent(0, 1, "a", 1))
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0.1
-    assert pipeline.run_retry_pass() is None
+    assert pipeline.process_retry_pass() is None
     pipeline.clock.time += 100
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0.2
-    pipeline.run(Sent(0, 2, "a", 2))
+    pipeline.process(Sent(0, 2, "a", 2))
     pipeline.clock.time += 200
-    counts = pipeline.run_retry_pass()
+    counts = pipeline.process_retry_pass()
     assert counts is not None
     assert (counts["applied"], counts["lanes_held"]) == (3, 0)
     assert pipeline.outputs("a") == [0, 1, 2]
@@ -47,9 +47,9 @@ def test_a_held_key_is_retried_in_passes_and_then_continues(tmp_path: Path) -> N
 
 def test_a_key_without_retries_left_is_parked_until_it_is_redriven(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Hold(retries=1, first=0.001))
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1), Sent(0, 2, "b", 2))
+    pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1), Sent(0, 2, "b", 2))
     pipeline.clock.time += 1_000
-    assert (pipeline.run_retry_pass() or {})["parked"] == 1
+    assert (pipeline.process_retry_pass() or {})["parked"] == 1
     pipeline.clock.time += 10_000_000
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
     (parked,) = list_parked(tmp_path, held=False)
@@ -57,8 +57,8 @@ def test_a_key_without_retries_left_is_parked_until_it_is_redriven(tmp_path: Pat
     pipeline.restart(step=forgiving)
     request_redrive(tmp_path, "a")
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0
-    pipeline.run_retry_pass()
-    pipeline.run(Sent(0, 3, "a", 3))
+    pipeline.process_retry_pass()
+    pipeline.process(Sent(0, 3, "a", 3))
     assert pipeline.outputs("a") == [0, 1, 3]
     assert list_parked(tmp_path) == []
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
@@ -71,7 +71,7 @@ def forgiving(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
 
 def test_a_request_survives_a_restart_and_a_retry_pass_that_crashed(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Park())
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "b", {"n": 1, "fails": 9}))
+    pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "b", {"n": 1, "fails": 9}))
     request_redrive(tmp_path, everything=True)
     pipeline.restart(step=forgiving)
 
@@ -81,12 +81,12 @@ def test_a_request_survives_a_restart_and_a_retry_pass_that_crashed(tmp_path: Pa
 
     pipeline.lose = after_the_tasks
     with pytest.raises(Crash):
-        pipeline.run_retry_pass()
+        pipeline.process_retry_pass()
     pipeline.lose = lambda at: None
     pipeline.restart()
     unfinished = pipeline.stage.unfinished_retry_pass()
     assert unfinished == 1
-    counts = pipeline.run_retry_pass(unfinished)
+    counts = pipeline.process_retry_pass(unfinished)
     assert counts is not None
     assert (counts["redriven"], counts["applied"]) == (2, 2)
     assert pipeline.stage.unfinished_retry_pass() is None
@@ -95,12 +95,12 @@ def test_a_request_survives_a_restart_and_a_retry_pass_that_crashed(tmp_path: Pa
 
 def test_a_redriven_key_gets_all_its_retries_again(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Hold(retries=1, first=0.01))
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}))
+    pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 9}))
     pipeline.clock.time += 10
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert [lane.why for lane in list_parked(tmp_path)] == [WaitReason.PARKED]
     request_redrive(tmp_path, "a")
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert [(lane.why, lane.failures) for lane in list_parked(tmp_path)] == [(WaitReason.HELD, 1)]
 
 
@@ -108,11 +108,11 @@ def test_a_repeated_batch_holds_a_key_until_the_same_time(tmp_path: Path) -> Non
     """The wall time of a batch is recorded with its intent."""
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
     held = Sent(0, 0, "a", {"n": 0, "fails": 1})
-    pipeline.run(held, settle=False)
+    pipeline.process(held, settle=False)
     (first,) = list_parked(tmp_path)
     pipeline.clock.time += 5_000
     pipeline.restart()
-    pipeline.run(held, again=True)
+    pipeline.process(held, again=True)
     assert list_parked(tmp_path) == [first]
 
 
@@ -120,9 +120,9 @@ def test_a_repeated_batch_holds_a_key_until_the_same_time(tmp_path: Path) -> Non
 def test_a_repeated_retry_pass_tries_the_same_lanes(tmp_path: Path, jump: int) -> None:
     """The sink has the pass already: rows of lanes that became due since would never reach it."""
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}))
+    pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 1}))
     pipeline.clock.time += 50
-    pipeline.run(Sent(0, 1, "b", {"n": 1, "fails": 1}))
+    pipeline.process(Sent(0, 1, "b", {"n": 1, "fails": 1}))
     pipeline.clock.time += 50
 
     def die(_: Batch) -> None:
@@ -130,23 +130,23 @@ def test_a_repeated_retry_pass_tries_the_same_lanes(tmp_path: Path, jump: int) -
 
     pipeline.stage.finished = die  # type: ignore[method-assign]
     with pytest.raises(Crash):
-        pipeline.run_retry_pass()
+        pipeline.process_retry_pass()
     pipeline.clock.time += jump
     pipeline.restart()
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
-    assert pipeline.run_retry_pass(pipeline.stage.unfinished_retry_pass()) is not None
+    assert pipeline.process_retry_pass(pipeline.stage.unfinished_retry_pass()) is not None
     pipeline.clock.time += 1_000
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert (pipeline.outputs("a"), pipeline.outputs("b")) == ([0], [1])
 
 
 def test_discarded_messages_become_dead_letters_and_the_key_continues(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Park())
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1))
+    pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1))
     request_discard(tmp_path, "a")
-    pipeline.run_retry_pass()
-    pipeline.run(Sent(0, 2, "a", 2))
+    pipeline.process_retry_pass()
+    pipeline.process(Sent(0, 2, "a", 2))
     assert pipeline.outputs("a") == [2]
     assert [(row["queue_offset"], row["reason"]) for row in pipeline.sink.dead_rows()] == [
         (0, "discarded by an operator"),
@@ -156,24 +156,24 @@ def test_discarded_messages_become_dead_letters_and_the_key_continues(tmp_path: 
 
 def test_only_the_failed_message_can_be_discarded(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Park())
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1))
+    pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1))
     request_discard(tmp_path, "a", first_only=True)
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert pipeline.outputs("a") == [1]
     assert [row["queue_offset"] for row in pipeline.sink.dead_rows()] == [0]
 
 
 def test_a_request_for_a_key_that_is_not_held_does_nothing(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path)
-    pipeline.run(Sent(0, 0, "a", 0))
+    pipeline.process(Sent(0, 0, "a", 0))
     request_redrive(tmp_path, "a")
-    assert pipeline.run_retry_pass() is None
+    assert pipeline.process_retry_pass() is None
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
 
 
 def test_a_key_continues_after_a_dead_letter(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=DeadLetter(skip=True))
-    counts = pipeline.run(Sent(0, 0, "a", 0), Sent(0, 1, "a", {"n": 1, "fails": 1}), Sent(0, 2, "a", 2))
+    counts = pipeline.process(Sent(0, 0, "a", 0), Sent(0, 1, "a", {"n": 1, "fails": 1}), Sent(0, 2, "a", 2))
     assert (counts["dead_letters"], counts["lanes_held"]) == (1, 0)
     assert pipeline.outputs("a") == [0, 2]
     (row,) = pipeline.sink.dead_rows()
@@ -183,7 +183,7 @@ def test_a_key_continues_after_a_dead_letter(tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", [HOLD, Park(), DeadLetter(skip=True)])
 def test_poison_is_a_dead_letter_and_holds_its_key_unless_the_policy_skips_it(tmp_path: Path, policy: Any) -> None:
     pipeline = Pipeline(tmp_path, on_failure=policy)
-    counts = pipeline.run(Sent(0, 0, "a", b"{"), Sent(0, 1, "a", 1), Sent(0, 2, "b", 2))
+    counts = pipeline.process(Sent(0, 0, "a", b"{"), Sent(0, 1, "a", 1), Sent(0, 2, "b", 2))
     assert (counts["poison"], counts["dead_letters"]) == (1, 1)
     assert pipeline.sink.dead_rows()[0]["value"] == b"{"
     assert pipeline.outputs("b") == [2]
@@ -192,17 +192,17 @@ def test_poison_is_a_dead_letter_and_holds_its_key_unless_the_policy_skips_it(tm
 
 def test_poison_is_reported_once_however_often_it_is_tried(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
-    pipeline.run(Sent(0, 0, "a", b"{"))
+    pipeline.process(Sent(0, 0, "a", b"{"))
     for _ in range(3):
         pipeline.clock.time += 1_000
-        pipeline.run_retry_pass()
+        pipeline.process_retry_pass()
     assert [lane.why for lane in list_parked(tmp_path)] == [WaitReason.PARKED]
     assert len(pipeline.sink.dead_rows()) == 1
 
 
 def test_messages_of_a_queue_without_a_key_share_a_lane(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Park())
-    pipeline.run(Sent(0, 0, None, {"n": 0, "fails": 1}), Sent(0, 1, None, 1), Sent(1, 0, None, 2))
+    pipeline.process(Sent(0, 0, None, {"n": 0, "fails": 1}), Sent(0, 1, None, 1), Sent(1, 0, None, 2))
     assert [row["n"] for row in pipeline.sink.rows()] == [2]
     assert [(each.key, len(each.messages)) for each in list_parked(tmp_path)] == [(None, 2)]
 
@@ -210,29 +210,29 @@ def test_messages_of_a_queue_without_a_key_share_a_lane(tmp_path: Path) -> None:
 def test_a_full_lane_fails_the_batch_before_anything_is_lost(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Park(), limits=StateLimits(max_waiting_per_lane=2))
     full = [Sent(0, 0, "a", {"n": 0, "fails": 1}), Sent(0, 1, "a", 1)]
-    pipeline.run(*full)
+    pipeline.process(*full)
     with pytest.raises(LaneFrozen, match="max_waiting_per_lane"):
-        pipeline.run(Sent(0, 2, "a", 2))
+        pipeline.process(Sent(0, 2, "a", 2))
     request_discard(tmp_path, "a")
     pipeline.restart()
     pipeline.batch -= 1
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     pipeline.batch += 1
-    pipeline.run(Sent(0, 2, "a", 2), again=True)
+    pipeline.process(Sent(0, 2, "a", 2), again=True)
     assert pipeline.outputs("a") == [2]
 
 
 def test_messages_for_a_full_lane_can_become_dead_letters(tmp_path: Path) -> None:
     limits = StateLimits(max_waiting_per_lane=1, when_lane_is_full="dead_letter")
     pipeline = Pipeline(tmp_path, on_failure=Park(), limits=limits)
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}), Sent(0, 1, "a", 1))
+    pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 1}), Sent(0, 1, "a", 1))
     assert [row["queue_offset"] for row in pipeline.sink.dead_rows()] == [1]
 
 
 def test_a_held_lane_is_bounded_in_bytes_too(tmp_path: Path) -> None:
     """What waits is written with every batch, and a few large messages are as much as many small ones."""
     pipeline = Pipeline(tmp_path, on_failure=Park(), limits=StateLimits(max_waiting_bytes_per_lane=50))
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}), Sent(0, 1, "a", b"x" * 20))
+    pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 1}), Sent(0, 1, "a", b"x" * 20))
     with pytest.raises(LaneFrozen, match=r"2 messages of key .* StateLimits\(max_waiting_bytes_per_lane=50\)"):
-        pipeline.run(Sent(0, 2, "a", b"x" * 20))
+        pipeline.process(Sent(0, 2, "a", b"x" * 20))

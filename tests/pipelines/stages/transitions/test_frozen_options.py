@@ -25,11 +25,11 @@ def test_another_sequence_than_that_of_the_state_is_refused(
 ) -> None:
     """With new numbers a key would wait for earlier ones; other numbers would look like repeats."""
     running = Pipeline(tmp_path, sequence=before)
-    running.run(Sent(0, 0, "k", {"n": 1, "m": 1, "function": 1}))
+    running.process(Sent(0, 0, "k", {"n": 1, "m": 1, "function": 1}))
     with pytest.raises(InvalidOption, match=r"sequence is .*was made with .*Keep sequence="):
         running.restart(sequence=then)
     running.restart(sequence=before)
-    running.run(Sent(0, 1, "k", {"n": 2, "m": 2, "function": 2}))
+    running.process(Sent(0, 1, "k", {"n": 2, "m": 2, "function": 2}))
     assert running.outputs("k") == [1, 2]
 
 
@@ -48,9 +48,9 @@ def test_another_first_number_is_refused(tmp_path: Path, before: int | None, the
 def test_first_number_none_is_accepted_later(tmp_path: Path) -> None:
     """A key that waits for its first number then continues with its next message."""
     running = Pipeline(tmp_path, sequence="n", on_gap="hold")
-    running.run(Sent(0, 0, "k", {"n": 7}))
+    running.process(Sent(0, 0, "k", {"n": 7}))
     running.restart(first_number=None)
-    running.run(Sent(0, 1, "k", {"n": 8}))
+    running.process(Sent(0, 1, "k", {"n": 8}))
     assert running.outputs("k") == [7, 8]
 
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.pipelines.stages.transitions.pipeline_fixture import Crash, Pipeline, Sent, never
 
 from lanemq.pipelines import Hold, StateLimits
+from lanemq.pipelines.operate.parked import list_parked
 from lanemq.pipelines.stages.transitions.operator_requests import request_redrive
-from lanemq.pipelines.stages.transitions.state_files import CACHE
-from lanemq.pipelines.stages.transitions.views import list_parked
+from lanemq.pipelines.stages.transitions.shard import CACHE
 
 RETRIES = 2
 NEVER = 99
@@ -106,29 +106,29 @@ class World:
             pipeline.lose = never
             pipeline.sink.write = written  # type: ignore[method-assign]
 
-    def run(self, batch: RandomBatch) -> None:
+    def process(self, batch: RandomBatch) -> None:
         pipeline, messages = self.pipeline, self.messages(batch)
         pipeline.batch, pipeline.passes = pipeline.batch + 1, 0
         for crash_at in [*batch.crashes, None]:
             if batch.lose_cache:
                 CACHE._shards.clear()
-            self.attempt(crash_at, lambda: pipeline.run(*messages, again=True))
+            self.attempt(crash_at, lambda: pipeline.process(*messages, again=True))
         for crash_at in batch.pass_crashes:
             pipeline.clock.time += 20
-            self.attempt(crash_at, pipeline.run_retry_pass)
+            self.attempt(crash_at, pipeline.process_retry_pass)
             self.finish_passes()
 
     def finish_passes(self) -> None:
         """Repeats interrupted retry passes, as a restarted runner does first."""
         number = self.pipeline.stage.unfinished_retry_pass()
         if number is not None:
-            self.pipeline.run_retry_pass(number)
+            self.pipeline.process_retry_pass(number)
 
     def settle(self) -> None:
         """Runs retry passes until none is due."""
         while self.pipeline.stage.due(self.pipeline.clock.wall()) is not None:
             self.pipeline.clock.time += 20
-            self.pipeline.run_retry_pass()
+            self.pipeline.process_retry_pass()
 
     def expected(self, key: str) -> list[int]:
         ends = [at for at, (_, fails) in enumerate(self.sent[key]) if fails > RETRIES]
@@ -142,7 +142,7 @@ def run_history(history: list[RandomBatch]) -> Iterator[tuple[World, Path]]:
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder))
         for batch in history:
-            world.run(batch)
+            world.process(batch)
         world.settle()
         yield world, Path(folder)
 

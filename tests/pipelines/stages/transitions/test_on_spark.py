@@ -14,13 +14,11 @@ from lanemq import Producer
 from lanemq.clock import wall_time
 from lanemq.model.errors import OrderError
 from lanemq.pipelines import Event, Hold, Park, Transitions
-from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, batch_number
-from lanemq.pipelines.ports import Results
+from lanemq.pipelines.operate.parked import list_parked, show
+from lanemq.pipelines.ports import NUMBERS_PER_BATCH, Batch, Results, batch_number
 from lanemq.pipelines.stages.transitions.messages import COLUMNS, WaitingMessage
-from lanemq.pipelines.stages.transitions.operator_requests import request_redrive
-from lanemq.pipelines.stages.transitions.redrives import RedrivenDeadLetter, Redrives
-from lanemq.pipelines.stages.transitions.views import list_parked, show
-from lanemq.spark.columns.schema import select_columns
+from lanemq.pipelines.stages.transitions.operator_requests import RedrivenDeadLetter, Redrives, request_redrive
+from lanemq.spark.columns import select_columns
 from lanemq.testing.embedded import EmbeddedBroker
 
 OUTPUTS = "key string, n long, seen long"
@@ -104,7 +102,7 @@ def test_a_held_key_continues_in_a_retry_pass_and_a_parked_one_after_a_redrive(s
     folder = stream.folder / "stage"
     number = batch_number(max(stream.sink.batches) // NUMBERS_PER_BATCH, 1)
     _until_due(stream)
-    results = stream.stage.run_retry_pass(Batch(QUERY, number, 1))
+    results = stream.stage.process_retry_pass(Batch(QUERY, number, 1))
     assert results is not None
     stream.stage.settle(Batch(QUERY, number, 1), results.state)
     stream.sink.write(results, Batch(QUERY, number, 1))
@@ -114,7 +112,7 @@ def test_a_held_key_continues_in_a_retry_pass_and_a_parked_one_after_a_redrive(s
     stream.stage = Transitions(step=_lenient(), outputs=OUTPUTS)
     stream.stage.open(stream.spark, folder)
     request_redrive(folder, "b")
-    results = stream.stage.run_retry_pass(Batch(QUERY, number + 1, 1))
+    results = stream.stage.process_retry_pass(Batch(QUERY, number + 1, 1))
     assert results is not None
     stream.sink.write(results, Batch(QUERY, number + 1, 1))
     assert stream.outputs("b") == [(2, 1), (3, 2)]
@@ -136,7 +134,7 @@ def _until_due(stream: Stream) -> None:
 
 def ran(stage: Transitions, messages: DataFrame, batch: Batch) -> Results:
     """Runs and settles a batch, as a pipeline does."""
-    results = stage.run(messages, batch)
+    results = stage.process(messages, batch)
     stage.settle(batch, results.state)
     return results
 
@@ -177,7 +175,7 @@ def test_redriven_dead_letters_reach_the_shards_of_their_keys(spark: SparkSessio
         RedrivenDeadLetter(key, 0, WaitingMessage("orders", "broker-a", 0, 90 + at, None, 1, None, b'{"n": 7}'))
         for at, key in enumerate(keys)
     )
-    results = stage.run_retry_pass(behind)
+    results = stage.process_retry_pass(behind)
     assert results is not None
     stage.settle(behind, results.state)
     rows = results.outputs.table().to_pylist()
@@ -194,7 +192,7 @@ def test_a_queue_that_a_shuffle_split_is_refused(spark: SparkSession, tmp_path: 
     stage.open(spark, tmp_path)
     shuffled = frame(spark, feed(1, 40)).repartition(2)
     with pytest.raises(OrderError, match="shuffled"):
-        stage.run(shuffled, Batch(QUERY, 0, 1))
+        stage.process(shuffled, Batch(QUERY, 0, 1))
 
 
 def test_coalesced_queues_stay_in_order(spark: SparkSession, tmp_path: Path) -> None:
@@ -211,6 +209,6 @@ def test_empty_and_tiny_frames_are_accepted(spark: SparkSession, tmp_path: Path)
     stage = Transitions(step=make_step(), outputs=OUTPUTS, on_failure=Park())
     stage.open(spark, tmp_path)
     assert ran(stage, frame(spark, feed(1, 1)).limit(0), Batch(QUERY, 0, 1)).outputs.count() == 0
-    results = stage.run(frame(spark, [Sent(0, 0, "k", b"\xff")]), Batch(QUERY, NUMBERS_PER_BATCH, 1))
+    results = stage.process(frame(spark, [Sent(0, 0, "k", b"\xff")]), Batch(QUERY, NUMBERS_PER_BATCH, 1))
     assert results.dead_letters is not None
     assert results.dead_letters.frame(spark).first().queue_offset == 0  # type: ignore[union-attr]

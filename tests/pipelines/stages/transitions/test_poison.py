@@ -9,10 +9,9 @@ import pytest
 from tests.pipelines.stages.transitions.pipeline_fixture import Pipeline, Sent
 
 from lanemq.pipelines import DeadLetter, Event, Hold, Park
-from lanemq.pipelines.stages.transitions.error_text import MAX_CHARACTERS, error_text
-from lanemq.pipelines.stages.transitions.rules import UnfitState
+from lanemq.pipelines.operate.parked import list_parked
+from lanemq.pipelines.stages.transitions.rules import MAX_REASON_CHARACTERS, UnfitState, error_text
 from lanemq.pipelines.stages.transitions.shard import WaitReason
-from lanemq.pipelines.stages.transitions.views import list_parked
 
 HALF = "\ud800"
 """A lone surrogate: JSON may contain it, UTF-8 cannot."""
@@ -25,7 +24,7 @@ def echo(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
 @pytest.mark.parametrize("texts", [["fine", HALF, "größer"], [HALF, "fine", "größer"]])
 def test_a_row_with_a_lone_surrogate_fails_only_its_event(tmp_path: Path, texts: list[str]) -> None:
     pipeline = Pipeline(tmp_path, step=echo, outputs="text string", decode=json.loads, on_failure=Park())
-    counts = pipeline.run(*(Sent(0, at, f"key-{at}", text) for at, text in enumerate(texts)))
+    counts = pipeline.process(*(Sent(0, at, f"key-{at}", text) for at, text in enumerate(texts)))
     assert (counts["applied"], counts["parked"]) == (2, 1)
     assert [row["text"] for row in pipeline.sink.rows()] == ["fine", "größer"]
     assert "output 'text': '\\ud800' is not " in list_parked(tmp_path)[0].reason
@@ -48,7 +47,7 @@ def test_an_error_whose_text_cannot_be_stored_affects_only_its_key(
         return 1, []
 
     pipeline = Pipeline(tmp_path, step=failing, on_failure=policy)
-    assert pipeline.run(Sent(0, 0, "bad", 1), Sent(0, 1, "good", 2))["applied"] == 1
+    assert pipeline.process(Sent(0, 0, "bad", 1), Sent(0, 1, "good", 2))["applied"] == 1
     reasons = [row["reason"] for row in pipeline.sink.dead_rows()] + [lane.reason for lane in list_parked(tmp_path)]
     (reason,) = reasons
     assert reason.startswith("Odd: ")
@@ -56,7 +55,7 @@ def test_an_error_whose_text_cannot_be_stored_affects_only_its_key(
 
 
 def test_a_long_error_text_is_cut() -> None:
-    assert len(error_text(ValueError("x" * 10_000_000))) < MAX_CHARACTERS + 10
+    assert len(error_text(ValueError("x" * 10_000_000))) < MAX_REASON_CHARACTERS + 10
 
 
 def test_a_decoder_whose_error_cannot_be_printed_makes_poison(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_a_decoder_whose_error_cannot_be_printed_makes_poison(tmp_path: Path) ->
         raise Odd
 
     pipeline = Pipeline(tmp_path, decode=decode)
-    assert pipeline.run(Sent(0, 0, "a", 1))["poison"] == 1
+    assert pipeline.process(Sent(0, 0, "a", 1))["poison"] == 1
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_a_state_whose_keys_change_when_read_back_is_refused(tmp_path: Path, bad
 
     pipeline = Pipeline(tmp_path, step=step)
     with pytest.raises(UnfitState, match=r"key 'bad'"):
-        pipeline.run(Sent(0, 0, "good", 0), Sent(0, 1, "bad", 1))
+        pipeline.process(Sent(0, 0, "good", 0), Sent(0, 1, "bad", 1))
 
 
 def test_state_keys_of_types_that_are_read_back_are_allowed(tmp_path: Path) -> None:
@@ -94,7 +93,7 @@ def test_state_keys_of_types_that_are_read_back_are_allowed(tmp_path: Path) -> N
 
     pipeline = Pipeline(tmp_path, step=step)
     for offset in range(2):
-        assert pipeline.run(Sent(0, offset, "k", 0))["applied"] == 1
+        assert pipeline.process(Sent(0, offset, "k", 0))["applied"] == 1
 
 
 def test_a_state_that_cannot_be_stored_fails_only_its_event(tmp_path: Path) -> None:
@@ -103,5 +102,5 @@ def test_a_state_that_cannot_be_stored_fails_only_its_event(tmp_path: Path) -> N
 
     pipeline = Pipeline(tmp_path, step=step, on_failure=DeadLetter(skip=True))
     for offset in range(3):
-        pipeline.run(Sent(0, offset, "k", offset))
+        pipeline.process(Sent(0, offset, "k", offset))
     assert pipeline.sink.dead_rows()[0]["queue_offset"] == 1

@@ -25,9 +25,8 @@ from lanemq.pipelines import (
     dead_letters,
     parked,
 )
-from lanemq.pipelines.batch import batch_number
-from lanemq.pipelines.stages.transitions import redrives
-from lanemq.pipelines.stages.transitions.redrives import Redrives
+from lanemq.pipelines.ports import batch_number
+from lanemq.pipelines.stages.transitions.operator_requests import RedrivenDeadLetter, Redrives
 from lanemq.pipelines.stages.transitions.stage import Transitions
 
 FAILS = {"n": 1, "fails": 99}
@@ -38,7 +37,7 @@ LETTER = "orders/broker-a/0/1"
 def with_a_dead_letter(folder: Path, **options: Any) -> DeadLetterPipeline:
     """A pipeline whose key `a` has a dead letter, its second message. The step no longer fails."""
     pipeline = DeadLetterPipeline(folder, **{"on_failure": SKIP} | options)
-    pipeline.run(Sent(0, 0, "a", 0), Sent(0, 1, "a", FAILS), Sent(0, 2, "a", 2), Sent(0, 3, "b", 3))
+    pipeline.process(Sent(0, 0, "a", 0), Sent(0, 1, "a", FAILS), Sent(0, 2, "a", 2), Sent(0, 3, "b", 3))
     pipeline.restart(step=late_or_counting)
     return pipeline
 
@@ -53,15 +52,15 @@ def late_or_counting(state: Any, event: Event) -> tuple[Any, list[dict[str, obje
 
 def test_a_redriven_dead_letter_comes_after_everything_of_its_key_and_is_marked_late(tmp_path: Path) -> None:
     pipeline = with_a_dead_letter(tmp_path)
-    pipeline.run(Sent(0, 4, "a", 4))
+    pipeline.process(Sent(0, 4, "a", 4))
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
     (asked,) = pipeline.dead_letters.redrive(LETTER)
     assert (asked.key, asked.value) == ("a", None)
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) == 0
-    counts = pipeline.run_retry_pass()
+    counts = pipeline.process_retry_pass()
     assert counts is not None
     assert (counts["redriven_dead_letters"], counts["applied"]) == (1, 1)
-    pipeline.run(Sent(0, 5, "a", 5))
+    pipeline.process(Sent(0, 5, "a", 5))
     assert [(row["n"], row["seen"]) for row in pipeline.sink.rows() if row["key"] == "a"] == [
         (0, 1), (2, 2), (4, 3), (1, -4), (5, 5),
     ]  # fmt: skip
@@ -74,10 +73,10 @@ def test_a_dead_letter_is_redriven_once_however_often_it_is_requested(tmp_path: 
     with pytest.raises(UsageError, match="redriven already, or will be"):
         pipeline.dead_letters.redrive(LETTER)
     assert pipeline.dead_letters.redrive(everything=True) == []
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     with pytest.raises(UsageError, match="redriven already"):
         pipeline.dead_letters.redrive(key="a")
-    assert pipeline.run_retry_pass() is None
+    assert pipeline.process_retry_pass() is None
     assert pipeline.outputs("a") == [0, 2, 1]
     assert pipeline.dead_letters.records() == []
     assert [each.state for each in pipeline.dead_letters.records(redriven=True)] == ["redriven"]
@@ -100,11 +99,11 @@ def test_of_simultaneous_requests_one_is_taken(tmp_path: Path) -> None:
     for each in operators:
         each.join(10)
     assert sorted(taken) == [0, 0, 0, 1]
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert pipeline.outputs("a") == [0, 2, 1]
 
 
-def redrives_of(pipeline: DeadLetterPipeline) -> list[redrives.RedrivenDeadLetter]:
+def redrives_of(pipeline: DeadLetterPipeline) -> list[RedrivenDeadLetter]:
     """The open dead letters as `redrive` would request them."""
     from lanemq.pipelines.operate.dead_letters import _redriven
 
@@ -150,14 +149,14 @@ def test_a_crash_neither_loses_nor_repeats_a_redriven_dead_letter(
     with monkeypatch.context() as patch:
         where(pipeline, crash, patch)
         with pytest.raises(Crash):
-            pipeline.run_retry_pass()
+            pipeline.process_retry_pass()
     pipeline.lose = lambda at: None
     pipeline.restart()
     unfinished = pipeline.stage.unfinished_retry_pass()
     if unfinished is not None:
-        assert pipeline.run_retry_pass(unfinished) is not None
-    pipeline.run(Sent(0, 4, "a", 4))
-    assert pipeline.run_retry_pass() is None
+        assert pipeline.process_retry_pass(unfinished) is not None
+    pipeline.process(Sent(0, 4, "a", 4))
+    assert pipeline.process_retry_pass() is None
     assert pipeline.outputs("a") == [0, 2, 1, 4]
     assert pipeline.sink.rows()[-1]["seen"] == 4
     assert pipeline.dead_letters.counts() == {"redriven": 1}
@@ -166,15 +165,15 @@ def test_a_crash_neither_loses_nor_repeats_a_redriven_dead_letter(
 def test_a_redriven_dead_letter_waits_behind_a_held_key(tmp_path: Path) -> None:
     pipeline = with_a_dead_letter(tmp_path)
     pipeline.restart(on_failure=Park(), step=failing_at_7)
-    pipeline.run(Sent(0, 4, "a", 7), Sent(0, 5, "a", 8))
+    pipeline.process(Sent(0, 4, "a", 7), Sent(0, 5, "a", 8))
     pipeline.dead_letters.redrive(key="a")
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert pipeline.outputs("a") == [0, 2]
     (lane,) = parked(tmp_path).waiting()
     assert [(each.offset, each.late) for each in lane.messages] == [(4, False), (5, False), (1, True)]
     pipeline.restart(step=late_or_counting)
     parked(tmp_path).redrive("a")
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert pipeline.outputs("a") == [0, 2, 7, 8, 1]
     assert pipeline.sink.rows()[-1]["seen"] == -5
 
@@ -189,12 +188,12 @@ def test_a_redriven_message_that_fails_again_is_another_dead_letter(tmp_path: Pa
     pipeline = with_a_dead_letter(tmp_path)
     pipeline.restart(step=failing_late)
     pipeline.dead_letters.redrive(LETTER)
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert pipeline.dead_letters.counts() == {"open": 1, "redriven": 1}
     assert [each.batch for each in pipeline.dead_letters.show(LETTER)] == [0, batch_number(0, 1)]
     pipeline.restart(step=late_or_counting)
     assert len(pipeline.dead_letters.redrive(LETTER)) == 1
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert pipeline.outputs("a") == [0, 2, 1]
 
 
@@ -208,26 +207,26 @@ def test_a_redriven_message_that_fails_again_follows_the_current_policy(tmp_path
     pipeline = with_a_dead_letter(tmp_path)
     pipeline.restart(step=failing_late, on_failure=Hold(retries=1, first=0.01))
     pipeline.dead_letters.redrive(LETTER)
-    pipeline.run_retry_pass()
-    pipeline.run(Sent(0, 4, "a", 4))
+    pipeline.process_retry_pass()
+    pipeline.process(Sent(0, 4, "a", 4))
     assert pipeline.outputs("a") == [0, 2], "newer messages wait behind it now"
     pipeline.restart(step=late_or_counting)
     pipeline.clock.time += 10
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert pipeline.outputs("a") == [0, 2, 1, 4]
 
 
 def test_a_message_that_waits_in_its_lane_is_not_redriven_as_a_dead_letter(tmp_path: Path) -> None:
     """It would be applied twice: from the lane, and as a dead letter."""
     pipeline = DeadLetterPipeline(tmp_path, on_failure=Park())
-    pipeline.run(Sent(0, 0, "a", 0), Sent(0, 1, "a", b"{"))
+    pipeline.process(Sent(0, 0, "a", 0), Sent(0, 1, "a", b"{"))
     assert [each.state for each in pipeline.dead_letters.records()] == ["notice"]
     assert pipeline.dead_letters.redrive(everything=True) == []
     with pytest.raises(UsageError, match="still waits in its key 'a'; redrive the key"):
         pipeline.dead_letters.redrive(LETTER)
     pipeline.restart(decode=lambda body: 1 if body == b"{" else int(body))
     parked(tmp_path).redrive("a")
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert pipeline.outputs("a") == [0, 1]
     with pytest.raises(UsageError, match="waits in its key"):
         pipeline.dead_letters.redrive(LETTER)
@@ -237,27 +236,27 @@ def test_a_message_that_waits_in_its_lane_is_not_redriven_as_a_dead_letter(tmp_p
 def test_skipped_poison_can_be_redriven(tmp_path: Path, policy: DeadLetter) -> None:
     """With retries it is reported first and skipped later: two dead letters, of which the second counts."""
     pipeline = DeadLetterPipeline(tmp_path, on_failure=policy)
-    pipeline.run(Sent(0, 0, "a", 0), Sent(0, 1, "a", b"{"))
+    pipeline.process(Sent(0, 0, "a", 0), Sent(0, 1, "a", b"{"))
     pipeline.clock.time += 10
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     pipeline.restart(decode=lambda body: 1 if body == b"{" else int(body))
     assert len(pipeline.dead_letters.redrive(everything=True)) == 1
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert pipeline.outputs("a") == [0, 1]
 
 
 def test_discarded_messages_are_redriven_by_name_but_not_with_everything(tmp_path: Path) -> None:
     """An operator gave them up; one who redrives everything after an outage does not mean them."""
     pipeline = DeadLetterPipeline(tmp_path, on_failure=Park())
-    pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, None, FAILS))
+    pipeline.process(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, None, FAILS))
     parked(tmp_path).discard(everything=True)
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     pipeline.restart(step=late_or_counting)
     assert pipeline.dead_letters.counts() == {"discarded": 3}
     assert pipeline.dead_letters.redrive(everything=True) == []
     assert len(pipeline.dead_letters.redrive(key="a")) == 2
     assert len(pipeline.dead_letters.redrive("orders/broker-a/0/2")) == 1
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert [(row["key"], row["n"]) for row in pipeline.sink.rows()] == [("a", 1), ("a", 2), (None, 1)]
 
 
@@ -265,22 +264,22 @@ def test_discarded_messages_are_redriven_by_name_but_not_with_everything(tmp_pat
 def test_a_redriven_dead_letter_is_not_dropped_as_a_repeat(tmp_path: Path, on_gap: str) -> None:
     """Its key has reached higher numbers."""
     pipeline = DeadLetterPipeline(tmp_path, on_failure=SKIP, sequence="n", on_gap=on_gap)
-    pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", {"n": 2}))
+    pipeline.process(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", {"n": 2}))
     pipeline.restart(step=late_or_counting)
     pipeline.dead_letters.redrive(key="a")
-    pipeline.run_retry_pass()
-    pipeline.run(Sent(0, 2, "a", {"n": 2}), Sent(0, 3, "a", {"n": 3}))
+    pipeline.process_retry_pass()
+    pipeline.process(Sent(0, 2, "a", {"n": 2}), Sent(0, 3, "a", {"n": 3}))
     assert pipeline.outputs("a") == [2, 1, 3]
 
 
 def test_a_redriven_dead_letter_does_not_delay_a_number_that_comes(tmp_path: Path) -> None:
     pipeline = DeadLetterPipeline(tmp_path, on_failure=SKIP, sequence="n", on_gap="hold")
-    pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", {"n": 3}))
+    pipeline.process(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", {"n": 3}))
     pipeline.restart(step=late_or_counting)
     pipeline.dead_letters.redrive(key="a")
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert pipeline.outputs("a") == []
-    pipeline.run(Sent(0, 2, "a", {"n": 4}), Sent(0, 3, "a", {"n": 2}))
+    pipeline.process(Sent(0, 2, "a", {"n": 4}), Sent(0, 3, "a", {"n": 2}))
     assert pipeline.outputs("a") == [2, 3, 4, 1]
 
 
@@ -290,10 +289,10 @@ FULL_AT_2 = StateLimits(max_waiting_per_lane=2, when_lane_is_full="dead_letter")
 def with_dead_letters_of_a_full_lane(folder: Path, on_gap: str) -> DeadLetterPipeline:
     """Of four numbers the last two became dead letters because the lane was full; the key has reached 2."""
     pipeline = DeadLetterPipeline(folder, sequence="n", on_gap=on_gap, limits=FULL_AT_2, on_failure=Park())
-    pipeline.run(Sent(0, 0, "a", FAILS), *(Sent(0, at, "a", {"n": at + 1}) for at in (1, 2, 3)))
+    pipeline.process(Sent(0, 0, "a", FAILS), *(Sent(0, at, "a", {"n": at + 1}) for at in (1, 2, 3)))
     pipeline.restart(step=late_or_counting)
     parked(folder).redrive("a")
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert (pipeline.outputs("a"), pipeline.dead_letters.counts()) == ([1, 2], {"open": 2})
     return pipeline
 
@@ -301,10 +300,10 @@ def with_dead_letters_of_a_full_lane(folder: Path, on_gap: str) -> DeadLetterPip
 def test_dead_letters_of_a_full_lane_are_applied_in_order_if_the_lane_waits_for_them(tmp_path: Path) -> None:
     """The lane waits for their numbers, so they must not queue behind what waits, even if the lane is full again."""
     pipeline = with_dead_letters_of_a_full_lane(tmp_path, "hold")
-    pipeline.run(Sent(0, 4, "a", {"n": 5}), Sent(0, 5, "a", {"n": 6}))
+    pipeline.process(Sent(0, 4, "a", {"n": 5}), Sent(0, 5, "a", {"n": 6}))
     pipeline.dead_letters.redrive(everything=True)
-    pipeline.run_retry_pass()
-    pipeline.run(Sent(0, 6, "a", {"n": 7}))
+    pipeline.process_retry_pass()
+    pipeline.process(Sent(0, 6, "a", {"n": 7}))
     assert pipeline.outputs("a") == [1, 2, 3, 4, 5, 6, 7]
     assert all(row["seen"] > 0 for row in pipeline.sink.rows()), "nothing newer was applied before them"
 
@@ -313,27 +312,27 @@ def test_dead_letters_of_a_full_lane_are_applied_in_order_if_the_lane_waits_for_
 def test_redriven_dead_letters_of_a_full_lane_count_before_newer_numbers(tmp_path: Path, on_gap: str) -> None:
     pipeline = with_dead_letters_of_a_full_lane(tmp_path, on_gap)
     pipeline.dead_letters.redrive(everything=True)
-    pipeline.run_retry_pass()
-    counts = pipeline.run(Sent(0, 4, "a", {"n": 3}), Sent(0, 5, "a", {"n": 5}))
+    pipeline.process_retry_pass()
+    counts = pipeline.process(Sent(0, 4, "a", {"n": 3}), Sent(0, 5, "a", {"n": 5}))
     assert (counts["repeats"], counts.get("gaps", 0), counts["lanes_held"]) == (1, 0, 0)
     assert pipeline.outputs("a") == [1, 2, 3, 4, 5]
 
 
 def test_the_number_of_an_applied_dead_letter_is_a_repeat_afterwards(tmp_path: Path) -> None:
     pipeline = with_dead_letters_of_a_full_lane(tmp_path, "report")
-    pipeline.run(Sent(0, 4, "a", {"n": 5}))
+    pipeline.process(Sent(0, 4, "a", {"n": 5}))
     pipeline.dead_letters.redrive(everything=True)
-    pipeline.run_retry_pass()
-    assert pipeline.run(Sent(0, 5, "a", {"n": 3}))["repeats"] == 1
+    pipeline.process_retry_pass()
+    assert pipeline.process(Sent(0, 5, "a", {"n": 3}))["repeats"] == 1
     assert (pipeline.outputs("a"), pipeline.dead_letters.records()) == ([1, 2, 5, 3, 4], [])
 
 
 def test_a_dead_letter_whose_number_was_unknown_is_applied_in_order_once_it_is_known(tmp_path: Path) -> None:
     pipeline = DeadLetterPipeline(tmp_path, sequence="n", on_gap="hold", on_failure=SKIP)
-    pipeline.run(Sent(0, 0, "a", {"n": 1}), Sent(0, 1, "a", b"{"), Sent(0, 2, "a", {"n": 3}))
+    pipeline.process(Sent(0, 0, "a", {"n": 1}), Sent(0, 1, "a", b"{"), Sent(0, 2, "a", {"n": 3}))
     pipeline.restart(decode=lambda body: {"n": 2} if body == b"{" else {"n": int(body[6:-1])})
     pipeline.dead_letters.redrive(LETTER)
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert pipeline.outputs("a") == [1, 2, 3]
 
 
@@ -342,12 +341,12 @@ def test_a_key_whose_number_was_forgotten_does_not_wait_for_a_dead_letter(tmp_pa
         tmp_path, sequence="n", on_gap="hold", on_failure=SKIP, limits=StateLimits(forget_numbers_after=0.001)
     )
     end = {"n": 2, "end": True}
-    pipeline.run(Sent(0, 0, "a", {"n": 1}), Sent(0, 1, "a", end), Sent(0, 2, "a", {"n": 3, "fails": 9}))
-    assert pipeline.run(Sent(0, 3, "b", {"n": 1}, stored=1_800_000_000_000))["forgotten_numbers"] == 1
+    pipeline.process(Sent(0, 0, "a", {"n": 1}), Sent(0, 1, "a", end), Sent(0, 2, "a", {"n": 3, "fails": 9}))
+    assert pipeline.process(Sent(0, 3, "b", {"n": 1}, stored=1_800_000_000_000))["forgotten_numbers"] == 1
     pipeline.restart(step=late_or_counting)
     pipeline.dead_letters.redrive(everything=True)
-    pipeline.run_retry_pass()
-    pipeline.run(Sent(0, 4, "a", {"n": 1}, stored=1_800_000_000_000))
+    pipeline.process_retry_pass()
+    pipeline.process(Sent(0, 4, "a", {"n": 1}, stored=1_800_000_000_000))
     assert pipeline.outputs("a") == [1, 3, 1], "it begins again, as without the dead letter"
 
 
@@ -355,14 +354,14 @@ def test_a_key_whose_number_was_forgotten_does_not_wait_for_a_dead_letter(tmp_pa
 def test_a_doubtful_repeat_is_redriven_only_by_name(tmp_path: Path, options: dict[str, Any]) -> None:
     """Its key no longer knows whether it was applied; redriving everything could apply it twice."""
     pipeline = DeadLetterPipeline(tmp_path, sequence="n", on_gap="report", **options)
-    pipeline.run(*(Sent(0, at, "a", {"n": 2 * at + 1}) for at in range(39)))
-    pipeline.run(Sent(0, 39, "b", {"n": 1}, stored=1_800_000_000_000))
-    pipeline.run(Sent(0, 40, "a", {"n": 5}), Sent(0, 41, "a", {"n": 76}))
+    pipeline.process(*(Sent(0, at, "a", {"n": 2 * at + 1}) for at in range(39)))
+    pipeline.process(Sent(0, 39, "b", {"n": 1}, stored=1_800_000_000_000))
+    pipeline.process(Sent(0, 40, "a", {"n": 5}), Sent(0, 41, "a", {"n": 76}))
     assert [each.state for each in pipeline.dead_letters.records()] == ["doubtful", "open"]
     assert [each.offset for each in pipeline.dead_letters.redrive(everything=True)] == [41]
     with pytest.raises(UsageError, match=r"may be a repeat .*number 5 came late or again.*, orders/broker-a/0/40"):
         pipeline.dead_letters.redrive(key="a")
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert (pipeline.outputs("a").count(5), pipeline.outputs("a")[-1]) == (1, 76)
     assert len(pipeline.dead_letters.redrive("orders/broker-a/0/40")) == 1
 
@@ -370,34 +369,34 @@ def test_a_doubtful_repeat_is_redriven_only_by_name(tmp_path: Path, options: dic
 def test_a_redriven_number_for_a_full_lane_does_not_fail_the_batch(tmp_path: Path) -> None:
     pipeline = with_dead_letters_of_a_full_lane(tmp_path, "hold")
     pipeline.restart(limits=StateLimits(max_waiting_per_lane=1))
-    pipeline.run(Sent(0, 4, "a", {"n": 5}))
+    pipeline.process(Sent(0, 4, "a", {"n": 5}))
     pipeline.dead_letters.redrive("orders/broker-a/0/3")
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert [each.offset for each in pipeline.dead_letters.records()] == [2, 3]
 
 
 def test_a_redriven_message_for_a_full_lane_is_a_dead_letter_again(tmp_path: Path) -> None:
     pipeline = with_a_dead_letter(tmp_path)
     pipeline.restart(on_failure=Park(), step=failing_at_7, limits=StateLimits(max_waiting_per_lane=1))
-    pipeline.run(Sent(0, 4, "a", 7))
+    pipeline.process(Sent(0, 4, "a", 7))
     pipeline.dead_letters.redrive(LETTER)
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert [each.reason for each in pipeline.dead_letters.records()] == ["its lane is full (1 messages wait in it)"]
 
 
 def test_many_dead_letters_are_redriven_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the request nor a retry pass has all of them in memory."""
-    monkeypatch.setattr(redrives, "DEAD_LETTERS_PER_FILE", 2)
+    monkeypatch.setattr("lanemq.pipelines.stages.transitions.operator_requests.DEAD_LETTERS_PER_FILE", 2)
     monkeypatch.setattr("lanemq.pipelines.operate.dead_letters.DEAD_LETTERS_PER_FILE", 3)
     pipeline = DeadLetterPipeline(tmp_path, on_failure=SKIP)
-    pipeline.run(*(Sent(queue, at, f"k{queue}", {"n": at, "fails": 9}) for queue in (0, 1) for at in range(5)))
+    pipeline.process(*(Sent(queue, at, f"k{queue}", {"n": at, "fails": 9}) for queue in (0, 1) for at in range(5)))
     pipeline.restart(step=late_or_counting)
     assert len(pipeline.dead_letters.redrive(everything=True)) == 10
     assert len(Redrives(pipeline.folder).pending()) == 5
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert (len(Redrives(pipeline.folder).pending()), pipeline.stage.due(wall_time(pipeline.clock.wall()))) == (1, 0)
-    pipeline.run_retry_pass()
-    assert pipeline.run_retry_pass() is None
+    pipeline.process_retry_pass()
+    assert pipeline.process_retry_pass() is None
     assert (pipeline.outputs("k0"), pipeline.outputs("k1")) == ([0, 1, 2, 3, 4],) * 2
     kept = b"".join(path.read_bytes() for path in (pipeline.folder / "redrives" / "done").iterdir())
     assert b"fails" not in kept, "bodies go, identities stay"
@@ -410,13 +409,13 @@ def test_dead_letters_are_redriven_in_the_order_of_their_offsets(
     monkeypatch.setattr("lanemq.pipelines.operate.dead_letters.DEAD_LETTERS_PER_FILE", at_once)
     limits = StateLimits(max_waiting_per_lane=1, when_lane_is_full="dead_letter")
     pipeline = DeadLetterPipeline(tmp_path, on_failure=Park(), limits=limits)
-    pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2))
+    pipeline.process(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2))
     parked(tmp_path).discard("a")
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert [each.offset for each in pipeline.dead_letters.records()] == [1, 0]
     pipeline.restart(step=late_or_counting)
     pipeline.dead_letters.redrive(key="a")
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     assert pipeline.outputs("a") == [1, 2]
 
 
@@ -425,12 +424,12 @@ def test_a_removed_request_file_is_an_error(tmp_path: Path) -> None:
     pipeline.dead_letters.redrive(LETTER)
     pipeline.lose = lambda at: (_ for _ in ()).throw(Crash)
     with pytest.raises(Crash):
-        pipeline.run_retry_pass()
+        pipeline.process_retry_pass()
     for path in (pipeline.folder / "redrives" / "asked").iterdir():
         path.unlink()
     pipeline.lose = lambda at: None
     with pytest.raises(StateLost, match="another program removed it"):
-        pipeline.run_retry_pass(1)
+        pipeline.process_retry_pass(1)
 
 
 def test_a_dead_letter_has_everything_of_its_message(tmp_path: Path) -> None:

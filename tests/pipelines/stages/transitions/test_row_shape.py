@@ -9,7 +9,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines.declare.ddl import parse_columns
-from lanemq.pipelines.stages.transitions.row_shape import RowShape
+from lanemq.pipelines.stages.transitions.worker import RowShape
 
 
 def shape(columns: str) -> RowShape:

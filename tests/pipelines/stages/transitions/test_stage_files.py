@@ -10,75 +10,74 @@ from lanemq.clock import wall_time
 from lanemq.model.errors import StateLost
 from lanemq.model.units import Millis
 from lanemq.pipelines import Hold, Park, StateLimits
-from lanemq.pipelines.batch import Batch, batch_number
-from lanemq.pipelines.stages.transitions.shard import Shard
-from lanemq.pipelines.stages.transitions.state_files import CACHE, KEPT_BATCHES, ShardFiles
-from lanemq.pipelines.stages.transitions.unit_log import UnitLog
-from lanemq.pipelines.stages.transitions.views import list_parked, show
+from lanemq.pipelines.operate.parked import list_parked, show
+from lanemq.pipelines.ports import Batch, batch_number
+from lanemq.pipelines.stages.transitions.shard import CACHE, KEPT_BATCHES, Shard, ShardFiles
+from lanemq.pipelines.stages.transitions.stage import UnitLog
 
 HOLD = Hold(retries=2, first=0.1, max=1.0)
 
 
 def test_missing_state_is_noticed(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path)
-    pipeline.run(*messages(3))
+    pipeline.process(*messages(3))
     next((tmp_path / "state").rglob("*.change")).unlink()
     CACHE._shards.clear()
     with pytest.raises(StateLost, match="incomplete"):
-        pipeline.run(*messages(3, first=3))
-    (tmp_path / "ledger" / "0.json").unlink()
+        pipeline.process(*messages(3, first=3))
+    (tmp_path / "manifests" / "0.json").unlink()
     with pytest.raises(StateLost, match="no state to start from"):
-        pipeline.run(*messages(3, first=3), again=True)
+        pipeline.process(*messages(3, first=3), again=True)
 
 
 def test_state_of_another_query_is_refused(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path)
-    pipeline.run(*messages(3))
+    pipeline.process(*messages(3))
     with pytest.raises(StateLost, match="query query-1"):
-        pipeline.stage.run(pipeline.frame([]), Batch("query-2", batch_number(1), 1))
+        pipeline.stage.process(pipeline.frame([]), Batch("query-2", batch_number(1), 1))
 
 
 def test_old_files_are_removed_and_the_last_two_batches_can_be_repeated(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, limits=StateLimits(snapshot_every=3))
     for number in range(20):
-        pipeline.run(*messages(3, first=3 * number))
+        pipeline.process(*messages(3, first=3 * number))
     files = sorted(path.name for path in (tmp_path / "state").rglob("*.*") if path.is_file())
     assert len(files) <= 10
-    assert len(list((tmp_path / "ledger").iterdir())) <= 3
+    assert len(list((tmp_path / "manifests").iterdir())) <= 3
     assert not list((tmp_path / "work").iterdir())
     assert not list((tmp_path / "intents").iterdir())
     CACHE._shards.clear()
     pipeline.restart()
-    counts = pipeline.run(*messages(3, first=57), again=True)
+    counts = pipeline.process(*messages(3, first=57), again=True)
     assert counts["applied"] == 3
     assert show(tmp_path, "key-0-0")[0].state == {"seen": 20}
 
 
 def test_retry_passes_without_new_messages_remove_old_files_too(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Hold(retries=-1, first=0.001, max=0.001))
-    pipeline.run(*messages(30, keys=30), Sent(0, 30, "x", {"n": 1, "fails": 200}))
+    pipeline.process(*messages(30, keys=30), Sent(0, 30, "x", {"n": 1, "fails": 200}))
     for _ in range(199):
         pipeline.clock.time += 10
-        pipeline.run_retry_pass()
-    assert len(list((tmp_path / "ledger").iterdir())) <= 3
+        pipeline.process_retry_pass()
+    assert len(list((tmp_path / "manifests").iterdir())) <= 3
     assert len([path for path in (tmp_path / "state").rglob("*") if path.is_file()]) <= 140
     assert not list((tmp_path / "intents").iterdir())
 
 
 def test_the_last_retry_pass_and_the_batch_after_many_can_be_repeated(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=HOLD, limits=StateLimits(snapshot_every=1))
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}))
+    pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 2}))
     for _ in range(2):
         pipeline.clock.time += 1_000
-        pipeline.run_retry_pass()
+        pipeline.process_retry_pass()
     assert pipeline.outputs("a") == [0]
     CACHE._shards.clear()
     pipeline.restart()
-    assert pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}), again=True)["repeated_batches"] == 1
-    pipeline.run(Sent(0, 1, "a", 1), settle=False)
+    assert pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 2}), again=True)["repeated_batches"] == 1
+    pipeline.process(Sent(0, 1, "a", 1), settle=False)
     CACHE._shards.clear()
     pipeline.restart()
-    pipeline.run(Sent(0, 1, "a", 1), again=True)
+    pipeline.process(Sent(0, 1, "a", 1), again=True)
     assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
 
 
@@ -87,10 +86,10 @@ def test_a_retry_pass_that_crashed_while_finishing_is_repeated(tmp_path: Path, m
     pipeline = Pipeline(
         tmp_path, on_failure=Hold(retries=9, first=0.001, max=0.001), limits=StateLimits(snapshot_every=1)
     )
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 5}))
+    pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 5}))
     for _ in range(4):
         pipeline.clock.time += 10
-        pipeline.run_retry_pass()
+        pipeline.process_retry_pass()
 
     def crash(unit_log: UnitLog, kind: str, number: int) -> None:
         if kind == "intents":
@@ -102,11 +101,11 @@ def test_a_retry_pass_that_crashed_while_finishing_is_repeated(tmp_path: Path, m
     with monkeypatch.context() as patched:
         patched.setattr(UnitLog, "remove", crash)
         with pytest.raises(Crash):
-            pipeline.run_retry_pass()
+            pipeline.process_retry_pass()
     CACHE._shards.clear()
     pipeline.restart()
-    assert pipeline.run_retry_pass(pipeline.stage.unfinished_retry_pass()) is not None
-    pipeline.run(Sent(0, 1, "a", 1))
+    assert pipeline.process_retry_pass(pipeline.stage.unfinished_retry_pass()) is not None
+    pipeline.process(Sent(0, 1, "a", 1))
     assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
 
 
@@ -114,12 +113,12 @@ def test_a_batch_followed_by_retry_passes_is_not_computed_again(tmp_path: Path) 
     """The driver died before Spark recorded the batch, but the sinks had its rows and a retry pass followed."""
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
     batch = [Sent(0, 0, "a", {"n": 0, "fails": 1})]
-    pipeline.run(*batch)
+    pipeline.process(*batch)
     pipeline.clock.time += 100
-    pipeline.run_retry_pass()
+    pipeline.process_retry_pass()
     pipeline.restart()
-    pipeline.run(*batch, again=True)
-    pipeline.run(Sent(0, 1, "a", 1))
+    pipeline.process(*batch, again=True)
+    pipeline.process(Sent(0, 1, "a", 1))
     assert pipeline.outputs("a") == [0, 1]
     assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
 
@@ -128,29 +127,29 @@ def test_state_that_is_far_ahead_of_the_batch_is_refused(tmp_path: Path) -> None
     """Spark's part of the checkpoint was deleted: treating its first batch as a repeat would lose messages."""
     pipeline = Pipeline(tmp_path)
     for number in range(3):
-        pipeline.run(*messages(3, first=3 * number))
+        pipeline.process(*messages(3, first=3 * number))
     with pytest.raises(StateLost, match="already that of batch 2"):
-        pipeline.stage.run(pipeline.frame([]), Batch(QUERY, 0, 1))
+        pipeline.stage.process(pipeline.frame([]), Batch(QUERY, 0, 1))
 
 
 def test_no_retry_pass_is_due_while_a_batch_is_unfinished(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}), settle=False)
+    pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 1}), settle=False)
     assert pipeline.stage.due(wall_time(Millis(10**12))) is None
 
 
-def test_listing_lanes_reads_a_newer_ledger_if_files_disappear_while_it_reads(
+def test_listing_lanes_reads_a_newer_manifest_if_files_disappear_while_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A running pipeline removes files of older ledgers, also while a reader is between two steps."""
+    """A running pipeline removes files of older manifests, also while a reader is between two steps."""
     pipeline = Pipeline(tmp_path, on_failure=Park())
-    pipeline.run(Sent(0, 0, "k", {"n": 0, "fails": 9}))
+    pipeline.process(Sent(0, 0, "k", {"n": 0, "fails": 9}))
     real, failed = ShardFiles.load, []
 
     def load(files: ShardFiles, version: Any) -> Shard:
         if not failed:
             failed.append(version)
-            pipeline.run(Sent(0, 1, "other", 1))
+            pipeline.process(Sent(0, 1, "other", 1))
             raise StateLost("removed by the running pipeline")
         return real(files, version)
 
@@ -162,7 +161,7 @@ def test_listing_lanes_reads_a_newer_ledger_if_files_disappear_while_it_reads(
 
 def test_listing_lanes_reports_state_that_is_lost(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path)
-    pipeline.run(*messages(3))
+    pipeline.process(*messages(3))
     for path in (tmp_path / "state").rglob("*.change"):
         path.unlink()
     with pytest.raises(StateLost, match="incomplete"):
@@ -173,11 +172,11 @@ def test_a_worker_drops_cached_shards_that_others_change(tmp_path: Path) -> None
     """Otherwise each worker would keep the state of every queue it ever had."""
     pipeline = Pipeline(tmp_path)
     CACHE._shards.clear()
-    pipeline.run(*messages(1, queue=0), *messages(1, queue=1))
+    pipeline.process(*messages(1, queue=0), *messages(1, queue=1))
     before = dict(CACHE._shards)
     CACHE._shards.clear()
     for number in range(1, KEPT_BATCHES + 2):
-        pipeline.run(*messages(1, first=number, queue=1))
+        pipeline.process(*messages(1, first=number, queue=1))
     CACHE._shards.update(before)  # as in the worker of the first batch
-    pipeline.run(*messages(1, first=1, queue=0))
+    pipeline.process(*messages(1, first=1, queue=0))
     assert [key[2] for key in CACHE._shards] == ["orders/broker-a/0"]

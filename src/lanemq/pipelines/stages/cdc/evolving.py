@@ -22,9 +22,8 @@ import pyarrow as pa
 from pyspark.sql.types import BooleanType, DataType, DoubleType, LongType, StringType, StructField, StructType
 
 from lanemq.pipelines.atomic_files import read_json
-from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.checkpoint.checkpoint import write_as
-from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
+from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Batch
 from lanemq.pipelines.stages.cdc.changes import belongs
 from lanemq.pipelines.stages.cdc.documents import UNREADABLE, listed
 from lanemq.pipelines.stages.cdc.options import ReplicaOptions

@@ -27,13 +27,21 @@ from pyspark.sql.types import StructType
 
 from lanemq.model.errors import CodecError, InvalidOption, OrderError
 from lanemq.pipelines.atomic_files import read_json
-from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.checkpoint.checkpoint import write_as
-from lanemq.pipelines.checkpoint.queue_set import check_choice
-from lanemq.pipelines.ports import DELETED, Append, Merge, OnQueueChange, Results, Stage
-from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, TableRows
+from lanemq.pipelines.checkpoint.queues import check_on_queue_change
+from lanemq.pipelines.ports import (
+    DEAD_LETTER_SCHEMA,
+    DELETED,
+    Append,
+    Batch,
+    Merge,
+    OnQueueChange,
+    Results,
+    SinkPosition,
+    Stage,
+    TableRows,
+)
 from lanemq.pipelines.running.progress import counted
-from lanemq.pipelines.sink_positions import SinkPosition
 from lanemq.pipelines.stages.cdc.evolving import Evolution, SkippedFields
 from lanemq.pipelines.stages.cdc.fold import newest_of_queues
 from lanemq.pipelines.stages.cdc.options import (
@@ -136,7 +144,7 @@ class LastState(Stage):
         if on_poison not in ("dead_letter", "fail"):
             raise InvalidOption(f"on_poison: {on_poison!r} is not one of dead_letter, fail")
         self._one_queue = one_queue
-        chosen = check_choice(on_queue_change)
+        chosen = check_on_queue_change(on_queue_change)
         self.on_queue_change = None if self._options.parts else chosen
         self._fails = on_poison == "fail"
         self.schema = declared.merged(sequence_type(self._options.parts))
@@ -165,7 +173,7 @@ class LastState(Stage):
         self._evolution = Evolution(folder / "columns.json" if self.evolves else None)
         shutil.rmtree(self._work, ignore_errors=True)  # left by a run that was killed
 
-    def run(self, messages: DataFrame, batch: Batch) -> Results:
+    def process(self, messages: DataFrame, batch: Batch) -> Results:
         """Returns the newest row of each key that the batch changes."""
         assert self._work is not None, "open() comes first"
         FrozenTable.of(self._options).freeze(self._work.parent)

@@ -1,7 +1,7 @@
 """Runs the events of one shard through the user's step: every key in order, each event once.
 
 Pure: messages and wall time go in; rows, dead letters and a `Change` come out. A lane that cannot continue keeps its
-messages in its own state (`held.py`), so it does not delay any other lane.
+messages in its own state (`lanes.py`), so it does not delay any other lane.
 
 Invariants, whatever is repeated, replayed or fails:
 - An event is tried only after all events before it in its lane are settled.
@@ -18,11 +18,9 @@ from typing import TypeAlias
 import msgspec
 
 from lanemq.model.errors import InvalidOption, OrderError
-from lanemq.pipelines.stages.transitions.held import HeldLanes
-from lanemq.pipelines.stages.transitions.lane_table import Expiry, LaneTable
+from lanemq.pipelines.stages.transitions.lanes import Expiry, HeldLanes, LaneTable
 from lanemq.pipelines.stages.transitions.messages import Event, QueueSlice, Stamps, WaitingMessage
-from lanemq.pipelines.stages.transitions.operator_requests import RequestedActions
-from lanemq.pipelines.stages.transitions.redrives import RedrivenDeadLetter
+from lanemq.pipelines.stages.transitions.operator_requests import RedrivenDeadLetter, RequestedActions
 from lanemq.pipelines.stages.transitions.rules import Rules, UnfitState
 from lanemq.pipelines.stages.transitions.shard import Change, Shard, keyless
 
@@ -126,7 +124,7 @@ class ShardMachine:
         self.held.retry(actions)
 
     def redrive(self, dead_letters: Iterable[RedrivenDeadLetter]) -> None:
-        """Gives dead letters to the step again. Each is in one retry pass only (`redrives.py`), so none is a repeat."""
+        """Gives dead letters to the step again. Each is in only one retry pass (`Redrives`), so none is a repeat."""
         for each in dead_letters:
             self.held.redrive(each.lane, msgspec.structs.replace(each.message, late=True))
 

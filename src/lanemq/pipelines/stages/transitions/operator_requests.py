@@ -1,20 +1,32 @@
-"""What an operator requests for held and parked lanes, whether or not the pipeline runs.
+"""What operators request of a stage, whether or not the pipeline runs: held lanes and dead letters to try again.
 
-A request is a file below `requests/` in the stage's folder; it needs no Spark and no broker. The next retry pass takes
-it; a pipeline that is down takes it when it starts.
+A request is a file in the stage's folder; writing it needs no Spark and no broker. The next retry pass takes it; a
+pipeline that is down takes it when it starts.
+
+    requests/<id>.json                  a request about held and parked lanes
+    redrives/asked/<id>.dead_letters    dead letters with their messages, not finished by a retry pass
+    redrives/done/<id>.dead_letters     finished ones; without their messages, once these cannot be needed again
+    redrives/lock                       held while an operator's request is written
+
+Invariants: a dead letter is in at most one file, so it is in at most one retry pass; messages stay until the intent of
+their pass is gone, so that a repeated pass is the same; `ask` returns only when the request is on disk.
 """
 
+import fcntl
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from lanemq.clock import SystemClock
-from lanemq.model.errors import InvalidOption
-from lanemq.pipelines.atomic_files import read_json, write_json
+from lanemq.model.errors import InvalidOption, StateLost
+from lanemq.pipelines.atomic_files import read_json, sync, write_durably, write_json
+from lanemq.pipelines.stages.transitions.messages import WaitingMessage
+from lanemq.pipelines.stages.transitions.shard import keyless
 
 Action: TypeAlias = Literal["redrive", "discard", "discard_first"]
 
@@ -93,3 +105,149 @@ class RequestedActions:
 
 
 NO_ACTIONS = RequestedActions({})
+
+
+# Dead letters that are given to the step again.
+
+DEAD_LETTERS_PER_FILE: Final = 5_000
+BYTES_PER_FILE: Final = 16 << 20
+FILES_PER_PASS: Final = 4
+"""Files of one retry pass. A task reads all of them to find its own dead letters; it holds one file and all rows in
+memory."""
+
+Identity: TypeAlias = tuple[str, str, int, int, int]
+"""Topic, broker, queue, offset, and the unit of work that made the message a dead letter. A message that fails again
+after a redrive is another dead letter."""
+
+
+class RedrivenDeadLetter(msgspec.Struct, array_like=True, frozen=True):
+    """A dead letter that is given to the step again."""
+
+    key: str | None
+    batch: int
+    """The unit of work that made it a dead letter."""
+    message: WaitingMessage
+
+    @property
+    def identity(self) -> Identity:
+        """What tells it from other dead letters."""
+        message = self.message
+        return message.topic, message.broker, message.queue_id, message.offset, self.batch
+
+    @property
+    def queue(self) -> str:
+        """The name of its queue."""
+        return f"{self.message.topic}/{self.message.broker}/{self.message.queue_id}"
+
+    @property
+    def lane(self) -> str:
+        """The name of its lane."""
+        return keyless(self.queue) if self.key is None else self.key
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final[Callable[[bytes], list[RedrivenDeadLetter]]] = msgspec.msgpack.Decoder(list[RedrivenDeadLetter]).decode
+
+
+class Redrives:
+    """The redrives of one stage. Operators ask from any process; the run that owns the checkpoint carries them out."""
+
+    def __init__(self, stage_folder: Path) -> None:
+        self._folder = stage_folder / "redrives"
+        self._asked, self._done = self._folder / "asked", self._folder / "done"
+
+    def ask(self, dead_letters: Iterable[RedrivenDeadLetter]) -> set[Identity]:
+        """Requests dead letters, in their order. Returns those that were not requested before; only these are taken.
+
+        Writes them in parts while `dead_letters` is read.
+        """
+        self._asked.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            taken = self.pending_dead_letters() | self.done_dead_letters()
+            fresh: set[Identity] = set()
+            asked = f"{SystemClock().wall()}-{os.urandom(4).hex()}"
+            for at, part in enumerate(_parts(each for each in dead_letters if each.identity not in taken)):
+                write_durably(self._asked / f"{asked}-{at:06}.dead_letters", _encode(part))
+                fresh |= {each.identity for each in part}
+        return fresh
+
+    def pending(self) -> list[str]:
+        """Ids of files that no retry pass has finished, in the order in which they were requested."""
+        return sorted(path.stem for path in self._asked.glob("*.dead_letters")) if self._asked.is_dir() else []
+
+    def pending_dead_letters(self) -> set[Identity]:
+        """Requested dead letters. To be read before `done_dead_letters`, because files move from here to there."""
+        return self._identities(self._asked)
+
+    def done_dead_letters(self) -> set[Identity]:
+        """Dead letters that retry passes have finished."""
+        return self._identities(self._done)
+
+    def dead_letters(self, ident: str) -> list[RedrivenDeadLetter]:
+        """The dead letters of one file. Also found after a crash between the end of its pass and its intent's."""
+        for folder in (self._asked, self._done):
+            try:
+                return _read(folder / f"{ident}.dead_letters")
+            except FileNotFoundError:
+                continue
+        raise StateLost(
+            f"{ident}.dead_letters is missing in {self._folder}: another program removed it. Restore the checkpoint's "
+            f"folder from a copy"
+        )
+
+    def carried_out(self, ident: str) -> None:
+        """Marks a file as done: the sinks have its rows. May be repeated."""
+        self._done.mkdir(parents=True, exist_ok=True)
+        source = self._asked / f"{ident}.dead_letters"
+        if source.exists():
+            source.rename(self._done / source.name)
+            sync(self._done)
+            sync(self._asked)
+
+    def forget_bodies(self, ident: str) -> None:
+        """Removes the bodies in a file whose pass is never repeated. The identities stay, so none is redriven twice."""
+        path = self._done / f"{ident}.dead_letters"
+        bare = [msgspec.structs.replace(each, message=_without_body(each.message)) for each in _read(path)]
+        write_durably(path, _encode(bare))
+
+    def _identities(self, folder: Path) -> set[Identity]:
+        found: set[Identity] = set()
+        for path in folder.glob("*.dead_letters") if folder.is_dir() else ():
+            try:
+                found.update(each.identity for each in _read(path))
+            except FileNotFoundError:  # it was moved to done
+                continue
+        return found
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _read(path: Path) -> list[RedrivenDeadLetter]:
+    try:
+        return _decode(path.read_bytes())
+    except msgspec.MsgspecError as error:
+        raise StateLost(f"{path} is damaged ({error}): restore the checkpoint's folder from a copy") from error
+
+
+def _without_body(message: WaitingMessage) -> WaitingMessage:
+    return msgspec.structs.replace(message, value=None)
+
+
+def _parts(dead_letters: Iterable[RedrivenDeadLetter]) -> Iterator[list[RedrivenDeadLetter]]:
+    part: list[RedrivenDeadLetter] = []
+    size = 0
+    for each in dead_letters:
+        part.append(each)
+        size += len(each.message.value or b"")
+        if len(part) >= DEAD_LETTERS_PER_FILE or size >= BYTES_PER_FILE:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part

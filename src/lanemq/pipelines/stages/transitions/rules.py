@@ -2,18 +2,21 @@
 
 `Hold`, `Park`, `DeadLetter` and `StateLimits` are given by the user; `Rules` is all of it as the machine reads it.
 
-Invariant: only `DeadLetter` lets later messages of a key pass a failed one, and it must be asked for with `skip=True`.
+Invariants: only `DeadLetter` lets later messages of a key pass a failed one, and it must be asked for with `skip=True`;
+an error in the user's code affects only its own key, even if its text is not UTF-8, has no end, or raises when it is
+read.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
+import msgspec
+
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import RETRY_FOREVER
 from lanemq.model.errors import InvalidOption, LaneError, OrderError
 from lanemq.model.units import Millis, Seconds, to_millis, to_seconds
-from lanemq.pipelines.stages.transitions.error_text import LATE_OR_AGAIN
 from lanemq.pipelines.stages.transitions.messages import Event, Row, Step, decode_empty_as_none
 from lanemq.pipelines.stages.transitions.shard import LaneCodec
 
@@ -21,6 +24,13 @@ OnGap: TypeAlias = Literal["report", "hold", "fail"]
 Number: TypeAlias = Callable[[Event], int]
 OnExpire: TypeAlias = Callable[[Any, str | None], Iterable[Row]]
 """`on_expire(state, key) -> rows`, called when a state is forgotten."""
+
+MAX_REASON_CHARACTERS: Final = 4_000
+"""Length of a reason; some errors quote the whole body."""
+
+DISCARDED: Final = "discarded by an operator"
+LATE_OR_AGAIN: Final = "came late or again"
+"""Reasons by which `operate/dead_letters.py` recognises dead letters that "redrive everything" leaves out."""
 
 _BOUND: Final = 1 << 63
 _SHORTEST: Final = 0.001
@@ -264,3 +274,64 @@ def numbering(sequence: str | Number | None) -> Number | None:
         return found
 
     return number
+
+
+# The text of an error that the user's code raised. It is stored in state files and dead letters, which hold many keys.
+
+
+def error_text(error: BaseException) -> str:
+    """The error's message, shortened and with escapes for what cannot be stored."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the user's code
+        text = "(an error that has no text)"
+    return storable(text if len(text) <= MAX_REASON_CHARACTERS else f"{text[:MAX_REASON_CHARACTERS]} …")
+
+
+def storable(text: str) -> str:
+    """The text with escapes for lone surrogates, which are not UTF-8, and for NUL, which PostgreSQL refuses."""
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+class FrozenOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Options that must not change while state exists, as the first run recorded them in `stage.json`.
+
+    With another number of shards keys lose their state. With other numbers, or numbers where there were none, new
+    events are taken for repeats, or wait for events that came long ago.
+    """
+
+    shards: Literal["queue"] | int
+    sequence: str | msgspec.UnsetType = msgspec.UNSET
+    """`none`, `field <name>` or `function`; two functions cannot be compared."""
+    first_number: int | msgspec.UnsetType | None = msgspec.UNSET
+    """Not recorded where there are no numbers."""
+
+    @classmethod
+    def of(cls, shards: Literal["queue"] | int, sequence: object, first_number: int | None) -> "FrozenOptions":
+        """Those among the options of a stage."""
+        if sequence is None:
+            return cls(shards, "none")
+        return cls(shards, f"field {sequence}" if isinstance(sequence, str) else "function", first_number)
+
+    def check_against(self, found: "FrozenOptions", stage_folder: object) -> None:
+        """`InvalidOption` if the state in the folder was made with other options, `found`."""
+        if found.shards != self.shards:
+            raise InvalidOption(
+                f"shards={self.shards!r}, but the state in {stage_folder} was made with shards={found.shards!r}: keys "
+                f"would lose their state. Keep the number, or start with an empty checkpoint"
+            )
+        if found.sequence not in (self.sequence, msgspec.UNSET):
+            raise InvalidOption(
+                f"sequence is {self.sequence}, but the state in {stage_folder} was made with {found.sequence}: events "
+                f"would be taken for repeats, or wait for numbers that were applied. Keep sequence=, or start with an "
+                f"empty checkpoint"
+            )
+        # A key that has begun is not affected if others may begin with any number.
+        if self.first_number is not None and found.first_number not in (self.first_number, msgspec.UNSET):
+            raise InvalidOption(
+                f"first_number={self.first_number}, but the state in {stage_folder} was made with "
+                f"{found.first_number}: keep it, give first_number=None if a key may begin with any number, or start "
+                f"with an empty checkpoint"
+            )

@@ -1,23 +1,30 @@
-"""`Transitions`: a stage that runs every event of a key through a step, in order, once.
+"""`Transitions`: a stage that gives every event of a key to a step, in order, once.
 
 The driver's part: it records what a unit of work starts from, lets Spark's tasks do the work (`worker.py`), turns their
-answers into rows for the sinks, and records the state after it.
+answers into rows for the sinks, and records the state after it. A unit of work is a batch or a retry pass.
 
-A unit of work is a batch or a retry pass. Its intent, written before it runs, says what it starts from; its ledger,
-written after it, has the version of every shard (`unit_log.py`; a sink's ledger is something else).
+In the stage's folder:
 
-Invariants: a unit starts from the ledger that its intent names and leaves a ledger; an operator's request is taken by
-one retry pass; a unit that retry passes were built on is never computed again. There is no next ledger unless every
-task did its work and exactly one task worked on each shard.
+    stage.json                options that must not change while state exists
+    intents/<number>.json     a unit that was begun: what it starts from, its wall time, what operators requested
+    manifests/<number>.json   a unit whose rows and state are complete: the version of every shard after it
+    requests/, redrives/      what operators request, see operator_requests.py
+    state/<shard>/...         see shard.py
+    work/<number>/...         rows for the sinks
+
+Invariants: a repeated unit starts from the manifest that its intent names, so it sees what the first attempt saw, and
+missing state is noticed and never replaced by older state; an operator's request is taken by one retry pass; a unit
+that retry passes were built on is never computed again. There is no next manifest unless every task did its work and
+exactly one task worked on each shard.
 """
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -27,24 +34,36 @@ from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock, wall_ms
 from lanemq.model.errors import Closed, InvalidOption, LaneError, LaneFrozen, OrderError, StateLost
-from lanemq.pipelines.atomic_files import sync
-from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch
-from lanemq.pipelines.checkpoint.queue_set import check_choice
+from lanemq.pipelines.atomic_files import read_json, sync, write_json
+from lanemq.pipelines.checkpoint.checkpoint import write_as
+from lanemq.pipelines.checkpoint.queues import check_on_queue_change
 from lanemq.pipelines.declare.ddl import parse_columns
-from lanemq.pipelines.ports import Append, OnQueueChange, Results, Stage
-from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows, RowFile
+from lanemq.pipelines.ports import (
+    DEAD_LETTER_SCHEMA,
+    NUMBERS_PER_BATCH,
+    Append,
+    Batch,
+    FileRows,
+    OnQueueChange,
+    Results,
+    RowFile,
+    Stage,
+)
 from lanemq.pipelines.stages.transitions.carried_types import carry_types
 from lanemq.pipelines.stages.transitions.messages import COLUMNS, SHARD, Step
 from lanemq.pipelines.stages.transitions.operator_requests import (
+    FILES_PER_PASS,
     NO_ACTIONS,
     OperatorRequest,
+    RedrivenDeadLetter,
+    Redrives,
     RequestedActions,
     pending_requests,
     remove_request,
 )
-from lanemq.pipelines.stages.transitions.redrives import FILES_PER_PASS, RedrivenDeadLetter, Redrives
 from lanemq.pipelines.stages.transitions.rules import (
     DeadLetter,
+    FrozenOptions,
     Hold,
     Number,
     OnExpire,
@@ -54,9 +73,7 @@ from lanemq.pipelines.stages.transitions.rules import (
     StateLimits,
     UnfitState,
 )
-from lanemq.pipelines.stages.transitions.shard import START
-from lanemq.pipelines.stages.transitions.state_files import ShardFiles
-from lanemq.pipelines.stages.transitions.unit_log import Entry, FrozenOptions, Intent, Ledger, UnitLog, read_ledger
+from lanemq.pipelines.stages.transitions.shard import START, ShardFiles, Version
 from lanemq.pipelines.stages.transitions.worker import (
     ANSWER,
     ShardSummary,
@@ -69,24 +86,92 @@ from lanemq.pipelines.stages.transitions.worker import (
     work_folder,
 )
 
+K = TypeVar("K", bound=msgspec.Struct)
+
 _NEEDED = (*COLUMNS[:5], "value", "store_timestamp")
 _POSITION = ("topic", "broker", "queue_id", "queue_offset")
 _REFUSALS: Final = {kind.__name__: kind for kind in (InvalidOption, LaneFrozen, OrderError, StateLost, UnfitState)}
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """Recorded before a unit runs, so that a repeated unit does the same."""
+
+    number: int
+    query: str
+    base: int
+    """The number of the manifest that it starts from; START: none."""
+    wall: int
+    """Wall time of the unit, milliseconds."""
+    requests: tuple[OperatorRequest, ...] = ()
+    shards: tuple[str, ...] = ()
+    """Of a retry pass: the shards it works on."""
+    redrives: tuple[str, ...] = ()
+    """Of a retry pass: files of dead letters that it gives to the step again."""
+
+
+class ShardEntry(msgspec.Struct, frozen=True):
+    """One shard in a manifest."""
+
+    version: Version
+    snapshot: int = START
+    """The unit of the newest snapshot; only older versions need older files."""
+    keys: int = 0
+    waiting: int = 0
+    """Lanes that are held or parked."""
+    parked: int = 0
+    retry_at: int | None = None
+    """Wall time of the next retry, milliseconds."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The stage's state after a unit: where to find every shard, and what waits in it."""
+
+    number: int
+    query: str
+    shards: dict[str, ShardEntry]
+
+
+EMPTY = Manifest(START, "", {})
+read_manifest: Callable[[str], Manifest] = msgspec.json.Decoder(Manifest).decode
 
 
 class _Opened(NamedTuple):
     """What a stage has between `open` and its end."""
 
     spark: SparkSession
-    unit_log: UnitLog
+    unit_log: "UnitLog"
     cleaned: dict[str, int]
     """The snapshot of each shard up to which files were removed."""
 
 
 class Transitions(Stage):
-    """Runs every event of every key through `step(state, event) -> (state, rows)`.
+    """Gives every event of every key to `step(state, event) -> (state, rows)`, in order.
 
     If the step fails, or a body cannot be decoded, only that key is affected, as `on_failure` says.
+    `docs/decisions/0010-pipelines.md` explains shards.
+
+    Args:
+        step: `step(state, event) -> (state, rows)`.
+        outputs: Columns of the rows, such as `"order_id string, status string"`.
+        decode: "json", "text", "bytes", a type for JSON (msgspec Struct, dataclass, TypedDict) or a function.
+        state_type: The type in which the step gets its state; default: dicts, lists, numbers, texts.
+        on_failure: What happens to a key whose step failed: `Hold` (the default), `Park` or `DeadLetter`.
+        sequence: The field of the value (or a function of the event) that numbers a key's events 1, 2, 3 ...;
+            repeats are dropped. It cannot be changed later.
+        on_gap: "report" counts missing numbers and continues, "hold" makes the key wait for them, "fail" treats
+            them as a failure. The default is "report", and "hold" with `shards=<number>`, where a key's events
+            may be in several queues, which are read one after the other.
+        first_number: The number that a key begins with; None: any.
+        shards: "queue" for rows as the source gives them; a number for rows that were shuffled, or for keys that
+            are in several queues, which then need `sequence`. It cannot be changed later.
+        limits: Bounds on the state.
+        on_queue_change: What to do when the topic has more queues than the state was made with or, with
+            `shards=<number>` and without `sequence`, when a key is found in two queues. "fail", or "continue" if
+            no key has moved or a moved key may start with no state; this cannot be checked then.
+        on_expire: `on_expire(state, key) -> rows`, called for a state that `StateLimits(expire_after)` forgets;
+            its rows are written with the batch that does so. If it fails, the state is kept and it is called
+            again later. If it fails for a state that an event found expired, `on_failure` applies to the event.
+        clock: For tests.
     """
 
     columns: tuple[str, ...] = COLUMNS
@@ -111,48 +196,23 @@ class Transitions(Stage):
         on_expire: OnExpire | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Creates the stage; `docs/decisions/0010-pipelines.md` explains shards.
-
-        Args:
-            step: `step(state, event) -> (state, rows)`.
-            outputs: Columns of the rows, such as `"order_id string, status string"`.
-            decode: "json", "text", "bytes", a type for JSON (msgspec Struct, dataclass, TypedDict) or a function.
-            state_type: The type in which the step gets its state; default: dicts, lists, numbers, texts.
-            on_failure: What happens to a key whose step failed: `Hold` (the default), `Park` or `DeadLetter`.
-            sequence: The field of the value (or a function of the event) that numbers a key's events 1, 2, 3 ...;
-                repeats are dropped. It cannot be changed later.
-            on_gap: "report" counts missing numbers and continues, "hold" makes the key wait for them, "fail" treats
-                them as a failure. The default is "report", and "hold" with `shards=<number>`, where a key's events
-                may be in several queues, which are read one after the other.
-            first_number: The number that a key begins with; None: any.
-            shards: "queue" for rows as the source gives them; a number for rows that were shuffled, or for keys that
-                are in several queues, which then need `sequence`. It cannot be changed later.
-            limits: Bounds on the state.
-            on_queue_change: What to do when the topic has more queues than the state was made with or, with
-                `shards=<number>` and without `sequence`, when a key is found in two queues. "fail", or "continue" if
-                no key has moved or a moved key may start with no state; this cannot be checked then.
-            on_expire: `on_expire(state, key) -> rows`, called for a state that `StateLimits(expire_after)` forgets;
-                its rows are written with the batch that does so. If it fails, the state is kept and it is called
-                again later. If it fails for a state that an event found expired, `on_failure` applies to the event.
-            clock: For tests.
-        """
+        by_queue, on_change = shards == "queue", check_on_queue_change(on_queue_change)
         self.schema = _columns_of(outputs)
+        self.on_queue_change = on_change if by_queue else None
         self._shards = shards
-        chosen = check_choice(on_queue_change)
-        self.on_queue_change = chosen if shards == "queue" else None
         self._clock = clock or SystemClock()
         self._options = StageOptions(
             step=step,
             outputs=self.schema,
             decode=decode,
             state_type=state_type,
-            policy=Hold() if on_failure is None else on_failure,
+            policy=on_failure if on_failure is not None else Hold(),
             sequence=sequence,
-            on_gap=on_gap if on_gap is not None else "report" if shards == "queue" else "hold",
+            on_gap=on_gap if on_gap is not None else "report" if by_queue else "hold",
             first_number=first_number,
             limits=limits or StateLimits(),
-            by_queue=shards == "queue",
-            one_queue_per_key=shards != "queue" and sequence is None and chosen == "fail",
+            by_queue=by_queue,
+            one_queue_per_key=not by_queue and sequence is None and on_change == "fail",
             on_expire=on_expire,
         )
         _check(self._options, shards)
@@ -162,37 +222,37 @@ class Transitions(Stage):
         """Opens the stage's folder; refuses one whose state was made with other shards or numbers."""
         carry_types()
         self._opened = _Opened(spark, UnitLog(folder.absolute()), {})
-        FrozenOptions.of(self._shards, self._options.sequence, self._options.first_number).freeze(folder)
+        _freeze(FrozenOptions.of(self._shards, self._options.sequence, self._options.first_number), folder)
 
-    def run(self, messages: DataFrame, batch: Batch) -> Results:
+    def process(self, messages: DataFrame, batch: Batch) -> Results:
         """Returns the rows of a batch, the same ones if the batch is repeated."""
-        if _has_passes(batch, self._unit_log.ledgers()):
+        if _has_passes(batch, self._unit_log.manifests()):
             # Retry passes were built on it, so the sinks have it; only Spark has not recorded it yet.
             return Results(FileRows(self.schema, []), counts={"repeated_batches": 1})
-        intent = self._intent(batch)
+        intent = self._begin(batch)
         frame = self._arranged(messages).mapInArrow(partial(apply_messages, self._unit_inputs(intent)), ANSWER)
-        return self._settled(batch, intent, frame)
+        return self._collect(batch, intent, frame)
 
     def settle(self, batch: Batch, state: str) -> None:
-        """Records the ledger of the attempt that counts. Only from now on do other units see its changes."""
-        self._unit_log.complete(read_ledger(state), batch.epoch)
+        """Records the manifest of the attempt that counts. Other units see its changes only from now on."""
+        self._unit_log.complete(read_manifest(state), batch.epoch)
 
     def due(self, now: datetime) -> float | None:
         """Seconds until a retry pass is due; None while nothing waits, or while a unit is not finished."""
         unit_log = self._unit_log
-        if set(unit_log.intents()) & set(unit_log.ledgers()):
+        if set(unit_log.intents()) & set(unit_log.manifests()):
             return None
         if pending_requests(unit_log.folder) or Redrives(unit_log.folder).pending():
             return 0.0
         times = [entry.retry_at for entry in unit_log.newest().shards.values() if entry.retry_at is not None]
         return max(0, min(times) - wall_ms(now)) / 1000 if times else None
 
-    def run_retry_pass(self, batch: Batch) -> Results | None:
+    def process_retry_pass(self, batch: Batch) -> Results | None:
         """Retries lanes whose wait is over or that an operator requested. None if there are none."""
         unit_log, spark = self._unit_log, self._open_stage.spark
-        ledgers = unit_log.ledgers()
-        if any(number > batch.number for number in ledgers):
-            if batch.number in ledgers:
+        manifests = unit_log.manifests()
+        if any(number > batch.number for number in manifests):
+            if batch.number in manifests:
                 self.finished(batch)
             unit_log.remove("intents", batch.number)
             return None
@@ -201,7 +261,7 @@ class Transitions(Stage):
             return None
         shards = spark.createDataFrame([(name,) for name in intent.shards], "shard string")
         frame = shards.repartition(len(intent.shards), "shard")
-        return self._settled(batch, intent, frame.mapInArrow(partial(retry_lanes, self._unit_inputs(intent)), ANSWER))
+        return self._collect(batch, intent, frame.mapInArrow(partial(retry_lanes, self._unit_inputs(intent)), ANSWER))
 
     def unfinished_retry_pass(self) -> int | None:
         """The number of a retry pass that a crash interrupted."""
@@ -224,19 +284,19 @@ class Transitions(Stage):
         for ident in redriven:
             Redrives(folder).forget_bodies(ident)
 
-    def _intent(
+    def _begin(
         self,
         batch: Batch,
         requests: tuple[OperatorRequest, ...] = (),
         shards: tuple[str, ...] = (),
         redrives: tuple[str, ...] = (),
     ) -> Intent:
-        """Records the unit's intent. Returns that of an earlier attempt if it starts from the same ledger."""
+        """Records and returns the unit's intent; that of an earlier attempt if it starts from the same manifest."""
         unit_log = self._unit_log
-        base = unit_log.ledger_before(batch.number)
+        base = unit_log.manifest_before(batch.number)
         _check_base(batch, base)
         found = unit_log.intent(batch.number)
-        # A retry pass may have run since, if the earlier attempt ended before its ledger.
+        # A retry pass may have come in between, if the earlier attempt ended before its manifest was written.
         if found is not None and found.base == base.number:
             return found
         intent = Intent(batch.number, batch.query, base.number, self._clock.wall(), requests, shards, redrives)
@@ -247,7 +307,7 @@ class Transitions(Stage):
         """The intent of a retry pass; None if nothing is due. Requests about lanes that are not held are dropped."""
         unit_log = self._unit_log
         requests, wall = pending_requests(unit_log.folder), self._clock.wall()
-        entries = unit_log.ledger_before(batch.number).shards
+        entries = unit_log.manifest_before(batch.number).shards
         shards = {
             name
             for name, entry in entries.items()
@@ -256,14 +316,14 @@ class Transitions(Stage):
         redrives = tuple(Redrives(unit_log.folder).pending()[:FILES_PER_PASS])  # the rest is due at once
         shards |= self._shards_of(redrives)
         if shards:
-            return self._intent(batch, tuple(requests), tuple(sorted(shards)), redrives)
+            return self._begin(batch, tuple(requests), tuple(sorted(shards)), redrives)
         for request in requests:
             remove_request(unit_log.folder, request)
         return None
 
     def _unit_inputs(self, intent: Intent) -> UnitInputs:
         unit_log = self._unit_log
-        entries = unit_log.ledger(intent.base).shards
+        entries = unit_log.manifest(intent.base).shards
         return UnitInputs(
             options=self._options,
             stage_folder=unit_log.folder,
@@ -296,11 +356,11 @@ class Transitions(Stage):
         found = Redrives(self._unit_log.folder)
         return (each for ident in redrives for each in found.dead_letters(ident))
 
-    def _settled(self, batch: Batch, intent: Intent, frame: DataFrame) -> Results:
-        """Runs the tasks. The new state is in the results and counts only after `settle`."""
+    def _collect(self, batch: Batch, intent: Intent, frame: DataFrame) -> Results:
+        """Lets Spark run the tasks and collects their answers. The state in the results counts only after `settle`."""
         unit_log = self._unit_log
         summaries = summaries_of(unpack_answer(bytes(row.answer)) for row in frame.collect())
-        after = ledger_after(unit_log.ledger(intent.base), batch, summaries)
+        after = manifest_after(unit_log.manifest(intent.base), batch, summaries)
         return results(unit_log.folder, batch, self.schema, summaries, after)
 
     def _arranged(self, messages: DataFrame) -> DataFrame:
@@ -315,7 +375,7 @@ class Transitions(Stage):
         return shared.repartition(self._shards, "key").sortWithinPartitions(SHARD, *_POSITION)
 
     @property
-    def _unit_log(self) -> UnitLog:
+    def _unit_log(self) -> "UnitLog":
         return self._open_stage.unit_log
 
     @property
@@ -349,18 +409,29 @@ def _columns_of(outputs: str | StructType) -> StructType:
     return schema
 
 
-def _has_passes(batch: Batch, ledgers: list[int]) -> bool:
+def _freeze(options: FrozenOptions, folder: Path) -> None:
+    """Records the options at the first start; refuses different ones at a later start."""
+    path = folder / "stage.json"
+    if not path.exists():
+        write_json(path, options)
+    found = read_json(path, FrozenOptions)
+    options.check_against(found, folder)
+    if found.sequence is msgspec.UNSET:  # written by a version that did not record it
+        write_json(path, options)
+
+
+def _has_passes(batch: Batch, manifests: list[int]) -> bool:
     """Whether retry passes ran after the batch. Raises if the state is newer than Spark's last batch can explain."""
-    newest = max(ledgers, default=START)
+    newest = max(manifests, default=START)
     if newest // NUMBERS_PER_BATCH > batch.spark_batch + 1:
         raise StateLost(
             f"{batch} comes again, but the state is already that of batch {newest // NUMBERS_PER_BATCH}: Spark's part "
             f"of the checkpoint was deleted or restored. Restore all of it as it was, or start with an empty one"
         )
-    return any(batch.number < number < batch.number + NUMBERS_PER_BATCH for number in ledgers)
+    return any(batch.number < number < batch.number + NUMBERS_PER_BATCH for number in manifests)
 
 
-def _check_base(batch: Batch, base: Ledger) -> None:
+def _check_base(batch: Batch, base: Manifest) -> None:
     """Refuses to continue from state of another query, or from state that is too old."""
     if base.number >= 0 and base.query != batch.query:
         raise StateLost(
@@ -374,7 +445,7 @@ def _check_base(batch: Batch, base: Ledger) -> None:
         )
 
 
-# after the tasks of a unit
+# After the tasks of a unit.
 
 
 def summaries_of(answers: Iterable[TaskAnswer]) -> list[ShardSummary]:
@@ -394,18 +465,18 @@ def summaries_of(answers: Iterable[TaskAnswer]) -> list[ShardSummary]:
     return [found[name] for name in sorted(found)]
 
 
-def ledger_after(base: Ledger, batch: Batch, summaries: Iterable[ShardSummary]) -> Ledger:
-    """The ledger after the unit."""
+def manifest_after(base: Manifest, batch: Batch, summaries: Iterable[ShardSummary]) -> Manifest:
+    """The manifest after the unit."""
     shards = dict(base.shards)
     for each in summaries:
         before = shards.get(each.shard)
         snapshot = batch.number if each.snapshot else (before.snapshot if before else START)
-        shards[each.shard] = Entry(each.version, snapshot, each.keys, each.waiting, each.parked, each.retry_at)
-    return Ledger(batch.number, batch.query, shards)
+        shards[each.shard] = ShardEntry(each.version, snapshot, each.keys, each.waiting, each.parked, each.retry_at)
+    return Manifest(batch.number, batch.query, shards)
 
 
 def results(
-    stage_folder: Path, batch: Batch, schema: StructType, summaries: list[ShardSummary], after: Ledger
+    stage_folder: Path, batch: Batch, schema: StructType, summaries: list[ShardSummary], after: Manifest
 ) -> Results:
     """The row files for the sinks, and the counts."""
     folder = work_folder(stage_folder, batch.number)
@@ -430,10 +501,10 @@ def _files(folder: Path, found: list[tuple[str, str, int]]) -> list[RowFile]:
     return [RowFile(shard, folder / name, rows) for shard, name, rows in found if rows]
 
 
-def remove_old(unit_log: UnitLog, batch: Batch, cleaned: dict[str, int]) -> None:
+def remove_old(unit_log: "UnitLog", batch: Batch, cleaned: dict[str, int]) -> None:
     """Removes what no repetition of the last two units can need.
 
-    After a retry pass the batch before it is never computed again, so the oldest ledger kept is the one that the pass
+    After a retry pass the batch before it is never computed again, so the oldest manifest kept is the one that the pass
     started from. A topic without new messages has retry passes only.
 
     Args:
@@ -441,15 +512,82 @@ def remove_old(unit_log: UnitLog, batch: Batch, cleaned: dict[str, int]) -> None
         batch: The unit that has just finished.
         cleaned: The snapshot of each shard up to which files were removed before; updated.
     """
-    ledgers = sorted(unit_log.ledgers())
+    manifests = sorted(unit_log.manifests())
     floor = batch.number if batch.is_retry_pass else (batch.spark_batch - 1) * NUMBERS_PER_BATCH
-    below = [number for number in ledgers if number < floor]
+    below = [number for number in manifests if number < floor]
     if not below:
         return
-    oldest = unit_log.ledger(below[-1])
+    oldest = unit_log.manifest(below[-1])
     for name, entry in oldest.shards.items():
         if entry.snapshot > cleaned.get(name, START):
             ShardFiles(unit_log.folder, oldest.query, name).remove_before(entry.snapshot)
             cleaned[name] = entry.snapshot
     for number in below[:-1]:
-        unit_log.remove("ledger", number)
+        unit_log.remove("manifests", number)
+
+
+class UnitLog:
+    """The intents and manifests in a stage's folder. Only one process writes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # Cached because a runner asks four times a second what is due, and with many queues the file is large.
+        self._last = EMPTY
+
+    def manifest_before(self, number: int) -> Manifest:
+        """The newest manifest below this number."""
+        below = max((found for found in self.manifests() if found < number), default=None)
+        return EMPTY if below is None else self.manifest(below)
+
+    def newest(self) -> Manifest:
+        """The newest manifest; an empty one before the first unit."""
+        return self.manifest_before(2**63)
+
+    def manifest(self, number: int) -> Manifest:
+        """The manifest of a unit."""
+        if number == START:
+            return EMPTY
+        if self._last.number != number:
+            self._last = self._read("manifests", number, Manifest)
+        return self._last
+
+    def manifests(self) -> list[int]:
+        """The units that have a manifest, in no order."""
+        return list(self._numbers("manifests"))
+
+    def intent(self, number: int) -> Intent | None:
+        """The intent of a unit; None if it was never begun, or is finished."""
+        return self._read("intents", number, Intent) if self._path("intents", number).exists() else None
+
+    def intents(self) -> list[int]:
+        """The units that are begun and not finished, in no order."""
+        return list(self._numbers("intents"))
+
+    def begin(self, intent: Intent) -> None:
+        """Records a unit before it runs."""
+        write_json(self._path("intents", intent.number), intent)
+
+    def complete(self, manifest: Manifest, epoch: int) -> None:
+        """Records the state after a unit, unless a newer run of the pipeline has replaced this one."""
+        write_as(epoch, self.folder, self._path("manifests", manifest.number), msgspec.json.encode(manifest))
+        self._last = manifest
+
+    def remove(self, kind: Literal["intents", "manifests"], number: int) -> None:
+        self._path(kind, number).unlink(missing_ok=True)
+
+    def _numbers(self, kind: str) -> Iterator[int]:
+        folder = self.folder / kind
+        if folder.is_dir():
+            yield from (int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal())
+
+    def _path(self, kind: str, number: int) -> Path:
+        return self.folder / kind / f"{number}.json"
+
+    def _read(self, kind: str, number: int, what: type[K]) -> K:
+        path = self._path(kind, number)
+        try:
+            found = read_json(path, what)
+        except FileNotFoundError:
+            raise StateLost(f"{path} is missing: another program changed the stage's folder") from None
+        assert isinstance(found, what)
+        return found

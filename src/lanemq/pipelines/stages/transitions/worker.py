@@ -3,8 +3,9 @@
 A task streams its rows; it keeps only the state of its shards and the rows of one row group in memory. Errors that
 would be the same at every attempt are answers, not failures of the task.
 
-Invariant: rows and change are complete before the task answers. Rows go to a file of the attempt's own, and the answer
-names it: of two attempts of a task, only the one that Spark took counts.
+Invariants: rows and change are complete before the task answers. Rows go to a file of the attempt's own, and the answer
+names it: of two attempts of a task, only the one that Spark took counts. A row that does not fit its columns fails its
+event, not the batch.
 """
 
 import gc
@@ -12,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -24,16 +26,26 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from lanemq.model.errors import LaneError
-from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA
-from lanemq.pipelines.stages.transitions.error_text import error_text
+from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA
 from lanemq.pipelines.stages.transitions.machine import ShardMachine
 from lanemq.pipelines.stages.transitions.messages import QueueSlice, Step, decoder, empty_decoder, queue_slices
-from lanemq.pipelines.stages.transitions.operator_requests import NO_ACTIONS, RequestedActions
-from lanemq.pipelines.stages.transitions.redrives import RedrivenDeadLetter, Redrives
-from lanemq.pipelines.stages.transitions.row_shape import RowShape
-from lanemq.pipelines.stages.transitions.rules import Number, OnExpire, OnGap, Policy, Rules, StateLimits, numbering
-from lanemq.pipelines.stages.transitions.shard import PARKED_AT, LaneCodec, Version
-from lanemq.pipelines.stages.transitions.state_files import CACHE, ShardFiles
+from lanemq.pipelines.stages.transitions.operator_requests import (
+    NO_ACTIONS,
+    RedrivenDeadLetter,
+    Redrives,
+    RequestedActions,
+)
+from lanemq.pipelines.stages.transitions.rules import (
+    Number,
+    OnExpire,
+    OnGap,
+    Policy,
+    Rules,
+    StateLimits,
+    error_text,
+    numbering,
+)
+from lanemq.pipelines.stages.transitions.shard import CACHE, PARKED_AT, LaneCodec, ShardFiles, Version
 
 _ROWS_AT_ONCE: Final = 50_000
 """Rows that are gathered before they are written as a row group."""
@@ -209,8 +221,7 @@ class ShardUpdate:
         self._unit = unit
         self._name = shard
         self._files = ShardFiles(unit.stage_folder, unit.query, shard)
-        self._base = unit.versions.get(shard, Version())
-        self._shard = CACHE.take(self._files, self._base)
+        self._shard = CACHE.take(self._files, unit.versions.get(shard, Version()))
         self.machine = ShardMachine(self._shard, rules, unit.wall)
         assert isinstance(rules.shape, RowShape)
         dead_shape = RowShape(to_arrow_schema(DEAD_LETTER_SCHEMA, timezone="UTC"))
@@ -235,15 +246,9 @@ class ShardUpdate:
         """Writes rows and change to disk and puts the shard into the cache."""
         change = self.machine.finish()
         self._flush()
-        shard, meta, limits = self._shard, self._shard.meta, self._unit.options.limits
-        # Changes with more keys than the shard has take longer to read than a snapshot; a few of them are cheap anyway.
-        snapshot = meta.chain >= limits.snapshot_every or (meta.chain > 4 and meta.chained_keys > 2 * len(shard.lanes))
-        if snapshot:
-            meta.chain = meta.chained_keys = 0
-        shard.version = self._files.write_change(self._unit.number, self._base, change)
-        if snapshot:
-            self._files.write_snapshot(shard)
-        CACHE.put(self._files, shard, limits.max_cache_keys_per_worker, limits.max_cache_bytes_per_worker)
+        limits = self._unit.options.limits
+        snapshot = self._files.save(self._shard, self._unit.number, change, limits.snapshot_every)
+        CACHE.put(self._files, self._shard, limits.max_cache_keys_per_worker, limits.max_cache_bytes_per_worker)
         return self._summary(snapshot=snapshot)
 
     def _flush(self) -> None:
@@ -291,6 +296,102 @@ class ShardUpdate:
 def work_folder(stage_folder: Path, number: int) -> Path:
     """Where the rows of a unit wait for the sinks."""
     return stage_folder / "work" / str(number)
+
+
+_SAFE: Final = {
+    (str, "string"),
+    (str, "large_string"),
+    (bytes, "binary"),
+    (bool, "bool"),
+    (float, "double"),
+    (float, "float"),
+    (int, "int64"),
+    (int, "int32"),
+    (int, "int16"),
+    (int, "int8"),
+}
+"""Types that fit, for integers within their bounds and texts that are UTF-8. All others are tried each time."""
+
+
+class RowShape:
+    """Checks the rows that a step returns, one by one, against the columns of the outputs.
+
+    Arrow columns are built from many rows at once, when the state of all their events has already changed: too late
+    to find a value that does not fit. Combinations of value types that are known to fit are remembered.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._names = frozenset(schema.names)
+        self._width = len(schema.names)
+        pick = itemgetter(*schema.names)
+        self._get: Callable[[Mapping[str, object]], Any] = pick if self._width > 1 else lambda row: (pick(row),)
+        # Types of rows that fit, with the columns whose integers and texts still have to be checked.
+        self._known: dict[tuple[type, ...], tuple[list[tuple[int, int]], list[int]]] = {}
+
+    def __call__(self, row: Mapping[str, object]) -> tuple[Any, ...]:
+        """Returns the row's values in column order. Raises an error that says what is wrong with it."""
+        if len(row) != self._width:
+            row = self._filled(row)
+        try:
+            values: tuple[Any, ...] = self._get(row)
+        except KeyError:
+            raise self._unknown(row) from None
+        bounds, texts = self._known.get(tuple(map(type, values))) or self._try(values)
+        for at, bound in bounds:
+            if not -bound <= values[at] < bound:
+                raise ValueError(f"output {self.schema.names[at]!r}: {values[at]} is too large for its column")
+        for at in texts:
+            if not values[at].isascii():
+                self._check_text(at, values[at])
+        return values
+
+    def _check_text(self, at: int, text: str) -> None:
+        """Refuses lone surrogates, which JSON may contain and UTF-8 may not."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"output {self.schema.names[at]!r}: {text!r:.100} is not valid UTF-8 ({error})") from error
+
+    def columns(self, rows: list[tuple[Any, ...]]) -> pa.Table:
+        """Converts checked rows to an Arrow table."""
+        columns = zip(*rows, strict=True)
+        arrays = [pa.array(values, column.type) for values, column in zip(columns, self.schema, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=self.schema)
+
+    def _try(self, values: tuple[Any, ...]) -> tuple[list[tuple[int, int]], list[int]]:
+        """Checks a row with a new combination of types, and remembers it if types alone decide whether a row fits."""
+        for column, value in zip(self.schema, values, strict=True):
+            try:
+                if isinstance(value, float) and pa.types.is_integer(column.type):
+                    raise TypeError("Arrow would truncate it")
+                pa.array([value], column.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise TypeError(f"output {column.name!r}: {value!r} is not a {column.type} ({error})") from error
+        bounds = [
+            (at, 1 << (column.type.bit_width - 1))
+            for at, (column, value) in enumerate(zip(self.schema, values, strict=True))
+            if type(value) is int and pa.types.is_signed_integer(column.type)
+        ]
+        checks = bounds, [at for at, value in enumerate(values) if type(value) is str]
+        if all(_is_safe(type(value), column) for column, value in zip(self.schema, values, strict=True)):
+            self._known[tuple(map(type, values))] = checks
+        return checks
+
+    def _filled(self, row: Mapping[str, object]) -> Mapping[str, object]:
+        """The row with null for the columns that it leaves out."""
+        filled = dict.fromkeys(self.schema.names) | dict(row)
+        if len(filled) != self._width:
+            raise self._unknown(row)
+        return filled
+
+    def _unknown(self, row: Mapping[str, object]) -> ValueError:
+        extra = sorted(set(row) - self._names)
+        return ValueError(f"output has columns {extra} that outputs= does not name; it names {self.schema.names}")
+
+
+def _is_safe(kind: type, column: pa.Field) -> bool:
+    return kind is type(None) or (kind, str(column.type)) in _SAFE
 
 
 class RowWriter:

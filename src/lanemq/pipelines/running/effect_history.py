@@ -12,8 +12,7 @@ from pyspark.sql.types import StructType
 from lanemq.clock import SystemClock
 from lanemq.history import Place, open_history
 from lanemq.model.errors import InvalidOption
-from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ports import Results
+from lanemq.pipelines.ports import Batch, Results
 
 COORDINATES = ("topic", "queue_id", "queue_offset", "key")
 """Columns of the outputs that identify the message a row came from."""

@@ -1,29 +1,256 @@
-"""Lanes that do not continue: held after a failure, parked, or waiting for a missing number.
+"""The lanes of a shard while a unit of work runs: events are applied, states expire, failed lanes wait.
 
-Invariants: new messages of such a lane wait in it, in order; the lane continues only from its head; a message
-leaves a lane applied, recognised as a repeat, or as a dead letter.
+Invariants:
+- An event changes its key and adds its rows together, or does neither. The state is encoded right after the step; if
+  the step changed it and then failed, the lane is decoded again from its bytes.
+- Time is what the shard's messages say (their store times), so a repeated unit forgets the same keys.
+- A state is forgotten together with the rows of its `on_expire`, or not at all. Its number is forgotten later or not
+  at all: without it a key that comes back would wait for numbers that were applied long ago.
+- New messages of a lane that is held or parked wait in it, in order, and it continues only from its first message. A
+  message leaves a lane applied, recognised as a repeat, or as a dead letter.
 """
 
-from typing import TypeAlias
+import logging
+from collections import Counter
+from typing import Any, Final, TypeAlias
 
+import msgspec
 from msgspec.structs import replace
 
 from lanemq.model.errors import LaneFrozen
-from lanemq.pipelines.stages.transitions.error_text import DISCARDED, error_text
-from lanemq.pipelines.stages.transitions.lane_table import LaneTable
-from lanemq.pipelines.stages.transitions.messages import WaitingMessage
+from lanemq.pipelines.stages.transitions.messages import Event, WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import RequestedActions
 from lanemq.pipelines.stages.transitions.rules import (
+    DISCARDED,
     Early,
+    ExpireFailed,
     Late,
     ParkLane,
     RetryLater,
     Rules,
     SkipMessage,
     UnfitState,
+    error_text,
     next_step,
 )
-from lanemq.pipelines.stages.transitions.shard import GAP_AT, PARKED_AT, KeyLane, WaitingMessages, WaitReason, key_of
+from lanemq.pipelines.stages.transitions.shard import (
+    GAP_AT,
+    PARKED_AT,
+    KeyLane,
+    RawLane,
+    Shard,
+    WaitingMessages,
+    WaitReason,
+    all_plain,
+    key_of,
+    read_raw,
+    reads_back_as,
+)
+
+_log = logging.getLogger(__name__)
+
+_SWEEPS: Final = 16
+"""How often all keys are examined within the time after which one is forgotten."""
+
+_NONE: Final = b"\xc0"
+"""The encoded state None."""
+
+
+class LaneTable:
+    """Lanes by name, and what their events have produced so far."""
+
+    def __init__(self, lanes: dict[str, bytes], rules: Rules) -> None:
+        self.lanes = lanes
+        self.loaded: dict[str, KeyLane] = {}
+        """Every lane that this unit touched."""
+        self.outputs: list[tuple[Any, ...]] = []
+        self.applied = 0
+        self.grown = 0
+        """Bytes by which the lanes have grown."""
+        self.counts: Counter[str] = Counter()
+        self.late: list[tuple[str, int, int]] = []
+        """Topic, queue and offset of redriven dead letters that were applied."""
+        self._rules = rules
+        self._span = rules.limits.expire_after_ms
+        self._checked: set[type] = {type(None)}
+        self._expire_failed: set[str] = set()
+        """Keys whose `on_expire` failed."""
+
+    def apply(self, name: str, lane: KeyLane, event: Event) -> None:
+        """Applies the next event of a lane. Raises what the user's code raises; the caller then calls `restore`."""
+        rules, number = self._rules, None
+        if rules.number is not None and not event.late:
+            number = self._number_if_next(lane, event)
+            if number is None:
+                self.counts["repeats"] += 1
+                return
+        if self._span is not None and self._has_expired(lane, event.stored_ms):
+            self._expire(name, lane)
+        if number is not None:
+            lane.advance_to(number, rules.first_number)
+        state, rows = rules.step(lane.state, event)
+        made = [rules.shape(row) for row in rows] if rows else ()
+        lane.state = state
+        if event.stored_ms > lane.seen:
+            lane.seen = event.stored_ms
+        self.save(name, lane)
+        if made:
+            self.outputs += made
+        self.applied += 1
+
+    def _number_if_next(self, lane: KeyLane, event: Event) -> int | None:
+        """The event's number; None if it is a repeat. Raises `Early` or `Late` if it is not the lane's next event."""
+        assert self._rules.number is not None
+        number = self._rules.number(event)
+        if lane.number is not None and number <= lane.number:
+            if lane.has_missed(number):
+                raise Late(number, lane.number, doubtful=lane.is_doubtful(number))
+            return None
+        expected = self._rules.first_number if lane.number is None else lane.number + 1
+        if expected is not None and number > expected:
+            if self._rules.on_gap != "report":
+                raise Early(number, expected)
+            self.counts["gaps"] += number - expected
+        return number
+
+    def save(self, name: str, lane: KeyLane) -> None:
+        """Encodes the lane; removes it if there is nothing to remember."""
+        if lane.state is None and lane.number is None and lane.waiting is None:
+            self.grown -= len(self.lanes.pop(name, b""))
+            return
+        packed = self._rules.codec.encode(lane)
+        self.grown += len(packed) - len(self.lanes.get(name, b""))
+        self.lanes[name] = packed
+        if type(lane.state) not in self._checked:
+            self._check_state(name, lane.state, packed)
+
+    def restore(self, name: str) -> KeyLane:
+        """Decodes the lane from its bytes."""
+        packed = self.lanes.get(name)
+        lane = self.loaded[name] = KeyLane() if packed is None else self._rules.codec.decode(packed)
+        return lane
+
+    def see(self, name: str, lane: KeyLane, stored: int) -> None:
+        """Records a message of the key that is settled without being applied.
+
+        It keeps a state from expiring, but does not revive an expired one: that is forgotten now, or stays expired if
+        `on_expire` fails or messages wait in the lane.
+        """
+        if self._has_expired(lane, stored):
+            if lane.waiting is not None:
+                return
+            try:
+                self._expire(name, lane)
+            except ExpireFailed:
+                lane.state = self._rules.codec.decode(self.lanes[name]).state
+                return
+        lane.see(stored)
+
+    def call_on_expire(self, name: str, state: object) -> Exception | None:
+        """Adds the rows of `on_expire`. Returns its error if it fails; the state then has to stay."""
+        if self._rules.on_expire is None:
+            return None
+        try:
+            rows = [self._rules.shape(row) for row in self._rules.on_expire(state, key_of(name)) or ()]
+        except Exception as error:  # noqa: BLE001 - the user's code
+            if not self._expire_failed:
+                _log.warning("on_expire of key %r failed, its state is kept: %s", name, error_text(error))
+            self._expire_failed.add(name)
+            self.counts["expire_failed"] = len(self._expire_failed)
+            return error
+        self.outputs += rows
+        return None
+
+    def check_states(self) -> None:
+        """Checks every state that this unit leaves: two states of one type may differ in what they contain."""
+        if not self._rules.codec.typed and all_plain(lane.state for lane in self.loaded.values()):
+            return
+        for name, lane in self.loaded.items():
+            if lane.state is not None and name in self.lanes:
+                self._check_state(name, lane.state, self.lanes[name])
+
+    def _has_expired(self, lane: KeyLane, stored: int) -> bool:
+        """Whether a state had expired when a message came, whether or not it was swept since.
+
+        What a step is given must not depend on where batches end.
+        """
+        return self._span is not None and lane.state is not None and stored - lane.seen >= self._span
+
+    def _expire(self, name: str, lane: KeyLane) -> None:
+        """Forgets the state and saves the lane at once, so that a failing message does not bring the state back."""
+        failed = self.call_on_expire(name, lane.state)
+        if failed is not None:
+            raise ExpireFailed(
+                f"the key's state has expired and on_expire failed for it: {type(failed).__name__}: "
+                f"{error_text(failed)}"
+            ) from failed
+        lane.state = None
+        self.save(name, lane)
+        self.counts["expired"] += 1
+
+    def _check_state(self, name: str, state: object, packed: bytes) -> None:
+        """Refuses a state that the next batch would read differently."""
+        try:
+            again = self._rules.codec.decode(packed).state
+        except msgspec.MsgspecError as error:
+            raise UnfitState(
+                f"key {name!r}: the step returned a state ({state!r:.100}) that cannot be read back as its "
+                f"state_type: {error}"
+            ) from error
+        if not reads_back_as(state, again):
+            raise UnfitState(
+                f"key {name!r}: the step returned a state of type {type(state).__name__} ({state!r:.100}) that is read "
+                f"back as {again!r:.100}: use dicts, lists, texts, numbers and booleans, or give state_type=..."
+            )
+        self._checked.add(type(state))
+
+
+class Expiry:
+    """Forgets the keys of a shard that were silent for too long, at the end of a unit of work."""
+
+    def __init__(self, shard: Shard, table: LaneTable, rules: Rules) -> None:
+        self._shard, self._table, self._rules = shard, table, rules
+        self._span, self._numbers = rules.limits.expire_after_ms, rules.limits.forget_numbers_after_ms
+
+    def sweep(self) -> list[str]:
+        """Returns the keys that were changed. Skips lanes in which messages wait: these are still to be applied."""
+        meta = self._shard.meta
+        spans = [span for span in (self._span, self._numbers) if span is not None]
+        if not spans or meta.newest - meta.swept < max(min(spans) // _SWEEPS, 1):
+            return []
+        meta.swept = meta.newest
+        return [
+            name
+            for name, packed in list(self._shard.lanes.items())
+            if name not in meta.waiting and self._examine(name, packed)
+        ]
+
+    def _examine(self, name: str, packed: bytes) -> bool:
+        """Whether the key was changed."""
+        lane = read_raw(packed)
+        silent = self._shard.meta.newest - lane.seen
+        if bytes(lane.state) == _NONE:
+            return self._forget(name, lane, silent)
+        if self._span is None or silent < self._span:
+            return False
+        if self._table.call_on_expire(name, self._rules.codec.decode(packed).state) is not None:
+            return False
+        self._table.counts["expired"] += 1
+        if not self._forget(name, lane, silent):
+            self._table.save(name, KeyLane(None, lane.number, lane.seen, None, lane.missed, lane.queue, lane.doubtful))
+        return True
+
+    def _forget(self, name: str, lane: RawLane, silent: int) -> bool:
+        """Removes a key without state unless its number is still needed."""
+        numbered = self._rules.number is not None and lane.number is not None
+        if numbered and (self._numbers is None or silent < self._numbers):
+            return False
+        self._table.counts["forgotten_numbers"] += numbered
+        self._table.save(name, KeyLane())
+        return True
+
+
+# Lanes that do not continue: held after a failure, parked, or waiting for a missing number.
 
 Queued: TypeAlias = list[tuple[WaitingMessage, int | None]]
 """Messages with their numbers, as far as these are known."""

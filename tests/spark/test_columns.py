@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.wire.encoding import encode_record
 
 from lanemq.model.errors import RemoteProtocolError
-from lanemq.spark.columns.arrow import DecodeOptions, OnDamaged, decode
-from lanemq.spark.columns.schema import COLUMNS, arrow_schema, select_columns
+from lanemq.spark.columns import COLUMNS, DecodeOptions, OnDamaged, arrow_schema, decode, select_columns
 from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib, decompress
 from lanemq.wire.properties import LANE_STAMP, PropertyName, decode_stamp
 from lanemq.wire.record import RecordView, encode_offset_id, pack_host, record_starts

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from lanemq.model.errors import StateLost
-from lanemq.pipelines.batch import NUMBERS_PER_BATCH
-from lanemq.pipelines.stages.transitions.shard import Change, Meta, Shard, Version
-from lanemq.pipelines.stages.transitions.state_files import KEPT_BATCHES, ShardCache, ShardFiles
+from lanemq.pipelines.ports import NUMBERS_PER_BATCH
+from lanemq.pipelines.stages.transitions.shard import KEPT_BATCHES, Change, Meta, Shard, ShardCache, ShardFiles, Version
 
 
 @pytest.fixture
@@ -100,7 +99,7 @@ def test_a_file_of_another_query_is_refused(files: ShardFiles) -> None:
 
 @pytest.mark.parametrize("snapshots", [False, True])
 def test_an_attempt_that_ends_late_replaces_nothing(files: ShardFiles, snapshots: bool) -> None:
-    """Speculation, or an executor that Spark gave up but still runs. The ledger names the attempt that counts."""
+    """Speculation, or an executor that Spark gave up but still runs. The manifest names the attempt that counts."""
     (counted,) = chain(files, change(a=b"1"))
     if snapshots:
         files.write_snapshot(files.load(counted))

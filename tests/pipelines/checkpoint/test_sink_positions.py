@@ -16,10 +16,11 @@ from lanemq.client.consumer.app import App
 from lanemq.model.errors import UsageError
 from lanemq.pipelines import ForeachSink, LastState, ParquetSink, Project, SqliteSink
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.checkpoint.effects import EffectHistory
+from lanemq.pipelines.checkpoint.queues import SinkPositions
+from lanemq.pipelines.ports import SinkPosition
 from lanemq.pipelines.running.batch_processor import BatchProcessor
-from lanemq.pipelines.sink_positions import SinkPosition, SinkPositions
-from lanemq.spark.columns.schema import select_columns
+from lanemq.pipelines.running.effect_history import EffectHistory
+from lanemq.spark.columns import select_columns
 from lanemq.testing.embedded import EmbeddedBroker
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -100,25 +101,25 @@ def coordinates(*queues: range) -> list[Coordinates]:
 
 def test_messages_that_the_sink_has_are_not_applied_again_in_a_later_batch(member: MemberFixture) -> None:
     member.ends(0, 5, 5)
-    member.start().run_batch(member.messages(range(5), range(5)), 0)
+    member.start().process_batch(member.messages(range(5), range(5)), 0)
     processor = member.start()  # the driver died before Spark recorded the batch, and another member has queue 1
-    assert processor.run_batch(member.messages(range(5)), 0).repeated
+    assert processor.process_batch(member.messages(range(5)), 0).repeated
     member.ends(1, 6, 0)
-    processor.run_batch(member.messages(range(5, 6)), 1)
+    processor.process_batch(member.messages(range(5, 6)), 1)
     member.ends(2, 6, 8)
-    assert processor.run_batch(member.messages(range(0), range(8)), 2).outputs == 3
+    assert processor.process_batch(member.messages(range(0), range(8)), 2).outputs == 3
     assert member.rows() == coordinates(range(6), range(8))
 
 
 def test_a_queue_that_was_missing_from_every_attempt_is_applied(member: MemberFixture) -> None:
     """The sink has the batch but not this queue, although Spark's plan of the batch includes it."""
     member.ends(0, 5, 5)
-    member.start().run_batch(member.messages(range(5)), 0)
+    member.start().process_batch(member.messages(range(5)), 0)
     processor = member.start()
-    assert processor.run_batch(member.messages(range(5), range(5)), 0).repeated
+    assert processor.process_batch(member.messages(range(5), range(5)), 0).repeated
     member.ends(1, 5, 0)
     member.ends(2, 5, 5)
-    processor.run_batch(member.messages(range(0), range(5)), 2)
+    processor.process_batch(member.messages(range(0), range(5)), 2)
     assert member.rows() == coordinates(range(5), range(5))
 
 
@@ -134,22 +135,22 @@ def test_messages_of_a_batch_that_was_not_committed_are_applied(
     with monkeypatch.context() as patched:
         patched.setattr(member.sink, "write", cut)
         with pytest.raises(PowerCut):
-            member.start().run_batch(member.messages(range(5), range(5)), 0)
+            member.start().process_batch(member.messages(range(5), range(5)), 0)
     processor = member.start()
-    processor.run_batch(member.messages(range(5)), 0)
+    processor.process_batch(member.messages(range(5)), 0)
     member.ends(1, 5, 0)
     member.ends(2, 5, 5)
-    processor.run_batch(member.messages(range(0), range(5)), 2)
+    processor.process_batch(member.messages(range(0), range(5)), 2)
     assert member.rows() == coordinates(range(5), range(5))
 
 
 def test_a_topic_that_was_created_again_is_read_from_its_beginning(member: MemberFixture) -> None:
     member.ends(0, 9)
     processor = member.start()
-    processor.run_batch(member.messages(range(9)), 0)
+    processor.process_batch(member.messages(range(9)), 0)
     member.ends(1, 0)
     member.ends(2, 4)
-    assert processor.run_batch(member.messages(range(4), later=1), 2).outputs == 4
+    assert processor.process_batch(member.messages(range(4), later=1), 2).outputs == 4
     assert len(member.rows()) == 13
 
 
@@ -165,32 +166,32 @@ def test_the_positions_of_a_decided_batch_are_those_of_the_decision(member: Memb
     member.sink = ForeachSink(take)
     member.ends(0, 3, 3)
     with pytest.raises(PowerCut):
-        member.start().run_batch(member.messages(range(3), range(10, 13)), 0)
+        member.start().process_batch(member.messages(range(3), range(10, 13)), 0)
     processor = member.start()
-    processor.run_batch(member.messages(range(3)), 0)
+    processor.process_batch(member.messages(range(3)), 0)
     member.recorded(0)
     member.ends(1, 3, 10)
     processor = member.start()
     member.ends(2, 3, 15)
-    processor.run_batch(member.messages(range(0), range(10, 15)), 2)
+    processor.process_batch(member.messages(range(0), range(10, 15)), 2)
     assert got == [[0, 1, 2, 10, 11, 12], [0, 1, 2, 10, 11, 12], [13, 14]]
 
 
 def test_columns_that_identify_a_message_are_required_in_a_group(member: MemberFixture) -> None:
     member.ends(0, 5)
     with pytest.raises(UsageError, match="no column queue_offset, store_timestamp: in a group"):
-        member.start().run_batch(member.messages(range(5)).drop("queue_offset", "store_timestamp"), 0)
+        member.start().process_batch(member.messages(range(5)).drop("queue_offset", "store_timestamp"), 0)
 
 
 def test_last_state_returns_its_positions(tmp_path: Path) -> None:
     from tests.pipelines.stages.cdc.replica_fixture import messages
 
-    from lanemq.pipelines.batch import Batch
+    from lanemq.pipelines.ports import Batch
 
     stage = LastState("id bigint", ["id"])
     stage.open(None, tmp_path)  # type: ignore[arg-type]
     frame: Any = Frame(messages([("7", {"id": 7})] * 5, first=5), messages([("7", {"id": 7})] * 2))
-    (reach,) = stage.run(frame, Batch("q", 0, 1)).positions.values()
+    (reach,) = stage.process(frame, Batch("q", 0, 1)).positions.values()
     assert reach.next == 10
     assert reach.stored > BEGAN.timestamp() * 1000
 
@@ -219,17 +220,17 @@ def test_a_consumer_that_takes_the_queues_in_between_causes_no_duplicates(
     member.stage = Project(["cast(cast(value as string) as long) n"])
     planned = Planned()
 
-    def run_batch(processor: BatchProcessor, query: Query) -> int:
+    def process_batch(processor: BatchProcessor, query: Query) -> int:
         number = query.checkpoint.finished
         member.planned(number, query.checkpoint.ends[number + 1])
         rows = query.read(query.partitions())
-        processor.run_batch(spark.createDataFrame(rows, NEEDED), number)
+        processor.process_batch(spark.createDataFrame(rows, NEEDED), number)
         return len(rows)
 
     with Query(planned, NEEDED.names, startingOffsets="earliest", **options) as query:
         until(lambda: query.reader._driver._bounds() and len(query.reader._driver._membership.usable()) == 2)
         assert query.plan()
-        assert run_batch(member.start(), query) == 300
+        assert process_batch(member.start(), query) == 300
     seen: list[int] = []
     going_on: list[bool] = []
     app = App(broker.address, group=group)
@@ -244,7 +245,7 @@ def test_a_consumer_that_takes_the_queues_in_between_causes_no_duplicates(
         until(lambda: len(seen) >= 20)
         query, processor = Query(planned, NEEDED.names, startingOffsets="earliest", **options), member.start()
         assert query.plan()
-        assert run_batch(processor, query) == 0, "the queues are the consumer's: nothing is read"
+        assert process_batch(processor, query) == 0, "the queues are the consumer's: nothing is read"
         query.finish()
     finally:
         going_on.append(True)
@@ -256,7 +257,7 @@ def test_a_consumer_that_takes_the_queues_in_between_causes_no_duplicates(
         def all_read() -> bool:
             nonlocal again
             if query.plan():
-                again += run_batch(processor, query)
+                again += process_batch(processor, query)
                 query.finish()
             return max(member.rows("n"))[0] == 309
 

@@ -1,1 +1,0 @@
-"""Turns the bytes of a pull into Arrow columns."""
