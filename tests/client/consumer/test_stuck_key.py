@@ -1,13 +1,23 @@
-"""A key that keeps failing does not stop other keys, however far they run ahead."""
+"""A key that fails does not stop other keys, however far they run ahead, and waits as long as its handler asks."""
 
+import asyncio
+
+import pytest
 from tests.chaos.members import until
+from tests.client.consumer.fakes import FakeBroker, member, queue, record
+from tests.client.consumer.fakes import until as virtually
+from tests.client.virtual_time import run_virtual
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.consumer.app import App
+from lanemq.client.consumer.turns.handler import Retry
+from lanemq.client.consumer.turns.scheduler import MAX_SLEEP_MS, pause_of
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.core.consuming.flow_control import FlowLimits
 from lanemq.core.consuming.retry_policy import RETRY_FOREVER, HoldKey
+from lanemq.core.consuming.runs import Wait
+from lanemq.model.units import Millis
 from lanemq.testing.embedded import EmbeddedBroker
 
 TOPIC, OTHERS, SPAN = "orders", 300, 20
@@ -33,3 +43,38 @@ def test_other_keys_run_ahead_of_a_stuck_key_further_than_the_span() -> None:
         with app:
             until("all others are done", lambda: len(done) == OTHERS)
     assert sorted(done) == list(range(1, OTHERS + 1))
+
+
+def test_a_key_waits_as_long_as_its_handler_asks() -> None:
+    """The member keeps its lease all the time, and other keys do not wait."""
+    minutes, waiting, behind = 10, queue(0), 3
+
+    async def main() -> tuple[list[float], list[int]]:
+        broker, tries, others = FakeBroker([waiting]), list[float](), list[int]()
+        broker.offsets[waiting] = 0
+        keys = ["asks", *["asks"] * behind, "other"]
+        broker.store(waiting, *(record(offset, key=key) for offset, key in enumerate(keys)))
+
+        async def handler(message: Message) -> None:
+            if message.queue_offset:
+                others.append(message.queue_offset)
+                return
+            tries.append(asyncio.get_running_loop().time())
+            if len(tries) == 1:
+                raise Retry(after=60 * minutes)
+
+        async with member(broker, "a", handler) as engine:
+            (before,) = engine.assignment
+            await virtually(lambda: len(others) == behind + 1, 60 * minutes + 60)
+            assert tuple(engine.assignment) == (before,)
+        return tries, others
+
+    (first, second), others = run_virtual(main)
+    assert 60 * minutes - 0.1 < second - first < 60 * minutes + 5
+    assert others[0] == behind + 1, "the other key did not wait"
+
+
+@pytest.mark.parametrize("until", [10**9, 2**70])
+def test_a_wait_of_any_length_is_one_that_a_thread_can_sleep(until: int) -> None:
+    pause = pause_of(Wait(Millis(until)), None, Millis(0))
+    assert pause == MAX_SLEEP_MS / 1000

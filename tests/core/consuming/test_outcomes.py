@@ -155,8 +155,8 @@ def test_manual_commit_needs_queue_order() -> None:
 
 
 @pytest.mark.row("A100")
-@pytest.mark.parametrize(("asked", "waits"), [(5, 10), (60_000, 30_000), (250, 250)])
-def test_asked_delay_is_clamped(asked: int, waits: int) -> None:
+@pytest.mark.parametrize(("asked", "waits"), [(5, 10), (60_000, 60_000), (250, 250)])
+def test_a_lane_waits_as_long_as_its_handler_asks(asked: int, waits: int) -> None:
     fixture = SchedulerFixture()
     fixture.assign(Q, None)
     assert fixture.finish(fixture.run(), Suspend(Millis(asked))).until == waits

@@ -38,14 +38,20 @@ POLICIES: list[FailurePolicy] = [
 def test_every_policy_answers_at_every_count(policy: FailurePolicy, count: int, asked: int | None) -> None:
     step = after(policy, count, asked=None if asked is None else Millis(asked))
     if isinstance(step, Again):
-        assert 10 <= step.delay <= 30_000
+        assert 10 <= step.delay <= max(30_000, asked or 0)
 
 
 @pytest.mark.row("A100")
 @pytest.mark.parametrize(("asked", "got"), [(5, 10), (10, 10), (60_000, 30_000), (700, 700), (-1, 1_000), (0, 10)])
 def test_suspension_is_clamped(asked: int, got: int) -> None:
     assert clamp_suspend(asked) == got
-    assert after(HoldQueue(), 0, asked=Millis(asked)) == Again(Millis(got), whole_queue=True)
+
+
+@pytest.mark.parametrize(("asked", "waits"), [(0, 10), (700, 700), (3_600_000, 3_600_000)])
+@pytest.mark.parametrize("policy", [HoldKey(), HoldQueue(), DeadLetter(skip=True)])
+def test_a_delay_that_the_handler_asks_for_is_kept(policy: FailurePolicy, asked: int, waits: int) -> None:
+    step = after(policy, 0, asked=Millis(asked))
+    assert step == Again(Millis(waits), whole_queue=isinstance(policy, HoldQueue))
 
 
 @pytest.mark.row("A100")

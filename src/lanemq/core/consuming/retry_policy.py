@@ -22,7 +22,7 @@ SUSPEND_DEFAULT: Final = Millis(1_000)
 """RocketMQ's DefaultMQPushConsumer, suspendCurrentQueueTimeMillis."""
 MIN_SUSPEND: Final = Millis(10)
 MAX_SUSPEND: Final = Millis(30_000)
-"""RocketMQ's ConsumeMessageOrderlyService limits every suspension to this range."""
+"""RocketMQ's ConsumeMessageOrderlyService limits every suspension to this range. A `Retry(after=...)` may be longer."""
 SEND_BACK_RETRY: Final = Millis(5_000)
 """RocketMQ's ConsumeMessageConcurrentlyService: the wait after a message could not be sent back to the broker."""
 
@@ -65,7 +65,7 @@ class HoldKey:
     """Holds the lane of the failed message; other keys of the queue go on. When the retries are used up: `then`."""
 
     retries: int = 16
-    """Attempts after the first one. Few park what a minute would have mended; -1 never gives up."""
+    """Attempts after the first one; -1 never gives up. Few: a lane is parked for a problem that lasts a minute."""
     backoff: Backoff = field(default_factory=Backoff)
     then: Park = PARK
 
@@ -125,9 +125,9 @@ DEFAULT_POLICY: Final = HoldKey()
 def after(policy: FailurePolicy, count: int, *, asked: Millis | None = None, hopeless: bool = False) -> NextStep:
     """The next step for a message that had failed `count` times before this failure.
 
-    `asked` is the delay that the handler requested; within RocketMQ's limits, it replaces the policy's own. `hopeless`
-    means that another attempt would fail the same way: the retries count as used up, except with RETRY_FOREVER, where
-    the message waits for a handler that can process it.
+    `asked` is the delay that the handler requested: it replaces the policy's own, and is at least `MIN_SUSPEND`.
+    `hopeless` means that another attempt would fail the same way: the retries count as used up, except with
+    RETRY_FOREVER, where the message waits for a handler that can process it.
     """
     match policy:
         case SendBack():
@@ -141,12 +141,13 @@ def after(policy: FailurePolicy, count: int, *, asked: Millis | None = None, hop
 def again(policy: FailurePolicy, count: int, *, asked: Millis | None = None) -> Again:
     """The wait before another attempt, even if the policy allows no more."""
     hold = policy.hold if isinstance(policy, DeadLetter) else policy
+    if asked is not None:
+        return Again(max(asked, MIN_SUSPEND), whole_queue=isinstance(hold, HoldQueue))
     match hold:
         case HoldQueue(suspend=suspend):
-            return Again(clamp_suspend(to_millis(suspend) if asked is None else asked), whole_queue=True)
+            return Again(clamp_suspend(to_millis(suspend)), whole_queue=True)
         case HoldKey(backoff=backoff):
-            own = backoff.delay(count + 1) if asked is None else clamp_suspend(asked)
-            return Again(own, whole_queue=False)
+            return Again(backoff.delay(count + 1), whole_queue=False)
         case SendBack(retry_locally_after=delay):
             return Again(to_millis(delay), whole_queue=False)
 

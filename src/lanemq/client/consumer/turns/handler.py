@@ -54,7 +54,8 @@ class HandlerVerdict(Exception):
 class Retry(HandlerVerdict):
     """Delivers the same message again after `after` seconds (None: as the policy says), before the rest of its lane.
 
-    The wait is limited to 10 ms to 30 s, and counts as one of the policy's retries.
+    The wait is at least 10 ms and counts as one of the policy's retries. If the queue moves to another member before it
+    ends, that member gets the message at once.
     """
 
     def __init__(self, after: Seconds | None = None, *, message: Message | int | None = None) -> None:

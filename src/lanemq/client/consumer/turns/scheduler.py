@@ -27,7 +27,7 @@ from lanemq.client.consumer.turns.in_progress import (
 from lanemq.client.message import Message
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.consuming.flow_control import Cached
-from lanemq.core.consuming.parked_lanes import LocalParkedLanes, ParkedAtBroker
+from lanemq.core.consuming.lanes_at_broker import LanesAtBroker, ParkedAtBroker
 from lanemq.core.consuming.runs import STOPPED, LaneRun, Order, Outcome, Wait
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.consuming.views import QueueView
@@ -36,6 +36,10 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset, Seconds, to_millis
 
 R = TypeVar("R")
+
+MAX_SLEEP_MS = 3_600_000
+"""Longest sleep of a worker that waits for a held lane. The operating system refuses to wait for centuries, which a
+handler may ask for."""
 
 
 class Scheduler:
@@ -96,7 +100,7 @@ class Scheduler:
                 if pause is not None and pause <= 0 and deadline is not None and now >= deadline:
                     return None
                 slept = True
-                self._sleep_on_it(pause)
+                self._sleep_until_changed(pause)
         return None
 
     def finish(
@@ -171,7 +175,7 @@ class Scheduler:
             self._in_progress.announce_parked(queue)
         return resumed
 
-    def with_parked_lanes(self, queue: MessageQueue, act: Callable[[LocalParkedLanes[Message]], R]) -> R | None:
+    def with_parked_lanes(self, queue: MessageQueue, act: Callable[[LanesAtBroker[Message]], R]) -> R | None:
         """Calls `act` with the queue's parked lanes; None if the queue is not assigned or has no lanes by key."""
         with self._effects:
             lanes = self._lanes.parked_lanes(queue)
@@ -292,7 +296,7 @@ class Scheduler:
                 now = self._clock.now()
                 filled = self._fill(worker, now)
                 if not (filled or self._closed or self._in_progress.callbacks):
-                    self._sleep_on_it(pause_of(self._lanes.wait(), None, now))
+                    self._sleep_until_changed(pause_of(self._lanes.wait(), None, now))
         return filled
 
     def _wake_for(self, messages: int) -> None:
@@ -303,7 +307,7 @@ class Scheduler:
         """Whether a worker that goes to sleep must watch, because runs wait behind others, or for a worker."""
         return not self._watched and (self._lanes.has_ready or self._in_progress.busy.have_work_for_others())
 
-    def _sleep_on_it(self, pause: float | None) -> None:
+    def _sleep_until_changed(self, pause: float | None) -> None:
         watch = self._must_watch()
         self._watched |= watch
         self._sleeping += 1
@@ -353,9 +357,9 @@ def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> N
 
 
 def pause_of(wait: Wait, deadline: int | None, now: Millis) -> float | None:
-    """Seconds until there may be work; None: until woken."""
+    """Seconds until there may be work, or until the caller should look again; None: until woken."""
     ends = [end for end in (wait.until, deadline) if end is not None]
-    return max(0, min(ends) - now) / 1000 if ends else None
+    return max(0, min(min(ends) - now, MAX_SLEEP_MS)) / 1000 if ends else None
 
 
 def watching(pause: float | None) -> float:
