@@ -32,7 +32,7 @@ from lanemq.wire.batch import split_batch_raw
 from lanemq.wire.command import FrameDecoder
 from lanemq.wire.properties import following_stamps
 from lanemq.wire.record import NO_HOST, record_starts, seal_records
-from lanemq.wire.send_runs import encode_send_answers, read_sends
+from lanemq.wire.send_bursts import encode_send_answers, read_sends
 
 COUNT, TRIES, MANY, ROUNDS = 1000, 30, 100_000, 3
 VARIANTS = ("pure", "compiled")

@@ -71,7 +71,7 @@ def main() -> None:
     tracemalloc.start()
     pulls = [_pulled(queue) for queue in queues]
     with_messages = tracemalloc.get_traced_memory()[0]
-    scheduler, mutex = _board()
+    scheduler, mutex = _timed_scheduler()
     for queue, messages in zip(queues, pulls, strict=True):
         scheduler.add(queue, QueueOffset(0), NO_LEASE_NEEDED)
         scheduler.put(queue, messages, QueueOffset(len(messages)), QueueOffset(0))
@@ -88,11 +88,11 @@ def main() -> None:
     report("lanes/mutex_wait", share, "% of worker time", **more, workers=WORKERS, per_second=round(KEYS / seconds))
 
 
-def _board() -> tuple[Scheduler, TimedLock]:
+def _timed_scheduler() -> tuple[Scheduler, TimedLock]:
     scheduler, mutex = Scheduler(LaneScheduler(LaneOptions()), Order.KEY, SystemClock()), TimedLock()
     setattr(scheduler, "_mutex", mutex)  # noqa: B010 - measured from outside, there is no option for it
     setattr(scheduler, "_changed", threading.Condition(mutex))  # type: ignore[arg-type]  # noqa: B010
-    setattr(scheduler, "_told", type(scheduler._effects)(mutex, scheduler._outcome))  # type: ignore[arg-type]  # noqa: B010, SLF001
+    setattr(scheduler, "_effects", type(scheduler._effects)(mutex, scheduler._take_effects))  # type: ignore[arg-type]  # noqa: B010, SLF001
     return scheduler, mutex
 
 

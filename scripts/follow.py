@@ -6,7 +6,7 @@
 
 A profiler records every call into the package, in pure mode, on an embedded broker. What also runs while nothing is
 sent (keep-alives, heartbeats, housekeeping) is recorded first and left out. Of a pipeline the third batch is followed:
-what runs only at the start of the query, the first time in a worker, or to show progress is not part of its way. The
+what runs only at the start of the query, the first time in a worker, or to show progress is not part of its path. The
 counts printed at the end:
 
     files     distinct files, for the client's side and the broker's
@@ -56,7 +56,7 @@ class Call:
     at: float
     side: str
     root: str
-    """The outermost function of the package on the stack: tells a background loop from the message's own way."""
+    """The outermost function of the package on the stack: tells a background loop from the message's own path."""
     file: str
     function: str
 
@@ -281,7 +281,7 @@ def record_process() -> None:
 
 
 def report(found: dict[str, list[Call]], *, calls: bool) -> dict[str, Any]:
-    """Prints the way of the message and returns the counts."""
+    """Prints the path of the message and returns the counts."""
     counts: dict[str, Any] = {}
     total_switches = total_returns = 0
     for side, of_side in found.items():
@@ -315,8 +315,8 @@ def main() -> int:
     parser.add_argument("--calls", action="store_true", help="print every call, not only the first into each file")
     given = parser.parse_args()
     sys.path.insert(0, str(SOURCE))
-    ways = {"send": follow_send, "consume": follow_consume, "batch": follow_batch}
-    counts = report(ways[given.what](), calls=given.calls)
+    paths = {"send": follow_send, "consume": follow_consume, "batch": follow_batch}
+    counts = report(paths[given.what](), calls=given.calls)
     if given.json:
         print(json.dumps({"follow": given.what, **counts}))
     return 0

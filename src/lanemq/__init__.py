@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lanemq.client.consumer.async_consumer import AsyncConsumer as AsyncConsumer
     from lanemq.client.consumer.consumer import Consumer as Consumer
     from lanemq.client.consumer.inspection import ConsumerSnapshot as ConsumerSnapshot
-    from lanemq.client.consumer.inspection import HeldQueue as HeldQueue
+    from lanemq.client.consumer.inspection import QueueSnapshot as QueueSnapshot
     from lanemq.client.consumer.options import ConsumerSettings as ConsumerSettings
     from lanemq.client.consumer.options import Sharing as Sharing
     from lanemq.client.consumer.options import StartFrom as StartFrom
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from lanemq.core.consuming.retry_policy import HoldKey as HoldKey
     from lanemq.core.consuming.retry_policy import HoldQueue as HoldQueue
     from lanemq.core.consuming.retry_policy import Park as Park
-    from lanemq.core.parked_lane import LaneStatus as LaneStatus
+    from lanemq.core.lane_status import LaneStatus as LaneStatus
     from lanemq.core.sending.sharding import by_hash as by_hash
     from lanemq.core.sending.sharding import by_int_modulo as by_int_modulo
     from lanemq.errors import BrokerRefused as BrokerRefused
@@ -121,7 +121,7 @@ else:
             "lanemq.client.consumer.consumer": ("Consumer",),
             "lanemq.client.consumer.inspection": (
                 "ConsumerSnapshot",
-                "HeldQueue",
+                "QueueSnapshot",
             ),
             "lanemq.client.consumer.options": (
                 "ConsumerSettings",
@@ -166,7 +166,7 @@ else:
                 "Park",
                 "RETRY_FOREVER",
             ),
-            "lanemq.core.parked_lane": ("LaneStatus",),
+            "lanemq.core.lane_status": ("LaneStatus",),
             "lanemq.core.sending.sharding": (
                 "by_hash",
                 "by_int_modulo",

@@ -25,7 +25,7 @@ from lanemq.core.brokering.keep_alive import KeepAlives
 from lanemq.core.brokering.lock_table import Current, Lease, LockGrant, LockTable
 from lanemq.core.brokering.membership import Membership
 from lanemq.core.consuming.keyed_queue import KeyedQueue
-from lanemq.core.consuming.parked_lanes import LocalParkedLanes
+from lanemq.core.consuming.lanes_at_broker import LanesAtBroker
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
@@ -362,8 +362,8 @@ def lane_fence(patch: Patch) -> None:
             return bool(self._leave(self._lanes[lane.key]))
         return more
 
-    real = LocalParkedLanes.finished
-    patch(LocalParkedLanes, "finished", finished)
+    real = LanesAtBroker.finished
+    patch(LanesAtBroker, "finished", finished)
 
 
 def confirmed_lane(patch: Patch) -> None:
@@ -373,8 +373,8 @@ def confirmed_lane(patch: Patch) -> None:
         real(self, lane, failure)
         self._queue.count_finished(lane.pending)
 
-    real = LocalParkedLanes.set_aside
-    patch(LocalParkedLanes, "set_aside", set_aside)
+    real = LanesAtBroker.set_aside
+    patch(LanesAtBroker, "set_aside", set_aside)
 
 
 def pinned_log(patch: Patch) -> None:

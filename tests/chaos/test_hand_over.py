@@ -11,7 +11,6 @@ from lanemq.client.consumer.queues.assigned_queue import Assignment
 from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.clock import SystemClock
-from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.consuming.queue_lease import LANE_TIMES, QueueLease
 from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, LaneOptions, LaneRun, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
@@ -70,7 +69,7 @@ def test_a_renewal_is_recorded_before_its_turns() -> None:
     lease.granted(Epoch(1), asked_at=Millis(2))
     assigned = assigned_queue(QUEUE, lease, LANE_TIMES, scheduler=scheduler)
     settings: Any = SimpleNamespace(group="g", history=history, clock=SimpleNamespace(now=lambda: 4, wall=lambda: 4))
-    assignment = Assignment(settings, "me", OffsetTable(), lambda: None)
+    assignment = Assignment(settings, "me", lambda: None)
     keeper = LeaseKeeper(settings, None, assignment, lambda *_: None, None)  # type: ignore[arg-type]
     keeper._set_usable_until(assigned, Millis(5))
     assert order == ["history", "scheduler"]

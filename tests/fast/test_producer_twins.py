@@ -35,13 +35,13 @@ def tools(encode: Any = bytes, passes_bytes: bool = True) -> PackingTools:
 
 def packed(function: Any, messages: list[Any], room: int, **how: Any) -> Any:
     """What a call packs and where it stops, in comparable form."""
-    run: list[Any] = []
+    chunk: list[Any] = []
     source, waiter = iter(messages), ThreadBatchWaiter()
-    ended = outcome(function, tools(**how), source, waiter, 3, run, room)
+    ended = outcome(function, tools(**how), source, waiter, 3, chunk, room)
     if len(ended) == 3:
         ended = "nothing" if ended[0] is NOTHING else ended[0], shown(ended[1]), ended[2]
-    assert all(message.waiter is waiter for message in run)
-    return ended, [shown(message) for message in run], list(source)
+    assert all(message.waiter is waiter for message in chunk)
+    return ended, [shown(message) for message in chunk], list(source)
 
 
 def shown(message: Any) -> Any:
@@ -108,9 +108,9 @@ def test_receipts_are_made_alike(messages: list[PendingMessage], offset: int, re
 
 def quick_messages(count: int, waiter: Any) -> list[Any]:
     """Messages as the compiled packing makes them."""
-    run: list[Any] = []
-    twins["pack_pairs"](tools(passes_bytes=True), iter([("k", b"v")] * count), waiter, 0, run, 10**6)
-    return run
+    chunk: list[Any] = []
+    twins["pack_pairs"](tools(passes_bytes=True), iter([("k", b"v")] * count), waiter, 0, chunk, 10**6)
+    return chunk
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -149,14 +149,14 @@ def test_futures_are_settled_alike() -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.sampled_from(["a", "b", "c", "bad", None])))
 def test_runs_are_sorted_alike(keys: list[str | None]) -> None:
-    run = [PendingMessage(b"x", "", "id", key, index=index) for index, key in enumerate(keys)]
-    run += quick_messages(2, ThreadBatchWaiter())
+    chunk = [PendingMessage(b"x", "", "id", key, index=index) for index, key in enumerate(keys)]
+    chunk += quick_messages(2, ThreadBatchWaiter())
 
     def queue_of(key: str | None) -> int:
         if key == "bad":
             raise InvalidOption("bad")
         return 4 if key is None else ord(key) % 2
 
-    ended = [outcome(kind["sort_run"], queue_of, run) for kind in (twins, references)]
+    ended = [outcome(kind["sort_chunk"], queue_of, chunk) for kind in (twins, references)]
     assert ended[0] == ended[1]
     assert list(ended[0]) == list(ended[1])

@@ -13,7 +13,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.wire.command import Frame, FrameDecoder, decode_command, encode_command, encode_response
 from lanemq.wire.headers import SendHeader
 from lanemq.wire.record import encode_offset_id, offset_id_prefix
-from lanemq.wire.send_runs import SendRun, encode_send_answers, read_sends
+from lanemq.wire.send_bursts import SendBurst, encode_send_answers, read_sends
 
 BUILDER = RequestBuilder("group", "client", "producer")
 
@@ -32,23 +32,23 @@ def ordinary(frame: Frame) -> tuple[int, SendHeader, bytes]:
     return command.opaque, SendHeader.from_ext_v2(command.ext), command.body
 
 
-def members(run: SendRun | None) -> list[tuple[int, str, int, bytes]]:
-    if run is None:
+def members(burst: SendBurst | None) -> list[tuple[int, str, int, bytes]]:
+    if burst is None:
         return []
     return [
         (opaque, text.decode(), born, body)
-        for opaque, text, born, body in zip(run.opaques, run.properties, run.born, run.bodies, strict=True)
+        for opaque, text, born, body in zip(burst.opaques, burst.properties, burst.born, burst.bodies, strict=True)
     ]
 
 
-def test_a_run_equals_its_sends_read_one_by_one() -> None:
+def test_a_burst_equals_its_sends_read_one_by_one() -> None:
     frames = [sent(number, key=f'key-{number} "\\\n/ü', born=number) for number in range(20)]
-    run = read_sends(frames, 3)
-    assert run is not None
-    for frame, (opaque, text, born, body) in zip(frames[3:], members(run), strict=True):
+    burst = read_sends(frames, 3)
+    assert burst is not None
+    for frame, (opaque, text, born, body) in zip(frames[3:], members(burst), strict=True):
         its_opaque, header, its_body = ordinary(frame)
         assert (opaque, text, born, body) == (its_opaque, header.properties, header.born_timestamp, its_body)
-        assert (run.header.topic, run.header.queue_id) == (header.topic, header.queue_id)
+        assert (burst.header.topic, burst.header.queue_id) == (header.topic, header.queue_id)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_a_run_equals_its_sends_read_one_by_one() -> None:
     ids=["another queue", "binary", "another code", "oneway", "batch", "no JSON"],
 )
 def test_a_different_send_ends_the_run(other: Frame) -> None:
-    run = read_sends([sent(1), sent(2), other, sent(3)], 0)
-    assert [opaque for opaque, *_ in members(run)] == [1, 2]
+    burst = read_sends([sent(1), sent(2), other, sent(3)], 0)
+    assert [opaque for opaque, *_ in members(burst)] == [1, 2]
     if other.header != sent(9, queue=1).header:
         assert read_sends([other, sent(1)], 0) is None
 
@@ -74,8 +74,8 @@ def test_header_values_may_be_json_numbers() -> None:
     """Node clients write numbers."""
     header = json.loads(sent(7).header)
     header["extFields"] |= {"e": 0, "g": 5, "h": 0, "k": False}
-    run = read_sends([Frame(0, json.dumps(header).encode(), b"b")] * 3, 0)
-    assert [opaque for opaque, *_ in members(run)] == [7, 7, 7]
+    burst = read_sends([Frame(0, json.dumps(header).encode(), b"b")] * 3, 0)
+    assert [opaque for opaque, *_ in members(burst)] == [7, 7, 7]
 
 
 @needs_twins
@@ -86,7 +86,7 @@ def test_header_values_may_be_json_numbers() -> None:
     )
 )
 def test_runs_are_read_alike(sends: list[tuple[int, str, bool]]) -> None:
-    """The twin may end a run early at text that is not ASCII, and start another one; the sends are the same."""
+    """The twin may end a burst early at text that is not ASCII, and start another one; the sends are the same."""
     frames = []
     for number, key, other in sends:
         if "\x01" not in key and "\x02" not in key and key.isprintable():
@@ -133,7 +133,7 @@ def test_members_may_come_in_any_order(order: dict[str, Any], ext_first: bool) -
     assert len(members(twins["read_sends"](frames, 0))) == 3
 
 
-def test_the_replies_to_a_run_equal_replies_one_by_one() -> None:
+def test_the_replies_to_a_burst_equal_replies_one_by_one() -> None:
     opaques, positions = [3, 2**31 - 1, 0], [0, 291, 2**40]
     joined = b"".join(
         encode_response(

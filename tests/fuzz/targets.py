@@ -25,7 +25,7 @@ from lanemq.wire.record import (
     RecordView,
     record_starts,
 )
-from lanemq.wire.send_runs import read_sends
+from lanemq.wire.send_bursts import read_sends
 
 RECORD_FIELDS = (
     "size", "queue_id", "flag", "queue_offset", "position", "sys_flag", "born_timestamp", "born_host",

@@ -11,9 +11,9 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.message import Message
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming import parked_lanes
+from lanemq.core.consuming import lanes_at_broker
 from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey, HoldQueue
-from lanemq.core.parked_lane import LaneStatus
+from lanemq.core.lane_status import LaneStatus
 from lanemq.model.queue import MessageQueue
 
 BAD = key_in(0)
@@ -148,7 +148,7 @@ def test_a_parked_key_blocks_only_itself_however_long_its_backlog(group: LocalGr
 
 def test_a_lane_that_is_not_set_aside_blocks_its_queue(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the messages behind the failing one fill the member's cache."""
-    monkeypatch.setattr(parked_lanes, "SET_ASIDE_AT", 1_000_000)
+    monkeypatch.setattr(lanes_at_broker, "SET_ASIDE_AT", 1_000_000)
     send_long(group, 6_000)
     broken = Broken()
     app = group.member("a", broken.handle)

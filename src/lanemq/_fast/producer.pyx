@@ -170,7 +170,7 @@ cdef class Intake:
         return by_target
 
 
-def pack_pairs(tools, source, waiter, Py_ssize_t index, list run not None, Py_ssize_t room):
+def pack_pairs(tools, source, waiter, Py_ssize_t index, list chunk not None, Py_ssize_t room):
     """Twin of `client.producer.batches.pack_pairs`."""
     encode, next_id, refuse, make, nothing, limits = tools
     cdef Py_ssize_t max_messages = limits[0], max_body = limits[1], size
@@ -178,7 +178,7 @@ def pack_pairs(tools, source, waiter, Py_ssize_t index, list run not None, Py_ss
     cdef object errors = waiter.errors
     cdef MessageIds ids = _source(next_id)
     cdef QuickMessage message
-    while len(run) < max_messages and not errors:
+    while len(chunk) < max_messages and not errors:
         given = next(source, nothing)
         if given is nothing:
             break
@@ -201,7 +201,7 @@ def pack_pairs(tools, source, waiter, Py_ssize_t index, list run not None, Py_ss
         room -= size
         if room < 0:
             return nothing, message, room
-        run.append(message)
+        chunk.append(message)
     return nothing, None, room
 
 
@@ -222,11 +222,11 @@ cdef bint _is_unicode(str key):
     return True
 
 
-def sort_run(queue_of, run):
-    """Twin of `client.producer.batches.sort_run`."""
+def sort_chunk(queue_of, chunk):
+    """Twin of `client.producer.batches.sort_chunk`."""
     cdef dict by_queue = {}, known = {}
     cdef list messages
-    for message in run:
+    for message in chunk:
         key = (<QuickMessage>message).key if isinstance(message, QuickMessage) else message.key
         messages = None if key is None else known.get(key)
         if messages is None:
@@ -363,7 +363,7 @@ cdef unsigned char *_put_frame(unsigned char *at, bytes body, unsigned char *end
 
 
 def receipts_of(messages, make, queue, first_offset, stored, repeat):
-    """Twin of `client.producer.replies.receipts_of`."""
+    """Twin of `client.producer.outcomes.receipts_of`."""
     cdef list receipts = [], indexes = []
     cdef int64_t offset = first_offset
     cdef QuickMessage quick
@@ -383,7 +383,7 @@ def receipts_of(messages, make, queue, first_offset, stored, repeat):
 
 
 def settle(messages, make, queue, first_offset, stored, repeat):
-    """Twin of `client.producer.replies.settle`."""
+    """Twin of `client.producer.outcomes.settle`."""
     cdef list rest = []
     cdef tuple facts = (make, queue, stored, repeat)
     cdef int64_t offset = first_offset
@@ -404,10 +404,10 @@ def settle(messages, make, queue, first_offset, stored, repeat):
 
 TWINS = {
     "client.producer.batches.pack_pairs": pack_pairs,
-    "client.producer.batches.sort_run": sort_run,
+    "client.producer.batches.sort_chunk": sort_chunk,
     "client.producer.batches.batch_body": batch_body,
-    "client.producer.replies.receipts_of": receipts_of,
-    "client.producer.replies.settle": settle,
+    "client.producer.outcomes.receipts_of": receipts_of,
+    "client.producer.outcomes.settle": settle,
     "client.producer.batches.total_size": total_size,
     "client.producer.batches.batch_weights": batch_weights,
     "client.identity.MessageIds": MessageIds,

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twins for single sends that arrive together: reading a run of them, and encoding its replies.
+"""Twins for single sends that arrive together: reading a burst of them, and encoding its replies.
 
-The references are in `wire/send_runs.py`, with what everything means. The reference reads the first send. The headers of
+The references are in `wire/send_bursts.py`, with what everything means. The reference reads the first send. The headers of
 the others must be equal to the first except for three values, so no JSON has to be parsed here.
 """
 
@@ -33,7 +33,7 @@ cdef struct Span:
     Py_ssize_t end
 
 
-# runs of single sends
+# bursts of single sends
 
 
 cdef struct Shape:
@@ -53,7 +53,7 @@ cdef unsigned char _scratch[MAX_HEADER]
 
 
 def read_sends(list frames not None, Py_ssize_t start):
-    """Twin of `wire.send_runs.read_sends`: the reference reads the first send, the others are compared with it."""
+    """Twin of `wire.send_bursts.read_sends`: the reference reads the first send, the others are compared with it."""
     first = references["read_sends"](frames[start:start + 1], 0)
     if first is None or len(frames) - start < 2:
         return first
@@ -62,7 +62,7 @@ def read_sends(list frames not None, Py_ssize_t start):
 
 
 cdef object _read_alike(list frames, Py_ssize_t start, object first, unsigned char *scratch):
-    """The run, or None if the first header has an unusual form."""
+    """The burst, or None if the first header has an unusual form."""
     cdef Shape shape
     cdef bytes model = frames[start][1], header
     cdef Bytes text
@@ -287,7 +287,7 @@ cdef Py_ssize_t _skip_value(Bytes text, Py_ssize_t at, Py_ssize_t end, int name,
 
 
 def encode_send_answers(opaques, prefix, positions, queue_id, first_offset, stored):
-    """Twin of `wire.send_runs.encode_send_answers`."""
+    """Twin of `wire.send_bursts.encode_send_answers`."""
     cdef bytes before, after
     if (type(opaques) is not list or type(positions) is not list or len(opaques) != len(positions)
             or not prefix.isascii() or not prefix.isalnum() or not stored.isascii() or not stored.isalnum()
@@ -346,6 +346,6 @@ cdef inline unsigned char *_put_number(unsigned char *at, int64_t number) noexce
 
 
 TWINS = {
-    "wire.send_runs.read_sends": read_sends,
-    "wire.send_runs.encode_send_answers": encode_send_answers,
+    "wire.send_bursts.read_sends": read_sends,
+    "wire.send_bursts.encode_send_answers": encode_send_answers,
 }

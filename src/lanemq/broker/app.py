@@ -27,7 +27,7 @@ from lanemq.broker.handlers.replies import ReplyHandler
 from lanemq.broker.handlers.resets import ResetHandler
 from lanemq.broker.handlers.retries import RetryHandler
 from lanemq.broker.handlers.routes import RouteHandler
-from lanemq.broker.handlers.send import SendHandler, SendRuns
+from lanemq.broker.handlers.send import SendBursts, SendHandler
 from lanemq.broker.handlers.stats import StatsHandler
 from lanemq.broker.handlers.topics import TopicHandler
 from lanemq.broker.housekeeping import Housekeeping
@@ -141,7 +141,7 @@ class Broker:
         )
         dispatch = Dispatch([handler.table() for handler in handlers], parts.notices.answered)
         guarded = dispatch if self.options.users is None else self._new_guard(self.options.users, dispatch, store)
-        server = self._new_server(parts, Connections(parts, guarded, pull, groups), SendRuns(parts, dispatch))
+        server = self._new_server(parts, Connections(parts, guarded, pull, groups), SendBursts(parts, dispatch))
         checkpoints = Checkpoints(
             self.options,
             self._clock,
@@ -194,13 +194,13 @@ class Broker:
         """Simulations override this with one that needs no socket."""
         return Listener(self.options.listen)
 
-    def _new_server(self, parts: Parts, connections: Connections, runs: SendRuns) -> Server:
+    def _new_server(self, parts: Parts, connections: Connections, bursts: SendBursts) -> Server:
         """Simulations override this with one on a simulated network."""
         options = self.options
         return Server(
             connections,
             max_connections=options.max_connections,
-            together=runs.take if options.users is None else None,  # every request must be checked
+            together=bursts.take if options.users is None else None,  # every request must be checked
             reads=parts.group_commit,
             tls_detector=None if options.tls is None else TlsDetector(options.tls, self._clock),
         )

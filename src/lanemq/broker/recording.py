@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from lanemq.core.brokering.group_offsets import Commit, Committed, Ignored, SavedOffset, WhyIgnored
 from lanemq.core.brokering.lock_table import Lease, SavedLease
-from lanemq.core.brokering.parked_lanes import LaneName
+from lanemq.core.brokering.parked_lane_table import LaneName
 from lanemq.history import History, Place
 from lanemq.history import RecordedLease as LeaseLine
 from lanemq.model.queue import MessageQueue

@@ -8,8 +8,8 @@ later route says (`core/sending/layout`).
 All name servers hold the same data. They are tried in turn, beginning with the one that answered last. If none
 answers, a known route stays in use: brokers keep working while every name server is down.
 
-A caller waits as long as it wants to and no longer, and callers that ask at the same time share the answer, or the
-failure: ten calls that find no name server take as long as one.
+A caller waits for its own timeout at most. Callers that ask at the same time share the answer or the failure: ten calls
+that find no name server take as long as one.
 """
 
 import asyncio
@@ -438,7 +438,7 @@ class BlockingRoutes(_CachedRoutes):
                 self._questions.pop((topic, provisional), None)
 
     def _none_answered(self, error: TransportError) -> None:
-        """No name server answered: so much for all questions that wait now."""
+        """No name server answered: all questions that wait now get the known route, or the error."""
         with self._lock:
             waiting, self._questions = self._questions, {}
         for (topic, _), question in waiting.items():

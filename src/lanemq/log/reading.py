@@ -94,18 +94,18 @@ def gather(
     offsets = [offset + i for i in wanted[:room]]
     parts: list[bytes] = []
     damaged: list[int] = []
-    for first, end in runs(chosen):
-        run = chosen[first:end] if end - first < len(chosen) else chosen
-        data = log.read(run[0][0], run[-1][0] + run[-1][1] - run[0][0])
-        bad = verify(data, queue_id, run, offsets[first:end])
-        if not bad and len(data) == sum([entry[1] for entry in run]):
+    for first, end in stretches(chosen):
+        stretch = chosen[first:end] if end - first < len(chosen) else chosen
+        data = log.read(stretch[0][0], stretch[-1][0] + stretch[-1][1] - stretch[0][0])
+        bad = verify(data, queue_id, stretch, offsets[first:end])
+        if not bad and len(data) == sum([entry[1] for entry in stretch]):
             parts.append(data)
             continue
-        for i, entry in enumerate(run):
-            start = entry[0] - run[0][0]
+        for i, entry in enumerate(stretch):
+            start = entry[0] - stretch[0][0]
             record = data[start : start + entry[1]]
             if i in bad:
-                # A hole may have cut the run short: read and verify the record alone.
+                # A hole may have cut the stretch short: read and verify the record alone.
                 record = log.read(entry[0], entry[1])
                 if verify(record, queue_id, [entry], [offsets[first + i]]):
                     damaged.append(offsets[first + i])
@@ -115,7 +115,7 @@ def gather(
     return Gathered(data, len(chosen) - len(damaged), scanned, damaged)
 
 
-def runs(entries: Sequence[Entry]) -> list[tuple[int, int]]:
+def stretches(entries: Sequence[Entry]) -> list[tuple[int, int]]:
     """Index ranges of entries to read in one piece, because they are adjacent in the log or nearly so."""
     if not entries:
         return []

@@ -59,7 +59,7 @@ def connect(address: Address, timeout: float = CONNECT_SECONDS) -> socket.socket
 
 
 def connect_with(security: Security, address: Address, timeout: float, write_timeout: float = WRITE_SECONDS) -> Wire:
-    """As `open_socket`, encrypted if `security` asks for it; raises `TlsFailed` for a peer that cannot be trusted."""
+    """As `connect`, encrypted if `security` asks for it; raises `TlsFailed` for a peer that cannot be trusted."""
     sock = connect(address, timeout)
     limit_writes(sock, write_timeout)
     if security.tls is None:

@@ -18,7 +18,7 @@ from lanemq.clock import SystemClock
 from lanemq.model.errors import ProtocolError, TlsFailed, TransportError
 from lanemq.net.address import Address
 from lanemq.net.rate_limited_log import RateLimitedLog
-from lanemq.net.server_tls import FAREWELL_SECONDS, HANDSHAKE_SECONDS, TlsDetector
+from lanemq.net.server_tls import CLOSING_ALERT_SECONDS, HANDSHAKE_SECONDS, TlsDetector
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import BadHeader, Command, Frame, FrameDecoder, decode_command, encode_response
 from lanemq.wire.other_protocols import OtherProtocol
@@ -107,20 +107,20 @@ class Peer(asyncio.Protocol):
         self.remote = Address("0.0.0.0", 0)
         self.last_seen = 0.0
         self.is_open = False
-        self.choked = False
-        """True while the peer does not read its replies fast enough."""
+        self.reads_slowly = False
+        """More replies are unsent than the high-water mark allows."""
         self._server = server
         self._decoder = FrameDecoder(server.max_frame_bytes)
         self.unfinished = 0
         """Bytes of the unfinished frame."""
-        self.apart = 0
-        """For a handler of several frames: how many frames to pass before trying again."""
+        self.singly = 0
+        """For a handler of several frames: how many of the next frames it leaves to be handled one by one."""
         self._transport: asyncio.Transport | None = None
         self._incoming: deque[Frame] = deque()
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
         self._closing = False
-        self._held_up = False
+        self._stopped = False
         self._reading = False
         """True while a read is handled: replies queued during it are written at its end."""
 
@@ -142,25 +142,25 @@ class Peer(asyncio.Protocol):
             return
         log.info("closing %s: %s", self, reason)
         self._closing = True
-        self._let_go()
+        self._drop_received()
         self._flush()
         self._transport.close()
         self._server.loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
-    def _close_foreign(self, error: ProtocolError) -> None:
+    def _close_other_protocol(self, error: ProtocolError) -> None:
         """Closes a connection whose bytes are not RocketMQ's protocol."""
         if isinstance(error, OtherProtocol):
             # Names the host only: such a client comes again and again, each time from another port.
             host = self.remote.host
-            self._server.foreign.warn(host, f"a client at {host} cannot use this port: {error}")
+            self._server.other_protocols.warn(host, f"a client at {host} cannot use this port: {error}")
         self.close(f"not RocketMQ's protocol: {error}")
 
-    def hold_up(self) -> None:
+    def stop_reading(self) -> None:
         """Accepts no more requests from this peer; replies are still written."""
-        self._held_up = True
+        self._stopped = True
         self._read_or_wait()
 
-    def _let_go(self) -> None:
+    def _drop_received(self) -> None:
         """Drops received requests that were not handled yet."""
         self._incoming.clear()
         self._decoder = FrameDecoder(self._server.max_frame_bytes)
@@ -204,7 +204,7 @@ class Peer(asyncio.Protocol):
             self._count_unfinished()
             self._work()
         except ProtocolError as error:
-            self._close_foreign(error)
+            self._close_other_protocol(error)
         finally:
             try:
                 reads.end(self.number)
@@ -239,7 +239,7 @@ class Peer(asyncio.Protocol):
 
     @property
     def _waits(self) -> bool:
-        return self.choked or self._held_up or self._closing
+        return self.reads_slowly or self._stopped or self._closing
 
     def _read_or_wait(self) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -250,29 +250,29 @@ class Peer(asyncio.Protocol):
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:
-        self.choked = True
+        self.reads_slowly = True
         self._read_or_wait()
 
     def resume_writing(self) -> None:
-        self.choked = False
+        self.reads_slowly = False
         if self.is_open:
             # Later: a handler that replies would write from inside the transport's own write.
-            self._server.loop.call_soon(self._go_on)
+            self._server.loop.call_soon(self._continue)
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if not self.is_open:
             return
         try:
             self._work()
         except ProtocolError as error:
-            self._close_foreign(error)
+            self._close_other_protocol(error)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
-        self._let_go()
+        self._drop_received()
         self._outgoing.clear()
         self._server.forget(self)
 
@@ -302,7 +302,7 @@ class Server:
         self.peers: dict[Peer, None] = {}
         """In the order of connection, so that a simulated run can be repeated exactly."""
         self.refused = 0
-        self.foreign = RateLimitedLog(log, SystemClock())
+        self.other_protocols = RateLimitedLog(log, SystemClock())
         """Warns about peers that speak another protocol."""
         self._tls_detector = tls_detector
         self._max_connections = max_connections
@@ -310,7 +310,7 @@ class Server:
         self._joining: set[asyncio.Task[None]] = set()
         self._stopping = False
         # Refused peers that are still closing; a stop waits for them too.
-        self._turned_away: set[Peer] = set()
+        self._refused_peers: set[Peer] = set()
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -340,7 +340,7 @@ class Server:
 
     async def _join(self, connection: socket.socket, address: Address) -> None:
         try:
-            context = None if self._tls_detector is None else await self._tls_detector.way_in(connection)
+            context = None if self._tls_detector is None else await self._tls_detector.context_for(connection)
             if context is None:
                 await self.loop.connect_accepted_socket(lambda: Peer(self), connection)
             else:
@@ -349,7 +349,7 @@ class Server:
                     connection,
                     ssl=context,
                     ssl_handshake_timeout=HANDSHAKE_SECONDS,
-                    ssl_shutdown_timeout=FAREWELL_SECONDS,
+                    ssl_shutdown_timeout=CLOSING_ALERT_SECONDS,
                 )
         except (OSError, TransportError) as error:
             if isinstance(error, (ssl.SSLError, TlsFailed)):
@@ -373,7 +373,7 @@ class Server:
             self._listener.close()
             self._listener = None
         for peer in self.peers:
-            peer.hold_up()
+            peer.stop_reading()
 
     async def close(self) -> None:
         """Closes the listener and every peer and waits for them; slow peers are cut off."""
@@ -399,7 +399,7 @@ class Server:
         self._empty.clear()
         if self._stopping or len(self.peers) >= self._max_connections:
             self.refused += 1
-            self._turned_away.add(peer)
+            self._refused_peers.add(peer)
             full = f"already {self._max_connections} connections; raise max_connections"
             peer.close("the broker is stopping" if self._stopping else full)
             return
@@ -419,9 +419,9 @@ class Server:
             )
 
     def forget(self, peer: Peer) -> None:
-        self._turned_away.discard(peer)
+        self._refused_peers.discard(peer)
         if peer in self.peers:
             del self.peers[peer]
             self.dispatcher.closed(peer)
-        if not self.peers and not self._turned_away:
+        if not self.peers and not self._refused_peers:
             self._empty.set()

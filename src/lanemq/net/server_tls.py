@@ -26,7 +26,7 @@ FIRST_BYTE_SECONDS = 120.0
 HANDSHAKE_SECONDS = 5.0
 """Limit of a handshake, during which the peer counts as a connection."""
 
-FAREWELL_SECONDS = 1.0
+CLOSING_ALERT_SECONDS = 1.0
 """How long a closed connection waits for the client's closing alert. A client that reads only while it waits for a
 reply never sends one, and a stop would wait for each of them.
 """
@@ -86,7 +86,7 @@ class TlsDetector:
         self._waiting: set[asyncio.Future[None]] = set()
         self._closed = False
 
-    async def way_in(self, connection: socket.socket) -> ssl.SSLContext | None:
+    async def context_for(self, connection: socket.socket) -> ssl.SSLContext | None:
         """The SSL context to use; None for an accepted plain connection. Raises `TlsFailed` for a plain connection that
         is not allowed, and `ConnectionLost` or an OSError for one that is gone.
         """

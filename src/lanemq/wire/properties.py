@@ -169,9 +169,9 @@ def stamp_in(properties: bytes) -> Stamp | None:
 
 
 def following_stamps(texts: list[bytes]) -> tuple[Stamp | None, int]:
-    """The stamp of the first message, and the length of the run of consecutive stamps that it starts.
+    """The stamp of the first message, and how many messages from it on have consecutive stamps.
 
-    After a message without a stamp, the run consists of messages without one.
+    If the first has no stamp, counts the messages without one.
     """
     first = stamp_in(texts[0])
     at, count = 1, len(texts)

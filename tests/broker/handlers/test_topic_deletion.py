@@ -77,7 +77,7 @@ def test_a_client_that_does_not_read_its_answers_is_answered_too(clocked: Runnin
     held = raw.post_pull("T", 1, hold=LONG)
     raw.bounds("T")
     for peer in clocked.broker.running.server.peers:
-        peer.choked = True
+        peer.reads_slowly = True
     delete(clocked)
     reply = raw.answer(held)
     assert (reply.code, reply.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")

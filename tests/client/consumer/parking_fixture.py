@@ -19,7 +19,7 @@ from lanemq.client.producer.producer import Producer
 from lanemq.clock import SystemClock
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import HoldKey
-from lanemq.core.parked_lane import LaneStatus
+from lanemq.core.lane_status import LaneStatus
 from lanemq.history import open_history
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset

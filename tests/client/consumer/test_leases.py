@@ -12,7 +12,6 @@ from tests.client.virtual_time import run_virtual
 
 from lanemq.client.consumer.queues.assigned_queue import Assignment
 from lanemq.client.consumer.queues.leases import LeaseKeeper, _Pace
-from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.model.errors import ConnectFailed
 from lanemq.model.queue import MessageQueue
@@ -30,7 +29,7 @@ class Member:
         self.scheduler = FakeScheduler()
         self.taken: list[MessageQueue] = []
         self.lost: list[tuple[int, MessageQueue]] = []
-        self.assignment = Assignment(options(), name, OffsetTable(), self._lost)
+        self.assignment = Assignment(options(), name, self._lost)
         self.joined_again: list[int] = []
         self.keeper = LeaseKeeper(options(), self.calls, self.assignment, lambda *_: None, self._join_again)  # type: ignore[arg-type]
 

@@ -174,7 +174,7 @@ def test_a_reset_forgets_the_finished_ranges() -> None:
             (assigned,) = engine.assignment
             engine.move(assigned, QueueOffset(3))
             await until(lambda: len(seen) == 1 + COUNT - 3)
-            assert assigned.finished == NOTHING_FINISHED
+            assert assigned.progress.finished == NOTHING_FINISHED
         return seen
 
     assert run_virtual(main) == [0, *range(3, COUNT)]

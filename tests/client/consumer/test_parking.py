@@ -17,9 +17,9 @@ from lanemq.client.consumer.queues.parking import LaneParker
 from lanemq.client.consumer.turns.handler import ToDeadLetter
 from lanemq.client.message import Message
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming.parked_lanes import FETCHED_AT_ONCE, SET_ASIDE_AT, LocalParkedLanes
+from lanemq.core.consuming.lanes_at_broker import FETCHED_AT_ONCE, SET_ASIDE_AT, LanesAtBroker
 from lanemq.core.consuming.retry_policy import HoldKey, Park
-from lanemq.core.parked_lane import LaneStatus
+from lanemq.core.lane_status import LaneStatus
 
 
 @pytest.fixture
@@ -445,7 +445,7 @@ def test_an_owner_that_ignores_parked_lanes_lets_newer_messages_overtake(
     parking.wait_committed(6)
     first.stop()
     parking.failing.clear()
-    monkeypatch.setattr(LocalParkedLanes, "restore", _opened)
+    monkeypatch.setattr(LanesAtBroker, "restore", _opened)
     parking.send("bad")
     parking.member("b")
     until("the newer one ran", lambda: parking.of("bad") == [6])

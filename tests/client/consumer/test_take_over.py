@@ -25,7 +25,6 @@ from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.client.message import Message
 from lanemq.client.routing import BrokerRoute, TopicRoute
 from lanemq.core.consuming.allocation import averagely_by_circle
-from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.consuming.queue_lease import LANE_TIMES, QueueLease
 from lanemq.model.errors import ConnectFailed
 from lanemq.model.queue import MessageQueue
@@ -65,7 +64,7 @@ async def join_again(_: Address) -> None: ...
 
 def keeper_without_master() -> tuple[LeaseKeeper, Assignment, OnlyReplicas]:
     lost = lambda: pytest.fail("a queue was lost although the broker did not answer")  # noqa: E731
-    wire, assignment = OnlyReplicas(), Assignment(options(), "me", OffsetTable(), lost)
+    wire, assignment = OnlyReplicas(), Assignment(options(), "me", lost)
     calls = ConsumerCalls(options(), "me", wire, wire)  # type: ignore[arg-type]
     renewed = lambda *_: pytest.fail("a lease was renewed")  # noqa: E731
     return LeaseKeeper(options(), calls, assignment, renewed, join_again), assignment, wire

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 from tests.wire.encoding import split_batch
 
 from lanemq.client.producer.batches import PendingMessage, RequestBuilder
-from lanemq.client.producer.engine import FlushMark, SendEngine
-from lanemq.client.producer.lane import SendRequest
+from lanemq.client.producer.engine import Actions, FlushMark, SendEngine, SendRequest
 from lanemq.client.producer.options import ProducerOptions
-from lanemq.client.producer.replies import Actions
 from lanemq.client.producer.waiters import BatchWaiter, Waiter
 from lanemq.client.receipt import Receipt
 from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap, ProducerTable

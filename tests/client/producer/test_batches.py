@@ -1,4 +1,4 @@
-"""From a call to a request: unique ids, queues of keys, runs, receipts, and the requests field by field."""
+"""From a call to a request: unique ids, queues of keys, chunks, receipts, and the requests field by field."""
 
 import threading
 
@@ -7,9 +7,9 @@ from tests.wire.encoding import encode_batch, split_batch
 
 from lanemq.client.identity import new_message_ids
 from lanemq.client.producer.batches import (
+    CHUNK_BYTES,
+    CHUNK_MESSAGES,
     KNOWN_KEYS,
-    RUN_BYTES,
-    RUN_MESSAGES,
     Extras,
     Packer,
     PendingMessage,
@@ -19,7 +19,7 @@ from lanemq.client.producer.batches import (
     properties_text,
 )
 from lanemq.client.producer.options import ProducerOptions
-from lanemq.client.producer.replies import Stored
+from lanemq.client.producer.outcomes import Stored
 from lanemq.client.producer.waiters import NO_WAITER, ThreadBatchWaiter, Waiter
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.routing import BrokerRoute, TopicRoute
@@ -92,20 +92,20 @@ def test_the_number_of_cached_keys_is_bounded() -> None:
 
 def test_messages_of_a_queue_keep_the_order_of_the_call() -> None:
     chooser, four = QueueChooser(), route(4)
-    run = [pending(f"k{number % 9}", index=number) for number in range(100)]
-    for queue, messages in chooser.sort_out(four, run).items():
-        mine = [each.index for each in run if pick_queue(each.key or "", four.publish) == queue]
+    chunk = [pending(f"k{number % 9}", index=number) for number in range(100)]
+    for queue, messages in chooser.sort_out(four, chunk).items():
+        mine = [each.index for each in chunk if pick_queue(each.key or "", four.publish) == queue]
         assert [each.index for each in messages] == mine
 
 
-def test_runs_end_at_either_limit_and_lose_nothing() -> None:
+def test_chunks_end_at_either_limit_and_lose_nothing() -> None:
     packer, waiter = Packer(ProducerOptions(codec="bytes")), ThreadBatchWaiter()
-    small = [("k", b"x")] * (RUN_MESSAGES + 1)
-    assert [len(run) for run in packer.runs(small, waiter)] == [RUN_MESSAGES, 1]
-    large = [("k", b"x" * (RUN_BYTES // 2))] * 5 + [("k", b"y" * (RUN_BYTES + 1))] * 2
-    runs = list(packer.runs(large, waiter))
-    assert [len(run) for run in runs] == [2, 2, 1, 1, 1]
-    assert [message.index for run in runs for message in run] == list(range(7))
+    small = [("k", b"x")] * (CHUNK_MESSAGES + 1)
+    assert [len(chunk) for chunk in packer.chunks(small, waiter)] == [CHUNK_MESSAGES, 1]
+    large = [("k", b"x" * (CHUNK_BYTES // 2))] * 5 + [("k", b"y" * (CHUNK_BYTES + 1))] * 2
+    chunks = list(packer.chunks(large, waiter))
+    assert [len(chunk) for chunk in chunks] == [2, 2, 1, 1, 1]
+    assert [message.index for chunk in chunks for message in chunk] == list(range(7))
 
 
 class Listener:

@@ -47,5 +47,5 @@ def test_a_body_as_large_as_the_buffer_is_sent(broker: FakeBroker, kind: Open) -
 
 def test_a_run_takes_at_most_a_quarter_of_the_buffer() -> None:
     packer = Packer(ProducerOptions(codec="bytes", buffer_bytes=4000, max_body_bytes=4000))
-    runs = packer.runs([("k", b"x" * 400)] * 6 + [("k", b"y" * 4000)], ThreadBatchWaiter())
-    assert [len(run) for run in runs] == [2, 2, 2, 1]
+    chunks = packer.chunks([("k", b"x" * 400)] * 6 + [("k", b"y" * 4000)], ThreadBatchWaiter())
+    assert [len(chunk) for chunk in chunks] == [2, 2, 2, 1]

@@ -10,10 +10,8 @@ from tests.client.producer.engine_sim import QUEUE, Call, HandClock, RecordingWa
 from tests.wire.encoding import split_batch
 
 from lanemq.client.producer.batches import PendingMessage, RequestBuilder
-from lanemq.client.producer.engine import SendEngine
-from lanemq.client.producer.lane import SendRequest
+from lanemq.client.producer.engine import Actions, SendEngine, SendRequest
 from lanemq.client.producer.options import ProducerOptions
-from lanemq.client.producer.replies import Actions
 from lanemq.client.producer.waiters import Waiter
 from lanemq.core.brokering.dedup import Duplicate, Fresh, Gap, ProducerTable
 from lanemq.model.errors import ConnectionLost, LaneFrozen, RequestTimedOut

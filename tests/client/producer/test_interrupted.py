@@ -14,9 +14,9 @@ from tests.client.producer.producers import Blocking, OnALoop, Open
 
 from lanemq.client.producer.async_producer import AsyncProducer
 from lanemq.client.producer.batches import Packer
+from lanemq.client.producer.engine import Actions
 from lanemq.client.producer.inbox import SendInbox
 from lanemq.client.producer.options import ProducerOptions
-from lanemq.client.producer.replies import Actions
 from lanemq.client.producer.waiters import BatchWaiter, LoopFuture, SingleWaiter, SubmittedFuture, ThreadWaiter
 from lanemq.client.routing import TopicRoute
 from lanemq.model.errors import LaneError, LaneFrozen, MessageRefused

@@ -9,7 +9,7 @@ from tests.client.producer.engine_sim import Call, served, stored
 from tests.client.producer.producers import Blocking, OnALoop, Open
 
 from lanemq.client.producer.async_producer import AsyncProducer
-from lanemq.client.producer.batches import RUN_MESSAGES
+from lanemq.client.producer.batches import CHUNK_MESSAGES
 from lanemq.model.errors import LaneFrozen
 
 
@@ -26,7 +26,7 @@ def broker() -> Iterator[FakeBroker]:
 def source(end: BaseException) -> Iterator[tuple[str, str]]:
     """Yields one run, then raises."""
     yield "illegal", "bad"
-    for number in range(RUN_MESSAGES - 1):
+    for number in range(CHUNK_MESSAGES - 1):
         yield f"other-{number}", "fine"
     raise end
 
@@ -80,7 +80,7 @@ def test_a_source_that_raises_after_good_messages_freezes_nothing(broker: FakeBr
             producer.send_many("orders", source(ValueError("row 501 is broken")))
         producer.flush()
         assert producer.frozen_keys() == []
-    assert len(broker.stored("orders", 0)) == 1 + RUN_MESSAGES
+    assert len(broker.stored("orders", 0)) == 1 + CHUNK_MESSAGES
 
 
 def test_a_key_that_failed_before_its_call_was_interrupted_stays_frozen() -> None:

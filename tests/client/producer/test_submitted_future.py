@@ -12,7 +12,7 @@ from tests.fast.both import references, twins
 
 from lanemq.client.producer.batches import PendingMessage
 from lanemq.client.producer.inbox import Intake, KeyTargets
-from lanemq.client.producer.replies import Stored
+from lanemq.client.producer.outcomes import Stored
 from lanemq.client.producer.waiters import SubmittedFuture
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.routing import TopicRoute

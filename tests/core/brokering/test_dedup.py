@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from lanemq.core.brokering.dedup import (
-    MAX_RUNS,
+    MAX_SEQUENCE_RANGES,
     Duplicate,
     Fenced,
     Fresh,
@@ -111,12 +111,12 @@ def test_adjacent_batches_are_kept_as_one_run() -> None:
     for number in range(1000):
         store(table, number, 1, number)
     assert judge(table, 3) == Duplicate(QueueOffset(3))
-    assert len(table.export()[0].runs) == 1
+    assert len(table.export()[0].ranges) == 1
 
 
 def test_very_old_duplicate_is_still_a_duplicate_without_offset() -> None:
     table = ProducerTable()
-    for number in range(MAX_RUNS + 1):
+    for number in range(MAX_SEQUENCE_RANGES + 1):
         store(table, number, 1, number * 2)
     assert judge(table, 0) == Duplicate(None)
     assert judge(table, 1) == Duplicate(QueueOffset(2))

@@ -74,7 +74,7 @@ def test_an_unknown_start_offset_starts_nothing_and_returns_the_lease() -> None:
 @pytest.mark.row("A89")
 def test_the_lease_is_released_after_the_handler_ended_and_the_offset_is_stored() -> None:
     steps = happened(
-        at(QueueStage.HELD), QueueEvent.UNWANTED, QueueEvent.DRAINED, QueueEvent.COMMITTED, QueueEvent.UNLOCKED
+        at(QueueStage.OWNED), QueueEvent.UNWANTED, QueueEvent.DRAINED, QueueEvent.COMMITTED, QueueEvent.UNLOCKED
     )
     assert steps == [Step.DRAIN, Step.COMMIT, Step.UNLOCK, Step.FORGET]
 
@@ -84,7 +84,7 @@ def test_the_lease_is_released_after_the_handler_ended_and_the_offset_is_stored(
 @pytest.mark.row("A89")
 def test_a_handler_that_does_not_end_keeps_the_queue() -> None:
     """A forced release after 20 s, as in RocketMQ 5, lets two members run one message."""
-    queue = at(QueueStage.HELD)
+    queue = at(QueueStage.OWNED)
     queue.happened(QueueEvent.UNWANTED, now=NOW)
     assert queue.next_deadline() == 1_000
     assert queue.expire(now=Millis(999)) is Step.NOTHING
@@ -103,7 +103,7 @@ def test_a_queue_whose_offset_cannot_be_stored_keeps_its_lease() -> None:
 
 
 @pytest.mark.parametrize(
-    "stage", [QueueStage.LOCATING, QueueStage.HELD, QueueStage.DRAINING, QueueStage.COMMITTING, QueueStage.UNLOCKING]
+    "stage", [QueueStage.LOCATING, QueueStage.OWNED, QueueStage.DRAINING, QueueStage.COMMITTING, QueueStage.UNLOCKING]
 )
 def test_a_lost_lease_drops_the_queue_without_commit_or_unlock(stage: QueueStage) -> None:
     queue = at(stage)
@@ -145,10 +145,10 @@ def test_without_a_lease_nothing_is_locked_or_unlocked() -> None:
 
 
 def test_an_impossible_event_is_refused_and_changes_nothing() -> None:
-    queue = at(QueueStage.HELD)
-    with pytest.raises(UsageError, match="HELD"):
+    queue = at(QueueStage.OWNED)
+    with pytest.raises(UsageError, match="OWNED"):
         queue.happened(QueueEvent.UNLOCKED, now=NOW)
-    assert queue.stage is QueueStage.HELD
+    assert queue.stage is QueueStage.OWNED
 
 
 @pytest.mark.row("A89")

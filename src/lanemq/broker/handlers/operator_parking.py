@@ -12,7 +12,7 @@ import msgspec
 from lanemq.broker.dispatch import Handler, answer, answer_error, answer_saved
 from lanemq.broker.parts import Parts
 from lanemq.broker.storage.parking import MAX_GIVEN, Records
-from lanemq.core.brokering.parked_lanes import LaneName, ParkedLane
+from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLane
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode

@@ -11,8 +11,8 @@ from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error, a
 from lanemq.broker.parts import Parts
 from lanemq.broker.storage.parking import MAX_GIVEN, Records
 from lanemq.core.brokering.lock_table import Current
-from lanemq.core.brokering.parked_lanes import LaneName, Parked, ParkedLane
-from lanemq.core.parked_lane import Failure, LaneStatus
+from lanemq.core.brokering.parked_lane_table import LaneName, Parked, ParkedLane
+from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.names import check_group
 from lanemq.net.server import Peer

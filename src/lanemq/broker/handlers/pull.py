@@ -223,7 +223,7 @@ class PullHandler:
         if self._parts.topics.get(pull.header.topic) is None:
             ext = PullResponse(next_begin_offset=0, min_offset=0, max_offset=0).to_ext()
             answer_code(pull.peer, pull.request, ResponseCode.PULL_OFFSET_MOVED, "the topic was deleted", ext)
-        elif pull.peer.choked:
+        elif pull.peer.reads_slowly:
             # The client does not read its earlier answers: it gets the data when it asks again.
             self._empty(pull)
         elif not self._was_moved(pull):

@@ -5,7 +5,7 @@ from functools import partial
 
 from lanemq.broker.dispatch import Handler, answer_saved
 from lanemq.broker.parts import Parts
-from lanemq.broker.routing import SendRoute, route_delayed
+from lanemq.broker.storage.delays import SendRoute, route_delayed
 from lanemq.core.brokering.delay import RouteToDeadLetter, level_for_pass, route_send_back
 from lanemq.log.appender import NewRecord
 from lanemq.model.errors import BrokerRefused, CorruptRecord

@@ -1,11 +1,16 @@
-"""Storing messages: single sends, batches, the retries that consumers send, and runs of single sends.
+"""Storing messages: single sends, batches, the retries that consumers send, and bursts of single sends.
 
 Steps of a send: route it, check its limits, judge its stamp, stage its records, record its stamp, answer when it is on
 disk. Everything before the answer happens in one step of the event loop, so two sends to a queue never interleave, and
 the sends of one connection are stored in the order of arrival.
+
+A stamp counts in the queue that the sender chose, even while the message is delayed. A message sent to a retry or
+dead-letter topic is a copy: with the stamp of the original it would count as a repeat or a gap, so the stamp is
+removed.
 """
 
 import logging
+import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -14,11 +19,13 @@ from typing import TypeAlias
 
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error, code_for
 from lanemq.broker.parts import Parts
-from lanemq.broker.routing import SendRoute, refuse_delay, route
+from lanemq.broker.storage.delays import DELAY_LEVEL, TIMER, SendRoute, delay_level, route_delayed
 from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap
+from lanemq.core.brokering.delay import RouteToDeadLetter, route_retry_send
+from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.log.appender import NewRecords, Staged
-from lanemq.model.errors import LaneError, MessageRefused, StorageError
-from lanemq.model.names import RETRY_PREFIX, SCHEDULE_TOPIC
+from lanemq.model.errors import BrokerRefused, LaneError, MessageRefused, NotAllowed, StorageError
+from lanemq.model.names import DEFAULT_TOPIC, NOT_SENDABLE, RETRY_PREFIX, SCHEDULE_TOPIC, check_group, check_topic
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.server import Peer
@@ -28,6 +35,7 @@ from lanemq.wire.command import Command, Frame, decode_command, encode_response
 from lanemq.wire.headers import SendHeader
 from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_EXPECTED, LANE_KNOWN_OFFSET, LANE_SKIPPED, LANE_STORED
 from lanemq.wire.properties import (
+    LANE_STAMP,
     PropertyName,
     append_properties,
     following_stamps,
@@ -36,7 +44,7 @@ from lanemq.wire.properties import (
     tag_code_of,
 )
 from lanemq.wire.record import TRANSACTION_MASK, encode_offset_id, offset_id_prefix, pack_host
-from lanemq.wire.send_runs import SendRun, encode_send_answers, first_of, read_sends
+from lanemq.wire.send_bursts import SendBurst, encode_send_answers, first_of, read_sends
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +57,11 @@ broker adds; RocketMQ adds it to every message."""
 RECORD_OVERHEAD_BYTES = 128
 """Approximate memory of a record beside its body and properties."""
 
-MAX_RUN_FRAMES = 1024
-"""Frames examined at once for runs; afterwards the server checks again whether the peer reads its answers."""
+MAX_BURST_FRAMES = 1024
+"""Frames examined at once for bursts; afterwards the server checks again whether the peer reads its answers."""
 
-APART = 32
-"""Sends handled one by one after a send without followers. A producer that alternates between queues has no runs, and
+SINGLY = 32
+"""Sends handled one by one after a send without followers. A producer that alternates between queues has no bursts, and
 searching for them would decode every send twice."""
 
 _PLAIN = b'{"code":310,'
@@ -108,7 +116,7 @@ class SendHandler:
         _, largest, longest, found = weigh(bodies, texts)
         if found & DELAYED:
             for text in texts:
-                refuse_delay(text.decode())
+                _refuse_delay(text.decode())
         shared = remove_property(header.properties, PropertyName.UNIQUE_ID).encode()
         if shared:
             texts = [text + shared if text.endswith(b"\x02") else text + b"\x02" + shared for text in texts]
@@ -224,14 +232,86 @@ class SendHandler:
                 answer_code(peer, request, ResponseCode.PRODUCER_FENCED, remark)
 
 
-class SendRuns:
-    """Stores runs: single sends to one queue that arrived together share one decision, one append and one answer.
+# routing: the queue that stores a message
 
-    A run here has many keys; it is not the run of a consumer's lane.
 
-    Clients cannot tell a run from sends handled one by one, except by the time they take. So a run contains only sends
-    that are certain to be treated alike: to one queue, with consecutive stamps, and accepted by the log now. Everything
-    else, refusals included, goes to the ordinary handler one by one.
+def route(parts: Parts, header: SendHeader) -> SendRoute:
+    """Route a send. Creates the topic if it may; raises the refusal that the sender is answered."""
+    name = header.topic
+    if name in NOT_SENDABLE:
+        raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} belongs to the broker; send to another")
+    topic = _topic_of(parts, header, name)
+    if not topic.writable:
+        raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} may not be written")
+    if header.queue_id >= max(topic.read_queues, topic.write_queues):
+        raise BrokerRefused(
+            ResponseCode.INVALID_PARAMETER,
+            f"queue {header.queue_id} of topic {name} does not exist: it has {topic.write_queues}",
+        )
+    if name.startswith(RETRY_PREFIX):
+        return _route_retry(parts, header, topic)
+    queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queues)
+    if header.batch:
+        _refuse_delay(header.properties)
+    elif _wants_delay(header.properties):
+        return route_delayed(name, queue_id, header.properties)
+    return SendRoute(name, queue_id, header.properties, queue_id)
+
+
+def _topic_of(parts: Parts, header: SendHeader, name: str) -> TopicConfig:
+    known = parts.topics.get(name)
+    if known is not None:
+        return known
+    check_topic(name)
+    if not parts.options.auto_create_topics and not name.startswith(RETRY_PREFIX):
+        return parts.topic_keeper.existing(name)
+    if not header.default_topic and not name.startswith(RETRY_PREFIX):
+        # The sender knew the topic, with its queues and its order: a new one could break both.
+        return parts.topic_keeper.existing(name)
+    queues = min(max(header.default_topic_queue_nums, 1), parts.options.default_queues)
+    template = header.default_topic or DEFAULT_TOPIC
+    return parts.topic_keeper.take(parts.topics.auto_create(name, template, queues))
+
+
+def _route_retry(parts: Parts, header: SendHeader, topic: TopicConfig) -> SendRoute:
+    """Route a message that a client sends to a retry topic itself."""
+    if header.batch:
+        raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "a retry topic takes no batches")
+    group = check_group(topic.name.removeprefix(RETRY_PREFIX))
+    next_stop = route_retry_send(
+        header.reconsume_times,
+        parts.max_retries(group, header.max_reconsume_times),
+        requested=delay_level(header.properties),
+        group_holds_lock=parts.locks.holds_any(group, now=parts.clock.now()),
+    )
+    properties = remove_property(remove_property(header.properties, PropertyName.DELAY), LANE_STAMP)
+    if isinstance(next_stop, RouteToDeadLetter):
+        dead = parts.topic_keeper.take(parts.topics.ensure_dead_letter(group))
+        return SendRoute(dead.name, 0, properties, 0)
+    delayed = append_properties(properties, {PropertyName.DELAY: str(next_stop.level)})
+    return route_delayed(topic.name, 0, delayed)
+
+
+def _wants_delay(properties: str) -> bool:
+    """Whether the properties may ask for a delay; a fast check for the common case."""
+    return DELAY_LEVEL in properties or TIMER in properties
+
+
+def _refuse_delay(properties: str) -> None:
+    """Refuse delays in a batch, whose messages are stored together."""
+    if _wants_delay(properties) and delay_level(properties):
+        raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed; send them singly")
+
+
+# sends that arrive together
+
+
+class SendBursts:
+    """Stores bursts: single sends to one queue that arrived together share one decision, one append and one answer.
+
+    Clients cannot tell a burst from sends handled one by one, except by the time they take. So a burst contains only
+    sends that are certain to be treated alike: to one queue, with consecutive stamps, and accepted by the log now.
+    Everything else, refusals included, goes to the ordinary handler one by one.
     """
 
     def __init__(self, parts: Parts, handle: Handler) -> None:
@@ -243,30 +323,30 @@ class SendRuns:
         """Handle the sends at the start of `incoming`; returns the number of frames handled, 0 if there are none."""
         if not incoming[0].header.startswith(_PLAIN):
             return 0
-        if peer.apart:
-            peer.apart -= 1
+        if peer.singly:
+            peer.singly -= 1
             return 0
-        frames, at = list(islice(incoming, MAX_RUN_FRAMES)), 0
-        while at < len(frames) and not peer.apart and (taken := self._take_run(peer, frames, at)):
+        frames, at = list(islice(incoming, MAX_BURST_FRAMES)), 0
+        while at < len(frames) and not peer.singly and (taken := self._take_burst(peer, frames, at)):
             at += taken
             if taken == 1 and at < len(frames):
-                peer.apart = APART
+                peer.singly = SINGLY
         return at
 
-    def _take_run(self, peer: Peer, frames: list[Frame], at: int) -> int:
-        run = read_sends(frames, at)
-        if run is None:
+    def _take_burst(self, peer: Peer, frames: list[Frame], at: int) -> int:
+        burst = read_sends(frames, at)
+        if burst is None:
             return 0
-        stamp, count = following_stamps(run.properties)
-        if count < len(run.opaques):
-            run = first_of(run, count)
+        stamp, count = following_stamps(burst.properties)
+        if count < len(burst.opaques):
+            burst = first_of(burst, count)
         try:
-            stored = count > 1 and self._store(peer, run, stamp)
+            stored = count > 1 and self._store(peer, burst, stamp)
         except Exception:
             # As in `dispatch`: a fault in some requests must not close the connection.
             log.exception("%d sends of %s failed", count, peer)
             _answer_all(
-                peer, run.opaques, ResponseCode.SYSTEM_ERROR, "internal error; the broker's log has the details"
+                peer, burst.opaques, ResponseCode.SYSTEM_ERROR, "internal error; the broker's log has the details"
             )
             return count
         if not stored:
@@ -274,17 +354,17 @@ class SendRuns:
                 self._handle(peer, decode_command(frame))
         return count
 
-    def _store(self, peer: Peer, run: SendRun, first: Stamp | None) -> bool:
-        """Store a run; False if its sends must be handled one by one, and nothing was stored."""
-        header, parts = run.header, self._parts
-        count, weight = len(run.opaques), weigh(run.bodies, run.properties)
-        if not self._is_plain(run, weight):
+    def _store(self, peer: Peer, burst: SendBurst, first: Stamp | None) -> bool:
+        """Store a burst; False if its sends must be handled one by one, and nothing was stored."""
+        header, parts = burst.header, self._parts
+        count, weight = len(burst.opaques), weigh(burst.bodies, burst.properties)
+        if not self._is_plain(burst, weight):
             return False
         try:
             queue_id = route(parts, header).queue_id
             if first is not None and parts.producers.judge(header.topic, queue_id, first, count) != Fresh():
                 return False
-            staged = self._append(peer, run, queue_id, weight[0])
+            staged = self._append(peer, burst, queue_id, weight[0])
         except LaneError:
             return False
         if first is not None:
@@ -293,28 +373,28 @@ class SendRuns:
             parts.producers.record(header.topic, queue_id, first, count, offset, stored_at=at)
         return True
 
-    def _is_plain(self, run: SendRun, weight: tuple[int, int, int, int]) -> bool:
-        """Whether no send of the run needs individual treatment."""
-        header, options = run.header, self._parts.options
+    def _is_plain(self, burst: SendBurst, weight: tuple[int, int, int, int]) -> bool:
+        """Whether no send of the burst needs individual treatment."""
+        header, options = burst.header, self._parts.options
         if header.queue_id < 0 or header.sys_flag & TRANSACTION_MASK or header.topic.startswith(RETRY_PREFIX):
             return False
         _, largest, longest, apart = weight
         return not apart and largest <= options.max_body_bytes and longest <= options.max_properties_bytes
 
-    def _append(self, peer: Peer, run: SendRun, queue_id: int, size: int) -> Staged:
-        header, count = run.header, len(run.bodies)
-        size += RECORD_OVERHEAD_BYTES * len(run.opaques)
+    def _append(self, peer: Peer, burst: SendBurst, queue_id: int, size: int) -> Staged:
+        header, count = burst.header, len(burst.bodies)
+        size += RECORD_OVERHEAD_BYTES * len(burst.opaques)
         records = RecordColumns(
-            run.bodies,
-            run.properties,
+            burst.bodies,
+            burst.properties,
             [0] * count,
             [header.flag] * count,
-            run.born,
+            burst.born,
             header.sys_flag,
             header.reconsume_times,
         )
         stages: list[Staged] = []
-        done = partial(self._done, peer, run, queue_id, stages, self._parts.clock.now())
+        done = partial(self._done, peer, burst, queue_id, stages, self._parts.clock.now())
         born_host = pack_host(*peer.remote)
         staged = self._parts.group_commit.append(header.topic, queue_id, records, born_host, size, done)
         stages.append(staged)
@@ -323,14 +403,14 @@ class SendRuns:
     def _done(
         self,
         peer: Peer,
-        run: SendRun,
+        burst: SendBurst,
         queue_id: int,
         stages: list[Staged],
         began: Millis,
         error: StorageError | None,
     ) -> None:
-        opaques = run.opaques
-        _count(self._parts, run.header.topic, stages, began, error)
+        opaques = burst.opaques
+        _count(self._parts, burst.header.topic, stages, began, error)
         if error is not None:
             _answer_all(peer, opaques, code_for(error), str(error))
             return

@@ -15,7 +15,7 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.broker.storage.group_commit import GroupCommit, LogThread
 from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
-from lanemq.core.brokering.dedup import ProducerTable, SavedProducer, SequenceRun, Unsaved
+from lanemq.core.brokering.dedup import ProducerTable, SavedProducer, SequenceRange, Unsaved
 from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors
 from lanemq.core.brokering.group_offsets import GroupOffsets, SavedOffset
 from lanemq.core.brokering.lock_table import SavedLease
@@ -187,13 +187,13 @@ def unsaved_stamps(producers: ProducerTable) -> list[state.ProducerRow]:
 
 def producer_row(row: SavedProducer) -> state.ProducerRow:
     """A row of the producer table as the state database stores it."""
-    text = msgspec.json.encode((row.epoch, row.next_sequence, row.last_stored, row.runs)).decode()
+    text = msgspec.json.encode((row.epoch, row.next_sequence, row.last_stored, row.ranges)).decode()
     return state.ProducerRow(row.topic, row.queue_id, row.producer, text)
 
 
 def restored_producer(row: state.ProducerRow) -> SavedProducer:
-    epoch, next_sequence, last_stored, runs = msgspec.json.decode(row.state)
-    known = tuple(SequenceRun(sequence, QueueOffset(offset), count) for sequence, offset, count in runs)
+    epoch, next_sequence, last_stored, ranges = msgspec.json.decode(row.state)
+    known = tuple(SequenceRange(sequence, QueueOffset(offset), count) for sequence, offset, count in ranges)
     return SavedProducer(row.topic, row.queue_id, row.producer, epoch, next_sequence, last_stored, known)
 
 

@@ -1,4 +1,4 @@
-"""Delivers delayed messages when they are due.
+"""Delayed messages: how a message is marked for its delay level, stored there, and delivered when it is due.
 
 A cursor per delay level moves through the level's queue. A message is appended to its real topic first, and the cursor
 moves once that is on disk; cursors are saved together with the offsets. A crash in between delivers the last messages
@@ -6,25 +6,80 @@ again: delayed delivery is at least once. Delays are elapsed time (`core/brokeri
 """
 
 import logging
+import re
 from functools import partial
+from typing import NamedTuple
 
 from lanemq.broker.storage.group_commit import Done, GroupCommit
 from lanemq.clock import Clock
-from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors, DueTimes
+from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors, DueTimes, capped
 from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.log.appender import NewRecord, NewRecords, Staged
 from lanemq.log.reading import ReadStatus
 from lanemq.log.store import Store
-from lanemq.model.errors import BrokerBusy, StorageError
+from lanemq.model.errors import BrokerBusy, MessageRefused, StorageError
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.wire.properties import LANE_STAMP, PropertyName, decode_properties, remove_property, tag_code_of
+from lanemq.wire.codes import ResponseCode
+from lanemq.wire.properties import (
+    LANE_STAMP,
+    PropertyName,
+    append_properties,
+    decode_properties,
+    find_property,
+    remove_property,
+    tag_code_of,
+)
 from lanemq.wire.record import RecordView, pack_host, record_starts
 
 log = logging.getLogger(__name__)
 
 MAX_MESSAGES = 256
 MAX_BYTES = 4 * 1024 * 1024
+
+DELAY_LEVEL = PropertyName.DELAY + "\x01"
+TIMER = "TIMER_"
+"""Where properties contain neither of these, they ask for no delay."""
+_NUMBER = re.compile("-?[0-9]{1,9}")
+"""A delay level. `str.isdigit` accepts characters that `int` does not."""
+
+
+class SendRoute(NamedTuple):
+    """Where one message is stored. `asked` is the queue that its sender chose; it differs for a delayed message."""
+
+    topic: str
+    queue_id: int
+    properties: str
+    asked: int
+
+
+def route_delayed(topic: str, queue_id: int, properties: str) -> SendRoute:
+    """Route to the queue of the delay level, with the real topic and queue in the properties; no level: as it is."""
+    level = delay_level(properties)
+    if level == 0:
+        return SendRoute(topic, queue_id, properties, queue_id)
+    real = {PropertyName.REAL_TOPIC: topic, PropertyName.REAL_QUEUE: str(queue_id)}
+    for name in real:
+        properties = remove_property(properties, name)
+    return SendRoute(SCHEDULE_TOPIC, level - 1, append_properties(properties, real), queue_id)
+
+
+def delay_level(properties: str) -> int:
+    """The delay level that the properties ask for; 0 for none."""
+    if TIMER in properties and any(
+        find_property(properties, name)
+        for name in (
+            PropertyName.TIMER_DELAY_SECONDS,
+            PropertyName.TIMER_DELAY_MILLIS,
+            PropertyName.TIMER_DELIVER_MILLIS,
+        )
+    ):
+        raise MessageRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            "timer messages are not supported by LaneMQ; use a delay level (1 to 18)",
+        )
+    text = find_property(properties, PropertyName.DELAY)
+    return capped(int(text)) if text is not None and _NUMBER.fullmatch(text) else 0
 
 
 class DelayDelivery:

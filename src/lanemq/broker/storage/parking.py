@@ -14,8 +14,8 @@ from typing import TypeAlias
 from lanemq.broker.recording import Recording
 from lanemq.broker.storage.group_commit import LogThread
 from lanemq.core.brokering.lane_offsets import ChunkRow, LaneOffsets
-from lanemq.core.brokering.parked_lanes import LaneName, ParkedLane, ParkedLaneTable
-from lanemq.core.parked_lane import Failure, LaneStatus
+from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLane, ParkedLaneTable
+from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.log.parked_rows import LaneId, LaneRow, ParkedChange, ParkedRows
 from lanemq.log.reading import ReadStatus
 from lanemq.log.store import Store

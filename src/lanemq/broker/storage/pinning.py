@@ -9,7 +9,7 @@ Invariant: a log file is deleted only when every parked message in it has been c
 import logging
 
 from lanemq.broker.storage.parking import Parking
-from lanemq.core.brokering.parked_lanes import ParkedLane
+from lanemq.core.brokering.parked_lane_table import ParkedLane
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 

@@ -13,7 +13,7 @@ from lanemq.client.admin.parked import ParkedLaneView
 from lanemq.client.admin.views import LaneStateView, NoAnswer
 from lanemq.core.consuming.runs import Order
 from lanemq.core.consuming.views import LaneActivity
-from lanemq.core.parked_lane import LaneStatus
+from lanemq.core.lane_status import LaneStatus
 
 OWN_TURN = "its own turn: it is running, is about to be retried, or is held after a failure"
 

@@ -74,7 +74,7 @@ def send(
     lines = _file_lines(source, key, key_separator) if source else _repeated(value or "", key, count)
     noun = "line" if source else "message"
     try:
-        with without_log("lanemq.client.producer.replies"), Producer(server, codec="bytes") as producer:
+        with without_log("lanemq.client.producer.engine"), Producer(server, codec="bytes") as producer:
             receipts = Sending(producer, topic, noun).send(lines, tag, properties)
     except Stopped as stopped:
         if not source and not count:

@@ -12,7 +12,7 @@ from typing import Final
 from lanemq.client.admin.calls import AdminClient, found_messages
 from lanemq.client.message import Message
 from lanemq.clock import wall_time
-from lanemq.core.parked_lane import LaneStatus
+from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset

@@ -209,7 +209,7 @@ class ConsumerCalls:
         Finished ranges go only to brokers that grant epochs: no other broker stores them.
         """
         header = UpdateOffsetHeader.of_owner(self._group, queue, offset, self.client_id, epoch)
-        body = LaneProgress(lane_finished=finished.encode(offset)).encode() if finished and epoch else b""
+        body = LaneProgress(lane_finished=finished.encode(offset)).encode() if finished.bounds and epoch else b""
         command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext(), body=body)
         reply = await self._request(self.address(queue.topic, queue.broker), command, self._timeout)
         return LANE_IGNORED not in reply.ext

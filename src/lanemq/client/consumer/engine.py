@@ -38,7 +38,6 @@ from lanemq.client.consumer.turns.workers import (
     Workers,
 )
 from lanemq.client.identity import new_client_id
-from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.forking import tell_child
 from lanemq.model.errors import Closed, GroupConflict, InvalidOption, LaneError, UsageError
 from lanemq.model.units import QueueOffset
@@ -85,12 +84,11 @@ class ConsumerEngine:
         self.reporter = RunReporter(options.group, self.dead_letters, options.history)
 
         # What happens to a queue, in this order: rebalance, lease, pull, offsets and parked lanes, hand-over.
-        table = OffsetTable()
         self._trigger = RebalanceTrigger(options.rebalance_soon)
-        self.assignment = Assignment(options, self.client_id, table, self._trigger.soon)
+        self.assignment = Assignment(options, self.client_id, self._trigger.soon)
         parker = LaneParker(options, calls, self.assignment)
         self.leases = LeaseKeeper(options, calls, self.assignment, parker.renewed, self.heartbeat.send_again_to)
-        self.offsets = OffsetKeeper(options, calls, self.assignment, table)
+        self.offsets = OffsetKeeper(options, calls, self.assignment)
         self._puller = Puller(options, calls, self.heartbeat, self.assignment, self.offsets, parker, self._tasks)
         self._hand_over = HandOver(options, self.assignment, self.leases, self.offsets, parker.flush)
         keepers = QueueKeepers(self.leases, self.offsets, parker, self._puller, self._hand_over)
@@ -130,9 +128,8 @@ class ConsumerEngine:
                 for loop in loops:
                     loop.cancel()
         except Exception as error:
-            self.failure = (
-                conflict_in(error) or error
-            )  # before the schedulers close: threads that wake up there read it
+            # Set before the schedulers close: threads that wake up there read it.
+            self.failure = conflict_in(error) or error
             if self.failure is error:
                 raise
             raise self.failure from None

@@ -74,7 +74,7 @@ class Member(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HeldQueue:
+class QueueSnapshot:
     """One assigned queue in a snapshot."""
 
     epoch: Epoch
@@ -91,7 +91,7 @@ class ConsumerSnapshot:
 
     client_id: str
     group: str
-    queues: dict[MessageQueue, HeldQueue]
+    queues: dict[MessageQueue, QueueSnapshot]
     topics: dict[str, TopicCount]
 
 
@@ -103,8 +103,8 @@ def take_snapshot(member: Member) -> ConsumerSnapshot:
         view = assigned.scheduler.snapshot().get(assigned.queue)
         if view is not None:
             left = None if view.usable_until == NO_LEASE_NEEDED else max(0, view.usable_until - now) / 1000
-            committed = member.offsets.get(assigned.queue)
-            queues[assigned.queue] = HeldQueue(assigned.epoch, assigned.lifecycle.stage.name, committed, left, view)
+            stage, offset = assigned.lifecycle.stage.name, assigned.progress.offset
+            queues[assigned.queue] = QueueSnapshot(assigned.epoch, stage, offset, left, view)
     return ConsumerSnapshot(member.client_id, member.options.group, queues, member.counts.total())
 
 

@@ -24,10 +24,16 @@ from lanemq.client.producer.base import (
     report_abandoned,
 )
 from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable, refuse_delay
-from lanemq.client.producer.lane import QueueLane, SendRequest
+from lanemq.client.producer.engine import Actions, QueueLane, SendRequest
 from lanemq.client.producer.options import ProducerSettings
-from lanemq.client.producer.replies import Actions
-from lanemq.client.producer.waiters import NO_WAITER, LoopFuture, TaskBatchWaiter, TaskWaiter, Waiter
+from lanemq.client.producer.waiters import (
+    NO_WAITER,
+    LoopFuture,
+    TaskBatchWaiter,
+    TaskWaiter,
+    Waiter,
+    receipt_seconds,
+)
 from lanemq.client.receipt import Receipt
 from lanemq.client.routing import AsyncRoutes, TopicRoute
 from lanemq.clock import Clock
@@ -86,7 +92,7 @@ class AsyncProducer(ProducerBase):
         waiter, began = TaskWaiter(), self._clock.now()
         try:
             await self._accept(topic, value, key, arguments, waiter, sender_waits=True)
-            async with asyncio.timeout(self._receipt_seconds(began)):
+            async with asyncio.timeout(receipt_seconds(self._options, self._clock.now() - began)):
                 return await waiter
         except LaneError:
             raise
@@ -130,12 +136,12 @@ class AsyncProducer(ProducerBase):
         waiter, count, interrupted = TaskBatchWaiter(), 0, True
         try:
             try:
-                for run in self._packer.runs(messages, waiter):
-                    await self._accept_run(topic, run)
-                    count += len(run)
+                for chunk in self._packer.chunks(messages, waiter):
+                    await self._accept_chunk(topic, chunk)
+                    count += len(chunk)
                     await asyncio.sleep(0)  # a long iterable must not keep the loop from reading replies
             except LaneError as error:
-                waiter.failed(count, error)  # for its whole run; the caller gets the error of the first failure
+                waiter.failed(count, error)  # for its whole chunk; the caller gets the error of the first failure
                 count += 1
             waiter.close(count)
             await waiter.wait()
@@ -232,11 +238,11 @@ class AsyncProducer(ProducerBase):
 
         await self._wait_in_line(topic, message.size, offer)
 
-    async def _accept_run(self, topic: str, run: list[PendingMessage]) -> None:
+    async def _accept_chunk(self, topic: str, chunk: list[PendingMessage]) -> None:
         def offer(route: TopicRoute) -> list[QueueLane]:
-            return self._engine.offer_all(self._chooser.sort_out(route, run), route)
+            return self._engine.offer_all(self._chooser.sort_out(route, chunk), route)
 
-        await self._wait_in_line(topic, sum([message.size for message in run]), offer)
+        await self._wait_in_line(topic, sum([message.size for message in chunk]), offer)
 
     async def _wait_in_line(self, topic: str, size: int, offer: Offer) -> None:
         """Offers messages: at once if no other call waits and there is room, otherwise after the calls in line."""

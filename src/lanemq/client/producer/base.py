@@ -23,11 +23,11 @@ from lanemq.client.producer.batches import (
     heartbeat,
 )
 from lanemq.client.producer.ending import watch
-from lanemq.client.producer.engine import SendEngine
+from lanemq.client.producer.engine import Actions, SendEngine
 from lanemq.client.producer.freezes import Frozen
 from lanemq.client.producer.inbox import SendInbox
 from lanemq.client.producer.options import ProducerOptions, ProducerSettings, producer_options
-from lanemq.client.producer.replies import Actions, Outcome
+from lanemq.client.producer.outcomes import Outcome
 from lanemq.client.producer.waiters import SingleWaiter
 from lanemq.client.receipt import Receipt
 from lanemq.client.routing import TopicRoute
@@ -36,7 +36,7 @@ from lanemq.forking import tell_child
 from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOut
 from lanemq.model.keys import Key, key_text
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis, Seconds, to_seconds
+from lanemq.model.units import Seconds, to_seconds
 from lanemq.wire.command import Command
 
 log = logging.getLogger(__name__)
@@ -156,13 +156,6 @@ class ProducerBase(ABC):
     @abstractmethod
     def _finish(self, actions: Actions) -> None:
         """Carries out all actions except requests, which are already written."""
-
-    def _receipt_seconds(self, began: Millis) -> float | None:
-        """How long `send` may still wait for its receipt; None if the message's own deadline comes first."""
-        options = self._options
-        if options.timeout >= options.delivery_timeout:
-            return None
-        return max(0.0, options.timeout - (self._clock.now() - began) / 1000)
 
     def _close_seconds(self, timeout: Seconds | None) -> float:
         settled = self._options.delivery_timeout + CLOSE_SPARE_SECONDS

@@ -51,9 +51,9 @@ MAX_QUICK_TEXT, MAX_QUICK_KEY = 8000, 7800
 """Characters of properties, and of a key, that fit into a message's properties in any case, stamp included. The size of
 longer ones is checked."""
 
-RUN_MESSAGES, RUN_BYTES = 500, 1024 * 1024
+CHUNK_MESSAGES, CHUNK_BYTES = 500, 1024 * 1024
 """How much `send_many` hands over at once: enough to fill batches, little enough to let other callers in between. At
-most a quarter of the buffer, so that the next run is packed while one is under way."""
+most a quarter of the buffer, so that the next chunk is packed while one is under way."""
 
 STAMP_BYTES = 128
 """Room that the properties leave for the stamp, which its lane adds."""
@@ -233,8 +233,8 @@ class Packer:
         self._compress_above = options.compress_above
         self.passes_bytes = type(codec) in (BytesCodec, JsonCodec)
         """The codec returns bytes unchanged."""
-        self._run_bytes = min(RUN_BYTES, options.buffer_bytes // 4)
-        limits = RUN_MESSAGES, options.max_body_bytes, self.passes_bytes
+        self._chunk_bytes = min(CHUNK_BYTES, options.buffer_bytes // 4)
+        limits = CHUNK_MESSAGES, options.max_body_bytes, self.passes_bytes
         self._tools: PackingTools = self.encode, self.next_id, self._refuse_large, PendingMessage, NOTHING, limits
 
     def one(
@@ -269,30 +269,30 @@ class Packer:
             self._refuse_large(len(body))
         return body
 
-    def runs(self, messages: Many, waiter: BatchWaiter) -> Iterator[list[PendingMessage]]:
+    def chunks(self, messages: Many, waiter: BatchWaiter) -> Iterator[list[PendingMessage]]:
         """The messages of `send_many`, encoded, some hundred at a time, numbered for their waiter.
 
         Ends at the first failure: nothing more is read, and messages read but not yet yielded are not sent.
         """
-        source, run, room, before = iter(messages), list[PendingMessage](), self._run_bytes, 0
+        source, chunk, room, before = iter(messages), list[PendingMessage](), self._chunk_bytes, 0
         while not waiter.errors:
-            other, late, room = pack_pairs(self._tools, source, waiter, before + len(run), run, room)
+            other, late, room = pack_pairs(self._tools, source, waiter, before + len(chunk), chunk, room)
             if other is not NOTHING:
-                late = self._from(other, waiter, before + len(run))
+                late = self._from(other, waiter, before + len(chunk))
                 room -= len(late.body)
                 if room >= 0:
-                    run.append(late)
+                    chunk.append(late)
                     late = None
-            elif late is None and len(run) < RUN_MESSAGES:
+            elif late is None and len(chunk) < CHUNK_MESSAGES:
                 break
-            if late is not None or len(run) == RUN_MESSAGES:
-                if run:
-                    yield run
-                before += len(run)
-                run = [] if late is None else [late]
-                room = self._run_bytes - sum([len(message.body) for message in run])
-        if run and not waiter.errors:
-            yield run
+            if late is not None or len(chunk) == CHUNK_MESSAGES:
+                if chunk:
+                    yield chunk
+                before += len(chunk)
+                chunk = [] if late is None else [late]
+                room = self._chunk_bytes - sum([len(message.body) for message in chunk])
+        if chunk and not waiter.errors:
+            yield chunk
 
     def _from(self, given: object, waiter: BatchWaiter, index: int) -> PendingMessage:
         if isinstance(given, Outgoing):
@@ -312,16 +312,16 @@ class Packer:
 
 @compiled
 def pack_pairs(
-    tools: PackingTools, source: Iterator[Any], waiter: BatchWaiter, index: int, run: list[PendingMessage], room: int
+    tools: PackingTools, source: Iterator[Any], waiter: BatchWaiter, index: int, chunk: list[PendingMessage], room: int
 ) -> tuple[Any, PendingMessage | None, int]:
-    """Packs pairs of a key and a value into `run` until it is full, the source ends or a message has failed.
+    """Packs pairs of a key and a value into `chunk` until it is full, the source ends or a message has failed.
 
     Returns where it stopped: at an item that is not such a pair, or at a packed message that no longer fits; the last
     number is the room left. One loop without a call per message, because it is half of a producer's work.
     """
     encode, next_id, refuse, make, nothing, (max_messages, max_body, passes_bytes) = tools
     errors = waiter.errors
-    while len(run) < max_messages and not errors:
+    while len(chunk) < max_messages and not errors:
         given = next(source, nothing)
         if given is nothing:
             break
@@ -346,7 +346,7 @@ def pack_pairs(
         room -= size
         if room < 0:
             return nothing, message, room
-        run.append(message)
+        chunk.append(message)
     return nothing, None, room
 
 
@@ -470,9 +470,9 @@ class QueueChooser:
             self._known = route, {}
         return pick_queue(key, route.publish)
 
-    def sort_out(self, route: TopicRoute, run: Iterable[PendingMessage]) -> dict[MessageQueue, list[PendingMessage]]:
-        """The messages of a run by queue, in order. All queues are chosen before any message takes its place."""
-        return sort_run(partial(self.by_key, route), run)
+    def sort_out(self, route: TopicRoute, chunk: Iterable[PendingMessage]) -> dict[MessageQueue, list[PendingMessage]]:
+        """The messages of a chunk by queue, in order. All queues are chosen before any message takes its place."""
+        return sort_chunk(partial(self.by_key, route), chunk)
 
     def _learn(self, known: dict[str, MessageQueue], key: str, queue: MessageQueue) -> MessageQueue:
         if len(known) >= KNOWN_KEYS:
@@ -500,13 +500,13 @@ class QueueChooser:
 
 
 @compiled
-def sort_run(
-    queue_of: Callable[[str | None], MessageQueue], run: Iterable[PendingMessage]
+def sort_chunk(
+    queue_of: Callable[[str | None], MessageQueue], chunk: Iterable[PendingMessage]
 ) -> dict[MessageQueue, list[PendingMessage]]:
     """The messages by queue. Calls `queue_of` once for each key, and for each message without one."""
     by_queue: dict[MessageQueue, list[PendingMessage]] = {}
     known: dict[str, list[PendingMessage]] = {}
-    for message in run:
+    for message in chunk:
         key = message.key
         messages = None if key is None else known.get(key)
         if messages is None:

@@ -15,13 +15,13 @@ keys stay frozen until the user resumes them, as after a failed `submit`.
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from lanemq.client.producer.batches import PendingMessage
-from lanemq.client.producer.lane import QueueLane
 from lanemq.client.producer.waiters import BatchWaiter, SingleWaiter
 from lanemq.clock import Clock, wall_time
-from lanemq.core.sending.frozen_keys import Freeze
+from lanemq.core.sending.frozen_keys import Freeze, FrozenKeys
+from lanemq.core.sending.send_lane import SendLane
 from lanemq.model.errors import LaneFrozen
 from lanemq.model.queue import MessageQueue
 
@@ -38,22 +38,33 @@ class Frozen(NamedTuple):
     """The error of the first message that failed."""
 
 
+class FreezableLane(Protocol):
+    """What this module needs to know of a queue's lane (`engine.QueueLane`)."""
+
+    queue: MessageQueue
+    sender: SendLane[PendingMessage]
+    freeze: Freeze[BatchWaiter] | None
+    frozen_keys: FrozenKeys[BatchWaiter]
+
+    def resume(self) -> None: ...
+
+
 class Freezes:
     """The freezes of one producer."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         # Lanes with a freeze that a running call of `send_many` will lift.
-        self._waiting: dict[QueueLane, None] = {}
+        self._waiting: dict[FreezableLane, None] = {}
 
-    def failed(self, lane: QueueLane, messages: Sequence[PendingMessage], why: Exception) -> None:
+    def failed(self, lane: FreezableLane, messages: Sequence[PendingMessage], why: Exception) -> None:
         """Freezes what these failed messages require. Called before their senders are notified."""
         if lane.sender.frozen is not None and lane.freeze is None:
             lane.freeze = Freeze(self._clock.wall(), why)
         for message in messages:
             self._freeze_for(lane, message, why)
 
-    def check(self, lane: QueueLane, messages: Sequence[PendingMessage]) -> None:
+    def check(self, lane: FreezableLane, messages: Sequence[PendingMessage]) -> None:
         """Raises `LaneFrozen` if any of the messages may not be sent; then none of them is."""
         queue, frozen = lane.queue, lane.freeze
         if frozen is not None:
@@ -74,7 +85,7 @@ class Freezes:
                 f"decide what to do about it, then call resume({queue.topic!r}, key={key!r})"
             )
 
-    def _freeze_for(self, lane: QueueLane, message: PendingMessage, why: Exception) -> None:
+    def _freeze_for(self, lane: FreezableLane, message: PendingMessage, why: Exception) -> None:
         waiter, key = message.waiter, message.key
         if key is None:
             return
@@ -87,7 +98,7 @@ class Freezes:
         elif isinstance(waiter, SingleWaiter) or not message.sender_waits:
             self._freeze(lane, key, why, None)
 
-    def _freeze(self, lane: QueueLane, key: str, why: Exception, call: BatchWaiter | None) -> None:
+    def _freeze(self, lane: FreezableLane, key: str, why: Exception, call: BatchWaiter | None) -> None:
         if lane.freeze is not None:
             lane.freeze.add(call)
         else:
@@ -117,27 +128,23 @@ class Freezes:
         if waiter.on_interrupt is not None:
             waiter.on_interrupt()
 
-    def _forget_if_done(self, lane: QueueLane) -> None:
+    def _forget_if_done(self, lane: FreezableLane) -> None:
         if not any(freeze.waits_for for freeze in _freezes_of(lane)):
             del self._waiting[lane]
 
-    def resume_if_known(self, lane: QueueLane) -> None:
+    def resume_if_known(self, lane: FreezableLane) -> None:
         """Resumes a frozen queue if every caller concerned knows of it and no reply is outstanding."""
         if lane.freeze is not None and lane.freeze.is_known and lane.sender.idle:
             self.resume_queue(lane)
 
-    def resume_queue(self, lane: QueueLane) -> bool:
+    def resume_queue(self, lane: FreezableLane) -> bool:
         """Resumes the queue under a new epoch; false if it was not frozen as a whole."""
         if lane.sender.frozen is None:
             return False
-        lane.sender.resume()
-        lane.freeze = None
-        lane.forget_requests()
-        lane.has_repeats = False
-        lane.last_error = None
+        lane.resume()
         return True
 
-    def resume_key(self, lane: QueueLane, key: str | None) -> bool:
+    def resume_key(self, lane: FreezableLane, key: str | None) -> bool:
         """Resumes one key of the queue, or all of them; false if none was frozen."""
         was_frozen = bool(lane.frozen_keys) if key is None else key in lane.frozen_keys
         if key is None:
@@ -147,11 +154,11 @@ class Freezes:
         return was_frozen
 
 
-def _freezes_of(lane: QueueLane) -> list[Freeze[BatchWaiter]]:
+def _freezes_of(lane: FreezableLane) -> list[Freeze[BatchWaiter]]:
     return [*lane.frozen_keys.values(), *([lane.freeze] if lane.freeze is not None else [])]
 
 
-def frozen_of(lane: QueueLane) -> list[Frozen]:
+def frozen_of(lane: FreezableLane) -> list[Frozen]:
     """Everything that is frozen in one queue."""
     queue, found = lane.queue, list[Frozen]()
     if lane.freeze is not None:

@@ -15,10 +15,9 @@ from typing import Any
 
 from lanemq._fast import compiled
 from lanemq.client.producer.batches import MESSAGE_OVERHEAD, Packer, PendingMessage
-from lanemq.client.producer.engine import SendEngine
-from lanemq.client.producer.lane import QueueLane
+from lanemq.client.producer.engine import Actions, QueueLane, SendEngine
 from lanemq.client.producer.options import ProducerOptions
-from lanemq.client.producer.replies import Actions, NotStored
+from lanemq.client.producer.outcomes import NotStored
 from lanemq.client.producer.waiters import Waiter
 from lanemq.client.routing import TopicRoute
 from lanemq.core.sending.sharding import pick_queue

@@ -27,9 +27,8 @@ from lanemq.client.producer.base import (
 )
 from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable, refuse_delay, total_size
 from lanemq.client.producer.ending import close_aside, interrupts_a_call
-from lanemq.client.producer.lane import SendRequest
+from lanemq.client.producer.engine import NO_ACTIONS, Actions, SendRequest
 from lanemq.client.producer.options import ProducerSettings
-from lanemq.client.producer.replies import NO_ACTIONS, Actions
 from lanemq.client.producer.waiters import (
     NO_WAITER,
     SubmittedFuture,
@@ -37,6 +36,7 @@ from lanemq.client.producer.waiters import (
     ThreadWaiter,
     Waiter,
     leave_future,
+    receipt_seconds,
 )
 from lanemq.client.receipt import Receipt
 from lanemq.client.routing import BlockingRoutes, TopicRoute
@@ -97,7 +97,7 @@ class Producer(ProducerBase):
         waiter, began = ThreadWaiter(), self._clock.now()
         try:
             self._accept(topic, value, key, arguments, waiter, sender_waits=True)
-            if waiter.wait(self._receipt_seconds(began)):
+            if waiter.wait(receipt_seconds(self._options, self._clock.now() - began)):
                 return waiter.result()
         except LaneError:
             raise
@@ -145,11 +145,11 @@ class Producer(ProducerBase):
         waiter, count, interrupted = ThreadBatchWaiter(), 0, True
         try:
             try:
-                for run in self._packer.runs(messages, waiter):
-                    self._accept_run(topic, run)
-                    count += len(run)
+                for chunk in self._packer.chunks(messages, waiter):
+                    self._accept_chunk(topic, chunk)
+                    count += len(chunk)
             except LaneError as error:
-                waiter.failed(count, error)  # for its whole run; the caller gets the error of the first failure
+                waiter.failed(count, error)  # for its whole chunk; the caller gets the error of the first failure
                 count += 1
             waiter.close(count)
             waiter.wait()
@@ -267,9 +267,9 @@ class Producer(ProducerBase):
         if wake:
             self._wake.set()
 
-    def _accept_run(self, topic: str, run: list[PendingMessage]) -> None:
+    def _accept_chunk(self, topic: str, chunk: list[PendingMessage]) -> None:
         (route, seconds), engine = self._route(topic), self._engine
-        by_queue = self._chooser.sort_out(route, run)
+        by_queue = self._chooser.sort_out(route, chunk)
         self._empty_inbox()
         with self._lock:
             self._wait_for_room(sum(map(total_size, by_queue.values())), seconds)

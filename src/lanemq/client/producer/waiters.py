@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from lanemq._fast import compiled
+from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import LaneError, UsageError
 
@@ -73,6 +74,13 @@ class ThreadWaiter(SingleWaiter):
             assert self._error is not None
             raise self._error
         return self._receipt
+
+
+def receipt_seconds(options: ProducerOptions, waited_ms: int) -> float | None:
+    """How long `send` may still wait for its receipt; None if the message's own deadline comes first."""
+    if options.timeout >= options.delivery_timeout:
+        return None
+    return max(0.0, options.timeout - waited_ms / 1000)
 
 
 FUTURE_LOCK = threading.Lock()

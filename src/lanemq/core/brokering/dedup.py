@@ -9,7 +9,7 @@ refer to records that are staged and not yet on disk: its answer waits for the d
 the table is rebuilt by `restore` (from the checkpoint) and `replay` (from the log after it), so it forgets what the log
 lost, and a repeat of that is fresh.
 
-Damage in the middle of the log leaves a hole in a producer's sequences, between two runs. A repeat that reaches into
+Damage in the middle of the log leaves a hole in a producer's sequences, between two ranges. A repeat that reaches into
 the hole is not a duplicate, and storing it now would put it after its successors. It is answered `Gap(0)`, as if the
 producer were unknown, so that its sender learns that the outcome is unknown.
 
@@ -29,7 +29,7 @@ from lanemq.model.units import Millis, QueueOffset
 
 IDLE_MS = Millis(7 * 24 * 3_600_000)
 CAPACITY = 65_536
-MAX_RUNS = 128
+MAX_SEQUENCE_RANGES = 128
 
 ProducerKey: TypeAlias = tuple[str, int, str]
 """Topic, queue id, producer id."""
@@ -74,8 +74,8 @@ _FRESH = Fresh()
 Judgement: TypeAlias = Fresh | Duplicate | Gap | Fenced
 
 
-class SequenceRun(NamedTuple):
-    """Messages with consecutive sequences and offsets. Adjacent batches are merged into one run."""
+class SequenceRange(NamedTuple):
+    """Messages with consecutive sequences and offsets. Adjacent batches are merged into one."""
 
     sequence: int
     offset: QueueOffset
@@ -91,7 +91,7 @@ class SavedProducer(NamedTuple):
     epoch: int
     next_sequence: int
     last_stored: Millis
-    runs: tuple[SequenceRun, ...]
+    ranges: tuple[SequenceRange, ...]
 
 
 class Unsaved(NamedTuple):
@@ -102,9 +102,9 @@ class Unsaved(NamedTuple):
 
 
 class _Producer:
-    """One producer in one queue. `runs` are the newest ones, ascending; the last one ends at `next_sequence`."""
+    """One producer in one queue. `ranges` are the newest ones, ascending; the last one ends at `next_sequence`."""
 
-    __slots__ = ("epoch", "idle_since", "last_stored", "next_sequence", "runs")
+    __slots__ = ("epoch", "idle_since", "last_stored", "next_sequence", "ranges")
 
     def __init__(self, epoch: int, next_sequence: int) -> None:
         self.epoch = epoch
@@ -112,33 +112,33 @@ class _Producer:
         self.last_stored = Millis(0)
         self.idle_since: Millis | None = None
         """Monotonic; None if it has stored something since the last `expire`."""
-        self.runs: list[SequenceRun] = []
+        self.ranges: list[SequenceRange] = []
 
     def stored(self, sequence: int, count: int, offset: QueueOffset, at: Millis) -> None:
-        last = self.runs[-1] if self.runs else None
+        last = self.ranges[-1] if self.ranges else None
         if last is not None and (sequence, offset) == (
             last.sequence + last.length,
             last.offset + last.length,
         ):
-            self.runs[-1] = SequenceRun(last.sequence, last.offset, last.length + count)
+            self.ranges[-1] = SequenceRange(last.sequence, last.offset, last.length + count)
         else:
-            self.runs.append(SequenceRun(sequence, offset, count))
-            del self.runs[:-MAX_RUNS]
+            self.ranges.append(SequenceRange(sequence, offset, count))
+            del self.ranges[:-MAX_SEQUENCE_RANGES]
         self.next_sequence = sequence + count
         self.last_stored = max(self.last_stored, at)
         self.idle_since = None
 
     def misses(self, first: int, end: int) -> bool:
-        """Whether one of these sequences is in a hole between two runs, which only damage leaves."""
-        holes = ((run.sequence + run.length, later.sequence) for run, later in pairwise(self.runs))
+        """Whether one of these sequences is in a hole between two ranges, which only damage leaves."""
+        holes = ((each.sequence + each.length, later.sequence) for each, later in pairwise(self.ranges))
         return any(max(first, begin) < min(end, until) for begin, until in holes)
 
     def offset_of(self, sequence: int, count: int) -> QueueOffset | None:
         """The offset of these messages; None if it was forgotten, or if they are in several places."""
-        for run in reversed(self.runs):
-            if run.sequence <= sequence:
-                inside = sequence - run.sequence
-                return QueueOffset(run.offset + inside) if inside + count <= run.length else None
+        for each in reversed(self.ranges):
+            if each.sequence <= sequence:
+                inside = sequence - each.sequence
+                return QueueOffset(each.offset + inside) if inside + count <= each.length else None
         return None
 
 
@@ -234,7 +234,7 @@ class ProducerTable:
             known = _Producer(row.epoch, row.next_sequence)
             known.last_stored = row.last_stored
             known.idle_since = Millis(now - max(0, wall - row.last_stored))
-            known.runs = list(row.runs)
+            known.ranges = list(row.ranges)
             self._producers[row.topic, row.queue_id, row.producer] = known
 
     def dirty(self) -> Unsaved:
@@ -274,14 +274,14 @@ class ProducerTable:
 
     def _row(self, key: ProducerKey) -> SavedProducer:
         known = self._producers[key]
-        return SavedProducer(*key, known.epoch, known.next_sequence, known.last_stored, tuple(known.runs))
+        return SavedProducer(*key, known.epoch, known.next_sequence, known.last_stored, tuple(known.ranges))
 
     def _check(self) -> None:
         assert len(self._producers) <= self._capacity
         assert not self._dirty & self._gone
         assert self._dirty <= self._producers.keys()
         for known in self._producers.values():
-            ends = [run.sequence + run.length for run in known.runs]
+            ends = [each.sequence + each.length for each in known.ranges]
             assert ends[-1] == known.next_sequence
-            assert all(end <= run.sequence for end, run in zip(ends, known.runs[1:], strict=False))
-            assert len(known.runs) <= MAX_RUNS
+            assert all(end <= each.sequence for end, each in zip(ends, known.ranges[1:], strict=False))
+            assert len(known.ranges) <= MAX_SEQUENCE_RANGES

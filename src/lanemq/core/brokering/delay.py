@@ -106,9 +106,9 @@ def route_retry_send(reconsume_times: int, max_retries: int | None, *, requested
 class DueTimes:
     """When the delayed messages are due, on the monotonic clock. Made at the start of the broker.
 
-    Messages of this run are due their delay after they were stored. How long older ones have waited is known from the
-    wall clock only, which may have been wrong before the start or may be wrong now: they are due by their store
-    timestamp, but not later than their delay after the start.
+    Messages that are stored after the start are due their delay after they were stored. How long older ones have waited
+    is known from the wall clock only, which may have been wrong before the start or may be wrong now: they are due by
+    their store timestamp, but not later than their delay after the start.
 
     The times of a level are kept in steps of a thousandth of its delay, 100 ms at most, so that memory is bounded. They
     are rounded up: a message may be late by one step, never early.

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.lane_queue import LaneQueue
-from lanemq.core.consuming.parked_lanes import LocalParkedLanes, ParkedAtBroker, is_long
+from lanemq.core.consuming.lanes_at_broker import LanesAtBroker, ParkedAtBroker, is_long
 from lanemq.core.consuming.runs import (
     Lane,
     LaneOrRun,
@@ -24,7 +24,7 @@ from lanemq.core.consuming.runs import (
     pass_finished,
 )
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
-from lanemq.core.parked_lane import Failure, LaneStatus
+from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
@@ -68,7 +68,7 @@ class KeyedQueue(LaneQueue[M]):
         self._bytes = 0
         self._forget_failures_at = FOLD_AT
         if order is Order.KEY:
-            self.parked_lanes = LocalParkedLanes(self)
+            self.parked_lanes = LanesAtBroker(self)
             for each in parked:
                 lane = self._lanes[each.key] = Lane(each.key, [])
                 self.parked_lanes.restore(lane, each)
@@ -84,7 +84,7 @@ class KeyedQueue(LaneQueue[M]):
         return self._offsets[0] if self._offsets else self._next
 
     def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None:
-        if self._ranges:
+        if self._ranges.bounds:
             messages, next_offset = self._left_to_do(messages, next_offset)
         self._offsets.extend(map(_offset_of, messages))
         self._bytes += sum(map(_size_of, messages))

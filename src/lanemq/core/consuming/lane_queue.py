@@ -13,12 +13,12 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Generic
 
 from lanemq.core.consuming.flow_control import Cached
-from lanemq.core.consuming.parked_lanes import LocalParkedLanes
+from lanemq.core.consuming.lanes_at_broker import LanesAtBroker
 from lanemq.core.consuming.process_queue import ProcessQueue
 from lanemq.core.consuming.runs import Lane, LaneOrRun, LaneRun, M, Order, RunPermit
 from lanemq.core.consuming.views import LaneActivity, LaneView, QueueView
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
-from lanemq.core.parked_lane import Failure
+from lanemq.core.lane_status import Failure
 from lanemq.model.errors import UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
@@ -38,7 +38,7 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
         self.held_until = Millis(-(2**62))
         # Waiting for an operator. With order by key they are in `parked_lanes` instead.
         self.parked: list[Lane[M]] = []
-        self.parked_lanes: LocalParkedLanes[M] | None = None
+        self.parked_lanes: LanesAtBroker[M] | None = None
         # How often each unfinished message failed; empty unless something fails.
         self.failures: dict[int, int] = {}
         # Unfinished messages that run in a batch of their own, because a batch with them failed as a whole.

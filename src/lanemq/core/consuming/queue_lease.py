@@ -109,40 +109,26 @@ class Grant(Enum):
 class QueueLease:
     """One queue's lease, from the first grant to its loss. Reused after a loss; the epoch tells the grants apart."""
 
-    __slots__ = ("_asked_at", "_client_lease", "_epoch", "_keep_alive_timeout", "_until", "serial")
+    __slots__ = ("_client_lease", "_keep_alive_timeout", "_until", "asked_at", "epoch", "serial", "usable_until")
 
     def __init__(self, client_lease_ms: Millis) -> None:
         self._client_lease = client_lease_ms
-        self._epoch = Epoch(0)
+        self.epoch = Epoch(0)
+        """The newest epoch granted; 0 if the broker has no epochs."""
         # None: not ours. Never moves back while the epoch stays the same.
         self._until: Millis | None = None
-        # When the newest request that the broker confirmed was sent, be it a renewal or a keep-alive.
-        self._asked_at = Millis(0)
+        self.asked_at = Millis(0)
+        """When the newest request that the broker confirmed was sent, be it a renewal or a keep-alive. The keep-alive
+        timeout counts from here."""
         # None: the broker does not wait for keep-alives, and the lease itself counts.
         self._keep_alive_timeout: Millis | None = None
         self.serial = 0
         """Names the grant in keep-alives; 0: the broker does not wait for them."""
-
-    @property
-    def epoch(self) -> Epoch:
-        """The newest epoch granted; 0 if the broker has no epochs."""
-        return self._epoch
-
-    @property
-    def asked_at(self) -> Millis:
-        """The time from which the keep-alive timeout counts."""
-        return self._asked_at
-
-    @property
-    def usable_until(self) -> Millis | None:
+        self.usable_until: Millis | None = None
         """The first moment at which no turn may start any more; None without a lease."""
-        if self._until is None or self._keep_alive_timeout is None:
-            return self._until
-        return min(self._until, Millis(self._asked_at + self._keep_alive_timeout))
 
     def usable(self, *, now: Millis) -> bool:
-        until = self.usable_until
-        return until is not None and now < until
+        return self.usable_until is not None and now < self.usable_until
 
     def granted(
         self, epoch: Epoch, *, asked_at: Millis, keep_alive_timeout: Millis | None = None, serial: int = 0
@@ -153,15 +139,16 @@ class QueueLease:
         """
         until = Millis(asked_at + self._client_lease)
         held = self._until
-        if epoch < self._epoch or (held is not None and epoch == self._epoch and until <= held):
+        if epoch < self.epoch or (held is not None and epoch == self.epoch and until <= held):
             return Grant.STALE
-        unbroken = held is not None and epoch == self._epoch
+        unbroken = held is not None and epoch == self.epoch
         # Without epochs the member cannot tell who owned the queue after its lease ran out.
         if epoch == 0 and held is not None and asked_at >= held:
             unbroken = False
-        self._epoch, self._until = epoch, until
-        self._asked_at = max(self._asked_at, asked_at) if unbroken else asked_at
+        self.epoch, self._until = epoch, until
+        self.asked_at = max(self.asked_at, asked_at) if unbroken else asked_at
         self._keep_alive_timeout, self.serial = keep_alive_timeout if serial else None, serial
+        self._set_deadline()
         return Grant.RENEWED if unbroken else Grant.NEW
 
     def kept_alive(self, serial: int, *, asked_at: Millis) -> None:
@@ -170,12 +157,18 @@ class QueueLease:
         It moves the keep-alive deadline, never the end of the lease, and does not affect grants with another serial.
         """
         if serial == self.serial:
-            self._asked_at = max(self._asked_at, asked_at)
+            self.asked_at = max(self.asked_at, asked_at)
+            self._set_deadline()
 
     def refused(self) -> None:
         """The broker's answer left this queue out: another member owns it."""
-        self._until = None
+        self._until = self.usable_until = None
 
     def lost(self) -> None:
         """Ends the lease: released, fenced, or forgotten by the broker. An unanswered request does not end it."""
-        self._until = None
+        self._until = self.usable_until = None
+
+    def _set_deadline(self) -> None:
+        self.usable_until = self._until
+        if self._until is not None and self._keep_alive_timeout is not None:
+            self.usable_until = min(self._until, Millis(self.asked_at + self._keep_alive_timeout))

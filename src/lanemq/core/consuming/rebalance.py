@@ -3,7 +3,7 @@
 `queue_changes` compares the queues that a member has with those that it should have. A `QueueLifecycle` then takes one
 queue through its stages:
 
-    LOCKING → LOCATING → HELD → DRAINING → COMMITTING → UNLOCKING → GONE
+    LOCKING → LOCATING → OWNED → DRAINING → COMMITTING → UNLOCKING → GONE
 
 Taking over: first the lease, then the offset, then the first pull. So a member pulls only its own queues, and reads the
 offset that the former owner left. Handing over: the running handlers end, the offset is stored, and only then is the
@@ -49,7 +49,7 @@ class QueueStage(Enum):
 
     LOCKING = "asking the broker for the lease"
     LOCATING = "reading the offset to start at"
-    HELD = "pulling and running"
+    OWNED = "pulling and running"
     DRAINING = "waiting for the running handlers"
     COMMITTING = "storing the last offset"
     UNLOCKING = "releasing the lease"
@@ -93,11 +93,11 @@ class Step(Enum):
 _TABLE: dict[tuple[QueueStage, QueueEvent], tuple[QueueStage, Step]] = {
     (QueueStage.LOCKING, QueueEvent.GRANTED): (QueueStage.LOCATING, Step.LOCATE),
     (QueueStage.LOCKING, QueueEvent.REFUSED): (QueueStage.GONE, Step.SKIP),
-    (QueueStage.LOCATING, QueueEvent.LOCATED): (QueueStage.HELD, Step.START),
+    (QueueStage.LOCATING, QueueEvent.LOCATED): (QueueStage.OWNED, Step.START),
     # Starting at a guessed offset could skip messages, so the lease goes back and a later round tries again.
     (QueueStage.LOCATING, QueueEvent.NOT_LOCATED): (QueueStage.UNLOCKING, Step.UNLOCK),
-    (QueueStage.HELD, QueueEvent.UNWANTED): (QueueStage.DRAINING, Step.DRAIN),
-    (QueueStage.DRAINING, QueueEvent.WANTED): (QueueStage.HELD, Step.REOPEN),
+    (QueueStage.OWNED, QueueEvent.UNWANTED): (QueueStage.DRAINING, Step.DRAIN),
+    (QueueStage.DRAINING, QueueEvent.WANTED): (QueueStage.OWNED, Step.REOPEN),
     (QueueStage.DRAINING, QueueEvent.DRAINED): (QueueStage.COMMITTING, Step.COMMIT),
     (QueueStage.COMMITTING, QueueEvent.COMMITTED): (QueueStage.UNLOCKING, Step.UNLOCK),
     # Without the offset the next owner would repeat messages; the lease ends by itself if the broker is gone.
@@ -107,7 +107,7 @@ _TABLE: dict[tuple[QueueStage, QueueEvent], tuple[QueueStage, Step]] = {
         (stage, QueueEvent.LEASE_LOST): (QueueStage.GONE, Step.DROP)
         for stage in (
             QueueStage.LOCATING,
-            QueueStage.HELD,
+            QueueStage.OWNED,
             QueueStage.DRAINING,
             QueueStage.COMMITTING,
             QueueStage.UNLOCKING,
@@ -120,7 +120,7 @@ class QueueLifecycle:
     """The stages of one queue.
 
     A queue without a lease (broadcasting, concurrent) passes the same stages without the steps LOCK and UNLOCK.
-    An `UNWANTED` event before the queue is `HELD` is remembered and takes effect when it is.
+    An `UNWANTED` event before the queue is `OWNED` is remembered and takes effect when it is.
     """
 
     def __init__(self, queue: MessageQueue, *, needs_lease: bool, wait: Millis = HAND_OVER_WAIT) -> None:

@@ -25,7 +25,7 @@ from typing import Generic
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.lane_queue import LaneQueue, WholeQueue
-from lanemq.core.consuming.parked_lanes import LocalParkedLanes, ParkedAtBroker
+from lanemq.core.consuming.lanes_at_broker import LanesAtBroker, ParkedAtBroker
 from lanemq.core.consuming.retry_policy import Again, DeadLetter, Give, HoldKey, after, again
 from lanemq.core.consuming.runs import (
     COMMIT,
@@ -51,7 +51,7 @@ from lanemq.core.consuming.runs import (
 )
 from lanemq.core.consuming.views import LaneView, QueueView
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
-from lanemq.core.parked_lane import Failure
+from lanemq.core.lane_status import Failure
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
@@ -275,7 +275,7 @@ class LaneScheduler(Generic[M]):
         self._line.enlist(lane_queue)
         return True
 
-    def parked_lanes(self, queue: MessageQueue) -> LocalParkedLanes[M] | None:
+    def parked_lanes(self, queue: MessageQueue) -> LanesAtBroker[M] | None:
         """The queue's parked lanes that can go to the broker. Call `offer` after changing them."""
         lane_queue = self._queues.get(queue)
         return None if lane_queue is None else lane_queue.parked_lanes

@@ -93,7 +93,7 @@ class SendLane(Generic[M]):
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing is unanswered."""
-        return not self._pending and not self._sent
+        return not self._pending and not self._sent.batches
 
     @property
     def open_span(self) -> int:
@@ -107,7 +107,7 @@ class SendLane(Generic[M]):
     @property
     def must_renew(self) -> bool:
         """Every batch is accounted for after a failure: call `renew`."""
-        return self._sent.has_hole and self._frozen is None and self._sent.all_clear
+        return self._sent.hole is not None and self._frozen is None and self._sent.all_clear
 
     @property
     def must_repeat(self) -> bool:
@@ -168,7 +168,7 @@ class SendLane(Generic[M]):
         sent = self._sent
         again = sent.to_repeat()
         if again is not None:
-            return sent.send(again, self._epoch) if sent.may_go(again) else None
+            return sent.send(again, self._epoch) if sent.may_repeat(again) else None
         if not sent.has_room or not self._pending:
             return None
         return sent.add(self._cut(max_count, max_bytes), self._epoch)
@@ -211,7 +211,7 @@ class SendLane(Generic[M]):
         deadline = self._deadline()
         if deadline is None or now < deadline:
             return None
-        unknown, clear = self._sent.lose_late(now if self._frozen is None else None)
+        unknown, clear = self._sent.give_up_late(now if self._frozen is None else None)
         lost = self._give_up(SendError.TOO_LATE, unknown=unknown, unsent=clear)
         late = tuple(self._pending.take_late(now))
         self._shorten(len(late))
@@ -227,7 +227,7 @@ class SendLane(Generic[M]):
     def renew(self) -> int:
         """Continues behind a hole in a new epoch; returns how many messages are sent again."""
         oldest, before = self._oldest(), self._next_sequence
-        again = self._sent.start_anew()
+        again = self._sent.take_all()
         self._pending.put_back(again)
         self._moved += self._total_size([message for message, _, _ in again])
         self._left_out.renumbered(oldest)
@@ -248,11 +248,11 @@ class SendLane(Generic[M]):
         """
         if self._frozen is None:
             return self._epoch
-        if self._sent:
+        if self._sent.batches:
             raise UsageError("earlier batches are unanswered: resume after they were acknowledged or given up")
         self._frozen = None
         self._left_out.clear()
-        self._sent.start_anew()
+        self._sent.take_all()
         return self._begin_epoch()
 
     # sending
@@ -278,7 +278,7 @@ class SendLane(Generic[M]):
     # failures
 
     def _back_off(self, now: Millis) -> None:
-        self._sent.land()
+        self._sent.mark_unanswered()
         self._failures += 1
         self._retry_at = Millis(now + self._options.backoff.delay(self._failures))
 
@@ -295,9 +295,9 @@ class SendLane(Generic[M]):
         elif not found.doubt:
             # Sent once and refused, with everything behind it: nothing of that is stored.
             found.in_flight = False
-            sent.tear_at(found.first_sequence)
+            sent.begin_hole_at(found.first_sequence)
         else:
-            unknown = sent.lose(lambda batch: batch.doubt)
+            unknown = sent.give_up(lambda batch: batch.doubt)
             return self._give_up(error, unknown=unknown, after=found.first_sequence)
         return None
 
@@ -306,7 +306,7 @@ class SendLane(Generic[M]):
         if len(found.messages) > 1:
             self._sent.split(found)
             return None
-        illegal = self._sent.lose(lambda batch: batch is found)
+        illegal = self._sent.give_up(lambda batch: batch is found)
         self._max_count = 1
         if not illegal:
             return None
@@ -324,7 +324,7 @@ class SendLane(Generic[M]):
     ) -> Failed[M]:
         """Gives up these messages, and everything of their keys that was offered behind them."""
         keys = {key for message in (*refused, *unknown, *unsent) if (key := self._key_of(message)) is not None}
-        behind, clear = self._sent.bar(keys, after)
+        behind, clear = self._sent.give_up_keys(keys, after)
         return Failed(error, refused, unknown, unsent, behind, (*clear, *self._take_from_line(keys)))
 
     def _take_from_line(self, keys: set[str]) -> list[M]:
@@ -336,7 +336,7 @@ class SendLane(Generic[M]):
 
     def _freeze(self, refused: SentBatch[M], error: SendError) -> Failed[M]:
         """Freezes the lane. Batches before the refused one are not at fault and stay."""
-        unknown, clear = self._sent.stop_at(refused)
+        unknown, clear = self._sent.keep_before(refused)
         waiting = self.waiting()
         blocked = (*clear, *waiting)
         self._moved -= self._total_size(waiting)
@@ -357,7 +357,7 @@ class SendLane(Generic[M]):
 
     def _oldest(self) -> int:
         """The sequence of the oldest open message, or of the next one."""
-        if self._sent:
+        if self._sent.batches:
             return self._sent.first.first_sequence
         return self._next_sequence - len(self._pending)
 
@@ -368,14 +368,14 @@ class SendLane(Generic[M]):
 
     def _deadline(self) -> Millis | None:
         """The deadline of the oldest message."""
-        if self._sent:
+        if self._sent.batches:
             return self._sent.first.deadline
         return self._pending.deadline
 
 
 @dataclass(slots=True)
-class _Run(Generic[M]):
-    """Messages with one deadline."""
+class _Part(Generic[M]):
+    """Messages that were offered together, with one deadline."""
 
     messages: Sequence[M]
     sizes: Sequence[int]
@@ -387,15 +387,15 @@ class _Run(Generic[M]):
 class PendingLine(Generic[M]):
     """Messages that wait to be sent: first in, first out, except for those that are given up.
 
-    They are kept in runs that were offered together. A run is cut as a whole: nothing is created or read per message.
+    What was offered together is one part, and parts are cut as a whole: nothing is created or read per message.
 
-    Each run remembers its keys once a failing key was looked for. So the messages of the next one are found without
+    Each part remembers its keys once a failing key was looked for. So the messages of the next one are found without
     reading the whole line, and a line without failures pays nothing.
     """
 
     def __init__(self, key_of: Callable[[M], str | None]) -> None:
-        # The first run is not empty; later ones may have lost all their messages.
-        self._runs: deque[_Run[M]] = deque()
+        # The first part is not empty; later ones may have lost all their messages.
+        self._parts: deque[_Part[M]] = deque()
         self._count = 0
         self._key_of = key_of
 
@@ -405,37 +405,37 @@ class PendingLine(Generic[M]):
     @property
     def deadline(self) -> Millis | None:
         """The deadline of the first message."""
-        return self._runs[0].deadline if self._runs else None
+        return self._parts[0].deadline if self._parts else None
 
     def messages(self) -> list[M]:
-        return [message for run in self._runs for message in run.messages]
+        return [message for part in self._parts for message in part.messages]
 
     def add(self, messages: Sequence[M], sizes: Sequence[int], deadline: Millis) -> None:
         if messages:
-            self._runs.append(_Run(messages, sizes, deadline))
+            self._parts.append(_Part(messages, sizes, deadline))
             self._count += len(messages)
 
     def put_back(self, entries: Iterable[Entry[M]]) -> None:
         """Puts entries that were sent in front of everything else: they have to wait again."""
-        runs = _runs_of(entries)
-        self._runs.extendleft(reversed(runs))
-        self._count += sum([len(run.messages) for run in runs])
+        parts = _parts_of(entries)
+        self._parts.extendleft(reversed(parts))
+        self._count += sum([len(part.messages) for part in parts])
 
     def cut(self, max_count: int, max_bytes: int) -> tuple[list[M], list[int]]:
         """Removes the first messages, as many as may share a batch and at least one; returns them and their sizes."""
         messages: list[M] = []
         sizes: list[int] = []
         left = max_bytes
-        while self._runs and len(messages) < max_count:
-            run = self._runs[0]
-            some = run.sizes[: max_count - len(messages)]
+        while self._parts and len(messages) < max_count:
+            part = self._parts[0]
+            some = part.sizes[: max_count - len(messages)]
             total = sum(some)
             fits = len(some) if total <= left else bisect_right(list(accumulate(some)), left)
             count = fits or (0 if messages else 1)
-            messages += run.messages[:count]
+            messages += part.messages[:count]
             sizes += some[:count]
             left -= total
-            self._shorten(run, count)
+            self._shorten(part, count)
             if left < 0:
                 break
         self._count -= len(messages)
@@ -444,8 +444,8 @@ class PendingLine(Generic[M]):
     def take_late(self, now: Millis) -> list[M]:
         """Removes the messages at the front whose deadline has passed."""
         late: list[M] = []
-        while self._runs and self._runs[0].deadline <= now:
-            late += self._runs.popleft().messages
+        while self._parts and self._parts[0].deadline <= now:
+            late += self._parts.popleft().messages
             self._drop_empty()
         self._count -= len(late)
         return late
@@ -455,48 +455,48 @@ class PendingLine(Generic[M]):
         gone, wanted, key_of = list[M](), frozenset(keys), self._key_of
         if not wanted:
             return gone
-        for run in self._runs:
-            if run.keys is None:
-                run.keys = frozenset(map(key_of, run.messages))
-            if not wanted.isdisjoint(run.keys):
-                gone += self._take_from(run, wanted)
+        for part in self._parts:
+            if part.keys is None:
+                part.keys = frozenset(map(key_of, part.messages))
+            if not wanted.isdisjoint(part.keys):
+                gone += self._take_from(part, wanted)
         self._count -= len(gone)
         self._drop_empty()
         return gone
 
     def clear(self) -> None:
-        self._runs.clear()
+        self._parts.clear()
         self._count = 0
 
-    def _take_from(self, run: _Run[M], keys: frozenset[str]) -> list[M]:
+    def _take_from(self, part: _Part[M], keys: frozenset[str]) -> list[M]:
         gone, kept, sizes, key_of = list[M](), list[M](), list[int](), self._key_of
-        for message, size in zip(run.messages, run.sizes, strict=True):
+        for message, size in zip(part.messages, part.sizes, strict=True):
             if key_of(message) in keys:
                 gone.append(message)
             else:
                 kept.append(message)
                 sizes.append(size)
-        run.messages, run.sizes = kept, sizes
+        part.messages, part.sizes = kept, sizes
         return gone
 
-    def _shorten(self, run: _Run[M], count: int) -> None:
-        if count == len(run.messages):
-            self._runs.popleft()
+    def _shorten(self, part: _Part[M], count: int) -> None:
+        if count == len(part.messages):
+            self._parts.popleft()
             self._drop_empty()
         else:
-            run.messages, run.sizes = run.messages[count:], run.sizes[count:]
+            part.messages, part.sizes = part.messages[count:], part.sizes[count:]
 
     def _drop_empty(self) -> None:
-        while self._runs and not self._runs[0].messages:
-            self._runs.popleft()
+        while self._parts and not self._parts[0].messages:
+            self._parts.popleft()
 
 
-def _runs_of(entries: Iterable[Entry[M]]) -> list[_Run[M]]:
-    runs: list[_Run[M]] = []
+def _parts_of(entries: Iterable[Entry[M]]) -> list[_Part[M]]:
+    parts: list[_Part[M]] = []
     for deadline, together in groupby(entries, lambda entry: entry[2]):
         same = list(together)
-        runs.append(_Run([message for message, _, _ in same], [size for _, size, _ in same], deadline))
-    return runs
+        parts.append(_Part([message for message, _, _ in same], [size for _, size, _ in same], deadline))
+    return parts
 
 
 class LeftOut:

@@ -140,37 +140,30 @@ class SentWindow(Generic[M]):
     def __init__(self, max_in_flight: int, key_of: Callable[[M], str | None]) -> None:
         self.max_in_flight = max_in_flight
         self._key_of = key_of
-        self._batches: deque[SentBatch[M]] = deque()
-        # From this sequence on nothing can be stored in this epoch.
-        self._hole: int | None = None
-
-    def __len__(self) -> int:
-        return len(self._batches)
+        self.batches: deque[SentBatch[M]] = deque()
+        self.hole: int | None = None
+        """From this sequence on nothing can be stored in this epoch."""
 
     @property
     def first(self) -> SentBatch[M]:
-        return self._batches[0]
-
-    @property
-    def has_hole(self) -> bool:
-        return self._hole is not None
+        return self.batches[0]
 
     @property
     def all_clear(self) -> bool:
-        return all(map(self.is_clear, self._batches))
+        return all(map(self.is_clear, self.batches))
 
     @property
     def has_room(self) -> bool:
         """Whether a new batch may be sent: the window is not full, and what it holds does not have to be sorted out."""
-        return len(self._batches) < self.max_in_flight and self._hole is None and not self.searches
+        return len(self.batches) < self.max_in_flight and self.hole is None and not self.has_suspects
 
     @property
-    def searches(self) -> bool:
+    def has_suspects(self) -> bool:
         """Parts of a refused batch are here. They are sent one at a time: what follows the illegal one is wasted."""
-        return any([batch.suspect for batch in self._batches])
+        return any([batch.suspect for batch in self.batches])
 
     def is_behind_hole(self, batch: SentBatch[M]) -> bool:
-        return self._hole is not None and batch.first_sequence >= self._hole
+        return self.hole is not None and batch.first_sequence >= self.hole
 
     def is_clear(self, batch: SentBatch[M]) -> bool:
         """Certainly not stored, and not to be sent again in this epoch."""
@@ -179,94 +172,94 @@ class SentWindow(Generic[M]):
         return not batch.doubt or batch.is_given_up
 
     def in_flight(self) -> list[SentBatch[M]]:
-        return [batch for batch in self._batches if batch.in_flight]
+        return [batch for batch in self.batches if batch.in_flight]
 
     def find(self, batch: SendBatch[M]) -> SentBatch[M] | None:
         first, count = batch.first_sequence, len(batch.messages)
-        for sent in self._batches:
+        for sent in self.batches:
             if sent.first_sequence == first:
                 return sent if len(sent.messages) == count else None  # it may have been split
         return None
 
     def to_repeat(self) -> SentBatch[M] | None:
         """The first batch that has to be sent again."""
-        if not self._batches:
+        if not self.batches:
             return None
-        return next((batch for batch in self._batches if not batch.in_flight and not self.is_clear(batch)), None)
+        return next((batch for batch in self.batches if not batch.in_flight and not self.is_clear(batch)), None)
 
-    def may_go(self, again: SentBatch[M]) -> bool:
+    def may_repeat(self, again: SentBatch[M]) -> bool:
         """Whether a batch may be sent again now. False while a later one is in flight: it may have to follow."""
         in_flight = self.in_flight()
         if not in_flight:
             return True
-        if self.searches:
+        if self.has_suspects:
             return False
         return len(in_flight) < self.max_in_flight and in_flight[-1].first_sequence < again.first_sequence
 
     def waits_before(self, batch: SentBatch[M]) -> bool:
         """An earlier batch has to be sent again, so a gap is expected."""
-        return any(not earlier.in_flight for earlier in takewhile(lambda each: each is not batch, self._batches))
+        return any(not earlier.in_flight for earlier in takewhile(lambda each: each is not batch, self.batches))
 
     # changes
 
     def add(self, batch: SentBatch[M], epoch: Epoch) -> SendBatch[M]:
         """Sends a new batch."""
-        self._batches.append(batch)
+        self.batches.append(batch)
         return self.send(batch, epoch)
 
     def send(self, batch: SentBatch[M], epoch: Epoch) -> SendBatch[M]:
         """The request of a batch that is sent now, for the first time or again."""
         batch.attempt += 1
         batch.in_flight = True
-        batch.sent_first = self._batches[0] is batch
+        batch.sent_first = self.batches[0] is batch
         size = sum(batch.sizes)
         return SendBatch(epoch, batch.first_sequence, batch.messages, size, batch.attempt, batch.given_up)
 
     def remove(self, batch: SentBatch[M]) -> None:
-        self._batches.remove(batch)
+        self.batches.remove(batch)
 
-    def land(self) -> None:
+    def mark_unanswered(self) -> None:
         """Counts all batches in flight as unanswered: they are sent again, unless a late reply says "stored"."""
-        for batch in self._batches:
+        for batch in self.batches:
             batch.doubt |= batch.in_flight
             batch.in_flight = False
 
-    def tear_at(self, sequence: int) -> None:
+    def begin_hole_at(self, sequence: int) -> None:
         """Nothing is stored in this epoch from this sequence on."""
-        self._hole = sequence if self._hole is None else min(sequence, self._hole)
+        self.hole = sequence if self.hole is None else min(sequence, self.hole)
 
     def split(self, refused: SentBatch[M]) -> None:
         """Replaces the batch by its halves."""
-        parts = [batch.halves() if batch is refused else [batch] for batch in self._batches]
-        self._batches = deque(batch for part in parts for batch in part)
+        parts = [batch.halves() if batch is refused else [batch] for batch in self.batches]
+        self.batches = deque(batch for part in parts for batch in part)
 
-    def lose(self, which: Callable[[SentBatch[M]], bool]) -> tuple[M, ...]:
-        """Removes batches for good; returns their messages that were not given up before."""
-        lost = [batch for batch in self._batches if which(batch)]
-        for batch in lost:
-            self.tear_at(batch.first_sequence)
-        self._batches = deque(batch for batch in self._batches if batch not in lost)
-        return _left(lost)
+    def give_up(self, which: Callable[[SentBatch[M]], bool]) -> tuple[M, ...]:
+        """Removes batches for good; returns those of their messages that were not given up before."""
+        gone = [batch for batch in self.batches if which(batch)]
+        for batch in gone:
+            self.begin_hole_at(batch.first_sequence)
+        self.batches = deque(batch for batch in self.batches if batch not in gone)
+        return _left(gone)
 
-    def lose_late(self, now: Millis | None) -> tuple[tuple[M, ...], tuple[M, ...]]:
+    def give_up_late(self, now: Millis | None) -> tuple[tuple[M, ...], tuple[M, ...]]:
         """Removes batches whose deadline has passed (all, if `now` is None): what may be stored, and what is not."""
-        late = [batch for batch in self._batches if now is None or batch.deadline <= now]
+        late = [batch for batch in self.batches if now is None or batch.deadline <= now]
         clear = [batch for batch in late if self.is_clear(batch)]
-        unknown = self.lose(lambda batch: batch in late and batch not in clear)
-        return unknown, self.lose(lambda batch: batch in clear)
+        unknown = self.give_up(lambda batch: batch in late and batch not in clear)
+        return unknown, self.give_up(lambda batch: batch in clear)
 
-    def bar(self, keys: Collection[str], after: int) -> tuple[tuple[M, ...], tuple[M, ...]]:
+    def give_up_keys(self, keys: Collection[str], after: int) -> tuple[tuple[M, ...], tuple[M, ...]]:
         """Gives up messages of these keys in batches behind a sequence: those that may be stored, and the others."""
         behind: list[M] = []
         waiting: list[M] = []
-        for batch in self._batches:
+        for batch in self.batches:
             if batch.first_sequence > after:
                 (waiting if self.is_clear(batch) else behind).extend(self._take(batch, keys))
         return tuple(behind), tuple(waiting)
 
     def withdraw(self, key: str) -> tuple[M, ...]:
         """Gives up messages of this key in batches that only wait for the next epoch."""
-        return tuple(each for batch in self._batches if self.is_clear(batch) for each in self._take(batch, (key,)))
+        return tuple(each for batch in self.batches if self.is_clear(batch) for each in self._take(batch, (key,)))
 
     def _take(self, batch: SentBatch[M], keys: Collection[str]) -> Iterator[M]:
         for index, message in enumerate(batch.messages):
@@ -274,20 +267,20 @@ class SentWindow(Generic[M]):
                 batch.given_up.add(index)
                 yield message
 
-    def stop_at(self, refused: SentBatch[M]) -> tuple[tuple[M, ...], tuple[M, ...]]:
+    def keep_before(self, refused: SentBatch[M]) -> tuple[tuple[M, ...], tuple[M, ...]]:
         """Keeps only earlier batches that can still be stored; of the rest: what may be stored, and what is not."""
         end = refused.first_sequence
-        kept = [batch for batch in self._batches if batch.first_sequence < end and not self.is_behind_hole(batch)]
-        rest = [batch for batch in self._batches if batch is not refused and batch not in kept]
-        self._batches = deque(kept)
+        kept = [batch for batch in self.batches if batch.first_sequence < end and not self.is_behind_hole(batch)]
+        rest = [batch for batch in self.batches if batch is not refused and batch not in kept]
+        self.batches = deque(kept)
         clear = [batch for batch in rest if self.is_clear(batch)]
         return _left(batch for batch in rest if batch not in clear), _left(clear)
 
-    def start_anew(self) -> list[Entry[M]]:
+    def take_all(self) -> list[Entry[M]]:
         """Empties the window, forgets the hole, and returns everything that was left."""
-        entries = [entry for batch in self._batches for entry in batch.entries()]
-        self._batches.clear()
-        self._hole = None
+        entries = [entry for batch in self.batches for entry in batch.entries()]
+        self.batches.clear()
+        self.hole = None
         return entries
 
 

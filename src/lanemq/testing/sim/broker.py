@@ -13,7 +13,7 @@ from typing import TypeVar
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
-from lanemq.broker.handlers.send import SendRuns
+from lanemq.broker.handlers.send import SendBursts
 from lanemq.broker.parts import Parts
 from lanemq.broker.recording import Recording
 from lanemq.broker.storage.group_commit import LogThread, outcome_of
@@ -127,8 +127,8 @@ class SimBroker(Broker):
     def _new_listener(self) -> Listener:
         return SimListener(self.options.listen)
 
-    def _new_server(self, parts: Parts, connections: Connections, runs: SendRuns) -> Server:
-        return SimServer(connections, self._host, self._machine.network, runs.take, parts.group_commit)
+    def _new_server(self, parts: Parts, connections: Connections, bursts: SendBursts) -> Server:
+        return SimServer(connections, self._host, self._machine.network, bursts.take, parts.group_commit)
 
     def _open_history(self) -> Recording:
         alive = self._machine.histories.last_of("broker")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lanemq.client import identity
-from lanemq.core.consuming import parked_lanes
+from lanemq.core.consuming import lanes_at_broker
 from lanemq.model.names import retry_topic
 from lanemq.testing.sim.consumers import (
     CONCURRENT,
@@ -203,12 +203,12 @@ def _memory() -> str | None:
 @contextlib.contextmanager
 def _short_lanes(plan: Plan) -> Iterator[None]:
     """Sets held lanes aside early, if the plan says so: keys have few messages here."""
-    before = parked_lanes.SET_ASIDE_AT
-    parked_lanes.SET_ASIDE_AT = 1 if plan.set_aside else before
+    before = lanes_at_broker.SET_ASIDE_AT
+    lanes_at_broker.SET_ASIDE_AT = 1 if plan.set_aside else before
     try:
         yield
     finally:
-        parked_lanes.SET_ASIDE_AT = before
+        lanes_at_broker.SET_ASIDE_AT = before
 
 
 @contextlib.contextmanager

@@ -13,8 +13,7 @@ from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import MessageSource
-from lanemq.core.consuming.offset_table import OffsetTable
-from lanemq.core.consuming.parked_lanes import ParkedAtBroker
+from lanemq.core.consuming.lanes_at_broker import ParkedAtBroker
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent, QueueLifecycle
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED
@@ -38,6 +37,13 @@ class StartPosition(NamedTuple):
     parked: tuple[ParkedAtBroker, ...] = ()
     """Lanes of the queue that the broker has parked."""
     parked_serial: int = 0
+
+
+class ReportedProgress(NamedTuple):
+    """How far the group has come in a queue: its committable offset, and the finished ranges above it."""
+
+    offset: QueueOffset
+    finished: FinishedRanges = NOTHING_FINISHED
 
 
 class AssignedQueue:
@@ -72,14 +78,27 @@ class AssignedQueue:
         self.last_pull: Millis = Millis(0)
         self.moving: QueueOffset | None = None
         """The offset of a reset that is under way. Progress from before the reset is no longer reported."""
-        self.finished = start.finished
-        """Finished ranges above the committable offset, as of the last look."""
-        self.finished_reported = start.finished
-        """The finished ranges that the broker has."""
+        self.start_at(ReportedProgress(start.offset, start.finished))
         self.keeps_parked = lane and self.epoch > 0
         """The broker stores parked lanes."""
         self.parked_serial = start.parked_serial
         """The version of the broker's parked lanes that is known here."""
+
+    def start_at(self, progress: ReportedProgress) -> None:
+        """Starts at what the broker has stored; what was known before does not count (A49)."""
+        self.progress = progress
+        self.confirmed: ReportedProgress | None = progress
+        """What the broker confirmed last; None if it may have lost that."""
+
+    def advance(self, progress: ReportedProgress) -> None:
+        """Takes over the newest progress; ignores it if the queue is no longer ours (A99)."""
+        if not self.released and progress.offset >= 0:
+            self.progress = progress
+
+    @property
+    def must_report(self) -> bool:
+        """Whether the broker has to be told how far the group has come."""
+        return self.progress != self.confirmed
 
     @property
     def epoch(self) -> Epoch:
@@ -100,7 +119,7 @@ class AssignedQueue:
 
     def may_pull(self, *, now: Millis) -> bool:
         """A queue without a usable lease is not pulled: its messages may belong to another member (A47, A56)."""
-        return self.lease is None or self.lease.usable(now=now)
+        return now < self.usable_until
 
     def __str__(self) -> str:
         return str(self.queue)
@@ -109,12 +128,9 @@ class AssignedQueue:
 class Assignment:
     """All queues that are assigned to this member, and how one is lost."""
 
-    def __init__(
-        self, options: ConsumerOptions, client_id: str, offsets: OffsetTable, on_lost: Callable[[], None]
-    ) -> None:
+    def __init__(self, options: ConsumerOptions, client_id: str, on_lost: Callable[[], None]) -> None:
         self._options = options
         self._client_id = client_id
-        self._offsets = offsets
         self._on_lost = on_lost
         self._queues: dict[MessageQueue, AssignedQueue] = {}
 
@@ -155,7 +171,6 @@ class Assignment:
         if assigned.puller is not None and assigned.puller is not asyncio.current_task():
             assigned.puller.cancel()
         assigned.scheduler.drop(assigned.queue)
-        self._offsets.remove(assigned.queue)
         return True
 
     def lose(self, assigned: AssignedQueue, why: str) -> None:

@@ -99,9 +99,8 @@ class HandOver:
         await _stop_pulling(assigned)
         scheduler, queue = assigned.scheduler, assigned.queue
         if assigned.lease is None:
-            return (
-                QueueEvent.DRAINED
-            )  # no lease to protect: messages that still run are delivered again elsewhere (A88)
+            # No lease to protect: messages that still run are delivered again elsewhere (A88).
+            return QueueEvent.DRAINED
         if assigned.released:
             return None
         scheduler.drain(queue)

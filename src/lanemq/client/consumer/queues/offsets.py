@@ -1,8 +1,8 @@
 """Reads the offsets at which queues start, and reports how far the handlers have come.
 
-Every second the committable offsets of all assigned queues go into an `OffsetTable`, and what the broker has not
-confirmed is sent. An offset that the broker did not confirm is sent again. The finished ranges go with it, to brokers
-that store them: those that grant epochs. In broadcasting each member keeps its own offsets, in a file or in memory.
+Every second, each assigned queue whose progress the broker has not confirmed is reported: its committable offset, and
+the finished ranges above it to brokers that store them (those that grant epochs). What the broker does not confirm is
+reported again. In broadcasting each member keeps its own offsets, in a file or in memory.
 """
 
 import asyncio
@@ -16,9 +16,8 @@ import msgspec
 
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions, StartFrom
-from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment, StartPosition
+from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment, ReportedProgress
 from lanemq.client.consumer.turns.history import group_in_history
-from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.finished_ranges import MAX_RANGES, NOTHING_FINISHED
 from lanemq.history import Place
 from lanemq.model.errors import LaneError, LeaseLost, StorageError
@@ -37,13 +36,10 @@ A late commit of a former owner may have moved the offset back; without a lease 
 class OffsetKeeper:
     """Where the group's offsets come from and where they are stored."""
 
-    def __init__(
-        self, options: ConsumerOptions, calls: ConsumerCalls, assignment: Assignment, table: OffsetTable
-    ) -> None:
+    def __init__(self, options: ConsumerOptions, calls: ConsumerCalls, assignment: Assignment) -> None:
         self._options = options
         self._calls = calls
         self._assignment = assignment
-        self._table = table
         self._local = _local_offsets(options) if options.broadcasting else None
 
     # when a queue is assigned
@@ -70,11 +66,6 @@ class OffsetKeeper:
             return await self._calls.last_offset(queue)
         return await self._calls.offset_at(queue, self._options.start_timestamp_ms)
 
-    def begin(self, assigned: AssignedQueue, start: StartPosition) -> None:
-        """Starts a queue at a position; replaces anything known of it before (A49)."""
-        self._table.start(assigned.queue, start.offset)
-        assigned.finished = assigned.finished_reported = start.finished
-
     # while it is assigned
 
     async def run(self) -> None:
@@ -97,9 +88,7 @@ class OffsetKeeper:
         if self._local is not None:
             self._save(self._local)
             return
-        dirty = self._table.dirty()
-        changed = (each for each in self._assignment if each.queue in dirty or each.finished != each.finished_reported)
-        await asyncio.gather(*map(self._try_commit, changed))
+        await asyncio.gather(*(self._try_commit(each) for each in self._assignment if each.must_report))
 
     async def commit(self, assigned: AssignedQueue) -> None:
         """Reports one queue and waits until the broker has it, or raises."""
@@ -111,7 +100,7 @@ class OffsetKeeper:
         self._look(assigned)
         if self._local is not None:
             self._save(self._local)
-        elif assigned.queue in self._table.dirty() or assigned.finished != assigned.finished_reported:
+        elif assigned.must_report:
             await self._commit(assigned)
 
     async def move_to(self, assigned: AssignedQueue, offset: QueueOffset) -> None:
@@ -120,7 +109,7 @@ class OffsetKeeper:
             self._local.save({assigned.queue: offset})
         else:
             await self._calls.commit(assigned.queue, offset, assigned.epoch)
-        self.begin(assigned, StartPosition(offset))
+        assigned.start_at(ReportedProgress(offset))
 
     def record_reset(self, assigned: AssignedQueue, offset: QueueOffset, reason: str) -> None:
         """Writes a change of position into the history."""
@@ -136,28 +125,24 @@ class OffsetKeeper:
         """
         self._doubt(assigned for assigned in self._assignment if assigned.queue.broker == broker)
 
-    def get(self, queue: MessageQueue) -> QueueOffset | None:
-        return self._table.get(queue)
-
     def _doubt(self, queues: Iterable[AssignedQueue]) -> None:
         for assigned in queues:
-            self._table.doubt(assigned.queue)
+            assigned.confirmed = None
 
     def _look(self, assigned: AssignedQueue) -> None:
-        """Takes the newest progress from the scheduler; ignores queues that are no longer ours (A99)."""
-        if assigned.released:
-            return
+        """Takes the newest progress from the scheduler."""
         progress = assigned.scheduler.progress(assigned.queue)
         if progress is not None:
             offset, finished = progress
-            self._table.advance(assigned.queue, offset, increase_only=False)
-            assigned.finished = finished.lowest(MAX_RANGES) if assigned.epoch else NOTHING_FINISHED
+            finished = finished.lowest(MAX_RANGES) if assigned.epoch else NOTHING_FINISHED
+            assigned.advance(ReportedProgress(offset, finished))
 
     def _save(self, local: "LocalOffsets") -> None:
-        dirty = self._table.dirty()
-        if dirty:
-            local.save(dirty)
-            self._table.persisted(dirty)
+        reports = {each: each.progress for each in self._assignment if each.must_report}
+        if reports:
+            local.save({assigned.queue: progress.offset for assigned, progress in reports.items()})
+        for assigned, progress in reports.items():
+            assigned.confirmed = progress
 
     async def _try_commit(self, assigned: AssignedQueue) -> None:
         if assigned.released or assigned.moving is not None:
@@ -170,15 +155,12 @@ class OffsetKeeper:
             log.warning("offset of %s could not be committed, trying again: %s", assigned, error)
 
     async def _commit(self, assigned: AssignedQueue) -> None:
-        queue, offset, epoch = assigned.queue, self._table.get(assigned.queue), assigned.epoch
-        finished = assigned.finished
-        if offset is None:
-            return
+        queue, progress, epoch = assigned.queue, assigned.progress, assigned.epoch
         history = self._options.history
         asked = history.now() if history.on else 0
-        place = Place(self._options.group, queue.topic, queue.queue_id, offset)
+        place = Place(self._options.group, queue.topic, queue.queue_id, progress.offset)
         try:
-            taken = await self._calls.commit(queue, offset, epoch, finished)
+            taken = await self._calls.commit(queue, progress.offset, epoch, progress.finished)
         except LeaseLost as error:
             if history.on:
                 history.commit_refused(place, str(error), epoch=epoch, asked=asked)
@@ -186,8 +168,7 @@ class OffsetKeeper:
             raise
         if history.on and taken:
             history.committed(place, epoch=epoch, asked=asked)
-        self._table.persisted({queue: offset})
-        assigned.finished_reported = finished
+        assigned.confirmed = progress
 
 
 # broadcasting: each member keeps its own offsets

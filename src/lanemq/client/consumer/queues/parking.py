@@ -1,4 +1,4 @@
-"""Sets lanes aside at the broker and fetches them again: the requests that `core/consuming/parked_lanes` asks for.
+"""Sets lanes aside at the broker and fetches them again: the requests that `core/consuming/lanes_at_broker` asks for.
 
 One loop for all queues. It is woken when a lane is parked or set aside, when a message of such a lane arrives, when its
 backoff ends and when its messages are done. It also looks every second, for requests that are to be repeated.
@@ -16,15 +16,15 @@ from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.message import Message, read_messages
-from lanemq.core.consuming.parked_lanes import (
+from lanemq.core.consuming.lanes_at_broker import (
     LaneRequest,
-    LocalParkedLanes,
+    LanesAtBroker,
     NextRequest,
     ParkedAtBroker,
     ParkRequest,
     RedriveRequest,
 )
-from lanemq.core.parked_lane import LaneStatus
+from lanemq.core.lane_status import LaneStatus
 from lanemq.history import Place
 from lanemq.model.errors import BrokerRefused, LaneError, OffsetNotFound, ProtocolError
 from lanemq.model.queue import MessageQueue
@@ -234,7 +234,7 @@ def _not_supported(error: Exception) -> bool:
     return isinstance(error, BrokerRefused) and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
-def _take_news(lanes: LocalParkedLanes[Message]) -> bool:
+def _take_news(lanes: LanesAtBroker[Message]) -> bool:
     news, lanes.news = lanes.news, False
     return news
 

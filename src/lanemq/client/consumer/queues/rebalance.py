@@ -64,7 +64,7 @@ class RebalanceTrigger:
 
 
 class QueueKeepers(NamedTuple):
-    """Who works on an assigned queue, from its lease to its hand-over."""
+    """The parts that work on an assigned queue, from its lease to its hand-over."""
 
     leases: LeaseKeeper
     offsets: OffsetKeeper
@@ -300,7 +300,6 @@ class Rebalancer:
             assigned.lifecycle.happened(QueueEvent.GRANTED, now=now)
         assigned.lifecycle.happened(QueueEvent.LOCATED, now=now)
         self._assignment.add(assigned)
-        self._offsets.begin(assigned, start)
         assigned.scheduler.add(
             queue,
             start.offset,

@@ -245,7 +245,7 @@ class InProgress:
         self._collect_for_others(worker, now)
 
     def catch_up(self, now: Millis) -> None:
-        """Ends all runs that succeeded, and counts what others have finished so far.
+        """Ends all runs that succeeded, and counts what runs in progress have finished so far.
 
         So offsets are current even while a handler hangs behind them, or while a long run of slow messages goes on.
         """

@@ -71,6 +71,10 @@ class Workers(ABC):
         self._clock = clock
         self._counts = counts
         self._consumer = consumer
+        self._loop = asyncio.get_running_loop()
+        # The workers themselves, once they are started: one of the two, by the kind of the handler.
+        self._threads: list[threading.Thread] = []
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
     async def stop(self, timeout_s: float) -> None:
@@ -94,22 +98,11 @@ class Workers(ABC):
 class ThreadWorkers(Workers):
     """The worker threads of one subscription."""
 
-    def __init__(
-        self,
-        active: ActiveSubscription,
-        reporter: "RunReporter",
-        clock: Clock,
-        counts: "ConsumerCounts",
-        consumer: object = None,
-    ) -> None:
-        super().__init__(active, reporter, clock, counts, consumer)
-        self._loop = asyncio.get_running_loop()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"lanemq-{active.subscription.topic}-{n}", daemon=True)
-            for n in range(active.subscription.workers)
-        ]
-
     def start(self) -> None:
+        topic, count = self._active.subscription.topic, self._active.subscription.workers
+        self._threads += [
+            threading.Thread(target=self._work, name=f"lanemq-{topic}-{number}", daemon=True) for number in range(count)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -172,17 +165,6 @@ class ThreadWorkers(Workers):
 
 class TaskWorkers(Workers):
     """The worker tasks of one subscription whose handler is a coroutine function."""
-
-    def __init__(
-        self,
-        active: ActiveSubscription,
-        reporter: "RunReporter",
-        clock: Clock,
-        counts: "ConsumerCounts",
-        consumer: object = None,
-    ) -> None:
-        super().__init__(active, reporter, clock, counts, consumer)
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         for _ in range(self._active.subscription.workers):

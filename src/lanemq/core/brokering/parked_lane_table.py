@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from lanemq.core.brokering.lane_offsets import ChunkRow, LaneOffsets
-from lanemq.core.parked_lane import Failure, LaneStatus
+from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.units import Millis
 
 

@@ -10,7 +10,7 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, bodies, send_ext
 from tests.broker.running import Gate, ManualClock, RunningBroker
 
-from lanemq.broker.handlers.send import MAX_RUN_FRAMES, SendRuns
+from lanemq.broker.handlers.send import MAX_BURST_FRAMES, SendBursts
 from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -45,19 +45,19 @@ def stored(raw: RawClient, topic: str) -> list[list[tuple[object, ...]]]:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of sends in each append of a run."""
+    """The number of sends in each append of a burst."""
     sizes: list[int] = []
-    append = SendRuns._append
+    append = SendBursts._append
 
-    def counting(self: SendRuns, peer: Any, run: Any, *more: Any) -> Any:
-        sizes.append(len(run.opaques))
-        return append(self, peer, run, *more)
+    def counting(self: SendBursts, peer: Any, burst: Any, *more: Any) -> Any:
+        sizes.append(len(burst.opaques))
+        return append(self, peer, burst, *more)
 
-    monkeypatch.setattr(SendRuns, "_append", counting)
+    monkeypatch.setattr(SendBursts, "_append", counting)
     return sizes
 
 
-def test_a_run_is_stored_in_order_and_answered_one_by_one(raw: RawClient, counted: list[int]) -> None:
+def test_a_burst_is_stored_in_order_and_answered_one_by_one(raw: RawClient, counted: list[int]) -> None:
     sends: Sends = [{"body": b"%d" % n, "stamp": f"p.0.{n}"} for n in range(200)]
     replies = [raw.answer(opaque) for opaque in post_together(raw, "T", sends)]
     assert [(reply.code, reply.ext["queueOffset"]) for reply in replies] == [(0, str(n)) for n in range(200)]
@@ -67,14 +67,14 @@ def test_a_run_is_stored_in_order_and_answered_one_by_one(raw: RawClient, counte
     assert max(counted) > 1, "nothing was stored together: this test has proven nothing"
 
 
-def test_more_sends_than_one_run_are_all_stored(raw: RawClient) -> None:
-    count = MAX_RUN_FRAMES * 2 + 5
+def test_more_sends_than_one_burst_are_all_stored(raw: RawClient) -> None:
+    count = MAX_BURST_FRAMES * 2 + 5
     opaques = post_together(raw, "T", [{"body": b"%d" % n} for n in range(count)])
     assert {raw.answer(opaque).code for opaque in opaques} == {0}
     assert bodies(raw.read("T")) == [b"%d" % n for n in range(count)]
 
 
-def test_a_repeated_run_stores_nothing(raw: RawClient) -> None:
+def test_a_repeated_burst_stores_nothing(raw: RawClient) -> None:
     sends: Sends = [{"body": b"%d" % n, "stamp": f"p.0.{n}"} for n in range(20)]
     first = [raw.answer(opaque) for opaque in post_together(raw, "T", sends)]
     again = [raw.answer(opaque) for opaque in post_together(raw, "T", sends)]
@@ -83,7 +83,7 @@ def test_a_repeated_run_stores_nothing(raw: RawClient) -> None:
     assert raw.bounds("T") == (0, 20)
 
 
-def test_a_gap_inside_a_run_refuses_everything_after_it(raw: RawClient) -> None:
+def test_a_gap_inside_a_burst_refuses_everything_after_it(raw: RawClient) -> None:
     sends: Sends = [{"stamp": f"p.0.{n}"} for n in (0, 1, 2, 4, 5, 6)]
     codes = [raw.answer(opaque).code for opaque in post_together(raw, "T", sends)]
     assert codes == [0, 0, 0, *[ResponseCode.SEQUENCE_GAP] * 3]
@@ -116,14 +116,14 @@ PLAIN = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_a_run_of_unusual_sends_is_treated_as_single_ones(limited: RunningBroker, odd: dict[str, Any]) -> None:
+def test_a_burst_of_unusual_sends_is_treated_as_single_ones(limited: RunningBroker, odd: dict[str, Any]) -> None:
     compare(limited, [{}, {}, odd, odd, odd, {}, {}], 0)
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(PLAIN | st.sampled_from(ODD), max_size=12), st.integers(1, 2**40))
-def test_a_run_is_answered_and_stored_like_single_sends(limited: RunningBroker, sends: Sends, number: int) -> None:
+def test_a_burst_is_answered_and_stored_like_single_sends(limited: RunningBroker, sends: Sends, number: int) -> None:
     compare(limited, sends, number)
 
 
@@ -170,7 +170,7 @@ def limited(start: Start) -> RunningBroker:
     return start(max_body_bytes=64, max_properties_bytes=90, clock=ManualClock())
 
 
-def test_a_run_that_meets_a_failing_disk_is_refused_as_a_whole(start: Start) -> None:
+def test_a_burst_that_meets_a_failing_disk_is_refused_as_a_whole(start: Start) -> None:
     disk = FaultyDisk()
     running = start(disk=disk)
     raw = running.connect()
@@ -183,7 +183,7 @@ def test_a_run_that_meets_a_failing_disk_is_refused_as_a_whole(start: Start) -> 
     assert bodies(raw.read("T")) == [b"0"]
 
 
-def test_a_run_above_the_pending_limit_is_stored_as_far_as_it_fits(start: Start) -> None:
+def test_a_burst_above_the_pending_limit_is_stored_as_far_as_it_fits(start: Start) -> None:
     """Like single sends: the first ones are stored, the others answered "busy"."""
     running = start(max_pending_bytes=2**20)
     raw, gate = running.connect(), Gate(running)
@@ -197,7 +197,7 @@ def test_a_run_above_the_pending_limit_is_stored_as_far_as_it_fits(start: Start)
     assert raw.bounds("T") == (0, codes.count(0))
 
 
-def test_stamps_of_a_run_are_known_after_a_restart(start: Start, folder: Path) -> None:
+def test_stamps_of_a_burst_are_known_after_a_restart(start: Start, folder: Path) -> None:
     running = start()
     raw = running.connect()
     sends: Sends = [{"body": b"%d" % n, "stamp": f"p.0.{n}"} for n in range(20)]
@@ -214,22 +214,22 @@ def test_a_fault_in_the_broker_does_not_close_the_connection(raw: RawClient, mon
         raise ZeroDivisionError
 
     raw.send("T")
-    monkeypatch.setattr(SendRuns, "_append", broken)
+    monkeypatch.setattr(SendBursts, "_append", broken)
     waiting = post_together(raw, "T", [{"body": b"x"}] * 5)
     assert {raw.answer(opaque).code for opaque in waiting} <= {0, ResponseCode.SYSTEM_ERROR}
     assert raw.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}).code == 0
 
 
 def test_sends_that_alternate_between_queues_are_decoded_once(raw: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They never form runs, and searching for runs would decode each of them twice."""
+    """They never form bursts, and searching for bursts would decode each of them twice."""
     looked: list[int] = []
-    take_run = SendRuns._take_run
+    take_burst = SendBursts._take_burst
 
-    def counting(self: SendRuns, peer: Any, frames: Any, at: int) -> int:
+    def counting(self: SendBursts, peer: Any, frames: Any, at: int) -> int:
         looked.append(at)
-        return take_run(self, peer, frames, at)
+        return take_burst(self, peer, frames, at)
 
-    monkeypatch.setattr(SendRuns, "_take_run", counting)
+    monkeypatch.setattr(SendBursts, "_take_burst", counting)
     opaques = post_together(raw, "T", [{"queue": n % 4, "stamp": f"p.0.{n // 4}"} for n in range(200)])
     assert [raw.answer(opaque).code for opaque in opaques] == [0] * 200
     assert len(looked) < 20

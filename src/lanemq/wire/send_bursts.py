@@ -1,9 +1,9 @@
-"""Reads and answers single sends that arrive together as one run.
+"""Reads and answers single sends that arrive together as one burst.
 
 A producer that does not wait for answers fills each read of a socket with sends that differ only in opaque, body,
-properties and birth time. Handling them as one run saves most of the cost per request. Invariant: a run gives the same
-result as handling its sends one by one. The first send that differs in another field ends the run. The broker decides
-which sends may be stored together.
+properties and birth time. Handling them as one burst saves most of the cost per request. Invariant: a burst gives the
+same result as handling its sends one by one. The first send that differs in another field ends the burst. The broker
+decides which sends may be stored together.
 """
 
 from itertools import islice
@@ -20,7 +20,7 @@ from lanemq.wire.headers import Int32, SendHeader
 from lanemq.wire.lane_fields import LANE_STORED
 
 
-class SendRun(NamedTuple):
+class SendBurst(NamedTuple):
     """Sends that share one header; the lists hold what differs between them."""
 
     header: SendHeader
@@ -30,15 +30,15 @@ class SendRun(NamedTuple):
     born: list[int]
 
 
-def first_of(run: SendRun, count: int) -> SendRun:
-    """The first `count` sends of the run."""
+def first_of(burst: SendBurst, count: int) -> SendBurst:
+    """The first `count` sends of the burst."""
     opaques, bodies, properties, born = (
-        run.opaques[:count],
-        run.bodies[:count],
-        run.properties[:count],
-        run.born[:count],
+        burst.opaques[:count],
+        burst.bodies[:count],
+        burst.properties[:count],
+        burst.born[:count],
     )
-    return SendRun(run.header, opaques, bodies, properties, born)
+    return SendBurst(burst.header, opaques, bodies, properties, born)
 
 
 class _Request(Struct):
@@ -57,9 +57,9 @@ _decode = msgspec.json.Decoder(_Request, strict=False).decode
 
 
 @compiled
-def read_sends(frames: list[Frame], start: int) -> SendRun | None:
-    """The run of sends that begins at `start`; None if the first frame is not a plain send."""
-    run: SendRun | None = None
+def read_sends(frames: list[Frame], start: int) -> SendBurst | None:
+    """The burst of sends that begins at `start`; None if the first frame is not a plain send."""
+    burst: SendBurst | None = None
     for serialize_type, header, body in islice(frames, start, None):
         request = _plain_send(header) if serialize_type == JSON else None
         if request is None:
@@ -68,15 +68,15 @@ def read_sends(frames: list[Frame], start: int) -> SendRun | None:
         properties, born = ext.properties, ext.born_timestamp
         force_setattr(ext, "properties", "")
         force_setattr(ext, "born_timestamp", 0)
-        if run is None:
-            run = SendRun(ext, [], [], [], [])
-        elif ext != run.header:
+        if burst is None:
+            burst = SendBurst(ext, [], [], [], [])
+        elif ext != burst.header:
             break
-        run.opaques.append(request.opaque)
-        run.bodies.append(body)
-        run.properties.append(properties.encode())
-        run.born.append(born)
-    return run
+        burst.opaques.append(request.opaque)
+        burst.bodies.append(body)
+        burst.properties.append(properties.encode())
+        burst.born.append(born)
+    return burst
 
 
 def _plain_send(header: bytes) -> _Request | None:
@@ -93,7 +93,7 @@ def _plain_send(header: bytes) -> _Request | None:
 def encode_send_answers(
     opaques: list[int], prefix: str, positions: list[int], queue_id: int, first_offset: int, stored: str
 ) -> bytes:
-    """The response frames for a run, one per send, byte for byte as if each were answered alone.
+    """The response frames for a burst, one per send, byte for byte as if each were answered alone.
 
     `prefix` is the common start of the broker's offset ids; `stored` is `durable` or `relaxed`.
     """

@@ -1,155 +1,21 @@
-"""What a reply, or a deadline, means for the messages of a queue: stored, to be sent again, or failed.
+"""What senders are notified of: receipts for messages that are stored, and one error per message that failed."""
 
-Invariant: an error says "not stored" only if that is certain, and what a failure freezes (`freezes`) is frozen before
-any sender is notified. Other keys of the queue continue.
-"""
-
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 from lanemq._fast import compiled
-from lanemq.client.producer.batches import PendingMessage, delay_of, total_size
-from lanemq.client.producer.freezes import Freezes
-from lanemq.client.producer.lane import QueueLane, SendRequest
-from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.batches import PendingMessage, delay_of
 from lanemq.client.producer.waiters import FUTURE_LOCK, BatchWaiter, SubmittedFuture, Waiter
 from lanemq.client.receipt import Receipt, StoredAs
-from lanemq.clock import Clock
 from lanemq.core.sending.sent_window import Failed, SendError
-from lanemq.history import History
-from lanemq.model.errors import (
-    BrokerReadOnly,
-    BrokerRefused,
-    Dropped,
-    LaneError,
-    LaneFrozen,
-    MessageRefused,
-    RequestTimedOut,
-    SequenceGap,
-)
+from lanemq.model.errors import BrokerRefused, Dropped, LaneError, LaneFrozen, RequestTimedOut, SequenceGap
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
-from lanemq.wire.codes import STORED_CODES, error_for
 from lanemq.wire.command import Command
-from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_EXPECTED, LANE_KNOWN_OFFSET, LANE_SKIPPED, LANE_STORED
-
-log = logging.getLogger(__name__)
+from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_KNOWN_OFFSET, LANE_SKIPPED, LANE_STORED
 
 _STORED_AS = {each.value: each for each in StoredAs}
-
-
-class Replies:
-    """Handles the replies and deadlines of one producer. What the producer has to do goes into `actions`."""
-
-    def __init__(self, options: ProducerOptions, clock: Clock, unsettled: "Unsettled", freezes: Freezes) -> None:
-        self._options = options
-        self._clock = clock
-        self._unsettled = unsettled
-        self._freezes = freezes
-
-    def replied(self, request: SendRequest, reply: Command | None, error: LaneError | None, actions: "Actions") -> None:
-        """A request was answered, or failed without a reply."""
-        if reply is not None and reply.code in STORED_CODES:
-            self._stored(request, reply, actions)
-        else:
-            problem = error_for(reply.code, reply.remark) if reply is not None else error
-            assert problem is not None
-            self._not_stored(request, problem, reply, actions)
-        self._continue(request.lane)
-
-    def expire(self, lane: QueueLane, actions: "Actions") -> None:
-        """Gives up messages whose deadline has passed."""
-        failed = lane.sender.expire(now=self._clock.now())
-        if failed is not None:
-            lane.forget_answered()
-            self._give_up(lane, failed, lane.last_error, actions)
-            self._continue(lane)
-
-    def _stored(self, request: SendRequest, reply: Command, actions: "Actions") -> None:
-        lane, batch = request.lane, request.batch
-        outcomes = stored_outcomes(batch.messages, lane.queue, reply)
-        if not lane.acknowledged(batch):
-            return
-        if batch.given_up:
-            outcomes = without(outcomes, batch.given_up)
-        for outcome in outcomes:
-            self._unsettled.stored(outcome)
-            actions.outcomes.append(outcome)
-
-    def _not_stored(self, request: SendRequest, problem: LaneError, reply: Command | None, actions: "Actions") -> None:
-        lane, batch = request.lane, request.batch
-        if lane.in_flight.get(batch.first_sequence) is not request:
-            return  # a reply to an attempt that was given up
-        lane.last_error = problem
-        if isinstance(problem, BrokerRefused) and problem.stale_route:
-            actions.stale_topics.append(lane.queue.topic)
-        kind = _kind_of(problem, reply)
-        if kind is SendError.REFUSED:
-            lane.commands.pop(batch.first_sequence, None)  # if it is sent again, it is cut into other batches
-        failed = lane.sender.failed(batch, kind, now=self._clock.now())
-        lane.forget_answered()
-        if failed is None:
-            lane.has_repeats = True
-            return
-        if kind is SendError.FORGOTTEN:
-            problem = _forgotten(lane.queue)
-        elif isinstance(problem, BrokerReadOnly):
-            failed = _all_unknown(failed)
-        elif not failed.refused:
-            problem = _may_be_stored(problem)
-        self._give_up(lane, failed, problem, actions)
-
-    def _give_up(
-        self, lane: QueueLane, failed: Failed[PendingMessage], reason: LaneError | None, actions: "Actions"
-    ) -> None:
-        count, why = len(failed.everything), str(reason or failed.error.value)  # the error itself would keep its frames
-        log.warning("queue %s: messages not stored: %d: %s", lane.queue, count, why)
-        self._unsettled.given_up(lane.queue, failed)
-        for outcome in failed_outcomes(lane.queue, failed, reason, self._options.delivery_timeout):
-            self._freezes.failed(lane, outcome.messages, outcome.error)
-            actions.outcomes.append(outcome)
-        lane.recount_waiting()
-
-    def _continue(self, lane: QueueLane) -> None:
-        """After a failure, sends other keys under a new epoch, or resumes the queue if every caller knows of it."""
-        if lane.sender.must_renew:
-            lane.recovering += lane.sender.renew()
-            lane.forget_requests()
-            lane.recount_waiting()
-            log.info("queue %s: %d messages are sent again in a new epoch", lane.queue, lane.recovering)
-        if lane.freeze is not None:
-            self._freezes.resume_if_known(lane)
-
-
-def _kind_of(problem: LaneError, reply: Command | None) -> SendError:
-    """Whether the moment, the message or the queue is at fault."""
-    if problem.retriable:
-        return SendError.RETRY
-    if isinstance(problem, MessageRefused):
-        return SendError.REFUSED
-    if isinstance(problem, SequenceGap):
-        forgot = reply is not None and reply.ext.get(LANE_EXPECTED) == "0"
-        return SendError.FORGOTTEN if forgot else SendError.GAP
-    return SendError.FATAL
-
-
-@dataclass(slots=True)
-class Actions:
-    """What a producer has to do for its engine: write requests in this order, then notify waiters in this order."""
-
-    requests: list[SendRequest] = field(default_factory=list)
-    outcomes: "list[Outcome]" = field(default_factory=list)
-    stale_topics: list[str] = field(default_factory=list)
-    hang_up: list[str] = field(default_factory=list)
-    """Brokers that do not reply. Closing the connection sends everything again over a new one."""
-
-
-NO_ACTIONS = Actions()
-
-
-# outcomes
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +102,7 @@ def stored_outcomes(messages: Sequence[PendingMessage], queue: MessageQueue, rep
     """The outcomes of a batch that is stored; two if a broker crash had cut the batch in two."""
     ext = reply.ext
     # A delayed message gets its place when it is due; the broker answers with its place among the delayed ones.
-    offset = -1 if delay_of(messages[0]) else _number(ext, "queueOffset", -1)
+    offset = -1 if messages[0].alone and delay_of(messages[0]) else _number(ext, "queueOffset", -1)
     stored_as = _STORED_AS.get(ext.get(LANE_STORED, ""), StoredAs.UNKNOWN)
     skipped = _number(ext, LANE_SKIPPED, 0)
     if not 0 < skipped < len(messages):
@@ -315,12 +181,12 @@ def _behind_their_keys(
     return [NotStored(of_key, _key_frozen(queue, key, reasons.get(key), fate)) for key, of_key in by_key.items()]
 
 
-def _all_unknown(failed: Failed[PendingMessage]) -> Failed[PendingMessage]:
+def all_unknown(failed: Failed[PendingMessage]) -> Failed[PendingMessage]:
     """After a disk failure, a restarted broker may find messages that it refused."""
     return replace(failed, refused=(), unknown=(*failed.refused, *failed.unknown))
 
 
-def _may_be_stored(problem: LaneError) -> LaneError:
+def may_be_stored(problem: LaneError) -> LaneError:
     """The same refusal, for messages that an unanswered attempt may have stored."""
     doubt = "the message may be stored or not, because not every attempt at it was answered"
     if isinstance(problem, BrokerRefused):
@@ -328,7 +194,7 @@ def _may_be_stored(problem: LaneError) -> LaneError:
     return type(problem)(f"{problem}; {doubt}")
 
 
-def _forgotten(queue: MessageQueue) -> SequenceGap:
+def forgotten(queue: MessageQueue) -> SequenceGap:
     """For a repetition to a broker that has forgotten this producer, and so cannot recognise it."""
     return SequenceGap(
         f"the broker has forgotten this producer's messages to queue {queue}, and the answer to an earlier attempt "
@@ -346,50 +212,3 @@ def _queue_frozen(queue: MessageQueue, reason: LaneError | None) -> LaneFrozen:
 
 def _key_frozen(queue: MessageQueue, key: str | None, reason: LaneError | None, fate: str) -> LaneFrozen:
     return LaneFrozen(f"{fate}, because an earlier message of key {key!r} to queue {queue} failed: {reason}")
-
-
-# accounting
-
-
-class Unsettled:
-    """The messages that a producer has accepted and not settled: their bytes, and their lines in the history.
-
-    Every message is added once when it is accepted, and removed once when it is stored, refused, given up or dropped.
-    Called under the lock that decides the order of a lane, so that history and lane agree.
-    """
-
-    def __init__(self, history: History) -> None:
-        self._records = history.on
-        self._history = history
-        self.bytes = 0
-
-    def accepted(self, queue: MessageQueue, messages: Sequence[PendingMessage], size: int) -> None:
-        self.bytes += size
-        if self._records:
-            for message in messages:
-                key, delay = message.key or "", delay_of(message)
-                self._history.send(queue.topic, key, message.message_id, delay=delay)
-
-    def stored(self, outcome: Stored) -> None:
-        """Records offset -1 for a message whose place is not known; it comes alone."""
-        self.bytes -= total_size(outcome.messages)
-        if self._records:
-            queue = outcome.queue
-            for offset, message in enumerate(outcome.messages, outcome.first_offset):
-                self._history.acked(queue.topic, message.key or "", message.message_id, queue.queue_id, offset)
-
-    def given_up(self, queue: MessageQueue, failed: Failed[PendingMessage]) -> None:
-        self.bytes -= total_size(failed.everything)
-        if self._records:
-            for message in (*failed.unknown, *failed.behind):
-                self._history.send_unknown(queue.topic, message.key or "", message.message_id)
-            self._failed(queue, (*failed.refused, *failed.unsent, *failed.blocked))
-
-    def dropped(self, queue: MessageQueue, messages: Sequence[PendingMessage]) -> None:
-        self.bytes -= total_size(messages)
-        if self._records:
-            self._failed(queue, messages)
-
-    def _failed(self, queue: MessageQueue, messages: Iterable[PendingMessage]) -> None:
-        for message in messages:
-            self._history.send_failed(queue.topic, message.key or "", message.message_id)

@@ -17,7 +17,7 @@ def test_only_batches_behind_a_hole_can_be_clear() -> None:
     found, (first, second) = window((0, "ab"), (2, "cd"))
     first.in_flight = second.in_flight = False
     assert not found.is_clear(second), "it is to be sent again unchanged"
-    found.tear_at(2)
+    found.begin_hole_at(2)
     assert not found.is_clear(first)
     assert found.is_clear(second)
     assert not found.all_clear
@@ -25,9 +25,9 @@ def test_only_batches_behind_a_hole_can_be_clear() -> None:
 
 def test_a_batch_in_flight_or_in_doubt_is_not_clear() -> None:
     found, (first, second) = window((0, "a"), (1, "b"))
-    found.tear_at(0)
+    found.begin_hole_at(0)
     assert not found.is_clear(first)
-    found.land()
+    found.mark_unanswered()
     assert not found.is_clear(first)
     assert found.to_repeat() is first, "to get its refusal"
     first.doubt = second.doubt = False
@@ -38,9 +38,9 @@ def test_a_batch_in_flight_or_in_doubt_is_not_clear() -> None:
 def test_a_batch_in_doubt_is_clear_when_all_its_messages_are_given_up() -> None:
     """It is not sent again: a broker that does not check stamps would store it."""
     found, (first,) = window((0, "a"))
-    found.tear_at(0)
-    found.land()
-    assert found.bar({"a"}, -1) == (("a",), ())
+    found.begin_hole_at(0)
+    found.mark_unanswered()
+    assert found.give_up_keys({"a"}, -1) == (("a",), ())
     assert found.is_clear(first)
 
 
@@ -50,69 +50,69 @@ def test_an_earlier_batch_waits_while_a_later_one_is_in_flight() -> None:
     alone = found.to_repeat()
     assert alone is not None
     assert alone.messages == ("a",)
-    assert not found.may_go(alone)
+    assert not found.may_repeat(alone)
     second.in_flight = False
-    assert found.may_go(alone)
+    assert found.may_repeat(alone)
 
 
 def test_repetitions_do_not_exceed_the_window() -> None:
     found, _ = window((0, "a"), (1, "b"), (2, "c"))
-    found.land()
+    found.mark_unanswered()
     for _ in range(2):
         again = found.to_repeat()
         assert again is not None
-        assert found.may_go(again)
+        assert found.may_repeat(again)
         again.in_flight = True
     third = found.to_repeat()
     assert third is not None
-    assert not found.may_go(third)
+    assert not found.may_repeat(third)
 
 
 def test_parts_of_a_refused_batch_are_sent_one_at_a_time_and_nothing_else_with_them() -> None:
     found, (first, second) = window((0, "ab"), (2, "c"))
-    found.land()
+    found.mark_unanswered()
     found.split(first)
     for letter in "ab":
-        assert found.searches
+        assert found.has_suspects
         part = found.to_repeat()
         assert part is not None
         assert part.messages == (letter,)
-        assert found.may_go(part)
+        assert found.may_repeat(part)
         part.in_flight = True
         behind = found.to_repeat()
         assert behind is not None
-        assert not found.may_go(behind)
+        assert not found.may_repeat(behind)
         found.remove(part)
-    assert not found.searches
+    assert not found.has_suspects
     assert found.to_repeat() is second
 
 
 def test_lost_batches_leave_a_hole_at_the_lowest_sequence() -> None:
     found, (_, second, third) = window((0, "a"), (1, "b"), (2, "c"))
-    assert found.lose(lambda batch: batch is third) == ("c",)
-    assert found.lose(lambda batch: batch is second) == ("b",)
+    assert found.give_up(lambda batch: batch is third) == ("c",)
+    assert found.give_up(lambda batch: batch is second) == ("b",)
     assert found.is_behind_hole(second)
-    assert len(found) == 1
+    assert len(found.batches) == 1
 
 
-def test_barring_a_key_gives_up_later_messages_and_no_earlier_ones() -> None:
+def test_giving_up_a_key_takes_later_messages_and_no_earlier_ones() -> None:
     found, (_, second, third) = window((0, "ab"), (2, "ac"), (4, "ad"))
     third.in_flight = False
-    found.tear_at(2)
-    assert found.bar({"a"}, 1) == (("a",), ("a",))
-    assert found.bar({"a"}, 1) == ((), ()), "given up once"
+    found.begin_hole_at(2)
+    assert found.give_up_keys({"a"}, 1) == (("a",), ("a",))
+    assert found.give_up_keys({"a"}, 1) == ((), ()), "given up once"
     second.in_flight = False
-    assert [entry[0] for entry in found.start_anew()] == ["a", "b", "c", "d"]
-    assert not found.has_hole
+    assert [entry[0] for entry in found.take_all()] == ["a", "b", "c", "d"]
+    assert found.hole is None
 
 
 def test_a_frozen_queue_keeps_only_batches_that_can_still_be_stored() -> None:
     found, batches = window((0, "a"), (1, "b"), (2, "c"), (3, "d"))
-    found.tear_at(1)
+    found.begin_hole_at(1)
     batches[1].in_flight = False
-    assert found.stop_at(batches[2]) == (("d",), ("b",))
+    assert found.keep_before(batches[2]) == (("d",), ("b",))
     assert found.first is batches[0]
-    assert len(found) == 1
+    assert len(found.batches) == 1
 
 
 def test_a_reply_does_not_match_a_batch_that_was_split() -> None:

@@ -1,6 +1,6 @@
 """Parked lanes between a member and a broker, step by step: offered, stored, given back, released."""
 
-from tests.core.consuming.parked_lanes_fixture import (
+from tests.core.consuming.lanes_at_broker_fixture import (
     PAUSE,
     M,
     Q,
@@ -18,7 +18,7 @@ from tests.core.consuming.parked_lanes_fixture import (
 )
 
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming.parked_lanes import (
+from lanemq.core.consuming.lanes_at_broker import (
     SET_ASIDE_AT,
     NextRequest,
     ParkedAtBroker,
@@ -28,7 +28,7 @@ from lanemq.core.consuming.parked_lanes import (
 from lanemq.core.consuming.retry_policy import HoldKey, Park
 from lanemq.core.consuming.runs import DONE, FAILED, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.parked_lane import Failure, LaneStatus
+from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.units import Millis
 
 REDRIVEN = ParkedAtBroker("k", LaneStatus.REDRIVING, 1)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.core.consuming.parked_lanes_fixture import (
+from tests.core.consuming.lanes_at_broker_fixture import (
     PAUSE,
     PLACE,
     M,
@@ -19,14 +19,14 @@ from tests.core.consuming.parked_lanes_fixture import (
 )
 
 from lanemq.core.backoff import Backoff
-from lanemq.core.brokering.parked_lanes import LaneName, ParkedLane, ParkedLaneTable
-from lanemq.core.consuming import parked_lanes
-from lanemq.core.consuming.parked_lanes import LaneRequest, NextRequest, ParkedAtBroker, ParkRequest, RedriveRequest
+from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLane, ParkedLaneTable
+from lanemq.core.consuming import lanes_at_broker
+from lanemq.core.consuming.lanes_at_broker import LaneRequest, NextRequest, ParkedAtBroker, ParkRequest, RedriveRequest
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.consuming.runs import FAILED, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
-from lanemq.core.parked_lane import LaneStatus
+from lanemq.core.lane_status import LaneStatus
 from lanemq.model.units import Millis
 
 Answer: TypeAlias = tuple[int, LaneStatus | None, list[M]]
@@ -218,7 +218,7 @@ def new_world(policy: HoldKey) -> World:
 
 @pytest.fixture(autouse=True)
 def _lanes_are_set_aside_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parked_lanes, "SET_ASIDE_AT", 1)
+    monkeypatch.setattr(lanes_at_broker, "SET_ASIDE_AT", 1)
 
 
 @pytest.mark.parametrize("retries", [0, 2], ids=["parked", "held"])

@@ -7,9 +7,9 @@ import pytest
 from tests.client.producer.engine_sim import served
 from tests.fast.both import references, twins
 
-from lanemq.client.producer import replies
+from lanemq.client.producer import outcomes
 from lanemq.client.producer.batches import PendingMessage
-from lanemq.client.producer.replies import stored_outcomes
+from lanemq.client.producer.outcomes import stored_outcomes
 from lanemq.client.producer.waiters import SubmittedFuture, ThreadBatchWaiter
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.model.queue import MessageQueue
@@ -37,7 +37,7 @@ def receipts(waiters: Sequence[Any]) -> list[Receipt]:
 @pytest.fixture(params=["current", "reference"])
 def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "reference" and twins:
-        monkeypatch.setattr(replies, "receipts_of", references["receipts_of"])
+        monkeypatch.setattr(outcomes, "receipts_of", references["receipts_of"])
 
 
 def notified(waiters: Sequence[Any], **ext: str) -> list[Receipt]:

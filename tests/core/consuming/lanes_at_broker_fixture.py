@@ -2,12 +2,12 @@
 
 from typing import NamedTuple
 
-from lanemq.core.consuming.parked_lanes import LaneRequest, LocalParkedLanes, NextRequest, ParkedAtBroker, ParkRequest
+from lanemq.core.consuming.lanes_at_broker import LaneRequest, LanesAtBroker, NextRequest, ParkedAtBroker, ParkRequest
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, LaneOptions, LaneRun, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
-from lanemq.core.parked_lane import LaneStatus
+from lanemq.core.lane_status import LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
@@ -48,7 +48,7 @@ def put(scheduler: LaneScheduler[M], *messages: tuple[int, str]) -> None:
     assert scheduler.put(Q, batch, QueueOffset(batch[-1].queue_offset + 1), pulled_from=start)
 
 
-def lanes_of(scheduler: LaneScheduler[M]) -> LocalParkedLanes[M]:
+def lanes_of(scheduler: LaneScheduler[M]) -> LanesAtBroker[M]:
     lanes = scheduler.parked_lanes(Q)
     assert lanes is not None
     return lanes

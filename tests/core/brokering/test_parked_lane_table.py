@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from lanemq.core.brokering.lane_offsets import LaneOffsets
-from lanemq.core.brokering.parked_lanes import LaneName, Parked, ParkedLane, ParkedLaneTable
-from lanemq.core.parked_lane import Failure, LaneStatus
+from lanemq.core.brokering.parked_lane_table import LaneName, Parked, ParkedLane, ParkedLaneTable
+from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.units import Millis
 
 FAILURE = Failure("ValueError()", 17)

@@ -31,7 +31,7 @@ from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeAlias
 
 from lanemq.core.consuming.runs import Lane, LaneRun, M
-from lanemq.core.parked_lane import Failure, LaneStatus
+from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.units import Millis
 
 SET_ASIDE_AT = 64
@@ -144,7 +144,7 @@ class _ParkedLane(Generic[M]):
         self.gone = False
 
 
-class LocalParkedLanes(Generic[M]):
+class LanesAtBroker(Generic[M]):
     """The lanes of one queue that are set aside, by key."""
 
     def __init__(self, queue: ParkingQueue[M]) -> None:
@@ -318,11 +318,11 @@ class LocalParkedLanes(Generic[M]):
                 return
         else:
             entry.at_broker = True
-            self._told(entry, request, status)
+            self._failure_known(entry, request, status)
         if settled < len(request.messages):
             entry.not_before = Millis(now + pause)
 
-    def _told(self, entry: _ParkedLane[M], request: ParkRequest[M], status: LaneStatus) -> None:
+    def _failure_known(self, entry: _ParkedLane[M], request: ParkRequest[M], status: LaneStatus) -> None:
         """The broker knows the failure that the request named. The lane may have failed again since then."""
         failure = request.failure
         if failure is not None and entry.failure is failure:
