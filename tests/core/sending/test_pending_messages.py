@@ -1,14 +1,17 @@
-"""A line kept in runs behaves like a plain list of messages."""
+"""A line kept in parts behaves like a plain list of messages."""
 
 import gc
 import weakref
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanemq.core.sending.send_lane import PendingLine
+from lanemq.core.sending import pending_line
+from lanemq.core.sending.pending_line import PendingLine
 from lanemq.model.units import Millis
 
 Entries = list[tuple[str, int, Millis]]
@@ -40,8 +43,14 @@ def cut(plain: Entries, most: int, max_bytes: int) -> Entries:
 
 
 @settings(max_examples=300, deadline=None)
-@given(STEPS)
-def test_messages_come_out_as_from_a_plain_list(steps: Sequence[tuple[Any, ...]]) -> None:
+@given(STEPS, st.sampled_from([0, 2, 100]), st.sampled_from([0, 5, 100]))
+def test_messages_come_out_as_from_a_plain_list(steps: Sequence[tuple[Any, ...]], listed: int, unread: int) -> None:
+    """Whether or not their keys are indexed."""
+    with mock.patch.multiple(pending_line, MAX_LISTED=listed, MAX_UNREAD=unread):
+        behaves_like_a_plain_list(steps)
+
+
+def behaves_like_a_plain_list(steps: Sequence[tuple[Any, ...]]) -> None:
     line: PendingLine[str] = PendingLine(key_of)
     plain: Entries = []
     number = 0
@@ -97,8 +106,8 @@ def test_messages_that_were_cut_are_not_kept() -> None:
     assert [each() is None for each in watched] == [True, True, True, False]
 
 
-def test_a_failing_key_is_found_without_reading_the_whole_line() -> None:
-    """Runs remember their keys after the first failure; the next ones read only the runs of their own keys."""
+def read_by_failures(waiting: int, together: int) -> list[int]:
+    """How many messages three failures read, one after the other, in a line of parts of this size."""
     read = 0
 
     def counted(message: str) -> str:
@@ -107,12 +116,37 @@ def test_a_failing_key_is_found_without_reading_the_whole_line() -> None:
         return message
 
     line: PendingLine[str] = PendingLine(counted)
-    for start in range(0, 80_000, 100):
-        line.add([f"k{number}" for number in range(start, start + 100)], [1] * 100, Millis(1))
-    assert line.take_keys({"k5"}) == ["k5"]
-    read = 0
-    assert line.take_keys({"k70000", "k79999"}) == ["k70000", "k79999"]
-    line.add(["k79999"], [1], Millis(2))
-    assert line.take_keys({"k79999", "missing"}) == ["k79999"]
-    assert read < 500
-    assert len(line) == 80_000 - 3
+    for start in range(0, waiting, together):
+        line.add([f"k{number}" for number in range(start, start + together)], [1] * together, Millis(1))
+    found = []
+    for key in ("k5", f"k{waiting - 1}", f"k{waiting // 2}"):
+        read = 0
+        assert line.take_keys({key, "missing"}) == [key]
+        found.append(read)
+    assert len(line) == waiting - 3
+    return found
+
+
+@pytest.mark.parametrize("together", [1, 2, 125])
+def test_a_failure_reads_no_more_of_a_long_line_than_of_a_short_one(together: int) -> None:
+    short, long = read_by_failures(1_000, together), read_by_failures(80_000, together)
+    assert long[0] <= 3 * short[0]
+    assert long[1:] == short[1:] == [together, together]
+
+
+@pytest.mark.parametrize("together", [1, 125])
+def test_without_the_index_a_failure_reads_the_whole_line(together: int) -> None:
+    """The negative control."""
+    with mock.patch.multiple(pending_line, MAX_LISTED=10**9, MAX_UNREAD=10**9):
+        assert read_by_failures(80_000, together)[0] >= 80_000
+
+
+def test_the_index_forgets_messages_that_were_sent() -> None:
+    line: PendingLine[str] = PendingLine(key_of)
+    for number in range(20_000):
+        line.add((f"a{number}",), (1,), Millis(number))
+        if number >= 1_000:
+            line.cut(1, 1)
+    assert line._indexed <= 3 * len(line)
+    assert line.take_keys({"a"}) == [f"a{number}" for number in range(19_000, 20_000)]
+    assert not line._by_key

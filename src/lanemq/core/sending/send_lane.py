@@ -20,15 +20,14 @@ message of a key is stored behind one that failed.
 The lane knows neither connections nor encodings; the client translates those to the calls below.
 """
 
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
 from typing import Final, Generic, TypeVar
 
 from lanemq.core.backoff import Backoff
-from lanemq.core.sending.sent_window import Entry, Failed, SendBatch, SendError, SentBatch, SentWindow
+from lanemq.core.sending.pending_line import PendingLine
+from lanemq.core.sending.sent_window import Failed, SendBatch, SendError, SentBatch, SentWindow
 from lanemq.model.errors import InvalidOption, LaneFrozen, UsageError
 from lanemq.model.units import Epoch, Millis
 
@@ -373,132 +372,6 @@ class SendLane(Generic[M]):
         return self._pending.deadline
 
 
-@dataclass(slots=True)
-class _Part(Generic[M]):
-    """Messages that were offered together, with one deadline."""
-
-    messages: Sequence[M]
-    sizes: Sequence[int]
-    deadline: Millis
-    keys: frozenset[str | None] | None = None
-    """The keys of its messages, and perhaps others; None until a key is looked for."""
-
-
-class PendingLine(Generic[M]):
-    """Messages that wait to be sent: first in, first out, except for those that are given up.
-
-    What was offered together is one part, and parts are cut as a whole: nothing is created or read per message.
-
-    Each part remembers its keys once a failing key was looked for. So the messages of the next one are found without
-    reading the whole line, and a line without failures pays nothing.
-    """
-
-    def __init__(self, key_of: Callable[[M], str | None]) -> None:
-        # The first part is not empty; later ones may have lost all their messages.
-        self._parts: deque[_Part[M]] = deque()
-        self._count = 0
-        self._key_of = key_of
-
-    def __len__(self) -> int:
-        return self._count
-
-    @property
-    def deadline(self) -> Millis | None:
-        """The deadline of the first message."""
-        return self._parts[0].deadline if self._parts else None
-
-    def messages(self) -> list[M]:
-        return [message for part in self._parts for message in part.messages]
-
-    def add(self, messages: Sequence[M], sizes: Sequence[int], deadline: Millis) -> None:
-        if messages:
-            self._parts.append(_Part(messages, sizes, deadline))
-            self._count += len(messages)
-
-    def put_back(self, entries: Iterable[Entry[M]]) -> None:
-        """Puts entries that were sent in front of everything else: they have to wait again."""
-        parts = _parts_of(entries)
-        self._parts.extendleft(reversed(parts))
-        self._count += sum([len(part.messages) for part in parts])
-
-    def cut(self, max_count: int, max_bytes: int) -> tuple[list[M], list[int]]:
-        """Removes the first messages, as many as may share a batch and at least one; returns them and their sizes."""
-        messages: list[M] = []
-        sizes: list[int] = []
-        left = max_bytes
-        while self._parts and len(messages) < max_count:
-            part = self._parts[0]
-            some = part.sizes[: max_count - len(messages)]
-            total = sum(some)
-            fits = len(some) if total <= left else bisect_right(list(accumulate(some)), left)
-            count = fits or (0 if messages else 1)
-            messages += part.messages[:count]
-            sizes += some[:count]
-            left -= total
-            self._shorten(part, count)
-            if left < 0:
-                break
-        self._count -= len(messages)
-        return messages, sizes
-
-    def take_late(self, now: Millis) -> list[M]:
-        """Removes the messages at the front whose deadline has passed."""
-        late: list[M] = []
-        while self._parts and self._parts[0].deadline <= now:
-            late += self._parts.popleft().messages
-            self._drop_empty()
-        self._count -= len(late)
-        return late
-
-    def take_keys(self, keys: Collection[str]) -> list[M]:
-        """Removes all messages of these keys, and returns them in order."""
-        gone, wanted, key_of = list[M](), frozenset(keys), self._key_of
-        if not wanted:
-            return gone
-        for part in self._parts:
-            if part.keys is None:
-                part.keys = frozenset(map(key_of, part.messages))
-            if not wanted.isdisjoint(part.keys):
-                gone += self._take_from(part, wanted)
-        self._count -= len(gone)
-        self._drop_empty()
-        return gone
-
-    def clear(self) -> None:
-        self._parts.clear()
-        self._count = 0
-
-    def _take_from(self, part: _Part[M], keys: frozenset[str]) -> list[M]:
-        gone, kept, sizes, key_of = list[M](), list[M](), list[int](), self._key_of
-        for message, size in zip(part.messages, part.sizes, strict=True):
-            if key_of(message) in keys:
-                gone.append(message)
-            else:
-                kept.append(message)
-                sizes.append(size)
-        part.messages, part.sizes = kept, sizes
-        return gone
-
-    def _shorten(self, part: _Part[M], count: int) -> None:
-        if count == len(part.messages):
-            self._parts.popleft()
-            self._drop_empty()
-        else:
-            part.messages, part.sizes = part.messages[count:], part.sizes[count:]
-
-    def _drop_empty(self) -> None:
-        while self._parts and not self._parts[0].messages:
-            self._parts.popleft()
-
-
-def _parts_of(entries: Iterable[Entry[M]]) -> list[_Part[M]]:
-    parts: list[_Part[M]] = []
-    for deadline, together in groupby(entries, lambda entry: entry[2]):
-        same = list(together)
-        parts.append(_Part([message for message, _, _ in same], [size for _, size, _ in same], deadline))
-    return parts
-
-
 class LeftOut:
     """Counts messages that were given up while older ones were open. Usually none.
 
@@ -511,35 +384,37 @@ class LeftOut:
 
     def __init__(self) -> None:
         # Ascending pairs of a sequence and a count: so many left, all of them before the message with that sequence.
+        # The sequences are those of the first epoch, as if no message had been renumbered.
         self._left: deque[tuple[int, int]] = deque()
         self._total = 0
+        self._renumbered = 0
 
     def __len__(self) -> int:
         return len(self._left)
 
     def since(self, oldest: int) -> int:
         """How many left the line behind the oldest open message, or shortly before it."""
-        left = self._left
+        left, oldest = self._left, oldest + self._renumbered
         while left and left[0][0] <= oldest:
             self._total -= left.popleft()[1]
         return self._total
 
     def leave(self, count: int, *, oldest: int, next_sequence: int) -> None:
         """`count` messages left; the line now reaches from `oldest` to `next_sequence`."""
-        left, together = self._left, count
-        while left and left[-1][0] >= next_sequence:
+        left, together, end = self._left, count, next_sequence + self._renumbered
+        while left and left[-1][0] >= end:
             together += left.pop()[1]
         if together:
-            left.append((next_sequence, together))
+            left.append((end, together))
         self._total += count
         self.since(oldest)
 
     def renumbered(self, oldest: int) -> None:
         """The message with sequence `oldest` now has 0, and those behind it follow."""
         self.since(oldest)
-        self._left = deque((end - oldest, count) for end, count in self._left)
+        self._renumbered += oldest
 
     def clear(self) -> None:
         """The line is empty and starts again."""
         self._left.clear()
-        self._total = 0
+        self._total = self._renumbered = 0

@@ -16,14 +16,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import takewhile
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from lanemq.core.sending.pending_line import Entry
 from lanemq.model.units import Epoch, Millis
 
 M = TypeVar("M")
-
-Entry: TypeAlias = tuple[M, int, Millis]
-"""A waiting message: itself, its size, and its deadline."""
 
 
 class SendError(Enum):
