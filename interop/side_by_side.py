@@ -23,10 +23,12 @@ class Closable(Protocol):
 class SideBySide:
     """Starts all cases when the first result is requested; cases that wait for a lease start first."""
 
-    def __init__(self, items: list[pytest.Function], stage_of: Callable[[str], Closable]) -> None:
+    def __init__(
+        self, items: list[pytest.Function], stage_of: Callable[[str], Closable], at_once: int = AT_ONCE
+    ) -> None:
         self._stage_of = stage_of
         self._seconds: dict[str, float] = {}
-        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="case")
+        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="case")
         first = sorted(items, key=lambda item: item.get_closest_marker("lease") is None)
         self._running = {
             item.nodeid: self._pool.submit(self._run, item, f"{number}_{item.name}")

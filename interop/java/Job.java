@@ -26,6 +26,8 @@ import org.apache.rocketmq.common.message.MessageExt;
  */
 public final class Job {
     private static final PrintStream OUT = System.out;
+    /** RocketMQ's 3 s are too short for a JVM that starts on a busy machine. */
+    private static final int TIMEOUT_MILLIS = 20_000;
 
     private final String address;
     private final JSONObject job;
@@ -59,6 +61,8 @@ public final class Job {
     private DefaultMQProducer producer(String group, boolean traced) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer(group, traced, null);
         producer.setNamesrvAddr(address);
+        producer.setMqClientApiTimeout(TIMEOUT_MILLIS);
+        producer.setSendMsgTimeout(TIMEOUT_MILLIS);
         producer.setInstanceName("p" + ProcessHandle.current().pid());
         producer.start();
         return producer;
@@ -101,6 +105,7 @@ public final class Job {
     private void consume(Handler handler) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(job.getString("group"));
         consumer.setNamesrvAddr(address);
+        consumer.setMqClientApiTimeout(TIMEOUT_MILLIS);
         consumer.setInstanceName("c" + ProcessHandle.current().pid());
         consumer.setConsumeFromWhere(job.getBooleanValue("from_last")
             ? ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET : ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

@@ -32,7 +32,7 @@ def side_by_side(
     def bench(case: str) -> Bench:
         return Bench(re.sub("[^a-z0-9_]", "_", case)[:60], address, client, folder)
 
-    running = SideBySide(cases, bench)
+    running = SideBySide(cases, bench, PROGRAMS[client].at_once)
     request.config.stash[SIDE_BY_SIDE] = running
     yield running
     running.close()

@@ -91,6 +91,7 @@ def test_tags(stage: Bench) -> None:
 
 
 def test_delayed_messages(stage: Bench) -> None:
+    stage.lacking("rust", "it sends every message as a batch, and brokers refuse delayed messages in a batch")
     topic, group = stage.topic(queues=1), stage.name("g")
     run = stage.consume(topic, group)
     stage.send(topic, messages(["late:0"], delay=2))
@@ -133,7 +134,8 @@ def test_beside_a_lanemq_member(stage: Bench) -> None:
 def test_broadcasting(stage: Bench) -> None:
     topic, group = stage.topic(), stage.name("g")
     runs = [stage.consume(topic, group, broadcast=True) for _ in range(2)]
-    eventually(lambda: stage.members(group) == 2, 60, "two members")
+    # Not by client ids: clients that broadcast on one machine share one, unless the program sets it.
+    eventually(lambda: len(stage.connections(group)) >= 2, 60, "two members")
     eventually(lambda: _flows(stage, topic, runs), 60, "both members receive")
     stage.lane_sends(topic, BODIES)
     for run in runs:
