@@ -74,8 +74,8 @@ spark-proof: setup ## order from producer to table with executor and driver kill
 chaos: setup ## kill -9 and freezes of every process under load, round after round: make chaos ROUNDS=500
 	@$(JAVA) LANEMQ_CHAOS_ROUNDS=$(or $(ROUNDS),500) $(BIN)/pytest -s tests/chaos/test_rounds.py
 
-effects: setup ## each effect in a database once, with members killed and frozen: make effects TRIALS=1000
-	@LANEMQ_EFFECT_TRIALS=$(or $(TRIALS),1000) $(BIN)/pytest -s tests/effects/test_killed.py
+effects: setup ## each effect in a database once, with members killed and frozen: make effects TRIALS=1000 LEASES=short
+	@LANEMQ_EFFECT_TRIALS=$(or $(TRIALS),1000) LANEMQ_EFFECT_LEASES=$(or $(LEASES),default) $(BIN)/pytest -s tests/effects/test_killed.py
 
 soak: setup ## steady load, flat memory: make soak MINUTES=10
 	@$(JAVA) LANEMQ_SOAK_SECONDS=$$(( $(or $(MINUTES),10) * 60 )) $(BIN)/pytest -s tests/load/test_soak.py

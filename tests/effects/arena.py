@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.effects.member_host import LEASE, connect
+from tests.effects.member_host import SHORT_LEASES, connect
 
 from lanemq import Admin, Producer
+from lanemq.core.consuming.queue_lease import LANE_TIMES
 from lanemq.model.units import to_seconds
 
 KEYS = [f"key-{number}" for number in range(8)]
@@ -78,13 +79,24 @@ class Outcome:
 class Arena:
     """A topic, a database and two members; `run` strikes them and then counts."""
 
-    def __init__(self, name: str, host: MemberHost, address: str, database: str, folder: Path, seed: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        host: MemberHost,
+        address: str,
+        database: str,
+        folder: Path,
+        *,
+        seed: int,
+        short_leases: bool,
+    ) -> None:
         self._name = name
         self._host = host
         self._address = address
         self._database = database
         self._notes = folder / f"{name}.notes"
         self._random = random.Random(seed)
+        self._short_leases = short_leases
         self._members: dict[str, int] = {}
         self._started = 0
         self._commit_every = 1.0
@@ -147,6 +159,7 @@ class Arena:
             database=self._database,
             notes=str(self._notes),
             commit_every=self._commit_every,
+            short_leases=self._short_leases,
         )
         self._until(f"{name} has an effect", lambda: self._effects_of(name))
         return name
@@ -164,7 +177,7 @@ class Arena:
         self._until("it stands still", lambda: _state(pid) == "T")
         before = self._count("SELECT coalesce(max(id), 0) FROM effects")
         frozen = time.monotonic()
-        limit = 2 * to_seconds(LEASE.broker_lease)
+        limit = 2 * to_seconds((SHORT_LEASES if self._short_leases else LANE_TIMES).broker_lease)
         others = f"SELECT count(DISTINCT queue) FROM effects WHERE id > {before} AND owner <> '{name}'"
         self._until(
             "others own its queues",

@@ -21,7 +21,9 @@ from lanemq import App, Backoff, HoldKey, LeaseTimes, Message
 from lanemq.effects import AlreadyApplied, once
 from lanemq.errors import LeaseLost
 
-LEASE = LeaseTimes(renew_every=0.3, client_lease=1.0, broker_lease=1.5, keep_alive_timeout=0.5, keep_alive_every=0.15)
+SHORT_LEASES = LeaseTimes(
+    renew_every=0.3, client_lease=1.0, broker_lease=1.5, keep_alive_timeout=0.5, keep_alive_every=0.15
+)
 NEVER_PARKED = HoldKey(retries=1_000_000, backoff=Backoff(0.05, 1.0, 0.05))
 ROW = "INSERT INTO {} (key, number, queue, owner) VALUES ({})"
 
@@ -40,7 +42,9 @@ def end_with_the_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def member(address: str, topic: str, name: str, database: str, notes: str, commit_every: float) -> None:
+def member(
+    address: str, topic: str, name: str, database: str, notes: str, commit_every: float, short_leases: bool
+) -> None:
     """Writes each message twice: plainly, and with `once`. The group is named after its topic."""
     local = threading.local()
     written = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -53,7 +57,8 @@ def member(address: str, topic: str, name: str, database: str, notes: str, commi
         return found
 
     marks = ", ".join(["?"] * 4 if database.endswith(".db") else ["%s"] * 4)
-    app = App(address, group=topic, client_id=name, lease_times=LEASE, commit_every=commit_every)
+    leases = SHORT_LEASES if short_leases else None
+    app = App(address, group=topic, client_id=name, lease_times=leases, commit_every=commit_every)
 
     @app.ordered(topic, lanes=2, on_fail=NEVER_PARKED)
     def handle(message: Message) -> None:

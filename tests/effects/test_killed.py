@@ -1,6 +1,7 @@
 """Members that are killed and frozen in the middle of their transactions: each effect happens once, in order.
 
-`make effects TRIALS=1000` runs many trials; the normal suite a few.
+`make effects TRIALS=1000` runs many trials with default settings; with `LEASES=short` members have short leases, so
+that more trials fit into an hour. The normal suite runs a few with short leases.
 """
 
 import os
@@ -20,6 +21,7 @@ ARENAS = 2 if TRIALS < 12 else 6
 """Groups that run beside each other, half of them on each database: most of a trial is waiting for a lease."""
 MANY = 200
 SEED = int(os.environ.get("LANEMQ_EFFECT_SEED", "1"))
+SHORT_LEASES = os.environ.get("LANEMQ_EFFECT_LEASES", "short") == "short"
 
 
 @pytest.mark.slow
@@ -33,7 +35,10 @@ def test_each_effect_happens_once_whoever_is_killed_or_frozen(postgres: Server, 
             for number in range(ARENAS):
                 name = f"arena{number}"
                 database = str(tmp_path / f"{name}.db") if number % 2 else database_of(postgres, name)
-                arenas.append(Arena(name, host, broker.address, database, tmp_path, SEED * 1000 + number))
+                seed = SEED * 1000 + number
+                arenas.append(
+                    Arena(name, host, broker.address, database, tmp_path, seed=seed, short_leases=SHORT_LEASES)
+                )
             errors = run_all(arenas)
     finally:
         host.close()
