@@ -8,11 +8,13 @@ import pytest
 from tests.client.fake_broker import FakeBroker, serving
 from tests.client.producer.producers import Blocking, OnALoop, Open
 
+from lanemq.client.routing import BlockingRoutes, TopicRoute
 from lanemq.model.errors import LaneError, RequestTimedOut
 from lanemq.wire.codes import RequestCode
 
 broker = serving()
 
+PAUSE = threading.Event()
 TIMEOUT = 1.0
 ROOM = 2.0
 """Seconds that a call may take longer on a busy machine. A question to a name server alone takes 3 s to fail."""
@@ -55,6 +57,36 @@ def test_callers_of_one_topic_share_one_question(broker: FakeBroker, kind: Open)
             thread.join()
     assert len(broker.everything("orders")) == 11
     assert broker.codes[RequestCode.GET_ROUTEINFO_BY_TOPIC] <= 2
+
+
+def test_a_look_up_without_a_limit_takes_longer_than_the_time_out(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control of the first test: a question to a name server that hangs takes 3 s."""
+    limited = BlockingRoutes.get
+    unlimited = {"provisional": True, "timeout": None}
+    monkeypatch.setattr(BlockingRoutes, "get", lambda self, topic, **_: limited(self, topic, **unlimited))
+    with Blocking(broker.address, timeout=0.1) as producer, broker.asleep():
+        assert seconds_of(lambda: producer.send("orders", 1, key="k")) > 2
+
+
+def test_callers_that_ask_for_themselves_ask_once_each(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control of the second test."""
+
+    def ask_alone(self: BlockingRoutes, topic: str, *, provisional: bool = False, timeout: object = None) -> TopicRoute:
+        with self._asking:
+            return self._refreshed(topic, self._request(topic, provisional))
+
+    monkeypatch.setattr(BlockingRoutes, "get", ask_alone)
+    with Blocking(broker.address) as producer:
+        with broker.asleep():
+            threads = [threading.Thread(target=lambda: producer.send("orders", 1, key="k")) for _ in range(11)]
+            for thread in threads:
+                thread.start()
+            PAUSE.wait(0.5)
+        for thread in threads:
+            thread.join()
+    assert broker.codes[RequestCode.GET_ROUTEINFO_BY_TOPIC] >= 11
 
 
 @pytest.mark.parametrize("kind", [Blocking, OnALoop])
