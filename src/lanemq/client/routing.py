@@ -40,6 +40,7 @@ from lanemq.model.units import Millis
 from lanemq.net.address import Address, parse_address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.net.connection import ConnectionPool
+from lanemq.net.rate_limited_log import OutageLog
 from lanemq.net.security import OPEN, Security
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
@@ -236,7 +237,7 @@ class _CachedRoutes:
         route = self._cache.known(topic)
         if route is None:
             raise error
-        log.warning("route of topic %s cannot be refreshed, using the known one: %s", topic, error)
+        log.debug("route of topic %s cannot be refreshed, using the known one: %s", topic, error)
         self._cache.unanswered(topic, now=self._clock.now())
         return route
 
@@ -278,6 +279,7 @@ class AsyncRoutes(_CachedRoutes):
         may_move: bool = False,
     ) -> None:
         super().__init__(servers, clock, declared, layouts, may_move)
+        self.outages = pool.outages
         self._pool = pool
         self._locks: dict[str, asyncio.Lock] = {}
         # The outcome of the last question about a topic: a new list each time, so that waiting tasks recognise it.
@@ -308,12 +310,11 @@ class AsyncRoutes(_CachedRoutes):
     async def ask(self, command: Command, to: Address | None = None) -> Command:
         """Sends a request to the name servers in turn and returns the first reply; or to a broker."""
         if to is not None:
-            return await (await self._pool.get(to)).request(command, REQUEST_SECONDS)
+            return await self._pool.request(to, command, REQUEST_SECONDS)
         failures: list[LaneError] = []
         for address in self._servers.in_turn():
             try:
-                connection = await self._pool.get(address)
-                reply = await connection.request(command, REQUEST_SECONDS)
+                reply = await self._pool.request(address, command, REQUEST_SECONDS)
             except TransportError as error:
                 failures.append(error)
                 continue
@@ -357,6 +358,7 @@ class BlockingRoutes(_CachedRoutes):
         may_move: bool = False,
     ) -> None:
         super().__init__(servers, clock, declared, layouts, may_move)
+        self.outages = OutageLog(log, self._clock)
         self._security = security
         self._begin()
         tell_child(self)
@@ -485,7 +487,11 @@ class BlockingRoutes(_CachedRoutes):
         if kept is not None:
             with contextlib.suppress(TransportError):
                 return self._ask_over(kept, command)
-        return self._ask_over(BlockingConnection(address, security=self._security), command)
+        try:
+            return self._ask_over(BlockingConnection(address, security=self._security), command)
+        except TransportError as error:
+            self.outages.failed(address, error)
+            raise
 
     def _ask_over(self, connection: BlockingConnection, command: Command) -> Command:
         self._in_use = connection
@@ -498,6 +504,8 @@ class BlockingRoutes(_CachedRoutes):
             raise
         finally:
             self._in_use = None
+        if self.outages.away:
+            self.outages.answered(connection.address)
         with self._lock:
             if not self._closed:
                 self._connections[connection.address] = connection

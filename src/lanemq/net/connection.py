@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Callable
 from typing import cast
 
+from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import (
     Closed,
     ConnectFailed,
@@ -19,8 +20,10 @@ from lanemq.model.errors import (
     ProtocolError,
     RequestTimedOut,
     TlsFailed,
+    TransportError,
 )
 from lanemq.net.address import Address, parse_address
+from lanemq.net.rate_limited_log import OutageLog
 from lanemq.net.security import (
     OPEN,
     Security,
@@ -126,7 +129,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self, reason: str) -> None:
         """Closes at once, without writing queued bytes: on a dead connection they would never leave."""
-        log.warning("closing the connection to %s: %s", self.address, reason)
+        log.info("closing the connection to %s: %s", self.address, reason)
         if self._transport is not None:
             self._transport.abort()
 
@@ -234,11 +237,17 @@ class ConnectionPool:
     """Shares connections; concurrent calls for one address wait for the same connection attempt."""
 
     def __init__(
-        self, on_request: OnRequest | None = None, on_lost: OnLost | None = None, *, security: Security = OPEN
+        self,
+        on_request: OnRequest | None = None,
+        on_lost: OnLost | None = None,
+        *,
+        security: Security = OPEN,
+        clock: Clock | None = None,
     ) -> None:
         self._on_request = on_request
         self._on_lost = on_lost
         self._security = security
+        self.outages = OutageLog(log, clock or SystemClock())
         self._open: dict[Address, Connection] = {}
         self._locks: dict[Address, asyncio.Lock] = {}
         self._closed = False
@@ -259,11 +268,27 @@ class ConnectionPool:
     async def _connect(self, address: Address) -> Connection:
         if self._closed:
             raise Closed("this client is closed")
-        connection = await open_connection(
-            address, on_request=self._on_request, on_lost=self._on_lost, security=self._security
-        )
+        try:
+            connection = await open_connection(
+                address, on_request=self._on_request, on_lost=self._on_lost, security=self._security
+            )
+        except ConnectFailed as error:
+            self.outages.failed(address, error)
+            raise
         self._open[address] = connection
         return connection
+
+    async def request(self, address: Address, command: Command, timeout: float) -> Command:
+        """Sends a request to an address and returns the reply, whatever its code."""
+        connection = await self.get(address)
+        try:
+            reply = await connection.request(command, timeout)
+        except TransportError as error:
+            self.outages.failed(address, error)
+            raise
+        if self.outages.away:
+            self.outages.answered(address)
+        return reply
 
     def close_silent(self, address: Address, seconds: float) -> bool:
         """Closes the connection to an address if nothing has arrived on it for so long; the next `get` dials again.

@@ -4,13 +4,16 @@ A log that repeats one line hides the line that matters.
 """
 
 import logging
+import threading
 
 from lanemq.clock import Clock
+from lanemq.model.errors import ConnectionLost, LaneError, TransportError
 from lanemq.model.units import Millis
 
 AGAIN_AFTER = Millis(60_000)
 MAX_TEXTS = 1_000
 """Texts remembered at once; while that many are, a new text is not logged."""
+REMIND_AFTER = Millis(30_000)
 
 
 class RateLimitedLog:
@@ -27,3 +30,51 @@ class RateLimitedLog:
         if (about, text) not in self._logged and len(self._logged) < MAX_TEXTS:
             self._logged[about, text] = now
             self._log.warning("%s", text)
+
+    def failed(self, about: str, text: str, error: Exception) -> None:
+        """Logs that a request failed. If it had no answer, `OutageLog` warns of that, once for all requests."""
+        if isinstance(error, TransportError):
+            self._log.debug("%s: %s", text, error)
+        else:
+            self.warn(about, f"{text}: {error}")
+
+
+class OutageLog:
+    """Logs once that a server does not answer, again every 30 s while that lasts, and once that it answers again.
+
+    All parts of a client share one. So an outage is two lines, however many requests fail, and a server that comes and
+    goes is no more than two lines in 30 s. Safe for threads.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._warned: dict[str, Millis] = {}
+        self.away: dict[str, Millis] = {}
+        """Servers that do not answer, and since when. Look at it before calling `answered`, which need not be called
+        while it is empty."""
+
+    def failed(self, server: object, error: LaneError) -> None:
+        """A request had no answer, or no connection could be made. A lost connection alone is no outage."""
+        if isinstance(error, ConnectionLost):
+            return
+        name, now = str(server), self._clock.now()
+        with self._mutex:
+            since = self.away.setdefault(name, now)
+            if name in self._warned and now - self._warned[name] < REMIND_AFTER:
+                return
+            self._warned[name] = now
+        if since == now:
+            self._log.warning("%s does not answer, trying again until it does: %s", name, error)
+        else:
+            self._log.warning("%s has not answered for %d s: %s", name, (now - since) // 1000, error)
+
+    def answered(self, server: object) -> None:
+        """The server has answered a request."""
+        name = str(server)
+        with self._mutex:
+            since = self.away.pop(name, None)
+            if since is None or self._warned[name] < since:
+                return
+        self._log.warning("%s answers again after %.1f s", name, (self._clock.now() - since) / 1000)

@@ -219,7 +219,7 @@ class ConsumerCalls:
         address = self.address(header.topic, broker)
         timeout = (header.suspend_timeout_millis + PULL_MARGIN_MS) / 1000
         command = Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext())
-        reply = await (await self._pool.get(address)).request(command, timeout)
+        reply = await self._pool.request(address, command, timeout)
         if reply.code not in _PULL_ANSWERS:
             raise error_for(reply.code, reply.remark)
         answer = PullResponse.from_ext(reply.ext)
@@ -247,7 +247,7 @@ class ConsumerCalls:
 
     async def post(self, address: Address, command: Command, timeout: float) -> Command:
         """Sends a request and returns the answer, whatever its code."""
-        return await (await self._pool.get(address)).request(command, timeout)
+        return await self._pool.request(address, command, timeout)
 
     async def _offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> QueueOffset:
         reply = await self._ask(queue.topic, queue.broker, code, header)
@@ -257,7 +257,7 @@ class ConsumerCalls:
         return await self._request(self.address(topic, broker), Command(code, 0, ext=header.to_ext()), self._timeout)
 
     async def _request(self, address: Address, command: Command, timeout: float) -> Command:
-        reply = await (await self._pool.get(address)).request(command, timeout)
+        reply = await self._pool.request(address, command, timeout)
         if reply.code != ResponseCode.SUCCESS:
             raise error_for(reply.code, reply.remark)
         return reply

@@ -18,6 +18,7 @@ from lanemq.client.producer.base import (
     ProducerBase,
     buffer_full,
     closed,
+    no_answer,
     no_receipt,
     no_route,
     not_reached,
@@ -59,7 +60,7 @@ class AsyncProducer(ProducerBase):
 
     def _begin(self) -> None:
         self._begin_with(contextlib.nullcontext(), LoopFuture)
-        self._pool = ConnectionPool(security=self._security)
+        self._pool = ConnectionPool(security=self._security, clock=self._clock)
         self._routes = AsyncRoutes(
             parse_addresses(self._servers),
             self._pool,
@@ -334,6 +335,9 @@ class AsyncProducer(ProducerBase):
         self._finish(actions)
         if not actions.outcomes:
             self._wake.set()  # the batch will be sent again later
+        if reply is not None and self._routes.outages.away:
+            self._routes.outages.answered(self._links[request.broker].address)
+            self._routes.outages.answered(request.broker)
 
     def _finish(self, actions: Actions) -> None:
         for outcome in actions.outcomes:
@@ -341,7 +345,7 @@ class AsyncProducer(ProducerBase):
         for topic in actions.stale_topics:
             self._routes.stale(topic)
         for broker in actions.hang_up:
-            log.warning("broker %s does not answer, connecting anew", broker)
+            self._routes.outages.failed(self._links[broker].address, no_answer(self._options.request_timeout))
             self._links[broker].close()
         self._settled.set()
 
@@ -390,18 +394,20 @@ class AsyncProducer(ProducerBase):
         try:
             await self._routes.get(topic, provisional=True)
         except Exception as error:  # noqa: BLE001 - the next message asks again
-            log.warning("the route of topic %s cannot be refreshed: %s", topic, error)
+            log.debug("the route of topic %s cannot be refreshed: %s", topic, error)
         finally:
             self._refreshing.discard(topic)
 
     async def _dial(self, broker: str, topic: str) -> None:
+        server: object = broker
         try:
             route = await self._routes.get(topic, provisional=True)
-            address, lost = route.master(broker), partial(self._lost, broker)
+            server = address = route.master(broker)
+            lost = partial(self._lost, broker)
             link = await open_connection(address, on_lost=lost, security=self._security)
         except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
             self._routes.expire(topic)
-            self._engine.dial_failed(broker, not_reached(broker, error))
+            self._engine.dial_failed(broker, not_reached(self._routes.outages, broker, server, error))
             self._wake.set()
             return
         link.post_oneway(self._heartbeat())

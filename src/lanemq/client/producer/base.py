@@ -37,6 +37,7 @@ from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOu
 from lanemq.model.keys import Key, key_text
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Seconds, to_seconds
+from lanemq.net.rate_limited_log import OutageLog
 from lanemq.wire.command import Command
 
 log = logging.getLogger(__name__)
@@ -211,14 +212,18 @@ def report_abandoned(outcomes: Sequence[Outcome], waiting: int = 0) -> None:
         log.warning("the producer ended before its broker answered: messages that may be lost: %d", count)
 
 
+def no_answer(seconds: float) -> RequestTimedOut:
+    return RequestTimedOut(f"no reply to a send request within {seconds:g} s, connecting anew")
+
+
 def closed() -> Closed:
     return Closed("this producer is closed: make a new one")
 
 
-def not_reached(broker: str, error: Exception) -> LaneError:
+def not_reached(outages: OutageLog, broker: str, server: object, error: Exception) -> LaneError:
     """The error of a failed attempt to connect. Logs it, an unexpected one with its traceback."""
     if isinstance(error, LaneError):
-        log.warning("cannot reach broker %s: %s", broker, error)
+        outages.failed(server, error)
         return error
     log.error("unexpected error while connecting to broker %s", broker, exc_info=error)
     return ConnectFailed(f"connecting to broker {broker!r} failed unexpectedly: {error!r}")

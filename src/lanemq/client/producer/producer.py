@@ -21,6 +21,7 @@ from lanemq.client.producer.base import (
     ProducerBase,
     buffer_full,
     closed,
+    no_answer,
     no_receipt,
     not_reached,
     report_abandoned,
@@ -44,7 +45,7 @@ from lanemq.clock import Clock
 from lanemq.model.errors import LaneError, LaneFrozen, UsageError
 from lanemq.model.keys import Key, key_text
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Seconds
+from lanemq.model.units import Seconds, to_seconds
 from lanemq.net.address import parse_addresses
 from lanemq.net.blocking import DuplexConnection
 from lanemq.wire.command import Command
@@ -205,7 +206,7 @@ class Producer(ProducerBase):
             self._adjust_inbox()
             self._changed.notify_all()  # threads that wait for room in the buffer give up
         if is_second:
-            self._ended.wait()
+            self._ended.wait(None if timeout is None else to_seconds(timeout))
             return
         try:
             self._end(self._close_seconds(timeout))
@@ -380,6 +381,9 @@ class Producer(ProducerBase):
         self._finish(moved)
         if not actions.outcomes:
             self._wake.set()  # the batch will be sent again later
+        if reply is not None and self._routes.outages.away:
+            self._routes.outages.answered(self._links[request.broker].address)
+            self._routes.outages.answered(request.broker)
 
     def _finish(self, actions: Actions) -> None:
         guard = self._guard
@@ -392,7 +396,7 @@ class Producer(ProducerBase):
         for topic in actions.stale_topics:
             self._routes.stale(topic)
         for broker in actions.hang_up:
-            log.warning("broker %s does not answer, connecting anew", broker)
+            self._routes.outages.failed(self._links[broker].address, no_answer(self._options.request_timeout))
             self._links[broker].hang_up()
         if self._waiting:
             with self._changed:
@@ -430,15 +434,16 @@ class Producer(ProducerBase):
                 link.post_oneway(self._heartbeat(), aside=True)
 
     def _dial(self, broker: str, topic: str) -> None:
+        server: object = broker
         try:
-            address = self._routes.get(topic, provisional=True).master(broker)
+            server = address = self._routes.get(topic, provisional=True).master(broker)
             lost, options = partial(self._lost, broker), self._options
             stall = min(options.request_timeout, options.timeout, options.delivery_timeout)
             link = DuplexConnection(address, on_lost=lost, write_timeout=stall, security=self._security)
         except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
             self._routes.expire(topic)
             with self._lock:
-                self._engine.dial_failed(broker, not_reached(broker, error))
+                self._engine.dial_failed(broker, not_reached(self._routes.outages, broker, server, error))
             return
         link.post_oneway(self._heartbeat())
         with self._lock:

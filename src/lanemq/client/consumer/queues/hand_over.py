@@ -24,6 +24,7 @@ from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.rebalance import QueueEvent, QueueStage, Step
 from lanemq.model.errors import LaneError, LeaseLost
 from lanemq.model.units import to_millis
+from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class HandOver:
         self._offsets = offsets
         self._flush_parked = flush_parked
         self._clock = options.clock
+        self._rate_limited = RateLimitedLog(log, options.clock)
 
     async def give_up(self, assigned: AssignedQueue, timeout_ms: int) -> bool:
         """Takes the queue through the steps of `core/consuming/rebalance`; false if it must stay for now."""
@@ -118,7 +120,8 @@ class HandOver:
             return None  # the queue is already lost
         except LaneError as error:
             # If the queue were unlocked now, the next owner would repeat what is not reported.
-            log.warning("%s stays here until its last offset is reported: %s", assigned, error)
+            text = f"{assigned} stays here until its last offset is reported"
+            self._rate_limited.failed(str(assigned), text, error)
             return QueueEvent.NOT_COMMITTED
         return QueueEvent.COMMITTED
 

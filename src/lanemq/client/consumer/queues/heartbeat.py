@@ -110,7 +110,7 @@ class Heartbeat:
         except GroupConflict:
             raise
         except LaneError as error:
-            self._rate_limited.warn(str(address), f"no heartbeat to {address}: {error}")
+            self._rate_limited.failed(str(address), f"no heartbeat to {address}", error)
 
     def _body(self) -> bytes:
         consumer = ConsumerData(

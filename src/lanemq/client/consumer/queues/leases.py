@@ -186,7 +186,8 @@ class LeaseKeeper:
         try:
             await self._calls.unlock(queue, epoch)
         except LaneError as error:
-            log.warning("%s could not be unlocked; others wait for the lease's end: %s", queue, error)
+            text = f"{queue} could not be unlocked; others wait for the lease's end"
+            self._rate_limited.failed(str(queue), text, error)
 
     # the loop of one broker
 
@@ -270,7 +271,7 @@ class LeaseKeeper:
             # False, not None: the finished ranges are known here, and the broker must not forget them.
             granted = await self._lock(broker, names, first.times, timeout, lane=first.lane, finished=False)
         except LaneError as error:
-            self._rate_limited.warn(broker, f"leases at {broker} could not be renewed, they end as planned: {error}")
+            self._rate_limited.failed(broker, f"leases at {broker} could not be renewed, they end as planned", error)
             self._failed(error, names[0].topic, broker, asked_at, first.times)
             return
         self._pace(broker).reached()

@@ -36,7 +36,7 @@ def connect(
     on_lost: OnLost,
 ) -> BrokerLink:
     """A link over sockets. Connects when the first request is sent; the callbacks are not called before that."""
-    pool = ConnectionPool(on_request, on_lost, security=options.security)
+    pool = ConnectionPool(on_request, on_lost, security=options.security, clock=options.clock)
     routes = AsyncRoutes(options.addresses, pool, options.clock, layouts=False)
     calls = ConsumerCalls(options, client_id, pool, routes)
     return BrokerLink(pool, routes, calls, Heartbeat(options, calls, pool, routes, subscriptions))

@@ -24,6 +24,7 @@ from lanemq.model.errors import LaneError, LeaseLost, StorageError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
+from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class OffsetKeeper:
         self._calls = calls
         self._assignment = assignment
         self._local = _local_offsets(options) if options.broadcasting else None
+        self._rate_limited = RateLimitedLog(log, options.clock)
 
     # when a queue is assigned
 
@@ -79,7 +81,7 @@ class OffsetKeeper:
             try:
                 await self.commit_all()
             except LaneError as error:
-                log.warning("offsets could not be saved, trying again: %s", error)
+                self._rate_limited.failed("offsets", "offsets could not be saved, trying again", error)
 
     async def commit_all(self) -> None:
         """Reports all queues that moved; a failure of one does not stop the others."""
@@ -152,7 +154,8 @@ class OffsetKeeper:
         except LeaseLost:
             pass  # `_commit` has dropped the queue
         except LaneError as error:
-            log.warning("offset of %s could not be committed, trying again: %s", assigned, error)
+            text = f"offset of {assigned} could not be committed, trying again"
+            self._rate_limited.failed(str(assigned), text, error)
 
     async def _commit(self, assigned: AssignedQueue) -> None:
         queue, progress, epoch = assigned.queue, assigned.progress, assigned.epoch

@@ -128,7 +128,7 @@ class LaneParker:
         try:
             at_broker = {lane.key: lane for lane in await self._calls.parked(queue)}
         except (LaneError, ProtocolError) as error:  # the next renewal asks again
-            self._rate_limited.warn(str(assigned), f"parked lanes of {assigned} cannot be read, trying again: {error}")
+            self._rate_limited.failed(str(assigned), f"parked lanes of {assigned} cannot be read, trying again", error)
             return
         if not assigned.released:
             assigned.parked_serial = serial
@@ -214,7 +214,7 @@ class LaneParker:
             assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.stay_here())
             log.warning("%s: %s", assigned, STAYS_HERE)
         else:
-            self._rate_limited.warn(str(assigned), f"parked key {request.key!r} of {assigned}: trying again, {error}")
+            self._rate_limited.failed(str(assigned), f"parked key {request.key!r} of {assigned}: trying again", error)
         now = self._clock.now()
         assigned.scheduler.with_parked_lanes(
             assigned.queue, lambda lanes: lanes.unanswered(request, now=now, pause=NO_ANSWER_PAUSE)

@@ -80,7 +80,7 @@ class Puller:
             except LeaseLost as error:
                 self._assignment.lose(assigned, f"the broker refused its pull: {error}")
             except LaneError as error:
-                self._rate_limited.warn(str(assigned), f"pull of {assigned} failed, trying again: {error}")
+                self._rate_limited.failed(str(assigned), f"pull of {assigned} failed, trying again", error)
                 await asyncio.sleep(self._options.pull_retry)
 
     async def _once(self, assigned: AssignedQueue) -> None:

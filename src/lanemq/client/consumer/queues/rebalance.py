@@ -123,7 +123,7 @@ class Rebalancer:
         except LaneError as error:
             if isinstance(error, TransportError):
                 self._routes.unreachable(topic)
-            self._warn(topic, f"queues of topic {topic} stay as they are: {error}")
+            self._failed(topic, f"queues of topic {topic} stay as they are", error)
         except Exception:
             log.exception("rebalancing topic %s failed; queues stay as they are", topic)
         return topic.startswith(RETRY_PREFIX)
@@ -138,6 +138,13 @@ class Rebalancer:
             log.debug("%s", text)
         else:
             self._rate_limited.warn(topic, text)
+
+    def _failed(self, topic: str, text: str, error: LaneError) -> None:
+        """The same for a request that failed."""
+        if topic.startswith(RETRY_PREFIX):
+            log.debug("%s: %s", text, error)
+        else:
+            self._rate_limited.failed(topic, text, error)
 
     async def _topic(self, topic: str) -> bool:
         route = await self._routes.get(topic)
@@ -257,7 +264,7 @@ class Rebalancer:
                 by_key = subscription.order is Order.KEY
                 leases = dict(await self._leases.acquire(broker, queues, times, lane=lane, finished=by_key))
             except LaneError as error:
-                self._warn(route.topic, f"queues of {route.topic} at {broker} cannot be taken yet: {error}")
+                self._failed(route.topic, f"queues of {route.topic} at {broker} cannot be taken yet", error)
                 return 0
         return sum(await asyncio.gather(*(self._begin(queue, *given, lane) for queue, given in leases.items())))
 
@@ -269,7 +276,7 @@ class Rebalancer:
         try:
             start = await self._start_of(queue, granted)
         except LaneError as error:
-            self._warn(queue.topic, f"{queue} cannot be taken yet, where to start is not known: {error}")
+            self._failed(queue.topic, f"{queue} cannot be taken yet, where to start is not known", error)
             if lease is not None:
                 await self._leases.unlock(queue, lease.epoch)
             return False

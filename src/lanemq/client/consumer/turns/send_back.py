@@ -12,6 +12,7 @@ from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import delay_level
 from lanemq.model.errors import LaneError
 from lanemq.model.names import DEFAULT_TOPIC, INNER_PRODUCER_GROUP, retry_topic
+from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.codes import STORED_CODES, RequestCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendBackHeader, SendHeader
@@ -51,6 +52,7 @@ class DeadLetterSender:
         self._group = options.group
         self._delayed = options.compat == "rocketmq"
         self._clock = options.clock
+        self._rate_limited = RateLimitedLog(log, options.clock)
         self._calls = calls
 
     async def bury(self, message: Message, why: str) -> bool:
@@ -87,7 +89,7 @@ class DeadLetterSender:
         try:
             await self._calls.ask(address, command, SEND_BACK_SECONDS)
         except LaneError as error:
-            log.warning("%s could not be sent back, sending a copy: %s", message, error)
+            self._rate_limited.failed(str(message), f"{message} could not be sent back, sending a copy", error)
         else:
             return True
         times = message.reconsume_times
@@ -116,7 +118,8 @@ class DeadLetterSender:
         try:
             await self._calls.ask(self._calls.address(queue.topic, queue.broker), command, SEND_BACK_SECONDS)
         except LaneError as error:
-            log.warning("%s could not be passed on to another member and stays here: %s", message, error)
+            text = f"{message} could not be passed on to another member and stays here"
+            self._rate_limited.failed(str(message), text, error)
             return False
         return True
 
@@ -128,7 +131,8 @@ class DeadLetterSender:
                 return True
             raise error_for(reply.code, reply.remark)
         except LaneError as error:
-            log.warning("%s could not be sent to the broker and stays here: %s", message, error)
+            text = f"{message} could not be sent to the broker and stays here"
+            self._rate_limited.failed(str(message), text, error)
             return False
 
     def _copy(self, message: Message, *, times: int, most: int, level: int, why: str) -> Command:

@@ -1,0 +1,68 @@
+"""What a producer writes to the log while its broker is away: that it is away, and that it is back."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+from tests.client.fake_broker import FakeBroker, serving
+from tests.client.producer.producers import Open
+
+from lanemq.net import rate_limited_log
+
+fake = serving()
+
+PAUSE = threading.Event()
+CLIENT_LOGS = ("lanemq.client", "lanemq.net.connection", "lanemq.net.blocking")
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What clients logged; the brokers of the tests run in this process, too."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and record.name.startswith(CLIENT_LOGS)
+    ]
+
+
+@contextmanager
+def stopped(broker: FakeBroker) -> Iterator[None]:
+    broker.stop()
+    yield
+    broker.start()
+
+
+Outage = Callable[[FakeBroker], AbstractContextManager[None]]
+
+
+def send_through(fake: FakeBroker, kind: Open, away: Outage, until: Callable[[], bool]) -> None:
+    """Submits messages during an outage that lasts until the condition holds."""
+    with kind(fake.address, request_timeout=0.3) as producer:
+        producer.send("orders", 0, key="k")
+        with away(fake):
+            waiting = [producer.submit("orders", 1, key="k")]
+            while not until():
+                PAUSE.wait(0.05)
+                waiting.append(producer.submit("orders", 1, key="k"))
+        for future in waiting:
+            future.result(60)
+
+
+@pytest.mark.parametrize("away", [stopped, FakeBroker.asleep])
+def test_an_outage_is_two_lines_of_a_producer(
+    fake: FakeBroker, kind: Open, away: Outage, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds = iter(range(24))
+    send_through(fake, kind, away, lambda: next(rounds, None) is None)
+    first, last = lines(caplog)
+    assert first.startswith(f"{fake.address} does not answer, trying again until it does: ")
+    assert last.startswith(f"{fake.address} answers again after ")
+
+
+def test_without_the_limit_every_attempt_is_a_line(
+    fake: FakeBroker, kind: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control."""
+    monkeypatch.setattr(rate_limited_log, "REMIND_AFTER", 0)
+    send_through(fake, kind, stopped, lambda: len(lines(caplog)) > 4)

@@ -1,0 +1,94 @@
+"""An outage is two lines in the log of a client, and a reminder every 30 s, however many requests fail."""
+
+import logging
+
+import pytest
+
+from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, RequestTimedOut
+from lanemq.model.units import Millis
+from lanemq.net.rate_limited_log import OutageLog, RateLimitedLog
+
+LOG = logging.getLogger("lanemq.outages")
+REFUSED = ConnectFailed("connection refused")
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.millis = 0
+
+    def now(self) -> Millis:
+        return Millis(self.millis)
+
+    def wall(self) -> Millis:
+        return Millis(self.millis)
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def outages(clock: HandClock) -> OutageLog:
+    return OutageLog(LOG, clock)
+
+
+def test_many_failures_are_one_line_until_the_server_answers(
+    clock: HandClock, outages: OutageLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(100):
+        outages.failed("host:1", REFUSED)
+        clock.millis += 50
+    outages.answered("host:1")
+    outages.answered("host:1")
+    assert caplog.messages == [
+        "host:1 does not answer, trying again until it does: connection refused",
+        "host:1 answers again after 5.0 s",
+    ]
+    assert not outages.away
+
+
+def test_a_long_outage_is_mentioned_every_30_seconds(
+    clock: HandClock, outages: OutageLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(1300):
+        outages.failed("host:1", REFUSED)
+        clock.millis += 50
+    assert caplog.messages[1:] == [
+        "host:1 has not answered for 30 s: connection refused",
+        "host:1 has not answered for 60 s: connection refused",
+    ]
+
+
+def test_a_server_that_comes_and_goes_is_two_lines_in_30_seconds(
+    clock: HandClock, outages: OutageLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(100):
+        outages.failed("host:1", RequestTimedOut("no answer"))
+        clock.millis += 100
+        outages.answered("host:1")
+        clock.millis += 100
+    assert len(caplog.messages) == 2
+
+
+def test_servers_do_not_hide_each_other(outages: OutageLog, caplog: pytest.LogCaptureFixture) -> None:
+    outages.failed("host:1", REFUSED)
+    outages.failed("host:2", REFUSED)
+    outages.answered("host:1")
+    assert len(caplog.messages) == 3
+    assert list(outages.away) == ["host:2"]
+
+
+def test_a_lost_connection_alone_is_no_outage(outages: OutageLog, caplog: pytest.LogCaptureFixture) -> None:
+    """The next request connects again; only if that fails, the server is away."""
+    outages.failed("host:1", ConnectionLost("closed"))
+    assert (caplog.messages, outages.away) == ([], {})
+
+
+def test_a_request_without_an_answer_is_left_to_the_outage_log(
+    clock: HandClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = RateLimitedLog(LOG, clock)
+    log.failed("queue 1", "pull failed", REFUSED)
+    log.failed("queue 1", "pull failed", InvalidOption("no such queue"))
+    assert caplog.messages == ["pull failed: no such queue"]
