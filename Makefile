@@ -15,10 +15,10 @@ HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
 JAVA = JAVA_HOME="$$(bash scripts/java.sh --home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test pure check format lint types contracts fast slow extended bench sim spark-proof chaos effects soak fuzz mirror-proof interop clean
+.PHONY: help setup run test pure check format lint types contracts fast slow extended bench sim spark-proof chaos effects soak fuzz mirror-proof interop interop-cluster clean
 
 help: ## list what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup.sh hatch_build.py $(wildcard src/lanemq/_fast/*.p* src/lanemq/_fast/*.h)
 	@bash scripts/setup.sh "$(PYTHON)" "$(VENV)"
@@ -89,6 +89,9 @@ mirror-proof: setup ## a mirror to Apache RocketMQ and back, killed again and ag
 
 interop: setup ## every client against every broker: Java, Go, C++, Node and Rust clients, Apache RocketMQ
 	@bash interop/run.sh
+
+interop-cluster: setup ## a real Apache cluster whose processes are killed and frozen under load: make interop-cluster ROUNDS=20
+	@LANEMQ_CLUSTER_ROUNDS=$(or $(ROUNDS),3) $(BIN)/python -m pytest -s -q --no-header interop/cluster
 
 clean: ## remove .venv and everything generated
 	rm -rf $(VENV) var .mypy_cache .ruff_cache .pytest_cache .hypothesis

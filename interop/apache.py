@@ -18,7 +18,7 @@ START_SECONDS = 90.0
 FAST_PORT, HA_PORT = -2, 1
 """BrokerController: a broker also listens two below its port (VIP) and one above (replication)."""
 
-_SMALL_JVM = (
+SMALL_JVM = (
     "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xms64m", "-XX:MaxDirectMemorySize=256m",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -79,7 +79,7 @@ def _write(path: Path, settings: dict[str, object]) -> Path:
 def _running(folder: Path, classpath: str, heap: str, main: str, conf: Path) -> Iterator[None]:
     command = [
         "java",
-        *_SMALL_JVM,
+        *SMALL_JVM,
         f"-Xmx{heap}",
         f"-Duser.home={folder}",
         "-cp",

@@ -59,7 +59,7 @@ def route(port: int, topic: str) -> dict[str, Any] | None:
     return found
 
 
-def ask(port: int, code: int, ext: dict[str, str]) -> tuple[int, bytes, dict[str, str]]:
+def ask(port: int, code: int, ext: dict[str, str], body: bytes = b"") -> tuple[int, bytes, dict[str, str]]:
     """One request on its own connection; code, body and fields of the response."""
     header = {
         "code": code, "language": "OTHER", "version": MQ_VERSION, "opaque": 1, "flag": 0, "extFields": ext,
@@ -67,7 +67,7 @@ def ask(port: int, code: int, ext: dict[str, str]) -> tuple[int, bytes, dict[str
     }  # fmt: skip
     encoded = json.dumps(header).encode()
     with socket.create_connection((HOST, port), timeout=15) as connection:
-        connection.sendall(struct.pack(">II", 4 + len(encoded), len(encoded)) + encoded)
+        connection.sendall(struct.pack(">II", 4 + len(encoded) + len(body), len(encoded)) + encoded + body)
         length, head = struct.unpack(">II", _exactly(connection, 8))
         answer = _exactly(connection, length - 4)
     response = json.loads(answer[:head])

@@ -74,6 +74,8 @@ class FakeBroker:
         self.codes: Counter[int] = Counter()
         self.connections = 0
         self.answers: dict[int, Callable[[Command], tuple[int, dict[str, str], bytes]]] = {}
+        self.remarks: dict[int, str] = {}
+        """The remark of `answers` with a code."""
         self.address = Address("127.0.0.1", 0)
         self._late = late_seconds
         self._producers = ProducerTable()
@@ -161,7 +163,7 @@ class FakeBroker:
         self.codes[command.code] += 1
         if command.code in self.answers:
             code, ext, body = self.answers[command.code](command)
-            peer.send(encode_response(command.opaque, code, ext, body))
+            peer.send(encode_response(command.opaque, code, ext, body, remark=self.remarks.get(code)))
         elif command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
             self._route(peer, command)
         elif command.code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):

@@ -50,6 +50,13 @@ class FakeCluster:
         self.brokers[broker].start()
         self._up.add(broker)
 
+    def promote(self, broker: str) -> FakeBroker:
+        """Another replica becomes the broker's master, at another address. Returns the former one, which still runs."""
+        former = self.brokers[broker]
+        replica = self.brokers[broker] = self._stack.enter_context(FakeBroker(lane=False))
+        replica.topics = former.topics
+        return former
+
     def stored(self, topic: str) -> dict[MessageQueue, list[Stored]]:
         return {
             MessageQueue(topic, name, number): messages

@@ -216,9 +216,24 @@ _ORDER_ERRORS: dict[int, type[OrderError]] = {
 }
 
 
+_FOR_NOW = (
+    "service not available now",
+    "in-sync replicas not enough",
+    "broker unable to service",
+    "create mapped file failed",
+    "[PC_SYNCHRONIZED]",
+    "the broker[",
+)
+"""How Apache brokers begin the remark of a refusal that is over soon, whatever its code: a replica that is not, or not
+yet, the master; a master that waits for replicas; a broker that starts, or may not take ordered messages at the moment
+(SendMessageProcessor, AbstractSendMessageProcessor)."""
+
+
 def error_for(code: int, remark: str | None) -> LaneError:
     """The error for a refused request. Retry loops look at the error, not at the code."""
     order_error = _ORDER_ERRORS.get(code)
     if order_error is not None:
         return order_error(remark or f"the broker refused ({code}) and gave no reason")
+    if remark is not None and remark.startswith(_FOR_NOW):
+        return BrokerBusy(code, remark)
     return _REFUSALS.get(code, BrokerRefused)(code, remark or "")

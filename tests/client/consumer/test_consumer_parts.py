@@ -19,7 +19,7 @@ from lanemq.client.consumer.tag_filter import tag_filter
 from lanemq.client.consumer.turns.handler import handler_call
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.message import Message, MessageSource, find_key, read_messages
-from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
+from lanemq.core.consuming.queue_lease import CLUSTER_TIMES, LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.model.errors import BrokerRefused, InvalidOption, StorageError
 from lanemq.model.units import Epoch, QueueOffset
 from lanemq.net.address import Address
@@ -100,10 +100,10 @@ def test_a_handler_with_required_keywords_is_refused() -> None:
 
 
 @pytest.mark.row("A9")
-def test_rocketmqs_times_are_used_with_apache_brokers_and_in_compat_mode() -> None:
+def test_rocketmqs_times_are_used_in_compat_mode_and_shorter_ones_with_apache_brokers() -> None:
     plain = ConsumerOptions(servers="h:1", group="g")
     assert plain.times(plain.speaks_lane(True)) == LANE_TIMES
-    assert plain.times(plain.speaks_lane(False)) == ROCKETMQ_TIMES
+    assert plain.times(plain.speaks_lane(False)) == CLUSTER_TIMES
     compat = ConsumerOptions(servers="h:1", group="g", compat="rocketmq")
     assert compat.times(compat.speaks_lane(True)) == ROCKETMQ_TIMES
     assert (plain.batch_from(True), plain.batch_from(False)) == (1_000, 32)

@@ -12,7 +12,7 @@ from tests.client.virtual_time import run_virtual
 
 from lanemq.client.consumer.queues.assigned_queue import Assignment
 from lanemq.client.consumer.queues.leases import LeaseKeeper, _Pace
-from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
+from lanemq.core.consuming.queue_lease import CLUSTER_TIMES, LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.model.errors import ConnectFailed
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
@@ -278,6 +278,24 @@ def test_a_lost_connection_pauses_turns_until_the_lease_is_renewed() -> None:
         return closed, member.scheduler.usable_until[queue(0)]
 
     assert run_virtual(main) == (500, 500 + LANE_TIMES.keep_alive_timeout_ms)
+
+
+def test_a_lost_connection_pauses_turns_of_an_apache_broker_too() -> None:
+    """A broker that was killed has forgotten its locks, and another member may be the first to ask for them."""
+
+    async def main() -> tuple[Millis, bool]:
+        broker = FakeBroker([queue(0)], lane=False)
+        member = Member(broker, times=CLUSTER_TIMES)
+        await member.take(queue(0))
+        renewing = asyncio.create_task(member.keeper.run())
+        await asyncio.sleep(0.5)
+        member.keeper.suspend("a")
+        paused = member.scheduler.usable_until[queue(0)]
+        await asyncio.sleep(0.1)
+        renewing.cancel()
+        return paused, member.scheduler.usable_until[queue(0)] > 500
+
+    assert run_virtual(main) == (500, True)
 
 
 def test_keep_alives_let_turns_start_between_renewals() -> None:

@@ -13,6 +13,7 @@ from lanemq.core.consuming.flow_control import FlowLimits
 from lanemq.core.consuming.retry_policy import HoldQueue
 from lanemq.core.consuming.runs import Order
 from lanemq.model.units import Millis
+from lanemq.wire.properties import LANE_STAMP
 
 WHOLE_QUEUE = {"order": Order.QUEUE, "policy": HoldQueue()}
 
@@ -72,6 +73,23 @@ def test_filtered_messages_move_the_offset_and_keep_the_order_of_the_rest() -> N
     seen, committed = run_virtual(main)
     assert seen == [n for n in range(20) if n % 5 in (0, 2, 3)]
     assert committed == 20
+
+
+@pytest.mark.parametrize(("drops", "expected"), [(True, [3, 4]), (False, [2, 3, 4])])
+def test_messages_that_a_broker_stored_twice_are_left_out_if_asked_for(drops: bool, expected: list[int]) -> None:
+    """Offset 2 repeats offset 1, which was finished before: their producer stamps are the same."""
+
+    async def main() -> tuple[list[int], int]:
+        broker = FakeBroker([queue(0)], lane=False)
+        numbers = [0, 1, 1, 2, 3]
+        broker.store(queue(0), *(record(at, **{LANE_STAMP: f"p.1.{n}"}) for at, n in enumerate(numbers)))
+        broker.offsets[queue(0)] = 2
+        seen = Seen()
+        async with member(broker, "me", seen, drop_repeats=drops):
+            await until(lambda: broker.offsets.get(queue(0)) == 5)
+        return list(seen), broker.offsets[queue(0)]
+
+    assert run_virtual(main) == (expected, 5)
 
 
 @pytest.mark.row("A61")

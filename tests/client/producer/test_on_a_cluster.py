@@ -11,6 +11,8 @@ from lanemq.client import routing
 from lanemq.core.sending.layout import KeyQueues, parse_layout
 from lanemq.core.sending.sharding import by_hash, pick_queue
 from lanemq.model.errors import MissingKey, OrderError
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
 
 FULL = "broker-a:4;broker-b:4"
 KEYS = [f"key-{number}" for number in range(40)]
@@ -135,6 +137,44 @@ def test_a_topic_with_a_layout_is_ordered(cluster: FakeCluster, kind: Open) -> N
     cluster.create("orders", layout=FULL)
     with kind(cluster.address) as producer, pytest.raises(MissingKey):
         producer.send("orders", 1)
+
+
+def test_a_message_that_a_frozen_master_does_not_answer_goes_to_the_new_one(cluster: FakeCluster, kind: Open) -> None:
+    """The connection to a frozen master stays open; that another replica is the master shows in the route only."""
+    cluster.create("orders", layout=FULL)
+    with kind(cluster.address, request_timeout=0.2) as producer:
+        producer.send("orders", 1, key=AT_A[0])
+        with cluster.brokers["broker-a"].asleep():
+            waiting = producer.submit("orders", 2, key=AT_A[0])
+            cluster.promote("broker-a")
+            waiting.result(60)
+        producer.send("orders", 3, key=AT_A[0])
+    assert moved(cluster) == []
+
+
+@pytest.mark.parametrize("code", [ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_ERROR])
+def test_a_message_waits_for_a_broker_that_is_not_yet_the_master(
+    cluster: FakeCluster, kind: Open, code: ResponseCode
+) -> None:
+    """A replica refuses messages until it is the master, and a master until enough replicas are in sync."""
+    cluster.create("orders", layout=FULL)
+    remarks = {
+        ResponseCode.SERVICE_NOT_AVAILABLE: "service not available now. It may be caused by one of the following",
+        ResponseCode.SYSTEM_ERROR: "in-sync replicas not enough",
+    }
+    broker = cluster.brokers["broker-a"]
+    refusals = iter(range(3))
+
+    def refuse(command: Command) -> tuple[int, dict[str, str], bytes]:
+        if next(refusals, None) is None:
+            del broker.answers[RequestCode.SEND_MESSAGE_V2]
+        return code, {}, b""
+
+    broker.remarks[code] = remarks[code]
+    broker.answers[RequestCode.SEND_MESSAGE_V2] = refuse
+    with kind(cluster.address) as producer:
+        producer.send("orders", 1, key=AT_A[0])
+        assert producer.frozen_keys() == []
 
 
 def see_the_change(producer: Blocking | OnALoop) -> None:

@@ -14,7 +14,7 @@ from lanemq.client.security import security_of
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.consuming.allocation import Allocate, averagely, averagely_by_circle, consistent_hash
 from lanemq.core.consuming.flow_control import FlowLimits
-from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
+from lanemq.core.consuming.queue_lease import CLUSTER_TIMES, LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_group
@@ -66,6 +66,7 @@ class ConsumerSettings(TypedDict, total=False):
     allocation: str | Allocate
     codec: str | Codec
     pull_batch: int | None
+    drop_repeats: bool
     pull_suspend: Seconds
     flow: FlowLimits | None
     request_timeout: Seconds
@@ -117,6 +118,10 @@ class ConsumerOptions:
 
     pull_batch: int | None = None
     """Maximum number of messages per pull; None: 1000 from a LaneMQ broker, 32 from an Apache one."""
+
+    drop_repeats: bool = False
+    """Leaves out messages that an Apache broker stored twice because an answer was lost, as their producer stamps
+    show. Looks back over the last 1000 messages when a queue is taken. A LaneMQ broker stores no repeats."""
 
     pull_suspend: float = 15.0
     """How long the broker may hold an empty pull (RocketMQ's DefaultMQPushConsumerImpl). Short: idle traffic."""
@@ -187,6 +192,8 @@ class ConsumerOptions:
             for name, least in _LEAST.items()
             if (getattr(self, name) if getattr(self, name) is not None else least) < least
         ]
+        if not isinstance(self.drop_repeats, bool):
+            problems.append(f"drop_repeats={self.drop_repeats!r} must be True or False")
         if self.compat not in ("auto", "rocketmq"):
             problems.append(f"compat={self.compat!r} must be 'auto' or 'rocketmq'")
         if isinstance(self.allocation, str) and self.allocation not in STRATEGIES:
@@ -228,7 +235,10 @@ class ConsumerOptions:
 
     def times(self, lane: bool) -> LeaseTimes:
         """The lease times for the queues of a broker."""
-        return self.lease_times or (LANE_TIMES if lane else ROCKETMQ_TIMES)
+        if self.lease_times is not None:
+            return self.lease_times
+        stock = CLUSTER_TIMES if self.compat == "auto" else ROCKETMQ_TIMES
+        return LANE_TIMES if lane else stock
 
     def batch_from(self, lane: bool) -> int:
         return self.pull_batch or (LANE_PULL_BATCH if lane else ROCKETMQ_PULL_BATCH)

@@ -344,6 +344,10 @@ class AsyncProducer(ProducerBase):
             outcome.notify()
         for topic in actions.stale_topics:
             self._routes.stale(topic)
+        for topic in actions.silent_topics:
+            self._routes.unreachable(topic)
+            if self._routes.is_due(topic):
+                self._old_topics.add(topic)
         for broker in actions.hang_up:
             self._routes.outages.failed(self._links[broker].address, no_answer(self._options.request_timeout))
             self._links[broker].close()
@@ -370,6 +374,8 @@ class AsyncProducer(ProducerBase):
         actions = self._engine.tick()
         self._post(actions.requests)
         self._finish(actions)
+        for link in self._former_masters(self._routes.known, self._links):
+            link.close()
         for broker, topic in self._engine.to_dial():
             dials.create_task(self._dial(broker, topic))
         old, self._old_topics = self._old_topics, set()

@@ -7,9 +7,9 @@ inbox does so under `_lock`, which is a null context on an event loop.
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, Self, Unpack
+from typing import Any, Protocol, Self, TypeVar, Unpack
 
 from lanemq.client.identity import new_client_id, new_producer_id
 from lanemq.client.producer.batches import (
@@ -37,6 +37,7 @@ from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOu
 from lanemq.model.keys import Key, key_text
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Seconds, to_seconds
+from lanemq.net.address import Address
 from lanemq.net.rate_limited_log import OutageLog
 from lanemq.wire.command import Command
 
@@ -50,6 +51,14 @@ CLOSE_SPARE_SECONDS = 1.0
 
 HEARTBEAT_MILLIS = 30_000
 """RocketMQ's ClientConfig.heartbeatBrokerInterval; brokers close connections that are silent for 120 s."""
+
+
+class _Link(Protocol):
+    address: Address
+    is_open: bool
+
+
+L = TypeVar("L", bound=_Link)
 
 
 class ProducerBase(ABC):
@@ -169,6 +178,18 @@ class ProducerBase(ABC):
         with self._lock:
             wake = self._engine.next_wake()
         return TICK_SECONDS if wake is None else min(TICK_SECONDS, max(0, wake - self._clock.now()) / 1000)
+
+    def _former_masters(self, known: Callable[[str], TopicRoute | None], links: Mapping[str, L]) -> list[L]:
+        """Open connections to brokers whose master is at another address now. What they have not answered is sent to
+        the new master when they are closed."""
+        old: list[L] = []
+        for broker, link in links.items():
+            route = known(self._engine.topic_of(broker)) if link.is_open else None
+            master = route.master_of(broker) if route is not None else None
+            if master is not None and master != link.address:
+                log.warning("broker %s has another master now: %s instead of %s", broker, master, link.address)
+                old.append(link)
+        return old
 
     def _heartbeat(self) -> Command:
         return heartbeat(self._client_id, self._options.group)

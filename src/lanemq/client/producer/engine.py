@@ -38,7 +38,15 @@ from lanemq.core.sending.frozen_keys import Freeze, FrozenKeys
 from lanemq.core.sending.send_lane import SendLane, SendOptions
 from lanemq.core.sending.sent_window import Failed, SendBatch, SendError
 from lanemq.history import History
-from lanemq.model.errors import BrokerReadOnly, BrokerRefused, Closed, LaneError, MessageRefused, SequenceGap
+from lanemq.model.errors import (
+    BrokerBusy,
+    BrokerReadOnly,
+    BrokerRefused,
+    Closed,
+    LaneError,
+    MessageRefused,
+    SequenceGap,
+)
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, to_millis
 from lanemq.wire.codes import STORED_CODES, error_for
@@ -179,6 +187,8 @@ class SendEngine:
         lane.last_error = problem
         if isinstance(problem, BrokerRefused) and problem.stale_route:
             actions.stale_topics.append(lane.queue.topic)
+        if isinstance(problem, BrokerBusy) and not lane.checks_stamps:
+            actions.silent_topics.append(lane.queue.topic)
         kind = _kind_of(problem, reply)
         if kind is SendError.REFUSED:
             lane.commands.pop(batch.first_sequence, None)  # if it is sent again, it is cut into other batches
@@ -228,6 +238,8 @@ class SendEngine:
             self._expire(lane, now, actions)
             if lane.is_overdue(now) and lane.queue.broker not in actions.hang_up:
                 actions.hang_up.append(lane.queue.broker)
+            if lane.is_silent(now) and lane.queue.topic not in actions.silent_topics:
+                actions.silent_topics.append(lane.queue.topic)
             self._continue(lane, actions)
         return actions
 
@@ -243,6 +255,10 @@ class SendEngine:
         now = self._clock.now()
         active = {lane.broker.name: lane.broker for lane in self._active}
         return [(broker.name, broker.topic) for broker in active.values() if broker.start_dialing(now)]
+
+    def topic_of(self, broker: str) -> str:
+        """A topic whose route has the broker."""
+        return self._brokers[broker].topic
 
     def next_wake(self) -> int | None:
         """When to call `tick` again. Later than now: `tick` has just run, and the rest waits for replies."""
@@ -470,7 +486,14 @@ class QueueLane:
 
         Never for a broker that does not check stamps: it would store a repetition twice.
         """
-        if not self.checks_stamps or not self.in_flight:
+        return self.checks_stamps and self._is_unanswered(now)
+
+    def is_silent(self, now: Millis) -> bool:
+        """A request that may not be repeated got no reply for `request_timeout`."""
+        return not self.checks_stamps and self._is_unanswered(now)
+
+    def _is_unanswered(self, now: Millis) -> bool:
+        if not self.in_flight:
             return False
         return now - min(request.sent_at for request in self.in_flight.values()) >= self.options.request_timeout * 1000
 
@@ -521,6 +544,8 @@ class Actions:
     requests: list[SendRequest] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     stale_topics: list[str] = field(default_factory=list)
+    silent_topics: list[str] = field(default_factory=list)
+    """Topics with a broker that does not answer, or not as a master: another replica may be the master now."""
     hang_up: list[str] = field(default_factory=list)
     """Brokers that do not reply. Closing the connection sends everything again over a new one."""
 

@@ -395,6 +395,10 @@ class Producer(ProducerBase):
             guard.in_callback = was_in_callback
         for topic in actions.stale_topics:
             self._routes.stale(topic)
+        for topic in actions.silent_topics:
+            self._routes.unreachable(topic)
+            if self._routes.is_due(topic):
+                self._routes.refresh(topic, provisional=True)
         for broker in actions.hang_up:
             self._routes.outages.failed(self._links[broker].address, no_answer(self._options.request_timeout))
             self._links[broker].hang_up()
@@ -424,8 +428,11 @@ class Producer(ProducerBase):
             actions = self._engine.tick()
             links = self._line_up(actions.requests)
             dial = self._engine.to_dial()
+            old = self._former_masters(self._routes.known, self._links)
         self._write(links)
         self._finish(actions)
+        for link in old:
+            link.hang_up()
         for broker, topic in dial:
             name = f"lanemq-dial-{broker}"
             threading.Thread(target=self._dial, args=(broker, topic), name=name, daemon=True).start()

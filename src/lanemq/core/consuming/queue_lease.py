@@ -91,6 +91,11 @@ class LeaseTimes:
 ROCKETMQ_TIMES = LeaseTimes(renew_every=20, client_lease=30, broker_lease=60)
 """RocketMQ's ProcessQueue (20 s and 30 s) and RebalanceLockManager (60 s)."""
 
+CLUSTER_TIMES = LeaseTimes(renew_every=2, client_lease=6, broker_lease=60)
+"""For an Apache cluster, whose brokers keep a lock for 60 s, but forget it when they restart or another replica becomes
+the master. A controller replaces a silent master after 10 s (controllerHeartBeatTimeoutMills); by then a member must
+have stopped to use what the old master granted."""
+
 LANE_TIMES = LeaseTimes(renew_every=1, client_lease=3, broker_lease=5)
 """LaneMQ's own: a crashed member is replaced within seconds, and two lost renewals are survived."""
 

@@ -16,6 +16,7 @@ from lanemq.client.message import MessageSource
 from lanemq.core.consuming.lanes_at_broker import ParkedAtBroker
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent, QueueLifecycle
+from lanemq.core.consuming.repeats import SeenStamps
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.history import RecordedLease
@@ -81,6 +82,8 @@ class AssignedQueue:
         self.start_at(ReportedProgress(start.offset, start.finished))
         self.keeps_parked = lane and self.epoch > 0
         """The broker stores parked lanes."""
+        self.seen: SeenStamps | None = None
+        """The stamps of what was pulled, if repeats are dropped; None before the first pull and after a reset."""
         self.parked_serial = start.parked_serial
         """The version of the broker's parked lanes that is known here."""
 

@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 FIRST_RENEWAL_MS = Millis(1_000)
 """RocketMQ's ConsumeMessageOrderlyService."""
 
+DEAD_MS = Millis(10_000)
+"""How long a broker answers nothing before its connection is closed, if its leases last longer."""
+
 MAX_SILENCE_MS = Millis(1_000)
 KEEP_ALIVES_IN_A_LEASE = 5
 """A member without queues sends a keep-alive this often while a lease lasts, and at least once a second."""
@@ -166,10 +169,13 @@ class LeaseKeeper:
         await asyncio.gather(*(self._renew(broker, queues) for broker, queues in brokers.items()))
 
     def suspend(self, broker: str) -> None:
-        """Pauses the queues of a broker until they are renewed: the connection is lost, and the broker ends leases."""
+        """Pauses the queues of a broker until they are renewed: the connection is lost, and leases may be over.
+
+        A LaneMQ broker ends them. An Apache broker that was killed has forgotten them, and so has the replica that
+        becomes the master; another member may be first to ask it.
+        """
         for assigned in self._assignment.at_broker(broker):
-            if assigned.lane:
-                self._set_usable_until(assigned, self._clock.now())
+            self._set_usable_until(assigned, self._clock.now())
         pace = self._pace(broker)
         pace.urgent = True
         pace.changed.set()
@@ -280,15 +286,15 @@ class LeaseKeeper:
                 self._renewed(assigned, granted.get(assigned.queue), asked_at, timeout)
 
     def _failed(self, error: LaneError, topic: str, broker: str, asked_at: Millis, times: LeaseTimes) -> None:
-        """Closes the connection if it is dead: the broker has answered nothing for as long as a lease lasts.
+        """Closes the connection if it is dead: the broker has answered nothing for as long as a lease lasts, or 10 s.
 
         Until then a broker that is only slow may answer, and the member still has leases there to lose.
         """
         pace = self._pace(broker)
         if not isinstance(error, RequestTimedOut):
             pace.reached()  # the broker refused, or a connection could not be made: there is none to close
-        elif pace.unanswered(asked_at, self._clock.now()) >= times.broker_lease_ms:
-            self._calls.close_silent(topic, broker, times.broker_lease_ms)
+        elif pace.unanswered(asked_at, self._clock.now()) >= (silence := min(times.broker_lease_ms, DEAD_MS)):
+            self._calls.close_silent(topic, broker, silence)
 
     def _renewed(self, assigned: AssignedQueue, answer: Granted | None, asked_at: Millis, timeout: Millis) -> None:
         lease = assigned.lease

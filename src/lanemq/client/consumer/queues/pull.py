@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 import logging
 
+from msgspec.structs import replace
+
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
@@ -16,7 +18,9 @@ from lanemq.client.consumer.queues.offsets import OffsetKeeper
 from lanemq.client.consumer.queues.parking import LaneParker
 from lanemq.client.message import Message, read_messages
 from lanemq.core.consuming.flow_control import WaitFor, verdict
+from lanemq.core.consuming.repeats import SeenStamps
 from lanemq.core.consuming.runs import Order
+from lanemq.history import Place
 from lanemq.model.errors import LaneError, LeaseLost
 from lanemq.model.units import QueueOffset, to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
@@ -28,6 +32,9 @@ log = logging.getLogger(__name__)
 
 EMPTY_PAUSE_MS = 50
 """Pause after a broker that answered "nothing" at once instead of holding the pull."""
+
+LOOK_BACK = 1_000
+"""Messages before the start of a queue that repeats are compared with: the largest batch of a producer."""
 
 LANE_PULL_BYTES = 1024 * 1024
 """Maximum size of one answer of a LaneMQ broker. RocketMQ's 256 KiB would cut a pull of 1000 small messages short."""
@@ -105,6 +112,8 @@ class Puller:
     async def _pull(self, assigned: AssignedQueue, offset: QueueOffset) -> None:
         queue = assigned.queue
         await self._heartbeat.send_to(self._calls.address(queue.topic, queue.broker))
+        if self._options.drop_repeats and assigned.seen is None and not assigned.lane:
+            assigned.seen = await self._look_back(assigned, offset)
         asked_at = assigned.last_pull = self._clock.now()
         pulled = await self._calls.pull(self._header(assigned, offset), queue.broker)
         if assigned.released:
@@ -140,10 +149,38 @@ class Puller:
         )
 
     def _accepted(self, assigned: AssignedQueue, body: bytes) -> list[Message]:
-        """The messages, without those whose tag only has the same hash as an accepted one."""
+        """The messages, without those whose tag only has the same hash as an accepted one, and without repeats."""
         messages = read_messages(assigned.source, body)
-        tags = assigned.subscription.filter
-        return [each for each in messages if tags.accepts(each.tag)] if tags.tags else messages
+        tags, seen = assigned.subscription.filter, assigned.seen
+        if tags.tags:
+            messages = [each for each in messages if tags.accepts(each.tag)]
+        return messages if seen is None else [each for each in messages if not self._is_repeat(assigned, seen, each)]
+
+    def _is_repeat(self, assigned: AssignedQueue, seen: SeenStamps, message: Message) -> bool:
+        if not seen.is_repeat(message.stamp, message.queue_offset):
+            return False
+        log.info("%s: offset %d is a repeat and is left out", assigned, message.queue_offset)
+        if self._options.history.on:
+            queue = assigned.queue
+            place = Place(self._options.group, queue.topic, queue.queue_id, message.queue_offset)
+            self._options.history.skipped(place, message.key or "", "stored twice by the broker")
+        return True
+
+    async def _look_back(self, assigned: AssignedQueue, offset: QueueOffset) -> SeenStamps:
+        """The stamps of the last messages before an offset: what follows may be repeats of them."""
+        seen, queue = SeenStamps(), assigned.queue
+        at = QueueOffset(max(0, offset - LOOK_BACK))
+        while at < offset:
+            header = replace(self._header(assigned, at), sys_flag=PULL_SUBSCRIPTION, suspend_timeout_millis=0)
+            pulled = await self._calls.pull(header, queue.broker)
+            if pulled.code == ResponseCode.SUCCESS:
+                for message in read_messages(assigned.source, pulled.body):
+                    if message.queue_offset < offset:
+                        seen.is_repeat(message.stamp, message.queue_offset)
+            if pulled.next_offset <= at:
+                break
+            at = pulled.next_offset
+        return seen
 
     async def _move(self, assigned: AssignedQueue, offset: QueueOffset) -> None:
         """Continues at another offset. Running handlers end first: two turns of a key must never overlap."""
@@ -156,6 +193,7 @@ class Puller:
         if assigned.released:
             return
         self._offsets.record_reset(assigned, offset, "the broker or a person named another offset")
+        assigned.seen = None
         parked = await self._parker.parked_at_broker(queue) if assigned.keeps_parked else ()
         if assigned.released:
             return

@@ -1,0 +1,61 @@
+"""Repeats that a broker stored are recognised by their producer stamp."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanemq.core.consuming.repeats import SeenStamps
+from lanemq.model.stamp import Stamp
+
+
+def kept(stamps: list[Stamp | None]) -> list[int]:
+    """The offsets of messages that are not repeats."""
+    seen = SeenStamps()
+    return [offset for offset, stamp in enumerate(stamps) if not seen.is_repeat(stamp, offset)]
+
+
+def test_a_batch_that_is_stored_twice_is_kept_once() -> None:
+    batch: list[Stamp | None] = [Stamp("p", 1, number) for number in range(3)]
+    assert kept([*batch, *batch, Stamp("p", 1, 3)]) == [0, 1, 2, 6]
+
+
+def test_a_repeat_behind_a_newer_message_is_dropped() -> None:
+    assert kept([Stamp("p", 1, 0), Stamp("p", 1, 1), Stamp("p", 1, 0)]) == [0, 1]
+
+
+def test_a_new_epoch_starts_at_zero_and_is_not_a_repeat() -> None:
+    assert kept([Stamp("p", 1, 7), Stamp("p", 2, 0), Stamp("p", 1, 8)]) == [0, 1]
+
+
+def test_producers_do_not_affect_each_other_and_messages_without_a_stamp_are_kept() -> None:
+    assert kept([Stamp("p", 1, 0), Stamp("q", 1, 0), None, None, Stamp("q", 1, 0)]) == [0, 1, 2, 3]
+
+
+def test_messages_that_are_read_again_are_not_repeats() -> None:
+    """After a reset the same offsets are pulled once more."""
+    seen = SeenStamps()
+    stamps = [Stamp("p", 1, number) for number in range(4)]
+    for _ in range(2):
+        assert not any(seen.is_repeat(stamp, offset) for offset, stamp in enumerate(stamps))
+
+
+def test_few_producers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanemq.core.consuming.repeats.MAX_PRODUCERS", 2)
+    assert kept([Stamp("p", 1, 0), Stamp("q", 1, 0), Stamp("p", 1, 1), Stamp("r", 1, 0), Stamp("q", 1, 0)]) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+
+
+@given(st.lists(st.tuples(st.sampled_from("pq"), st.integers(1, 3)), max_size=30))
+def test_every_message_is_kept_exactly_once(sends: list[tuple[str, int]]) -> None:
+    """Each message is stored one to three times in a row, as by a producer with one request under way."""
+    numbers = {"p": 0, "q": 0}
+    log: list[Stamp | None] = []
+    for producer, times in sends:
+        log += [Stamp(producer, 1, numbers[producer])] * times
+        numbers[producer] += 1
+    assert [log[offset] for offset in kept(log)] == list(dict.fromkeys(log))
