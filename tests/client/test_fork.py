@@ -223,3 +223,51 @@ producer.close()
     for lines in files:
         assert [line["n"] for line in lines] == list(range(len(lines)))
         assert len({line["key"] for line in lines if "key" in line}) == 1
+
+
+TERMINATING = """
+import time
+from lanemq.client.consumer import signals
+
+with Producer(address, create=["jobs"]) as producer:
+    producer.send_many("jobs", [("k", number) for number in range(3)])
+app = App(address, group=os.path.basename(folder))
+ends = []
+
+@app.ordered("jobs")
+def on_job(event):
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    child.terminate()
+    child.join(PATIENCE)
+    ends.append(child.exitcode)
+    child.kill()
+    child.join()
+    if len(ends) == 3:
+        app.stop()
+"""
+
+
+def test_sigterm_for_a_child_of_a_handler_ends_the_child_and_not_the_app(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    program = TERMINATING.replace("PATIENCE", "60") + "app.run()\nprint(ends)\n"
+    assert run(broker, program, tmp_path) == "[-15, -15, -15]\n"
+
+
+def test_without_the_hook_of_signals_a_child_cannot_be_terminated(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    mutant = "signals._LoopSignals.forked = lambda self: None\n"
+    program = TERMINATING.replace("PATIENCE", "1") + mutant + "app.run()\nprint(ends[0])\n"
+    assert run(broker, program, tmp_path) == "None\n"
+
+
+def test_a_background_consumer_leaves_sigterm_of_a_child_alone(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    program = """
+import signal
+consumer = Consumer(address, group="terminated", topics="consumed")
+with consumer:
+    child = in_child(signal.pause)
+    os.kill(child, signal.SIGTERM)
+    print(ended(child))
+"""
+    assert run(broker, program, tmp_path) == "-15\n"

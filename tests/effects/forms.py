@@ -35,6 +35,8 @@ class Block:
     """A statement whose error the block ignores."""
     calls: str
     """A method of the handle that is called after the statements."""
+    writes_after: str
+    """An effect that is written after that call."""
 
 
 class Form:
@@ -54,10 +56,11 @@ class Form:
         *,
         swallows: str = "",
         calls: str = "",
+        writes_after: str = "",
         **options: Any,
     ) -> None:
         """Applies an effect of the message; `Block` explains the arguments."""
-        self._inside(lambda: once(message, self.engine, **options), Block(value, fail, swallows, calls))
+        self._inside(lambda: once(message, self.engine, **options), Block(value, fail, swallows, calls, writes_after))
 
     def _inside(self, begin: Callable[[], Any], block: Block) -> None:
         with begin() as handle:
@@ -67,6 +70,8 @@ class Form:
                     self._write(handle, block.swallows)
             if block.calls:
                 getattr(handle, block.calls)()
+            if block.writes_after:
+                self._write(handle, INSERT.format(block.writes_after))
             if block.fail is not None:
                 raise block.fail
 
@@ -94,6 +99,8 @@ class AwaitedForm(Form):
                     await self._write(handle, block.swallows)
             if block.calls:
                 await getattr(handle, block.calls)()
+            if block.writes_after:
+                await self._write(handle, INSERT.format(block.writes_after))
             if block.fail is not None:
                 raise block.fail
 

@@ -167,6 +167,22 @@ def test_a_block_that_ends_its_transaction_itself_has_failed(form: Form) -> None
     assert form.effects() == ["done"]
 
 
+@pytest.mark.parametrize("form", [name for name in ENDING if "sqlite" in name], indirect=True)
+def test_a_block_that_commits_and_goes_on_to_write_has_failed(form: Form) -> None:
+    with pytest.raises(UsageError, match="ended its transaction"):
+        form.apply(delivered(5), "committed", calls="commit", writes_after="in another transaction")
+    assert form.effects()[0] == "committed"  # a connection with autocommit has stored the second write too
+
+
+@pytest.mark.parametrize("form", ["sqlite3", "session-sqlite"], indirect=True)
+def test_a_block_that_commits_and_then_raises_is_an_error_in_the_log(
+    form: Form, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(OSError, match="passing"):
+        form.apply(delivered(5), "committed", OSError("passing"), calls="commit")
+    assert "ended its transaction itself and then failed" in caplog.text
+
+
 @pytest.mark.parametrize("form", ["sqlite3", "session-sqlite", "sqlalchemy-connection"], indirect=True)
 def test_a_connection_inside_a_transaction_is_refused(form: Form) -> None:
     form._write(form.engine, forms.INSERT.format("mine"))

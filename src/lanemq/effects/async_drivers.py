@@ -1,12 +1,15 @@
 """Connections that are awaited: `drivers`, for event loops."""
 
 import inspect
+import sqlite3
 from collections.abc import Callable
 from typing import Any
 
 from lanemq.effects.databases import (
     READING,
+    RELEASE_SAVEPOINT,
     SELECT_ONE,
+    SET_SAVEPOINT,
     AsyncEffectDatabase,
     check_status,
     libraries_of,
@@ -159,9 +162,11 @@ class _Aiosqlite:
     async def begin(self) -> Rows:
         if not self.handle.in_transaction:
             await self.handle.execute("BEGIN IMMEDIATE")
+            await self.handle.execute(SET_SAVEPOINT)
             return ()
         if getattr(self.handle, "autocommit", None) is not False:
             raise refuse_open_transaction()
+        await self.handle.execute(SET_SAVEPOINT)
         return READING
 
     async def execute(self, statement: Statement) -> Rows:
@@ -169,8 +174,10 @@ class _Aiosqlite:
             return plain_rows(await cursor.fetchall())
 
     async def check_open(self) -> None:
-        if not self.handle.in_transaction:
-            raise refuse_ended_transaction()
+        try:
+            await self.handle.execute(RELEASE_SAVEPOINT)
+        except sqlite3.OperationalError as error:
+            raise refuse_ended_transaction() from error
 
     async def commit(self) -> None:
         await self.handle.commit()

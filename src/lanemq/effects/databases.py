@@ -109,6 +109,10 @@ async def _perform_step_async(step: Step, database: AsyncEffectDatabase) -> Rows
     return ()
 
 
+SET_SAVEPOINT, RELEASE_SAVEPOINT = "SAVEPOINT lanemq_once", "RELEASE lanemq_once"
+"""A savepoint of SQLite, set at the beginning, which ends with its transaction. So a block is noticed that commits and
+then writes, which begins another transaction by itself (`with connection:` and `executescript` commit)."""
+
 SELECT_ONE = Statement("SELECT 1")
 """Fails in a transaction that PostgreSQL has aborted."""
 
@@ -133,8 +137,12 @@ def refuse_open_transaction() -> UsageError:
     )
 
 
-def refuse_ended_transaction() -> UsageError:
-    return UsageError(
+class TransactionEnded(UsageError):
+    """The block committed or rolled back itself."""
+
+
+def refuse_ended_transaction() -> TransactionEnded:
+    return TransactionEnded(
         "the block ended its transaction itself, so its writes and the message's place may not be stored together: "
         "leave commit and rollback to `once`"
     )

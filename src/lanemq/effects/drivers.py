@@ -13,7 +13,9 @@ from typing import Any
 
 from lanemq.effects.databases import (
     READING,
+    RELEASE_SAVEPOINT,
     SELECT_ONE,
+    SET_SAVEPOINT,
     EffectDatabase,
     check_status,
     libraries_of,
@@ -97,10 +99,12 @@ class _Sqlite:
     def begin(self) -> Rows:
         if not self.handle.in_transaction:
             self.handle.execute("BEGIN IMMEDIATE")
+            self.handle.execute(SET_SAVEPOINT)
             return ()
         # With autocommit=False (Python 3.12) there is always a transaction, and whether it has begun cannot be seen.
         if getattr(self.handle, "autocommit", None) is not False:
             raise refuse_open_transaction()
+        self.handle.execute(SET_SAVEPOINT)
         return READING
 
     def execute(self, statement: Statement) -> Rows:
@@ -112,8 +116,10 @@ class _Sqlite:
             cursor.close()
 
     def check_open(self) -> None:
-        if not self.handle.in_transaction:
-            raise refuse_ended_transaction()
+        try:
+            self.handle.execute(RELEASE_SAVEPOINT)
+        except sqlite3.OperationalError as error:
+            raise refuse_ended_transaction() from error
 
     def commit(self) -> None:
         self.handle.commit()

@@ -11,17 +11,18 @@ way, and code behind the block does not run either.
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
+from lanemq.client.consumer.turns.handler import HandlerVerdict
 from lanemq.client.message import Message
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.effects import LogPlace, PendingEffect
 from lanemq.effects.async_drivers import async_database_for
-from lanemq.effects.databases import AsyncEffectDatabase, EffectDatabase, perform, perform_async
+from lanemq.effects.databases import AsyncEffectDatabase, EffectDatabase, TransactionEnded, perform, perform_async
 from lanemq.effects.drivers import database_for
 from lanemq.effects.statements import Dialect, EffectScope, lane_name, scope_of, tables_for
 from lanemq.effects.steps import EffectBatch, begin_effect, clean_tables, forget_effects
@@ -162,7 +163,10 @@ class Once:
         database = self._database
         assert database is not None
         if kind is not None:
+            with contextlib.suppress(Exception), _ending_noticed(self._batch):
+                database.check_open()
             self._give_up(database)
+            self._tell_handler(error)
             return
         try:
             database.check_open()
@@ -182,6 +186,11 @@ class Once:
             database.roll_back()
         with contextlib.suppress(Exception):
             database.close()
+
+    def _tell_handler(self, error: BaseException | None) -> None:
+        """An exception that names one message of a batch must not make those before it count as done."""
+        if isinstance(error, HandlerVerdict):
+            error.rolled_back = (*error.rolled_back, *self._batch.messages)
 
     def _clean(self, database: EffectDatabase) -> None:
         now = self._clock.wall()
@@ -213,7 +222,10 @@ class Once:
         database = self._async_database
         assert database is not None
         if kind is not None:
+            with contextlib.suppress(Exception), _ending_noticed(self._batch):
+                await database.check_open()
             await self._give_up_async(database)
+            self._tell_handler(error)
             return
         try:
             await database.check_open()
@@ -247,6 +259,20 @@ class Once:
                 await database.roll_back()
         else:
             CLEANING.done(database.dialect, self._table, now, more=more)
+
+
+@contextlib.contextmanager
+def _ending_noticed(batch: EffectBatch) -> Iterator[None]:
+    """Logs that a block has ended its transaction before it raised: a retry may find the message applied."""
+    try:
+        yield
+    except TransactionEnded:
+        log.error(
+            "%s: the block of `once` ended its transaction itself and then failed. If it committed, the message counts "
+            "as applied and the rest of the block is never written: leave commit and rollback to `once`",
+            batch.messages[0],
+        )
+        raise
 
 
 def effect_batch(messages: tuple[Message, ...], expiry_hour: int) -> EffectBatch:

@@ -1,5 +1,6 @@
 """What the user's answers mean: statuses, exceptions and verdicts of every kind of handler."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from lanemq.client.consumer.turns.handler import (
     ConcurrentHandler,
     ConcurrentlyStatus,
     HandlerCall,
+    HandlerVerdict,
     MessageFailed,
     OrderlyHandler,
     OrderlyStatus,
@@ -96,6 +98,19 @@ def test_a_batch_is_decided_at_the_message_that_the_exception_names() -> None:
     assert stop_after(dead, batch) == Stop(Suspend(None), succeeded=1, concerned=1, error=dead, dead_letter="bad")
     assert stop_after(Skip(message=batch[1]), batch) == Stop(STOPPED, succeeded=2)
     assert stop_after(Skip(message=2), batch) is None
+
+
+@pytest.mark.parametrize("kind", [MessageFailed, Skip, Retry, ToDeadLetter])
+def test_messages_whose_transaction_was_rolled_back_are_not_done(kind: Callable[..., HandlerVerdict]) -> None:
+    batch = (message(0), message(1), message(2))
+    error = kind(message=batch[2])
+    error.rolled_back = batch
+    stop = stop_after(error, batch)
+    assert stop is not None
+    assert (stop.outcome, stop.succeeded) == (ONE_BY_ONE, 0)
+    error.rolled_back = (batch[2],)  # a block for each message: those before it have committed
+    alone = stop_after(error, batch)
+    assert alone is None or alone.succeeded == 2
 
 
 NAMELESS = [ValueError(), Skip(), Retry(), ToDeadLetter(), Undecodable("x"), MessageFailed(3), MessageFailed(-1)]

@@ -2,6 +2,10 @@
 
 `stop_on_signals` is for a consumer on the main thread's event loop (`App.run`), `TERMINATION` for consumers in
 the background. In both cases a second signal stops at once.
+
+A forked child inherits handlers, and the socket by which signals reach the parent's event loop: a signal for the child
+would stop the parent's consumer and not the child. So a child begins with the default handlers. Until they are set,
+signals wait: the thread that forks blocks them.
 """
 
 import asyncio
@@ -10,8 +14,10 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
+
+from lanemq.forking import tell_child
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +44,34 @@ def stop_on_signals(stop: Callable[..., None]) -> Iterator[None]:
             log.warning("%s again: stopping at once", name)
             stop(now=True)
 
-    added = []
+    added = _LoopSignals()
     try:
         for number in SIGNALS:
             loop.add_signal_handler(number, received, number)
-            added.append(number)
+            added.numbers.append(number)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         log.debug("signals are not handled here: %s", error)
     try:
         yield
     finally:
-        for number in added:
+        for number in added.numbers:
             loop.remove_signal_handler(number)
+        added.numbers.clear()
+
+
+class _LoopSignals:
+    """The signals that an event loop handles for a consumer."""
+
+    def __init__(self) -> None:
+        self.numbers: list[signal.Signals] = []
+        tell_child(self)
+
+    def forked(self) -> None:
+        if self.numbers:
+            signal.set_wakeup_fd(-1)
+        for number in self.numbers:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        self.numbers.clear()
 
 
 class Termination:
@@ -63,6 +85,13 @@ class Termination:
         self._finishers: dict[object, Callable[[], None]] = {}
         self._received_once = False
         self._send_again = False
+        tell_child(self)
+
+    def forked(self) -> None:
+        """The consumers are the parent's: the child ends by SIGTERM as it would without them."""
+        if self._finishers:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._finishers.clear()
 
     def listen(self, finish: Callable[[], None], *, again: bool) -> object | None:
         """Calls `finish` on SIGTERM; returns None if this process handles the signal itself.
@@ -107,3 +136,21 @@ class Termination:
 
 
 TERMINATION = Termination()
+
+
+class _Forking(threading.local):
+    """The signals that a thread had blocked before it forked."""
+
+    blocked: Collection[int] = ()
+
+    def before(self) -> None:
+        self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+    def after(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
+
+
+_forking = _Forking()
+if hasattr(os, "register_at_fork"):
+    # In the child, hooks run in the order of their registration: `lanemq.forking` has set the handlers before `after`.
+    os.register_at_fork(before=_forking.before, after_in_parent=_forking.after, after_in_child=_forking.after)

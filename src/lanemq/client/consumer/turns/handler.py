@@ -45,10 +45,13 @@ class HandlerVerdict(Exception):
     """Base of the exceptions by which a handler decides about a message.
 
     A batch handler names the message with `message=`: the message itself, or its index in the batch. The messages
-    before it are done, and those after it run again.
+    before it are done, and those after it run again. If the exception leaves a block of `lanemq.effects.once` that
+    holds messages before it, their writes are undone, so the whole batch runs again, one message at a time.
     """
 
     message: Message | int | None = None
+    rolled_back: Batch = ()
+    """Set by `lanemq.effects.once`: the messages of a block that this exception left; their writes were undone."""
 
 
 class Retry(HandlerVerdict):
@@ -250,7 +253,7 @@ def stop_after(error: BaseException, batch: Batch) -> Stop | None:
     except UsageError as mistake:
         mistake.__cause__ = error
         error, at, delay = mistake, 0 if len(batch) == 1 else None, None
-    if at is None:
+    if at is None or _were_rolled_back(batch[:at], error):
         return Stop(ONE_BY_ONE, error=error)
     concerned = None if len(batch) == 1 else 1
     match error:
@@ -281,6 +284,12 @@ def _index_in(batch: Batch, error: BaseException) -> int | None:
             f"pass one of its messages, or an index"
         )
     return at
+
+
+def _were_rolled_back(before: Batch, error: BaseException) -> bool:
+    """Whether the writes of a message before the named one were undone with the transaction that the exception left."""
+    undone = error.rolled_back if isinstance(error, HandlerVerdict) else ()
+    return any(message is each for message in before for each in undone)
 
 
 def retry_delay(after: Seconds | None) -> Millis | None:
