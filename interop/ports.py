@@ -1,6 +1,7 @@
 """Free loopback ports, and waiting for a server."""
 
 import json
+import random
 import socket
 import struct
 import threading
@@ -24,6 +25,15 @@ def free_port(neighbours: tuple[int, ...] = ()) -> int:
             port = int(found.getsockname()[1])
             if all(_is_free(port + distance) for distance in neighbours):
                 return port
+
+
+def lasting_port(neighbours: tuple[int, ...] = ()) -> int:
+    """As `free_port`, for a server that starts later and may be started again: outside the range from which the system
+    takes the ports of clients, so that none of them is in the way."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        if all(_is_free(port + distance) for distance in (0, *neighbours)):
+            return port
 
 
 def _is_free(port: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from interop.apache import FAST_PORT, HA_PORT, SMALL_JVM
 from interop.maven import server_classpath
-from interop.ports import HOST, ask, eventually, free_port, route
+from interop.ports import HOST, ask, eventually, lasting_port, route
 
 CLUSTER = "cluster"
 START_SECONDS = 120.0
@@ -106,7 +106,7 @@ class Cluster:
 
     def __init__(self, plan: ClusterPlan, folder: Path) -> None:
         self.plan = plan
-        self._ports = [free_port() for _ in range(plan.name_servers)]
+        self._ports = [lasting_port() for _ in range(plan.name_servers)]
         self.address = ";".join(f"{HOST}:{port}" for port in self._ports)
         self.name_servers = [
             Node(
@@ -119,7 +119,7 @@ class Cluster:
             for number, port in enumerate(self._ports)
         ]
         self.controller: Node | None = None
-        self._controller_port = free_port() if plan.controller else 0
+        self._controller_port = lasting_port() if plan.controller else 0
         if plan.controller:
             main = "org.apache.rocketmq.controller.ControllerStartup"
             self.controller = Node("controller", main, self._controlling(folder), folder, "128m")
@@ -234,7 +234,7 @@ class Cluster:
         }
 
     def _broker(self, name: str, replica: int, folder: Path) -> Node:
-        port = free_port((FAST_PORT, HA_PORT))
+        port = lasting_port((FAST_PORT, HA_PORT))
         node_name = f"{name}-{replica}"
         store = folder / node_name / "store"
         settings: dict[str, object] = {
