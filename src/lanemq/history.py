@@ -172,11 +172,16 @@ class History:
         """
         self._write("reset", place.fields() | {"reason": reason, "kept": int(kept), "epoch": epoch})
 
+    def crashed(self, topic: str, queue: int, alive: int) -> None:
+        """At the start of a broker, for every queue: its previous run ended at `alive` without a clean stop."""
+        self._write("crashed", {"topic": topic, "queue": queue, "alive": alive})
+
     def recovered(self, place: "Place", *, epoch: int = 0, clean: bool = True, alive: int = 0) -> None:
         """The committed offset found at the start of a broker, -1 for none; `alive` as `last_time` finds it."""
         self._write("recovered", place.fields() | {"epoch": epoch, "clean": int(clean), "alive": alive})
 
     def trimmed(self, topic: str, queue: int, offset: int) -> None:
+        """Retention deletes everything below `offset`."""
         self._write("trimmed", {"topic": topic, "queue": queue, "offset": offset})
 
     def topic_deleted(self, topic: str) -> None:

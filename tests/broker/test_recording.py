@@ -13,6 +13,7 @@ from tests.broker.conftest import Start
 from tests.broker.running import Gate, ManualClock, RunningBroker
 
 from lanemq.broker.config import BrokerOptions
+from lanemq.broker.recording import Recording
 from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.verdict import Report, Verdict
 from lanemq.client.admin.admin import Admin
@@ -215,7 +216,12 @@ def test_a_restart_after_a_crash_records_the_crash_and_the_remaining_offsets(
     again.connect().committed(group="late")
     again.connect().committed(group="late")
     written = lines(folder / "second", "e", "group", "offset", "clean", "alive")[before:]
-    assert written == [("recovered", "g", 3, 0, alive), ("recovered", "late", -1, 0, alive)]
+    assert [each for each in written if each[0] != "crashed"] == [
+        ("recovered", "g", 3, 0, alive),
+        ("recovered", "late", -1, 0, alive),
+    ]
+    crashed = lines(folder / "second", "e", "topic", "queue", "alive")[before:]
+    assert {("crashed", "T", 0, alive), ("crashed", "T", 1, alive)} <= set(crashed), "also queues without messages"
 
 
 def test_a_pending_reset_after_a_clean_stop_is_not_recorded_as_a_lost_commit(
@@ -229,6 +235,25 @@ def test_a_pending_reset_after_a_clean_stop_is_not_recorded_as_a_lost_commit(
     assert raw.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == 0
     clocked.restart()
     assert [each for each in lines(folder, "e", "offset") if each[0] == "recovered"] == []
+
+
+def test_a_pending_reset_after_a_crash_is_not_recorded_as_a_lost_commit(
+    clocked: RunningBroker, start: Start, folder: Path
+) -> None:
+    """The commit that it replaced may be old: no crash has taken it."""
+    raw = clocked.connect()
+    for _ in range(3):
+        raw.send("T", queue=0)
+    raw.heartbeat("a", "g", {"T": "*"})
+    raw.commit(3)
+    assert raw.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == 0
+    image = clocked.crash_image(folder / "image")
+    (folder / "second").mkdir()
+    shutil.copytree(folder / "history", folder / "second" / "history")
+    start(image, clock=ManualClock(), history=folder / "second" / "history")
+    found = [each[0] for each in lines(folder / "second", "e")]
+    assert "crashed" in found
+    assert "recovered" not in found
 
 
 def test_a_restart_after_a_crash_records_owned_queues_without_an_offset(
@@ -256,6 +281,45 @@ def test_without_a_folder_nothing_is_written(start: Start, folder: Path) -> None
 
 
 # the checker reads it
+
+
+def judge_retention(start: Start, folder: Path) -> tuple[Report, dict[int, int]]:
+    """Retention deletes messages that were sent with a history, and a group that had not read them goes on.
+
+    Returns the verdict, and what was recorded as deleted of each queue.
+    """
+    running = start(history=folder / "history", segment_bytes=64 * 1024, retention_bytes=64 * 1024)
+    raw = running.connect()
+    raw.create("T", 2)
+    with Producer(running.address, history=folder / "history") as producer:
+        producer.send_many("T", [(f"k{n % 9}", f"{n:04000}") for n in range(64)])
+    for queue in range(2):
+        raw.commit(0, queue=queue)
+    running.call(running.broker.running.housekeeping._retire)
+    running.settle()
+    firsts = [raw.bounds("T", queue)[0] for queue in range(2)]
+    assert all(firsts)
+    for queue, first in enumerate(firsts):
+        raw.commit(first, queue=queue)
+    running.stop()
+    trimmed = {each[1]: each[2] for each in lines(folder, "e", "queue", "offset") if each[0] == "trimmed"}
+    return check([folder / "history"]), trimmed
+
+
+def test_what_retention_deletes_is_recorded_and_not_taken_for_lost(start: Start, folder: Path) -> None:
+    report, trimmed = judge_retention(start, folder)
+    assert trimmed.keys() == {0, 1}
+    assert report.violations == ()
+
+
+def test_without_the_record_it_would_be_taken_for_lost(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control."""
+    monkeypatch.setattr(Recording, "trimmed", lambda self, firsts: None)
+    report, trimmed = judge_retention(start, folder)
+    assert trimmed == {}
+    assert {each.invariant for each in report.violations} == {"S1"}
 
 
 class RecordedRun:

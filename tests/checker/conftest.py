@@ -36,6 +36,7 @@ FIELDS = {
     "commit": ("committed", "offset"),
     "refused": ("commit_refused", "offset"),
     "reset": ("reset", "offset"),
+    "crashed": ("crashed",),
     "recovered": ("recovered", "offset"),
     "granted": ("lease_granted", "member", "epoch"),
     "renewed": ("lease_renewed", "member", "epoch"),

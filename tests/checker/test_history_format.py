@@ -40,6 +40,7 @@ def write_everything(history: History) -> None:
     history.lease_released(LEASE)
     history.lease_expired(LEASE)
     history.reset(PLACE, "person")
+    history.crashed("orders", 0, 5)
     history.recovered(PLACE, epoch=3)
     history.trimmed("orders", 0, 7)
     history.topic_deleted("bills")

@@ -280,6 +280,20 @@ LEGAL = {
     "retention deleted messages that were not read": (
         "p send m0 k\np acked m0 k 0\nx reset 0\nbroker trimmed 1\na turn 1 j\na end 1 j ok\na commit 2"
     ),
+    "a group that begins after retention deleted messages": (
+        "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 1\nbroker trimmed 1\nbroker commit 1\na turn 1 k"
+    ),
+    "retention deleted a message before its acknowledgement arrived": (
+        "p send m0 k\nbroker trimmed 1\nbroker commit 1\np acked m0 k 0\na turn 1 k"
+    ),
+    "retention deleted a message that a member without a lease had begun": (
+        "p send m0 k\np acked m0 k 0\na turn 0 key= id=m0\nbroker trimmed 1\nbroker commit 1"
+    ),
+    "a loss that is noticed after the next crash": (
+        "a turn 0 key=\na end 0 key= ok\na commit 1\nbroker crashed alive=100 at=200\n"
+        "broker crashed alive=5000 at=5100\n"
+        "broker recovered -1 clean=0 alive=5000"
+    ),
     "end and next start within the slack": ("a turn 0 k at=10\nb turn 0 k at=20\na end 0 k ok at=21\nb end 0 k ok"),
     "two groups, each at its own pace": (
         "p send m0 k\np acked m0 k 0\na turn 0 k id=m0\na end 0 k ok\na commit 1\n"

@@ -35,6 +35,10 @@ PLANTED = {
         "S1",
         SENT + "x reset 0\nbroker trimmed 1\na turn 2 j\na end 2 j ok\na commit 3",
     ),
+    "retention is no excuse for an owner that commits past what it has begun": (
+        "D2",
+        SENT + "broker granted a 1\na turn 0 k id=m0 epoch=1\nbroker trimmed 1\na commit 1 epoch=1",
+    ),
     "two messages acknowledged at one offset": (
         "S3",
         "p send m0 k\np send m1 j\np acked m0 k 0\np acked m1 j 0",
@@ -420,6 +424,17 @@ PLANTED = {
     "broker accepts a lower offset": (
         "D1",
         "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\nbroker commit 2\nbroker commit 1",
+    ),
+    "a crash loses an old commit, which is noticed after the next crash": (
+        "D3",
+        "a turn 0 key=\na end 0 key= ok\na commit 1\nbroker crashed alive=900 at=950\n"
+        "broker crashed alive=5000 at=5100\n"
+        "broker recovered -1 clean=0 alive=5000",
+    ),
+    "the next crash loses a commit that the last one did not": (
+        "D3",
+        "a turn 0 key=\na end 0 key= ok\nbroker crashed alive=20 at=30\na commit 1\nbroker crashed alive=5000 at=5100\n"
+        "broker recovered -1 clean=0 alive=5000",
     ),
     "clean stop loses a group's only offset": ("D3", "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered -1"),
     "second group gets a message again below its commit": (

@@ -11,7 +11,6 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.message import Message
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming import lanes_at_broker
 from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey, HoldQueue
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.queue import MessageQueue
@@ -146,12 +145,11 @@ def test_a_parked_key_blocks_only_itself_however_long_its_backlog(group: LocalGr
     assert group.judge("parked", "redriven").verdict is Verdict.PASS
 
 
-def test_a_lane_that_is_not_set_aside_blocks_its_queue(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_that_is_not_set_aside_blocks_its_queue(group: LocalGroup) -> None:
     """Negative control: the messages behind the failing one fill the member's cache."""
-    monkeypatch.setattr(lanes_at_broker, "SET_ASIDE_AT", 1_000_000)
     send_long(group, 6_000)
     broken = Broken()
-    app = group.member("a", broken.handle)
+    app = group.member("a", broken.handle, on_fail=HoldKey(keep=1_000_000))
     until("the cache is full", lambda: sum(each.lanes.cached.count for each in app.snapshot().queues.values()) > 4_000)
     until("it was tried again", lambda: broken.failures > 3)
     assert others(group) == 0

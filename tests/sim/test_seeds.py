@@ -10,7 +10,7 @@ from lanemq.testing.sim.judge import Result
 from lanemq.testing.sim.plan import KINDS, OPERATOR_REQUESTS
 from lanemq.testing.sim.run import run_seed
 
-FEW, MANY = 4, 150
+FEW, MANY = 4, 100
 JOBS = 2
 
 SEEN_OFTEN = (

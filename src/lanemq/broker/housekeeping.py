@@ -102,6 +102,9 @@ class Housekeeping:
         retired: list[Segment] = self._parts.store.retire(now, self._pinning.deletable)
         if retired:
             log.info("retention deletes %s log files", len(retired))
+            if self._parts.recording.on:
+                store = self._parts.store
+                self._parts.recording.trimmed({queue: store.bounds(*queue)[0] for queue in store.queues()})
             self._parts.thread.submit(lambda: self._parts.store.delete_retired(retired), _log_failure)
         self._parts.producers.expire(now=now)
 

@@ -32,6 +32,8 @@ class Recording:
         self._crashed = False
         self._known: set[tuple[str, str, int]] = set()
         """Group, topic and queue whose recovered offset was recorded since the crash."""
+        self._first: dict[tuple[str, int], int] = {}
+        """Topic and queue to the first offset that was recorded as left by retention."""
 
     def close(self) -> None:
         self._history.close()
@@ -54,6 +56,14 @@ class Recording:
     def deleted(self, topic: str) -> None:
         """Record the deletion of a topic, after its leases: from here on the name may belong to another topic."""
         self._history.topic_deleted(topic)
+        self._first = {queue: offset for queue, offset in self._first.items() if queue[0] != topic}
+
+    def trimmed(self, firsts: Mapping[tuple[str, int], int]) -> None:
+        """Record the first offset that retention leaves of each queue, before files are deleted."""
+        for (topic, queue_id), offset in firsts.items():
+            if offset > self._first.get((topic, queue_id), 0):
+                self._first[topic, queue_id] = offset
+                self._history.trimmed(topic, queue_id, offset)
 
     def expired(self, leases: Iterable[tuple[str, Lease]]) -> None:
         for group, lease in leases:
@@ -96,6 +106,11 @@ class Recording:
         """Record that a member pulls from the offset of a reset: no turn of an earlier offset starts after this."""
         self._history.reset(Place(group, topic, queue_id, offset), "reset by name, and obeyed")
 
+    def crashed(self, queues: Iterable[tuple[str, int]]) -> None:
+        """Record for every queue that the last run was not stopped. Some groups of it may be unknown until they ask."""
+        for topic, queue_id in queues if self._alive else ():
+            self._history.crashed(topic, queue_id, self._alive)
+
     def restarted(self, leases: Mapping[str, Iterable[Lease]], offsets: Iterable[SavedOffset], *, clean: bool) -> None:
         """Record the state after a restart.
 
@@ -108,8 +123,8 @@ class Recording:
         self._crashed = not clean and self._alive > 0
         for row in offsets:
             self._known.add(row[:3])
-            if clean and row.reset_pending:
-                continue  # a pending reset is recorded when a member obeys it
+            if row.reset_pending:
+                continue  # a pending reset is on disk, and is recorded when a member obeys it
             place = Place(row.group, row.topic, row.queue_id, row.offset)
             self._history.recovered(place, clean=clean, alive=self._alive)
         for group, held in owned.items():

@@ -76,6 +76,12 @@ def recovered(options: BrokerOptions, clock: Clock, store: Store, thread: LogThr
     store.retention.begin(now=clock.now(), wall=clock.wall())
     if recording.on:
         held = locks.snapshot(now=clock.now())
+        if not report.clean:
+            recording.crashed(
+                (topic.name, queue_id)
+                for topic in topics.topics()
+                for queue_id in range(max(topic.read_queues, topic.write_queues))
+            )
         recording.restarted(held, map(restored_offset, state.offsets()), clean=report.clean)
     _log_report(report)
     return Tables(topics, groups, locks, offsets, producers, delays, parking)

@@ -122,6 +122,7 @@ class Checker:
             e.OffsetCommitted: committing.committed,
             e.CommitRefused: committing.refused,
             e.Reset: committing.reset,
+            e.BrokerCrashed: crashes.crashed,
             e.Recovered: crashes.recovered,
             e.LeaseGranted: owning.granted,
             e.LeaseRenewed: owning.renewed,

@@ -7,7 +7,7 @@ none. The checker keeps what it knew before each of the newest commits, so that 
 
 from bisect import bisect_left
 
-from lanemq.checker.events import CommitRefused, Effect, HistoryEvent, OffsetCommitted, Recovered, Reset
+from lanemq.checker.events import BrokerCrashed, CommitRefused, Effect, HistoryEvent, OffsetCommitted, Recovered, Reset
 from lanemq.checker.state import CheckedLane, CheckerState, CommittedChange, GroupProgress, Passed, offsets_between
 from lanemq.checker.storing import lost
 from lanemq.checker.verdict import Violation, violation
@@ -73,7 +73,10 @@ class CommitRules:
         return None
 
     def _unfinished(self, progress: GroupProgress, event: OffsetCommitted, asked: int) -> Violation | None:
-        """Everything that the commit passes must have been finished when it was requested."""
+        """Everything that the commit passes must have been finished when it was requested, or deleted by retention.
+
+        An owner that has started a message finishes it, whether it is still in the log or not.
+        """
         low = progress.committed
         if low < 0:
             low = 0 if self._whole else min(progress.started, default=event.offset)
@@ -83,6 +86,8 @@ class CommitRules:
         for offset in offsets_between([*stored, *started], low, event.offset):
             done = finished.get(offset)
             if done is not None and done <= asked:
+                continue
+            if offset < progress.queue.trimmed and not (event.epoch and offset in started):
                 continue
             if offset in started:
                 found = found or _passed_unfinished(event, offset, done)
@@ -146,6 +151,9 @@ class CrashRules:
             changes.popleft()
         changes.append(change)
 
+    def crashed(self, event: BrokerCrashed) -> None:
+        self._state.queue(event.topic, event.queue).crashes.append(event.alive)
+
     def recovered(self, event: Recovered) -> Violation | None:
         progress = self._state.progress(event.group, event.topic, event.queue)
         progress.tenure += 1
@@ -158,9 +166,10 @@ class CrashRules:
                 event.offset,
                 event.t,
             )  # the reset was neither on disk nor answered
+        crash = _crash_that_took(progress, event)
         before, oldest = progress.committed, self._go_back(progress, event)
         progress.changes.clear()
-        age = (event.alive or oldest) - oldest
+        age = (crash or oldest) - oldest
         return None if age <= self._promise else _too_old(before, event, age)
 
     def _go_back(self, progress: GroupProgress, event: Recovered) -> int:
@@ -179,6 +188,16 @@ class CrashRules:
         progress.committed_t = event.t
         progress.passed_unknown = {offset for offset in progress.passed_unknown if offset < progress.committed}
         return oldest
+
+
+def _crash_that_took(progress: GroupProgress, event: Recovered) -> int:
+    """The time of the first crash after the group's last commit.
+
+    Without leases, a broker that has lost all offsets of a group learns of the group when it asks again. That may be
+    after another crash.
+    """
+    last = progress.changes[-1].t if progress.changes else event.alive
+    return min((alive for alive in progress.queue.crashes if last <= alive <= event.alive), default=event.alive)
 
 
 def _restore(progress: GroupProgress, passed: Passed) -> None:

@@ -214,6 +214,14 @@ class Reset(GroupEvent, tag="reset"):
     epoch: int = 0
 
 
+class BrokerCrashed(HistoryEvent, tag="crashed"):
+    """Written at a start for every queue: the broker's previous run, whose last line is of `alive`, was not stopped."""
+
+    topic: str
+    queue: int
+    alive: int
+
+
 class Recovered(GroupEvent, tag="recovered"):
     """The committed offset that a broker found when it started; -1 if there was none.
 
@@ -269,5 +277,5 @@ class Effect(GroupEvent, tag="effect"):
 AnyEvent = (
     Begin | Fault | Send | SendFailed | SendUnknown | Acked | LogRecord | Trimmed | TopicDeleted | Turn | TurnEnd
     | DeadLettered | Skipped | MessageParked | Redriven | Discarded | OffsetCommitted | CommitRefused | Reset
-    | Recovered | LeaseGranted | LeaseRenewed | LeaseReleased | LeaseExpired | Effect
+    | BrokerCrashed | Recovered | LeaseGranted | LeaseRenewed | LeaseReleased | LeaseExpired | Effect
 )  # fmt: skip

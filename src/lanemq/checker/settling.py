@@ -99,6 +99,7 @@ class SettlingRules:
         first = progress.committed
         if first < 0:
             first = 0 if self._drained else min(progress.started, default=0)
+        first = max(first, progress.queue.trimmed)
         known = progress.queue.stored.keys() | progress.started.keys()
         return sorted(offset for offset in known if offset >= first and offset not in progress.finished)
 

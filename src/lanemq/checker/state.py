@@ -234,7 +234,10 @@ class QueueContents:
     forgotten_t: int = 0
     log_offsets: set[int] | None = None
     """Offsets that were found by reading the log at the end; None if it was not read."""
+    crashes: list[int] = field(default_factory=list)
+    """Times at which the broker crashed."""
     trimmed: int = 0
+    """Retention has deleted the messages below this offset."""
     acked_without_offset: set[str] = field(default_factory=set)
     """Ids that were acknowledged without an offset before they were seen anywhere."""
 

@@ -110,10 +110,6 @@ class StoringRules:
         """Messages that retention deleted are not lost: groups that had not read them may commit past them."""
         queue = self._state.queue(event.topic, event.queue)
         queue.trimmed = max(queue.trimmed, event.offset)
-        for group in queue.groups:
-            for offset in queue.stored:
-                if offset < event.offset:
-                    group.finished.setdefault(offset, event.t)
 
     def _locate(self, queue: QueueContents, event: Sighting, id: str, *, delivered: bool) -> Violation | None:
         if self._state.deleted and id in self._state.deleted.get(event.topic, ()):

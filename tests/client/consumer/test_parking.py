@@ -17,8 +17,8 @@ from lanemq.client.consumer.queues.parking import LaneParker
 from lanemq.client.consumer.turns.handler import ToDeadLetter
 from lanemq.client.message import Message
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming.lanes_at_broker import FETCHED_AT_ONCE, SET_ASIDE_AT, LanesAtBroker
-from lanemq.core.consuming.retry_policy import HoldKey, Park
+from lanemq.core.consuming.lanes_at_broker import FETCHED_AT_ONCE, LanesAtBroker
+from lanemq.core.consuming.retry_policy import KEPT_MESSAGES, HoldKey, Park
 from lanemq.core.lane_status import LaneStatus
 
 
@@ -256,7 +256,7 @@ def test_a_redrive_works_after_retention_is_due_for_the_originals(tmp_path: Path
     parking.close()
 
 
-MANY = SET_ASIDE_AT + 10
+MANY = KEPT_MESSAGES + 10
 
 
 def hold_many(parking: ParkingFixture, name: str, retries: int = 1_000) -> App:

@@ -1,5 +1,8 @@
 """Parked lanes between a member and a broker, step by step: offered, stored, given back, released."""
 
+from dataclasses import replace
+
+import pytest
 from tests.core.consuming.lanes_at_broker_fixture import (
     PAUSE,
     M,
@@ -19,13 +22,12 @@ from tests.core.consuming.lanes_at_broker_fixture import (
 
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.lanes_at_broker import (
-    SET_ASIDE_AT,
     NextRequest,
     ParkedAtBroker,
     ParkRequest,
     RedriveRequest,
 )
-from lanemq.core.consuming.retry_policy import HoldKey, Park
+from lanemq.core.consuming.retry_policy import KEPT_MESSAGES, HoldKey, Park
 from lanemq.core.consuming.runs import DONE, FAILED, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.lane_status import Failure, LaneStatus
@@ -271,7 +273,7 @@ def test_parked_messages_that_are_pulled_again_count_as_finished_ranges() -> Non
 HOLD = HoldKey(retries=3, backoff=Backoff(0.01, 1.0, 0.01))
 
 
-def held(behind: int = SET_ASIDE_AT) -> LaneScheduler[M]:
+def held(behind: int = KEPT_MESSAGES) -> LaneScheduler[M]:
     """Key k has failed at offset 0, with retries left; `behind` messages of it follow."""
     scheduler = member(policy=HOLD)
     put(scheduler, *((offset, "k") for offset in range(behind + 1)))
@@ -294,19 +296,27 @@ def set_aside(scheduler: LaneScheduler[M]) -> None:
 
 
 def test_a_held_lane_with_few_messages_stays_in_the_member() -> None:
-    scheduler = held(SET_ASIDE_AT - 1)
+    scheduler = held(KEPT_MESSAGES - 1)
     assert work(scheduler) == []
     found = later(scheduler)
     assert found is not None
     assert (found.messages[0], found.attempt) == (M(0, "k"), 2)
 
 
+@pytest.mark.parametrize(("keep", "aside"), [(4, False), (3, True), (1, True)])
+def test_the_policy_says_how_many_messages_of_a_held_lane_wait_in_the_member(keep: int, aside: bool) -> None:
+    scheduler = member(policy=replace(HOLD, keep=keep))
+    put(scheduler, *((offset, "k") for offset in range(4)))
+    fail(scheduler)
+    assert bool(work(scheduler)) is aside
+
+
 def test_a_held_lane_with_many_messages_gives_its_room_back_once_the_broker_has_them() -> None:
     scheduler = held()
-    assert scheduler.cached(Q).count == SET_ASIDE_AT + 1
+    assert scheduler.cached(Q).count == KEPT_MESSAGES + 1
     assert scheduler.committable(Q) == 0, "the broker has not confirmed them"
     set_aside(scheduler)
-    assert (scheduler.cached(Q).count, scheduler.committable(Q)) == (0, SET_ASIDE_AT + 1)
+    assert (scheduler.cached(Q).count, scheduler.committable(Q)) == (0, KEPT_MESSAGES + 1)
     assert scheduler.snapshot()[Q].parked == (), "it is held, and needs no redrive"
 
 
@@ -366,7 +376,7 @@ def test_newer_messages_of_a_running_lane_wait_here_while_they_are_few_and_join_
     set_aside(scheduler)
     later(scheduler)
     give(scheduler, M(0, "k"), status=LaneStatus.HELD)
-    next_one = SET_ASIDE_AT + 1
+    next_one = KEPT_MESSAGES + 1
     put(scheduler, (next_one, "k"))
     found = later(scheduler)
     assert found is not None
@@ -399,13 +409,13 @@ def test_a_lane_emptied_while_its_message_runs_is_released_afterwards() -> None:
     give(scheduler, M(0, "k"), M(1, "k"), status=LaneStatus.HELD)
     found = later(scheduler)
     assert found is not None
-    put(scheduler, *((offset, "k") for offset in range(SET_ASIDE_AT + 1, SET_ASIDE_AT + 100)))
+    put(scheduler, *((offset, "k") for offset in range(KEPT_MESSAGES + 1, KEPT_MESSAGES + 100)))
     store(scheduler, status=None, settled=0)
     assert later(scheduler) is None
     scheduler.finish(found, DONE, now=Millis(1_000))
     found = later(scheduler)
     assert found is not None
-    assert found.messages[0] == M(SET_ASIDE_AT + 1, "k")
+    assert found.messages[0] == M(KEPT_MESSAGES + 1, "k")
 
 
 def test_a_lane_that_the_broker_refuses_goes_on_here() -> None:

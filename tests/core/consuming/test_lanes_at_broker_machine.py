@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from tests.core.consuming.lanes_at_broker_fixture import (
     PAUSE,
     PLACE,
@@ -20,7 +20,6 @@ from tests.core.consuming.lanes_at_broker_fixture import (
 
 from lanemq.core.backoff import Backoff
 from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLane, ParkedLaneTable
-from lanemq.core.consuming import lanes_at_broker
 from lanemq.core.consuming.lanes_at_broker import LaneRequest, NextRequest, ParkedAtBroker, ParkRequest, RedriveRequest
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.consuming.runs import FAILED, LaneRun
@@ -216,16 +215,11 @@ def new_world(policy: HoldKey) -> World:
     return World(ParkedLaneTable(serial=1), member(policy=policy), ["k", "j", "k", "k", "j"], policy)
 
 
-@pytest.fixture(autouse=True)
-def _lanes_are_set_aside_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes_at_broker, "SET_ASIDE_AT", 1)
-
-
 @pytest.mark.parametrize("retries", [0, 2], ids=["parked", "held"])
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, deadline=None)
 @given(steps=STEPS)
 def test_with_any_losses_nothing_overtakes_and_everything_is_done(retries: int, steps: list[tuple[str, ...]]) -> None:
-    world = new_world(HoldKey(retries=retries, backoff=Backoff(PAUSE / 1000, 1.0, 1)))
+    world = new_world(HoldKey(retries=retries, backoff=Backoff(PAUSE / 1000, 1.0, 1), keep=1))
     for what, *args in steps:
         match what:
             case "send":

@@ -122,6 +122,11 @@ def test_negative_retries_other_than_for_ever_are_refused(kind: type[HoldQueue] 
         kind(retries=-2)
 
 
+def test_a_held_lane_keeps_at_least_the_failed_message() -> None:
+    with pytest.raises(InvalidOption, match="keep=0"):
+        HoldKey(keep=0)
+
+
 @pytest.mark.parametrize(("first", "factor", "max"), [(0, 2, 10), (20, 2, 10), (5, 0.5, 10)])
 def test_backoff_that_does_not_grow_is_refused(first: float, factor: float, max: float) -> None:
     with pytest.raises(InvalidOption, match="Backoff"):

@@ -10,7 +10,8 @@ from operator import attrgetter
 
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.lane_queue import LaneQueue
-from lanemq.core.consuming.lanes_at_broker import LanesAtBroker, ParkedAtBroker, is_long
+from lanemq.core.consuming.lanes_at_broker import LanesAtBroker, ParkedAtBroker
+from lanemq.core.consuming.retry_policy import KEPT_MESSAGES
 from lanemq.core.consuming.runs import (
     Lane,
     LaneOrRun,
@@ -49,11 +50,12 @@ class KeyedQueue(LaneQueue[M]):
         parked: Iterable[ParkedAtBroker] = (),
         *,
         sets_aside: bool = False,
+        keep: int = KEPT_MESSAGES,
     ) -> None:
         super().__init__(queue, order, usable_until)
         self._chunk = chunk
         self.sets_aside = sets_aside and order is Order.KEY
-        """Whether a held lane with many messages is set aside at the broker."""
+        """Whether a held lane with more than `keep` messages is set aside at the broker."""
         # Held lanes that may be set aside, and why each is held.
         self._held: dict[str | None, tuple[Lane[M], Failure]] = {}
         # What former owners finished above the first unfinished offset, treated like messages that a filter left out.
@@ -68,7 +70,7 @@ class KeyedQueue(LaneQueue[M]):
         self._bytes = 0
         self._forget_failures_at = FOLD_AT
         if order is Order.KEY:
-            self.parked_lanes = LanesAtBroker(self)
+            self.parked_lanes = LanesAtBroker(self, keep)
             for each in parked:
                 lane = self._lanes[each.key] = Lane(each.key, [])
                 self.parked_lanes.restore(lane, each)
@@ -186,8 +188,8 @@ class KeyedQueue(LaneQueue[M]):
         return super().timer_fired(lane)
 
     def _set_aside_if_long(self, lane: Lane[M]) -> None:
-        if is_long(lane):
-            assert self.parked_lanes is not None
+        assert self.parked_lanes is not None
+        if self.parked_lanes.is_long(lane):
             self.parked_lanes.set_aside(*self._held.pop(lane.key))
 
     def _arrived(self, lane: Lane[M]) -> None:

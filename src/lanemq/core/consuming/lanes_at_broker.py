@@ -34,9 +34,6 @@ from lanemq.core.consuming.runs import Lane, LaneRun, M
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.units import Millis
 
-SET_ASIDE_AT = 64
-"""Messages of a held lane beyond which it is set aside at the broker. Small: a short failure costs requests. Large:
-more messages in memory, and more finished ranges above the committed offset."""
 MAX_IN_REQUEST = 1_000
 """Messages of a lane in one request."""
 FETCHED_AT_ONCE = 32
@@ -145,10 +142,11 @@ class _ParkedLane(Generic[M]):
 
 
 class LanesAtBroker(Generic[M]):
-    """The lanes of one queue that are set aside, by key."""
+    """The lanes of one queue that are set aside, by key. A lane with more than `keep` messages is a long one."""
 
-    def __init__(self, queue: ParkingQueue[M]) -> None:
+    def __init__(self, queue: ParkingQueue[M], keep: int) -> None:
         self._queue = queue
+        self._keep = keep
         self._lanes: dict[str | None, _ParkedLane[M]] = {}
         # Lanes that may need a request; `requests` removes those that do not.
         self._open: dict[str | None, None] = {}
@@ -261,7 +259,7 @@ class LanesAtBroker(Generic[M]):
 
     def arrived(self, lane: Lane[M]) -> None:
         """A pull brought messages of the lane."""
-        if _joins(self._lanes[lane.key]):
+        if self._joins(self._lanes[lane.key]):
             self._look_at(lane.key)
 
     def resume(self, key: str | None) -> bool:
@@ -287,7 +285,7 @@ class LanesAtBroker(Generic[M]):
             entry = self._lanes.get(key)
             if entry is not None and (entry.asked or now < entry.not_before):
                 continue
-            request = None if entry is None else _request_for(key, entry)
+            request = None if entry is None else self._request_for(key, entry)
             if request is None:
                 del self._open[key]
             else:
@@ -445,31 +443,28 @@ class LanesAtBroker(Generic[M]):
             self._queue.remove_lane(lane)
         return bool(lane.pending)
 
-
-def _request_for(key: str | None, entry: _ParkedLane[M]) -> LaneRequest[M] | None:
-    pending, at_broker = entry.lane.pending, entry.at_broker
-    if entry.gone or not (entry.goes_to_broker or at_broker):
+    def _request_for(self, key: str | None, entry: _ParkedLane[M]) -> LaneRequest[M] | None:
+        pending, at_broker = entry.lane.pending, entry.at_broker
+        if entry.gone or not (entry.goes_to_broker or at_broker):
+            return None
+        if entry.failure is not None:
+            held = entry.status is LaneStatus.HELD
+            return ParkRequest(key, tuple(pending[:MAX_IN_REQUEST]), entry.failure, entry.failed_again, held)
+        if entry.doubt and pending:
+            return ParkRequest(key, tuple(pending[:MAX_IN_REQUEST]), None)
+        if entry.redrive_wanted and at_broker:
+            return RedriveRequest(key)
+        fetch = at_broker and entry.status.runs and not entry.waiting and entry.lane.redriven is None
+        if fetch or entry.done != NOTHING_DONE:
+            return NextRequest(key, entry.done, FETCHED_AT_ONCE if fetch else 0, entry.may_repeat)
+        if at_broker and pending and self._joins(entry):
+            return ParkRequest(key, tuple(pending[:MAX_IN_REQUEST]), None)
         return None
-    if entry.failure is not None:
-        held = entry.status is LaneStatus.HELD
-        return ParkRequest(key, tuple(pending[:MAX_IN_REQUEST]), entry.failure, entry.failed_again, held)
-    if entry.doubt and pending:
-        return ParkRequest(key, tuple(pending[:MAX_IN_REQUEST]), None)
-    if entry.redrive_wanted and at_broker:
-        return RedriveRequest(key)
-    fetch = at_broker and entry.status.runs and not entry.waiting and entry.lane.redriven is None
-    if fetch or entry.done != NOTHING_DONE:
-        return NextRequest(key, entry.done, FETCHED_AT_ONCE if fetch else 0, entry.may_repeat)
-    if at_broker and pending and _joins(entry):
-        return ParkRequest(key, tuple(pending[:MAX_IN_REQUEST]), None)
-    return None
 
+    def _joins(self, entry: _ParkedLane[M]) -> bool:
+        """Whether waiting messages join the lane at the broker. While it runs, a few wait here until it is empty."""
+        return not entry.status.runs or entry.waiting or self.is_long(entry.lane)
 
-def _joins(entry: _ParkedLane[M]) -> bool:
-    """Whether waiting messages join the lane at the broker. While it runs, few of them wait here until it is empty."""
-    return not entry.status.runs or entry.waiting or is_long(entry.lane)
-
-
-def is_long(lane: Lane[M]) -> bool:
-    """Whether so many messages of the lane wait that they should wait at the broker."""
-    return len(lane.pending) > SET_ASIDE_AT
+    def is_long(self, lane: Lane[M]) -> bool:
+        """Whether so many messages of the lane wait that they should wait at the broker."""
+        return len(lane.pending) > self._keep

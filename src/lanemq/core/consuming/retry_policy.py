@@ -46,6 +46,9 @@ class Park:
 
 PARK: Final = Park()
 
+KEPT_MESSAGES: Final = 64
+"""Default of `HoldKey.keep`."""
+
 
 @dataclass(frozen=True, slots=True)
 class HoldQueue:
@@ -68,9 +71,14 @@ class HoldKey:
     """Attempts after the first one; -1 never gives up. Few: a lane is parked for a problem that lasts a minute."""
     backoff: Backoff = field(default_factory=Backoff)
     then: Park = PARK
+    keep: int = KEPT_MESSAGES
+    """Messages of a held lane that wait in the member; with more, the lane is set aside at the broker. Small: a short
+    failure costs requests. Large: more messages in memory, and more finished ranges above the committed offset."""
 
     def __post_init__(self) -> None:
         _check_retries(self.retries)
+        if self.keep < 1:
+            raise InvalidOption(f"keep={self.keep} must be at least 1: the failed message itself waits in the member")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.lane_queue import LaneQueue, WholeQueue
 from lanemq.core.consuming.lanes_at_broker import LanesAtBroker, ParkedAtBroker
-from lanemq.core.consuming.retry_policy import Again, DeadLetter, Give, HoldKey, after, again
+from lanemq.core.consuming.retry_policy import KEPT_MESSAGES, Again, DeadLetter, Give, HoldKey, after, again
 from lanemq.core.consuming.runs import (
     COMMIT,
     DONE,
@@ -68,6 +68,7 @@ class LaneScheduler(Generic[M]):
         self._auto = options.auto_commit
         hold = options.policy.hold if isinstance(options.policy, DeadLetter) else options.policy
         self._uses_broker = isinstance(hold, HoldKey) and hold.then.at_broker
+        self._keep = hold.keep if isinstance(hold, HoldKey) else KEPT_MESSAGES
         self._slice = options.max_continuous
         self._limit = max(options.run_limit // options.batch_size, 1) * options.batch_size
         self._queues: dict[MessageQueue, LaneQueue[M]] = {}
@@ -111,6 +112,7 @@ class LaneScheduler(Generic[M]):
                 finished,
                 parked,
                 sets_aside=broker_parks and self._uses_broker,
+                keep=self._keep,
             )
 
     def put(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -21,6 +22,7 @@ from lanemq.testing.sim.world import SERVERS, World
 
 LANES, POLLING, CONCURRENT, BROADCASTING = "lanes", "polling", "concurrent", "broadcasting"
 _BACKOFF = Backoff(0.05, 2.0, 1)
+_ENDLESS = HoldKey(RETRY_FOREVER, _BACKOFF)
 
 
 class ConsumerProgram(ABC):
@@ -68,6 +70,11 @@ class ConsumerProgram(ABC):
         if not host.dead:
             self.world.network.host_ended(host)
 
+    @property
+    def hold(self) -> HoldKey:
+        """Endless retries; the plan says how many messages of a held lane wait in the member."""
+        return replace(_ENDLESS, keep=1) if self.world.plan.set_aside else _ENDLESS
+
     def options(self, host: Host, history: SimHistory) -> dict[str, Any]:
         return {
             "clock": host.clock,
@@ -106,7 +113,7 @@ class HandlerProgram(ConsumerProgram):
 
     async def _run(self, host: Host, history: SimHistory) -> None:
         gives_up = self.world.plan.dead_letters or self.world.plan.parking
-        hold = HoldKey(2 if gives_up else RETRY_FOREVER, _BACKOFF)
+        hold = replace(self.hold, retries=2) if gives_up else self.hold
         policy = DeadLetter(skip=True, hold=hold) if self.world.plan.dead_letters else hold
         self._app = app = App(SERVERS, group=self.group, **self.options(host, history))
 
@@ -134,9 +141,7 @@ class PollingProgram(ConsumerProgram):
     async def _run(self, host: Host, history: SimHistory) -> None:
         self._ending = False
         options = self.options(host, history)
-        consumer = AsyncConsumer(
-            SERVERS, group=self.group, topics=ORDERS, on_fail=HoldKey(RETRY_FOREVER, _BACKOFF), **options
-        )
+        consumer = AsyncConsumer(SERVERS, group=self.group, topics=ORDERS, on_fail=self.hold, **options)
         async with consumer, asyncio.TaskGroup() as pollers:
             for _ in range(3):
                 pollers.create_task(self._poll(consumer, history))

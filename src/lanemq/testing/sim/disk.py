@@ -86,10 +86,13 @@ class SimDisk(RealDisk):
         super().close(fd)
 
     def write_at(self, fd: int, data: memoryview, offset: int) -> int:
+        dirty = self._open[fd].dirty
+        if not self._off and self.cut_after == 1 and not self.cut_bytes:
+            dirty.append((offset, bytes(data)))  # the power is cut during this write: any of it may reach the device
         self.change("write")
         if len(data) > 1 and self._random.random() < 0.02:
             data = data[: self._random.randrange(1, len(data))]
-        self._open[fd].dirty.append((offset, bytes(data)))
+        dirty.append((offset, bytes(data)))
         return super().write_at(fd, data, offset)
 
     def fdatasync(self, fd: int) -> None:
@@ -157,9 +160,11 @@ class SimDisk(RealDisk):
     def _settle(self, inode: _Inode) -> int:
         """Applies some of the unsynced writes, the last perhaps in part; or any sectors of all of them."""
         dirty, inode.dirty = inode.dirty, []
-        if self._random.random() < 0.3:
+        if not dirty:
+            return 0
+        if self._random.random() < 0.5:
             return self._scatter(inode, dirty)
-        reached = self._random.randint(0, len(dirty))
+        reached = self._random.randint(0, len(dirty) - (self._random.random() < 0.7))
         for change in dirty[:reached]:
             _applied(inode.device, change)
         lost = sum(len(data) for _, data in dirty[reached:] if data is not None)
@@ -170,7 +175,9 @@ class SimDisk(RealDisk):
     def _scatter(self, inode: _Inode, dirty: list[tuple[int, bytes | None]]) -> int:
         """Applies a random choice of sectors: a device writes them in any order."""
         there: list[bool] = []
-        lost, sector, chance = 0, self._random.choice(SECTORS), self._random.choice((0.5, 0.9))
+        longest = max(len(data or b"") for _, data in dirty)
+        sector = self._random.choice([each for each in SECTORS if 2 * each <= longest] or SECTORS)
+        lost, chance = 0, self._random.choice((0.5, 0.8))
         for at, data in dirty:
             if data is None:
                 _applied(inode.device, (at, None))
@@ -190,9 +197,9 @@ class SimDisk(RealDisk):
     def _torn(self, data: bytes) -> bytes:
         """What is left of an interrupted write: its beginning, its length with zeros at the end, or a flipped bit."""
         how, kept = self._random.random(), self._random.randrange(len(data))
-        if how < 0.2:
+        if how < 0.15:
             return data[:kept]
-        if how < 0.4:
+        if how < 0.3:
             return data[:kept] + bytes(len(data) - kept)
         self._trace.count("disk: a bit flipped in a torn write")
         whole = bytearray(data)

@@ -103,7 +103,7 @@ async def power_cut_inside_a_write(faults: Faults) -> None:
         return
     broker = faults.world.broker
     faults.note("power cut inside a write", "disk")
-    broker.disk.cut_bytes = faults.random.choice((0, 600, 1500))
+    broker.disk.cut_bytes = faults.random.choice((0, 1, 1, 600, 1500))
     broker.disk.cut_after = faults.random.randint(1, 3 if broker.disk.cut_bytes else 15)
     await faults.pause(0.3, 3.0)
     broker.disk.cut_after = 0

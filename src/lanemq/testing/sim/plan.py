@@ -12,6 +12,9 @@ KINDS = (
     "wall clock jumps", "member leaves", "member joins", "network slow",
 )  # fmt: skip
 
+TORN_SHARE = 0.7
+"""Share of plans with power cuts inside a write: there are many ways in which a write can be torn."""
+
 CRASHES = ("broker killed", "broker loses power", "power cut inside a write", "disk fails")
 
 OPERATOR_REQUESTS = ("lanes redriven", "lanes discarded", "group reset", "topic recreated")
@@ -52,7 +55,8 @@ class Plan:
     latency: float
     segment_bytes: int
     set_aside: bool = False
-    """Whether a held lane is set aside at the broker when a single message waits behind the failed one."""
+    """Whether a held lane is set aside at the broker when a single message waits behind the failed one
+    (`HoldKey(keep=1)`): keys have few messages here."""
     parking: bool = False
     """Whether a key that fails too often is parked, until the operator redrives or discards it."""
     concurrent: int = 0
@@ -100,7 +104,7 @@ def with_operator(plan: Plan) -> Plan:
 def _plan_of(seed: int) -> Plan:
     draw = Random(f"plan {seed}")
     durable = draw.random() < 0.9
-    kinds = [kind for kind in KINDS if draw.random() < 0.45]
+    kinds = [kind for kind in KINDS if draw.random() < (TORN_SHARE if kind == "power cut inside a write" else 0.45)]
     if not durable:  # relaxed: a power cut may lose acknowledged messages
         kinds = [kind for kind in kinds if kind not in ("broker loses power", "power cut inside a write", "disk fails")]
     return Plan(

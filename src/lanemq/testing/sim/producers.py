@@ -17,6 +17,13 @@ Outgoing = tuple[str, dict[str, object]]
 """Key and value."""
 
 
+class SimProducer(AsyncProducer):
+    """Ends with its simulated process, not with the program that simulates it."""
+
+    def end_with_program(self, seconds: float) -> None:
+        """Reports nothing: a killed process does not either."""
+
+
 class ProducerProgram:
     """One producer process over all its runs; a new run continues the numbers under a new identity."""
 
@@ -49,7 +56,7 @@ class ProducerProgram:
     async def _run(self, host: Host, process: str) -> None:
         plan, history = self._world.plan, self._world.histories.open(host, process, "producer")
         seconds = self._random.choice((2.0, 10.0, 30.0))
-        producer = AsyncProducer(
+        producer = SimProducer(
             SERVERS,
             clock=host.clock,
             history=history,

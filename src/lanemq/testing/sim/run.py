@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from lanemq.client import identity
-from lanemq.core.consuming import lanes_at_broker
 from lanemq.model.names import retry_topic
 from lanemq.testing.sim.consumers import (
     CONCURRENT,
@@ -48,11 +47,16 @@ def run_seed(seed: int, listen: Callable[[str], None] | None = None) -> Result:
 
 def run_plan(plan: Plan, listen: Callable[[str], None] | None = None) -> Result:
     """As `run_seed`, for a given plan."""
-    with tempfile.TemporaryDirectory(prefix="lanemq-sim-", dir=_memory()) as name, _quiet_collector():
+    with _quiet_collector():
+        return _run_in_memory(plan, listen)
+
+
+def _run_in_memory(plan: Plan, listen: Callable[[str], None] | None) -> Result:
+    with tempfile.TemporaryDirectory(prefix="lanemq-sim-", dir=_memory()) as name:
         folder = Path(name)
         (folder / "data").mkdir()
         world = World(plan, folder / "data", listen)
-        with _own_identity(world), _errors_as_problems(world), _short_lanes(plan):
+        with _own_identity(world), _errors_as_problems(world):
             Simulation(world).run()
         found = [*world.problems, *checked(world, folder / "history")]
     trace = world.trace
@@ -201,25 +205,19 @@ def _memory() -> str | None:
 
 
 @contextlib.contextmanager
-def _short_lanes(plan: Plan) -> Iterator[None]:
-    """Sets held lanes aside early, if the plan says so: keys have few messages here."""
-    before = lanes_at_broker.SET_ASIDE_AT
-    lanes_at_broker.SET_ASIDE_AT = 1 if plan.set_aside else before
-    try:
-        yield
-    finally:
-        lanes_at_broker.SET_ASIDE_AT = before
-
-
-@contextlib.contextmanager
 def _quiet_collector() -> Iterator[None]:
-    """Turns garbage collection off: it would end unreachable objects at a time that does not follow from the seed."""
+    """Turns garbage collection off: it would end unreachable objects at a time that does not follow from the seed.
+
+    Afterwards the objects of the run are collected, and only those: walking all others would take as long as the run.
+    """
     was_on = gc.isenabled()
     gc.disable()
+    gc.freeze()
     try:
         yield
     finally:
-        gc.collect()  # all generations: what the run still holds here is collected after the next one
+        gc.collect()
+        gc.unfreeze()
         if was_on:
             gc.enable()
 
