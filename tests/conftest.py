@@ -28,6 +28,8 @@ SERVERS = {"spark", "postgres"}
 """Fixtures that start something large; tests that need them wait for it."""
 SLOW_SECONDS = 900
 """Default time limit of a slow test: on a busy machine a JVM takes minutes to start."""
+MIN_EXAMPLES = 20
+"""Examples of a property that `make check` takes at least."""
 SERVER_TARGETS = {"postgres", "topic"}
 """Targets of the sink contract that need one of these servers."""
 
@@ -39,6 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     processes of their own in another, so that at most two of them use Java. Long tests come first: one that started
     last would run alone.
     """
+    _take_fewer_examples(items, int(os.environ.get("LANEMQ_FEWER_EXAMPLES", "1")))
     for item in items:
         if SERVERS & {*getattr(item, "fixturenames", ())} or _target(item) in SERVER_TARGETS:
             item.add_marker(pytest.mark.slow)
@@ -50,6 +53,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
         _show_groups(items)
+
+
+def _take_fewer_examples(items: list[pytest.Item], divisor: int) -> None:
+    """Divides the number of examples of each property; `make test` takes all of them."""
+    properties = {item.function for item in items if isinstance(item, pytest.Function)}
+    for each in properties if divisor > 1 else ():
+        found = getattr(each, "_hypothesis_internal_use_settings", None)
+        if found is not None:
+            count = min(found.max_examples, max(MIN_EXAMPLES, found.max_examples // divisor))
+            each._hypothesis_internal_use_settings = settings(found, max_examples=count)
 
 
 def _show_groups(items: list[pytest.Item]) -> None:
