@@ -27,6 +27,7 @@ from lanemq.effects.drivers import database_for
 from lanemq.effects.statements import Dialect, EffectScope, lane_name, scope_of, tables_for
 from lanemq.effects.steps import EffectBatch, begin_effect, clean_tables, forget_effects
 from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.model.keys import Key, key_text
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, Seconds, to_seconds
 
@@ -344,7 +345,7 @@ def _cleaning_failed(table: str, error: Exception) -> None:
     log.warning("table %s: rows whose time is over could not be deleted, trying again later: %s", table, error)
 
 
-def forget(engine: Any, *, group: str, topic: str, key: str | None = None, table: str = TABLE) -> None:
+def forget(engine: Any, *, group: str, topic: str, key: Key | None = None, table: str = TABLE) -> None:
     """Forgets what a group applied of a topic, so that it is applied again when it is delivered again.
 
     Without `key`, everything of the topic, epochs included: stop the group's consumers before. A topic that the group
@@ -352,7 +353,7 @@ def forget(engine: Any, *, group: str, topic: str, key: str | None = None, table
     """
     database = database_for(engine)
     try:
-        lane = None if key is None else lane_name(key)
+        lane = None if key is None else lane_name(key_text(key))
         steps = forget_effects(tables_for(database.dialect, table), group, topic, unordered_scope(group, topic), lane)
         perform(steps, database)
     except BaseException:
@@ -363,11 +364,11 @@ def forget(engine: Any, *, group: str, topic: str, key: str | None = None, table
         database.close()
 
 
-async def forget_async(engine: Any, *, group: str, topic: str, key: str | None = None, table: str = TABLE) -> None:
+async def forget_async(engine: Any, *, group: str, topic: str, key: Key | None = None, table: str = TABLE) -> None:
     """`forget`, for connections that are awaited."""
     database = await async_database_for(engine)
     try:
-        lane = None if key is None else lane_name(key)
+        lane = None if key is None else lane_name(key_text(key))
         steps = forget_effects(tables_for(database.dialect, table), group, topic, unordered_scope(group, topic), lane)
         await perform_async(steps, database)
     except BaseException:

@@ -177,6 +177,14 @@ def split_arguments(
     return extras_of(tag, keys, properties, delay_level), choice
 
 
+def _checked(arguments: SendArguments) -> tuple[Extras, QueueChoice | None]:
+    unknown = sorted(arguments.keys() - SendArguments.__optional_keys__)
+    if unknown:
+        known = ", ".join(sorted(SendArguments.__optional_keys__))
+        raise InvalidOption(f"a send call has no argument {unknown[0]!r}: there are key, {known}")
+    return split_arguments(**arguments)
+
+
 _NO_ARGUMENTS: tuple[Extras, QueueChoice | None] = NO_EXTRAS, None
 
 
@@ -241,7 +249,7 @@ class Packer:
         self, value: object, key: Key | None, arguments: SendArguments, waiter: Waiter, *, sender_waits: bool
     ) -> tuple[PendingMessage, QueueChoice | None]:
         """The message of a call that sends one (it may be compressed or delayed), and how the call chose a queue."""
-        extras, choice = split_arguments(**arguments) if arguments else _NO_ARGUMENTS
+        extras, choice = _checked(arguments) if arguments else _NO_ARGUMENTS
         body, message_id, text = self._encode(value), self.next_id(), _key_text(key)
         properties = properties_text(text, message_id, extras)
         size, sys_flag = len(body) + len(properties) + MESSAGE_OVERHEAD, 0
@@ -274,6 +282,8 @@ class Packer:
 
         Ends at the first failure: nothing more is read, and messages read but not yet yielded are not sent.
         """
+        if not isinstance(messages, Iterable):
+            raise InvalidOption(f"the messages of send_many are {_form_of(messages)}")
         source, chunk, room, before = iter(messages), list[PendingMessage](), self._chunk_bytes, 0
         while not waiter.errors:
             other, late, room = pack_pairs(self._tools, source, waiter, before + len(chunk), chunk, room)
