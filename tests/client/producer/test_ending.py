@@ -14,6 +14,8 @@ from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer import ending
 from lanemq.client.producer.producer import Producer
+from lanemq.client.receipt import Receipt
+from lanemq.model.errors import Closed
 from lanemq.testing.embedded import EmbeddedBroker
 
 fake = serving()
@@ -87,6 +89,24 @@ def test_no_signal_of_ten_makes_a_producer_hang(broker: EmbeddedBroker, call: st
     end_by_signal(broker, new_topic(broker, f"signals-{call}"), call, times=10)
 
 
+@pytest.mark.slow
+def test_a_handler_that_exits_makes_no_gap(broker: EmbeddedBroker) -> None:
+    topic, last = new_topic(broker, "exits"), 0
+    program = SUBMITS.format(call=CALLS["submit"]).replace("producer.close()\n", "producer.close()\n    sys.exit()\n")
+    for _ in range(10):
+        with start(broker.address, topic, program) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            threading.Event().wait(0.05)
+            process.send_signal(signal.SIGTERM)
+            printed, errors = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, errors
+        found = numbers(broker, topic)[last:]
+        last += len(found)
+        assert found == list(range(len(found)))
+        assert len(found) >= int(printed) or "messages that may be lost" in errors
+
+
 def end_by_signal(broker: EmbeddedBroker, topic: str, call: str, times: int) -> None:
     last = 0
     for _ in range(times):
@@ -113,6 +133,57 @@ def test_a_handler_that_waited_in_the_interrupted_call_would_wait_for_itself(fak
             assert closing.is_alive()
         closing.join(SECONDS)
         assert not closing.is_alive()
+
+
+INTERRUPTIONS = [KeyboardInterrupt(), SystemExit(0), ValueError("raised by a handler")]
+
+
+@pytest.mark.parametrize("error", INTERRUPTIONS, ids=lambda error: type(error).__name__)
+def test_an_exception_inside_a_change_of_lanes_fails_what_was_accepted(
+    fake: FakeBroker, error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A signal handler may raise at any point, here after the inbox was emptied and before the lanes have it."""
+    producer = Producer(str(fake.address))
+    producer.send("orders", 0, key="k")
+    with fake.asleep():
+        futures = interrupted_by(producer, error, monkeypatch)
+        for future in futures[1:]:
+            with pytest.raises(Closed):
+                future.result(SECONDS)
+        with pytest.raises(Closed):
+            producer.send("orders", 4, key="k")
+    producer.close()
+    stored = [int(text) for queue in range(4) for text in fake.stored("orders", queue)]
+    assert stored in ([0], [0, 1])
+    assert "messages that may be lost" in caplog.text
+
+
+def test_without_the_notice_a_message_is_lost_and_the_next_one_stored(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Producer, "_give_up", lambda self, error: None)
+    with Producer(str(fake.address)) as producer:
+        producer.send("orders", 0, key="k")
+        with fake.asleep():
+            interrupted_by(producer, KeyboardInterrupt(), monkeypatch)
+            monkeypatch.undo()
+            producer.submit("orders", 9, key="k")
+    stored = [int(text) for queue in range(4) for text in fake.stored("orders", queue)]
+    assert stored == [0, 1, 9]
+
+
+def interrupted_by(producer: Producer, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> list[Future[Receipt]]:
+    """Submits three messages of a key; the last two are in the inbox when an exception interrupts its move."""
+    futures = [producer.submit("orders", number, key="k") for number in (1, 2, 3)]
+    assert len(producer._inbox) == 2
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(producer._engine, "offer", interrupted)
+    with pytest.raises(type(error)):
+        producer._empty_inbox()
+    return futures
 
 
 def test_a_call_is_interrupted_if_its_frames_are_below_the_handler(fake: FakeBroker) -> None:

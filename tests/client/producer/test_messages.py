@@ -82,11 +82,14 @@ def test_stamps_of_a_queue_count_from_zero_without_a_gap(broker: FakeBroker, kin
 
 @pytest.mark.parametrize("wrong", [{"timeout": 5}, {"delay": 3}])
 def test_an_argument_that_send_does_not_have_is_refused_by_name(broker: FakeBroker, wrong: dict[str, Any]) -> None:
-    with Producer(broker.address) as producer, pytest.raises(InvalidOption, match=f"no argument '{next(iter(wrong))}'"):
+    with (
+        Producer(str(broker.address)) as producer,
+        pytest.raises(InvalidOption, match=f"no argument '{next(iter(wrong))}'"),
+    ):
         producer.send("orders", b"x", key="k", **wrong)
 
 
 @pytest.mark.parametrize("wrong", [None, 5])
 def test_messages_of_send_many_that_are_no_list_are_refused(broker: FakeBroker, wrong: Any) -> None:
-    with Producer(broker.address) as producer, pytest.raises(InvalidOption, match=r"write send_many\(topic, \["):
+    with Producer(str(broker.address)) as producer, pytest.raises(InvalidOption, match=r"write send_many\(topic, \["):
         producer.send_many("orders", wrong)

@@ -10,7 +10,7 @@ has room for a full inbox: no message is left behind, and the buffer never overf
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from lanemq._fast import compiled
@@ -21,7 +21,7 @@ from lanemq.client.producer.outcomes import NotStored
 from lanemq.client.producer.waiters import Waiter
 from lanemq.client.routing import TopicRoute
 from lanemq.core.sending.sharding import pick_queue
-from lanemq.model.errors import LaneFrozen
+from lanemq.model.errors import Closed, LaneFrozen
 from lanemq.model.keys import is_unicode
 from lanemq.model.queue import MessageQueue
 
@@ -48,6 +48,8 @@ class SendInbox:
         # Lingering is counted from the call, which the inbox does not do.
         self._free = -1 if options.linger else options.buffer_bytes - MAX_BYTES
         self.take = self._intake.take
+        # What `move_all` has taken out and not yet put into lanes.
+        self._moving: dict[Target, list[PendingMessage]] = {}
 
     def __len__(self) -> int:
         return len(self._intake)
@@ -81,13 +83,22 @@ class SendInbox:
 
     def move_all(self, engine: SendEngine) -> tuple[Actions, bool]:
         """Moves everything to the lanes. Returns what to do, and whether the maintenance thread has to wake."""
-        actions, wake = Actions(), False
-        for target, messages in self._intake.take_out().items():
+        actions, wake, moving = Actions(), False, self._intake.take_out()
+        self._moving = moving
+        for target, messages in moving.items():
             lane = self._offer(engine, target, messages, actions)
             if lane is not None:
                 actions.requests += lane.take_requests()
                 wake = wake or lane.needs_wake
+        self._moving = {}
         return actions, wake
+
+    def left_in_transit(self, in_lanes: Container[int]) -> list[NotStored]:
+        """Messages whose move to the lanes was interrupted, except those that are in a lane, given by `id`."""
+        left = [each for messages in self._moving.values() for each in messages if id(each) not in in_lanes]
+        self._moving = {}
+        error = Closed("the producer was interrupted before it sent the message, and closed: it is not stored")
+        return [NotStored(left, error)] if left else []
 
     def _offer(
         self, engine: SendEngine, target: "Target", messages: list[PendingMessage], actions: Actions

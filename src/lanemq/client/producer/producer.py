@@ -27,9 +27,10 @@ from lanemq.client.producer.base import (
     report_abandoned,
 )
 from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable, refuse_delay, total_size
-from lanemq.client.producer.ending import close_aside, interrupts_a_call
+from lanemq.client.producer.ending import ChangeOfLanes, close_aside, interrupts_a_call
 from lanemq.client.producer.engine import NO_ACTIONS, Actions, SendRequest
 from lanemq.client.producer.options import ProducerSettings
+from lanemq.client.producer.outcomes import Outcome
 from lanemq.client.producer.waiters import (
     NO_WAITER,
     SubmittedFuture,
@@ -69,6 +70,7 @@ class Producer(ProducerBase):
             declared=self._options.create,
             may_move=self._options.on_queue_change == "continue",
         )
+        self._change = ChangeOfLanes(lock, self._give_up)
         self._changed = threading.Condition(lock)
         self._waiting = 0
         self._links: dict[str, DuplexConnection] = {}
@@ -254,11 +256,12 @@ class Producer(ProducerBase):
             refuse_delay(route, message)
         if self._inbox:
             self._empty_inbox()
-        with self._lock:
+        with self._change as change:
             if engine.unsettled.bytes + message.size > self._options.buffer_bytes:
                 self._wait_for_room(message.size, seconds)
             if self._closing:
                 raise closed()
+            change.begun = True
             lane = engine.offer_one(queue, message, route)
             if not sender_waits:
                 self._inbox.learn(route)
@@ -272,10 +275,11 @@ class Producer(ProducerBase):
         (route, seconds), engine = self._route(topic), self._engine
         by_queue = self._chooser.sort_out(route, chunk)
         self._empty_inbox()
-        with self._lock:
+        with self._change as change:
             self._wait_for_room(sum(map(total_size, by_queue.values())), seconds)
             if self._closing:
                 raise closed()
+            change.begun = True
             lanes = engine.offer_all(by_queue, route)
             links = self._line_up([request for lane in lanes for request in lane.take_requests()])
             wake = any([lane.needs_wake for lane in lanes])
@@ -329,11 +333,36 @@ class Producer(ProducerBase):
     def _empty_inbox(self) -> None:
         if not self._inbox:
             return
-        with self._lock:
+        with self._change as change:
+            change.begun = True
             actions = self._move_inbox()
             links = self._line_up(actions.requests)
         self._write(links)
         self._finish(actions)
+
+    def _give_up(self, error: BaseException) -> None:
+        """An exception of a signal handler left a change of lanes half done; with the lock held.
+
+        Some messages may be in no lane any more, and messages behind them must not be stored. So nothing more is sent,
+        everything that is left fails, and the producer closes in the background.
+        """
+        log.error("%s interrupted a call of the producer: it closes, and what it had accepted fails", repr(error))
+        outcomes = self._engine.abandon()
+        outcomes += self._inbox.left_in_transit({id(each) for outcome in outcomes for each in outcome.messages})
+        was_closing, self._closing = self._closing, True
+        self._adjust_inbox()
+        self._changed.notify_all()
+        close_aside(partial(self._end_interrupted, outcomes, ends=not was_closing))
+
+    def _end_interrupted(self, outcomes: list[Outcome], *, ends: bool) -> None:
+        report_abandoned(outcomes)
+        for outcome in outcomes:
+            outcome.notify()
+        if ends:
+            try:
+                self._end(0)
+            finally:
+                self._ended.set()
 
     def _move_inbox(self) -> Actions:
         """With the lock held."""
