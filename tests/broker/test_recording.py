@@ -268,6 +268,26 @@ def test_a_restart_after_a_crash_records_owned_queues_without_an_offset(
     assert lines(folder / "second", "e", "group", "queue", "offset")[-1] == ("recovered", "g", 0, -1)
 
 
+def test_an_offset_that_a_crash_took_is_recorded_when_its_group_asks_only_after_a_clean_stop(
+    clocked: RunningBroker, start: Start, folder: Path
+) -> None:
+    """The queue has no owner when the broker starts after the crash, so that start cannot tell what is missing."""
+    raw = clocked.connect()
+    raw.lane_lock("a", millis=LEASE_MS)
+    raw.commit(1, laneClient="a", laneEpoch="1")
+    raw.unlock("a", laneEpoch="1")
+    image = clocked.crash_image(folder / "image")
+    (folder / "second").mkdir()
+    shutil.copytree(folder / "history", folder / "second" / "history")
+    again = start(image, clock=ManualClock(), history=folder / "second" / "history")
+    again.restart()
+    assert "recovered" not in [each[0] for each in lines(folder / "second", "e")]
+    again.connect().committed()
+    assert lines(folder / "second", "e", "group", "queue", "offset", "clean")[-1] == ("recovered", "g", 0, -1, 1)
+    report = check([folder / "second" / "history"], CheckOptions())
+    assert (report.violations, report.coverage["forgotten_commits"]) == ((), 1)
+
+
 def test_a_broker_that_never_ran_before_has_nothing_to_recover(clocked: RunningBroker, folder: Path) -> None:
     clocked.connect().committed()
     assert lines(folder, "e") == []

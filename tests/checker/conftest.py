@@ -4,7 +4,7 @@
     a turn 0 k epoch=2     more fields by name
     a commit 1 at=35       at another time; times are milliseconds
 
-Processes called `p…` are producers, `broker` is the broker, all others are consumers.
+Processes called `p…` are producers, `broker` is the broker, `broker2` its next run, all others are consumers.
 """
 
 from collections.abc import Callable, Iterable
@@ -96,6 +96,6 @@ def _fields(what: str, words: list[str]) -> tuple[int | None, dict[str, object]]
 
 
 def _role(who: str) -> Role:
-    if who == "broker":
+    if who.startswith("broker"):
         return Role.BROKER
     return Role.PRODUCER if who.startswith("p") else Role.CONSUMER

@@ -74,6 +74,13 @@ LEGAL = {
         "broker discarded 0 k\nbroker parked 1 k\nbroker redriven 1 k 1\na effect 0 k\na end 0 k ok\na turn 1 k\n"
         "a effect 1 k\na end 1 k ok"
     ),
+    "message discarded while it runs, and its owner gets its lease back after a restart": (
+        "a turn 0 k epoch=1\na end 0 k retry epoch=1\na parked 0 k\na parked 1 k\na commit 2 epoch=1\n"
+        "broker redriven 0 k 1\na redriven 0 k 1\na turn 0 k epoch=1\nbroker discarded 0 k\n"
+        "a end 0 k abandoned epoch=1\nbroker2 parked 1 k\nbroker2 redriven 1 k 1\n"
+        "broker2 recovered 2 clean=0 alive=95\na turn 0 k epoch=1\na end 0 k retry epoch=1\n"
+        "broker2 redriven 1 k 1\na turn 1 k epoch=1\na end 1 k ok epoch=1"
+    ),
     "message discarded on its way fails once more, and the lane goes on": (
         "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k 1\n"
         "broker discarded 0 k\na turn 0 k\na end 0 k retry\nbroker redriven 1 k 1\na turn 1 k\na end 1 k ok"
@@ -293,6 +300,10 @@ LEGAL = {
         "a turn 0 key=\na end 0 key= ok\na commit 1\nbroker crashed alive=100 at=200\n"
         "broker crashed alive=5000 at=5100\n"
         "broker recovered -1 clean=0 alive=5000"
+    ),
+    "a loss that is noticed after the next clean stop": (
+        "a turn 0 k\na end 0 k ok\na commit 1\nbroker crashed alive=100 at=200\n"
+        "broker recovered -1 alive=5000 at=5100\nb turn 0 k\nb end 0 k ok\nb commit 1"
     ),
     "end and next start within the slack": ("a turn 0 k at=10\nb turn 0 k at=20\na end 0 k ok at=21\nb end 0 k ok"),
     "two groups, each at its own pace": (

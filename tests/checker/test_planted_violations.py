@@ -324,6 +324,30 @@ PLANTED = {
         "a turn 0 k epoch=1\na end 0 k retry epoch=1\na parked 0 k\na parked 1 k\na commit 2 epoch=1\n"
         "broker redriven 0 k 0\na turn 0 k epoch=1\na end 0 k ok epoch=1\nbroker redriven 1 k 1\nb turn 0 k epoch=2",
     ),
+    "discarded message runs although its owner has asked the restarted broker for the next": (
+        "D4",
+        "a turn 0 k epoch=1\na end 0 k retry epoch=1\na parked 0 k\na parked 1 k\na commit 2 epoch=1\n"
+        "broker redriven 0 k 1\na turn 0 k epoch=1\nbroker discarded 0 k\na end 0 k abandoned epoch=1\n"
+        "broker2 redriven 1 k 1\nbroker2 redriven 1 k 1\na turn 0 k epoch=1",
+    ),
+    "message that succeeded before it was discarded runs again after a restart": (
+        "D4",
+        "a turn 0 k epoch=1\na end 0 k retry epoch=1\na parked 0 k\na parked 1 k\na commit 2 epoch=1\n"
+        "broker redriven 0 k 1\na turn 0 k epoch=1\na end 0 k ok epoch=1\nbroker discarded 0 k\n"
+        "broker2 redriven 1 k 1\nb turn 0 k epoch=2",
+    ),
+    "message that succeeded after it was discarded runs again after a restart": (
+        "D4",
+        "a turn 0 k epoch=1\na end 0 k retry epoch=1\na parked 0 k\na parked 1 k\na commit 2 epoch=1\n"
+        "broker redriven 0 k 1\na turn 0 k epoch=1\nbroker discarded 0 k\na end 0 k ok epoch=1\n"
+        "broker2 redriven 1 k 1\nb turn 0 k epoch=2",
+    ),
+    "redriven message runs again although the restarted broker has its removal": (
+        "D4",
+        "a turn 0 k epoch=1\na end 0 k retry epoch=1\na parked 0 k\na parked 1 k\na commit 2 epoch=1\n"
+        "broker redriven 0 k 1\na turn 0 k epoch=1\na end 0 k ok epoch=1\nbroker2 redriven 1 k 1\n"
+        "b turn 0 k epoch=2",
+    ),
     "discarded message runs although it was not on its way": (
         "D4",
         "a turn 0 k epoch=1\na end 0 k retry epoch=1\na parked 0 k\na parked 1 k\na commit 2 epoch=1\n"
@@ -435,6 +459,24 @@ PLANTED = {
         "D3",
         "a turn 0 key=\na end 0 key= ok\nbroker crashed alive=20 at=30\na commit 1\nbroker crashed alive=5000 at=5100\n"
         "broker recovered -1 clean=0 alive=5000",
+    ),
+    "a crash loses an old commit, which is noticed after the next clean stop": (
+        "D3",
+        "a turn 0 k\na end 0 k ok\na commit 1\nbroker crashed alive=900 at=950\nbroker recovered -1 alive=5000 at=5100",
+    ),
+    "the next clean stop loses a commit that the last crash left": (
+        "D3",
+        "a turn 0 k\na end 0 k ok\na commit 1\nbroker crashed alive=100 at=200\nbroker recovered 1 clean=0 alive=100\n"
+        "broker recovered -1 alive=5000 at=5100",
+    ),
+    "a clean stop loses a commit that is newer than the last crash": (
+        "D3",
+        "a turn 0 k\na end 0 k ok\nbroker crashed alive=20 at=30\na commit 1\nbroker recovered -1 alive=5000 at=5100",
+    ),
+    "a clean stop leaves an older offset, and the last crash is no excuse": (
+        "D3",
+        "a turn 0 k\na end 0 k ok\na commit 1\na turn 1 k\na end 1 k ok\na commit 2\n"
+        "broker crashed alive=100 at=200\nbroker recovered 1 alive=5000 at=5100",
     ),
     "clean stop loses a group's only offset": ("D3", "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered -1"),
     "second group gets a message again below its commit": (

@@ -29,9 +29,9 @@ class Recording:
         self.on = history.on
         self._history = history
         self._alive = alive
-        self._crashed = False
+        self._clean = True
         self._known: set[tuple[str, str, int]] = set()
-        """Group, topic and queue whose recovered offset was recorded since the crash."""
+        """Group, topic and queue whose recovered offset was recorded since the start."""
         self._first: dict[tuple[str, int], int] = {}
         """Topic and queue to the first offset that was recorded as left by retention."""
 
@@ -116,11 +116,12 @@ class Recording:
 
         Leases have their full length again. Offsets survive a clean stop, but a crash may lose the newest, so the
         checker must know that it was a crash and which offsets are left. For owned queues this includes that there is
-        none, because their owner does not query its offset again."""
+        none, because their owner does not query its offset again.
+        """
         owned = {group: tuple(held) for group, held in leases.items()}
         for group, held in owned.items():
             self.locked(group, held)
-        self._crashed = not clean and self._alive > 0
+        self._clean = clean
         for row in offsets:
             self._known.add(row[:3])
             if row.reset_pending:
@@ -132,11 +133,14 @@ class Recording:
                 self.nothing_found(group, lease.queue.topic, lease.queue.queue_id)
 
     def nothing_found(self, group: str, topic: str, queue_id: int) -> None:
-        """Record that a queried offset does not exist: a crash may have lost every commit."""
+        """Record that a queried offset does not exist: a crash may have lost every commit.
+
+        Also after a clean stop: the group may not have asked between the crash and that stop.
+        """
         key = (group, topic, queue_id)
-        if self._crashed and key not in self._known:
+        if self._alive and key not in self._known:
             self._known.add(key)
-            self._history.recovered(Place(*key, -1), clean=False, alive=self._alive)
+            self._history.recovered(Place(*key, -1), clean=self._clean, alive=self._alive)
 
 
 def _line(group: str, queue: MessageQueue, owner: str, epoch: Epoch) -> LeaseLine:

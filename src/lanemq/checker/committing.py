@@ -158,18 +158,21 @@ class CrashRules:
         progress = self._state.progress(event.group, event.topic, event.queue)
         progress.tenure += 1
         self._state.restarts.add((event.process.name, event.alive))
+        crash = _crash_that_took(progress, event)
         if event.clean:
-            return None if event.offset >= progress.committed else _lost_by_clean_stop(progress, event)
+            if event.offset >= progress.committed:
+                return None
+            if crash is None or event.offset >= 0:
+                return _lost_by_clean_stop(progress, event)
         progress.reset_t = event.t
         if event.offset > progress.committed and progress.changes and progress.changes[-1].reset:
             progress.committed, progress.committed_t = (
                 event.offset,
                 event.t,
             )  # the reset was neither on disk nor answered
-        crash = _crash_that_took(progress, event)
         before, oldest = progress.committed, self._go_back(progress, event)
         progress.changes.clear()
-        age = (crash or oldest) - oldest
+        age = (crash or event.alive or oldest) - oldest
         return None if age <= self._promise else _too_old(before, event, age)
 
     def _go_back(self, progress: GroupProgress, event: Recovered) -> int:
@@ -190,14 +193,16 @@ class CrashRules:
         return oldest
 
 
-def _crash_that_took(progress: GroupProgress, event: Recovered) -> int:
-    """The time of the first crash after the group's last commit.
+def _crash_that_took(progress: GroupProgress, event: Recovered) -> int | None:
+    """The time of the first crash after the group's last commit; None if there was none.
 
-    Without leases, a broker that has lost all offsets of a group learns of the group when it asks again. That may be
-    after another crash.
+    A broker that has lost the only offset of a group learns of it when the group asks again, unless the queue has an
+    owner. That may be after another crash or a clean stop.
     """
-    last = progress.changes[-1].t if progress.changes else event.alive
-    return min((alive for alive in progress.queue.crashes if last <= alive <= event.alive), default=event.alive)
+    if not progress.changes:
+        return None
+    last = progress.changes[-1].t
+    return min((alive for alive in progress.queue.crashes if last <= alive <= event.alive), default=None)
 
 
 def _restore(progress: GroupProgress, passed: Passed) -> None:

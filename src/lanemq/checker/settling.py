@@ -7,7 +7,7 @@ it was redriven or discarded has overtaken it (B3 or B4).
 from collections.abc import Iterator
 from operator import itemgetter
 
-from lanemq.checker.events import DeadLettered, Discarded, HistoryEvent, MessageParked, Redriven, Skipped, Turn
+from lanemq.checker.events import DeadLettered, Discarded, HistoryEvent, MessageParked, Redriven, Role, Skipped, Turn
 from lanemq.checker.state import CheckedLane, CheckerState, GroupProgress, QueueContents
 from lanemq.checker.verdict import QueueUse, Violation, violation
 
@@ -156,7 +156,7 @@ class ParkingRules:
         if lane is None:
             return
         lane.redrive_first, lane.redrive_last = event.offset, max(event.offset, event.last)
-        _removed(progress, lane, event.offset)
+        _removed(progress, lane, event.offset, after_start=_after_start(lane, event))
         if not lane.redriven:
             self._state.count("redriven")
             lane.redriven = True
@@ -168,10 +168,13 @@ class ParkingRules:
             self._state.count("discarded")
             progress.account.skipped += 1
             progress.discarded[event.key] = max(event.offset, progress.discarded.get(event.key, -1))
+            was_open = event.offset in lane.unfinished
             lane.unfinished.discard(event.offset)
             if lane.redrive_first <= event.offset <= lane.redrive_last:  # on its way to its member: it may still run
                 progress.parked[event.offset] = lane
                 lane.redriven_done.add(event.offset)
+                if was_open:
+                    lane.with_owner.add(event.offset)
             else:
                 _forget(progress, lane)
 
@@ -187,6 +190,7 @@ def redriven_done(progress: GroupProgress, lane: CheckedLane, offset: int) -> No
     """A redriven message succeeded. It counts once, also if its removal from the broker's list was lost."""
     progress.account.finished += offset not in lane.redriven_done
     lane.redriven_done.add(offset)
+    lane.with_owner.discard(offset)
 
 
 def still_parked(progress: GroupProgress) -> int:
@@ -200,14 +204,26 @@ def lane_continues(progress: GroupProgress, lane: CheckedLane, offset: int) -> N
         _removed(progress, lane, offset)
 
 
-def _removed(progress: GroupProgress, lane: CheckedLane, below: int) -> None:
+def _after_start(lane: CheckedLane, event: Redriven) -> bool:
+    """Whether a broker that has just started repeats that the lane is redriven; its owner has not asked for it."""
+    if event.process.role is not Role.BROKER:
+        return False
+    before, lane.redriven_by = lane.redriven_by, event.process
+    return before not in (None, event.process)
+
+
+def _removed(progress: GroupProgress, lane: CheckedLane, below: int, *, after_start: bool = False) -> None:
     """Redriven messages below an offset are done, and the broker has removed them: they do not run again.
 
-    One that was discarded while it runs goes on. If it failed after that, it is not tried again.
+    One that was discarded while it runs goes on. If it failed after that, it is not tried again, once the owner has
+    asked for the next. `after_start`: the owner has not asked, and may still run those that were discarded.
     """
     running = lane.running_offset if lane.running is not None else below
     removed = {offset for offset in lane.redriven_done if offset < min(below, running)}
+    if after_start:
+        removed -= lane.with_owner
     lane.redriven_done -= removed
+    lane.with_owner -= removed
     discarded = progress.discarded.get(lane.key, -1)
     for offset in removed:
         progress.parked.pop(offset, None)

@@ -76,6 +76,10 @@ class CheckedLane:
     """The parked messages that the last redrive named: they may be on their way to the owner."""
     redriven_done: set[int] = field(default_factory=set)
     """Redriven messages that are done, and may run once more as long as their removal may be lost."""
+    redriven_by: Process | None = None
+    """The run of the broker that redrove it last."""
+    with_owner: set[int] = field(default_factory=set)
+    """Messages that were discarded after the owner got them, and have not succeeded since: it may still run them."""
     effects: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Sink to offset and time of the last effect that it stored."""
 
