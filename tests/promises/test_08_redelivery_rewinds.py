@@ -71,7 +71,8 @@ def crash_among_other_keys(group: LocalGroup) -> list[tuple[str, int]]:
 def reported(app: App) -> list[object]:
     """The finished ranges that the broker has."""
     assert app._thread is not None
-    return [each.finished_reported.ranges() for each in app._thread.engine.assignment if each.queue[0::2] == (TOPIC, 0)]
+    queues = [each for each in app._thread.engine.assignment if each.queue[0::2] == (TOPIC, 0)]
+    return [each.confirmed.finished.ranges() for each in queues if each.confirmed is not None]
 
 
 def commits(app: App) -> list[int | None]:

@@ -356,9 +356,11 @@ class BlockingRoutes(_CachedRoutes):
         declared: Iterable[NewTopic] = (),
         layouts: bool = True,
         may_move: bool = False,
+        outages: OutageLog | None = None,
     ) -> None:
+        """`outages`: for a client that goes on trying in the background; others raise what happened to their caller."""
         super().__init__(servers, clock, declared, layouts, may_move)
-        self.outages = OutageLog(log, self._clock)
+        self._outages = outages
         self._security = security
         self._begin()
         tell_child(self)
@@ -490,7 +492,8 @@ class BlockingRoutes(_CachedRoutes):
         try:
             return self._ask_over(BlockingConnection(address, security=self._security), command)
         except TransportError as error:
-            self.outages.failed(address, error)
+            if self._outages is not None:
+                self._outages.failed(address, error)
             raise
 
     def _ask_over(self, connection: BlockingConnection, command: Command) -> Command:
@@ -504,8 +507,8 @@ class BlockingRoutes(_CachedRoutes):
             raise
         finally:
             self._in_use = None
-        if self.outages.away:
-            self.outages.answered(connection.address)
+        if self._outages is not None and self._outages.away:
+            self._outages.answered(connection.address)
         with self._lock:
             if not self._closed:
                 self._connections[connection.address] = connection

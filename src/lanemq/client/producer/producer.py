@@ -49,6 +49,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Seconds, to_seconds
 from lanemq.net.address import parse_addresses
 from lanemq.net.blocking import DuplexConnection
+from lanemq.net.rate_limited_log import OutageLog
 from lanemq.wire.command import Command
 
 log = logging.getLogger(__name__)
@@ -63,12 +64,14 @@ class Producer(ProducerBase):
     def _begin(self) -> None:
         lock = threading.Lock()
         self._begin_with(lock, SubmittedFuture)
+        self._outages = OutageLog(log, self._clock)
         self._routes = BlockingRoutes(
             parse_addresses(self._servers),
             self._clock,
             security=self._security,
             declared=self._options.create,
             may_move=self._options.on_queue_change == "continue",
+            outages=self._outages,
         )
         self._change = ChangeOfLanes(lock, self._give_up)
         self._changed = threading.Condition(lock)
@@ -410,9 +413,9 @@ class Producer(ProducerBase):
         self._finish(moved)
         if not actions.outcomes:
             self._wake.set()  # the batch will be sent again later
-        if reply is not None and self._routes.outages.away:
-            self._routes.outages.answered(self._links[request.broker].address)
-            self._routes.outages.answered(request.broker)
+        if reply is not None and self._outages.away:
+            self._outages.answered(self._links[request.broker].address)
+            self._outages.answered(request.broker)
 
     def _finish(self, actions: Actions) -> None:
         guard = self._guard
@@ -429,7 +432,7 @@ class Producer(ProducerBase):
             if self._routes.is_due(topic):
                 self._routes.refresh(topic, provisional=True)
         for broker in actions.hang_up:
-            self._routes.outages.failed(self._links[broker].address, no_answer(self._options.request_timeout))
+            self._outages.failed(self._links[broker].address, no_answer(self._options.request_timeout))
             self._links[broker].hang_up()
         if self._waiting:
             with self._changed:
@@ -479,7 +482,7 @@ class Producer(ProducerBase):
         except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
             self._routes.expire(topic)
             with self._lock:
-                self._engine.dial_failed(broker, not_reached(self._routes.outages, broker, server, error))
+                self._engine.dial_failed(broker, not_reached(self._outages, broker, server, error))
             return
         link.post_oneway(self._heartbeat())
         with self._lock:

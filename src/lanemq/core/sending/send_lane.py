@@ -3,8 +3,8 @@
 Invariant: the messages of a key are stored in the order of `offer`, through time-outs, refusals and reconnects, and no
 message of a key is stored behind one that failed.
 
-- Every message gets a sequence number and keeps it when it is sent again (`sent_window`), so a broker that has
-  it already answers "stored".
+- Every message has a sequence number, its place in the line, and keeps it when it is sent again (`sent_window`), so a
+  broker that has it already answers "stored". `RequestBuilder` writes the number into the message.
 - At most `window` batches are unanswered. With window 1 a later batch cannot overtake an unanswered earlier one, which
   a broker that does not check sequences (Apache RocketMQ) requires. A LaneMQ broker refuses gaps, which makes larger
   windows safe on one connection: batches behind a failed one are refused, and all of them are sent again in order.
