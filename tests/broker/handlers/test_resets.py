@@ -5,11 +5,13 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient
 from tests.broker.running import ManualClock, RunningBroker
 
+from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.core.brokering.lock_table import LockTable
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.headers import PullResponse
 
 LONG = 25_000
+CLAIM = {"laneClient": "member", "laneEpoch": "1"}
 
 
 @pytest.fixture
@@ -22,8 +24,9 @@ def waiting(raw: RawClient) -> RawClient:
     return raw
 
 
-def _reset(broker: RunningBroker, group: str, queue: int = 0) -> None:
-    ext = {"topic": "T", "group": group, "timestamp": "-1", "offset": "0", "queueId": str(queue), "isForce": "true"}
+def _reset(broker: RunningBroker, group: str, queue: int = 0, offset: int = 0) -> None:
+    where = {"offset": str(offset), "queueId": str(queue)}
+    ext = {"topic": "T", "group": group, "timestamp": "-1", "isForce": "true", **where}
     assert broker.connect().ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
 
 
@@ -71,13 +74,45 @@ def test_a_lost_answer_does_not_undo_a_reset(broker: RunningBroker, waiting: Raw
     assert again.committed() == 1
 
 
+def pull_of_an_owner_that_lost_the_answer(broker: RunningBroker, owner: RawClient) -> int:
+    """An owner with unfinished messages cancels its pull, because it gives the queue up, and then keeps the queue.
+
+    The group was reset to the offset of that pull, which it does not know: the code of the answer to its next pull.
+    """
+    owner.lane_lock("member")
+    owner.commit(1, **CLAIM)
+    owner.post_pull("T", 3, hold=LONG, **CLAIM)
+    owner.bounds("T")  # the pull is held by now
+    _reset(broker, "g", offset=3)
+    owner.send("T", b"next", queue=0)
+    return owner.pull("T", 3, hold=LONG, **CLAIM).code
+
+
+def test_an_owner_that_is_at_the_offset_of_a_reset_by_chance_is_answered_until_it_commits_there(
+    broker: RunningBroker, waiting: RawClient
+) -> None:
+    """Otherwise it goes on with messages that the reset skips."""
+    assert pull_of_an_owner_that_lost_the_answer(broker, waiting) == ResponseCode.PULL_OFFSET_MOVED
+    assert "laneIgnored" in waiting.commit(2, **CLAIM).ext
+    assert "laneIgnored" not in waiting.commit(3, **CLAIM).ext
+    assert waiting.pull("T", 3, hold=LONG, **CLAIM).code == ResponseCode.SUCCESS
+
+
+def test_a_reset_that_ends_with_a_pull_from_its_offset_is_not_obeyed(
+    broker: RunningBroker, waiting: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control."""
+    real = GroupOffsets.pending_reset
+    monkeypatch.setattr(GroupOffsets, "pending_reset", lambda *args, **more: real(*args, **more | {"commits": False}))
+    assert pull_of_an_owner_that_lost_the_answer(broker, waiting) == ResponseCode.SUCCESS
+
+
 def test_the_answer_to_a_commit_ignored_because_of_a_reset_says_so(broker: RunningBroker, waiting: RawClient) -> None:
     """Otherwise the member would record an offset that the group does not have."""
     waiting.lane_lock("member")
-    claim = {"laneClient": "member", "laneEpoch": "1"}
-    assert "laneIgnored" not in waiting.commit(2, **claim).ext
+    assert "laneIgnored" not in waiting.commit(2, **CLAIM).ext
     _reset(broker, "g")
-    void, stock = waiting.commit(3, **claim), waiting.commit(3)
+    void, stock = waiting.commit(3, **CLAIM), waiting.commit(3)
     assert (void.code, void.ext["laneIgnored"]) == (0, "a reset waits for the group's next pull")
     assert (stock.code, stock.ext) == (0, {})
     assert waiting.committed() == 0

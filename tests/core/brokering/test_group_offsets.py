@@ -27,8 +27,10 @@ def commit(
     return offsets.commit("g", "t", 0, QueueOffset(offset), kind=kind, finished=finished)
 
 
-def pull(offsets: GroupOffsets, pulled_from: int, *, decides: bool = False) -> QueueOffset | None:
-    return offsets.pending_reset("g", "t", 0, QueueOffset(pulled_from), decides=decides)
+def pull(
+    offsets: GroupOffsets, pulled_from: int, *, decides: bool = False, commits: bool = False
+) -> QueueOffset | None:
+    return offsets.pending_reset("g", "t", 0, QueueOffset(pulled_from), decides=decides, commits=commits)
 
 
 def at_ten() -> GroupOffsets:
@@ -130,6 +132,26 @@ def test_a_member_at_the_offset_of_a_reset_by_chance_is_answered_with_it_too() -
     offsets = at_ten()
     offsets.reset_at_next_pull("g", "t", 0, QueueOffset(12))
     assert [pull(offsets, 12), pull(offsets, 12)] == [12, None]
+
+
+def test_an_owner_at_the_offset_of_a_reset_by_chance_ends_it_only_by_a_commit() -> None:
+    """It may have lost every answer, and would go on with messages that the reset skips."""
+    offsets = at_ten()
+    offsets.reset_at_next_pull("g", "t", 0, QueueOffset(12))
+    assert [pull(offsets, 12, commits=True) for _ in range(3)] == [12, 12, 12]
+    assert commit(offsets, 11) == Ignored(WhyIgnored.RESET_PENDING)
+    assert commit(offsets, 12) == Committed(QueueOffset(12))
+    assert pull(offsets, 12, commits=True) is None
+
+
+def test_a_commit_with_finished_ranges_does_not_end_a_reset_to_its_offset() -> None:
+    """What they cover is to run again; the commit stems from before the reset, whose answer was lost."""
+    offsets = at_ten_with_finished()
+    offsets.reset_at_next_pull("g", "t", 0, QueueOffset(10))
+    assert pull(offsets, 21, commits=True) == 10
+    assert commit(offsets, 10, finished=FinishedRanges.of([(12, 15)])) == Ignored(WhyIgnored.RESET_PENDING)
+    assert finished(offsets) == []
+    assert commit(offsets, 10, finished=FinishedRanges()) == Committed(QueueOffset(10))
 
 
 def test_a_reader_that_chooses_its_offsets_is_answered_with_a_reset_once() -> None:

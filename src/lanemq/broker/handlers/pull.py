@@ -253,9 +253,10 @@ class PullHandler:
             QueueOffset(header.queue_offset),
             # Consumers set SUSPEND; a client that does not has chosen the range that it reads.
             decides=not header.sys_flag & PULL_SUSPEND,
+            commits=bool(header.lane_epoch),
         )
         if offset is None:
-            if waits:  # may be a new owner, which never was at another offset
+            if waits:  # may be a new member, which never was at another offset
                 parts.recording.arrived(header.consumer_group, header.topic, header.queue_id, header.queue_offset)
             return False
         low, high = self._parts.store.bounds(header.topic, header.queue_id)

@@ -6,7 +6,8 @@ owner never undoes the progress of the new one.
 
 A reset can be pending: pulls of that queue are answered "offset moved" with the new offset until one comes from there,
 since each of these answers may be lost. Until then commits are ignored, because they stem from before the reset. A
-commit at the new offset ends the reset too.
+commit at the new offset ends the reset too. Only such a commit does if the queue has an owner with an epoch: its pull
+may come from there by chance, while it still has messages from before the reset. It commits where it has moved to.
 
 Offsets are the next one to read. This table does not know owners: `kind_of` translates the lock table's verdict.
 
@@ -82,6 +83,10 @@ class SavedOffset(NamedTuple):
     """As `FinishedRanges.encode(offset)` writes them."""
 
 
+def _has_ranges(finished: FinishedRanges | None) -> bool:
+    return finished is not None and bool(finished.bounds)
+
+
 def kind_of(verdict: Verdict, *, stock: bool) -> CommitKind:
     """What a commit may do whose sender has this standing."""
     if isinstance(verdict, Stale):
@@ -116,7 +121,8 @@ class GroupOffsets:
         if kind is CommitKind.FENCED:
             return Ignored(WhyIgnored.FENCED)
         stored = self.committed(group, topic, queue_id)
-        if key in self._pending and not self._has_arrived(key, offset):
+        # With finished ranges it stems from before the reset, and would hide messages that are to run again.
+        if key in self._pending and (_has_ranges(finished) or not self._has_arrived(key, offset)):
             return Ignored(WhyIgnored.RESET_PENDING)
         if stored is not None and offset < stored and kind is CommitKind.FORWARD:
             return Backward(stored)
@@ -177,14 +183,24 @@ class GroupOffsets:
         self._put((group, topic, queue_id), offset)
 
     def pending_reset(
-        self, group: str, topic: str, queue_id: int, pulled_from: QueueOffset, *, decides: bool = False
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        pulled_from: QueueOffset,
+        *,
+        decides: bool = False,
+        commits: bool = False,
     ) -> QueueOffset | None:
         """The offset with which a pull is answered "moved"; None if no reset is pending.
 
-        A client that `decides` itself where it reads is answered so once, and may continue elsewhere.
+        A client that `decides` itself where it reads is answered so once, and may continue elsewhere. One that
+        `commits` the offset it has moved to is answered so until it has.
         """
         key = (group, topic, queue_id)
-        if key not in self._pending or self._has_arrived(key, pulled_from, decides=decides):
+        if key not in self._pending:
+            return None
+        if (decides or not commits) and self._has_arrived(key, pulled_from, decides=decides):
             return None
         self._pending[key] = True
         return self.committed(*key)
