@@ -114,6 +114,18 @@ LEGAL = {
         "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k\na turn 0 k\n"
         "a end 0 k retry\na dead 0 k\na turn 1 k\na end 1 k ok\na turn 2 k"
     ),
+    "redriven, committed past while it runs, and dead-lettered": (
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\nbroker redriven 0 k 1\na turn 0 k\na commit 2\n"
+        "a end 0 k retry\na dead 0 k\na turn 1 k\na end 1 k ok\na turn 2 k"
+    ),
+    "a handler that a reset skips cannot be stopped and has its effect": (
+        "a granted a 1\na turn 0 k epoch=1\nb granted b 2\nb reset 5 epoch=2\na effect 0 k epoch=1\n"
+        "a end 0 k late epoch=1\nb turn 5 k epoch=2\nb effect 5 k epoch=2\nb end 5 k ok epoch=2\nb commit 6 epoch=2"
+    ),
+    "two resets skip the same running handler": (
+        "a granted a 1\na turn 0 k epoch=1\nb granted b 2\nb reset 5 epoch=2\nb reset 7 epoch=2\n"
+        "a effect 0 k epoch=1\na end 0 k late epoch=1\nb turn 7 k epoch=2\nb effect 7 k epoch=2\nb end 7 k ok epoch=2"
+    ),
     "reset leaves parked lanes parked": (
         "a turn 0 k\na end 0 k retry\na parked 0 k\na turn 1 j\na end 1 j ok\na commit 2\nx reset 0\n"
         "a turn 1 j\na end 1 j ok\na commit 2\nbroker redriven 0 k\na turn 0 k\na end 0 k ok"

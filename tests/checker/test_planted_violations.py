@@ -496,6 +496,31 @@ PLANTED = {
         "P1",
         "x effect 0 k group=table epoch=1\nx effect 1 k group=table epoch=1\nx effect 1 k group=table epoch=2",
     ),
+    "effect twice, before and after a reset that skips the message while it runs": (
+        "P1",
+        "a turn 0 k\na effect 0 k\nx reset 5\na effect 0 k",
+    ),
+    "effect of a message that a reset skipped while it ran, after that of a later one": (
+        "P1",
+        "a turn 0 k\nx reset 5\nb turn 5 k\nb effect 5 k\na effect 0 k",
+    ),
+    "effect of a message that a reset skipped before it ran": (
+        "P1",
+        "a turn 0 k\nx reset 5\na effect 1 k",
+    ),
+    "effect of a message that a reset skipped after it ran": (
+        "P1",
+        "a turn 0 k\na end 0 k ok\nx reset 5\na effect 0 k",
+    ),
+    "parked, committed past and dead-lettered without a redrive": (
+        "E1",
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\na dead 0 k",
+    ),
+    "dead-lettered without an attempt behind a redriven message": (
+        "E1",
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k 1\na turn 0 k\n"
+        "a end 0 k retry\na dead 1 k",
+    ),
     "effect of a stale owner for another key of the queue": (
         "P2",
         "b turn 0 k epoch=2\nb effect 0 k epoch=2\nb end 0 k ok\na effect 1 j epoch=1",

@@ -256,7 +256,9 @@ class EffectRules:
         stale = _stale_effect(progress, event, asked)
         if stale is not None:
             return stale
-        if event.offset < progress.committed and event.offset not in progress.parked:
+        lane = progress.lanes.get(event.key)
+        skipped = lane is not None and event.offset in lane.skipped_running
+        if event.offset < progress.committed and event.offset not in progress.parked and not skipped:
             if asked <= progress.committed_t:
                 return None
             return violation(

@@ -28,7 +28,7 @@ class SettlingRules:
         progress = self._state.progress(event.group, event.topic, event.queue)
         self._state.count("dead_letter")
         redriven = progress.parked.get(event.offset)
-        if redriven is not None and event.offset in progress.started:  # it failed for good
+        if redriven is not None and _was_tried(progress, redriven, event.offset):  # it failed for good
             redriven.unfinished.discard(event.offset)
             redriven.redriven_done.add(event.offset)  # its removal from the broker's list may be lost
             return None
@@ -177,6 +177,11 @@ class ParkingRules:
                     lane.with_owner.add(event.offset)
             else:
                 _forget(progress, lane)
+
+
+def _was_tried(progress: GroupProgress, lane: CheckedLane, offset: int) -> bool:
+    """Whether a parked message ran. A commit may have passed it since its redrive, while it ran or failed."""
+    return offset in progress.started or (lane.redriven and lane.last == offset)
 
 
 def parked_turn(lane: CheckedLane, event: Turn) -> Violation | None:

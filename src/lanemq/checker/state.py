@@ -6,7 +6,7 @@ is judged by the committed offset alone.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -82,6 +82,22 @@ class CheckedLane:
     """Messages that were discarded after the owner got them, and have not succeeded since: it may still run them."""
     effects: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Sink to offset and time of the last effect that it stored."""
+    skipped_running: frozenset[int] = frozenset()
+    """Messages that were running when a reset skipped them: their handler cannot be stopped, and has its effect."""
+
+    def after_reset(self, offset: int, parked: Container[int]) -> "CheckedLane":
+        """What is left of a running lane after a reset to `offset`: what runs, and the effects it comes after."""
+        open_turns = self.unfinished | self.skipped_running
+        skipped = frozenset(each for each in open_turns if each < offset and each not in parked)
+        return CheckedLane(
+            self.key,
+            running=self.running,
+            running_offset=self.running_offset,
+            running_count=self.running_count,
+            running_batch=self.running_batch,
+            effects={sink: last for sink, last in self.effects.items() if skipped and last[0] <= max(skipped)},
+            skipped_running=skipped,
+        )
 
 
 class Passed(NamedTuple):
@@ -188,16 +204,8 @@ class GroupProgress:
         self.finished.clear()
         self.dead.clear()
         self.passed_unknown.clear()
-        running = {key: lane for key, lane in self.lanes.items() if lane.running is not None}
         self.lanes = {
-            key: CheckedLane(
-                key,
-                running=lane.running,
-                running_offset=lane.running_offset,
-                running_count=lane.running_count,
-                running_batch=lane.running_batch,
-            )
-            for key, lane in running.items()
+            key: lane.after_reset(offset, self.parked) for key, lane in self.lanes.items() if lane.running is not None
         }
         for parked, lane in list(self.parked.items()):
             if parked not in lane.unfinished:
