@@ -5,13 +5,16 @@ import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.util.List;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.RequestCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
 import org.apache.rocketmq.client.utils.MessageUtil;
@@ -152,8 +155,21 @@ public final class Job {
     private void request() throws Exception {
         DefaultMQProducer producer = producer("java-askers", false);
         byte[] body = job.getString("body").getBytes(StandardCharsets.UTF_8);
-        Message reply = producer.request(new Message(job.getString("topic"), body), 20_000);
-        say("replied", new String(reply.getBody(), StandardCharsets.UTF_8));
+        CompletableFuture<Message> replied = new CompletableFuture<>();
+        producer.request(new Message(job.getString("topic"), body), new RequestCallback() {
+            @Override
+            public void onSuccess(Message message) {
+                if (message != null) { // 5.3.3 calls this a first time without a message when the request is stored
+                    replied.complete(message);
+                }
+            }
+
+            @Override
+            public void onException(Throwable failure) {
+                replied.completeExceptionally(failure);
+            }
+        }, 20_000);
+        say("replied", new String(replied.get(30, TimeUnit.SECONDS).getBody(), StandardCharsets.UTF_8));
         producer.shutdown();
     }
 

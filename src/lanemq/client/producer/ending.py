@@ -7,8 +7,8 @@ A signal handler runs in the main thread, in the middle of whatever that thread 
 a future's or the log's, it may hold a lock, and a `close` that waits for other threads would wait for itself. Such a
 `close` continues in a thread of its own, which the exit waits for.
 
-A handler that raises ends such a call in the middle. `ChangeOfLanes` notices that, and the producer gives up: what it
-had accepted fails, with a warning, instead of being lost unnoticed.
+A handler that raises ends such a call in the middle. The producer notices that and gives up: what it had accepted
+fails, with a warning, instead of being lost unnoticed.
 """
 
 import atexit
@@ -17,10 +17,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from types import FrameType, TracebackType
-from typing import Protocol, Self
-
-from lanemq.model.errors import LaneError
+from types import FrameType
+from typing import Protocol
 
 log = logging.getLogger(__name__)
 
@@ -93,30 +91,3 @@ def close_aside(close: Callable[[], None]) -> None:
     closer = threading.Thread(target=run, name="lanemq-close", daemon=True)
     _closers.add(closer)
     closer.start()
-
-
-class ChangeOfLanes:
-    """Holds the lock of a producer while lanes change, and calls `give_up` if an exception ends the change in between.
-
-    Errors of LaneMQ are raised before anything changes, so they are left alone.
-    """
-
-    def __init__(self, lock: threading.Lock, give_up: Callable[[BaseException], None]) -> None:
-        self._lock = lock
-        self._give_up = give_up
-        self.begun = False
-        """Set by the caller when it begins to change lanes; before, it may be interrupted without harm."""
-
-    def __enter__(self) -> Self:
-        self._lock.acquire()
-        self.begun = False
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is not None and self.begun and not isinstance(error, LaneError):
-                self._give_up(error)
-        finally:
-            self._lock.release()

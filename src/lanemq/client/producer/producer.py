@@ -27,7 +27,7 @@ from lanemq.client.producer.base import (
     report_abandoned,
 )
 from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable, refuse_delay, total_size
-from lanemq.client.producer.ending import ChangeOfLanes, close_aside, interrupts_a_call
+from lanemq.client.producer.ending import close_aside, interrupts_a_call
 from lanemq.client.producer.engine import NO_ACTIONS, Actions, SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.outcomes import Outcome
@@ -73,7 +73,6 @@ class Producer(ProducerBase):
             may_move=self._options.on_queue_change == "continue",
             outages=self._outages,
         )
-        self._change = ChangeOfLanes(lock, self._give_up)
         self._changed = threading.Condition(lock)
         self._waiting = 0
         self._links: dict[str, DuplexConnection] = {}
@@ -259,17 +258,22 @@ class Producer(ProducerBase):
             refuse_delay(route, message)
         if self._inbox:
             self._empty_inbox()
-        with self._change as change:
+        with self._lock:
             if engine.unsettled.bytes + message.size > self._options.buffer_bytes:
                 self._wait_for_room(message.size, seconds)
             if self._closing:
                 raise closed()
-            change.begun = True
-            lane = engine.offer_one(queue, message, route)
-            if not sender_waits:
-                self._inbox.learn(route)
-            requests, wake = lane.take_requests(), lane.needs_wake
-            links = self._line_up(requests)
+            try:
+                lane = engine.offer_one(queue, message, route)
+                if not sender_waits:
+                    self._inbox.learn(route)
+                requests, wake = lane.take_requests(), lane.needs_wake
+                links = self._line_up(requests)
+            except LaneError:
+                raise
+            except BaseException as error:
+                self._give_up(error)
+                raise
         self._write(links)
         if wake:
             self._wake.set()
@@ -278,14 +282,19 @@ class Producer(ProducerBase):
         (route, seconds), engine = self._route(topic), self._engine
         by_queue = self._chooser.sort_out(route, chunk)
         self._empty_inbox()
-        with self._change as change:
+        with self._lock:
             self._wait_for_room(sum(map(total_size, by_queue.values())), seconds)
             if self._closing:
                 raise closed()
-            change.begun = True
-            lanes = engine.offer_all(by_queue, route)
-            links = self._line_up([request for lane in lanes for request in lane.take_requests()])
-            wake = any([lane.needs_wake for lane in lanes])
+            try:
+                lanes = engine.offer_all(by_queue, route)
+                links = self._line_up([request for lane in lanes for request in lane.take_requests()])
+                wake = any([lane.needs_wake for lane in lanes])
+            except LaneError:
+                raise
+            except BaseException as error:
+                self._give_up(error)
+                raise
         self._write(links)
         if wake:
             self._wake.set()
@@ -336,15 +345,21 @@ class Producer(ProducerBase):
     def _empty_inbox(self) -> None:
         if not self._inbox:
             return
-        with self._change as change:
-            change.begun = True
-            actions = self._move_inbox()
-            links = self._line_up(actions.requests)
+        with self._lock:
+            try:
+                actions = self._move_inbox()
+                links = self._line_up(actions.requests)
+            except BaseException as error:
+                self._give_up(error)
+                raise
         self._write(links)
         self._finish(actions)
 
     def _give_up(self, error: BaseException) -> None:
         """An exception of a signal handler left a change of lanes half done; with the lock held.
+
+        Errors of LaneMQ are raised before anything changes, and do not lead here. The lock is taken by a plain `with`,
+        which a handler cannot interrupt between taking the lock and being ready to release it.
 
         Some messages may be in no lane any more, and messages behind them must not be stored. So nothing more is sent,
         everything that is left fails, and the producer closes in the background.
