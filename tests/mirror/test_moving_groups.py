@@ -95,8 +95,8 @@ def test_a_group_with_a_parked_lane_is_not_moved_because_its_offset_has_passed_t
 
 def test_an_unknown_group_is_an_error(pair: Pair) -> None:
     pair.create("unknown-group")
-    with pytest.raises(NotMovable, match="'nobody' has no offsets in topic 'unknown-group'"):
-        translate(pair.options("unknown-group"), ["nobody"])
+    with pytest.raises(NotMovable, match="'absent' has no offsets in topic 'unknown-group'"):
+        translate(pair.options("unknown-group"), ["absent"])
 
 
 def test_a_verification_names_a_message_that_was_not_copied_and_one_that_differs(pair: Pair) -> None:

@@ -1,25 +1,15 @@
 """What a consumer writes to the log while its broker is away: that it is away, and that it is back."""
 
-import logging
 import threading
 from collections.abc import Callable
 
 import pytest
+from tests.client.logged_lines import warnings_of_clients
 
 from lanemq import Admin, App, Message, Producer
 from lanemq.testing.embedded import EmbeddedBroker
 
 PAUSE = threading.Event()
-CLIENT_LOGS = ("lanemq.client", "lanemq.net.connection", "lanemq.net.blocking")
-
-
-def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What clients logged; the broker of the test runs in this process, too."""
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.levelno >= logging.WARNING and record.name.startswith(CLIENT_LOGS)
-    ]
 
 
 @pytest.mark.slow
@@ -48,8 +38,8 @@ def test_an_outage_is_two_lines_of_a_consumer(ordered: bool, caplog: pytest.LogC
             broker.start()
             send_all(broker, second := {f'"second {number}"' for number in range(20)})
             wait_for(lambda: handled(second))
-            wait_for(lambda: len(lines(caplog)) >= 2)
-            app_lines = lines(caplog)
+            wait_for(lambda: len(warnings_of_clients(caplog)) >= 2)
+            app_lines = warnings_of_clients(caplog)
     away, back = app_lines
     assert away.startswith(f"{address} does not answer")
     assert back.startswith(f"{address} answers again")

@@ -91,9 +91,24 @@ def test_no_signal_of_ten_makes_a_producer_hang(broker: EmbeddedBroker, call: st
 
 @pytest.mark.slow
 def test_a_handler_that_exits_makes_no_gap(broker: EmbeddedBroker) -> None:
-    topic, last = new_topic(broker, "exits"), 0
     program = SUBMITS.format(call=CALLS["submit"]).replace("producer.close()\n", "producer.close()\n    sys.exit()\n")
-    for _ in range(10):
+    for stored, accepted, errors in ended_programs(broker, new_topic(broker, "exits"), program, times=10):
+        assert stored == list(range(len(stored)))
+        assert len(stored) >= accepted or "messages that may be lost" in errors
+
+
+def end_by_signal(broker: EmbeddedBroker, topic: str, call: str, times: int) -> None:
+    for stored, accepted, _ in ended_programs(broker, topic, SUBMITS.format(call=CALLS[call]), times):
+        assert stored == list(range(len(stored)))
+        assert len(stored) >= accepted, "what was accepted before the signal is stored"
+
+
+def ended_programs(
+    broker: EmbeddedBroker, topic: str, program: str, times: int
+) -> Iterator[tuple[list[int], int, str]]:
+    """Ends a program by SIGTERM, again and again: the numbers it stored, how many it had submitted, and its stderr."""
+    last = 0
+    for _ in range(times):
         with start(broker.address, topic, program) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
@@ -103,24 +118,7 @@ def test_a_handler_that_exits_makes_no_gap(broker: EmbeddedBroker) -> None:
         assert process.returncode == 0, errors
         found = numbers(broker, topic)[last:]
         last += len(found)
-        assert found == list(range(len(found)))
-        assert len(found) >= int(printed) or "messages that may be lost" in errors
-
-
-def end_by_signal(broker: EmbeddedBroker, topic: str, call: str, times: int) -> None:
-    last = 0
-    for _ in range(times):
-        with start(broker.address, topic, SUBMITS.format(call=CALLS[call])) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            threading.Event().wait(0.05)
-            process.send_signal(signal.SIGTERM)
-            printed, errors = process.communicate(timeout=SECONDS)
-        assert process.returncode == 0, errors
-        found = numbers(broker, topic)[last:]
-        last += len(found)
-        assert found == list(range(len(found)))
-        assert len(found) >= int(printed), "what was accepted before the signal is stored"
+        yield found, int(printed), errors
 
 
 def test_a_handler_that_waited_in_the_interrupted_call_would_wait_for_itself(fake: FakeBroker) -> None:

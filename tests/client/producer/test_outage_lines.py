@@ -1,12 +1,12 @@
 """What a producer writes to the log while its broker is away: that it is away, and that it is back."""
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 from tests.client.fake_broker import FakeBroker, serving
+from tests.client.logged_lines import warnings_of_clients
 from tests.client.producer.producers import Open
 
 from lanemq.net import rate_limited_log
@@ -14,16 +14,6 @@ from lanemq.net import rate_limited_log
 fake = serving()
 
 PAUSE = threading.Event()
-CLIENT_LOGS = ("lanemq.client", "lanemq.net.connection", "lanemq.net.blocking")
-
-
-def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What clients logged; the brokers of the tests run in this process, too."""
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.levelno >= logging.WARNING and record.name.startswith(CLIENT_LOGS)
-    ]
 
 
 @contextmanager
@@ -55,7 +45,7 @@ def test_an_outage_is_two_lines_of_a_producer(
 ) -> None:
     rounds = iter(range(24))
     send_through(fake, kind, away, lambda: next(rounds, None) is None)
-    first, last = lines(caplog)
+    first, last = warnings_of_clients(caplog)
     assert first.startswith(f"{fake.address} does not answer, trying again until it does: ")
     assert last.startswith(f"{fake.address} answers again after ")
 
@@ -65,4 +55,4 @@ def test_without_the_limit_every_attempt_is_a_line(
 ) -> None:
     """The negative control."""
     monkeypatch.setattr(rate_limited_log, "REMIND_AFTER", 0)
-    send_through(fake, kind, stopped, lambda: len(lines(caplog)) > 4)
+    send_through(fake, kind, stopped, lambda: len(warnings_of_clients(caplog)) > 4)
