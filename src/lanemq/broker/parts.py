@@ -17,6 +17,7 @@ from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.core.brokering.lock_table import LockTable, Verdict
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.membership import ConnectionId, Membership
+from lanemq.core.brokering.refusals import RefusalCounts
 from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.core.brokering.traffic import Traffic
 from lanemq.log.state import State
@@ -47,7 +48,10 @@ class ClientVersion(NamedTuple):
 
 @dataclass(slots=True)
 class Counters:
-    """Requests of members that do not own the queue, since the start; shown by GET_BROKER_RUNTIME_INFO."""
+    """What was refused since the start; shown by GET_BROKER_RUNTIME_INFO."""
+
+    refusals: RefusalCounts = field(default_factory=RefusalCounts)
+    """By reason, except for requests of members that do not own the queue, which follow."""
 
     stale_pulls: int = 0
     """Pulls of stock clients (answered) and LaneMQ clients (refused)."""

@@ -149,6 +149,7 @@ def _lane_figures(parts: Parts) -> dict[str, str]:
         "laneStaleCommits": str(counters.stale_commits),
         "laneRefusedCommits": str(counters.refused_commits),
         "laneRefusedParks": str(counters.refused_parks),
+        **{f"laneRefused_{reason.value}": str(count) for reason, count in counters.refusals.counts.items()},
     }
 
 
