@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lanemq.cli.topic_reader import TopicReader
+from lanemq.client.admin.topic_reader import TopicReader
 
 CLOCK_SLACK = 0.001
 """Seconds. Two processes read the same clock; reading it and running the handler are not one step."""

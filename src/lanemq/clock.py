@@ -77,6 +77,11 @@ def wall_ms(when: datetime | float) -> Millis:
     return to_millis(when.timestamp() if isinstance(when, datetime) else when)
 
 
+def time_text(time: datetime) -> str:
+    """A time in tables, sentences and logs: local, to the millisecond, with the zone's offset."""
+    return time.astimezone().isoformat(" ", "milliseconds")
+
+
 def milliseconds_of(clock: Clock) -> Callable[[], Millis]:
     """A clock's `now` as a fast function."""
     return running_ms if type(clock) is SystemClock else clock.now

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.testing.embedded import EmbeddedBroker
 
 SECONDS = 100

@@ -15,6 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 import msgspec
 
+from lanemq.clock import time_text as time_text
+from lanemq.model.wording import duration_text as duration_text
+from lanemq.model.wording import plural as plural
+from lanemq.model.wording import printable as printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -77,11 +82,6 @@ def cell(value: object) -> str:
             return printable(str(value))
 
 
-def time_text(time: datetime) -> str:
-    """A time in tables, sentences and logs: local, to the millisecond, with the zone's offset."""
-    return time.astimezone().isoformat(" ", "milliseconds")
-
-
 def log_to_stderr(level: int | str) -> None:
     """Logs this level and above to stderr."""
     handler = logging.StreamHandler(sys.stderr)
@@ -92,11 +92,6 @@ def log_to_stderr(level: int | str) -> None:
 class _LogLine(logging.Formatter):
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
         return time_text(datetime.fromtimestamp(record.created, UTC))
-
-
-def printable(text: str) -> str:
-    """The text with control characters escaped."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def body_for_json(body: bytes) -> object:
@@ -110,19 +105,6 @@ def body_for_json(body: bytes) -> object:
 def short_text(text: str) -> str:
     """The beginning of a text that fits into a table cell."""
     return text if len(text) <= SHORT_CHARS else text[: SHORT_CHARS - 1] + "…"
-
-
-def duration_text(millis: float | None) -> str | None:
-    """A duration as text: `350 ms`, `12.3 s`, `15 min`; None if it is unknown."""
-    if millis is None:
-        return None
-    if millis < 1_000:
-        return f"{millis:.0f} ms"
-    return f"{millis / 1000:.1f} s" if millis < 120_000 else f"{millis // 60_000:.0f} min"
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 @contextlib.contextmanager

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Run
 
-from lanemq.cli.commands.group import QueueProgress
 from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.queue_progress import QueueProgress
 from lanemq.client.admin.views import GroupQueue
 from lanemq.client.consumer.consumer import Consumer
 from lanemq.client.producer.producer import Producer

@@ -7,9 +7,9 @@ import pytest
 from tests.chaos.members import until
 from tests.cli.conftest import Run
 
-from lanemq.cli.commands.group import QueueProgress
-from lanemq.cli.commands.lane_reason import KeyProgress
 from lanemq.client.admin.admin import Admin, Position
+from lanemq.client.admin.key_progress import KeyProgress
+from lanemq.client.admin.queue_progress import QueueProgress
 from lanemq.client.admin.views import AtOffset, GroupQueue, LaneStateView, NoAnswer
 from lanemq.client.consumer.consumer import Consumer
 from lanemq.client.producer.producer import Producer

@@ -11,8 +11,8 @@ from tests.cli.conftest import Run
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.commands.send import Line, Sending, Stopped
-from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue

@@ -11,9 +11,9 @@ import pytest
 from tests.chaos.members import TIMEOUT, until
 from tests.cli.conftest import Run
 
-from lanemq.cli.commands.group import QueueProgress
-from lanemq.cli.commands.lane_reason import KeyProgress
 from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.key_progress import KeyProgress
+from lanemq.client.admin.queue_progress import QueueProgress
 from lanemq.client.admin.views import GroupQueue, LaneStateView, NoAnswer
 from lanemq.client.consumer.app import App
 from lanemq.client.message import Message

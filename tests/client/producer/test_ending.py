@@ -10,8 +10,8 @@ from concurrent.futures import Future
 import pytest
 from tests.client.fake_broker import FakeBroker, serving
 
-from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.client.producer import ending
 from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt

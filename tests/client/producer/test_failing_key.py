@@ -12,8 +12,8 @@ from tests.client.fake_broker import FakeBroker, Fault
 from tests.client.producer.producers import Blocking, OnALoop
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.model.errors import LaneFrozen, MessageRefused, RequestTimedOut
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker

@@ -167,7 +167,7 @@ def test_a_minute_without_a_broker_is_no_incident() -> None:
 
 
 def read_all(broker: EmbeddedBroker) -> dict[str, list[int]]:
-    from lanemq.cli.topic_reader import TopicReader
+    from lanemq.client.admin.topic_reader import TopicReader
 
     found: dict[str, list[int]] = {}
     with TopicReader(broker.address, "orders") as reader:

@@ -1,21 +1,17 @@
 """`lanemq group`: list and describe groups, and reset their offsets."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import click
 
 from lanemq.cli.options import YES, CliError, InOrder, WrongUsage, asks_server, confirm, parse_time
 from lanemq.cli.output import Grid, duration_text, plural, show
-from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.admin.admin import Admin, Position
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
-from lanemq.client.admin.views import AtOffset, AtTime, GroupDescription, GroupQueue, LeaseView, OffsetChange
+from lanemq.client.admin.queue_progress import QueueProgress, queue_progress
+from lanemq.client.admin.views import AtOffset, AtTime, GroupDescription, OffsetChange
 from lanemq.clock import SystemClock
-from lanemq.model.names import RETRY_PREFIX
-from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis, QueueOffset, to_millis
+from lanemq.model.units import QueueOffset
 
 
 @click.group(cls=InOrder)
@@ -122,65 +118,6 @@ def existing_group(admin: Admin, name: str) -> GroupDescription:
     if not found.members and not found.queues and name not in admin.groups():
         raise CliError(f"group {name!r} is unknown: it has no offsets and no member is online; see lanemq group list")
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class QueueProgress:
-    """A group's progress in one queue."""
-
-    at: GroupQueue
-    lag_ms: int | None
-    """Age of the oldest unfinished message; None if there is none."""
-    lease_ms: int | None
-    """Time left of the owner's lease; None if the queue has no owner."""
-
-    @property
-    def worth_showing(self) -> bool:
-        """False for a retry topic that was never used."""
-        return self.at.end > 0 or not self.at.queue.topic.startswith(RETRY_PREFIX)
-
-    def document(self) -> dict[str, object]:
-        return {
-            "topic": self.at.queue.topic,
-            "broker": self.at.queue.broker,
-            "queue": self.at.queue.queue_id,
-            "offset": self.at.offset,
-            "end": self.at.end,
-            "lag": self.at.lag,
-            "lag_ms": self.lag_ms,
-            "owner": self.at.owner,
-            "epoch": self.at.epoch,
-            "lease_ms": self.lease_ms,
-        }
-
-
-def queue_progress(
-    group: GroupDescription, leases: Mapping[MessageQueue, LeaseView], server: str, wall: Millis
-) -> Iterator[QueueProgress]:
-    """The progress in every queue of the group, sorted.
-
-    The broker does not report the age of the oldest unfinished message, so that message is read in each queue that is
-    behind.
-    """
-    ages = _ages(group, server, wall)
-    for at in group.queues:
-        lease = leases.get(at.queue)
-        yield QueueProgress(at, ages.get(at.queue), to_millis(lease.remaining) if lease is not None else None)
-
-
-def _ages(group: GroupDescription, server: str, wall: Millis) -> dict[MessageQueue, int]:
-    behind: dict[str, list[GroupQueue]] = defaultdict(list)
-    for at in group.queues:
-        if at.lag > 0:
-            behind[at.queue.topic].append(at)
-    ages: dict[MessageQueue, int] = {}
-    for topic, queues in behind.items():
-        with TopicReader(server, topic) as reader:
-            for at in queues:
-                oldest = next(reader.read(at.queue, at.offset, at.end), None)
-                if oldest is not None:
-                    ages[at.queue] = max(0, wall - oldest.record.store_timestamp)
-    return ages
 
 
 _COLUMNS = ("topic", "queue", "offset", "end", "lag", "lag time", "owner", "epoch", "lease left")

@@ -5,23 +5,18 @@ own queue, and wait at most 50 ms for the queue's owner.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import click
 
-from lanemq.cli.commands.group import queue_progress
-from lanemq.cli.commands.lane_reason import KeyProgress
 from lanemq.cli.commands.parked import lane_document
 from lanemq.cli.options import CliError, asks_server
 from lanemq.cli.output import Grid, body_for_json, duration_text, plural, printable, short_text, show
-from lanemq.cli.topic_reader import MAX_FOUND, TopicReader
 from lanemq.client.admin.admin import Admin
-from lanemq.client.admin.parked import ParkedAdmin
-from lanemq.client.admin.views import GroupDescription, LaneStateView, NoAnswer
+from lanemq.client.admin.key_progress import KeyFacts, KeyProgress, key_facts
+from lanemq.client.admin.topic_reader import MAX_FOUND
+from lanemq.client.admin.views import LaneStateView, NoAnswer
 from lanemq.client.message import Message
-from lanemq.clock import SystemClock
-from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import to_millis
 
@@ -43,7 +38,7 @@ def key(key: str, topic: str | None, group: str | None, server: str, as_json: bo
 
     The last lines say what the key waits for; `lanemq why` prints only that.
     """
-    _show(key_facts(key, topic, group, server), as_json)
+    _show(_facts(key, topic, group, server), as_json)
 
 
 @click.command()
@@ -51,7 +46,7 @@ def key(key: str, topic: str | None, group: str | None, server: str, as_json: bo
 @asks_server
 def why(key: str, topic: str | None, group: str | None, server: str, as_json: bool) -> None:
     """Say in one sentence what KEY waits for, for each group."""
-    facts = key_facts(key, topic, group, server)
+    facts = _facts(key, topic, group, server)
     where = f"key {key}, queue {facts.queue.queue_id} of {facts.queue.topic}"
     show(
         as_json,
@@ -61,33 +56,14 @@ def why(key: str, topic: str | None, group: str | None, server: str, as_json: bo
     )
 
 
-@dataclass(frozen=True, slots=True)
-class KeyFacts:
-    """What is known about a key, from the log, offsets, locks, parked lanes and the queue's owner."""
-
-    key: str
-    queue: MessageQueue
-    """The queue of the key's newest message."""
-    hashed: MessageQueue
-    """The queue that the key's hash selects."""
-    messages: list[Message]
-    groups: list[KeyProgress]
-
-
-def key_facts(key: str, topic: str | None, group: str | None, server: str) -> KeyFacts:
-    """Collects the facts for one group, or for every group that reads the topic."""
+def _facts(key: str, topic: str | None, group: str | None, server: str) -> KeyFacts:
     topic = topic or _topic_of(key, server)
-    with TopicReader(server, topic) as reader:
-        hashed = pick_queue(key, reader.route.publish)
-        messages = reader.find(key)
-    queue = messages[-1].queue if messages else hashed
-    with Admin(server) as admin:
-        names = [group] if group else admin.groups()
-        found = (_key_progress(admin, name, server, queue, key, messages) for name in names)
-        groups = _with_parked([each for each in found if each is not None], key, queue, server, messages)
-    if group and not groups:
-        raise CliError(f"group {group!r} has no offset in queue {queue.queue_id} of {topic}; see lanemq group list")
-    return KeyFacts(key, queue, hashed, messages, groups)
+    facts = key_facts(key, topic, group, server)
+    if group and not facts.groups:
+        raise CliError(
+            f"group {group!r} has no offset in queue {facts.queue.queue_id} of {topic}; see lanemq group list"
+        )
+    return facts
 
 
 def _topic_of(key: str, server: str) -> str:
@@ -98,47 +74,6 @@ def _topic_of(key: str, server: str) -> str:
     if len(topics) > 1:
         raise CliError(f"several topics have messages of key {key!r}: choose one with --topic ({', '.join(topics)})")
     return topics[0]
-
-
-def _key_progress(
-    admin: Admin, name: str, server: str, queue: MessageQueue, key: str, messages: list[Message]
-) -> KeyProgress | None:
-    found = admin.describe_group(name)
-    here = replace(found, queues=tuple(each for each in found.queues if each.queue == queue))
-    leases = {lease.queue: lease for lease in admin.locks(name)}
-    for progress in queue_progress(here, leases, server, SystemClock().wall()):
-        offsets = [message.queue_offset for message in messages if message.queue == queue]
-        pending = tuple(offset for offset in offsets if offset >= progress.at.offset)
-        known = KeyProgress(name, len(found.members), progress, len(offsets) - len(pending), pending)
-        return replace(known, lane=_ask_owner(found, known, server, key)) if pending else known
-    return None
-
-
-def _ask_owner(found: GroupDescription, known: KeyProgress, server: str, key: str) -> LaneStateView | NoAnswer | None:
-    owner, queue = known.progress.at.owner, known.progress.at.queue
-    if owner is None:
-        return None
-    if owner not in {member.client_id for member in found.members}:
-        return NoAnswer(f"its owner {owner} is no longer connected", silent=True)
-    with Admin(server) as admin:
-        return admin.lane_state(found.group, owner, queue, key)
-
-
-def _with_parked(
-    groups: list[KeyProgress], key: str, queue: MessageQueue, server: str, messages: list[Message]
-) -> list[KeyProgress]:
-    """The groups with their parked lanes. What is before a lane is done, and what is behind it is pending."""
-    with ParkedAdmin(server) as admin:
-        lanes = {lane.group: lane for lane in admin.lanes(topic=queue.topic, key=key) if lane.queue == queue}
-    offsets = [message.queue_offset for message in messages if message.queue == queue]
-    found = []
-    for each in groups:
-        if (lane := lanes.get(each.group)) is not None:
-            done = sum(offset < lane.first for offset in offsets)
-            pending = tuple(offset for offset in each.pending if offset > lane.last)
-            each = replace(each, parked=lane, done=done, pending=pending)
-        found.append(each)
-    return found
 
 
 def _show(facts: KeyFacts, as_json: bool) -> None:

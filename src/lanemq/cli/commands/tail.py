@@ -13,7 +13,7 @@ import click
 
 from lanemq.cli.options import connects, json_lines_option, parse_time
 from lanemq.cli.output import body_for_json, cell, printable, to_json
-from lanemq.cli.topic_reader import TopicReader
+from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.client.consumer.tag_filter import tag_filter
 from lanemq.client.message import Message
 from lanemq.model.queue import MessageQueue

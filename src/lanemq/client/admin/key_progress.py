@@ -1,19 +1,26 @@
-"""One sentence that explains why a group makes no progress with a key.
+"""What a group does with one key: its messages, its progress, and one sentence about what the key waits for.
 
-Reasons are checked in the order in which they must be removed: a parked lane stays parked whichever member owns the
-queue, and without an owner there is no retry. Some facts only the owner knows; if it does not answer, the sentence says
-so and contains what is known without it.
+`key_facts` asks brokers and the queue's owner; `KeyProgress.waits_for` is the sentence. Reasons are checked in the
+order in which they must be removed: a parked lane stays parked whichever member owns the queue, and without an owner
+there is no retry. Some facts only the owner knows; if it does not answer, the sentence says so and contains what is
+known without it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lanemq.cli.commands.group import QueueProgress
-from lanemq.cli.output import cell, duration_text, plural
-from lanemq.client.admin.parked import ParkedLaneView
-from lanemq.client.admin.views import LaneStateView, NoAnswer
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
+from lanemq.client.admin.queue_progress import QueueProgress, queue_progress
+from lanemq.client.admin.topic_reader import TopicReader
+from lanemq.client.admin.views import GroupDescription, LaneStateView, NoAnswer
+from lanemq.client.message import Message
+from lanemq.clock import SystemClock, time_text
 from lanemq.core.consuming.runs import Order
 from lanemq.core.consuming.views import LaneActivity
 from lanemq.core.lane_status import LaneStatus
+from lanemq.core.sending.sharding import pick_queue
+from lanemq.model.queue import MessageQueue
+from lanemq.model.wording import duration_text, plural
 
 OWN_TURN = "its own turn: it is running, is about to be retried, or is held after a failure"
 
@@ -54,6 +61,77 @@ class KeyProgress:
         return "" if left is None else f". Its lease ends in {duration_text(left)} unless it is renewed"
 
 
+@dataclass(frozen=True, slots=True)
+class KeyFacts:
+    """What is known about a key, from the log, offsets, locks, parked lanes and the queue's owner."""
+
+    key: str
+    queue: MessageQueue
+    """The queue of the key's newest message."""
+    hashed: MessageQueue
+    """The queue that the key's hash selects."""
+    messages: list[Message]
+    groups: list[KeyProgress]
+
+
+def key_facts(key: str, topic: str, group: str | None, server: str) -> KeyFacts:
+    """Collects the facts for one group, or for every group that reads the topic. A group may be missing: it has no
+    offset in the key's queue."""
+    with TopicReader(server, topic) as reader:
+        hashed = pick_queue(key, reader.route.publish)
+        messages = reader.find(key)
+    queue = messages[-1].queue if messages else hashed
+    with Admin(server) as admin:
+        names = [group] if group else admin.groups()
+        found = (_key_progress(admin, name, server, queue, key, messages) for name in names)
+        groups = _with_parked([each for each in found if each is not None], key, queue, server, messages)
+    return KeyFacts(key, queue, hashed, messages, groups)
+
+
+def _key_progress(
+    admin: Admin, name: str, server: str, queue: MessageQueue, key: str, messages: list[Message]
+) -> KeyProgress | None:
+    found = admin.describe_group(name)
+    here = replace(found, queues=tuple(each for each in found.queues if each.queue == queue))
+    leases = {lease.queue: lease for lease in admin.locks(name)}
+    for progress in queue_progress(here, leases, server, SystemClock().wall()):
+        offsets = [message.queue_offset for message in messages if message.queue == queue]
+        pending = tuple(offset for offset in offsets if offset >= progress.at.offset)
+        known = KeyProgress(name, len(found.members), progress, len(offsets) - len(pending), pending)
+        return replace(known, lane=_ask_owner(found, known, server, key)) if pending else known
+    return None
+
+
+def _ask_owner(found: GroupDescription, known: KeyProgress, server: str, key: str) -> LaneStateView | NoAnswer | None:
+    owner, queue = known.progress.at.owner, known.progress.at.queue
+    if owner is None:
+        return None
+    if owner not in {member.client_id for member in found.members}:
+        return NoAnswer(f"its owner {owner} is no longer connected", silent=True)
+    with Admin(server) as admin:
+        return admin.lane_state(found.group, owner, queue, key)
+
+
+def _with_parked(
+    groups: list[KeyProgress], key: str, queue: MessageQueue, server: str, messages: list[Message]
+) -> list[KeyProgress]:
+    """The groups with their parked lanes. What is before a lane is done, and what is behind it is pending."""
+    with ParkedAdmin(server) as admin:
+        lanes = {lane.group: lane for lane in admin.lanes(topic=queue.topic, key=key) if lane.queue == queue}
+    offsets = [message.queue_offset for message in messages if message.queue == queue]
+    found = []
+    for each in groups:
+        if (lane := lanes.get(each.group)) is not None:
+            done = sum(offset < lane.first for offset in offsets)
+            pending = tuple(offset for offset in each.pending if offset > lane.last)
+            each = replace(each, parked=lane, done=done, pending=pending)
+        found.append(each)
+    return found
+
+
+# the sentence
+
+
 def _in_the_queue(ahead: int) -> str:
     if ahead <= 0:
         return OWN_TURN
@@ -64,7 +142,7 @@ def _in_the_queue(ahead: int) -> str:
 
 
 def _parked(lane: ParkedLaneView) -> str:
-    since = cell(lane.parked_since)
+    since = time_text(lane.parked_since)
     if lane.status is LaneStatus.REDRIVING:
         return f"its redrive: {plural(lane.messages, 'message')} from offset {lane.first} on run before newer messages"
     reason = lane.reason or "no reason given"

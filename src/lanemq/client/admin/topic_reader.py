@@ -76,6 +76,16 @@ class TopicReader:
                 return
             start = following
 
+    def first(self, queue: MessageQueue, start: int, end: int) -> Message | None:
+        """The first message from `start` on, before `end`. Reads only this one."""
+        source = MessageSource(queue, BytesCodec(), Epoch(0))
+        while start < end:
+            messages, following = self._pull(source, start, 1)
+            if messages or following <= start:
+                return messages[0] if messages and messages[0].queue_offset < end else None
+            start = following
+        return None
+
     def find(self, key: str, limit: int = MAX_FOUND) -> list[Message]:
         """The newest messages of a key in the brokers' index, oldest first.
 
