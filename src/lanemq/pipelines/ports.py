@@ -355,6 +355,12 @@ class Sink(ABC):
     def accept_runs(self, runs: Runs) -> None:
         """Called before `open` with the runs of this checkpoint, so that the sink can refuse a copied checkpoint."""
 
+    def accept_pipeline(self, name: str, *, new_checkpoint: bool) -> None:
+        """Called before `open` with the name of the pipeline, so that the sink can refuse another checkpoint of it.
+
+        `new_checkpoint`: the sink belongs to this checkpoint from now on, and no longer to the one before.
+        """
+
     def applied_before_open(self, query: str) -> int | None:
         """What `applied` would return for this query, without creating or changing anything. Called before `open`."""
         raise NotImplementedError(f"{type(self).__name__} sets all_at_once, so it must implement applied_before_open")

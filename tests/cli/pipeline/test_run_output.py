@@ -186,20 +186,20 @@ def test_flags_make_dead_letters_fail_a_run(
     assert ("dead letter" in ended.stderr) is (dead > 0)
 
 
-@pytest.mark.parametrize("flags", [(), ("--new-sink",)])
-def test_new_sink_applies_to_one_run(
+@pytest.mark.parametrize("flags", [(), ("--new-sink",), ("--new-checkpoint",)])
+def test_new_sink_and_new_checkpoint_apply_to_one_run(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
 ) -> None:
     """It is not an option of the file, where it would hide the problem at every start."""
-    said: list[bool] = []
+    said: list[tuple[bool, bool]] = []
 
-    def noted(pipeline: Pipeline, *, new_sink: bool, **_: Any) -> None:
+    def noted(pipeline: Pipeline, *, new_sink: bool, new_checkpoint: bool, **_: Any) -> None:
         Checkpoint(pipeline.folder, pipeline.name, NOWHERE).close()
-        said.append(new_sink)
+        said.append((new_sink, new_checkpoint))
 
     monkeypatch.setattr("lanemq.pipelines.running.program.run", noted)
     assert run("pipeline", "run", str(declaration(tmp_path, "orders")), *flags).exit_code == 0
-    assert said == [bool(flags)]
+    assert said == [("--new-sink" in flags, "--new-checkpoint" in flags)]
 
 
 def test_a_run_without_rows_says_so_in_the_report_on_keys() -> None:

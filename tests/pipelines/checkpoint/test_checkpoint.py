@@ -101,6 +101,37 @@ def test_a_checkpoint_of_a_plain_spark_query_is_refused(tmp_path: Path) -> None:
     assert holder_of(tmp_path) is None
 
 
+@pytest.mark.parametrize(
+    ("deleted", "missing", "proof"),
+    [
+        ("lanemq/pipeline.json", "lanemq/pipeline.json", "lanemq/epoch is there"),
+        ("lanemq/epoch", "lanemq/epoch", "batch 2 was planned"),
+        ("offsets", "offsets/1", "batch 1 is done"),
+        ("offsets/1", "offsets/1", "batch 1 is done"),
+    ],
+)
+def test_a_partly_deleted_checkpoint_is_refused_and_says_which_file_is_missing(
+    tmp_path: Path, deleted: str, missing: str, proof: str
+) -> None:
+    Checkpoint(tmp_path, "orders").close()
+    used_by_spark(tmp_path, planned=2, done=1)
+    if deleted == "offsets/1":
+        (tmp_path / "offsets" / "2").unlink()
+    path = tmp_path / deleted
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for _ in range(2):
+        with pytest.raises(StateLost, match=rf"part of checkpoint .* deleted: {missing} is missing, although {proof}"):
+            Checkpoint(tmp_path, "orders")
+
+
+def test_a_checkpoint_without_its_own_folder_may_be_another_query_s_or_partly_deleted(tmp_path: Path) -> None:
+    Checkpoint(tmp_path, "orders").close()
+    used_by_spark(tmp_path, planned=2, done=1)
+    shutil.rmtree(tmp_path / "lanemq")
+    with pytest.raises(UsageError, match="not a pipeline, or its folder lanemq was deleted"):
+        Checkpoint(tmp_path, "orders")
+
+
 def test_the_number_of_a_retry_pass_is_never_given_twice(tmp_path: Path) -> None:
     run = Checkpoint(tmp_path, "orders")
     given = [run.next_retry_pass(4), run.next_retry_pass(4)]
@@ -175,7 +206,7 @@ def test_epochs_older_than_the_remembered_ones_are_accepted(tmp_path: Path) -> N
     assert runs.know(epoch_of_start(5, 99))
     assert runs.know(7)
     assert not runs.know(epoch_of_start(MAX_RUNS, 99))
-    (tmp_path / "lanemq").mkdir()
+    Checkpoint(tmp_path, "orders").close()
     (tmp_path / "lanemq" / "epoch").write_text("7")
     after = Checkpoint(tmp_path, "orders")
     assert (start_of(after.epoch), after.runs.know(6), after.runs.know(7)) == (8, True, True)

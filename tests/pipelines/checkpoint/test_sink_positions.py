@@ -46,6 +46,7 @@ class MemberFixture:
         (folder / "checkpoint" / "lanemq").mkdir()
         identity = {"query": "q", "name": "orders", "source": {}}
         (folder / "checkpoint" / "lanemq" / "pipeline.json").write_text(json.dumps(identity))
+        (folder / "checkpoint" / "lanemq" / "epoch").write_text("1")
 
     def start(self) -> BatchProcessor:
         self.crash()

@@ -152,7 +152,7 @@ def test_a_checkpoint_that_is_older_than_its_sink_is_refused(
     if fits:
         fixture.start()
         return
-    with pytest.raises(StateLost, match="older than its sink: the sink has batch 6, the checkpoint ends with 5"):
+    with pytest.raises(StateLost, match=r"older than its sink: .* has batch 6, the checkpoint ends with 5"):
         fixture.start()
 
 

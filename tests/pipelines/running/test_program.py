@@ -221,14 +221,17 @@ def test_sparks_output_goes_to_a_file_and_our_warnings_to_the_terminal(
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_new_sink_is_passed_on_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: bool) -> None:
+@pytest.mark.parametrize("option", ["new_sink", "new_checkpoint"])
+def test_new_sink_and_new_checkpoint_are_passed_on_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, new: bool
+) -> None:
     said: list[Any] = []
 
     def start(pipeline: Pipeline, spark: Any, **options: Any) -> Any:
-        said.append(options["new_sink"])
+        said.append(options[option])
         raise ValueError("not here")
 
     monkeypatch.setattr(program, "start", start)
     with pytest.raises(ValueError, match="not here"):
-        program.run(declared(tmp_path), Session(), new_sink=new)  # type: ignore[arg-type]
+        program.run(declared(tmp_path), Session(), **{option: new})  # type: ignore[arg-type]
     assert said == [new]

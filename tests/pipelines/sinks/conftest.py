@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.pipelines.sinks.runs import Runs
 from tests.pipelines.sinks.targets import DeltaTarget, ParquetTarget, PostgresTarget, SqliteTarget, Target, TopicTarget
 
 MERGING = ("delta", "sqlite", "postgres")
@@ -33,3 +34,10 @@ def _make(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     if kind == "postgres":
         return PostgresTarget(tmp_path, fixture("postgres").dsn)
     return TopicTarget(tmp_path, fixture("broker").address, fixture("topic"), fixture("spark"))
+
+
+@pytest.fixture
+def runs(target: Target, tmp_path: Path) -> Iterator[Runs]:
+    made = Runs(target, tmp_path / "checkpoint")
+    yield made
+    made.crash()

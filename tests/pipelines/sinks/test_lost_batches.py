@@ -1,81 +1,21 @@
 """A sink that lacks batches which its checkpoint has done is refused."""
 
 import logging
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.pipelines.checkpoint.test_checkpoint import used_by_spark
-from tests.pipelines.fakes import FakeSink, FakeStage
 from tests.pipelines.sinks.conftest import FENCING
+from tests.pipelines.sinks.runs import Runs, emptied
 from tests.pipelines.sinks.targets import EVENTS, PostgresTarget, SqliteTarget, Target
 
 from lanemq.model.errors import StateLost
-from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.ports import Append, Batch, Results, batch_number
-from lanemq.pipelines.running.batch_processor import BatchProcessor
-from lanemq.pipelines.running.effect_history import EffectHistory
+from lanemq.pipelines.ports import Append, Results, batch_number
 from lanemq.pipelines.sinks import ForeachSink, SqliteSink
 
 exact = pytest.mark.parametrize("target", FENCING, indirect=True)
-
-
-class Runs:
-    """Runs of one checkpoint with one target; every batch has one row, its number."""
-
-    def __init__(self, target: Target, folder: Path) -> None:
-        self.target, self.folder = target, folder
-        self.stage = FakeStage()
-        self.stage.schema = EVENTS
-        self.stage.process = self._row  # type: ignore[method-assign]
-        self.make: Callable[[], Any] = target.make
-        self.held: list[Any] = []
-        folder.mkdir()
-
-    def _row(self, messages: Any, batch: Batch) -> Results:
-        return Results(self.target.batch_rows(a=[batch.spark_batch]))
-
-    def start(self, *, new_sink: bool = False) -> BatchProcessor:
-        self.crash()
-        checkpoint = Checkpoint(self.folder, "orders")
-        self.held.append(checkpoint)
-        effects = EffectHistory(None, "orders")
-        processor = BatchProcessor(self.stage, self.make(), FakeSink(), checkpoint, effects, new_sink=new_sink)  # type: ignore[arg-type]
-        self.held.append(processor)
-        processor.open(None)  # type: ignore[arg-type]
-        return processor
-
-    def crash(self) -> None:
-        while self.held:
-            self.held.pop().close()
-
-    def do(self, number: int, *, recorded: bool = True, new_sink: bool = False) -> None:
-        """Run one batch; unless `recorded`, the driver dies before Spark records it."""
-        processor = self.start(new_sink=new_sink)
-        used_by_spark(self.folder, planned=number, done=number - 1)
-        processor.process_batch(None, number)  # type: ignore[arg-type]
-        if recorded:
-            used_by_spark(self.folder, planned=number, done=number)
-
-
-@pytest.fixture
-def runs(target: Target, tmp_path: Path) -> Iterator[Runs]:
-    made = Runs(target, tmp_path / "checkpoint")
-    yield made
-    made.crash()
-
-
-def emptied(target: Target) -> None:
-    """Empty the target as users do: drop the table but not the ledger, or delete the folder."""
-    if isinstance(target, PostgresTarget):
-        target.ask(f"DROP TABLE {target.schema}.rows")
-    elif isinstance(target, SqliteTarget):
-        target.ask("DROP TABLE rows")
-    else:
-        for name in ("table", "files"):
-            shutil.rmtree(target.folder / name, ignore_errors=True)
 
 
 def moved_away(target: Target) -> Callable[[], object]:

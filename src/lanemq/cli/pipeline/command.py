@@ -74,6 +74,11 @@ def pipeline() -> None:
     help="Exit with 1 if keys are held or parked at the end, or if all messages became dead letters.",
 )
 @click.option("--new-sink", is_flag=True, help="Continue with a sink that does not contain the results so far.")
+@click.option(
+    "--new-checkpoint",
+    is_flag=True,
+    help="Keep the rows of a sink whose checkpoint is gone; rows of messages that are read again are added to them.",
+)
 @click.option("--fail-on-dead-letters", is_flag=True, help="Exit with 1 if the run made any dead letters.")
 @click.option("--quiet", is_flag=True, help="Print only errors.")
 @click.option("--traceback", is_flag=True, help="Show Spark's full error.")
@@ -91,6 +96,7 @@ def run(
     history: Path | None,
     fail_on_parked: bool,
     new_sink: bool,
+    new_checkpoint: bool,
     fail_on_dead_letters: bool,
     quiet: bool,
     traceback: bool,
@@ -126,7 +132,7 @@ def run(
     ):
         run_pipeline(
             chosen, once=once, report=totals.counting(report), master=master, conf=settings, spark_output=spark_log,
-            new_sink=new_sink,
+            new_sink=new_sink, new_checkpoint=new_checkpoint,
         )  # fmt: skip
     place = file if checkpoint is None else chosen.folder
     unfinished = unfinished_keys(chosen, place, name, totals.no_rows_note)

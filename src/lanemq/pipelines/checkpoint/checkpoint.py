@@ -168,11 +168,16 @@ def need_identity(folder: Path) -> CheckpointIdentity:
 
 
 def own_identity(folder: Path, name: str) -> CheckpointIdentity | None:
-    """Like `identity_of`, but `UsageError` if the checkpoint does not belong to the pipeline of this name."""
+    """Like `identity_of`, but `UsageError` if the checkpoint does not belong to the pipeline of this name.
+
+    `StateLost` if part of the checkpoint was deleted.
+    """
     known = identity_of(folder)
+    _refuse_parts(folder, known is not None)
     if known is None and SparkLog(folder).planned() is not None:
         raise UsageError(
-            f"checkpoint {folder} belongs to a Spark query that is not a pipeline: choose an empty folder for {name!r}"
+            f"checkpoint {folder} belongs to a Spark query that is not a pipeline, or its folder {OWN_FOLDER} was "
+            f"deleted: choose an empty folder for {name!r}, or restore {OWN_FOLDER} from a copy"
         )
     if known is not None and known.name != name:
         raise UsageError(
@@ -180,6 +185,24 @@ def own_identity(folder: Path, name: str) -> CheckpointIdentity | None:
             f"or give it its old name"
         )
     return known
+
+
+def _refuse_parts(folder: Path, identified: bool) -> None:
+    """`StateLost` if files of a checkpoint are missing that its other files prove to have existed."""
+    spark = SparkLog(folder)
+    planned, done = spark.planned(), spark.done()
+    if not identified and (folder / OWN_FOLDER / "epoch").exists():
+        missing, proof = f"{OWN_FOLDER}/pipeline.json", f"{OWN_FOLDER}/epoch is there"
+    elif identified and planned is not None and not (folder / OWN_FOLDER / "epoch").exists():
+        missing, proof = f"{OWN_FOLDER}/epoch", f"batch {planned} was planned"
+    elif identified and done is not None and (planned is None or planned < done):
+        missing, proof = f"offsets/{done}", f"batch {done} is done"
+    else:
+        return
+    raise StateLost(
+        f"part of checkpoint {folder} was deleted: {missing} is missing, although {proof}. Restore the whole folder "
+        f"from one copy, or begin with an empty checkpoint and an empty sink"
+    )
 
 
 def epoch_of(folder: Path) -> int:

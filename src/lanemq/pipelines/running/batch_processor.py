@@ -56,11 +56,13 @@ class BatchProcessor:
         whole: bool = False,
         member: bool = False,
         new_sink: bool = False,
+        new_checkpoint: bool = False,
     ) -> None:
         """`whole`: the stage sees every message of its queues, so missing offsets are worth a warning.
 
         `member`: the source is a member of a group, so a message may come again in another batch.
         `new_sink`: a sink that lacks batches which are done goes on without them.
+        `new_checkpoint`: a sink that another checkpoint of this pipeline wrote to goes on with this one.
         """
         self._stage = stage
         self._sink = sink
@@ -74,6 +76,7 @@ class BatchProcessor:
         self._clock = clock or SystemClock()
         self._whole = whole
         self._new_sink = new_sink
+        self._new_checkpoint = new_checkpoint
         self._applied: int | None = None
         """The last batch that the sink had when this run opened it."""
         self._spare: int | None = None
@@ -89,8 +92,10 @@ class BatchProcessor:
         self._effects.check(self._stage.schema)
         query, epoch = self._checkpoint.query, self._checkpoint.epoch
         self._refuse_lost_batches_before_open()
-        for sink in (self._dead_letters, self._sink):
+        name = self._checkpoint.name
+        for sink, pipeline in ((self._dead_letters, dead_letter_query(name)), (self._sink, name)):
             sink.accept_runs(self._checkpoint.runs)
+            sink.accept_pipeline(pipeline, new_checkpoint=self._new_checkpoint)
         self._dead_letters.open(spark, dead_letter_query(query), epoch, DEAD_LETTER_SCHEMA, Append())
         self._opened.append(self._dead_letters)
         self._sink.open(spark, query, epoch, self._stage.schema, self._stage.how)
@@ -288,10 +293,17 @@ class BatchProcessor:
         if self._applied is None or self._applied < batch_number((planned if planned is not None else -1) + 1):
             return
         has = Batch("", self._applied, 0).spark_batch
+        if planned is None:
+            raise StateLost(
+                f"part of checkpoint {self._checkpoint.folder} was deleted: {self._sink} has batch {has} of it, and "
+                f"Spark's folders offsets and commits have no batch. Spark would count from 0 again, and the sink "
+                f"would take these batches for ones that it has. Restore the whole folder from one copy, or begin "
+                f"with an empty checkpoint and an empty sink"
+            )
         raise StateLost(
-            f"checkpoint {self._checkpoint.folder} is older than its sink: the sink has batch {has}, the checkpoint "
-            f"{'planned none' if planned is None else f'ends with {planned}'}. It was restored from a copy or cut; "
-            f"going on would leave messages out. Use the newest checkpoint, or an empty one and an empty sink"
+            f"checkpoint {self._checkpoint.folder} is older than its sink: {self._sink} has batch {has}, the "
+            f"checkpoint ends with {planned}. It was restored from a copy, or its newest files were deleted; going on "
+            f"would leave messages out. Use the newest checkpoint, or an empty one and an empty sink"
         )
 
     def _refuse_lost_batches_before_open(self) -> None:

@@ -48,6 +48,7 @@ def run(
     conf: Mapping[str, str] | None = None,
     spark_output: Path | None = None,
     new_sink: bool = False,
+    new_checkpoint: bool = False,
 ) -> None:
     """Run a pipeline until it ends, fails (`PipelineFailed`), or a signal stops it.
 
@@ -57,11 +58,11 @@ def run(
         once: End after everything that is in the topic now.
         report: Called with the progress of each batch and retry pass.
         spark_output: A file for what Spark and its workers write to standard error. Default: standard error.
-        new_sink: As for `start`.
+        new_sink, new_checkpoint: As for `start`.
     """
     check_checkpoint(pipeline)
     if spark is not None:
-        _run_in(spark, pipeline, once, report, new_sink)
+        _run_in(spark, pipeline, once, report, new_sink, new_checkpoint)
         return
     check_java()
     check_topic(pipeline)
@@ -73,13 +74,15 @@ def run(
                 own = open_session(pipeline, master, conf or {}, IN_FILE)
             ends.enter_context(repeat_warnings(spark_output))
         ends.callback(stop_session, own)
-        _run_in(own, pipeline, once, report, new_sink)
+        _run_in(own, pipeline, once, report, new_sink, new_checkpoint)
 
 
-def _run_in(spark: SparkSession, pipeline: Pipeline, once: bool, report: Report | None, new_sink: bool) -> None:
+def _run_in(
+    spark: SparkSession, pipeline: Pipeline, once: bool, report: Report | None, new_sink: bool, new_checkpoint: bool
+) -> None:
     asked = threading.Event()
     with stop_on_signals(asked):
-        running = start(pipeline, spark, once=once, report=report, new_sink=new_sink)
+        running = start(pipeline, spark, once=once, report=report, new_sink=new_sink, new_checkpoint=new_checkpoint)
         with running:
             while not running.await_end(0.2) and not asked.is_set():
                 pass

@@ -50,6 +50,7 @@ def start(
     once: bool = False,
     report: Report | None = None,
     new_sink: bool = False,
+    new_checkpoint: bool = False,
 ) -> "RunningPipeline":
     """Start a pipeline.
 
@@ -57,6 +58,8 @@ def start(
         once: End after everything that is in the topic now.
         report: Called with the progress of each batch and retry pass.
         new_sink: Let a sink that lacks batches which are done go on without them, instead of raising `StateLost`.
+        new_checkpoint: Let a sink that another checkpoint of this pipeline wrote to go on with this checkpoint,
+            instead of raising `StateLost`. Its rows stay, and rows of messages that are read again are added to them.
     """
     clock = SystemClock()
     checkpoint = Checkpoint(pipeline.folder, pipeline.name, pipeline.source.public_options, clock)
@@ -70,6 +73,7 @@ def start(
         whole=pipeline.prepare is None and pipeline.source.parsed.tags == ALL_TAGS,
         member=pipeline.source.parsed.is_member,
         new_sink=new_sink,
+        new_checkpoint=new_checkpoint,
     )
     try:
         processor.open(spark)

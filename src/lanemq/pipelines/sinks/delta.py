@@ -163,9 +163,14 @@ class DeltaSink(ExactSink):
         """Record the run's epoch in the table, which fences older runs. False if it is there already."""
         entry = self._entry(terms)
         entry.check_opener(terms)
-        if not entry.lacks_epoch_of(terms):
+        moves = entry.has_other_owner(terms)
+        if not moves and not entry.lacks_epoch_of(terms):
             return False
-        self._commit_nothing(CommitProperties(app_transactions=[Transaction(_epoch_id(terms.query), terms.epoch)]))
+        claimed = [Transaction(_epoch_id(terms.query), terms.epoch)]
+        if moves:
+            self._warn_new_owner(terms)
+            claimed.append(Transaction(terms.owner_id, terms.owner))
+        self._commit_nothing(CommitProperties(app_transactions=claimed))
         return True
 
     def _widen(self, terms: Terms) -> bool:
@@ -180,13 +185,17 @@ class DeltaSink(ExactSink):
             table.update_incremental()
         except DeltaError as error:
             raise StorageError(f"the table {self._path} cannot be read any more: {error}") from error
-        return LedgerEntry(table.transaction_version(terms.query), table.transaction_version(_epoch_id(terms.query)))
+        owner = table.transaction_version(terms.owner_id) if terms.pipeline else None
+        return LedgerEntry(
+            table.transaction_version(terms.query), table.transaction_version(_epoch_id(terms.query)), owner
+        )
 
     def _prepare(self, rows: Rows, batch: Batch, terms: Terms) -> Callable[[], bool]:
         """Do what is slow and independent of the table's version; the returned commit can be tried repeatedly."""
-        named = CommitProperties(
-            app_transactions=[Transaction(batch.query, batch.number), Transaction(_epoch_id(batch.query), batch.epoch)]
-        )
+        recorded = [Transaction(batch.query, batch.number), Transaction(_epoch_id(batch.query), batch.epoch)]
+        if terms.pipeline:
+            recorded.append(Transaction(terms.owner_id, terms.owner))
+        named = CommitProperties(app_transactions=recorded)
         if isinstance(terms.how, Merge):
             wider = terms.widened(rows) if self.widens else terms
             changes = merge_table(rows, wider.schema, terms.how.keys)

@@ -1,8 +1,11 @@
 """What every exactly-once sink has in common: the terms of a run, the ledger, and rows in the form that was agreed on.
 
 Invariants: a batch whose number the sink has is not applied again; a run that was replaced, or that belongs to a copy
-of the checkpoint, applies nothing; a sink takes batches only from the run that opened it. Each sink stores the batch
-number and the epoch in its own way, but in the same commit as the rows.
+of the checkpoint, applies nothing; a sink takes batches only from the run that opened it, and from one checkpoint of a
+pipeline. Each sink stores the batch number, the epoch and the owner in its own way, but in the same commit as the rows.
+
+The owner of a sink is the checkpoint that wrote the pipeline's batches. A new checkpoint counts its batches from 0 and
+under another query, so without an owner every message would be applied a second time after a checkpoint was deleted.
 
 A table never has to guess: a merge with a key twice, without a key or without a sequence has no right answer, so it is
 refused before anything is written.
@@ -13,6 +16,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +26,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from lanemq.model.errors import Closed, InvalidOption, SinkFenced, UsageError
+from lanemq.model.errors import Closed, InvalidOption, SinkFenced, StateLost, UsageError
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Batch, FileRows, Merge, Rows, Runs, Sink, run_name
 
 log = logging.getLogger(__name__)
@@ -42,6 +46,22 @@ class Terms:
     how: Append | Merge
     runs: Runs | None = None
     """The runs of the same checkpoint. None: unknown, so every lower epoch is taken for one of them."""
+    pipeline: str = ""
+    """The name of the pipeline. Empty: unknown, so the sink has no owner."""
+    new_checkpoint: bool = False
+    """Whether the sink changes its owner to this checkpoint."""
+    sink: str = "the sink"
+    """How messages name the sink."""
+
+    @property
+    def owner(self) -> int:
+        """The mark of this checkpoint as the owner of a sink. A number, because Delta stores only numbers."""
+        return owner_mark(self.query)
+
+    @property
+    def owner_id(self) -> str:
+        """The name under which a ledger has the owner."""
+        return f"{self.pipeline}#owner"
 
     def widened(self, rows: Rows) -> "Terms":
         """The terms of a merge, with the columns that the rows have in addition."""
@@ -64,10 +84,17 @@ class LedgerEntry:
     """The highest batch number that the sink has."""
     epoch: int | None = None
     """The newest run that has opened the sink."""
+    owner: int | None = None
+    """The checkpoint that wrote the pipeline's batches; None if there are none, or if the pipeline is unknown."""
 
     def admits(self, batch: Batch) -> bool:
         """Whether to apply the batch; False if the sink has it. `SinkFenced` if its run was replaced."""
         self._refuse_older(batch.query, batch.epoch)
+        if self.owner is not None and self.owner != owner_mark(batch.query):
+            raise SinkFenced(
+                f"{batch}: the sink belongs to another checkpoint of this pipeline now; stop this run, and go on with "
+                f"that checkpoint"
+            )
         return self.batch is None or batch.number > self.batch
 
     def check_opener(self, terms: Terms) -> None:
@@ -78,6 +105,19 @@ class LedgerEntry:
                 f"checkpoint: go on with that copy only, or begin with an empty checkpoint and an empty sink"
             )
         self._refuse_older(terms.query, terms.epoch)
+        if self.has_other_owner(terms) and not terms.new_checkpoint:
+            raise StateLost(
+                f"{terms.sink} has batches of another checkpoint of pipeline {terms.pipeline!r}: the checkpoint was "
+                f"deleted or is in another folder, or two pipelines have the same name. This checkpoint would read "
+                f"the messages again and add their rows a second time. Use the old checkpoint, or begin with an empty "
+                f"sink. To keep the rows and go on with this checkpoint, pass --new-checkpoint or run(..., "
+                f"new_checkpoint=True): messages are then read from the source's startingOffsets, rows of messages "
+                f"that were read before are added again (a merge keeps its newer rows), and state begins empty"
+            )
+
+    def has_other_owner(self, terms: Terms) -> bool:
+        """Whether another checkpoint of the pipeline wrote to the sink."""
+        return self.owner is not None and self.owner != terms.owner
 
     def lacks_epoch_of(self, terms: Terms) -> bool:
         """Whether the run that opens the sink must record its epoch."""
@@ -97,9 +137,14 @@ class ExactSink(Sink):
     all_at_once = True
     _terms: Terms | None = None
     _runs: Runs | None = None
+    _pipeline: str = ""
+    _new_checkpoint: bool = False
 
     def accept_runs(self, runs: Runs) -> None:
         self._runs = runs
+
+    def accept_pipeline(self, name: str, *, new_checkpoint: bool) -> None:
+        self._pipeline, self._new_checkpoint = name, new_checkpoint
 
     def close(self) -> None:
         self._terms = None
@@ -109,7 +154,7 @@ class ExactSink(Sink):
         wanted = arrow_schema(schema, keys, loose=isinstance(how, Merge))
         if isinstance(how, Merge):
             check_merge_columns(wanted, keys)
-        self._terms = Terms(query, epoch, wanted, how, self._runs)
+        self._terms = Terms(query, epoch, wanted, how, self._runs, self._pipeline, self._new_checkpoint, str(self))
         return self._terms
 
     def _opened(self) -> Terms:
@@ -124,6 +169,14 @@ class ExactSink(Sink):
         if (batch.query, batch.epoch) != (terms.query, terms.epoch):
             raise UsageError(f"{batch} does not belong to the run that opened the sink: {terms.query}, {terms.epoch}")
         return terms
+
+    def _warn_new_owner(self, terms: Terms) -> None:
+        log.warning(
+            "%s: pipeline %s goes on with a new checkpoint, and the former one may write nothing more. Rows that are "
+            "there stay; rows of messages that are read again are added to them",
+            self,
+            terms.pipeline,
+        )
 
     def _count_stale(self, batch: Batch, rows: int, stale: int) -> None:
         """Record and log rows that a merge left out.
@@ -141,6 +194,11 @@ class ExactSink(Sink):
                 stale,
                 rows,
             )
+
+
+def owner_mark(query: str) -> int:
+    """A checkpoint's identity as a positive number of 62 bits."""
+    return int.from_bytes(sha256(query.encode()).digest()[:8]) >> 2
 
 
 # Rows in the form that a run and a sink agreed on: columns by name, exact types, keys that identify a row.

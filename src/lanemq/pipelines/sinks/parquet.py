@@ -3,6 +3,7 @@
     <path>/lanemq_query=<query>/lanemq_batch=<number>/000-<shard>.parquet     what readers see
     <path>/_lanemq/query=<query>/epoch=<epoch>/                               what is being written
     <path>/_lanemq/query=<query>/empty-<number>                               the newest batch without rows
+    <path>/_lanemq/owner=<pipeline>                                           the query that a pipeline writes as
 
 A run writes and syncs the files of a batch in the folder of its own epoch, then one `rename` of their folder makes
 them visible. A number that is there is not written again. A newer run that opens the sink moves the older epoch
@@ -30,7 +31,7 @@ from pyspark.sql.types import StructType
 from lanemq.model.errors import InvalidOption, SinkFenced
 from lanemq.pipelines.atomic_files import sync
 from lanemq.pipelines.ports import Append, Batch, Merge, Rows
-from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, ShardRows, Terms, file_name, shards
+from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, ShardRows, Terms, file_name, owner_mark, shards
 
 _BATCH, _EPOCH, _EMPTY = "lanemq_batch=", "epoch=", "empty-"
 _NOTE = "_batch.json"
@@ -64,7 +65,9 @@ class ParquetSink(ExactSink):
         terms = self._agree(query, epoch, schema, how)
         self._notes(terms.query).mkdir(parents=True, exist_ok=True)
         self._check_schema(schema)
+        self._check_owner(terms)
         self._take_over(terms)
+        self._own(terms)
         self._note_schema(schema)
         self._visible(terms.query).mkdir(exist_ok=True)
         for folder in (self._path / "_lanemq", self._path, self._path.absolute().parent):
@@ -81,7 +84,9 @@ class ParquetSink(ExactSink):
     def write(self, rows: Rows, batch: Batch) -> bool:
         terms = self._terms_for(batch)
         run_folder = self._run_folder(terms)
-        if not LedgerEntry(self._applied, self._newest_epoch(terms)).admits(batch):
+        owner = self._owner_query(terms)
+        mark = None if owner is None else owner_mark(owner)
+        if not LedgerEntry(self._applied, self._newest_epoch(terms), mark).admits(batch):
             return False
         try:
             staged = self._stage(rows, batch, run_folder, terms)
@@ -163,6 +168,40 @@ class ParquetSink(ExactSink):
         for left in [*own.parent.glob("gone-*"), *own.glob("*")]:
             shutil.rmtree(left, ignore_errors=True)
         sync(own.parent)
+
+    def _check_owner(self, terms: Terms) -> None:
+        """Refuse this checkpoint if the sink has batches of another one of the same pipeline."""
+        owner = self._owner_query(terms)
+        if owner is None or self._highest(owner) is None:
+            return
+        entry = LedgerEntry(owner=owner_mark(owner))
+        entry.check_opener(terms)
+        if entry.has_other_owner(terms):
+            self._warn_new_owner(terms)
+
+    def _own(self, terms: Terms) -> None:
+        """Record this checkpoint as the owner, and move the run folders of the former owner away."""
+        former = self._owner_query(terms)
+        if not terms.pipeline or former == terms.query:
+            return
+        draft = self._owner_file(terms).with_name(f"owner-{uuid.uuid4().hex}")
+        draft.write_text(terms.query)
+        sync(draft)
+        draft.replace(self._owner_file(terms))
+        if former is not None:
+            for folder, _ in _numbered(self._notes(former), _EPOCH):
+                self._move_away(folder)
+
+    def _owner_query(self, terms: Terms) -> str | None:
+        if not terms.pipeline:
+            return None
+        try:
+            return self._owner_file(terms).read_text()
+        except FileNotFoundError:
+            return None
+
+    def _owner_file(self, terms: Terms) -> Path:
+        return self._path / "_lanemq" / f"owner={quote(terms.pipeline, safe='')}"
 
     def _move_away(self, older: Path) -> None:
         with suppress(FileNotFoundError):  # an even newer run was faster

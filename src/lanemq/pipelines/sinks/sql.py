@@ -81,7 +81,11 @@ class SqlSink(ExactSink, ABC):
 
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         terms = self._agree(query, epoch, schema, how)
-        self._retrying.call(lambda: self._open_once(terms), f"table {self._table}")
+        try:
+            self._retrying.call(lambda: self._open_once(terms), f"table {self._table}")
+        except BaseException:
+            self.close()
+            raise
 
     def applied_before_open(self, query: str) -> int | None:
         try:
@@ -109,10 +113,13 @@ class SqlSink(ExactSink, ABC):
     def _write_once(self, rows: Rows, changes: pa.Table | None, batch: Batch, terms: Terms) -> bool:
         self.last_stale = self.last_replaced = 0
         with self._transaction() as connection:
-            if not self._locked_entry(connection, terms).admits(batch):
+            entry = self._locked_entry(connection, terms)
+            if not entry.admits(batch):
                 return False
             stale = self._apply(connection, rows, changes, terms)
             self._note(connection, terms, batch.number)
+            if entry.owner is None:
+                self._note_owner(connection, terms, terms.owner)
         self._count_stale(batch, 0 if changes is None else changes.num_rows, stale)
         return True
 
@@ -134,17 +141,22 @@ class SqlSink(ExactSink, ABC):
                 f"CREATE TABLE IF NOT EXISTS {self._ledger} (query TEXT NOT NULL, target TEXT NOT NULL, batch BIGINT, "
                 "epoch BIGINT NOT NULL, noted_ms BIGINT NOT NULL, PRIMARY KEY (query, target))",
             )
+            if not self._columns(connection, self._name):
+                self._forget_batches(connection, terms)
             entry = self._locked_entry(connection, terms)
             entry.check_opener(terms)
             if entry.lacks_epoch_of(terms):
                 self._note(connection, terms, None)
+            moves = entry.has_other_owner(terms)
+            if moves:
+                self._warn_new_owner(terms)
+            self._note_owner(connection, terms, terms.owner if moves else None)
             self._prepare_table(connection, terms)
 
     def _prepare_table(self, connection: Any, terms: Terms) -> None:
         there = self._columns(connection, self._name)
         if not there:
             self._execute(connection, self._creation(terms))
-            self._forget_batches(connection, terms)
             return
         self._check_columns(there, terms)
         names = {column.name for column in there}
@@ -223,8 +235,9 @@ class SqlSink(ExactSink, ABC):
         return f"CASE WHEN {keeps} THEN held.{quoted(name)} ELSE excluded.{quoted(name)} END"
 
     def _locked_entry(self, connection: Any, terms: Terms) -> LedgerEntry:
-        """The ledger entry; it cannot change until the transaction ends."""
-        return self._entry(connection, terms.query, self.for_update)
+        """The ledger entry with the owner; it cannot change until the transaction ends."""
+        owner = self._entry(connection, terms.owner_id, self.for_update).batch if terms.pipeline else None
+        return replace(self._entry(connection, terms.query, self.for_update), owner=owner)
 
     def _entry(self, connection: Any, query: str, lock: str = "") -> LedgerEntry:
         found = self._execute(
@@ -243,12 +256,17 @@ class SqlSink(ExactSink, ABC):
             (terms.query, self._table, number, terms.epoch, self._clock.wall()),
         )
 
+    def _note_owner(self, connection: Any, terms: Terms, owner: int | None) -> None:
+        """Record the owner, as the batch number of a ledger row of its own. None: make the row, so it can be locked."""
+        if terms.pipeline:
+            self._note(connection, replace(terms, query=terms.owner_id), owner)
+
     def _forget_batches(self, connection: Any, terms: Terms) -> None:
-        """Clear the batch number: the old table was dropped with its batches, and the new one has none."""
+        """Clear batch number and owner: the old table was dropped with its batches, and the new one has none."""
         self._execute(
             connection,
-            f"UPDATE {self._ledger} SET batch = NULL WHERE query = ? AND target = ?",
-            (terms.query, self._table),
+            f"UPDATE {self._ledger} SET batch = NULL WHERE query IN (?, ?) AND target = ?",
+            (terms.query, terms.owner_id, self._table),
         )
 
     def _applied_once(self, terms: Terms) -> int | None:
