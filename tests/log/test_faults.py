@@ -1,12 +1,14 @@
 """A disk that is full, fails or writes less than asked."""
 
+import errno
 from pathlib import Path
 
 import pytest
 from tests.log.conftest import OpenStore, crash, log_files, message, read_all, send
 
+from lanemq.log.commit_log import CommitLog
 from lanemq.log.options import StoreOptions
-from lanemq.model.errors import DiskFull, LocalProtocolError, WriteFailed
+from lanemq.model.errors import DiskFull, LocalProtocolError, NoDescriptors, WriteFailed
 from lanemq.model.units import Millis
 from lanemq.testing.faulty_disk import FaultyDisk
 
@@ -29,23 +31,20 @@ def test_a_full_disk_refuses_and_leaves_no_half_record(open_store: OpenStore, di
         send(store, "also refused")
 
 
-def test_a_full_disk_is_final_until_a_restart(open_store: OpenStore, disk: FaultyDisk) -> None:
-    """Space alone is not enough: other tables rely on what was staged and lost, and only a start rebuilds them."""
+def test_after_a_full_disk_the_store_goes_on_without_a_restart(open_store: OpenStore, disk: FaultyDisk) -> None:
     store = open_store(disk=disk)
     send(store, "before")
     disk.space = 10
-    with pytest.raises(DiskFull, match="restart the broker"):
+    with pytest.raises(DiskFull, match="go on by themselves"):
         send(store, "lost")
     disk.space = None
-    with pytest.raises(DiskFull):
-        send(store, "refused")
-    crash(store)
-    store = open_store()
     send(store, "after")
     assert read_all(store) == (["before", "after"], [])
+    crash(store)
+    assert read_all(open_store()) == (["before", "after"], [])
 
 
-def test_records_staged_behind_a_full_disk_are_discarded(open_store: OpenStore, disk: FaultyDisk) -> None:
+def test_records_staged_behind_a_full_disk_are_undone_with_it(open_store: OpenStore, disk: FaultyDisk) -> None:
     """They rely on positions that do not exist."""
     store = open_store(disk=disk)
     store.appender.stage("t", 0, [message("first")], store_time=1)
@@ -55,12 +54,51 @@ def test_records_staged_behind_a_full_disk_are_discarded(open_store: OpenStore, 
     with pytest.raises(DiskFull):
         store.appender.flush(pending)
     disk.space = None
-    with pytest.raises(DiskFull):
-        store.appender.flush(store.appender.take_pending())
-    crash(store)
-    store = open_store()
+    assert [b"first" in lost or b"second" in lost for lost in store.undo(pending)] == [True, True]
     assert store.append("t", 0, [message("third")], store_time=1).first_offset == 0
     assert read_all(store) == (["third"], [])
+    crash(store)
+    assert read_all(open_store()) == (["third"], [])
+
+
+@pytest.mark.parametrize("fails", ["create", "fsync_dir"])
+def test_without_a_descriptor_for_a_new_segment_nothing_is_stored_and_the_next_attempt_succeeds(
+    open_store: OpenStore, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead disk would stay dead; a missing descriptor comes back."""
+    disk = FaultyDisk()
+    monkeypatch.setattr(CommitLog, "prepare_next", lambda _: None)
+    store = open_store(disk=disk)
+    send(store, "x" * 3000)
+
+    def used_up(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, fails, used_up)
+        with pytest.raises(NoDescriptors):
+            send(store, "y" * 3000)
+    send(store, "z" * 3000)
+    crash(store)
+    assert [text[0] for text in read_all(open_store())[0]] == ["x", "z"]
+
+
+def test_the_next_segment_is_created_ahead(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FaultyDisk()
+    store = open_store(disk=disk)
+    send(store, "x" * 3000)
+
+    def used_up(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    send(store, "small")  # the first segment is more than half full
+    monkeypatch.setattr(disk, "create", used_up)
+    send(store, "y" * 3000)
+    assert len(log_files(tmp_path / "data")) == 2
+    crash(store)
+    assert len(read_all(open_store())[0]) == 3
 
 
 def test_a_full_disk_undoes_a_new_segment_too(open_store: OpenStore, disk: FaultyDisk, tmp_path: Path) -> None:
@@ -151,7 +189,7 @@ def test_a_new_segment_is_named_on_disk_before_it_is_used(open_store: OpenStore,
     disk.events.clear()
     send(store, "x" * 3000, "y" * 3000)
     whole = ["create", "fsync_dir", "write", "fdatasync"]
-    assert disk.events == whole + whole
+    assert disk.events == [*whole, *whole, "create"], "the last one is the next segment, ahead of its use"
 
 
 @pytest.mark.parametrize("longest", [1, 7, 90])

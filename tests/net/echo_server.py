@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from lanemq.net.address import Address
@@ -44,6 +45,14 @@ class EchoServer:
         listener = Listener(self.address)
         self.server.accept_from(listener)
         self.address = listener.address
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Runs the function on the server's loop and waits for it."""
+
+        async def run() -> None:
+            function()
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     def connected(self, peer: Peer) -> None:
         self.peers += 1

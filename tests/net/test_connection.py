@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 from tests.net.echo_server import EchoServer
 
+from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.model.errors import Closed, ConnectFailed, ConnectionLost, InvalidOption, RequestTimedOut
 from lanemq.net.address import Address, parse_address, parse_addresses
 from lanemq.net.connection import Connection, ConnectionPool, open_connection
+from lanemq.net.server import ConnectionLimits
 from lanemq.wire.command import Command
 
 
@@ -126,10 +128,10 @@ def test_server_turns_away_one_peer_too_many() -> None:
         first.close()
         await _gone()
 
-    with EchoServer(max_connections=1) as server:
+    with EchoServer(limits=ConnectionLimits(total=1)) as server:
         asyncio.run(main(server))
         assert server.server is not None
-        assert server.server.refused == 1
+        assert server.server.refusals.counts[RefusalReason.CONNECTIONS] == 1
 
 
 def test_frame_over_the_limit_closes_only_its_own_connection() -> None:

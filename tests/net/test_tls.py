@@ -22,6 +22,7 @@ from lanemq.net.blocking import BlockingConnection, DuplexConnection, connect
 from lanemq.net.connection import open_connection
 from lanemq.net.fresh_file import FreshFile
 from lanemq.net.security import Security, TlsOptions, client_context
+from lanemq.net.server import ConnectionLimits
 from lanemq.net.server_tls import ServerTls, TlsDetector, TlsMode
 from lanemq.net.tls_socket import TlsSocket
 from lanemq.wire.command import Command
@@ -217,7 +218,10 @@ def test_a_stop_does_not_wait_for_those_who_say_nothing(here: Identity) -> None:
 
 
 def test_connections_that_never_finish_their_handshake_are_limited(here: Identity, authority: Authority) -> None:
-    with contextlib.ExitStack() as silent, serving(ServerTls(here.cert, here.key), max_connections=2) as running:
+    with (
+        contextlib.ExitStack() as silent,
+        serving(ServerTls(here.cert, here.key), limits=ConnectionLimits(total=2)) as running,
+    ):
         for _ in range(2):
             silent.enter_context(contextlib.closing(connect(running.address)))
         third = silent.enter_context(contextlib.closing(connect(running.address)))

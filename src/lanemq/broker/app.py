@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lanemq.broker.access.guard import Guard
@@ -32,14 +33,15 @@ from lanemq.broker.handlers.stats import StatsHandler
 from lanemq.broker.handlers.topics import TopicHandler
 from lanemq.broker.housekeeping import Housekeeping
 from lanemq.broker.notices import Notices
-from lanemq.broker.parts import Parts
+from lanemq.broker.parts import Counters, Parts
 from lanemq.broker.recording import Recording
-from lanemq.broker.recovery import Tables, recovered
+from lanemq.broker.recovery import Tables, recovered, undo_stamps
 from lanemq.broker.storage.checkpoints import Checkpoints, unsaved_stamps
 from lanemq.broker.storage.delays import DelayDelivery
 from lanemq.broker.storage.group_commit import GroupCommit, HeldPull, LogThread
-from lanemq.broker.storage.topic_keeper import TopicKeeper
+from lanemq.broker.storage.topic_keeper import TopicKeeper, TopicRows
 from lanemq.clock import Clock, SystemClock, nanoseconds_of
+from lanemq.core.brokering.disk_space import LowSpace
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.membership import Membership
 from lanemq.history import last_time, open_history
@@ -47,11 +49,15 @@ from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
 from lanemq.model.units import to_millis
 from lanemq.net.address import Address
-from lanemq.net.server import Listener, Server
+from lanemq.net.descriptors import connections_within, open_files_limit
+from lanemq.net.server import ConnectionLimits, Listener, Server
 from lanemq.net.server_tls import TlsDetector
 from lanemq.wire.record import RecordView, pack_host
 
 log = logging.getLogger(__name__)
+
+OTHER_FILES = 128
+"""Descriptors kept for state.db, checkpoints, new segments, certificates, the event loop, and some more segments."""
 
 OpenStore = Callable[[Path, StoreOptions], Store]
 
@@ -161,7 +167,18 @@ class Broker:
         options, clock = self.options, self._clock
         advertised = Address(options.advertised_host, self.address.port)
         polls: LongPolls[HeldPull] = LongPolls(capacity=options.max_held_pulls)
-        group_commit = GroupCommit(store, thread, clock, polls, pack_host(*advertised), options.max_pending_bytes)
+        counters, topic_rows = Counters(), TopicRows(store.state)
+        group_commit = GroupCommit(
+            store,
+            thread,
+            clock,
+            polls,
+            pack_host(*advertised),
+            options.max_pending_bytes,
+            rows=topic_rows,
+            refusals=counters.refusals,
+            on_undone=partial(undo_stamps, tables.producers),
+        )
         members = Membership(expiry_ms=to_millis(options.member_expiry))
         return Parts(
             options=options,
@@ -173,7 +190,11 @@ class Broker:
             notices=Notices(members),
             advertised=advertised,
             topics=tables.topics,
-            topic_keeper=TopicKeeper(tables.topics, store.state, thread, group_commit.stop_writing),
+            topic_keeper=TopicKeeper(
+                tables.topics, topic_rows, thread, on_failure=group_commit.stop_writing, on_full=group_commit.pause
+            ),
+            counters=counters,
+            low_space=LowSpace(options.min_free_bytes),
             members=members,
             groups=tables.groups,
             locks=tables.locks,
@@ -199,11 +220,25 @@ class Broker:
         options = self.options
         return Server(
             connections,
-            max_connections=options.max_connections,
+            limits=self._connection_limits(parts.store),
+            refusals=parts.counters.refusals,
             together=bursts.take if options.users is None else None,  # every request must be checked
             reads=parts.group_commit,
             tls_detector=None if options.tls is None else TlsDetector(options.tls, self._clock),
         )
+
+    def _connection_limits(self, store: Store) -> ConnectionLimits:
+        """The limits of the options, lowered if the process may not open that many files beside those of the log."""
+        options, files = self.options, store.open_files + OTHER_FILES
+        total = connections_within(open_files_limit(), wanted=options.max_connections, files=files)
+        if total < options.max_connections:
+            log.warning(
+                "at most %s connections instead of %s: this process may open %s files, and %s are kept for data; "
+                "raise the limit of open files (ulimit -n, LimitNOFILE)",
+                total, options.max_connections, open_files_limit(), files,
+            )  # fmt: skip
+        per_address = options.max_connections_per_address
+        return ConnectionLimits(total, per_address, options.first_request_timeout, signed=options.users is not None)
 
     def _new_guard(self, users: Path, dispatch: Dispatch, store: Store) -> Handler:
         return Guard(users, dispatch, lambda position: RecordView(store.read_at(position)).topic, self._clock)

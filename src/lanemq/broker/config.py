@@ -60,6 +60,11 @@ class BrokerOptions:
     retention_bytes: int = 0
     """Log size in bytes above which the oldest files are deleted; 0: no limit but the disk."""
 
+    min_free_bytes: int = 512 * MEBIBYTE
+    """Free bytes of the disk below which sends are refused as busy, until there is a quarter more; at most a tenth of
+    the disk counts. 0: only when the disk is full. Small: other programs may fill the disk before offsets and leases
+    are saved. Large: sends stop early."""
+
     max_body_bytes: int = 4 * MEBIBYTE
     """Largest message body in bytes (RocketMQ: maxMessageSize)."""
 
@@ -67,7 +72,14 @@ class BrokerOptions:
     """Largest properties text in bytes; the record format stores its length in a signed short."""
 
     max_connections: int = 10_000
-    """Connections at once; further ones are closed immediately. Bounded by the process's open files."""
+    """Connections at once; further ones are closed immediately. Fewer if the process may not open that many files."""
+
+    max_connections_per_address: int = 0
+    """Connections of one address; 0: half of `max_connections`. Small: many clients behind one proxy are refused."""
+
+    first_request_timeout: float = 30.0
+    """Seconds within which a connection must send its first request, with `users` a correctly signed one; others are
+    closed. Long: silent connections take the places of clients. Short: clients that connect ahead are cut off."""
 
     max_pending_bytes: int = 256 * MEBIBYTE
     """Bytes accepted but not yet on disk; beyond it senders are answered "busy". Bounds memory under overload."""
@@ -146,9 +158,12 @@ _LEAST = {
     "segment_bytes": 64 * 1024,
     "retention": 0.0,
     "retention_bytes": 0,
+    "min_free_bytes": 0,
     "max_body_bytes": 1,
     "max_properties_bytes": 1,
     "max_connections": 1,
+    "max_connections_per_address": 0,
+    "first_request_timeout": 0.1,
     "max_pending_bytes": MEBIBYTE,
     "max_pull_messages": 1,
     "max_pull_bytes": 1,

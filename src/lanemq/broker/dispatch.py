@@ -3,7 +3,15 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from lanemq.model.errors import BrokerRefused, CorruptRecord, InvalidName, LaneError, StorageError
+from lanemq.model.errors import (
+    BrokerRefused,
+    CorruptRecord,
+    DiskFull,
+    InvalidName,
+    LaneError,
+    NoDescriptors,
+    StorageError,
+)
 from lanemq.net.server import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import JSON, RESPONSE_BIT, Command, encode_command, encode_response
@@ -97,6 +105,8 @@ def code_for(error: LaneError) -> int:
             return ResponseCode.INVALID_PARAMETER
         case CorruptRecord():
             return ResponseCode.SYSTEM_ERROR
+        case DiskFull() | NoDescriptors():
+            return ResponseCode.SYSTEM_BUSY  # nothing was stored; the same request may succeed later
         case StorageError():
             return ResponseCode.SERVICE_NOT_AVAILABLE
         case _:

@@ -12,7 +12,7 @@ from lanemq.broker.storage.pinning import Pinning
 from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.log.commit_log import Segment
 from lanemq.log.store import Store
-from lanemq.model.errors import StorageError
+from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.units import Millis
 from lanemq.net.server import Server
 
@@ -24,6 +24,8 @@ IDLE_CHECK_EVERY_MS = 1_000
 DAY_CHECK_EVERY_MS = 1_000
 PAUSE_MS = 1_000
 """A longer time between two ticks means that the broker did not run: its process or machine was suspended."""
+PAUSE_AFTER_FULL_MS = 1_000
+"""How long sends pause at least after a write that met a full disk or a lack of descriptors."""
 DELAYS_EVERY_MS = 100
 """As RocketMQ's ScheduleMessageService."""
 WARN_AT_SHARE = 0.9
@@ -43,6 +45,7 @@ class Housekeeping:
         self._pinning = Pinning(parts.store, parts.parking, parts.options.max_pinned_bytes)
         self._last: dict[str, Millis] = {}
         self._last_tick = parts.clock.now()
+        self._paused_at = Millis(0)
 
     async def run(self) -> None:
         """Tick for ever."""
@@ -56,9 +59,10 @@ class Housekeeping:
         self._step(lambda: self._pull.expire(now))
         self._step(lambda: self._expire_leases_and_members(now))
         self._step(lambda: self._checkpoints.tick(now))
+        self._step(lambda: self._watch_disk(now))
         self._step(lambda: self._parts.store.retention.note_if_grown(now))
         self._step(lambda: self._parts.notices.expire(now))
-        if self._is_time("delays", DELAYS_EVERY_MS, now) and self._parts.group_commit.failure is None:
+        if self._is_time("delays", DELAYS_EVERY_MS, now) and not self._parts.group_commit.refusing:
             self._step(self._parts.delay_delivery.tick)
         if self._is_time("idle", IDLE_CHECK_EVERY_MS, now):
             self._step(lambda: self._server.close_idle(self._parts.options.idle_timeout))
@@ -90,6 +94,25 @@ class Housekeeping:
             left = ", ".join(members.members(group)) or "none"
             log.info("group %s: a member was silent for too long and is removed; members now: %s", group, left)
         self._parts.notices.group_changed(dict.fromkeys((*(group for group, _ in ended), *changed)))
+
+    def _watch_disk(self, now: Millis) -> None:
+        """Pause sends while the disk is nearly full, and let them go on by themselves."""
+        parts, group_commit = self._parts, self._parts.group_commit
+        if parts.low_space.look(parts.store.space()):
+            if group_commit.paused is None:
+                # Old messages may go now instead of in a while.
+                self._step(self._retire)
+            group_commit.pause(
+                DiskFull(
+                    f"the disk of {parts.options.data} has {parts.low_space.space.free >> 20} MiB left, and sends stop "
+                    f"below {parts.low_space.watermark() >> 20} MiB: free some space or delete topics; sends go on by "
+                    f"themselves from {parts.low_space.needed() >> 20} MiB"
+                )
+            )
+            self._paused_at = now
+        elif group_commit.paused is not None and now - self._paused_at >= PAUSE_AFTER_FULL_MS:
+            self._paused_at = now  # the next failed write pauses again, and the next attempt waits as long
+            group_commit.resume()
 
     def _note_day(self) -> None:
         """RocketMQ's tools show totals since midnight, local time."""

@@ -13,6 +13,7 @@ from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.delay import DelayQueueCursors
+from lanemq.core.brokering.disk_space import LowSpace
 from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.core.brokering.lock_table import LockTable, Verdict
 from lanemq.core.brokering.long_poll import LongPolls
@@ -88,6 +89,7 @@ class Parts:
     parking: Parking
     groups: dict[str, SubscriptionGroupConfig]
     """Settings of the groups that were configured; every other group has RocketMQ's defaults."""
+    low_space: LowSpace
     counters: Counters = field(default_factory=Counters)
     traffic: Traffic = field(default_factory=Traffic)
     versions: dict[ConnectionId, ClientVersion] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """The start of a broker: restores what it knew from disk, and reads what was logged after the last checkpoint."""
 
 import logging
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from lanemq.broker.config import BrokerOptions
@@ -101,6 +102,14 @@ def _replay_log(store: Store, producers: ProducerTable) -> RecoveryReport:
             producers.replay(topic, queue_id, Stamp(*stamp), 1, offset, stored_at=stored_at)
 
     return store.recover(replay, lambda: unsaved_stamps(producers))
+
+
+def undo_stamps(producers: ProducerTable, lost: Iterable[bytes]) -> None:
+    """Forget the stamps of records that were staged and could not be stored."""
+    for record in map(RecordView, lost):
+        stamp = find_stamp(record.properties_text)
+        if stamp is not None:
+            producers.undo(*_asked_queue(record), Stamp(*stamp))
 
 
 def _asked_queue(record: RecordView) -> tuple[str, int]:

@@ -3,9 +3,9 @@
 `stage` assigns offsets and positions, `flush` brings the bytes to the disk, and only `publish` after a successful flush
 makes them visible. Invariant: nothing is visible or acknowledged that was not flushed.
 
-Any failed flush is final until a restart, a full disk included: records staged behind it rely on positions that do not
-exist, and other tables (producer stamps, for one) already know of the lost records. Only a start rebuilds those tables
-from the log.
+A full disk and a lack of descriptors leave the log as it was. Records staged behind such a flush rely on positions that
+do not exist, so they are undone together with it (`undo`); the caller undoes what other tables know of them, producer
+stamps above all. Any other failed flush is final until a restart, which rebuilds those tables from the log.
 
 The loop fills one `Pending` and then replaces it by a new one. From then on only the log thread touches it (`flush`),
 and afterwards only the loop (`publish`), so the hot path needs no lock.
@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.options import StoreOptions
 from lanemq.log.queue_index import QueueIndex, QueueTable, pack_entries, pack_entry
-from lanemq.model.errors import DiskFull, StorageError, WriteFailed
+from lanemq.model.errors import StorageError, WriteFailed
 from lanemq.model.units import Millis
 from lanemq.wire.batch import RecordColumns, seal_columns
 from lanemq.wire.record import NO_HOST, seal_records
@@ -189,9 +189,20 @@ class Appender:
                 self._log.append(pending.start, pending.parts)
             if self._options.durable or self._sync_is_due(now):
                 self._log.sync()
-        except (DiskFull, WriteFailed) as error:
+            if self._log.newest_size > self._options.segment_bytes // 2:
+                self._log.prepare_next()
+        except WriteFailed as error:
             self.failed = error
             raise
+
+    def undo(self, pending: Pending) -> list[bytes]:
+        """On the loop, after `flush` raised `DiskFull` or `NoDescriptors`: discard these records and all staged since.
+
+        Returns all of them, in the order of staging.
+        """
+        lost = [record for each in (pending, self._pending) for _, records in each.parts for record in records]
+        self.reset(self.last_store_time)
+        return lost
 
     def sync(self) -> None:
         """On the log thread: make everything flushed so far survive a power cut."""

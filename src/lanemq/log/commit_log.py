@@ -5,10 +5,12 @@ missing file shows as a hole. A record never spans two segments.
 
 Invariants:
 
-- `append` and `sync` never report success for bytes that the disk did not accept. A full disk is undone to the last
-  whole append. Any other failed write and any failed `fdatasync` is final: afterwards the content of the device is
-  unknown, and a repeated `fdatasync` would report success for pages that were lost.
-- The name of a new segment is on disk before anything in the segment counts.
+- `append` and `sync` never report success for bytes that the disk did not accept. A full disk, and a lack of
+  descriptors, are undone to the last whole append. Any other failed write and any failed `fdatasync` is final:
+  afterwards the content of the device is unknown, and a repeated `fdatasync` would report success for pages that were
+  lost.
+- The name of a new segment is on disk before anything in the segment counts. Its file is created ahead
+  (`prepare_next`), so that the roll needs no new descriptor for it.
 
 A power cut may keep any part of an append that was in progress. To let recovery tell such a torn append from damage, a
 record that is written while everything before it is synced carries a mark (`mark_synced`). Bytes before a marked record
@@ -19,18 +21,19 @@ list of segments is replaced, never changed in place.
 """
 
 import bisect
-import errno
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from lanemq.log.filesystem import Disk, write_fully
-from lanemq.model.errors import DiskFull, StorageError, WriteFailed
+from lanemq.log.filesystem import NO_DESCRIPTORS, NO_SPACE, Disk, write_fully
+from lanemq.model.errors import DiskFull, NoDescriptors, StorageError, WriteFailed
 from lanemq.wire.record import mark_synced
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NEXT = "next"
+"""File of the segment that comes next, before its name is known."""
 _DIGITS = 20
 _SUFFIX = ".log"
 
@@ -63,7 +66,9 @@ class CommitLog:
         self._disk = disk
         self._changing = threading.Lock()
         self._unsynced: list[Segment] = []
+        self._next: int | None = None
         disk.make_dir(folder)
+        disk.unlink(folder / _NEXT)
         starts = sorted(s for s in map(_segment_start, disk.names(folder)) if s is not None)
         self._view = _View([], [])
         self._replace([self._open(start) for start in starts])
@@ -85,6 +90,12 @@ class CommitLog:
         """The position at which the next append must begin."""
         segments = self._view.segments
         return segments[-1].end if segments else 0
+
+    @property
+    def newest_size(self) -> int:
+        """Bytes in the newest segment."""
+        segments = self._view.segments
+        return segments[-1].size if segments else 0
 
     def segment_at(self, position: int) -> Segment | None:
         """The segment that holds this position; None if it was deleted or never written."""
@@ -121,10 +132,19 @@ class CommitLog:
             for start, chunks in parts:
                 self._append_part(start, bytearray().join(chunks))
         except OSError as error:
-            if error.errno in _NO_SPACE:
+            if error.errno in NO_SPACE:
                 self.cut(position)
-                raise DiskFull(f"no space left in {self.folder}: free some, then restart the broker") from error
+                raise DiskFull(f"no space left in {self.folder}: free some, and sends go on by themselves") from error
+            if error.errno in NO_DESCRIPTORS:
+                self.cut(position)
+                raise NoDescriptors(f"no descriptor for the next file in {self.folder}: {error}; try again") from error
             raise WriteFailed(f"writing to {self.folder} failed: {error}; replace the disk, restart") from error
+
+    def prepare_next(self) -> None:
+        """Create the file of the next segment ahead. If that fails, the roll tries again."""
+        if self._next is None:
+            with contextlib.suppress(OSError):
+                self._next = self._disk.create(self.folder / _NEXT)
 
     def sync(self) -> None:
         """Make what was appended survive a power cut. Must not be called again after a failure."""
@@ -188,6 +208,11 @@ class CommitLog:
         for segment in self._view.segments:
             self._disk.close(segment.fd)
         self._view = _View([], [])
+        if self._next is not None:
+            self._disk.close(self._next)
+            self._next = None
+            with contextlib.suppress(OSError):
+                self._disk.unlink(self.folder / _NEXT)
 
     def _append_part(self, start: int, data: bytearray) -> None:
         segments = self._view.segments
@@ -208,10 +233,20 @@ class CommitLog:
 
     def _add_segment(self, start: int) -> Segment:
         path = self.folder / _segment_name(start)
-        segment = Segment(start, path, self._disk.create(path), 0)
+        fd, self._next = self._next, None
+        if fd is None:
+            fd = self._disk.create(path)
+        else:
+            self._disk.rename(self.folder / _NEXT, path)
+        try:
+            self._disk.fsync_dir(self.folder)
+        except OSError:
+            self._disk.close(fd)
+            self._disk.unlink(path)
+            raise
+        segment = Segment(start, path, fd, 0)
         with self._changing:
             self._replace([*self._view.segments, segment])
-        self._disk.fsync_dir(self.folder)
         return segment
 
     def _open(self, start: int) -> Segment:

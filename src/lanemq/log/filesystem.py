@@ -5,9 +5,14 @@ what an error means. Writes go to explicit offsets and never through a memory ma
 late.
 """
 
+import errno
 import os
 from pathlib import Path
 from typing import Protocol
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+"""Errors after which nothing is lost, and the next attempt may succeed."""
 
 _FLAGS = os.O_RDWR | os.O_CLOEXEC
 
@@ -52,6 +57,10 @@ class Disk(Protocol):
     def unlink(self, path: Path) -> None: ...
 
     def rename(self, old: Path, new: Path) -> None: ...
+
+    def free_space(self, path: Path) -> tuple[int, int]:
+        """Bytes that may still be written to the file system of a folder, and its size."""
+        ...
 
 
 class RealDisk:
@@ -106,6 +115,10 @@ class RealDisk:
 
     def rename(self, old: Path, new: Path) -> None:
         old.rename(new)
+
+    def free_space(self, path: Path) -> tuple[int, int]:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
 def write_fully(disk: Disk, fd: int, data: bytes | bytearray, offset: int) -> None:

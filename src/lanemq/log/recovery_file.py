@@ -15,11 +15,14 @@ is a file of its own because it can be removed when the disk is full.
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from lanemq.model.errors import StorageError, WriteFailed
+from lanemq.log.filesystem import NO_DESCRIPTORS, NO_SPACE
+from lanemq.model.errors import DiskFull, NoDescriptors, StorageError, WriteFailed
 
 EPOCH_STEP = 1_000
 """How far the floor is above the last epoch at most. Small: the file is written often. Large: epochs skip more."""
@@ -42,6 +45,7 @@ class RecoveryFile:
         self._path = folder / "recovery.json"
         self._running = folder / "running"
         self._lock = threading.Lock()
+        self._gathering = False
         self._facts = SavedFacts()
         self._exists = self._path.exists()
         if self._exists:
@@ -103,7 +107,27 @@ class RecoveryFile:
         with self._lock:
             self._replace(msgspec.structs.replace(self._facts, generation=generation))
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Write the changes of this block at once, at its end. If the block fails, none of them."""
+        before = self._facts
+        self._gathering = True
+        try:
+            yield
+        except BaseException:
+            self._facts = before
+            raise
+        finally:
+            self._gathering = False
+        if self._facts is not before:
+            facts, self._facts = self._facts, before
+            with self._lock:
+                self._replace(facts)
+
     def _replace(self, facts: SavedFacts) -> None:
+        if self._gathering:
+            self._facts = facts
+            return
         new = self._path.with_suffix(".new")
         try:
             fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
@@ -114,6 +138,10 @@ class RecoveryFile:
             new.replace(self._path)
             self._sync_folder()
         except OSError as error:
+            if error.errno in NO_SPACE:
+                raise DiskFull(f"no space left for {self._path}: free some, and writing goes on") from error
+            if error.errno in NO_DESCRIPTORS:
+                raise NoDescriptors(f"no descriptor for {self._path}: {error}; try again") from error
             raise WriteFailed(f"writing {self._path} failed: {error}; check the disk, then restart") from error
         self._facts, self._exists = facts, True
 

@@ -11,12 +11,12 @@ import enum
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lanemq.log.recovery_file import RecoveryFile, SavedFacts
-from lanemq.model.errors import StorageError
+from lanemq.model.errors import DiskFull, NoDescriptors, StorageError
 
 EPOCH_FLOOR = "epoch-floor"
 GENERATION = "generation"
@@ -138,7 +138,8 @@ class State:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._copy: RecoveryFile | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._together = False
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
             self._prepare()
@@ -355,19 +356,38 @@ class State:
     @contextmanager
     def transaction(self, sync: Sync) -> Iterator[sqlite3.Connection]:
         with self._lock:
+            if self._together:
+                yield self._db
+                return
             try:
                 self._db.execute(f"PRAGMA synchronous = {sync.value}")
                 self._db.execute("BEGIN IMMEDIATE")
                 try:
                     yield self._db
+                    self._db.execute("COMMIT")
                 except BaseException:
-                    self._db.execute("ROLLBACK")
+                    if self._db.in_transaction:  # SQLite may have ended it already
+                        self._db.execute("ROLLBACK")
                     raise
-                self._db.execute("COMMIT")
             except sqlite3.Error as error:
                 raise self._failed(error) from error
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Make all changes of this block one transaction, and one write of the recovery file before it."""
+        with self.transaction(Sync.FULL), self._copy.together() if self._copy is not None else nullcontext():
+            self._together = True
+            try:
+                yield
+            finally:
+                self._together = False
+
     def _failed(self, error: sqlite3.Error) -> StorageError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            return DiskFull(f"no space left for {self._path}: free some, and writing goes on")
+        if code == sqlite3.SQLITE_CANTOPEN:
+            return NoDescriptors(f"no descriptor for {self._path}: {error}; try again")
         return StorageError(f"the state database {self._path} failed: {error}; check the disk, then restart")
 
 

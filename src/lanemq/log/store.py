@@ -12,7 +12,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from lanemq.log.appender import Appender, NewRecords, Staged
+from lanemq.core.brokering.disk_space import Space
+from lanemq.log.appender import Appender, NewRecords, Pending, Staged
 from lanemq.log.checkpoint import Checkpointer
 from lanemq.log.commit_log import CommitLog, Segment
 from lanemq.log.data_lock import DataLock
@@ -35,7 +36,7 @@ from lanemq.log.recovery import OnRecord, RecoveryReport, Startup
 from lanemq.log.recovery_file import RecoveryFile, SavedFacts
 from lanemq.log.retention import Retention
 from lanemq.log.state import DamageRow, ProducerRow, State, lost_state, older_state
-from lanemq.model.errors import CorruptRecord, StorageError, WriteFailed
+from lanemq.model.errors import CorruptRecord, DiskFull, NoDescriptors, StorageError, WriteFailed
 from lanemq.wire.record import HEAD_BYTES
 
 _FILTER_SCAN = 8192
@@ -61,6 +62,7 @@ class Store:
     ) -> None:
         self.options = options or StoreOptions()
         disk = disk or RealDisk()
+        self._disk, self._folder = disk, folder
         disk.make_dir(folder)
         self._lock = DataLock(folder)
         try:
@@ -114,13 +116,36 @@ class Store:
         """The position after the last visible record."""
         return self.appender.published
 
+    def space(self) -> Space:
+        """What is left of the disk."""
+        return Space(*self._disk.free_space(self._folder))
+
+    @property
+    def open_files(self) -> int:
+        """How many files the store keeps open at most, with the segments that it has now."""
+        return len(self._log.segments) + self.options.max_open_indexes
+
     def append(self, topic: str, queue_id: int, items: NewRecords, *, store_time: int) -> Staged:
         """Stage, flush and publish on one thread, for tools and tests."""
         staged = self.appender.stage(topic, queue_id, items, store_time=store_time)
         pending = self.appender.take_pending()
-        self.appender.flush(pending)
+        try:
+            self.appender.flush(pending)
+        except (DiskFull, NoDescriptors):
+            self.undo(pending)
+            raise
         self.appender.publish(pending)
         return staged
+
+    def undo(self, pending: Pending) -> list[bytes]:
+        """Discard a flush that stored nothing, and everything staged behind it (`Appender.undo`).
+
+        A topic that was dropped behind the new end of the log is dropped at the end, or new records of that name would
+        be hidden. `state.cut_dropped` must follow, before anything else is written to the log.
+        """
+        lost = self.appender.undo(pending)
+        self._dropped = {topic: min(position, self._log.end) for topic, position in self._dropped.items()}
+        return lost
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The smallest offset kept and the next one to be written; (0, 0) for a queue without messages."""

@@ -230,7 +230,11 @@ class CorruptRecord(StorageError):
 
 
 class DiskFull(StorageError):
-    """No space left for the log."""
+    """No space left; nothing was stored, and writing goes on when there is space again."""
+
+
+class NoDescriptors(StorageError):
+    """The process or the system has no file descriptor left; nothing was stored, and the next attempt may succeed."""
 
 
 class WriteFailed(StorageError):

@@ -6,15 +6,18 @@ must wait (a durable send, a long poll) keeps the peer and replies later. There 
 """
 
 import asyncio
+import errno
 import itertools
 import logging
 import socket
 import ssl
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 from lanemq.clock import SystemClock
+from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import ProtocolError, TlsFailed, TransportError
 from lanemq.net.address import Address
 from lanemq.net.rate_limited_log import RateLimitedLog
@@ -42,8 +45,29 @@ CLOSE_SECONDS = 5.0
 ACCEPT_PAUSE_SECONDS = 0.1
 """Pause after a failed accept, usually because descriptors ran out."""
 
+MAX_LOOKS = 1_000
+"""Peers that one call of `close_idle` looks at."""
+
 BACKLOG = 1024
 """Connections that wait to be accepted (RocketMQ's NettyServerConfig)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How many connections a server keeps, and what a new one must do."""
+
+    total: int = 10_000
+    per_address: int = 0
+    """Connections of one address; 0: half of all and at least 16, so that one machine cannot keep out every other."""
+    first_request: float = 30.0
+    """Seconds within which a connection must send its first request. Long: silent connections take the place of
+    others. Short: a client that connects before it needs the connection is cut off."""
+    signed: bool = False
+    """Whether only a correctly signed request counts (`Peer.known`)."""
+
+    @property
+    def of_one_address(self) -> int:
+        return self.per_address or max(16, self.total // 2)
 
 
 Together = Callable[["Peer", deque[Frame]], int]
@@ -106,6 +130,11 @@ class Peer(asyncio.Protocol):
         self.number = next(self._numbers)
         self.remote = Address("0.0.0.0", 0)
         self.last_seen = 0.0
+        """When it sent its last whole frame, or connected; the event loop's time."""
+        self.joined_at = 0.0
+        self.known = False
+        """Whether it has sent a request, correctly signed where that is needed. A connection that stays unknown is
+        closed."""
         self.is_open = False
         self.reads_slowly = False
         """More replies are unsent than the high-water mark allows."""
@@ -187,20 +216,23 @@ class Peer(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         host, port = (transport.get_extra_info("peername") or ("0.0.0.0", 0))[:2]
         self.remote = Address(host, port)
-        self.last_seen = self._server.loop.time()
+        self.joined_at = self.last_seen = self._server.loop.time()
         self.is_open = True
         self._server.adopt(self)
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        self.last_seen = self._server.loop.time()
         reads = self._server.reads
         # A write for what was queued before is already scheduled.
         self._reading = not self._outgoing
         reads.begin()
         try:
-            self._incoming.extend(self._decoder.feed(data))
+            if frames := self._decoder.feed(data):
+                # Not for the bytes of an unfinished frame: one byte a minute would keep a connection for ever.
+                self.last_seen = self._server.loop.time()
+                self.known = self.known or not self._server.limits.signed
+                self._incoming.extend(frames)
             self._count_unfinished()
             self._work()
         except ProtocolError as error:
@@ -278,13 +310,14 @@ class Peer(asyncio.Protocol):
 
 
 class Server:
-    """Accepts up to `max_connections` peers and passes their commands to the dispatcher."""
+    """Accepts peers within its limits and passes their commands to the dispatcher."""
 
     def __init__(
         self,
         dispatcher: Dispatcher,
         *,
-        max_connections: int = 10_000,
+        limits: ConnectionLimits | None = None,
+        refusals: RefusalCounts | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
         together: Together | None = None,
@@ -301,13 +334,21 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.peers: dict[Peer, None] = {}
         """In the order of connection, so that a simulated run can be repeated exactly."""
-        self.refused = 0
+        self.limits = limits or ConnectionLimits()
+        """May be replaced while the server runs; it holds for new connections."""
+        self.refusals = refusals or RefusalCounts()
         self.other_protocols = RateLimitedLog(log, SystemClock())
         """Warns about peers that speak another protocol."""
         self._tls_detector = tls_detector
-        self._max_connections = max_connections
         self._listener: Listener | None = None
-        self._joining: set[asyncio.Task[None]] = set()
+        self._joining: dict[asyncio.Task[None], str] = {}
+        self._of_address: dict[str, int] = {}
+        """Connections by host, those that join included; no zeros."""
+        self._newcomers: OrderedDict[Peer, None] = OrderedDict()
+        """Peers in the order of connection, until their time for a first request is over."""
+        self._watched: OrderedDict[Peer, None] = OrderedDict()
+        """All peers; those that `close_idle` looked at longest ago come first."""
+        self._warnings = RateLimitedLog(log, SystemClock())
         self._stopping = False
         # Refused peers that are still closing; a stop waits for them too.
         self._refused_peers: set[Peer] = set()
@@ -329,14 +370,45 @@ class Server:
             except OSError as error:
                 self._pause_accepting(listener, error)
                 return
-            if self._tls_detector is not None and len(self.peers) + len(self._joining) >= self._max_connections:
-                connection.close()  # a handshake counts as a connection, or endless handshakes would have no limit
-                self.refused += 1
+            host = address[0]
+            if (full := self._full(host)) is not None:
+                connection.close()
+                self._refuse(host, *full)
                 continue
             connection.setblocking(False)
             joining = self.loop.create_task(self._join(connection, Address(*address[:2])))
-            self._joining.add(joining)
-            joining.add_done_callback(self._joining.discard)
+            self._joining[joining] = host
+            self._count(host, 1)
+            joining.add_done_callback(self._joined)
+
+    def _full(self, host: str) -> tuple[RefusalReason, str] | None:
+        """Why one more connection of this host is refused; None if it is not.
+
+        A handshake counts as a connection, or endless handshakes would have no limit.
+        """
+        limits = self.limits
+        if len(self.peers) + len(self._joining) >= limits.total:
+            return RefusalReason.CONNECTIONS, f"already {limits.total} connections; raise --max-connections"
+        if self._of_address.get(host, 0) >= limits.of_one_address:
+            return (
+                RefusalReason.CONNECTIONS_PER_ADDRESS,
+                f"already {limits.of_one_address} connections from {host}; raise --max-connections-per-address",
+            )
+        return None
+
+    def _refuse(self, host: str, reason: RefusalReason, why: str) -> None:
+        self.refusals.add(reason)
+        self._warnings.warn(host, f"a connection from {host} is refused: {why}")
+
+    def _count(self, host: str, more: int) -> None:
+        count = self._of_address.get(host, 0) + more
+        if count:
+            self._of_address[host] = count
+        else:
+            self._of_address.pop(host, None)
+
+    def _joined(self, joining: asyncio.Task[None]) -> None:
+        self._count(self._joining.pop(joining), -1)
 
     async def _join(self, connection: socket.socket, address: Address) -> None:
         try:
@@ -357,7 +429,9 @@ class Server:
             connection.close()  # else it was closed before it could be used
 
     def _pause_accepting(self, listener: socket.socket, error: OSError) -> None:
-        log.warning("cannot accept a connection: %s; trying again", error)
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            self.refusals.add(RefusalReason.NO_DESCRIPTORS)
+        self._warnings.warn("accept", f"cannot accept a connection: {error}; trying again")
         self.loop.remove_reader(listener)
         self.loop.call_later(ACCEPT_PAUSE_SECONDS, self._resume_accepting, listener)
 
@@ -381,29 +455,43 @@ class Server:
         if self._tls_detector is not None:
             self._tls_detector.close()
         if self._joining:
-            await asyncio.wait(self._joining)
+            await asyncio.wait(tuple(self._joining))
         for peer in tuple(self.peers):
             peer.close("the broker is stopping")
         await self._empty.wait()
 
     def close_idle(self, seconds: float) -> None:
-        """Closes peers that have been silent for longer; RocketMQ closes after 120 s."""
-        limit = self.loop.time() - seconds
-        for peer in tuple(self.peers):
-            if peer.last_seen < limit:
+        """Closes peers that sent no whole frame for longer (RocketMQ closes after 120 s), and unknown newcomers.
+
+        Each call looks at a limited number of peers, so that it does not hold the event loop; ten thousand are looked
+        at in ten calls.
+        """
+        now = self.loop.time()
+        while self._newcomers and (peer := next(iter(self._newcomers))).joined_at <= now - self.limits.first_request:
+            del self._newcomers[peer]
+            if not peer.known:
+                self.refusals.add(RefusalReason.NO_REQUEST)
+                kind = "correctly signed request" if self.limits.signed else "request"
+                peer.close(f"no {kind} in {self.limits.first_request:.0f} s")
+        for _ in range(min(MAX_LOOKS, len(self._watched))):
+            peer = next(iter(self._watched))
+            self._watched.move_to_end(peer)
+            if peer.last_seen < now - seconds:
                 peer.close(f"silent for more than {seconds:.0f} s")
 
     # called by the peers
 
     def adopt(self, peer: Peer) -> None:
         self._empty.clear()
-        if self._stopping or len(self.peers) >= self._max_connections:
-            self.refused += 1
+        self._count(peer.remote.host, 1)
+        if self._stopping or len(self.peers) >= self.limits.total:
+            self.refusals.add(RefusalReason.CONNECTIONS)
             self._refused_peers.add(peer)
-            full = f"already {self._max_connections} connections; raise max_connections"
-            peer.close("the broker is stopping" if self._stopping else full)
+            peer.close("the broker is stopping" if self._stopping else f"already {self.limits.total} connections")
             return
         self.peers[peer] = None
+        self._newcomers[peer] = None
+        self._watched[peer] = None
         self.dispatcher.connected(peer)
 
     def count_unfinished(self, more: int) -> None:
@@ -419,9 +507,11 @@ class Server:
             )
 
     def forget(self, peer: Peer) -> None:
+        self._count(peer.remote.host, -1)
         self._refused_peers.discard(peer)
         if peer in self.peers:
-            del self.peers[peer]
+            del self.peers[peer], self._watched[peer]
+            self._newcomers.pop(peer, None)
             self.dispatcher.closed(peer)
         if not self.peers and not self._refused_peers:
             self._empty.set()

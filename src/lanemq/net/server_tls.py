@@ -20,8 +20,8 @@ from lanemq.net.security import load_authorities, load_certificate
 HANDSHAKE_BYTE = b"\x16"
 """TLS's record type. A frame's first byte is the highest of its length, which the limit of 16 MiB keeps at 0 or 1."""
 
-FIRST_BYTE_SECONDS = 120.0
-"""How long a connection may be silent before its first byte (RocketMQ: NettyServerConfig)."""
+FIRST_BYTE_SECONDS = 30.0
+"""How long a connection may be silent before its first byte; afterwards its first request is due within as long."""
 
 HANDSHAKE_SECONDS = 5.0
 """Limit of a handshake, during which the peer counts as a connection."""

@@ -1,6 +1,7 @@
 """On a failing disk, no lost send is acknowledged, every send is answered, and reads go on."""
 
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -8,14 +9,14 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, bodies
 from tests.broker.running import Gate, ManualClock, RunningBroker
 
-from lanemq.model.errors import StorageError
+from lanemq.core.brokering.dedup import ProducerTable
+from lanemq.model.errors import DiskFull, StorageError
 from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 FAULTS = {
     "write error": {"failing_write": 1},
     "sync error": {"failing_sync": 1},
-    "disk full": {"space": 10},
 }
 
 
@@ -80,20 +81,101 @@ def test_messages_acknowledged_before_a_fault_are_there_after_a_restart(start: S
     assert again.send("T").code == 0
 
 
-def test_after_a_full_disk_and_a_restart_a_repeated_message_is_stored(start: Start) -> None:
-    """The producer table recorded it as staged, and would otherwise refuse the repeat as a duplicate."""
+def test_a_full_disk_pauses_sends_and_they_go_on_by_themselves(start: Start) -> None:
+    """Nothing that was refused is stored, a repeat is fresh, and what was sent behind it is refused with it."""
     disk = FaultyDisk()
     running = start(disk=disk)
     raw = running.connect()
     assert raw.send("T", b"0", stamp="p.0.0").code == 0
     disk.space = 10
-    refused = raw.send("T", b"1", stamp="p.0.1")
-    assert "restart the broker" in (refused.remark or "")
+    gate = Gate(running)
+    waiting = [raw.post_send("T", b"%d" % n, stamp=f"p.0.{n}") for n in (1, 2)]
+    gate.open()
+    refused = [raw.answer(each) for each in waiting]
+    assert [each.code for each in refused] == [ResponseCode.SYSTEM_BUSY] * 2
+    assert "free some" in (refused[0].remark or "")
+    assert raw.send("T", b"1", stamp="p.0.1").code == ResponseCode.SYSTEM_BUSY
+    assert bodies(raw.read("T")) == [b"0"]
+    assert raw.commit(1).code == 0
+    assert raw.lock("c").lock_ok_mq_set
     disk.space = None
+    while raw.send("T", b"1", stamp="p.0.1").code == ResponseCode.SYSTEM_BUSY:
+        time.sleep(0.05)
+    assert raw.send("T", b"1", stamp="p.0.1").ext["laneDuplicate"] == "true"
+    assert raw.send("T", b"2", stamp="p.0.2").code == 0
+    assert bodies(raw.read("T")) == [b"0", b"1", b"2"]
     running.restart()
     raw = running.connect()
-    assert [raw.send("T", b"%d" % n, stamp=f"p.0.{n}").code for n in (1, 2)] == [0, 0]
+    assert raw.send("T", b"2", stamp="p.0.2").ext["laneDuplicate"] == "true"
     assert bodies(raw.read("T")) == [b"0", b"1", b"2"]
+
+
+def test_without_undoing_stamps_a_repeat_would_be_a_false_success(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control of the test before."""
+    monkeypatch.setattr(ProducerTable, "undo", lambda *_: None)
+    disk = FaultyDisk()
+    raw = start(disk=disk).connect()
+    assert raw.send("T", b"0", stamp="p.0.0").code == 0
+    disk.space = 10
+    assert raw.send("T", b"1", stamp="p.0.1").code == ResponseCode.SYSTEM_BUSY
+    disk.space = None
+    while (reply := raw.send("T", b"1", stamp="p.0.1")).code == ResponseCode.SYSTEM_BUSY:
+        time.sleep(0.05)
+    assert reply.ext["laneDuplicate"] == "true"
+    assert bodies(raw.read("T")) == [b"0"]
+
+
+def test_a_topic_whose_row_meets_a_full_disk_has_no_message_before_its_row(start: Start, folder: Path) -> None:
+    running = start()
+    raw = running.connect()
+    state = running.broker.running.parts.state
+    works = state.save_topic
+
+    def full(name: str, settings: str) -> None:
+        raise DiskFull("no space left for state.db")
+
+    state.save_topic = full  # type: ignore[method-assign]
+    assert raw.send("T", b"lost").code == ResponseCode.SYSTEM_BUSY
+    assert "T" not in state.topics()
+    state.save_topic = works  # type: ignore[method-assign]
+    while raw.send("T", b"kept").code == ResponseCode.SYSTEM_BUSY:
+        time.sleep(0.05)
+    assert "T" in state.topics()
+    assert bodies(raw.read("T")) == [b"kept"]
+
+
+class NearlyFull(FaultyDisk):
+    """Has as much free space as a test says."""
+
+    free = 10**12
+
+    def free_space(self, path: Path) -> tuple[int, int]:
+        return self.free, 10**12
+
+
+def test_below_the_watermark_sends_are_refused_and_topics_can_be_deleted(start: Start) -> None:
+    disk, mark = NearlyFull(), 100 * 2**20
+    running = start(disk=disk, clock=ManualClock(), min_free_bytes=mark)
+    raw = running.connect()
+    for topic in ("T", "U"):
+        assert raw.send(topic, b"0").code == 0
+    disk.free = mark - 1
+    running.advance(50)
+    reply = raw.send("T", b"1")
+    assert reply.code == ResponseCode.SYSTEM_BUSY
+    assert "99 MiB left" in (reply.remark or "")
+    assert raw.create("V").code == ResponseCode.SYSTEM_BUSY
+    assert bodies(raw.read("T")) == [b"0"]
+    assert raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "U"}).code == 0
+    assert raw.runtime()["laneRefused_low_space"] == "2"
+    disk.free = mark + 1
+    running.advance(2_000)
+    assert raw.send("T").code == ResponseCode.SYSTEM_BUSY, "only a little above the watermark"
+    disk.free = 2 * mark
+    running.advance(2_000)
+    assert raw.send("T", b"1").code == 0
 
 
 def test_a_swallowed_error_would_be_a_false_success(start: Start) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from lanemq.broker.storage.group_commit import GroupCommit
+from lanemq.broker.storage.topic_keeper import TopicRows
 from lanemq.clock import SystemClock
 from lanemq.core.brokering.long_poll import LongPolls
+from lanemq.core.brokering.refusals import RefusalCounts
 from lanemq.log.appender import Pending
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
@@ -50,7 +52,17 @@ class CountedCommits:
         self.store.appender.flush = self._counted_flush  # type: ignore[method-assign]
         self.thread = ManualThread()
         thread: Any = self.thread
-        self.commits = GroupCommit(self.store, thread, SystemClock(), LongPolls(), NO_HOST, 1 << 20)
+        self.commits = GroupCommit(
+            self.store,
+            thread,
+            SystemClock(),
+            LongPolls(),
+            NO_HOST,
+            1 << 20,
+            rows=TopicRows(self.store.state),
+            refusals=RefusalCounts(),
+            on_undone=lambda _: None,
+        )
         self.acknowledged: list[bytes] = []
 
     def _counted_flush(self, pending: Pending, now: Millis | None = None) -> None:

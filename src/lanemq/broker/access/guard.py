@@ -39,7 +39,7 @@ class Guard:
             self._next_handler(peer, request)
             return
         try:
-            refusal = self._refusal(request)
+            refusal = self._refusal(peer, request)
         except LaneError as error:
             answer_error(peer, request, error)
             return
@@ -52,7 +52,7 @@ class Guard:
             self._rate_limited.warn("", f"request {request.code} from {peer.remote.host} refused: {refusal}")
             answer_code(peer, request, ResponseCode.NO_PERMISSION, refusal)
 
-    def _refusal(self, request: Command) -> str | None:
+    def _refusal(self, peer: Peer, request: Command) -> str | None:
         """Why the request is refused; None if it is allowed."""
         name = request.ext.get(ACCESS_KEY)
         if name is None:
@@ -60,6 +60,7 @@ class Guard:
         user = self._users.value().get(name)
         if not is_signed(request, user.secret_key if user is not None else UNKNOWN_USER_SECRET) or user is None:
             return f"the access key {name[:64]!r} is unknown or the signature is wrong: check access key and secret key"
+        peer.known = True
         missing = next((need for need in needs(request, self._topic_at) if not need.given_to(user)), None)
         return None if missing is None else _not_allowed(name, missing)
 

@@ -8,7 +8,7 @@ import msgspec
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
 from lanemq.broker.parts import ClientVersion, Parts
 from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, GroupSubscription
-from lanemq.log import state
+from lanemq.log import state as rows
 from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis, to_millis
@@ -165,7 +165,8 @@ class GroupHandler:
                 self._parts.groups[group] = settings
             answer_saved(peer, request, error)
 
-        self._parts.thread.submit(lambda: self._parts.state.save_group(group, text), saved)
+        state = self._parts.state
+        self._parts.thread.submit_rows(state, lambda: state.save_group(group, text), saved)
 
     def _all_settings(self, peer: Peer, request: Command) -> None:
         known = {*self._parts.groups, *self._parts.members.groups(), *self._parts.offsets.groups()}
@@ -188,11 +189,11 @@ class GroupHandler:
         if header.clean_offset or header.remove_offset:
             self._parts.offsets.forget(group=group)
             self._parts.parking.forget(group=group)
-        kept = [state.OffsetRow(group, *key, offset) for key, offset in self._parts.offsets.of_group(group).items()]
+        kept = [rows.OffsetRow(group, *key, offset) for key, offset in self._parts.offsets.of_group(group).items()]
 
         def delete() -> None:
             self._parts.state.delete_group(group)
-            self._parts.state.save_offsets(kept, state.Sync.FULL)
+            self._parts.state.save_offsets(kept, rows.Sync.FULL)
 
         self._parts.thread.submit(delete, lambda _, error: answer_saved(peer, request, error))
 

@@ -197,7 +197,8 @@ class LockHandler:
                     del self._unsaved[row.group, row.queue]
             saved()
 
-        self._parts.thread.submit(lambda: self._parts.state.save_leases(map(lease_row, rows)), done)
+        state = self._parts.state
+        self._parts.thread.submit_rows(state, lambda: state.save_leases(map(lease_row, rows)), done)
 
     def _show(self, peer: Peer, request: Command) -> None:
         now, wanted = self._parts.clock.now(), request.ext.get("consumerGroup")

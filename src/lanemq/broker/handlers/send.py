@@ -88,7 +88,7 @@ class SendHandler:
 
     def _send(self, decode: Callable[[dict[str, str]], SendHeader], peer: Peer, request: Command) -> None:
         header = decode(request.ext)
-        self._parts.group_commit.refuse_if_failed()
+        self._parts.group_commit.refuse_sends()
         if header.sys_flag & TRANSACTION_MASK:
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "transactional messages are not supported by LaneMQ")
         target = route(self._parts, header)

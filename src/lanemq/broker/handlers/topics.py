@@ -39,7 +39,7 @@ class TopicHandler:
 
     def _create(self, peer: Peer, request: Command) -> None:
         header = CreateTopicHeader.from_ext(request.ext)
-        self._parts.group_commit.refuse_if_failed()
+        self._parts.group_commit.refuse_sends()
         order = TopicOrder.BY_KEY if header.order else TopicOrder.NONE
         if GLOBAL_ORDER in (header.attributes or ""):
             order = TopicOrder.GLOBAL

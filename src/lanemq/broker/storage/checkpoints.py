@@ -65,7 +65,7 @@ class Checkpoints:
         self._saving_index = False
         self._indexing_keys = False
         self._mark: tuple[int, Unsaved] | None = None
-        self._mark_deletions = 0
+        self._mark_changes = (0, 0)
         self._keys_not_before = Millis(0)
         self._postponed_ticks = 0
         self._offsets_every = to_millis(options.save_offsets_every)
@@ -81,8 +81,9 @@ class Checkpoints:
             self._last_index = now
             self._take_mark()
         if self._mark is not None:
-            if self._mark_deletions != self._topic_keeper.deletions:
-                self._take_mark()  # the old rows contain producers of a topic that was deleted since
+            if self._mark_changes != self._changes:
+                # The old rows contain producers of a topic that was deleted since, or of messages that were undone.
+                self._take_mark()
             self._save_index(*self._mark)
         if self._has_time_for_keys(now):
             self._index_keys()
@@ -116,7 +117,11 @@ class Checkpoints:
 
     def _take_mark(self) -> None:
         self._mark = (self._store.appender.staged, self._producers.dirty())
-        self._mark_deletions = self._topic_keeper.deletions
+        self._mark_changes = self._changes
+
+    @property
+    def _changes(self) -> tuple[int, int]:
+        return self._topic_keeper.deletions, self._group_commit.undone
 
     def _save_index(self, mark: int, unsaved: Unsaved) -> None:
         if self._group_commit.failure is not None:

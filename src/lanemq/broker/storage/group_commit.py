@@ -6,6 +6,12 @@ sends, no other records can join, so its group is committed at the end of its re
 
 Invariant: `done` is called when the group is on disk, in the order of appending. A later record is never acknowledged
 before an earlier one, and nothing is acknowledged that was not flushed.
+
+A full disk, and a lack of descriptors, pause the sends (`pause`): the group is undone with everything behind it, its
+senders are asked to try again, and the housekeeping lets sends go on (`resume`). Any other failed write is final.
+
+Jobs that only change `state.db` are committed in groups too (`submit_rows`): a flood of them costs the sends between
+them one transaction, not hundreds.
 """
 
 import asyncio
@@ -13,19 +19,24 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from lanemq.clock import Clock
 from lanemq.core.brokering.long_poll import LongPolls
+from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.log.appender import Arrival, NewRecords, Pending, Staged
 from lanemq.log.store import Store
-from lanemq.model.errors import BrokerBusy, StorageError, WriteFailed
+from lanemq.model.errors import BrokerBusy, DiskFull, NoDescriptors, StorageError, WriteFailed
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
 G = TypeVar("G")
+
+MAX_ROW_JOBS = 500
+"""Jobs of one transaction. Many: the sends behind it wait longer. Few: more transactions, each with its own sync."""
 
 BARRIER_BYTES = 512
 """What a barrier counts as, so that callers that store nothing are bounded too."""
@@ -41,12 +52,27 @@ class HeldPull(Hashable, Protocol):
         """Answer the pull."""
 
 
+class Rows(Protocol):
+    """A database whose changes can be joined into one transaction."""
+
+    def together(self) -> AbstractContextManager[None]: ...
+
+
+class _RowJob(NamedTuple):
+    rows: Rows
+    job: Callable[[], Any]
+    finished: Callable[[Any, StorageError | None], None]
+
+
+_Job: TypeAlias = Callable[[], None] | _RowJob | None
+
+
 class LogThread:
     """One thread for all disk writes: a slow disk does not block the event loop, and writes keep their order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._in_progress = 0
         self._thread = threading.Thread(target=self._run, name="lanemq-log", daemon=True)
         self._thread.start()
@@ -64,6 +90,21 @@ class LogThread:
 
         self._in_progress += 1
         self._jobs.put(run)
+
+    def submit_rows(
+        self, rows: Rows, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None]
+    ) -> None:
+        """As `submit`, for a job that only changes these rows: consecutive ones share a transaction.
+
+        If one of them fails, they are repeated one by one, so that each has its own outcome.
+        """
+
+        def finished(result: G | None, error: StorageError | None) -> None:
+            self._in_progress -= 1
+            done(result, error)
+
+        self._in_progress += 1
+        self._jobs.put(_RowJob(rows, job, finished))
 
     @property
     def idle(self) -> bool:
@@ -91,8 +132,43 @@ class LogThread:
         self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+        job: _Job = self._jobs.get()
+        while job is not None:
+            if isinstance(job, _RowJob):
+                job = self._run_rows(job)
+            else:
+                job()
+                job = self._jobs.get()
+
+    def _run_rows(self, first: _RowJob) -> _Job:
+        """Run a job together with those of its kind behind it; returns the job that follows them."""
+        jobs, following = [first], None
+        while len(jobs) < MAX_ROW_JOBS and not self._jobs.empty():
+            following = self._jobs.get()
+            if not (isinstance(following, _RowJob) and following.rows is first.rows):
+                break
+            jobs.append(following)
+        else:
+            following = _NONE_YET
+        outcomes = _outcomes_together(jobs) if len(jobs) > 1 else [outcome_of(first.job)]
+        for each, outcome in zip(jobs, outcomes, strict=True):
+            self._loop.call_soon_threadsafe(each.finished, *outcome)
+        return self._jobs.get() if following is _NONE_YET else following
+
+
+def _nothing_yet() -> None:
+    """Stands for a job that was not taken yet."""
+
+
+_NONE_YET: _Job = _nothing_yet
+
+
+def _outcomes_together(jobs: Sequence[_RowJob]) -> list[tuple[Any, StorageError | None]]:
+    try:
+        with jobs[0].rows.together():
+            return [(each.job(), None) for each in jobs]
+    except Exception:  # noqa: BLE001 - each job shows its own error when it is repeated
+        return [outcome_of(each.job) for each in jobs]
 
 
 def outcome_of(job: Callable[[], G]) -> tuple[G | None, StorageError | None]:
@@ -106,6 +182,16 @@ def outcome_of(job: Callable[[], G]) -> tuple[G | None, StorageError | None]:
         return None, WriteFailed(f"the log thread failed: {error!r}")
 
 
+class LateRows(Protocol):
+    """Rows that must be on disk before the next message, and could not be written yet."""
+
+    def save_late(self) -> None:
+        """On the log thread: write them; raises if that fails again."""
+
+    def cut_dropped(self, end: int) -> None:
+        """Lower the positions of dropped topics to `end`, before the next message is written."""
+
+
 class GroupCommit:
     """The only writer of messages. While more than `max_pending_bytes` are not on disk, it refuses with "busy"."""
 
@@ -117,8 +203,24 @@ class GroupCommit:
         polls: "LongPolls[HeldPull]",
         store_host: bytes,
         max_pending_bytes: int,
+        *,
+        rows: LateRows,
+        refusals: RefusalCounts,
+        on_undone: Callable[[Sequence[bytes]], None],
     ) -> None:
-        """`store_host` is the broker's address in every record: RocketMQ's clients find a message by it."""
+        """`store_host` is the broker's address in every record: RocketMQ's clients find a message by it.
+
+        `on_undone` is called with the records of an undone group, before their senders are answered.
+        """
+        self.undone = 0
+        """How many groups were undone; what was copied before may contain what they had staged."""
+        self.paused: StorageError | None = None
+        """Why sends are refused for now, as busy; see `pause`."""
+        self._refusing = False
+        self._rows = rows
+        self._refusals = refusals
+        self._on_undone = on_undone
+        self._store = store
         self.pending_bytes = 0
         self.appended = 0
         self.failure: StorageError | None = None
@@ -145,7 +247,8 @@ class GroupCommit:
 
     def append(self, topic: str, queue_id: int, items: NewRecords, born_host: bytes, size: int, done: Done) -> Staged:
         """Stage records and return where they will be, which holds once `done(None)` is called."""
-        self.refuse_if_failed()
+        if self._refusing:
+            self.refuse_sends()
         self._refuse_if_full(size)
         staged = self._log.stage(
             topic,
@@ -178,8 +281,36 @@ class GroupCommit:
         if self.failure is not None:
             raise type(self.failure)(*self.failure.args)
 
+    def refuse_sends(self) -> None:
+        """Raise if no message can be stored now, or any more."""
+        self.refuse_if_failed()
+        if self.paused is not None:
+            low = isinstance(self.paused, DiskFull)
+            self._refusals.add(RefusalReason.LOW_SPACE if low else RefusalReason.NO_DESCRIPTORS)
+            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, f"[REJECTREQUEST] {self.paused}")
+
+    @property
+    def refusing(self) -> bool:
+        """Whether messages are refused, for now or for good."""
+        return self._refusing
+
+    def pause(self, why: StorageError) -> None:
+        """Refuse sends as busy until `resume`. Reads, commits, leases and deletions go on."""
+        if self.paused is None:
+            log.error("sends are refused for now: %s", why)
+        self.paused = why
+        self._refusing = True
+
+    def resume(self) -> None:
+        """Accept sends again."""
+        if self.paused is not None:
+            log.warning("sends are accepted again")
+            self.paused = None
+            self._refusing = self.failure is not None
+
     def _refuse_if_full(self, size: int) -> None:
         if self.pending_bytes and self.pending_bytes + size > self._max_pending_bytes:
+            self._refusals.add(RefusalReason.BUSY)
             raise BrokerBusy(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST] too much waits for the disk; try again")
 
     def _wait(self, done: Done, size: int) -> None:
@@ -232,7 +363,12 @@ class GroupCommit:
         def flushed(_: object, error: StorageError | None) -> None:
             self._flushed(pending, waiting, error)
 
-        self._thread.submit(lambda: self._log.flush(pending, now), flushed)
+        self._thread.submit(lambda: self._write(pending, now), flushed)
+
+    def _write(self, pending: Pending, now: Millis | None = None) -> None:
+        """On the log thread. Rows that messages rely on come first."""
+        self._rows.save_late()
+        self._log.flush(pending, now)
 
     def _write_here(self, pending: Pending) -> StorageError | None:
         """Write on the loop, without `durable`: a copy into the page cache is cheaper than a change of thread.
@@ -240,7 +376,7 @@ class GroupCommit:
         Only while the log thread is idle: earlier jobs, such as saving the row of a new topic, come first.
         """
         try:
-            self._log.flush(pending)
+            self._write(pending)
         except StorageError as error:
             return error
         return None
@@ -248,6 +384,9 @@ class GroupCommit:
     def _flushed(self, pending: Pending, waiting: list[tuple[Done, int]], error: StorageError | None) -> None:
         self._flushing = False
         self._flushing_since = None
+        if isinstance(error, (DiskFull, NoDescriptors)) and self.failure is None:
+            self._undo(pending, waiting, error)
+            return
         arrivals: Sequence[Arrival] = ()
         if error is not None:
             self.stop_writing(error)
@@ -269,11 +408,25 @@ class GroupCommit:
         else:
             self._idle.set()
 
+    def _undo(self, pending: Pending, waiting: list[tuple[Done, int]], error: StorageError) -> None:
+        """Discard a group of which nothing was stored, and everything staged behind it; ask all senders to repeat."""
+        waiting, self._waiting = waiting + self._waiting, []
+        self._waiting_since = None
+        self.undone += 1
+        self._on_undone(self._store.undo(pending))
+        self._rows.cut_dropped(self._store.log_end)
+        self.pause(error)
+        for done, size in waiting:
+            self.pending_bytes -= size
+            _call(done, error)
+        self._idle.set()
+
     def stop_writing(self, error: StorageError) -> None:
         """Refuse all further appends: what was not flushed may or may not be on disk, so nothing may follow it."""
         if self.failure is not None:
             return
         self.failure = error
+        self._refusing = True
         log.critical("the broker is read-only from now on: %s; reads go on, sends are refused", error)
 
     def sync_if_due(self, now: Millis) -> None:

@@ -1,7 +1,8 @@
 """Topics on disk.
 
 A new topic is usable immediately. The log thread saves its row before any message that was sent to it, so no
-acknowledged message can outlive its topic. If the row cannot be saved, the broker stops writing for the same reason.
+acknowledged message can outlive its topic. If the row cannot be saved, the broker stops writing for the same reason; on
+a full disk, until it can.
 """
 
 import logging
@@ -23,7 +24,7 @@ from lanemq.core.brokering.topic_table import (
     WhyRefused,
 )
 from lanemq.log.state import State
-from lanemq.model.errors import BrokerRefused, StorageError, TopicNotFound
+from lanemq.model.errors import BrokerRefused, DiskFull, NoDescriptors, StorageError, TopicNotFound
 from lanemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
@@ -32,16 +33,56 @@ OnFailure = Callable[[StorageError], None]
 OnForgotten = Callable[[StorageError | None], None]
 
 
+class TopicRows:
+    """The rows of topics in `state.db`, those included that a full disk did not take yet. On the log thread only."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._late: dict[str, str] = {}
+        """Topic → its settings, not on disk yet."""
+        self._cut: int | None = None
+
+    def save(self, name: str, settings: str) -> None:
+        self._late[name] = settings
+        try:
+            self.state.save_topic(name, settings)
+        except (DiskFull, NoDescriptors):
+            raise  # `save_late` tries again before the next message is written
+        except StorageError:
+            del self._late[name]  # the broker stops writing
+            raise
+        del self._late[name]
+
+    def delete(self, name: str) -> None:
+        self._late.pop(name, None)
+        self.state.delete_topic(name)
+
+    def cut_dropped(self, end: int) -> None:
+        """From the loop, while no message is being written. Takes effect with `save_late`."""
+        self._cut = end if self._cut is None else min(end, self._cut)
+
+    def save_late(self) -> None:
+        if self._cut is not None:
+            self.state.cut_dropped(self._cut)
+            self._cut = None
+        for name, settings in tuple(self._late.items()):
+            self.save(name, settings)
+
+
 class TopicKeeper:
     """Saves and deletes topics together with the table, in which handlers look them up."""
 
-    def __init__(self, table: TopicTable, state: State, thread: LogThread, on_failure: OnFailure) -> None:
+    def __init__(
+        self, table: TopicTable, rows: TopicRows, thread: LogThread, on_failure: OnFailure, on_full: OnFailure
+    ) -> None:
+        """`on_full` is called if there is no space or no descriptor for a row, `on_failure` if it fails for good."""
         self._table = table
         self.deletions = 0
         """The number of deletions; data copied before a deletion may contain the deleted topic."""
-        self._state = state
+        self._rows = rows
         self._thread = thread
         self._on_failure = on_failure
+        self._on_full = on_full
 
     def existing(self, name: str) -> TopicConfig:
         """The topic; raises `TopicNotFound` if there is none."""
@@ -83,7 +124,7 @@ class TopicKeeper:
 
         def forget() -> None:
             delete_contents()
-            self._state.delete_topic(name)
+            self._rows.delete(name)
 
         def forgotten(_: object, error: StorageError | None) -> None:
             self._saved(None, error)
@@ -93,10 +134,12 @@ class TopicKeeper:
 
     def _save(self, topic: TopicConfig) -> None:
         settings = _encode(topic)
-        self._thread.submit(lambda: self._state.save_topic(topic.name, settings), self._saved)
+        self._thread.submit_rows(self._rows.state, lambda: self._rows.save(topic.name, settings), self._saved)
 
     def _saved(self, _: object, error: StorageError | None) -> None:
-        if error is not None:
+        if isinstance(error, (DiskFull, NoDescriptors)):
+            self._on_full(error)
+        elif error is not None:
             self._on_failure(error)
 
 

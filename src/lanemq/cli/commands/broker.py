@@ -25,6 +25,7 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.cli.options import CliError, duration
 from lanemq.cli.output import log_to_stderr
 from lanemq.net.address import parse_address
+from lanemq.net.descriptors import raise_soft_limit
 from lanemq.net.freed_memory import keep_freed_memory
 from lanemq.net.server_tls import ServerTls, TlsMode
 
@@ -109,6 +110,19 @@ def _tls_options(command: F) -> F:
     show_default=True,
     help="Limit of log files that are kept longer because they hold parked messages.",
 )
+@click.option(
+    "--max-connections",
+    type=int,
+    default=10_000,
+    show_default=True,
+    help="Connections at once; fewer if the process may not open that many files.",
+)
+@click.option(
+    "--max-connections-per-address",
+    type=int,
+    default=0,
+    help="Connections of one address; 0 means half of --max-connections.",
+)
 @_tls_options
 @click.option("--history", type=click.Path(path_type=Path), help="Folder for a history of events, for lanemq check.")
 @click.option(
@@ -164,6 +178,7 @@ def _warn(options: BrokerOptions) -> None:
 async def serve(options: BrokerOptions) -> None:
     """Runs the broker until SIGTERM or SIGINT; a second signal ends the process at once."""
     running = Broker(options)
+    raise_soft_limit()
     # With the default of 5 ms, the log thread would wait that long for the busy event loop after each disk access.
     sys.setswitchinterval(0.0005)
     keep_freed_memory()

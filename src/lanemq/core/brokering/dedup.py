@@ -102,7 +102,10 @@ class Unsaved(NamedTuple):
 
 
 class _Producer:
-    """One producer in one queue. `ranges` are the newest ones, ascending; the last one ends at `next_sequence`."""
+    """One producer in one queue. `ranges` are the newest ones, ascending; the last one ends at `next_sequence`.
+
+    They are empty if the first messages of an epoch could not be stored.
+    """
 
     __slots__ = ("epoch", "idle_since", "last_stored", "next_sequence", "ranges")
 
@@ -127,6 +130,15 @@ class _Producer:
         self.next_sequence = sequence + count
         self.last_stored = max(self.last_stored, at)
         self.idle_since = None
+
+    def cut(self, sequence: int) -> None:
+        """Forget this sequence and all later ones."""
+        self.ranges = [
+            each._replace(length=min(each.length, sequence - each.sequence))
+            for each in self.ranges
+            if each.sequence < sequence
+        ]
+        self.next_sequence = sequence
 
     def misses(self, first: int, end: int) -> bool:
         """Whether one of these sequences is in a hole between two ranges, which only damage leaves."""
@@ -207,6 +219,17 @@ class ProducerTable:
             return
         self._remember(key, first, count, first_offset, stored_at)
 
+    def undo(self, topic: str, queue_id: int, lost: Stamp) -> None:
+        """Forget a message that was recorded and could not be stored, and all later ones of its producer.
+
+        A repeat is fresh then. A new epoch stays known even if nothing of it was stored: the old one is still fenced.
+        """
+        key = (topic, queue_id, lost.producer)
+        known = self._producers.get(key)
+        if known is not None and known.epoch == lost.epoch and known.next_sequence > lost.sequence:
+            known.cut(lost.sequence)
+            self._dirty.add(key)
+
     def expire(self, *, now: Millis) -> int:
         """Forget the producers that stored nothing for `idle_ms` of elapsed time; returns their number."""
         idle = []
@@ -282,6 +305,6 @@ class ProducerTable:
         assert self._dirty <= self._producers.keys()
         for known in self._producers.values():
             ends = [each.sequence + each.length for each in known.ranges]
-            assert ends[-1] == known.next_sequence
+            assert not ends or ends[-1] == known.next_sequence
             assert all(end <= each.sequence for end, each in zip(ends, known.ranges[1:], strict=False))
             assert len(known.ranges) <= MAX_SEQUENCE_RANGES
