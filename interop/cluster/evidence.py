@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lanemq.client.admin.topic_reader import TopicReader
+from lanemq.history import NO_HISTORY, History
 
 CLOCK_SLACK = 0.001
 """Seconds. Two processes read the same clock; reading it and running the handler are not one step."""
@@ -80,19 +81,25 @@ class Verdict:
         )
 
 
-def stored_messages(servers: str, topic: str) -> dict[str, list[tuple[str, int]]]:
-    """Every message in every queue, in order: key and number, by queue."""
-    found: dict[str, list[tuple[str, int]]] = {}
+Stored = dict[str, list[tuple[str, int]]]
+"""Key and number of every message, in order, by queue."""
+
+
+def stored_messages(servers: str, topic: str, history: History = NO_HISTORY) -> Stored:
+    """Every message in every queue. The history gets a line for each, so that the checker knows the log."""
+    found: Stored = {}
     with TopicReader(servers, topic) as reader:
         for queue in reader.queues:
-            bodies = (json.loads(bytes(each.body)) for each in reader.read(queue, *reader.bounds(queue)))
-            found[f"{queue.broker}/{queue.queue_id}"] = [(body["key"], body["n"]) for body in bodies]
+            line = found[f"{queue.broker}/{queue.queue_id}"] = []
+            for each in reader.read(queue, *reader.bounds(queue)):
+                body = json.loads(bytes(each.body))
+                line.append((body["key"], body["n"]))
+                place = (queue.queue_id, each.queue_offset)
+                history.stored(topic, each.key or "", each.message_id, *place, broker=queue.broker)
     return found
 
 
-def judge(
-    produced: Iterable[Path], consumed: Iterable[Path], stored: dict[str, list[tuple[str, int]]], *, all_processed: bool
-) -> Verdict:
+def judge(produced: Iterable[Path], consumed: Iterable[Path], stored: Stored, *, all_processed: bool) -> Verdict:
     """Compares what producers were told, what is stored, and what consumers did."""
     verdict = Verdict()
     acked: set[tuple[str, int]] = set()

@@ -21,6 +21,7 @@ from interop.ports import HOST, ask, eventually, lasting_port, route
 CLUSTER = "cluster"
 START_SECONDS = 120.0
 GET_BROKER_CLUSTER_INFO = 106
+GET_TOPIC_CONFIG = 351
 GET_SYNC_STATE_DATA = 1006
 """Of a controller."""
 MASTER = "0"
@@ -188,6 +189,18 @@ class Cluster:
         for node, port in zip(self.name_servers, self._ports, strict=True):
             if node.running and not node.frozen:
                 eventually(lambda port=port: self._has(port, topic), within, f"topic {topic} at {node.name}")  # type: ignore[misc]
+
+    def wait_until_replicated(self, topic: str, within: float = START_SECONDS) -> None:
+        """Waits until every replica has the topic: replicas copy topics and offsets from their master every 10 s."""
+        for port, node in self._broker_ports.items():
+            if node.running and not node.frozen:
+                eventually(lambda port=port: self._knows(port, topic), within, f"topic {topic} at {node.name}")  # type: ignore[misc]
+
+    def _knows(self, port: int, topic: str) -> bool:
+        try:
+            return ask(port, GET_TOPIC_CONFIG, {"topic": topic})[0] == 0
+        except OSError:
+            return False
 
     def _has(self, port: int, topic: str) -> bool:
         found = route(port, topic)

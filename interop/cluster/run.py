@@ -6,17 +6,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from interop.cluster.evidence import Verdict, judge, notes_of, stored_messages
+from interop.cluster.evidence import Note, Stored, Verdict, judge, stored_messages
 from interop.cluster.nodes import Cluster, ClusterPlan, running_cluster
 from interop.ports import eventually
+from lanemq.checker.checking import CheckOptions, check
+from lanemq.checker.verdict import Report
+from lanemq.history import open_history
 
 TOPIC, GROUP = "orders", "billing"
 QUEUES = 4
+RATE = 200.0
+"""Messages a second: enough to see a pause, and little work on a machine that also starts brokers."""
 STOP_SECONDS = 150
+FORGETS_SECONDS = 120
+"""The age of a commit that a fail-over may undo: a replica copies offsets from its master every 10 s, and may be away
+for a while before it becomes the master."""
 
 
 class Client:
@@ -26,15 +35,32 @@ class Client:
         self.name = name
         self.notes = folder / f"{name}.jsonl"
         self.notes.touch()
+        self._read = 0
+        self._seen: list[Note] = []
         text = json.dumps({"name": name, "notes": str(self.notes), **settings})
         with (folder / f"{name}.log").open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "interop.cluster.roles", role, text], stdout=output, stderr=output
             )
 
+    def seen(self) -> list[Note]:
+        """What the process has written down so far. Reads only what is new since the last call."""
+        with self.notes.open("rb") as file:
+            file.seek(self._read)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._read += len(whole) + len(newline)
+        self._seen += [{**json.loads(line), "who": self.name} for line in whole.splitlines()]
+        return self._seen
+
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """Asks the process to end; a frozen one continues first."""
@@ -56,6 +82,7 @@ class Run:
         self.cluster = cluster
         self._folder = folder / "clients"
         self._folder.mkdir(exist_ok=True)
+        self.history = folder / "history"
         self.producers: list[Client] = []
         self.consumers: list[Client] = []
         self._made = 0
@@ -71,28 +98,32 @@ class Run:
         )
         assert done.returncode == 0, done.stderr
         self.cluster.wait_until_routed(TOPIC)
+        self.cluster.wait_until_replicated(TOPIC)
         return done.stdout
 
-    def producer(self, *, keys: int = 40, ahead: int = 20, rate: float = 400, **options: Any) -> Client:
+    def producer(self, *, keys: int = 40, ahead: int = 20, rate: float = RATE, **options: Any) -> Client:
         """A producer that sends `rate` messages a second, as long as no more than `ahead` of a key are unanswered."""
         self._made += 1
         settings = {"servers": self.cluster.address, "topic": TOPIC, "keys": keys, "ahead": ahead, "rate": rate}
-        client = Client("produce", f"p{self._made}", self._folder, {**settings, "options": options})
+        client = Client("produce", f"p{self._made}", self._folder, {**settings, "options": self._recorded(options)})
         self.producers.append(client)
         return client
 
     def consumer(self, *, work: float = 0.0, **options: Any) -> Client:
         self._made += 1
         settings = {"servers": self.cluster.address, "topic": TOPIC, "group": GROUP, "work": work}
-        client = Client("consume", f"c{self._made}", self._folder, {**settings, "options": options})
+        client = Client("consume", f"c{self._made}", self._folder, {**settings, "options": self._recorded(options)})
         self.consumers.append(client)
         return client
+
+    def _recorded(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {"history": str(self.history), **options}
 
     def count(self, clients: list[Client], event: str, since: float = 0.0) -> int:
         return sum(note["e"] == event and note["t"] >= since for note in self.notes(clients))
 
-    def notes(self, clients: list[Client]) -> Iterator[dict[str, Any]]:
-        return notes_of(client.notes for client in clients)
+    def notes(self, clients: list[Client]) -> Iterator[Note]:
+        return chain.from_iterable(client.seen() for client in clients)
 
     def wait_for(self, event: str, count: int, since: float = 0.0, within: float = 120.0) -> None:
         """Waits until clients have written down so many events since a time of the monotonic clock."""
@@ -103,7 +134,9 @@ class Run:
         """Ends the producers, waits until everything stored is processed, ends the consumers, and judges."""
         for producer in self.producers:
             producer.stop()
-        stored = stored_messages(self.cluster.address, TOPIC)
+        harness = open_history(self.history, "harness", time.monotonic_ns)
+        stored = stored_messages(self.cluster.address, TOPIC, harness)
+        harness.close()
         wanted = {(queue, offset) for queue, line in stored.items() for offset in range(len(line))}
         if all_processed:
             with contextlib.suppress(TimeoutError):
@@ -112,12 +145,22 @@ class Run:
             consumer.stop()
         return self.judge(stored, all_processed=all_processed)
 
-    def judge(self, stored: dict[str, list[tuple[str, int]]] | None = None, *, all_processed: bool) -> Verdict:
+    def judge(self, stored: Stored | None = None, *, all_processed: bool) -> Verdict:
         return judge(
             [client.notes for client in self.producers],
             [client.notes for client in self.consumers],
             stored if stored is not None else stored_messages(self.cluster.address, TOPIC),
             all_processed=all_processed,
+        )
+
+    def check(self) -> Report:
+        """The checker's verdict over the histories of all clients, after `finish`.
+
+        An Apache broker stores a message again when its answer was lost, and has no history of its own.
+        """
+        return check(
+            [self.history],
+            CheckOptions(drained=True, idempotent=False, forgets_ns=FORGETS_SECONDS * 10**9),
         )
 
     def _ended(self) -> set[tuple[str, int]]:
@@ -142,9 +185,3 @@ def running(plan: ClusterPlan, folder: Path) -> Iterator[Run]:
 
 def now() -> float:
     return time.monotonic()
-
-
-def after(seconds: float, act: Callable[[], object]) -> None:
-    """Waits, then acts: the time of an outage."""
-    time.sleep(seconds)
-    act()

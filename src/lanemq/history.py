@@ -21,6 +21,7 @@ from typing import BinaryIO, Literal, cast
 import msgspec
 
 from lanemq.forking import tell_child
+from lanemq.model.names import DEFAULT_BROKER_NAME
 
 Role = Literal["producer", "consumer", "broker", "other"]
 Outcome = Literal["ok", "retry", "abandoned", "late"]
@@ -90,8 +91,11 @@ class History:
         fields: _Fields = {"topic": topic, "key": key, "id": id}
         self._write("send", fields | {"delay": delay} if delay else fields)
 
-    def acked(self, topic: str, key: str, id: str, queue: int, offset: int) -> None:
-        self._write("acked", {"topic": topic, "queue": queue, "offset": offset, "key": key, "id": id})
+    def acked(
+        self, topic: str, key: str, id: str, queue: int, offset: int, *, broker: str = DEFAULT_BROKER_NAME
+    ) -> None:
+        more: _Fields = {"offset": offset, "key": key, "id": id}
+        self._write("acked", _queue_fields(topic, broker, queue) | more)
 
     def send_failed(self, topic: str, key: str, id: str) -> None:
         """A send failed; recorded only if the message is certainly not stored."""
@@ -172,25 +176,31 @@ class History:
         """
         self._write("reset", place.fields() | {"reason": reason, "kept": int(kept), "epoch": epoch})
 
-    def crashed(self, topic: str, queue: int, alive: int) -> None:
+    def crashed(self, topic: str, queue: int, alive: int, *, broker: str = DEFAULT_BROKER_NAME) -> None:
         """At the start of a broker, for every queue: its previous run ended at `alive` without a clean stop."""
-        self._write("crashed", {"topic": topic, "queue": queue, "alive": alive})
+        self._write("crashed", _queue_fields(topic, broker, queue) | {"alive": alive})
 
     def recovered(self, place: "Place", *, epoch: int = 0, clean: bool = True, alive: int = 0) -> None:
-        """The committed offset found at the start of a broker, -1 for none; `alive` as `last_time` finds it."""
+        """The committed offset found at the start of a broker, -1 for none; `alive` as `last_time` finds it.
+
+        Also written by a member that takes a queue of an Apache broker: what it found when it asked, at `alive`.
+        """
         self._write("recovered", place.fields() | {"epoch": epoch, "clean": int(clean), "alive": alive})
 
-    def trimmed(self, topic: str, queue: int, offset: int) -> None:
+    def trimmed(self, topic: str, queue: int, offset: int, *, broker: str = DEFAULT_BROKER_NAME) -> None:
         """Retention deletes everything below `offset`."""
-        self._write("trimmed", {"topic": topic, "queue": queue, "offset": offset})
+        self._write("trimmed", _queue_fields(topic, broker, queue) | {"offset": offset})
 
     def topic_deleted(self, topic: str) -> None:
         """Before another topic of this name can exist."""
         self._write("topic_deleted", {"topic": topic})
 
-    def stored(self, topic: str, key: str, id: str, queue: int, offset: int) -> None:
+    def stored(
+        self, topic: str, key: str, id: str, queue: int, offset: int, *, broker: str = DEFAULT_BROKER_NAME
+    ) -> None:
         """One record of the log, read at the end of a run."""
-        self._write("stored", {"topic": topic, "queue": queue, "offset": offset, "key": key, "id": id})
+        more: _Fields = {"offset": offset, "key": key, "id": id}
+        self._write("stored", _queue_fields(topic, broker, queue) | more)
 
     def fault(self, kind: str, target: str, phase: Literal["start", "end"]) -> None:
         self._write("fault", {"kind": kind, "target": target, "phase": phase})
@@ -225,9 +235,10 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     topic: str
     queue: int
     offset: int
+    broker: str = DEFAULT_BROKER_NAME
 
     def fields(self) -> _Fields:
-        return {"group": self.group, "topic": self.topic, "queue": self.queue, "offset": self.offset}
+        return {"group": self.group} | _queue_fields(self.topic, self.broker, self.queue) | {"offset": self.offset}
 
 
 class RecordedLease(msgspec.Struct, frozen=True, gc=False):
@@ -238,15 +249,18 @@ class RecordedLease(msgspec.Struct, frozen=True, gc=False):
     queue: int
     member: str
     epoch: int = 0
+    broker: str = DEFAULT_BROKER_NAME
 
     def fields(self) -> _Fields:
-        return {
-            "group": self.group,
-            "topic": self.topic,
-            "queue": self.queue,
-            "member": self.member,
-            "epoch": self.epoch,
-        }
+        more: _Fields = {"member": self.member, "epoch": self.epoch}
+        return {"group": self.group} | _queue_fields(self.topic, self.broker, self.queue) | more
+
+
+def _queue_fields(topic: str, broker: str, queue: int) -> _Fields:
+    """Which queue. The default name of a broker is left out: with one LaneMQ broker, every line would repeat it."""
+    if broker == DEFAULT_BROKER_NAME:
+        return {"topic": topic, "queue": queue}
+    return {"topic": topic, "broker": broker, "queue": queue}
 
 
 def open_history(

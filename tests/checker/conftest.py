@@ -47,7 +47,7 @@ FIELDS = {
 }
 COMMON: dict[str, object] = {"group": "g", "topic": "orders", "queue": 0}
 TIMES = {"until", "asked", "alive", "ended"}
-TEXTS = {"id", "key", "member", "outcome", "kind", "group", "topic", "sink", "reason"}
+TEXTS = {"id", "key", "broker", "member", "outcome", "kind", "group", "topic", "sink", "reason"}
 
 
 def parse(script: str) -> list[HistoryEvent]:

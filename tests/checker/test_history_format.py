@@ -63,6 +63,25 @@ def test_checker_reads_every_event_and_every_field_the_writer_writes(tmp_path: P
     assert kinds == set(events.AnyEvent.__args__), "each kind of event can be written"
 
 
+def test_lines_name_the_broker_unless_it_has_the_default_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    history = History(path, "a", count(1).__next__)
+    for broker in ("lanemq", "broker-b"):
+        history.acked("orders", "k", "m1", 0, 7, broker=broker)
+        history.stored("orders", "k", "m1", 0, 7, broker=broker)
+        history.trimmed("orders", 0, 7, broker=broker)
+        history.crashed("orders", 0, 5, broker=broker)
+        history.turn(Place("g", "orders", 0, 7, broker), "k", "m1")
+        history.lease_granted(RecordedLease("g", "orders", 0, "a", 3, broker))
+    history.close()
+    written = [json.loads(line).get("broker") for line in path.read_text().splitlines()[1:]]
+    assert written == [None] * 6 + ["broker-b"] * 6
+    read = [
+        event for batch in HistoryReader([path]).batches() for event in batch if isinstance(event, events.QueueEvent)
+    ]
+    assert [event.broker for event in read] == ["lanemq"] * 6 + ["broker-b"] * 6
+
+
 def test_a_second_run_appends_and_starts_its_numbers_again(tmp_path: Path) -> None:
     clock = count(1).__next__
     for _ in range(2):

@@ -10,6 +10,16 @@ from lanemq.checker.verdict import Findings, Report, Verdict
 Judge = Callable[..., Report]
 
 LEGAL = {
+    "queues of the same number at two brokers": (
+        "p send m0 k\np send n0 j\np acked m0 k 0 broker=a\np acked n0 j 0 broker=b\n"
+        "a turn 0 k id=m0 broker=a\nb turn 0 j id=n0 broker=b\na end 0 k ok broker=a\nb end 0 j ok broker=b\n"
+        "a commit 1 broker=a\nb commit 1 broker=b"
+    ),
+    "a member finds an older offset after a fail-over, and begins there": (
+        "a turn 0 k\na end 0 k ok\na commit 1\na turn 1 k\na end 1 k ok\na commit 2\n"
+        "b recovered 1 clean=0 alive=65\nb turn 1 k\nb end 1 k ok\nb turn 2 k\nb end 2 k ok\nb commit 3\n"
+        "a recovered 2 clean=0 alive=125\na turn 2 k\na end 2 k ok\na commit 3"
+    ),
     "topic deleted, another of its name begins at offset 0": (
         "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 1\na turn 0 k id=m0\na end 0 k ok\na commit 1\n"
         "broker deleted\np send n0 j\np acked n0 j 0\np send n1 k\np acked n1 k 1\na turn 0 j id=n0\n"

@@ -27,7 +27,7 @@ def test_messages_that_every_group_committed_past_are_forgotten() -> None:
     checker = Checker()
     checker.feed(run(5000, every=10, keys=500))
     state = checker._state
-    progress = state.groups[("g", "orders", 0)]
+    progress = state.groups[("g", "orders", "lanemq", 0)]
     sizes = [
         progress.started,
         progress.finished,
@@ -44,7 +44,7 @@ def test_messages_that_every_group_committed_past_are_forgotten() -> None:
 def test_busy_lane_that_never_ends_stays_short() -> None:
     checker = Checker()
     checker.feed(run(5000, every=7, keys=1))
-    progress = checker._state.groups[("g", "orders", 0)]
+    progress = checker._state.groups[("g", "orders", "lanemq", 0)]
     assert all(len(lane.offsets) < 100 for lane in progress.lanes.values())
     assert all(len(sender.stored) < 100 for sender in checker._state.senders.values())
 
@@ -91,6 +91,6 @@ def test_messages_that_a_slow_group_has_not_committed_are_kept() -> None:
     place = {"group": "slow", "topic": "orders", "queue": 0}
     checker.feed([e.Reset(n=0, t=0, process=MEMBER, offset=0, **place)])
     checker.feed(run(100, every=10, keys=5))
-    assert len(checker._state.queues[("orders", 0)].stored) == 100
+    assert len(checker._state.queues[("orders", "lanemq", 0)].stored) == 100
     checker.feed([e.OffsetCommitted(n=0, t=10**6, process=MEMBER, offset=100, **place)])
     assert checker.finish().violations[0].invariant == "S1"

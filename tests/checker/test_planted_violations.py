@@ -19,6 +19,14 @@ p acked m2 k 2
 """
 
 PLANTED = {
+    "a key moves to the queue of the same number at another broker": (
+        "B1",
+        "p send m0 k\np send m1 k\np acked m0 k 0 broker=a\np acked m1 k 1 broker=b",
+    ),
+    "a member finds an offset that a broker without a history should not have forgotten": (
+        "D3",
+        "a turn 0 k\na end 0 k ok\na commit 1\nb recovered 0 clean=0 alive=5000 at=5000",
+    ),
     "delivered although it was never sent": (
         "S2",
         SENT + "a turn 0 k id=m0\na end 0 k ok\na turn 3 k id=ghost",

@@ -28,6 +28,8 @@ class FakeCluster:
         self.flags: dict[str, set[str]] = {name: set() for name in brokers}
         """Topics with the order flag, by broker."""
         self.layouts_in_routes = False
+        self.replicas: dict[str, FakeBroker] = {}
+        """A replica of some brokers, by broker. It has the topics that a test gives it."""
         self._up = set(brokers)
         self._stack = ExitStack()
 
@@ -49,6 +51,12 @@ class FakeCluster:
     def restart(self, broker: str) -> None:
         self.brokers[broker].start()
         self._up.add(broker)
+
+    def add_replica(self, broker: str) -> FakeBroker:
+        """A replica that runs beside the broker's master, without topics."""
+        replica = self.replicas[broker] = self._stack.enter_context(FakeBroker(lane=False))
+        replica.answers[RequestCode.GET_TOPIC_CONFIG] = lambda command: self._config_of(replica, broker, command)
+        return replica
 
     def promote(self, broker: str) -> FakeBroker:
         """Another replica becomes the broker's master, at another address. Returns the former one, which still runs."""
@@ -116,8 +124,11 @@ class FakeCluster:
         return 0, {}, b""
 
     def _config(self, name: str, command: Command) -> Answer:
+        return self._config_of(self.brokers[name], name, command)
+
+    def _config_of(self, broker: FakeBroker, name: str, command: Command) -> Answer:
         topic = command.ext["topic"]
-        known = self.brokers[name].topics.get(topic)
+        known = broker.topics.get(topic)
         if known is None:
             return ResponseCode.TOPIC_NOT_EXIST, {}, b""
         body = TopicConfigBody(
@@ -143,7 +154,10 @@ class FakeCluster:
     # name servers
 
     def _data(self, name: str) -> BrokerData:
-        return BrokerData(broker_name=name, broker_addrs={0: str(self.brokers[name].address)})
+        addresses = {0: str(self.brokers[name].address)}
+        if name in self.replicas:
+            addresses[1] = str(self.replicas[name].address)
+        return BrokerData(broker_name=name, broker_addrs=addresses)
 
     def _info(self) -> ClusterInfo:
         return ClusterInfo(broker_addr_table={name: self._data(name) for name in sorted(self._up)})

@@ -246,7 +246,7 @@ class Broker:
     def _open_history(self) -> Recording:
         folder, name, now = self.options.history, f"broker-{self.options.name}", nanoseconds_of(self._clock)
         alive = last_time(folder, name, now())
-        return Recording(open_history(folder, name, now, "broker"), alive)
+        return Recording(open_history(folder, name, now, "broker"), self.options.name, alive)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lanemq.model.errors import InvalidOption
+from lanemq.model.names import DEFAULT_BROKER_NAME
 from lanemq.net.address import Address
 from lanemq.net.server_tls import ServerTls
 
@@ -30,7 +31,7 @@ class BrokerOptions:
     users: Path | None = None
     """File of users and rights (docs/guides/security.md), read again when it changes; None: no access control."""
 
-    name: str = "lanemq"
+    name: str = DEFAULT_BROKER_NAME
     """Broker name in routes. It is part of a queue's identity for RocketMQ clients: renaming moves every queue."""
 
     cluster: str = "LaneMQ"

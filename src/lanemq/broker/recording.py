@@ -23,10 +23,11 @@ _FIRST = Committed(None)
 
 
 class Recording:
-    """The history of one broker. `alive` is the time of the last line before this start, or 0."""
+    """The history of the broker called `name`. `alive` is the time of the last line before this start, or 0."""
 
-    def __init__(self, history: History, alive: int = 0) -> None:
+    def __init__(self, history: History, name: str, alive: int = 0) -> None:
         self.on = history.on
+        self._name = name
         self._history = history
         self._alive = alive
         self._clean = True
@@ -42,16 +43,16 @@ class Recording:
         """Record granted or renewed leases, and leases whose end was moved for another reason."""
         for lease in leases:
             write = self._history.lease_granted if lease.changed else self._history.lease_renewed
-            write(_line(group, lease.queue, lease.owner, lease.epoch), until=lease.expires_at * NANOS)
+            write(self._line(group, lease.queue, lease.owner, lease.epoch), until=lease.expires_at * NANOS)
 
     def unlocked(self, rows: Iterable[SavedLease], owner: str) -> None:
         for row in rows:
-            self._history.lease_released(_line(row.group, row.queue, owner, row.epoch))
+            self._history.lease_released(self._line(row.group, row.queue, owner, row.epoch))
 
     def withdrawn(self, rows: Iterable[SavedLease]) -> None:
         """Record the end of the leases of a deleted topic."""
         for row in rows:
-            self._history.lease_released(_line(row.group, row.queue, row.owner, row.epoch))
+            self._history.lease_released(self._line(row.group, row.queue, row.owner, row.epoch))
 
     def deleted(self, topic: str) -> None:
         """Record the deletion of a topic, after its leases: from here on the name may belong to another topic."""
@@ -63,11 +64,11 @@ class Recording:
         for (topic, queue_id), offset in firsts.items():
             if offset > self._first.get((topic, queue_id), 0):
                 self._first[topic, queue_id] = offset
-                self._history.trimmed(topic, queue_id, offset)
+                self._history.trimmed(topic, queue_id, offset, broker=self._name)
 
     def expired(self, leases: Iterable[tuple[str, Lease]]) -> None:
         for group, lease in leases:
-            self._history.lease_expired(_line(group, lease.queue, lease.owner, lease.epoch))
+            self._history.lease_expired(self._line(group, lease.queue, lease.owner, lease.epoch))
 
     def commit(self, place: Place, epoch: int | None, outcome: Commit, *, owned: bool = True) -> None:
         """Record a commit that changed an offset or was refused. A stock client that goes back counts as a reset.
@@ -87,29 +88,29 @@ class Recording:
     def parked(self, name: LaneName, offsets: Iterable[int]) -> None:
         """Record parked messages, once they are on disk and before the answer."""
         for offset in offsets:
-            self._history.parked(Place(*name.place, offset), name.key or "")
+            self._history.parked(self._place(*name.place, offset), name.key or "")
 
     def redriven(self, name: LaneName, first: int, last: int) -> None:
         """Record that the messages of a lane from `first` to `last` may run."""
-        self._history.redriven(Place(*name.place, first), name.key or "", last)
+        self._history.redriven(self._place(*name.place, first), name.key or "", last)
 
     def discarded(self, name: LaneName, offsets: Iterable[int]) -> None:
         for offset in offsets:
-            self._history.discarded(Place(*name.place, offset), name.key or "")
+            self._history.discarded(self._place(*name.place, offset), name.key or "")
 
     def moved(self, group: str, queues: Mapping[MessageQueue, int]) -> None:
         """Record a reset of a group without members."""
         for queue, offset in queues.items():
-            self._history.reset(Place(group, queue.topic, queue.queue_id, offset), "reset by name")
+            self._history.reset(self._place(group, queue.topic, queue.queue_id, offset), "reset by name")
 
     def arrived(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Record that a member pulls from the offset of a reset: no turn of an earlier offset starts after this."""
-        self._history.reset(Place(group, topic, queue_id, offset), "reset by name, and obeyed")
+        self._history.reset(self._place(group, topic, queue_id, offset), "reset by name, and obeyed")
 
     def crashed(self, queues: Iterable[tuple[str, int]]) -> None:
         """Record for every queue that the last run was not stopped. Some groups of it may be unknown until they ask."""
         for topic, queue_id in queues if self._alive else ():
-            self._history.crashed(topic, queue_id, self._alive)
+            self._history.crashed(topic, queue_id, self._alive, broker=self._name)
 
     def restarted(self, leases: Mapping[str, Iterable[Lease]], offsets: Iterable[SavedOffset], *, clean: bool) -> None:
         """Record the state after a restart.
@@ -126,7 +127,7 @@ class Recording:
             self._known.add(row[:3])
             if row.reset_pending:
                 continue  # a pending reset is on disk, and is recorded when a member obeys it
-            place = Place(row.group, row.topic, row.queue_id, row.offset)
+            place = self._place(row.group, row.topic, row.queue_id, row.offset)
             self._history.recovered(place, clean=clean, alive=self._alive)
         for group, held in owned.items():
             for lease in held:
@@ -140,8 +141,10 @@ class Recording:
         key = (group, topic, queue_id)
         if self._alive and key not in self._known:
             self._known.add(key)
-            self._history.recovered(Place(*key, -1), clean=self._clean, alive=self._alive)
+            self._history.recovered(self._place(*key, -1), clean=self._clean, alive=self._alive)
 
+    def _place(self, group: str, topic: str, queue_id: int, offset: int) -> Place:
+        return Place(group, topic, queue_id, offset, self._name)
 
-def _line(group: str, queue: MessageQueue, owner: str, epoch: Epoch) -> LeaseLine:
-    return LeaseLine(group, queue.topic, queue.queue_id, owner, epoch)
+    def _line(self, group: str, queue: MessageQueue, owner: str, epoch: Epoch) -> LeaseLine:
+        return LeaseLine(group, queue.topic, queue.queue_id, owner, epoch, self._name)

@@ -7,7 +7,16 @@ none. The checker keeps what it knew before each of the newest commits, so that 
 
 from bisect import bisect_left
 
-from lanemq.checker.events import BrokerCrashed, CommitRefused, Effect, HistoryEvent, OffsetCommitted, Recovered, Reset
+from lanemq.checker.events import (
+    BrokerCrashed,
+    CommitRefused,
+    Effect,
+    HistoryEvent,
+    OffsetCommitted,
+    Recovered,
+    Reset,
+    Role,
+)
 from lanemq.checker.state import CheckedLane, CheckerState, CommittedChange, GroupProgress, Passed, offsets_between
 from lanemq.checker.storing import lost
 from lanemq.checker.verdict import Violation, violation
@@ -23,7 +32,7 @@ class CommitRules:
         self._whole = whole
 
     def committed(self, event: OffsetCommitted) -> Violation | None:
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.progress(event)
         asked = event.asked or event.t
         found = self._fenced(progress, event, asked) or _suspect_accepted(progress, event, asked)
         if event.asked and event.asked < progress.reset_t:
@@ -39,7 +48,7 @@ class CommitRules:
         self._state.count("commit_refused")
 
     def reset(self, event: Reset) -> None:
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.progress(event)
         if 0 < event.epoch < progress.epoch or 0 < event.epoch <= progress.former_epoch:
             return  # a former owner, perhaps of a deleted topic of this name, obeyed late
         if event.kept:
@@ -152,11 +161,13 @@ class CrashRules:
         changes.append(change)
 
     def crashed(self, event: BrokerCrashed) -> None:
-        self._state.queue(event.topic, event.queue).crashes.append(event.alive)
+        self._state.queue(event).crashes.append(event.alive)
 
     def recovered(self, event: Recovered) -> Violation | None:
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.progress(event)
         progress.tenure += 1
+        if event.process.role is not Role.BROKER:
+            return self._found_by_member(progress, event)
         self._state.restarts.add((event.process.name, event.alive))
         crash = _crash_that_took(progress, event)
         if event.clean:
@@ -173,6 +184,15 @@ class CrashRules:
         before, oldest = progress.committed, self._go_back(progress, event)
         progress.changes.clear()
         age = (crash or event.alive or oldest) - oldest
+        return None if age <= self._promise else _too_old(before, event, age)
+
+    def _found_by_member(self, progress: GroupProgress, event: Recovered) -> Violation | None:
+        """A broker that writes no history answered with an offset; it may have forgotten newer ones."""
+        if event.offset >= progress.committed:
+            return None
+        progress.reset_t = event.t
+        before, oldest = progress.committed, self._go_back(progress, event)
+        age = event.alive - oldest
         return None if age <= self._promise else _too_old(before, event, age)
 
     def _go_back(self, progress: GroupProgress, event: Recovered) -> int:
@@ -251,7 +271,7 @@ class EffectRules:
         self._state = state
 
     def effect(self, event: Effect) -> Violation | None:
-        progress = self._state.effects_of(event.group, event.topic, event.queue)
+        progress = self._state.effects_of(event)
         asked = event.asked or event.t
         stale = _stale_effect(progress, event, asked)
         if stale is not None:

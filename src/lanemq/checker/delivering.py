@@ -22,13 +22,13 @@ class DeliveryRules:
         self._owning = owning
         self._storing = storing
         self._slack = slack
-        self._overtaken: dict[tuple[Process, str, str, int, int], Turn] = {}
+        self._overtaken: dict[tuple[Process, str, str, str, int, int], Turn] = {}
         """Turns that had not ended when another process started one of the same lane."""
 
     def turn(self, event: Turn) -> Violation | None:
         if self._state.deleted and event.id in self._state.deleted.get(event.topic, ()):
             return None
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.progress(event)
         if self._owning.stale(event, progress):
             return None
         if event.epoch > progress.turn_epoch:
@@ -49,7 +49,7 @@ class DeliveryRules:
         stale, found = self._owning.stale_end(event)
         if stale:
             return found
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.progress(event)
         lane = progress.lanes.get(event.key)
         if lane is not None and lane.running is event.process:
             lane.running_count -= 1
@@ -131,13 +131,13 @@ class DeliveryRules:
                 event,
                 f"offset {event.offset} started while offset {lane.running_offset} of key {event.key!r} still ran",
             )
-        place = (lane.running, event.group, event.topic, event.queue, lane.running_offset)
+        place = (lane.running, event.group, event.topic, event.broker, event.queue, lane.running_offset)
         self._overtaken[place] = event
         return None
 
     def _rival(self, event: TurnEnd) -> Turn | None:
         """The turn of the lane that another process began while this one ran."""
-        place = (event.process, event.group, event.topic, event.queue, event.offset)
+        place = (event.process, event.group, event.topic, event.broker, event.queue, event.offset)
         rival = self._overtaken.pop(place, None)
         return rival if rival is not None and (event.ended or event.t) > rival.t + self._slack else None
 

@@ -42,6 +42,11 @@ class Process(msgspec.Struct, frozen=True):
 
 
 UNKNOWN_PROCESS = Process("?")
+DEFAULT_BROKER = "lanemq"
+
+
+QueueName = tuple[str, str, int]
+"""Topic, broker and number: queues of two brokers may have the same number."""
 
 
 class HistoryEvent(msgspec.Struct, kw_only=True, tag_field="e", gc=False):
@@ -96,11 +101,17 @@ class SendUnknown(HistoryEvent, tag="send_unknown"):
     id: str
 
 
-class OffsetEvent(HistoryEvent, kw_only=True):
-    """An event about an offset of a queue."""
+class QueueEvent(HistoryEvent, kw_only=True):
+    """An event about a queue. `broker` is left out if it has the default name."""
 
     topic: str
+    broker: str = DEFAULT_BROKER
     queue: int
+
+
+class OffsetEvent(QueueEvent, kw_only=True):
+    """An event about an offset of a queue."""
+
     offset: int
 
 
@@ -214,11 +225,9 @@ class Reset(GroupEvent, tag="reset"):
     epoch: int = 0
 
 
-class BrokerCrashed(HistoryEvent, tag="crashed"):
+class BrokerCrashed(QueueEvent, tag="crashed"):
     """Written at a start for every queue: the broker's previous run, whose last line is of `alive`, was not stopped."""
 
-    topic: str
-    queue: int
     alive: int
 
 
@@ -226,6 +235,7 @@ class Recovered(GroupEvent, tag="recovered"):
     """The committed offset that a broker found when it started; -1 if there was none.
 
     `clean` is 1 if the broker's previous run was stopped cleanly. `alive` is the time of the last line of that run.
+    A member that takes a queue of an Apache broker writes what the broker answered, with the time of its question.
     """
 
     epoch: int = 0
@@ -233,12 +243,10 @@ class Recovered(GroupEvent, tag="recovered"):
     alive: int = 0
 
 
-class LeaseEvent(HistoryEvent, kw_only=True):
+class LeaseEvent(QueueEvent, kw_only=True):
     """An event about the lease of a member on a queue."""
 
     group: str
-    topic: str
-    queue: int
     member: str
     epoch: int = 0
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from lanemq.checker.events import Fault, HistoryEvent, LeaseEvent
+from lanemq.checker.events import Fault, HistoryEvent, LeaseEvent, QueueEvent
 from lanemq.checker.reading import HistoryReader
-from lanemq.checker.verdict import INVARIANTS, NEVER_SENT, Report, Verdict, Violation
+from lanemq.checker.verdict import INVARIANTS, NEVER_SENT, Report, Verdict, Violation, queue_text
 
 BEFORE = 12
 AFTER = 4
@@ -68,7 +68,7 @@ def describe(report: Report) -> str:
 
 def _first(report: Report) -> list[str]:
     first = report.violations[0]
-    place = f"{first.topic}/{first.queue}" if first.queue >= 0 else first.topic
+    place = f"{first.topic}/{queue_text(first.broker, first.queue)}" if first.queue >= 0 else first.topic
     lines = [
         f"first violation, {first.invariant}: {INVARIANTS[first.invariant]}",
         f"  in {place}{f', group {first.group}' if first.group else ''}: {first.text}",
@@ -109,8 +109,12 @@ def _concerns(event: HistoryEvent, found: Violation) -> bool:
     if found.key and key:
         return bool(key == found.key)
     if isinstance(event, LeaseEvent) or not found.key:
-        return getattr(event, "queue", found.queue) == found.queue
-    return getattr(event, "queue", -1) == found.queue
+        return not isinstance(event, QueueEvent) or _in_queue(event, found)
+    return isinstance(event, QueueEvent) and _in_queue(event, found)
+
+
+def _in_queue(event: QueueEvent, found: Violation) -> bool:
+    return (event.broker, event.queue) == (found.broker, found.queue)
 
 
 def line(event: HistoryEvent, found: Violation) -> str:

@@ -15,11 +15,11 @@ class OwnershipRules:
     def __init__(self, state: CheckerState, *, slack: int) -> None:
         self._state = state
         self._slack = slack
-        self._stale: dict[tuple[str, str, str, int, int], str] = {}
+        self._stale: dict[tuple[str, str, str, str, int, int], str] = {}
 
     def granted(self, event: LeaseGranted) -> Violation | None:
         """Four cases: the same grant again, a reused epoch, an older grant (perhaps reported late), a new owner."""
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.progress(event)
         if event.epoch and event.epoch == progress.epoch:
             if progress.owner != event.member:
                 return violation(
@@ -32,7 +32,7 @@ class OwnershipRules:
         return self._new_owner(progress, event)
 
     def renewed(self, event: LeaseRenewed) -> Violation | None:
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.progress(event)
         if event.epoch and event.epoch < progress.epoch and (event.asked or event.t) > progress.granted_t + self._slack:
             return violation(
                 "C1",
@@ -45,7 +45,7 @@ class OwnershipRules:
 
     def ended(self, event: LeaseEvent) -> None:
         """The lease was released or expired: the next grant need not wait."""
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.progress(event)
         if event.epoch == progress.epoch and event.member == progress.owner:
             progress.broker_until = 0
             if event.process.role is not Role.BROKER:
@@ -62,7 +62,7 @@ class OwnershipRules:
         reason = self._stale_reason(event, progress)
         if reason is None:
             return False
-        self._stale[(event.process.name, event.group, event.topic, event.queue, event.offset)] = reason
+        self._stale[(event.process.name, event.group, event.topic, event.broker, event.queue, event.offset)] = reason
         self._state.count("zombie_turns")
         return True
 
@@ -70,13 +70,15 @@ class OwnershipRules:
         """Whether the end belongs to a stale turn, and the violation if there is one."""
         if not self._stale:
             return False, None
-        reason = self._stale.pop((event.process.name, event.group, event.topic, event.queue, event.offset), None)
+        reason = self._stale.pop(
+            (event.process.name, event.group, event.topic, event.broker, event.queue, event.offset), None
+        )
         if reason is None:
             return False, None
         if event.outcome is Outcome.ABANDONED:
             return True, None
         text = f"{event.process.name} ended a turn as {event.outcome}, but when it started {reason}"
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.progress(event)
         if event.outcome is Outcome.LATE:
             self._state.count("late_turns")
             progress.suspect(event.epoch, SuspectTurn(event.offset, event.t, "C5", text))

@@ -7,7 +7,17 @@ it was redriven or discarded has overtaken it (B3 or B4).
 from collections.abc import Iterator
 from operator import itemgetter
 
-from lanemq.checker.events import DeadLettered, Discarded, HistoryEvent, MessageParked, Redriven, Role, Skipped, Turn
+from lanemq.checker.events import (
+    DeadLettered,
+    Discarded,
+    HistoryEvent,
+    MessageParked,
+    QueueName,
+    Redriven,
+    Role,
+    Skipped,
+    Turn,
+)
 from lanemq.checker.state import CheckedLane, CheckerState, GroupProgress, QueueContents
 from lanemq.checker.verdict import QueueUse, Violation, violation
 
@@ -25,7 +35,7 @@ class SettlingRules:
         self._drained = drained
 
     def dead_lettered(self, event: DeadLettered) -> Violation | None:
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.progress(event)
         self._state.count("dead_letter")
         redriven = progress.parked.get(event.offset)
         if redriven is not None and _was_tried(progress, redriven, event.offset):  # it failed for good
@@ -57,7 +67,7 @@ class SettlingRules:
         return None
 
     def skipped(self, event: Skipped) -> None:
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.progress(event)
         self._state.count("skipped")
         if event.offset < progress.committed or event.offset in progress.finished:
             return
@@ -69,10 +79,10 @@ class SettlingRules:
 
     def finish(self, end: HistoryEvent) -> Iterator[Violation]:
         """Violations that show only at the end: messages left over, skipped, or missing in the log."""
-        for (topic, number), queue in sorted(self._state.queues.items(), key=_name):
-            yield from _missing_in_log(queue, end, topic, number)
-            yield from self._never_stored(queue, end, topic, number)
-        for (group, topic, number), progress in sorted(self._state.groups.items(), key=_name):
+        for name, queue in sorted(self._state.queues.items(), key=_name):
+            yield from _missing_in_log(queue, end, name)
+            yield from self._never_stored(queue, end, name)
+        for (group, topic, broker, number), progress in sorted(self._state.groups.items(), key=_name):
             if not progress.consumes:
                 continue
             progress.account.parked += still_parked(progress)
@@ -80,20 +90,20 @@ class SettlingRules:
                 progress.account.backlog += 1
                 found = self._judge_left(progress, offset)
                 if found is not None:
-                    yield _at(end, *found, topic=topic, queue=number, offset=offset, group=group)
+                    yield _at(end, *found, queue=(topic, broker, number), offset=offset, group=group)
 
     def queues(self) -> Iterator[QueueUse]:
         """What each queue holds at the end, and which groups consume it."""
-        for (topic, number), queue in self._state.queues.items():
+        for name, queue in self._state.queues.items():
             end = max(queue.forgotten, max(queue.stored, default=-1) + 1)
-            yield QueueUse(topic, number, queue.trimmed, end, [each.group for each in queue.groups if each.consumes])
+            yield QueueUse(*name, queue.trimmed, end, [each.group for each in queue.groups if each.consumes])
 
-    def _never_stored(self, queue: QueueContents, end: HistoryEvent, topic: str, number: int) -> Iterator[Violation]:
+    def _never_stored(self, queue: QueueContents, end: HistoryEvent, name: QueueName) -> Iterator[Violation]:
         if queue.log_offsets is None or queue.trimmed:
             return
-        for id in sorted(queue.acked_without_offset & self._state.sent.get(topic, {}).keys()):
+        for id in sorted(queue.acked_without_offset & self._state.sent.get(name[0], {}).keys()):
             text = f"{id} was acknowledged and is not in the log"
-            yield _at(end, "S1", text, topic=topic, queue=number, offset=-1, group="")
+            yield _at(end, "S1", text, queue=name, offset=-1, group="")
 
     def _left(self, progress: GroupProgress) -> list[int]:
         first = progress.committed
@@ -116,17 +126,17 @@ class SettlingRules:
         return None
 
 
-def _missing_in_log(queue: QueueContents, end: HistoryEvent, topic: str, number: int) -> Iterator[Violation]:
+def _missing_in_log(queue: QueueContents, end: HistoryEvent, name: QueueName) -> Iterator[Violation]:
     if queue.log_offsets is None:
         return
     for offset, stored in sorted(queue.stored.items(), key=_name):
         if offset not in queue.log_offsets and offset >= max(queue.trimmed, queue.forgotten):
             text = f"{stored.id} was acknowledged at offset {offset} and is not in the log"
-            yield _at(end, "S1", text, topic=topic, queue=number, offset=offset, group="")
+            yield _at(end, "S1", text, queue=name, offset=offset, group="")
 
 
-def _at(end: HistoryEvent, invariant: str, text: str, *, topic: str, queue: int, offset: int, group: str) -> Violation:
-    return Violation(invariant, text, end.t, end.process.name, end.n, topic, queue, offset, "", group)
+def _at(end: HistoryEvent, invariant: str, text: str, *, queue: QueueName, offset: int, group: str) -> Violation:
+    return Violation(invariant, text, end.t, end.process.name, end.n, *queue, offset, "", group)
 
 
 class ParkingRules:
@@ -136,7 +146,7 @@ class ParkingRules:
         self._state = state
 
     def parked(self, event: MessageParked) -> None:
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.progress(event)
         if event.offset <= progress.discarded.get(event.key, -1):
             return  # the member reports it after the broker's answer, and it was discarded in between
         lane = progress.lane(event.key)
@@ -151,7 +161,7 @@ class ParkingRules:
             progress.finished.setdefault(event.offset, event.t)
 
     def redriven(self, event: Redriven) -> None:
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.progress(event)
         lane = progress.lanes.get(event.key)
         if lane is None:
             return
@@ -162,7 +172,7 @@ class ParkingRules:
             lane.redriven = True
 
     def discarded(self, event: Discarded) -> None:
-        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress = self._state.progress(event)
         lane = progress.parked.pop(event.offset, None)
         if lane is not None:
             self._state.count("discarded")

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lanemq.checker.events import Process, TopicDeleted
+from lanemq.checker.events import GroupEvent, LeaseEvent, Process, QueueEvent, QueueName, TopicDeleted
 from lanemq.checker.verdict import GroupAccount
 
 _SMALL_SPAN = 4096
@@ -28,7 +28,8 @@ class Sender:
     """Message id to index and time of the send call; oldest first."""
     stored: list[tuple[int, int]] = field(default_factory=list)
     """Index and offset of stored messages, by index. Older ones are forgotten."""
-    queue: int = -1
+    queue: tuple[str, int] | None = None
+    """Broker and number."""
     frozen: tuple[int, int] = (0, 0)
     """Messages with an index in this half-open range were in flight when an earlier one failed."""
 
@@ -258,8 +259,8 @@ class CheckerState:
     """Everything the rules look at, created when it is first mentioned."""
 
     def __init__(self) -> None:
-        self.queues: dict[tuple[str, int], QueueContents] = {}
-        self.groups: dict[tuple[str, str, int], GroupProgress] = {}
+        self.queues: dict[QueueName, QueueContents] = {}
+        self.groups: dict[tuple[str, str, str, int], GroupProgress] = {}
         self.senders: dict[tuple[Process, str, str], Sender] = {}
         self.accounts: dict[str, GroupAccount] = {}
         self.sent: dict[str, dict[str, Sender]] = {}
@@ -272,35 +273,38 @@ class CheckerState:
         self.deleted: dict[str, set[str]] = {}
         """Topic to the messages that were open when it was deleted."""
         self.deleted_t: dict[str, int] = {}
-        self.former_epochs: dict[tuple[str, str, int], int] = {}
-        """Group, topic and queue to the last epoch before the topic was deleted."""
+        self.former_epochs: dict[tuple[str, str, str, int], int] = {}
+        """Group and queue to the last epoch before the topic was deleted."""
         self.tally: dict[str, int] = {}
         self.restarts: set[tuple[str, int]] = set()
 
     def count(self, what: str) -> None:
         self.tally[what] = self.tally.get(what, 0) + 1
 
-    def queue(self, topic: str, queue: int) -> QueueContents:
-        found = self.queues.get((topic, queue))
+    def queue(self, event: QueueEvent) -> QueueContents:
+        """The queue that the event is about."""
+        name = (event.topic, event.broker, event.queue)
+        found = self.queues.get(name)
         if found is None:
-            found = self.queues[(topic, queue)] = QueueContents()
+            found = self.queues[name] = QueueContents()
         return found
 
-    def progress(self, group: str, topic: str, queue: int) -> GroupProgress:
-        """The progress of a group that consumes the queue."""
-        found = self.effects_of(group, topic, queue)
+    def progress(self, event: GroupEvent | LeaseEvent) -> GroupProgress:
+        """The progress of the event's group, which consumes the event's queue."""
+        found = self.effects_of(event)
         found.consumes = True
         return found
 
-    def effects_of(self, group: str, topic: str, queue: int) -> GroupProgress:
+    def effects_of(self, event: GroupEvent | LeaseEvent) -> GroupProgress:
         """As `progress`, for a group of which perhaps only effects are known."""
-        found = self.groups.get((group, topic, queue))
+        name = (event.group, event.topic, event.broker, event.queue)
+        found = self.groups.get(name)
         if found is None:
-            account = self.accounts.setdefault(group, GroupAccount())
-            contents = self.queue(topic, queue)
-            found = self.groups[(group, topic, queue)] = GroupProgress(group, account, contents)
-            found.reset_t = self.deleted_t.get(topic, 0)
-            found.former_epoch = self.former_epochs.get((group, topic, queue), 0)
+            account = self.accounts.setdefault(event.group, GroupAccount())
+            contents = self.queue(event)
+            found = self.groups[name] = GroupProgress(event.group, account, contents)
+            found.reset_t = self.deleted_t.get(event.topic, 0)
+            found.former_epoch = self.former_epochs.get(name, 0)
             contents.groups.append(found)
         return found
 

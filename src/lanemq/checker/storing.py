@@ -11,7 +11,7 @@ from bisect import bisect_left
 
 from lanemq.checker.events import Acked, HistoryEvent, LogRecord, Send, SendFailed, Trimmed, Turn
 from lanemq.checker.state import CheckerState, GroupProgress, QueueContents, Sender, StoredMessage
-from lanemq.checker.verdict import NEVER_SENT, Violation, violation
+from lanemq.checker.verdict import NEVER_SENT, Violation, queue_text, violation
 
 Sighting = Acked | Turn | LogRecord
 """An event that shows the offset of a message."""
@@ -51,7 +51,7 @@ class StoringRules:
         open_ids[event.id] = sender
 
     def acked(self, event: Acked) -> Violation | None:
-        queue = self._state.queue(event.topic, event.queue)
+        queue = self._state.queue(event)
         if self._state.delayed and event.id in self._state.delayed.get(event.topic, _NOTHING):
             return None
         if event.offset < 0:  # a repeat whose offset the broker no longer knows; it must still be stored
@@ -78,14 +78,14 @@ class StoringRules:
         return None
 
     def _failed_but_stored(self, event: SendFailed) -> Violation | None:
-        for (topic, _), queue in self._state.queues.items():
+        for (topic, *_), queue in self._state.queues.items():
             if topic == event.topic and event.id in queue.offsets:
                 offset = queue.offsets[event.id]
                 return violation("S2", event, f"the send of {event.id} failed, but it is stored at offset {offset}")
         return None
 
     def stored(self, event: LogRecord) -> Violation | None:
-        queue = self._state.queue(event.topic, event.queue)
+        queue = self._state.queue(event)
         if queue.log_offsets is None:
             queue.log_offsets = set()
         if event.offset >= queue.forgotten:
@@ -108,7 +108,7 @@ class StoringRules:
 
     def trimmed(self, event: Trimmed) -> None:
         """Messages that retention deleted are not lost: groups that had not read them may commit past them."""
-        queue = self._state.queue(event.topic, event.queue)
+        queue = self._state.queue(event)
         queue.trimmed = max(queue.trimmed, event.offset)
 
     def _locate(self, queue: QueueContents, event: Sighting, id: str, *, delivered: bool) -> Violation | None:
@@ -155,9 +155,9 @@ class StoringRules:
         known.insert(at, (index, offset))
         if len(known) > _KEPT_OFFSETS:
             _shorten(sender)
-        if sender.queue not in (-1, event.queue):
+        if sender.queue not in (None, (event.broker, event.queue)):
             return _wrong_queue(sender, event, id)
-        sender.queue = event.queue
+        sender.queue = (event.broker, event.queue)
         if (
             (before is not None and before[1] >= offset)
             or (after is not None and after[1] <= offset)
@@ -202,8 +202,13 @@ def _wrong_queue(sender: Sender, event: Sighting, id: str) -> Violation:
     return violation(
         "B1",
         event,
-        f"key {event.key!r} was stored in queue {sender.queue} before, and {id} in queue {event.queue}",
+        f"key {event.key!r} was stored in queue {_text(sender.queue)} before, and {id} in queue "
+        f"{_text((event.broker, event.queue))}",
     )
+
+
+def _text(queue: tuple[str, int] | None) -> str:
+    return "?" if queue is None else queue_text(*queue)
 
 
 def _inverted(event: Sighting, id: str, before: tuple[int, int] | None, after: tuple[int, int] | None) -> Violation:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from lanemq.checker.events import HistoryEvent
+from lanemq.checker.events import DEFAULT_BROKER, HistoryEvent
 
 INVARIANTS: Mapping[str, str] = {
     "S1": "no acknowledged message is lost",
@@ -66,15 +66,21 @@ class Violation:
     process: str
     n: int
     topic: str = ""
+    broker: str = DEFAULT_BROKER
     queue: int = -1
     offset: int = -1
     key: str = ""
     group: str = ""
 
 
-def end_order(found: Violation) -> tuple[str, str, int, int]:
+def end_order(found: Violation) -> tuple[str, str, str, int, int]:
     """The order of violations that show only at the end of a history."""
-    return found.group, found.topic, found.queue, found.offset
+    return found.group, found.topic, found.broker, found.queue, found.offset
+
+
+def queue_text(broker: str, queue: int) -> str:
+    """A queue of a topic, for people: its number, with the broker if that has another name than the default."""
+    return str(queue) if broker == DEFAULT_BROKER else f"{broker}/{queue}"
 
 
 def violation(invariant: str, event: HistoryEvent, text: str) -> Violation:
@@ -86,6 +92,7 @@ def violation(invariant: str, event: HistoryEvent, text: str) -> Violation:
         event.process.name,
         event.n,
         topic=getattr(event, "topic", ""),
+        broker=getattr(event, "broker", DEFAULT_BROKER),
         queue=getattr(event, "queue", -1),
         offset=getattr(event, "offset", -1),
         key=getattr(event, "key", ""),
@@ -157,6 +164,7 @@ class QueueUse(NamedTuple):
     """The offsets that a queue holds, and the groups that consume it."""
 
     topic: str
+    broker: str
     queue: int
     start: int
     end: int
@@ -202,10 +210,10 @@ class Findings:
         groups: dict[str, set[str]] = {}
         for use in self.queues:
             groups.setdefault(use.topic, set()).update(use.groups)
-        for topic, queue, start, end, known in self.queues:
+        for topic, broker, queue, start, end, known in self.queues:
             for group in groups[topic].difference(known) if end > start else ():
                 text = f"group {group!r} never touched this queue, which holds the offsets {start} to {end - 1}"
-                ended.append(Violation("L1", text, t, process, -1, topic, queue, start, "", group))
+                ended.append(Violation("L1", text, t, process, -1, topic, broker, queue, start, "", group))
                 _add(self.counts, {"L1": 1})
                 self.accounts.setdefault(group, GroupAccount()).backlog += end - start
         ended.sort(key=end_order)

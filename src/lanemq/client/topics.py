@@ -291,6 +291,15 @@ def read_masters(reply: Command) -> Masters:
     return found
 
 
+def read_replicas(reply: Command) -> dict[str, tuple[Address, ...]]:
+    """The addresses of each broker's replicas, without its master."""
+    table = ClusterInfo.decode(checked(reply).body).broker_addr_table
+    return {
+        name: tuple(parse_address(at) for number, at in sorted(data.broker_addrs.items()) if number != MASTER)
+        for name, data in table.items()
+    }
+
+
 def checked(reply: Command) -> Command:
     """The reply, or the error that its code stands for."""
     if reply.code != ResponseCode.SUCCESS:

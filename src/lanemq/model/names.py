@@ -14,6 +14,7 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 TRACE_PREFIX = "rmq_sys_TRACE_DATA_"
 """Topics in which clients with message trace store what they did; the second form is followed by a region."""
+DEFAULT_BROKER_NAME = "lanemq"
 INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 
 MAX_TOPIC_CHARS = 127

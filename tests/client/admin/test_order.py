@@ -37,6 +37,17 @@ def test_an_ordered_topic_gets_its_layout_at_every_name_server_and_its_flag_at_e
     assert admin.describe_topic("orders").ordered
 
 
+def test_a_replica_that_has_not_copied_the_topic_yet_is_a_problem(cluster: FakeCluster, admin: Admin) -> None:
+    """If it became the master now, the topic would be gone there."""
+    replica = cluster.add_replica("broker-a")
+    admin.create_topic("orders", 4, ordered=True)
+    report = admin.topic_order("orders")
+    assert report.replicas_without == (str(replica.address),)
+    assert "does not have the topic yet" in report.problems[0]
+    replica.create("orders", 4)
+    assert admin.topic_order("orders").problems == ()
+
+
 def test_a_topic_without_order_gets_no_layout(cluster: FakeCluster, admin: Admin) -> None:
     admin.create_topic("metrics", 4)
     assert cluster.layouts == [{}, {}]

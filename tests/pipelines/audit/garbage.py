@@ -71,4 +71,5 @@ def _tidy(event: Any) -> None:
         number = int(event.id[1:] or 0) % 5
         event.key = "" if number == 4 else f"k{number}"
     if hasattr(event, "id") and hasattr(event, "queue"):
-        event.queue = int(event.id[1:]) % 5 % 3 if event.key else int(event.id[1:]) % 3
+        place = int(event.id[1:]) % 5 % 3 if event.key else int(event.id[1:]) % 3
+        event.broker, event.queue = ("lanemq", 0) if not place else ("broker-b", place - 1)

@@ -32,9 +32,9 @@ class Routes:
         self.irregular = {row["topic"] for row in places if row["whole"]}
         firsts = sorted((row["t"], row["file"], row["pos"], row["topic"]) for row in places if row["t"] is not None)
         self.first_sends = {topic: (t, file, pos) for t, file, pos, topic in reversed(firsts)}
-        self.queues: dict[tuple[str, str], set[int]] = {}
+        self.queues: dict[tuple[str, str], set[str]] = {}
         keys: dict[tuple[str, str], set[str]] = {}
-        queues: dict[tuple[str, str], set[int]] = {}
+        queues: dict[tuple[str, str], set[str]] = {}
         for row in places:
             if row["key"] is not None:
                 keys.setdefault((row["topic"], row["id"]), set()).add(row["key"])
@@ -46,11 +46,11 @@ class Routes:
             if len(names) > 1 or len(seen) > 1:
                 self.irregular.add(topic)
 
-    def shard(self, piece: dict[str, Any]) -> int:
+    def shard(self, piece: dict[str, Any]) -> str:
         if piece["topic"] in self.irregular:
             return WHOLE_TOPIC
         if piece["queue"] is not None:
-            return int(piece["queue"])
+            return str(piece["queue"])
         return min(self.queues.get((piece["topic"], piece["name"])) or {UNKNOWN_QUEUE})
 
 

@@ -91,8 +91,8 @@ class OffsetHandler:
             group, topic, queue_id, offset, kind=kind_of(verdict, stock=stock), finished=finished
         )
         if self._parts.recording.on:
-            place, owned = Place(group, topic, queue_id, offset), not isinstance(verdict, Unowned)
-            self._parts.recording.commit(place, header.lane_epoch, outcome, owned=owned)
+            place = Place(group, topic, queue_id, offset, self._parts.options.name)
+            self._parts.recording.commit(place, header.lane_epoch, outcome, owned=not isinstance(verdict, Unowned))
         if stock and isinstance(verdict, Stale):
             self._parts.counters.stale_commits += 1
             log.warning(

@@ -161,7 +161,8 @@ class PullHandler:
     def _commit(self, pull: _Pull) -> None:
         header = pull.header
         verdict = self._parts.ownership(pull.peer, header.consumer_group, header.topic, header.queue_id, header)
-        place = Place(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        broker = self._parts.options.name
+        place = Place(header.consumer_group, header.topic, header.queue_id, header.commit_offset, broker)
         outcome = self._parts.offsets.commit(
             place.group,
             place.topic,

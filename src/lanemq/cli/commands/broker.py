@@ -24,6 +24,7 @@ from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.options import CliError, duration
 from lanemq.cli.output import log_to_stderr
+from lanemq.model.names import DEFAULT_BROKER_NAME
 from lanemq.net.address import parse_address
 from lanemq.net.descriptors import raise_soft_limit
 from lanemq.net.freed_memory import keep_freed_memory
@@ -76,7 +77,10 @@ def _tls_options(command: F) -> F:
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Data folder; created if it is missing.")
 @click.option("--advertise", metavar="HOST", help="Host name that clients use, if it differs from --listen.")
 @click.option(
-    "--name", default="lanemq", show_default=True, help="Broker name. Changing it changes every queue's name."
+    "--name",
+    default=DEFAULT_BROKER_NAME,
+    show_default=True,
+    help="Broker name. Changing it changes every queue's name.",
 )
 @click.option(
     "--recover",

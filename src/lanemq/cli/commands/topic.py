@@ -1,5 +1,6 @@
 """`lanemq topic`: creates, lists, describes, orders and deletes topics."""
 
+import time
 from collections import Counter
 
 import click
@@ -11,6 +12,9 @@ from lanemq.client.admin.order import OrderRepair, OrderReport
 from lanemq.client.admin.views import QueueBounds, TopicDescription
 from lanemq.client.topics import DEFAULT_QUEUES
 from lanemq.model.errors import TopicNotFound
+
+REPLICAS_ASKED, REPLICAS_EVERY = 40, 0.5
+"""How often, and in which interval in seconds, replicas are asked for a new topic. They copy topics every 10 s."""
 
 
 @click.group(cls=InOrder)
@@ -57,7 +61,7 @@ def create(
         usual = DEFAULT_QUEUES if found is None else _queues_per_broker(found)
         count = 1 if globally else queues or usual
         admin.create_topic(name, queues=count, ordered="global" if globally else ordered)
-        report = _order_on_cluster(admin, name) if ordered or globally else None
+        report = _order_at_replicas(admin, name) if ordered or globally else None
     order = ", globally ordered" if globally else ", ordered by key" if ordered else ""
     show(
         as_json,
@@ -205,6 +209,17 @@ def _order_on_cluster(admin: Admin, name: str) -> OrderReport | None:
     """The topic's order at every name server and broker; None on a LaneMQ broker, where the route says all."""
     report = admin.topic_order(name)
     return None if report.on_lane_broker else report
+
+
+def _order_at_replicas(admin: Admin, name: str) -> OrderReport | None:
+    """As `_order_on_cluster`, once the replicas have copied the topic from their masters, or after some time."""
+    report = _order_on_cluster(admin, name)
+    for _ in range(REPLICAS_ASKED):
+        if report is None or not report.replicas_without:
+            break
+        time.sleep(REPLICAS_EVERY)
+        report = _order_on_cluster(admin, name)
+    return report
 
 
 def _per_broker(report: OrderReport | None) -> str:

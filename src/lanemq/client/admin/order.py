@@ -16,6 +16,7 @@ from lanemq.client.topics import (
     layout_request,
     put_layout,
     read_masters,
+    read_replicas,
     read_route,
     route_request,
 )
@@ -50,6 +51,9 @@ class BrokerOrder:
     """Queues that take messages; 0 while it is away."""
     flag: bool | None = None
     """The order flag; None if the broker is away, or too old to be asked."""
+    replicas_without: tuple[str, ...] = ()
+    """Addresses of its replicas that answer and do not have the topic. A replica copies topics from its master every
+    10 s; one that becomes the master before that refuses every message of the topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,11 @@ class OrderReport:
     def in_all_routes(self) -> bool:
         """Whether RocketMQ's own producers get the layout too, whichever name server they ask."""
         return all(each.in_routes for each in self.servers)
+
+    @property
+    def replicas_without(self) -> tuple[str, ...]:
+        """Replicas that answer and do not have the topic yet."""
+        return tuple(replica for each in self.brokers for replica in each.replicas_without)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -101,6 +110,8 @@ class OrderReport:
                 yield f"broker {each.broker} is away: messages of its keys wait for it"
             elif each.flag is False and laid_out:
                 yield f"broker {each.broker} has the topic without its order flag"
+            for replica in each.replicas_without:
+                yield f"replica {replica} of {each.broker} does not have the topic yet: it copies topics every 10 s"
             if each.up and laid_out and each.queues != (wanted or 0):
                 yield f"broker {each.broker} has {each.queues} queues, and the layout gives it {wanted or 'none'}"
 
@@ -125,7 +136,8 @@ def read_order(topic: str, servers: Sequence[Address]) -> Steps[OrderReport]:
     seen = []
     for server in servers:
         seen.append((yield from _order_at(topic, server)))
-    masters = read_masters((yield None, Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0)))
+    cluster = yield None, Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0)
+    masters, replicas = read_masters(cluster), read_replicas(cluster)
     route = read_route((yield None, route_request(topic)))
     queues = {each.broker_name: each for each in route.queue_datas} if route is not None else {}
     up = (
@@ -139,7 +151,8 @@ def read_order(topic: str, servers: Sequence[Address]) -> Steps[OrderReport]:
             continue
         data = queues[name]
         flag = yield from _flag_at(topic, masters[name][0])
-        brokers.append(BrokerOrder(name, True, data.write_queue_nums if data.perm & PERM_WRITE else 0, flag))
+        without = yield from _replicas_without(topic, replicas.get(name, ()))
+        brokers.append(BrokerOrder(name, True, data.write_queue_nums if data.perm & PERM_WRITE else 0, flag, without))
     return OrderReport(topic, tuple(seen), tuple(brokers), any(is_lane for _, is_lane in masters.values()))
 
 
@@ -156,6 +169,19 @@ def _order_at(topic: str, server: Address) -> Steps[NameServerOrder]:
     lines = (line.partition("=") for line in reply.body.decode("utf-8", "replace").splitlines())
     settings = {name.strip(): value.strip() for name, _, value in lines}
     return NameServerOrder(str(server), True, layout, in_routes=settings.get("orderMessageEnable") == "true")
+
+
+def _replicas_without(topic: str, replicas: Iterable[Address]) -> Steps[tuple[str, ...]]:
+    without = []
+    for replica in replicas:
+        request = Command(RequestCode.GET_TOPIC_CONFIG, 0, ext=TopicHeader(topic=topic).to_ext())
+        try:
+            reply = yield replica, request
+        except TransportError:
+            continue
+        if reply.code == ResponseCode.TOPIC_NOT_EXIST:
+            without.append(str(replica))
+    return tuple(without)
 
 
 def _flag_at(topic: str, master: Address) -> Steps[bool | None]:

@@ -590,7 +590,8 @@ class Unsettled:
         if self._records:
             queue = outcome.queue
             for offset, message in enumerate(outcome.messages, outcome.first_offset):
-                self._history.acked(queue.topic, message.key or "", message.message_id, queue.queue_id, offset)
+                key, id = message.key or "", message.message_id
+                self._history.acked(queue.topic, key, id, queue.queue_id, offset, broker=queue.broker)
 
     def given_up(self, queue: MessageQueue, failed: Failed[PendingMessage]) -> None:
         self.bytes -= total_size(failed.everything)

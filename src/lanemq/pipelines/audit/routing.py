@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-WHOLE_TOPIC = -1
-UNKNOWN_QUEUE = -2
+WHOLE_TOPIC = "*"
+UNKNOWN_QUEUE = "?"
 """The shard of messages of which only their sends are known."""
 
 Order = tuple[int, int, int]
@@ -66,7 +66,7 @@ def into_shards(pieces: DataFrame, routes: DataFrame, topics: Topics) -> DataFra
         "topic", "name", f.col("queue").alias("found")
     )
     # Pieces with a queue match no name. They get one, because null names would all be joined in one task.
-    by = f.coalesce(f.col("name"), f.concat(f.lit("q"), f.col("queue").cast("string")))
+    by = f.coalesce(f.col("name"), f.concat(f.lit("q"), f.col("queue")))
     routed = pieces.withColumn("name", by).join(known, ["topic", "name"], "left")
     shard = f.coalesce("queue", "found", f.lit(UNKNOWN_QUEUE))
     if topics.irregular:

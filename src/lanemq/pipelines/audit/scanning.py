@@ -16,20 +16,21 @@ import pyarrow as pa
 from lanemq.checker.checking import UNJUDGED, kind_name
 from lanemq.checker.events import UNKNOWN_PROCESS, AnyEvent, HistoryEvent, Process, Send, TopicDeleted
 from lanemq.checker.reading import HistoryFile, claim_names
+from lanemq.checker.verdict import queue_text
 
 MESSAGES = pa.schema(
     {
         "topic": pa.string(),
         "id": pa.string(),
         "key": pa.string(),
-        "queue": pa.int32(),
+        "queue": pa.string(),
         "t": pa.int64(),
         "file": pa.int32(),
         "pos": pa.int64(),
         "whole": pa.bool_(),
     }
 )
-"""The key that a message was sent with, and the queue it was seen in.
+"""The key that a message was sent with, and the queue it was seen in, as `queue_text` names it.
 
 A row without an id is the first send to a topic in this file, or says (`whole`) that the topic must be one shard.
 """
@@ -37,7 +38,7 @@ A row without an id is the first send to a topic in this file, or says (`whole`)
 PIECES = pa.schema(
     {
         "topic": pa.string(),
-        "queue": pa.int32(),
+        "queue": pa.string(),
         "name": pa.string(),
         "t": pa.int64(),
         "file": pa.int32(),
@@ -56,7 +57,7 @@ Rows = list[tuple[Any, ...]]
 
 ENCODE = msgspec.msgpack.Encoder().encode
 
-_Destination = tuple[str, int | None, str | None, Process]
+_Destination = tuple[str, str | None, str | None, Process]
 """Topic, queue or name, and the process that recorded it."""
 
 _KINDS: tuple[type[HistoryEvent], ...] = AnyEvent.__args__
@@ -145,7 +146,7 @@ def _file_messages(file: RunFile) -> Iterator[Rows]:
 def _messages(file: RunFile, block: list[HistoryEvent], pos: int, first_sends: dict[str, tuple[int, int]]) -> Rows:
     """One row for each message of the block, and one more for each second key or queue of a message."""
     keys: dict[tuple[str, str], str] = {}
-    queues: dict[tuple[str, str], int] = {}
+    queues: dict[tuple[str, str], tuple[str, int]] = {}
     rows: Rows = []
     event: Any
     for at, event in enumerate(block, pos):
@@ -158,13 +159,14 @@ def _messages(file: RunFile, block: list[HistoryEvent], pos: int, first_sends: d
         elif (
             kind in _WITH_QUEUE_AND_ID
             and event.id
-            and queues.setdefault((event.topic, event.id), event.queue) != event.queue
+            and queues.setdefault((event.topic, event.id), (event.broker, event.queue)) != (event.broker, event.queue)
         ):
-            rows.append((file.label(event.topic), event.id, None, event.queue, *_NO_SEND))
+            rows.append((file.label(event.topic), event.id, None, queue_text(event.broker, event.queue), *_NO_SEND))
         elif kind is TopicDeleted:
             rows.append((file.label(event.topic), *_WHOLE))
     for name in keys.keys() | queues.keys():
-        rows.append((file.label(name[0]), name[1], keys.get(name), queues.get(name), *_NO_SEND))
+        queue = queue_text(*queues[name]) if name in queues else None
+        rows.append((file.label(name[0]), name[1], keys.get(name), queue, *_NO_SEND))
     return rows
 
 
@@ -194,7 +196,7 @@ def _pieces(file: RunFile, block: list[HistoryEvent], facts: FileFacts) -> Rows:
             continue
         destination: _Destination
         if kind in _IN_QUEUE:
-            destination = (event.topic, event.queue, None, event.process)
+            destination = (event.topic, queue_text(event.broker, event.queue), None, event.process)
         else:
             name = "" if kind is TopicDeleted else name_of(event.key, event.id)
             destination = (event.topic, None, name, event.process)

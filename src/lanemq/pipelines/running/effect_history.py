@@ -5,6 +5,7 @@ batch that the sink already had.
 """
 
 from collections.abc import Callable
+from itertools import repeat
 from pathlib import Path
 
 from pyspark.sql.types import StructType
@@ -12,10 +13,12 @@ from pyspark.sql.types import StructType
 from lanemq.clock import SystemClock
 from lanemq.history import Place, open_history
 from lanemq.model.errors import InvalidOption
+from lanemq.model.names import DEFAULT_BROKER_NAME
 from lanemq.pipelines.ports import Batch, Results
 
 COORDINATES = ("topic", "queue_id", "queue_offset", "key")
-"""Columns of the outputs that identify the message a row came from."""
+"""Columns of the outputs that identify the message a row came from. On a cluster `broker` too."""
+BROKER = "broker"
 
 
 class EffectHistory:
@@ -45,13 +48,17 @@ class EffectHistory:
 
         Redriven dead letters are late on purpose, so they get no line.
         """
-        table = results.outputs.table().select(COORDINATES)
-        seen: set[tuple[str, int, int]] = set(results.late)
-        for topic, queue, offset, key in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        table = results.outputs.table()
+        rows = zip(*(column.to_pylist() for column in table.select(COORDINATES).columns), strict=True)
+        brokers = table.column(BROKER).to_pylist() if BROKER in table.column_names else repeat(DEFAULT_BROKER_NAME)
+        seen: set[Place] = set()
+        for (topic, queue, offset, key), broker in zip(rows, brokers, strict=False):
             # A message may make several rows, and a row of `on_expire` comes from no message.
-            if offset is not None and (topic, queue, offset) not in seen:
-                seen.add((topic, queue, offset))
-                place = Place(self._group, topic, queue, offset)
+            if offset is None or (topic, queue, offset) in results.late:
+                continue
+            place = Place(self._group, topic, queue, offset, broker)
+            if place not in seen:
+                seen.add(place)
                 self._history.effect(place, key or "", self._name, epoch=batch.epoch, asked=asked)
 
     def close(self) -> None:

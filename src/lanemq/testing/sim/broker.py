@@ -137,7 +137,7 @@ class SimBroker(Broker):
 
     def _open_history(self) -> Recording:
         alive = self._machine.histories.last_of("broker")
-        return Recording(self._machine.histories.open(self._host, "broker", "broker"), alive)
+        return Recording(self._machine.histories.open(self._host, "broker", "broker"), self.options.name, alive)
 
     @property
     def undone(self) -> list[str]:

@@ -192,4 +192,6 @@ class Assignment:
 
     def lease_in_history(self, assigned: AssignedQueue) -> RecordedLease:
         queue = assigned.queue
-        return RecordedLease(self._options.group, queue.topic, queue.queue_id, self._client_id, assigned.epoch)
+        return RecordedLease(
+            self._options.group, queue.topic, queue.queue_id, self._client_id, assigned.epoch, queue.broker
+        )

@@ -118,7 +118,13 @@ class OffsetKeeper:
         queue, history = assigned.queue, self._options.history
         if history.on:
             group = group_in_history(self._options, self._calls.client_id)
-            history.reset(Place(group, queue.topic, queue.queue_id, offset), reason, epoch=assigned.epoch)
+            history.reset(Place(group, queue.topic, queue.queue_id, offset, queue.broker), reason, epoch=assigned.epoch)
+
+    def record_found(self, queue: MessageQueue, offset: QueueOffset, asked: int) -> None:
+        """Writes the offset that an Apache broker gave into the history: it may have forgotten newer commits."""
+        if self._options.history.on:
+            place = Place(self._options.group, queue.topic, queue.queue_id, offset, queue.broker)
+            self._options.history.recovered(place, clean=False, alive=asked)
 
     def report_again(self, broker: str) -> None:
         """Reports all offsets of a broker again after a lost connection.
@@ -161,7 +167,7 @@ class OffsetKeeper:
         queue, progress, epoch = assigned.queue, assigned.progress, assigned.epoch
         history = self._options.history
         asked = history.now() if history.on else 0
-        place = Place(self._options.group, queue.topic, queue.queue_id, progress.offset)
+        place = Place(self._options.group, queue.topic, queue.queue_id, progress.offset, queue.broker)
         try:
             taken = await self._calls.commit(queue, progress.offset, epoch, progress.finished)
         except LeaseLost as error:

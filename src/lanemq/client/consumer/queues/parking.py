@@ -227,7 +227,7 @@ class LaneParker:
                 self._options.history.parked(self._place(assigned.queue, offset), request.key or "")
 
     def _place(self, queue: MessageQueue, offset: int) -> Place:
-        return Place(self._options.group, queue.topic, queue.queue_id, offset)
+        return Place(self._options.group, queue.topic, queue.queue_id, offset, queue.broker)
 
 
 def _not_supported(error: Exception) -> bool:

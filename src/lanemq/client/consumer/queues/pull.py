@@ -162,7 +162,7 @@ class Puller:
         log.info("%s: offset %d is a repeat and is left out", assigned, message.queue_offset)
         if self._options.history.on:
             queue = assigned.queue
-            place = Place(self._options.group, queue.topic, queue.queue_id, message.queue_offset)
+            place = Place(self._options.group, queue.topic, queue.queue_id, message.queue_offset, queue.broker)
             self._options.history.skipped(place, message.key or "", "stored twice by the broker")
         return True
 

@@ -273,6 +273,7 @@ class Rebalancer:
 
         A guess could skip messages, and an unused lease would keep the queue from all other members.
         """
+        asked = self._options.history.now()
         try:
             start = await self._start_of(queue, granted)
         except LaneError as error:
@@ -280,6 +281,8 @@ class Rebalancer:
             if lease is not None:
                 await self._leases.unlock(queue, lease.epoch)
             return False
+        if lease is not None and not lane:
+            self._offsets.record_found(queue, start.offset, asked)
         self._assign(queue, lease, start, lane)
         return True
 

@@ -94,7 +94,7 @@ class TurnRecorder:
 
     def _place(self, message: Message) -> Place:
         queue = message.queue
-        return Place(self._group, queue.topic, queue.queue_id, message.queue_offset)
+        return Place(self._group, queue.topic, queue.queue_id, message.queue_offset, queue.broker)
 
 
 def _outcome(at: int, run: MessageRun, stop: Stop | None, *, late: bool) -> Outcome:

@@ -387,7 +387,8 @@ class RunReporter:
         return True
 
     def _place(self, message: Message) -> Place:
-        return Place(self._group, message.queue.topic, message.queue.queue_id, message.queue_offset)
+        queue = message.queue
+        return Place(self._group, queue.topic, queue.queue_id, message.queue_offset, queue.broker)
 
 
 def reason_of(end: RunEnd) -> str:
