@@ -46,7 +46,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple["subproc
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         first = running.stderr.readline()
-        found = re.fullmatch(r"LaneMQ \S+ on (127\.0\.0\.1:\d+), durable, data in (\S+)\n", first)
+        found = re.fullmatch(r"LaneMQ \S+ on (127\.0\.0\.1:\d+), durable, data in (\S+), (?:no )?monitor.*\n", first)
         assert found is not None, first
         yield running, found[1], data
         if running.poll() is None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lanemq.broker.access.guard import Guard
 from lanemq.broker.config import BrokerOptions
@@ -32,6 +33,8 @@ from lanemq.broker.handlers.send import SendBursts, SendHandler
 from lanemq.broker.handlers.stats import StatsHandler
 from lanemq.broker.handlers.topics import TopicHandler
 from lanemq.broker.housekeeping import Housekeeping
+from lanemq.broker.monitor.figures import Figures
+from lanemq.broker.monitor.health import Health
 from lanemq.broker.notices import Notices
 from lanemq.broker.parts import Counters, Parts
 from lanemq.broker.recording import Recording
@@ -47,12 +50,16 @@ from lanemq.core.brokering.membership import Membership
 from lanemq.history import last_time, open_history
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
+from lanemq.model.errors import InvalidOption
 from lanemq.model.units import to_millis
 from lanemq.net.address import Address
 from lanemq.net.descriptors import connections_within, open_files_limit
 from lanemq.net.server import ConnectionLimits, Listener, Server
 from lanemq.net.server_tls import TlsDetector
 from lanemq.wire.record import RecordView, pack_host
+
+if TYPE_CHECKING:
+    from lanemq.net.monitor import Monitor
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +80,8 @@ class Broker:
         self._clock = clock or SystemClock()
         self._open_store = open_store
         self._running: Running | None = None
+        self._monitor: Monitor | None = None
+        self._health: Health | None = None
 
     @property
     def running(self) -> "Running":
@@ -88,6 +97,9 @@ class Broker:
     async def start(self) -> None:
         """Recover what is on disk, then listen; returns when clients can connect."""
         with contextlib.ExitStack() as undo:
+            self._health = Health(self._clock, asyncio.get_running_loop())
+            self._monitor = self._open_monitor(self._health)
+            undo.callback(self._close_monitor)
             store = self._open_store(self.options.data, _store_options(self.options))
             undo.callback(store.close)
             recording = self._open_history()
@@ -101,11 +113,14 @@ class Broker:
             self._running = self._assemble(store, thread, recording, tables)
             self._running.server.accept_from(listener)
             undo.pop_all()
+        self._health.running(self.running.parts, self.running.figures, lambda: self.running.housekeeping.last_tick)
         log.info("listening on %s, data in %s", self.address, self.options.data)
 
     async def stop(self) -> None:
         """Stop cleanly: everything accepted is on disk, and the next start needs no recovery."""
         running, parts = self.running, self.running.parts
+        if self._health is not None:
+            self._health.stopping()
         running.ticking.cancel()
         await asyncio.gather(running.ticking, return_exceptions=True)
         running.server.stop_accepting()
@@ -121,13 +136,43 @@ class Broker:
             parts.thread.stop()
             parts.recording.close()
             parts.store.close(unsaved_stamps(parts.producers), clean=saved)
+            self._close_monitor()
         log.info("stopped %s", "read-only, after a failed write" if self.read_only else "cleanly")
+
+    @property
+    def monitor_address(self) -> Address | None:
+        """Where the monitor listens; None if it is off, or could not listen."""
+        return None if self._monitor is None else self._monitor.address
+
+    def _open_monitor(self, health: Health) -> "Monitor | None":
+        """Opened before the log is read, so that a long start is visible as such."""
+        listen = self.options.monitor
+        if listen is None:
+            return None
+        from lanemq.net.monitor import Monitor  # costs 50 ms, which most tests and examples save
+
+        try:
+            return Monitor(listen, health)
+        except OSError as error:
+            if self.options.monitor_required:
+                raise InvalidOption(
+                    f"the monitor cannot listen on {listen}: {error.strerror or error}; choose another address, "
+                    "or turn it off"
+                ) from error
+            log.info("no monitor: %s: %s", listen, error)
+            return None
+
+    def _close_monitor(self) -> None:
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            monitor.close()
 
     # wiring
 
     def _assemble(self, store: Store, thread: LogThread, recording: Recording, tables: Tables) -> "Running":
         parts = self._new_parts(store, thread, recording, tables)
         pull, groups = PullHandler(parts), GroupHandler(parts)
+        figures = Figures(parts)
         handlers = (
             SendHandler(parts),
             pull,
@@ -142,7 +187,7 @@ class Broker:
             RetryHandler(parts),
             ReplyHandler(parts),
             QueryHandler(parts),
-            StatsHandler(parts),
+            StatsHandler(parts, figures),
             ResetHandler(parts, pull.group_moved),
         )
         dispatch = Dispatch([handler.table() for handler in handlers], parts.notices.answered)
@@ -161,7 +206,7 @@ class Broker:
         )
         housekeeping = Housekeeping(parts, pull, checkpoints, server)
         ticking = asyncio.create_task(housekeeping.run(), name="lanemq-housekeeping")
-        return Running(parts, server, pull, groups, checkpoints, housekeeping, ticking)
+        return Running(parts, server, pull, groups, checkpoints, housekeeping, figures, ticking)
 
     def _new_parts(self, store: Store, thread: LogThread, recording: Recording, tables: Tables) -> Parts:
         options, clock = self.options, self._clock
@@ -259,6 +304,7 @@ class Running:
     groups: GroupHandler
     checkpoints: Checkpoints
     housekeeping: Housekeeping
+    figures: Figures
     ticking: asyncio.Task[None]
     """Runs the housekeeping."""
 

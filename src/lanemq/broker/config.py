@@ -129,6 +129,13 @@ class BrokerOptions:
     and an epoch floor come from `recovery.json`, producers from the log. Groups whose offsets were lost begin at their
     start position."""
 
+    monitor: Address | None = None
+    """Address of the HTTP server for health checks and metrics (docs/reference/metrics.md); None: none. It shows
+    the names of topics and groups to every client that reaches it, so `lanemq broker` listens on loopback."""
+
+    monitor_required: bool = True
+    """Whether the broker refuses to start if the monitor cannot listen. False: it starts without one."""
+
     history: Path | None = None
     """Folder for the history of leases and offsets, which `lanemq check` reads; None: no history."""
 

@@ -49,9 +49,17 @@ class Housekeeping:
 
     async def run(self) -> None:
         """Tick for ever."""
+        loop, delays = asyncio.get_running_loop(), self._parts.counters.loop_delay
         while True:
+            due = loop.time() + TICK_SECONDS
             await asyncio.sleep(TICK_SECONDS)
+            delays.add(max(0.0, loop.time() - due))
             self.tick()
+
+    @property
+    def last_tick(self) -> Millis:
+        """Monotonic time of the last tick; any thread may read it."""
+        return self._last_tick
 
     def tick(self) -> None:
         """Run all steps that are due. A failing step must not prevent the others, such as the expiry of leases."""
@@ -87,6 +95,7 @@ class Housekeeping:
             log.warning("the broker did not run for %.1f s: suspended, or the machine is overloaded", pause / 1000)
             members.paused(pause, now=now)
         ended = self._parts.locks.expire(now=now)
+        self._parts.counters.leases_expired += len(ended)
         if self._parts.recording.on:
             self._parts.recording.expired(ended)
         changed = members.expire(now=now).groups

@@ -38,6 +38,10 @@ class Notices:
         self._questions: dict[tuple[int, int], _Question] = {}
         """By connection and opaque, the oldest first."""
 
+    def __len__(self) -> int:
+        """The number of open connections."""
+        return len(self._peers)
+
     def connected(self, peer: Peer) -> None:
         self._peers[ConnectionId(peer.number)] = peer
 

@@ -23,6 +23,7 @@ from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.core.brokering.traffic import Traffic
 from lanemq.log.state import State
 from lanemq.log.store import Store
+from lanemq.model.figures import Distribution
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 from lanemq.net.address import Address
@@ -49,7 +50,7 @@ class ClientVersion(NamedTuple):
 
 @dataclass(slots=True)
 class Counters:
-    """What was refused since the start; shown by GET_BROKER_RUNTIME_INFO."""
+    """What happened since the start; shown by the monitor and by GET_BROKER_RUNTIME_INFO."""
 
     refusals: RefusalCounts = field(default_factory=RefusalCounts)
     """By reason, except for requests of members that do not own the queue, which follow."""
@@ -61,7 +62,13 @@ class Counters:
     refused_commits: int = 0
     """Commits of LaneMQ clients."""
     refused_parks: int = 0
-    """Parking requests."""
+    """Parking requests of LaneMQ clients that do not own the queue."""
+    leases_granted: int = 0
+    """Leases that went to a new owner; renewals do not count."""
+    leases_released: int = 0
+    leases_expired: int = 0
+    loop_delay: Distribution = field(default_factory=Distribution)
+    """Seconds by which the housekeeping's timer was late."""
 
 
 @dataclass(slots=True)

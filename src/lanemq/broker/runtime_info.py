@@ -1,18 +1,20 @@
 """Runtime info: the figures of a broker under the names that RocketMQ's tools read.
 
 The dashboard and the Prometheus exporter parse every one of these texts, and fail as a whole if one is missing or has
-another form. Names from `lane` on are LaneMQ's own. Figures about mechanisms that this broker does not have (thread
-pools for pulls and queries, a transient buffer pool, a lock around the page cache, timers) are what they are in a
-RocketMQ broker where nothing waits.
+another form. Names that begin with `lane` are LaneMQ's own: every metric of the monitor, under its name. Figures about
+mechanisms that this broker does not have (thread pools for pulls and queries, a transient buffer pool, a lock around
+the page cache, timers) are what they are in a RocketMQ broker where nothing waits.
 """
 
 import shutil
+from collections.abc import Sequence
 from datetime import timedelta
 
 from lanemq.broker.parts import Parts
 from lanemq.core.brokering.delay import MAX_LEVEL
 from lanemq.core.brokering.traffic import MINUTE, TEN_MINUTES, TEN_SECONDS, Days, Tally
 from lanemq.model.errors import LaneError
+from lanemq.model.figures import Distribution, MetricSample
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.units import Millis
 from lanemq.wire.command import VERSION
@@ -24,11 +26,14 @@ LATENCY_NAMES = (
 )  # fmt: skip
 """RocketMQ's names of `LATENCY_LIMITS_MS`."""
 
+MAX_BY_GROUP = 2_000
+"""Figures by group in one answer: a broker with many groups would otherwise answer with megabytes."""
+
 NO_BUFFER_POOL = 2**31 - 1
 """RocketMQ's answer without a transient buffer pool."""
 
 
-def runtime_info(parts: Parts, started: Millis) -> dict[str, str]:
+def runtime_info(parts: Parts, started: Millis, samples: Sequence[MetricSample]) -> dict[str, str]:
     """The table that answers GET_BROKER_RUNTIME_INFO; `started` is the monotonic time of the broker's start."""
     now = parts.clock.now()
     return {
@@ -36,7 +41,9 @@ def runtime_info(parts: Parts, started: Millis) -> dict[str, str]:
         **_stored_and_read(parts, now),
         **_storage(parts),
         **_waiting(parts, now),
-        **_lane_figures(parts),
+        "laneReadOnly": str(parts.group_commit.failure or "false"),
+        **{f"laneRefused_{reason.value}": str(n) for reason, n in parts.counters.refusals.counts.items()},
+        **_as_texts(samples),
     }
 
 
@@ -137,20 +144,27 @@ def _waiting(parts: Parts, now: Millis) -> dict[str, str]:
     }
 
 
-def _lane_figures(parts: Parts) -> dict[str, str]:
-    group_commit, counters = parts.group_commit, parts.counters
-    return {
-        "lanePendingBytes": str(group_commit.pending_bytes),
-        "laneMessages": str(group_commit.appended),
-        "laneReadOnly": str(group_commit.failure or "false"),
-        "laneDurable": str(parts.options.durable).lower(),
-        "laneHeldPulls": str(len(parts.polls)),
-        "laneStalePulls": str(counters.stale_pulls),
-        "laneStaleCommits": str(counters.stale_commits),
-        "laneRefusedCommits": str(counters.refused_commits),
-        "laneRefusedParks": str(counters.refused_parks),
-        **{f"laneRefused_{reason.value}": str(count) for reason, count in counters.refusals.counts.items()},
-    }
+def _as_texts(samples: Sequence[MetricSample]) -> dict[str, str]:
+    """Every sample under its name and labels. Of figures by group, those with the most are shown if there are many."""
+    by_group = sorted((each for each in samples if "group" in each.metric.labels), key=_size, reverse=True)
+    shown = [each for each in samples if "group" not in each.metric.labels] + by_group[:MAX_BY_GROUP]
+    texts = {"lanemq_omitted_figures": str(max(0, len(by_group) - MAX_BY_GROUP))}
+    for sample in shown:
+        texts.update(_sample_texts(sample))
+    return texts
+
+
+def _size(sample: MetricSample) -> float:
+    return sample.value.count if isinstance(sample.value, Distribution) else sample.value
+
+
+def _sample_texts(sample: MetricSample) -> dict[str, str]:
+    value = sample.value
+    if not isinstance(value, Distribution):
+        return {sample.title: f"{value:g}" if value != int(value) else str(int(value))}
+    shares = {f"{sample.title}_p{share}": value.quantile(share / 100) for share in (50, 99)}
+    known = {name: str(limit) for name, limit in shares.items() if limit is not None}
+    return {f"{sample.title}_count": str(value.count), f"{sample.title}_sum": f"{value.sum:.6f}", **known}
 
 
 def _rates(tally: Tally, now: Millis) -> list[float]:

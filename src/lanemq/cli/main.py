@@ -12,6 +12,7 @@ from lanemq.cli.options import CommandGroup
 
 COMMANDS = {
     "broker": "lanemq.cli.commands.broker",
+    "status": "lanemq.cli.commands.status",
     "topic": "lanemq.cli.commands.topic",
     "send": "lanemq.cli.commands.send",
     "tail": "lanemq.cli.commands.tail",

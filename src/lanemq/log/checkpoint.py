@@ -40,9 +40,17 @@ class Checkpointer:
         self._state = state
         self._options = options
         self._damage: dict[int, DamageRow] = {}
+        self._damaged = {row.position for row in state.damage()}
 
     def note_damage(self, damage: Iterable[DamageRow]) -> None:
-        self._damage.update((row.position, row) for row in damage)
+        rows = {row.position: row for row in damage}
+        self._damage.update(rows)
+        self._damaged.update(rows)
+
+    @property
+    def damaged_places(self) -> int:
+        """How many places of the log are known to be damaged."""
+        return len(self._damaged)
 
     def take(self, mark: int) -> IndexWork | None:
         """On the loop: the work for a mark; None while records below the mark are not published."""

@@ -18,6 +18,9 @@ from lanemq.log.queue_index import Entry, QueueIndex, QueueTable
 from lanemq.log.record_bytes import store_time_at
 from lanemq.wire.record import CHECKSUM_AT, HEAD_BYTES, MAGIC_V1, PROOF, SYNCED_MARK
 
+_LOOKED_AT = 16
+"""Records that are looked at to find a readable one near an offset."""
+
 _NEAR_BYTES = 4096
 """Reading this much between two records of a queue costs less than a second read."""
 
@@ -187,6 +190,14 @@ class TimeSearch:
         """The store time of the queue's last readable record; None if there is none."""
         queue = self._queues.find(topic, queue_id)
         return None if queue is None else self._first_time(queue, range(self._queues.first(queue), queue.end)[::-1])
+
+    def first_from(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """The store time of the first readable record from an offset on; None if there is none near it."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return None
+        begin = max(offset, self._queues.first(queue))
+        return self._first_time(queue, range(begin, min(begin + _LOOKED_AT, queue.end)))
 
     def _first_time(self, queue: QueueIndex, offsets: Iterable[int]) -> int | None:
         times = (self._time_of(queue, offset) for offset in offsets)

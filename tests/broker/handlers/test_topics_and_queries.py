@@ -185,7 +185,8 @@ def test_statistics_show_bounds_and_lag(clocked: RunningBroker) -> None:
     assert b'"brokerOffset":5' in stats
     assert b'"consumerOffset":2' in stats
     assert b'"g"' in raw.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": "T"}).body
-    assert raw.runtime()["laneMessages"] == "5"
+    assert raw.runtime()['lanemq_messages_in_total{topic="T"}'] == "5"
+    assert raw.runtime()['lanemq_lag_messages{group="g",topic="T"}'] == "3"
     assert raw.runtime()["laneReadOnly"] == "false"
 
 

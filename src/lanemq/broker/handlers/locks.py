@@ -84,6 +84,7 @@ class LockHandler:
         group = body.consumer_group
         for lease in grant.granted:
             if lease.changed:
+                self._parts.counters.leases_granted += 1
                 log.info("group %s: %s owns %s, epoch %s", group, lease.owner, lease.queue, lease.epoch)
                 if wish is None or header.lane_finished is None:
                     self._parts.offsets.forget_finished(group, lease.queue.topic, lease.queue.queue_id)
@@ -177,6 +178,7 @@ class LockHandler:
         if self._parts.recording.on:
             self._parts.recording.unlocked(rows, body.client_id)
         if rows:
+            self._parts.counters.leases_released += len(rows)
             self._parts.notices.group_changed([group])
         self._save(rows, lambda: answer(peer, request), lambda error: answer_error(peer, request, error))
 

@@ -1,11 +1,15 @@
 """Figures for operators and tools: queues, lag, connections, the broker itself."""
 
-from lanemq.broker.dispatch import Handler, answer
+import asyncio
+import logging
+
+from lanemq.broker.dispatch import Handler, answer, answer_code
+from lanemq.broker.monitor.figures import Figures
 from lanemq.broker.parts import Parts
 from lanemq.broker.runtime_info import runtime_info
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.core.brokering.traffic import DAY, HOUR, MINUTE, Tally
-from lanemq.model.errors import BrokerRefused, GroupNotFound
+from lanemq.model.errors import BrokerBusy, BrokerRefused, GroupNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.net.server import Peer
 from lanemq.wire.admin_headers import BrokerStatsHeader, ConsumeStatsHeader, TopicHeader
@@ -26,13 +30,19 @@ from lanemq.wire.stats_bodies import (
     TopicStatsTable,
 )
 
+log = logging.getLogger(__name__)
+
+MAX_READING = 8
+"""Requests for runtime info at the same time; further ones are answered "busy"."""
+
 
 class StatsHandler:
     """Requests 26, 28, 43, 202, 203, 208, 300, 315."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, figures: Figures) -> None:
         self._parts = parts
-        self._started = parts.clock.now()
+        self._figures = figures
+        self._reading: set[asyncio.Task[None]] = set()
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -136,7 +146,20 @@ class StatsHandler:
         answer(peer, request, {}, GroupList(group_list=groups).encode())
 
     def _runtime(self, peer: Peer, request: Command) -> None:
-        answer(peer, request, {}, KVTable(table=runtime_info(self._parts, self._started)).encode())
+        """Answered later: with many groups the figures take more time than one request may take."""
+        if len(self._reading) >= MAX_READING:
+            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, "the figures are being read for others; try again")
+        task = asyncio.get_running_loop().create_task(self._answer_runtime(peer, request))
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+
+    async def _answer_runtime(self, peer: Peer, request: Command) -> None:
+        try:
+            table = runtime_info(self._parts, self._figures.started, await self._figures.read())
+            answer(peer, request, {}, KVTable(table=table).encode())
+        except Exception:
+            log.exception("request %s from %s failed", request.code, peer)
+            answer_code(peer, request, ResponseCode.SYSTEM_ERROR, "internal error; the broker's log has the details")
 
     def _figure(self, peer: Peer, request: Command) -> None:
         header = BrokerStatsHeader.from_ext(request.ext)

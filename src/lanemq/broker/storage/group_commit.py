@@ -22,12 +22,13 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from lanemq.clock import Clock
+from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.log.appender import Arrival, NewRecords, Pending, Staged
 from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, DiskFull, NoDescriptors, StorageError, WriteFailed
+from lanemq.model.figures import Distribution
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.codes import ResponseCode
 
@@ -192,6 +193,30 @@ class LateRows(Protocol):
         """Lower the positions of dropped topics to `end`, before the next message is written."""
 
 
+class CommitTimes:
+    """How long groups took, in seconds, one value for each."""
+
+    def __init__(self, nanoseconds: Callable[[], int]) -> None:
+        self.nanoseconds = nanoseconds
+        self.commit = Distribution()
+        """From the first append of a group to its records on disk."""
+        self.flush = Distribution()
+        """Write and sync."""
+        self._first_append = self._of_group = 0
+
+    def first_append(self) -> None:
+        self._first_append = self.nanoseconds()
+
+    def group_taken(self) -> None:
+        self._of_group = self._first_append
+
+    def flushed(self, began: int) -> None:
+        self.flush.add((self.nanoseconds() - began) / 1e9)
+
+    def on_disk(self) -> None:
+        self.commit.add((self.nanoseconds() - self._of_group) / 1e9)
+
+
 class GroupCommit:
     """The only writer of messages. While more than `max_pending_bytes` are not on disk, it refuses with "busy"."""
 
@@ -225,6 +250,7 @@ class GroupCommit:
         self.appended = 0
         self.failure: StorageError | None = None
         """The failed write after which the broker is read-only until a restart."""
+        self.times = CommitTimes(nanoseconds_of(clock))
         self._options = store.options
         self._log = store.appender
         self._thread = thread
@@ -316,6 +342,7 @@ class GroupCommit:
     def _wait(self, done: Done, size: int) -> None:
         if self._waiting_since is None:
             self._waiting_since = self._clock.now()
+            self.times.first_append()
         self._waiting.append((done, size))
         self._idle.clear()
         if not self._flushing and not self._kicked and not self._reading:
@@ -355,6 +382,7 @@ class GroupCommit:
         self._flushing = True
         waiting, self._waiting = self._waiting, []
         self._flushing_since, self._waiting_since = self._waiting_since, None
+        self.times.group_taken()
         pending, now = self._log.take_pending(), self._clock.now()
         if not self._options.durable and self._thread.idle:
             self._flushed(pending, waiting, self._write_here(pending))
@@ -366,9 +394,11 @@ class GroupCommit:
         self._thread.submit(lambda: self._write(pending, now), flushed)
 
     def _write(self, pending: Pending, now: Millis | None = None) -> None:
-        """On the log thread. Rows that messages rely on come first."""
+        """On the log thread, or on the loop in its place; one at a time. Rows that messages rely on come first."""
+        began = self.times.nanoseconds()
         self._rows.save_late()
         self._log.flush(pending, now)
+        self.times.flushed(began)
 
     def _write_here(self, pending: Pending) -> StorageError | None:
         """Write on the loop, without `durable`: a copy into the page cache is cheaper than a change of thread.
@@ -391,6 +421,7 @@ class GroupCommit:
         if error is not None:
             self.stop_writing(error)
         else:
+            self.times.on_disk()
             arrivals = self._log.publish(pending)
             if self._unsynced_since is None and pending:
                 self._unsynced_since = self._clock.now()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
@@ -37,6 +38,9 @@ BIND_ERRORS = {
     errno.EADDRNOTAVAIL: "this machine does not have this address: use one of its own, or 127.0.0.1",
     errno.EACCES: "ports below 1024 need privileges: choose another one",
 }
+
+DEFAULT_MONITOR_PORT = 9880
+DEFAULT_MONITOR = f"127.0.0.1:{DEFAULT_MONITOR_PORT}"
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 UNKNOWN_HOST = frozenset({socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL})
@@ -128,6 +132,13 @@ def _tls_options(command: F) -> F:
     help="Connections of one address; 0 means half of --max-connections.",
 )
 @_tls_options
+@click.option(
+    "--monitor",
+    default=DEFAULT_MONITOR,
+    show_default=True,
+    metavar="HOST:PORT|off",
+    help="Address for health checks and metrics over HTTP. If the default is in use, the broker runs without them.",
+)
 @click.option("--history", type=click.Path(path_type=Path), help="Folder for a history of events, for lanemq check.")
 @click.option(
     "--log-level",
@@ -136,7 +147,9 @@ def _tls_options(command: F) -> F:
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="Lowest level that is logged to stderr.",
 )
-def broker(listen: str, data: Path, relaxed: bool, no_auto_create: bool, log_level: str, **settings: Any) -> None:
+def broker(
+    listen: str, data: Path, relaxed: bool, no_auto_create: bool, monitor: str, log_level: str, **settings: Any
+) -> None:
     """Run a broker, which is its own name server, on one port.
 
     SIGTERM or Ctrl-C stops it cleanly; a second signal ends it at once.
@@ -147,11 +160,18 @@ def broker(listen: str, data: Path, relaxed: bool, no_auto_create: bool, log_lev
         listen=parse_address(listen),
         durable=not relaxed,
         auto_create_topics=not no_auto_create,
+        monitor=None if monitor == "off" else parse_address(monitor, DEFAULT_MONITOR_PORT),
+        monitor_required=_is_chosen("monitor"),
         **settings,
     )
     _warn(options)
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         runner.run(serve(options))
+
+
+def _is_chosen(option: str) -> bool:
+    """Whether the user gave the option, and it is not its default."""
+    return click.get_current_context().get_parameter_source(option) is not ParameterSource.DEFAULT
 
 
 def _warn(options: BrokerOptions) -> None:
@@ -189,9 +209,16 @@ async def serve(options: BrokerOptions) -> None:
     with _stop_signal() as stop:
         await _start(running, options)
         safety = "durable" if options.durable else "relaxed"
-        click.echo(f"LaneMQ {version('lanemq')} on {running.address}, {safety}, data in {options.data}", err=True)
+        first = f"LaneMQ {version('lanemq')} on {running.address}, {safety}, data in {options.data}"
+        click.echo(f"{first}, {_monitor_text(running, options)}", err=True)
         await stop.wait()
         await running.stop()
+
+
+def _monitor_text(running: Broker, options: BrokerOptions) -> str:
+    if running.monitor_address is not None:
+        return f"monitor on http://{running.monitor_address}"
+    return "no monitor" if options.monitor is None else f"no monitor: {options.monitor} is in use"
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from lanemq.client.admin.order import OrderRepair, OrderReport, plan_repair, rea
 from lanemq.client.admin.views import (
     AtOffset,
     AtTime,
+    BrokerFigures,
     GroupDescription,
     GroupMember,
     GroupQueue,
@@ -60,7 +61,7 @@ from lanemq.wire.lane_bodies import UNKNOWN, LaneStateAnswer, LaneStateBody
 from lanemq.wire.lane_fields import LANE_CLIENT
 from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import decode_offset_id
-from lanemq.wire.route_bodies import PERM_WRITE, SubscriptionGroupTable, TopicConfigBody, TopicList
+from lanemq.wire.route_bodies import PERM_WRITE, KVTable, SubscriptionGroupTable, TopicConfigBody, TopicList
 from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats, TopicStatsTable
 
 log = logging.getLogger(__name__)
@@ -284,6 +285,14 @@ class Admin(AdminClient):
         owners = {lease.queue: lease for lease in leases}
         queues = tuple(_group_queue(queue, *offsets[queue], owners.get(queue)) for queue in sorted(offsets))
         return GroupDescription(group, tuple(members.values()), subscriptions, queues, note)
+
+    def figures(self) -> tuple[BrokerFigures, ...]:
+        """What every broker reports about itself: health, rates, disk, clients, lag."""
+        found = []
+        for name, (address, lane) in sorted(self._calls.masters().items()):
+            table = KVTable.decode(self._calls.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+            found.append(BrokerFigures(name, str(address), lane, table))
+        return tuple(found)
 
     def locks(self, group: str | None = None) -> tuple[LeaseView, ...]:
         """The owner of each queue. Empty on an Apache broker, which does not report owners."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from lanemq.model.figures import labels_of
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
 
@@ -91,6 +92,31 @@ class GroupDescription:
     @property
     def lag(self) -> int:
         return sum(each.lag for each in self.queues)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFigures:
+    """What one broker reports about itself."""
+
+    broker: str
+    address: str
+    lane: bool
+    """Whether it is a LaneMQ broker. Others report RocketMQ's names only."""
+    table: Mapping[str, str]
+    """RocketMQ's runtime info. A LaneMQ broker adds every metric of docs/reference/metrics.md under its name."""
+
+    def number(self, name: str, **labels: str) -> float | None:
+        """The value of a metric, summed over all series with these labels; None if the broker does not report it."""
+        found = self.series(name, **labels)
+        return sum(found.values()) if found else None
+
+    def series(self, name: str, **labels: str) -> dict[tuple[str, ...], float]:
+        """All series of a metric with these labels, by the values of their labels."""
+        found = {}
+        for title, text in self.table.items():
+            if title.partition("{")[0] == name and labels.items() <= (all_labels := labels_of(title)).items():
+                found[tuple(all_labels.values())] = float(text)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

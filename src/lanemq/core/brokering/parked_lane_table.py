@@ -190,6 +190,10 @@ class ParkedLaneTable:
         for place in sorted(self._places):
             yield from sorted(self._places[place].values(), key=lambda lane: lane.name.key or "")
 
+    def unsorted(self) -> list[ParkedLane]:
+        """All lanes; much faster than sorted, where there are many."""
+        return [lane for lanes in self._places.values() for lane in lanes.values()]
+
     def __bool__(self) -> bool:
         return bool(self._places)
 

@@ -104,6 +104,8 @@ class Traffic:
         self.missed = Tally()
         """Pulls that were answered without messages."""
         self.failed_puts = 0
+        self.put_millis = 0
+        """Milliseconds from the request to the answer, summed over all messages."""
         self.slowest_put = 0
         """Milliseconds from the request to the answer."""
         self.slowest_get = 0
@@ -124,6 +126,7 @@ class Traffic:
         sizes.add(size, now=now)
         self.put.add(count, now=now)
         self.put_bytes.add(size, now=now)
+        self.put_millis += took * count
         self.slowest_put = max(self.slowest_put, took)
         self._put_times[bisect_left(LATENCY_LIMITS_MS, took)].add(count, now=now)
 
@@ -160,6 +163,18 @@ class Traffic:
     def put_times(self, *, now: Millis) -> tuple[int, ...]:
         """How many messages of the last minute were stored within each of `LATENCY_LIMITS_MS`, and later."""
         return tuple(tally.last(MINUTE, now=now).total for tally in self._put_times)
+
+    def put_counts(self) -> list[int]:
+        """How many messages were stored within each of `LATENCY_LIMITS_MS`, and later, since the start."""
+        return [tally.total for tally in self._put_times]
+
+    def topics(self) -> list[tuple[str, int, int]]:
+        """Each topic with the messages and bytes stored for it."""
+        return [(topic, messages.total, size.total) for topic, (messages, size) in self._put_of.items()]
+
+    def groups(self) -> list[tuple[str, str, int, int]]:
+        """Each group and topic with the messages and bytes that the group received."""
+        return [(*key, messages.total, size.total) for key, (messages, size) in self._got_of.items()]
 
     def forget_topic(self, topic: str) -> None:
         self._put_of.pop(topic, None)

@@ -1,0 +1,1 @@
+"""What a broker shows about itself: figures, lag, health."""

@@ -1,0 +1,192 @@
+"""Reads all figures of a broker at one moment.
+
+Invariant: no figure is invented. What is not known (the lag of a group without commits, a disk that cannot be asked)
+has no sample.
+
+Reading runs on the event loop, where the tables live, in slices of about a millisecond: requests are answered between
+two slices, so a broker with many groups serves its clients while it is scraped.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.metadata import version
+from itertools import chain
+from typing import NamedTuple
+
+from lanemq.broker.monitor import catalogue as names
+from lanemq.broker.parts import Parts
+from lanemq.clock import nanoseconds_of
+from lanemq.core.brokering.delay import MAX_LEVEL
+from lanemq.core.brokering.traffic import LATENCY_LIMITS_MS
+from lanemq.core.lane_status import LaneStatus
+from lanemq.model.figures import Distribution, MetricSample
+from lanemq.model.names import DEAD_LETTER_PREFIX, SCHEDULE_TOPIC
+from lanemq.model.units import Millis
+
+SLICE_NS = 1_000_000
+"""Time on the event loop after which other work gets a turn. Large: sends wait. Small: a scrape takes longer."""
+
+
+class Lag(NamedTuple):
+    """How far a group is behind in one topic."""
+
+    messages: int
+    seconds: float
+    """Age of the oldest message that is not committed."""
+
+
+class Figures:
+    """The figures of one broker. Use it on the event loop only."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._nanoseconds = nanoseconds_of(parts.clock)
+        self._started_wall = parts.clock.wall()
+        self.started = parts.clock.now()
+        """Monotonic time of the start."""
+
+    async def read(self) -> list[MetricSample]:
+        """All samples."""
+        samples: list[MetricSample] = []
+        until = self._nanoseconds() + SLICE_NS
+        for sample in chain(self._totals(), self._of_groups()):
+            if sample is not None:
+                samples.append(sample)
+            if self._nanoseconds() >= until:
+                await asyncio.sleep(0)
+                until = self._nanoseconds() + SLICE_NS
+        return samples
+
+    def _totals(self) -> Iterator[MetricSample]:
+        """Figures that are only looked up."""
+        options = self._parts.options
+        yield MetricSample(names.INFO, 1, (_version(), options.name, options.cluster))
+        yield MetricSample(names.STARTED, self._started_wall / 1000)
+        yield from self._health()
+        yield from self._traffic()
+        yield from self._disk()
+        yield from self._clients()
+
+    def _health(self) -> Iterator[MetricSample]:
+        yield MetricSample(names.READY, 0 if storage_problems(self._parts) else 1)
+        yield MetricSample(names.READ_ONLY, 0 if self._parts.group_commit.failure is None else 1)
+        yield MetricSample(names.PAUSED, 0 if self._parts.group_commit.paused is None else 1)
+        yield MetricSample(names.DURABLE, 1 if self._parts.options.durable else 0)
+
+    def _traffic(self) -> Iterator[MetricSample]:
+        traffic = self._parts.traffic
+        for topic, messages, size in traffic.topics():
+            yield MetricSample(names.MESSAGES_IN, messages, (topic,))
+            yield MetricSample(names.BYTES_IN, size, (topic,))
+        for group, topic, messages, size in traffic.groups():
+            yield MetricSample(names.MESSAGES_OUT, messages, (group, topic))
+            yield MetricSample(names.BYTES_OUT, size, (group, topic))
+        yield MetricSample(names.FAILED_SENDS, traffic.failed_puts)
+        yield MetricSample(names.PULLS, traffic.found.total, ("found",))
+        yield MetricSample(names.PULLS, traffic.missed.total, ("empty",))
+        sends = Distribution([limit / 1000 for limit in LATENCY_LIMITS_MS])
+        sends.counts, sends.sum = traffic.put_counts(), traffic.put_millis / 1000
+        yield MetricSample(names.SEND_SECONDS, sends)
+
+    def _disk(self) -> Iterator[MetricSample]:
+        store, group_commit = self._parts.store, self._parts.group_commit
+        yield MetricSample(names.COMMIT_SECONDS, group_commit.times.commit)
+        yield MetricSample(names.FLUSH_SECONDS, group_commit.times.flush)
+        yield MetricSample(names.PENDING_BYTES, group_commit.pending_bytes)
+        yield MetricSample(names.LOG_BYTES, store.log_end - store.log_start)
+        try:
+            disk = shutil.disk_usage(self._parts.options.data)
+        except OSError:
+            return
+        yield MetricSample(names.WATERMARK, self._parts.low_space.watermark())
+        yield MetricSample(names.DISK_FREE, disk.free)
+        yield MetricSample(names.DISK_SIZE, disk.total)
+
+    def _clients(self) -> Iterator[MetricSample]:
+        parts, counters = self._parts, self._parts.counters
+        yield MetricSample(names.CONNECTIONS, len(parts.notices))
+        for reason, count in counters.refusals.counts.items():
+            yield MetricSample(names.REFUSALS, count, (reason.value,))
+        yield MetricSample(names.LONG_POLLS, len(parts.polls))
+        yield MetricSample(names.LOOP_DELAY, counters.loop_delay)
+        for change, count in (
+            ("granted", counters.leases_granted),
+            ("released", counters.leases_released),
+            ("expired", counters.leases_expired),
+        ):
+            yield MetricSample(names.LEASE_CHANGES, count, (change,))
+        for request, count in (
+            ("pull", counters.stale_pulls),
+            ("stock commit", counters.stale_commits),
+            ("commit", counters.refused_commits),
+            ("park", counters.refused_parks),
+        ):
+            yield MetricSample(names.STALE, count, (request,))
+
+    def _of_groups(self) -> Iterator[MetricSample | None]:
+        """Figures by group. Yields after every step of bounded length, None if there is nothing to show yet."""
+        yield from self._lags()
+        yield from self._lanes()
+        for group in self._parts.members.groups():
+            yield MetricSample(names.MEMBERS, len(self._parts.members.members(group)), (group,))
+        for topic in self._parts.topics.topics():
+            if topic.name.startswith(DEAD_LETTER_PREFIX):
+                count = sum(high - low for low, high in self._bounds(topic.name, topic.write_queues))
+                yield MetricSample(names.DEAD_LETTERS, count, (topic.name.removeprefix(DEAD_LETTER_PREFIX),))
+        waiting = (
+            self._parts.store.bounds(SCHEDULE_TOPIC, level - 1)[1] - self._parts.delays.next_offset(level)
+            for level in range(1, MAX_LEVEL + 1)
+        )
+        yield MetricSample(names.DELAYED, sum(max(0, count) for count in waiting))
+        yield MetricSample(names.DAMAGED, self._parts.store.checkpoints.damaged_places)
+
+    def _lags(self) -> Iterator[MetricSample | None]:
+        for group in self._parts.offsets.groups():
+            lags: dict[str, Lag] = {}
+            wall = self._parts.clock.wall()
+            for (topic, queue_id), offset in tuple(self._parts.offsets.of_group(group).items()):
+                one = self._lag_of_queue(topic, queue_id, offset, wall)
+                so_far = lags.get(topic, Lag(0, 0.0))
+                lags[topic] = Lag(so_far.messages + one.messages, max(so_far.seconds, one.seconds))
+                yield None
+            for topic, lag in lags.items():
+                yield MetricSample(names.LAG_MESSAGES, lag.messages, (group, topic))
+                yield MetricSample(names.LAG_SECONDS, lag.seconds, (group, topic))
+
+    def _lag_of_queue(self, topic: str, queue_id: int, offset: int, wall: Millis) -> Lag:
+        low, high = self._parts.store.bounds(topic, queue_id)
+        if high <= max(offset, low):
+            return Lag(0, 0.0)
+        stored = self._parts.store.times.first_from(topic, queue_id, offset)
+        return Lag(high - max(offset, low), 0.0 if stored is None else max(0, wall - stored) / 1000)
+
+    def _lanes(self) -> Iterator[MetricSample | None]:
+        lanes: dict[tuple[str, str, LaneStatus], tuple[int, int]] = {}
+        for lane in self._parts.parking.lanes.unsorted():
+            key = (lane.name.group, lane.name.topic, lane.status)
+            count, messages = lanes.get(key, (0, 0))
+            lanes[key] = (count + 1, messages + len(lane.offsets))
+            yield None
+        for (group, topic, status), (count, messages) in lanes.items():
+            yield MetricSample(names.LANES, count, (group, topic, status.value))
+            yield MetricSample(names.LANE_MESSAGES, messages, (group, topic, status.value))
+
+    def _bounds(self, topic: str, queues: int) -> Iterable[tuple[int, int]]:
+        return (self._parts.store.bounds(topic, queue_id) for queue_id in range(queues))
+
+
+@cache
+def _version() -> str:
+    return version("lanemq")
+
+
+def storage_problems(parts: Parts) -> list[str]:
+    """Why the broker takes no messages; empty if it takes them."""
+    group_commit, problems = parts.group_commit, []
+    if group_commit.failure is not None:
+        problems.append(f"read-only: {group_commit.failure}; mend the cause, then restart the broker")
+    if group_commit.paused is not None:
+        problems.append(f"sends are refused for now: {group_commit.paused}")
+    return problems

@@ -1,0 +1,78 @@
+"""A broker as its monitor sees it. All calls come from the monitor's threads, so they read single values only."""
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from enum import Enum
+
+from lanemq.broker.monitor.figures import Figures, storage_problems
+from lanemq.broker.parts import Parts
+from lanemq.clock import Clock
+from lanemq.model.errors import LaneError
+from lanemq.model.figures import MetricSample
+from lanemq.model.units import Millis
+
+MAX_SILENCE_MS = 10_000
+"""Without a tick of the housekeeping for so long, the event loop counts as hung. A tick is due every 50 ms."""
+READ_SECONDS = 5.0
+"""How long a request for metrics waits for the event loop."""
+
+
+class Phase(Enum):
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+class Health:
+    """Whether a broker is live and ready, and its figures."""
+
+    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+        self._clock = clock
+        self._loop = loop
+        self._phase = Phase.STARTING
+        self._parts: Parts | None = None
+        self._figures: Figures | None = None
+        self._last_tick: Callable[[], Millis] = clock.now
+
+    def running(self, parts: Parts, figures: Figures, last_tick: Callable[[], Millis]) -> None:
+        """The broker serves clients from now on."""
+        self._parts, self._figures, self._last_tick = parts, figures, last_tick
+        self._phase = Phase.RUNNING
+
+    def stopping(self) -> None:
+        """The broker accepts nothing any more."""
+        self._phase = Phase.STOPPING
+
+    def live_problem(self) -> str | None:
+        return hung(self._phase, Millis(self._clock.now() - self._last_tick()))
+
+    def ready_problems(self) -> list[str]:
+        hang = self.live_problem()
+        problems = [] if hang is None else [hang]
+        if self._phase is Phase.STARTING:
+            problems.append("starting: the broker reads its log")
+        elif self._phase is Phase.STOPPING:
+            problems.append("stopping")
+        if self._parts is not None:
+            problems += storage_problems(self._parts)
+        return problems
+
+    def samples(self) -> list[MetricSample]:
+        if self._figures is None or self._phase is not Phase.RUNNING:
+            raise LaneError(f"no figures while the broker is {self._phase.value}")
+        reading = self._figures.read()
+        try:
+            return asyncio.run_coroutine_threadsafe(reading, self._loop).result(READ_SECONDS)
+        except (RuntimeError, concurrent.futures.CancelledError) as error:  # the loop has ended in between
+            reading.close()
+            raise LaneError("no figures: the broker is stopping") from error
+        except TimeoutError as error:
+            raise LaneError(f"no figures: the event loop did not answer within {READ_SECONDS:.0f} s") from error
+
+
+def hung(phase: Phase, silent: Millis) -> str | None:
+    """Why the process should be restarted. A start may take long, so only a running broker can hang."""
+    if phase is not Phase.RUNNING or silent <= MAX_SILENCE_MS:
+        return None
+    return f"the event loop has not run for {silent / 1000:.0f} s"

@@ -1,0 +1,161 @@
+"""`lanemq status`: the health of every broker and the lag of every group on one screen."""
+
+from collections.abc import Iterator
+
+import click
+
+from lanemq.cli.options import asks_server
+from lanemq.cli.output import NONE, Grid, Part, duration_text, plural, show
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.views import BrokerFigures
+
+MAX_GROUPS = 15
+"""Rows of the table of groups: those that are most behind."""
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@click.command()
+@asks_server
+def status(server: str, as_json: bool) -> None:
+    """Show on one screen whether the brokers are healthy, and how far every group is behind.
+
+    The figures are those of the monitor's /metrics. Exit code 1 if a broker takes no messages.
+    """
+    with Admin(server) as admin:
+        brokers = admin.figures()
+    show(as_json, lambda: list(map(_document, brokers)), *(part for each in brokers for part in _screen(each)))
+    if any(each.number("lanemq_ready") == 0 for each in brokers):
+        raise click.exceptions.Exit(1)
+
+
+def _document(broker: BrokerFigures) -> dict[str, object]:
+    return {"broker": broker.broker, "address": broker.address, "lanemq": broker.lane, "figures": broker.table}
+
+
+def _screen(broker: BrokerFigures) -> Iterator[Part]:
+    kind = broker.table.get("brokerVersionDesc", "?") if not broker.lane else "LaneMQ"
+    yield f"broker {broker.broker} at {broker.address}, {kind}, up {broker.table.get('runtime', NONE).strip('[ ]')}"
+    yield Grid(("", ""), [(name, text) for name, text in _lines(broker) if text])
+    groups = _groups(broker)
+    if broker.lane:
+        yield Grid(
+            ("group", "topic", "lag", "behind", "members", "held", "parked"),
+            groups[:MAX_GROUPS],
+            "no group has committed an offset",
+        )
+    if len(groups) > MAX_GROUPS:
+        yield f"and {plural(len(groups) - MAX_GROUPS, 'more row')} with less lag: lanemq group list"
+
+
+def _lines(broker: BrokerFigures) -> Iterator[tuple[str, str]]:
+    """Name and text of each line. An Apache broker reports only rates and its disk."""
+    rates = {name: broker.table.get(name, "").split()[1:2] for name in ("putTps", "getTransferredTps")}
+    if broker.lane:
+        yield "health", _health(broker)
+    yield (
+        "messages",
+        ", ".join(
+            f"{float(rate[0]):,.1f}/s {way}" for way, rate in zip(("in", "out"), rates.values(), strict=True) if rate
+        )
+        + " in the last minute",
+    )
+    if not broker.lane:
+        yield "disk", broker.table.get("commitLogDirCapacity", "")
+        return
+    yield "disk", _disk(broker)
+    yield "latency", _latencies(broker)
+    yield "clients", _clients(broker)
+    changes = broker.series("lanemq_lease_changes_total")
+    stale = broker.number("lanemq_stale_requests_total") or 0
+    yield (
+        "leases",
+        ", ".join(f"{count:.0f} {change}" for (change,), count in changes.items())
+        + (f"; {stale:.0f} requests of former owners"),
+    )
+    yield "lanes", _lanes(broker)
+
+
+def _health(broker: BrokerFigures) -> str:
+    reason = broker.table.get("laneReadOnly", "false")
+    if reason != "false":
+        return f"READ-ONLY: {reason}"
+    if broker.number("lanemq_sends_paused"):
+        ready = "SENDS PAUSED: the disk is nearly full, or no descriptor is left"
+    else:
+        ready = "ready" if broker.number("lanemq_ready") else "NOT READY: see /ready of its monitor"
+    damaged = broker.number("lanemq_damaged_places")
+    safety = "durable" if broker.number("lanemq_durable") else "relaxed: a power cut can lose messages"
+    return f"{ready}, {safety}" + (f", {plural(int(damaged), 'damaged place')} in the log" if damaged else "")
+
+
+def _disk(broker: BrokerFigures) -> str:
+    free, size = broker.number("lanemq_disk_free_bytes"), broker.number("lanemq_disk_size_bytes")
+    log = f"log {size_text(broker.number('lanemq_log_bytes') or 0)}"
+    pending = f"{size_text(broker.number('lanemq_pending_bytes') or 0)} not written yet"
+    space = "" if free is None or size is None else f"{size_text(free)} free of {size_text(size)}, "
+    return f"{space}{log}, {pending}"
+
+
+def _latencies(broker: BrokerFigures) -> str:
+    named = {
+        "send": "lanemq_send_seconds",
+        "group commit": "lanemq_group_commit_seconds",
+        "flush": "lanemq_flush_seconds",
+        "loop delay": "lanemq_loop_delay_seconds",
+    }
+    texts = [
+        f"{name} {_limit(median)} / {_limit(high)}"
+        for name, metric in named.items()
+        if (median := broker.number(f"{metric}_p50")) is not None
+        and (high := broker.number(f"{metric}_p99")) is not None
+    ]
+    return ", ".join(texts) + (" (p50 / p99)" if texts else "")
+
+
+def _limit(seconds: float) -> str:
+    return "> 10 s" if seconds == float("inf") else f"≤ {seconds * 1000:g} ms"
+
+
+def _clients(broker: BrokerFigures) -> str:
+    connections, polls = broker.number("lanemq_connections") or 0, broker.number("lanemq_long_polls") or 0
+    refusals = {reason: count for (reason,), count in broker.series("lanemq_refusals_total").items() if count}
+    refused = ", ".join(f"{count:.0f} {reason}" for reason, count in refusals.items()) or "nothing"
+    return f"{plural(int(connections), 'connection')}, {plural(int(polls), 'long poll')}; refused: {refused}"
+
+
+def _lanes(broker: BrokerFigures) -> str:
+    texts = []
+    for state in ("held", "parked", "redriving"):
+        lanes = broker.number("lanemq_lanes", status=state)
+        if lanes:
+            messages = broker.number("lanemq_lane_messages", status=state) or 0
+            texts.append(f"{lanes:.0f} {state} with {plural(int(messages), 'message')}")
+    texts.append(f"{plural(int(broker.number('lanemq_dead_letters') or 0), 'dead letter')}")
+    texts.append(f"{broker.number('lanemq_delayed_messages') or 0:.0f} delayed")
+    return ", ".join(texts)
+
+
+def _groups(broker: BrokerFigures) -> list[tuple[object, ...]]:
+    behind = broker.series("lanemq_lag_seconds")
+    rows = sorted(broker.series("lanemq_lag_messages").items(), key=lambda row: (-row[1], row[0]))
+    return [
+        (
+            group,
+            topic,
+            int(lag),
+            duration_text(behind.get((group, topic), 0) * 1000) if lag else NONE,
+            int(broker.number("lanemq_group_members", group=group) or 0),
+            int(broker.number("lanemq_lanes", group=group, topic=topic, status="held") or 0),
+            int(broker.number("lanemq_lanes", group=group, topic=topic, status="parked") or 0),
+        )
+        for (group, topic), lag in rows
+    ]
+
+
+def size_text(count: float) -> str:
+    """A number of bytes for people: `1.5 GiB`."""
+    unit = 0
+    while count >= 1024 and unit + 1 < len(_UNITS):
+        count, unit = count / 1024, unit + 1
+    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"

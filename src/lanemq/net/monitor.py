@@ -1,0 +1,186 @@
+"""The monitor: a small HTTP server for health checks and metrics, on threads of its own.
+
+    GET /live      200 while the process works; else 503: restart it
+    GET /ready     200 while it can do its work; else 503 with the reasons
+    GET /metrics   all figures, in the format of Prometheus
+
+It runs beside the program's event loop and asks it for nothing but the figures, so `/live` is also answered when the
+loop hangs. The server is the standard library's (`wsgiref`), the format comes from `prometheus-client`, which is
+imported with the first request for metrics.
+"""
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any, Protocol
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from lanemq.model.errors import LaneError
+from lanemq.model.figures import Distribution, Kind, Metric, MetricSample, grouped
+from lanemq.net.address import Address
+
+log = logging.getLogger(__name__)
+
+MAX_REQUESTS = 8
+"""Requests at the same time; further connections are closed. Each takes a thread, so a flood must have a limit."""
+REQUEST_SECONDS = 5.0
+"""How long a client may take to send its request or to read the answer."""
+
+STOP_CHECK_SECONDS = 0.1
+"""How long `close` takes at most. Short: the idle thread wakes up often."""
+
+StartResponse = Callable[..., Any]
+Environ = dict[str, Any]
+
+
+class Monitored(Protocol):
+    """A program that a monitor shows. All calls come from the monitor's threads."""
+
+    def live_problem(self) -> str | None:
+        """Why the process should be restarted; None if it works."""
+        ...
+
+    def ready_problems(self) -> list[str]:
+        """Why the program cannot do its work at the moment; empty if it can."""
+        ...
+
+    def samples(self) -> list[MetricSample]:
+        """All figures; raises `LaneError` if they cannot be read now."""
+        ...
+
+
+class Monitor:
+    """Serves one program until `close`. The port is open when the constructor returns."""
+
+    def __init__(self, listen: Address, monitored: Monitored) -> None:
+        """Raises `OSError` if it cannot listen there. Port 0 takes a free one, see `address`."""
+        self._monitored = monitored
+        self._server = _Server(listen, self._answer)
+        self.address = Address(listen.host, self._server.server_address[1])
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(STOP_CHECK_SECONDS,), name="lanemq-monitor", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening. Repeating it does nothing."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _answer(self, environ: Environ, start: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return _text(start, "405 Method Not Allowed", "only GET is answered here\n")
+        match environ["PATH_INFO"]:
+            case "/live":
+                problem = self._monitored.live_problem()
+                return _health(start, "live", [] if problem is None else [problem])
+            case "/ready":
+                problems = self._monitored.ready_problems()
+                return _health(start, "ready", problems)
+            case "/metrics":
+                return self._metrics(environ, start)
+            case _:
+                return _text(start, "404 Not Found", "/live, /ready and /metrics are here\n")
+
+    def _metrics(self, environ: Environ, start: StartResponse) -> Iterable[bytes]:
+        try:
+            samples = self._monitored.samples()
+        except LaneError as error:
+            return _text(start, "503 Service Unavailable", f"{error}\n")
+        from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+
+        registry = CollectorRegistry()
+        registry.register(_Collected(samples))
+        ProcessCollector(registry=registry)
+        body: Iterable[bytes] = make_wsgi_app(registry)(environ, start)
+        return body
+
+
+def _health(start: StartResponse, name: str, problems: list[str]) -> Iterable[bytes]:
+    body = json.dumps({name: not problems, "reasons": problems}) + "\n"
+    status = "503 Service Unavailable" if problems else "200 OK"
+    start(status, [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
+    return [body.encode()]
+
+
+def _text(start: StartResponse, status: str, text: str) -> Iterable[bytes]:
+    start(status, [("Content-Type", "text/plain; charset=utf-8")])
+    return [text.encode()]
+
+
+class _Collected:
+    """Samples as `prometheus_client` reads them."""
+
+    def __init__(self, samples: list[MetricSample]) -> None:
+        self._samples = samples
+
+    def collect(self) -> Iterator[Any]:
+        for metric, samples in grouped(self._samples).items():
+            yield _family(metric, samples)
+
+
+def _family(metric: Metric, samples: list[MetricSample]) -> Any:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    kinds: dict[Kind, Any] = {
+        Kind.COUNTER: CounterMetricFamily,
+        Kind.GAUGE: GaugeMetricFamily,
+        Kind.HISTOGRAM: HistogramMetricFamily,
+    }
+    family = kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
+    for sample in samples:
+        if isinstance(sample.value, Distribution):
+            buckets = [("+Inf" if limit == float("inf") else str(limit), n) for limit, n in sample.value.cumulated()]
+            family.add_metric(sample.labels, buckets, sample.value.sum)
+        else:
+            family.add_metric(sample.labels, sample.value)
+    return family
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread per request, at most `MAX_REQUESTS`."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listen: Address, application: Callable[[Environ, StartResponse], Iterable[bytes]]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+        self._places = threading.BoundedSemaphore(MAX_REQUESTS)
+        super().__init__((listen.host, listen.port), _RequestHandler)
+        self.set_app(application)
+
+    def server_bind(self) -> None:
+        """As the base class, which also asks for the host's full name: without a name server that takes seconds."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a request of %s to the monitor failed", client_address, exc_info=True)
+
+
+class _RequestHandler(WSGIRequestHandler):
+    timeout = REQUEST_SECONDS
+
+    def log_message(self, format: str, *args: Any) -> None:
+        log.debug(format, *args)
+
+    def address_string(self) -> str:
+        """The address alone: looking up its name could take seconds."""
+        return str(self.client_address[0])

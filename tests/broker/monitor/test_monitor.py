@@ -1,0 +1,229 @@
+"""The broker's monitor over HTTP: health, metrics, and what they cost the event loop."""
+
+import asyncio
+import json
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.broker.conftest import Start
+from tests.broker.handlers.test_parking import Owner, fill
+from tests.broker.running import ManualClock, RunningBroker
+
+from lanemq.broker.monitor import figures, health
+from lanemq.broker.monitor.catalogue import CATALOGUE
+from lanemq.broker.monitor.health import Phase, hung
+from lanemq.model.errors import InvalidOption
+from lanemq.model.figures import Kind
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.net.address import Address
+from lanemq.testing.faulty_disk import FaultyDisk
+
+ANY_PORT = Address("127.0.0.1", 0)
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
+
+
+def get(running: RunningBroker, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{running.broker.monitor_address}{path}", timeout=60) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+
+
+def series(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Each series of `/metrics` by its name and the sorted values of its labels."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.values()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def busy(start: Start) -> RunningBroker:
+    """A broker with something to show for every metric: eight messages, a group behind, held and parked lanes."""
+    running = start(clock=ManualClock(), monitor=ANY_PORT)
+    assert running.clock is not None
+    fill(running.connect())
+    owner = Owner(running)
+    owner.raw.heartbeat("a", topics={"T": "*"})
+    owner.raw.pull("T")
+    owner.raw.commit(2, laneClient="a", laneEpoch=str(owner.lease.epoch))
+    owner.park(2, 3, key="parked")
+    owner.park(4, key="held", held=True)
+    owner.raw.create("%DLQ%g", 1)
+    owner.raw.send("%DLQ%g", queue=0)
+    running.clock.passed += 7_000
+    return running
+
+
+def test_the_metrics_are_those_of_the_catalogue_and_of_the_document(busy: RunningBroker) -> None:
+    status, text = get(busy, "/metrics")
+    assert status == 200
+    shown = {
+        family.name + ("_total" if family.type == "counter" else ""): family.type
+        for family in text_string_to_metric_families(text)
+        if family.name.startswith("lanemq_")
+    }
+    assert shown == {metric.name: metric.kind.value for metric in CATALOGUE}
+    rows = [
+        f"| `{metric.name}` | {metric.kind.value} | {', '.join(metric.labels)} | {metric.help} |"
+        for metric in CATALOGUE
+    ]
+    document = DOCUMENT.read_text("utf-8").splitlines()
+    assert [row for row in rows if row not in document] == []
+    assert len({metric.name for metric in CATALOGUE}) == len(CATALOGUE)
+    assert all(metric.name.endswith("_total") == (metric.kind is Kind.COUNTER) for metric in CATALOGUE)
+
+
+def test_the_values_are_true(busy: RunningBroker) -> None:
+    shown = series(get(busy, "/metrics")[1])
+    expected = {
+        ("lanemq_messages_in_total", ("T",)): 8,
+        ("lanemq_messages_out_total", ("T", "g")): 8,
+        ("lanemq_lag_messages", ("T", "g")): 6,
+        ("lanemq_lag_seconds", ("T", "g")): 7,
+        ("lanemq_lanes", ("T", "g", "parked")): 1,
+        ("lanemq_lane_messages", ("T", "g", "parked")): 2,
+        ("lanemq_lane_messages", ("T", "g", "held")): 1,
+        ("lanemq_dead_letters", ("g",)): 1,
+        ("lanemq_group_members", ("g",)): 1,
+        ("lanemq_lease_changes_total", ("granted",)): 1,
+        ("lanemq_connections", ()): 2,
+        ("lanemq_ready", ()): 1,
+        ("lanemq_send_seconds_count", ()): 9,
+    }
+    assert {name: shown[name] for name in expected} == expected
+    assert shown["lanemq_disk_free_bytes", ()] > 0
+    assert shown["lanemq_group_commit_seconds_count", ()] >= 9
+    assert shown["lanemq_flush_seconds_count", ()] >= 9
+
+
+def test_runtime_info_has_the_same_figures(busy: RunningBroker) -> None:
+    runtime = busy.connect().runtime()
+    assert runtime['lanemq_lag_seconds{group="g",topic="T"}'] == "7"
+    assert runtime['lanemq_lane_messages{group="g",topic="T",status="parked"}'] == "2"
+    assert runtime["lanemq_send_seconds_count"] == "9"
+    names = {name.partition("{")[0] for name in runtime}
+    assert {metric.name for metric in CATALOGUE if metric.kind is not Kind.HISTOGRAM} <= names
+
+
+def test_a_group_without_commits_has_no_lag_instead_of_an_invented_one(start: Start) -> None:
+    running = start(monitor=ANY_PORT)
+    raw = running.connect()
+    raw.create("T", 1)
+    raw.send("T")
+    raw.heartbeat("a", topics={"T": "*"})
+    assert not [name for name, _ in series(get(running, "/metrics")[1]) if name == "lanemq_lag_messages"]
+
+
+def test_a_read_only_broker_is_live_and_not_ready_and_says_why(start: Start) -> None:
+    disk = FaultyDisk()
+    running = start(disk=disk, monitor=ANY_PORT)
+    raw = running.connect()
+    raw.send("T")
+    assert get(running, "/ready") == (200, '{"ready": true, "reasons": []}\n')
+    disk.failing_sync = 1
+    raw.send("T")
+    status, text = get(running, "/ready")
+    assert status == 503
+    assert "read-only" in json.loads(text)["reasons"][0]
+    assert get(running, "/live")[0] == 200
+    assert series(get(running, "/metrics")[1])["lanemq_read_only", ()] == 1
+
+
+def test_the_monitor_answers_while_the_event_loop_hangs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = start(monitor=ANY_PORT)
+    monkeypatch.setattr(health, "READ_SECONDS", 0.05)
+    go_on, blocked = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        blocked.set()
+        go_on.wait(60)
+
+    running._loop.call_soon_threadsafe(hang)
+    try:
+        assert blocked.wait(60)
+        assert get(running, "/live")[0] == 200, "it has hung for a moment only"
+        status, text = get(running, "/metrics")
+        assert status == 503
+        assert "did not answer" in text
+        monkeypatch.setattr(health, "MAX_SILENCE_MS", -1)
+        assert get(running, "/live")[0] == 503
+        assert get(running, "/ready")[0] == 503
+    finally:
+        go_on.set()
+
+
+@pytest.mark.parametrize(
+    ("phase", "silent", "problem"),
+    [
+        (Phase.RUNNING, 10_000, False),
+        (Phase.RUNNING, 10_001, True),
+        (Phase.STARTING, 3_600_000, False),
+        (Phase.STOPPING, 3_600_000, False),
+    ],
+)
+def test_only_a_running_broker_can_hang(phase: Phase, silent: int, problem: bool) -> None:
+    assert (hung(phase, Millis(silent)) is not None) is problem
+
+
+def turns_during_read(running: RunningBroker) -> int:
+    """How often another task ran while the figures of 3,000 queues were read."""
+
+    async def count() -> int:
+        turns, done = 0, False
+
+        async def other() -> None:
+            nonlocal turns
+            while not done:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        await asyncio.sleep(0)
+        turns = 0
+        await running.broker.running.figures.read()
+        done = True
+        await task
+        return turns
+
+    return running.wait_for(count())
+
+
+def test_reading_the_figures_lets_requests_through(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the control: read in one piece, nothing else gets a turn."""
+    running = start()
+    offsets = running.broker.running.parts.offsets
+
+    def commit() -> None:
+        for group in range(300):
+            for queue_id in range(10):
+                offsets.reset(f"g{group}", "T", queue_id, QueueOffset(0))
+
+    running.call(commit)
+    monkeypatch.setattr(figures, "SLICE_NS", 200_000)
+    assert turns_during_read(running) > 3
+    monkeypatch.setattr(figures, "SLICE_NS", 10**12)
+    assert turns_during_read(running) <= 1
+
+
+def test_a_port_in_use_stops_only_a_broker_whose_monitor_is_required(start: Start, folder: Path) -> None:
+    first = start(monitor=ANY_PORT)
+    used = first.broker.monitor_address
+    with pytest.raises(InvalidOption, match=f"monitor cannot listen on {used}"):
+        start(folder / "second", monitor=used)
+    second = start(folder / "second", monitor=used, monitor_required=False)
+    assert second.broker.monitor_address is None
+    assert second.connect().send("T").code == 0
+
+
+def test_a_stopped_broker_frees_the_monitors_port(start: Start, folder: Path) -> None:
+    first = start(monitor=ANY_PORT)
+    used = first.broker.monitor_address
+    first.stop()
+    assert start(folder / "second", monitor=used).broker.monitor_address == used

@@ -1,0 +1,44 @@
+"""`lanemq status`: one screen for people, all figures for programs, an exit code for scripts."""
+
+import json
+
+import pytest
+from tests.cli.conftest import Run
+
+from lanemq.cli.commands import status
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.views import AtOffset, BrokerFigures
+from lanemq.client.producer.producer import Producer
+from lanemq.model.units import QueueOffset
+from lanemq.testing.embedded import EmbeddedBroker
+
+
+def test_one_screen_shows_health_and_lag(run: Run, broker: EmbeddedBroker, producer: Producer) -> None:
+    for number in range(6):
+        producer.send("long", number, key="k")
+    with Admin(broker.address) as admin:
+        admin.reset_offsets("billing", "long", to=AtOffset(QueueOffset(0)))
+    shown = run("status")
+    assert shown.exit_code == 0, shown.output
+    assert "ready, durable" in shown.stdout
+    row = next(line.split() for line in shown.stdout.splitlines() if line.startswith("billing"))
+    assert row[:3] == ["billing", "long", "6"]
+    document = json.loads(run("status", "--json").stdout)
+    assert document[0]["figures"]['lanemq_lag_messages{group="billing",topic="long"}'] == "6"
+
+
+def test_a_broker_that_takes_no_messages_is_exit_code_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = BrokerFigures("b", "h:1", True, {"lanemq_ready": "0", "laneReadOnly": "the disk is full"})
+    monkeypatch.setattr(Admin, "figures", lambda self: (figures,))
+    shown = run("status")
+    assert shown.exit_code == 1
+    assert "READ-ONLY: the disk is full" in shown.stdout
+
+
+def test_an_apache_broker_shows_what_it_reports() -> None:
+    apache = BrokerFigures("b", "h:1", False, {"putTps": "1.0 2.0 3.0", "getTransferredTps": "4.0 5.0 6.0"})
+    assert next(iter(status._lines(apache))) == ("messages", "2.0/s in, 5.0/s out in the last minute")
+
+
+def test_sizes() -> None:
+    assert [status.size_text(size) for size in (0, 1023, 1536, 5 * 2**40)] == ["0 B", "1023 B", "1.5 KiB", "5.0 TiB"]

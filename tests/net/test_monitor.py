@@ -1,0 +1,102 @@
+"""The monitor's HTTP server against clients that misbehave."""
+
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from tests.chaos.members import until
+
+from lanemq.model.errors import LaneError
+from lanemq.model.figures import Distribution, Kind, Metric, MetricSample, labels_of
+from lanemq.net import monitor
+from lanemq.net.address import Address
+from lanemq.net.monitor import Monitor
+
+TEMPERATURE = Metric("lanemq_temperature", Kind.GAUGE, "Of something.", ("place",))
+
+
+class Program:
+    def live_problem(self) -> str | None:
+        return None
+
+    def ready_problems(self) -> list[str]:
+        return ["it is too early"]
+
+    def samples(self) -> list[MetricSample]:
+        return [MetricSample(TEMPERATURE, 21.5, ('a "quoted" \\ place\n',))]
+
+
+@pytest.fixture
+def running() -> Iterator[Monitor]:
+    served = Monitor(Address("127.0.0.1", 0), Program())
+    yield served
+    served.close()
+
+
+def status_of(running: Monitor, path: str, method: str = "GET") -> int:
+    request = urllib.request.Request(f"http://{running.address}{path}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as refused:
+        return refused.code
+
+
+def test_paths_and_methods(running: Monitor) -> None:
+    assert [status_of(running, path) for path in ("/live", "/ready", "/metrics", "/", "/metrics/x")] == [
+        200, 503, 200, 404, 404,
+    ]  # fmt: skip
+    assert status_of(running, "/metrics", "POST") == 405
+    assert status_of(running, "/live", "HEAD") == 200
+
+
+def test_silent_connections_take_few_threads_and_only_for_a_while(
+    running: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the control: without the limit, the connection after the last place would get a thread as well."""
+    silent = [socket.create_connection(running.address) for _ in range(monitor.MAX_REQUESTS)]
+    refused = socket.create_connection(running.address, timeout=60)
+    assert refused.recv(1) == b"", "no place is left"
+    for each in (*silent, refused):
+        each.close()
+
+    def answered() -> bool:
+        try:
+            return status_of(running, "/live") == 200
+        except OSError:
+            return False
+
+    until("a place is free again", answered)
+
+
+def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor._RequestHandler, "timeout", 0.05)
+    served = Monitor(Address("127.0.0.1", 0), Program())
+    with socket.create_connection(served.address, timeout=60) as silent:
+        assert silent.recv(1) == b""
+    served.close()
+
+
+def test_figures_that_cannot_be_read_are_a_503(monkeypatch: pytest.MonkeyPatch, running: Monitor) -> None:
+    def failing(self: Program) -> list[MetricSample]:
+        raise LaneError("not now")
+
+    monkeypatch.setattr(Program, "samples", failing)
+    assert status_of(running, "/metrics") == 503
+
+
+def test_labels_survive_their_title() -> None:
+    (sample,) = Program().samples()
+    assert labels_of(sample.title) == {"place": 'a "quoted" \\ place\n'}
+
+
+def test_a_distribution_counts_each_value_once() -> None:
+    times = Distribution((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 99.0):
+        times.add(value)
+    assert times.cumulated() == [(1.0, 2), (2.0, 3), (float("inf"), 4)]
+    assert (times.count, times.sum) == (4, 102.0)
+    assert (times.quantile(0.5), times.quantile(0.99)) == (1.0, float("inf"))
+    assert Distribution().quantile(0.5) is None
