@@ -10,6 +10,8 @@ from lanemq.model.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from lanemq.client.admin.admin import Admin as Admin
+    from lanemq.client.admin.async_admin import AsyncAdmin as AsyncAdmin
+    from lanemq.client.admin.async_admin import AsyncParkedAdmin as AsyncParkedAdmin
     from lanemq.client.admin.parked import ParkedAdmin as ParkedAdmin
     from lanemq.client.admin.parked import ParkedLaneView as ParkedLaneView
     from lanemq.client.admin.views import AtOffset as AtOffset
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from lanemq.client.consumer.options import StartFrom as StartFrom
     from lanemq.client.consumer.pull_consumer import PullConsumer as PullConsumer
     from lanemq.client.consumer.push_consumer import PushConsumer as PushConsumer
+    from lanemq.client.consumer.turns.arguments import Depends as Depends
     from lanemq.client.consumer.turns.handler import ConcurrentListener as ConcurrentListener
     from lanemq.client.consumer.turns.handler import ConcurrentlyContext as ConcurrentlyContext
     from lanemq.client.consumer.turns.handler import ConcurrentlyStatus as ConcurrentlyStatus
@@ -98,6 +101,7 @@ else:
         __name__,
         {
             "lanemq.client.admin.admin": ("Admin",),
+            "lanemq.client.admin.async_admin": ("AsyncAdmin", "AsyncParkedAdmin"),
             "lanemq.client.admin.parked": (
                 "ParkedAdmin",
                 "ParkedLaneView",
@@ -130,6 +134,7 @@ else:
             ),
             "lanemq.client.consumer.pull_consumer": ("PullConsumer",),
             "lanemq.client.consumer.push_consumer": ("PushConsumer",),
+            "lanemq.client.consumer.turns.arguments": ("Depends",),
             "lanemq.client.consumer.turns.handler": (
                 "ConcurrentListener",
                 "ConcurrentlyContext",

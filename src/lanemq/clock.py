@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from lanemq._fast import compiled
+from lanemq.model.checks import check_kind
 from lanemq.model.units import Millis, to_millis
 
 if sys.platform == "linux":
@@ -74,7 +75,10 @@ def wall_time(wall: int) -> datetime:
 
 def wall_ms(when: datetime | float) -> Millis:
     """A time as users give it, a `datetime` or seconds since 1970, in milliseconds since 1970."""
-    return to_millis(when.timestamp() if isinstance(when, datetime) else when)
+    if isinstance(when, datetime):
+        return to_millis(when.timestamp())
+    check_kind("when", when, (int, float), "a datetime, or seconds since 1970")
+    return to_millis(when)
 
 
 def time_text(time: datetime) -> str:

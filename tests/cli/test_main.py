@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.commands.broker import _start_failed
-from lanemq.cli.main import main
+from lanemq.cli.main import COMMANDS, main
 
 LANEMQ = [sys.executable, "-m", "lanemq.cli.main"]
 ASKING = [
@@ -35,6 +36,20 @@ ASKING = [
 
 def lanemq(*words: str) -> Result:
     return CliRunner().invoke(main, list(words))
+
+
+def test_the_list_of_commands_says_what_each_command_says() -> None:
+    context = click.Context(main)
+    found = {name: main.get_command(context, name) for name in COMMANDS}
+    assert {name: command and command.get_short_help_str(200) for name, command in found.items()} == {
+        name: command.help for name, command in COMMANDS.items()
+    }
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
+    assert "Did you mean 'topic'?" in lanemq("topc").stderr
+    assert "Did you mean 'list'?" in lanemq("topic", "lst").stderr
+    assert lanemq("topc").exit_code == 2
 
 
 @pytest.fixture(scope="module")

@@ -1,32 +1,49 @@
 """The `lanemq` command. Each subcommand is one module, imported only when it is used.
 
-So `lanemq --version` or `lanemq check` does not load the broker.
+So `lanemq --version` or `lanemq check` does not load the broker, and `lanemq --help` loads no subcommand at all.
 """
 
 from importlib import import_module
+from typing import NamedTuple
 
 import click
 
 from lanemq._fast import VARIANT
 from lanemq.cli.options import CommandGroup
 
+
+class LazyCommand(NamedTuple):
+    """Where a command is, and its line in the list of commands."""
+
+    module: str
+    help: str
+
+
 COMMANDS = {
-    "broker": "lanemq.cli.commands.broker",
-    "status": "lanemq.cli.commands.status",
-    "topic": "lanemq.cli.commands.topic",
-    "send": "lanemq.cli.commands.send",
-    "tail": "lanemq.cli.commands.tail",
-    "group": "lanemq.cli.commands.group",
-    "locks": "lanemq.cli.commands.locks",
-    "key": "lanemq.cli.commands.key",
-    "why": "lanemq.cli.commands.key",
-    "parked": "lanemq.cli.commands.parked",
-    "pipeline": "lanemq.cli.pipeline.command",
-    "mirror": "lanemq.cli.commands.mirror",
-    "check": "lanemq.cli.commands.check",
-    "history": "lanemq.cli.commands.history",
+    "broker": LazyCommand("lanemq.cli.commands.broker", "Run a broker, which is its own name server, on one port."),
+    "status": LazyCommand(
+        "lanemq.cli.commands.status",
+        "Show on one screen whether the brokers are healthy, and how far every group is behind.",
+    ),
+    "run": LazyCommand("lanemq.cli.commands.run", "Run the handlers of an App, in one process or in several."),
+    "topic": LazyCommand("lanemq.cli.commands.topic", "Create, list, describe, order and delete topics."),
+    "send": LazyCommand("lanemq.cli.commands.send", "Send VALUE, or each line of a file, to TOPIC."),
+    "tail": LazyCommand("lanemq.cli.commands.tail", "Show messages of TOPIC: time, queue@offset, key, [tag], value."),
+    "group": LazyCommand("lanemq.cli.commands.group", "List and describe consumer groups, and reset their offsets."),
+    "locks": LazyCommand("lanemq.cli.commands.locks", "Show which member owns which queue."),
+    "key": LazyCommand("lanemq.cli.commands.key", "Show the messages of KEY, and each group's progress with it."),
+    "why": LazyCommand("lanemq.cli.commands.key", "Say in one sentence what KEY waits for, for each group."),
+    "parked": LazyCommand("lanemq.cli.commands.parked", "List, show, redrive and discard parked lanes."),
+    "pipeline": LazyCommand(
+        "lanemq.cli.pipeline.command", "Run and inspect pipelines, which a .toml or .py file declares."
+    ),
+    "mirror": LazyCommand(
+        "lanemq.cli.commands.mirror", "Copy topics to another broker or cluster, in order, and move groups over."
+    ),
+    "check": LazyCommand("lanemq.cli.commands.check", "Check the order of a recorded run."),
+    "history": LazyCommand("lanemq.cli.commands.history", "Work with histories, the files that `lanemq check` reads."),
 }
-"""The module that defines each command, under the command's name."""
+"""The commands in the order of the help. A test compares each line with the command's own help."""
 
 
 class LazyCommands(CommandGroup):
@@ -38,8 +55,27 @@ class LazyCommands(CommandGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
+        command: click.Command = getattr(import_module(COMMANDS[cmd_name].module), cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; for a wrong name it suggests the nearest one, which click does not for lazy commands."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            import difflib  # only mistakes need it
+
+            near = difflib.get_close_matches(args[0].lower(), COMMANDS, n=1)
+            if not near:
+                raise
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near[0]!r}?", ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.help) for name, each in COMMANDS.items()])
 
 
 @click.group(
@@ -52,8 +88,8 @@ class LazyCommands(CommandGroup):
 def main() -> None:
     """LaneMQ: messages with the same key are stored, delivered and processed in order.
 
-    Every command except `broker`, `pipeline`, `mirror`, `check` and `history` connects to the broker given by --server
-    HOST:PORT or by the environment variable LANEMQ_SERVER.
+    Every command except `broker`, `run`, `pipeline`, `mirror`, `check` and `history` connects to the broker given by
+    --server HOST:PORT or by the environment variable LANEMQ_SERVER.
     """
 
 

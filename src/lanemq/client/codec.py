@@ -1,16 +1,28 @@
 """Codecs turn values into bytes and back.
 
 The default is JSON; bytes are sent as they are. The annotation of a handler's argument decides what it gets: `bytes`
-the raw body; a msgspec Struct, dataclass or TypedDict the decoded and validated value; anything else plain JSON.
+the raw body; a dataclass, msgspec Struct, TypedDict or Pydantic model the decoded and validated value; no annotation
+plain JSON values.
+
+An annotation is turned into a decoder once, when its handler is registered. A type that JSON cannot be decoded into is
+refused there: later, every message would fail, and every key would be parked.
+
+Pydantic is optional and never imported here. Before a program can have a model, it has imported Pydantic itself.
 """
 
-from typing import Any, Protocol, TypeVar
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, get_args
 
 import msgspec
 
 from lanemq.model.errors import CodecError, InvalidOption
 
 T = TypeVar("T")
+
+Decode: TypeAlias = Callable[[bytes], Any]
+"""Decodes a body into one type. Raises `CodecError`."""
 
 
 class Codec(Protocol):
@@ -21,26 +33,24 @@ class Codec(Protocol):
     def decode(self, body: bytes, wanted: type[T]) -> T: ...
 
 
+class SendArgument(msgspec.Struct, frozen=True):
+    """Base of classes that describe a message, and are no value to send."""
+
+
 class JsonCodec:
-    """JSON by msgspec: decodes into types, runs no arbitrary code, knows dates and decimals."""
+    """JSON by msgspec, models by Pydantic: decodes into types, runs no arbitrary code, knows dates and decimals."""
 
     def encode(self, value: object) -> bytes:
-        if isinstance(value, bytes):
-            return value
-        if isinstance(value, (bytearray, memoryview)):
-            return bytes(value)
+        if isinstance(value, _NOT_JSON):
+            return _bytes_of(value)
         try:
-            return msgspec.json.encode(value)
+            return _encode(value)
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise CodecError(f"cannot encode {type(value).__name__} as JSON: {error}; pass bytes or a codec") from error
 
     def decode(self, body: bytes, wanted: type[T]) -> T:
-        if wanted is bytes:
-            return body  # type: ignore[return-value]
-        try:
-            return msgspec.json.decode(body, type=wanted)
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise CodecError(f"the body is not JSON for {_name(wanted)}: {error}") from error
+        decoded: T = _json_decoder(wanted)(body)
+        return decoded
 
 
 class BytesCodec:
@@ -55,16 +65,213 @@ class BytesCodec:
         return body  # type: ignore[return-value]
 
 
+class TextCodec:
+    """Text as UTF-8, without quotation marks; bytes are sent as they are."""
+
+    def encode(self, value: object) -> bytes:
+        if isinstance(value, str):
+            try:
+                return value.encode()
+            except UnicodeEncodeError as error:
+                raise CodecError(f"cannot encode the text as UTF-8: {error}") from error
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return bytes(value)
+        raise CodecError(f"this producer sends text, not {type(value).__name__}; use codec='json' for values")
+
+    def decode(self, body: bytes, wanted: type[T]) -> T:
+        if wanted is bytes:
+            return body  # type: ignore[return-value]
+        try:
+            return body.decode()  # type: ignore[return-value]
+        except UnicodeDecodeError as error:
+            raise CodecError(f"the body is not UTF-8 text: {error}") from error
+
+
+_NAMED: dict[str, Callable[[], Codec]] = {"json": JsonCodec, "bytes": BytesCodec, "text": TextCodec}
+
+
 def codec_named(codec: "str | Codec") -> Codec:
-    """The codec for `"json"` or `"bytes"`, or the given codec itself."""
-    if codec == "json":
-        return JsonCodec()
-    if codec == "bytes":
-        return BytesCodec()
-    if isinstance(codec, str) or not hasattr(codec, "encode") or not hasattr(codec, "decode"):
-        raise InvalidOption(f"codec={codec!r} is unknown: use 'json', 'bytes' or an object with encode and decode")
+    """The codec for `"json"`, `"bytes"` or `"text"`, or the given codec itself."""
+    if isinstance(codec, str) and codec in _NAMED:
+        return _NAMED[codec]()
+    if isinstance(codec, (str, type)) or not hasattr(codec, "encode") or not hasattr(codec, "decode"):
+        raise InvalidOption(
+            f"codec={codec!r} is unknown: use 'json', 'bytes', 'text', or an object with encode and decode"
+        )
     return codec
 
 
-def _name(wanted: Any) -> str:
-    return getattr(wanted, "__name__", str(wanted))
+def decoder_for(codec: Codec, wanted: Any) -> Decode:
+    """What decodes the bodies of a handler whose argument is annotated `wanted`.
+
+    Raises `InvalidOption`, which names the type, if the codec cannot decode into it. A codec of the user's own is asked
+    for each message.
+    """
+    if isinstance(codec, JsonCodec):
+        return _json_decoder(wanted)
+    if isinstance(codec, (BytesCodec, TextCodec)) and wanted not in _OFFERED[type(codec)]:
+        takes = " or ".join(each.__name__ for each in _OFFERED[type(codec)][1:])
+        raise InvalidOption(f"{type_name(wanted)} is not what this codec decodes into: use {takes}, or codec='json'")
+    return partial(codec.decode, wanted=wanted)
+
+
+_OFFERED: dict[type, tuple[Any, ...]] = {BytesCodec: (Any, bytes), TextCodec: (Any, str, bytes)}
+
+# encoding
+
+_NOT_JSON = (bytes, bytearray, memoryview, SendArgument)
+
+
+def _bytes_of(value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, SendArgument):
+        kind = type(value).__name__
+        raise CodecError(
+            f"{kind}(...) is a whole message and not a value: pass it to send_many as it is, without a key"
+        )
+    assert isinstance(value, (bytearray, memoryview))
+    return bytes(value)
+
+
+def _foreign(value: Any) -> msgspec.Raw:
+    """JSON for a value that msgspec does not know: models of Pydantic, by alias, as they are validated."""
+    if _is_model(type(value)):
+        return msgspec.Raw(value.model_dump_json(by_alias=True).encode())
+    kind = type(value).__qualname__
+    raise CodecError(f"cannot encode {kind} as JSON: a {kind} has no JSON form; pass bytes or a codec")
+
+
+_encode = msgspec.json.Encoder(enc_hook=_foreign).encode
+
+# decoding
+
+
+def _json_decoder(wanted: Any) -> Decode:
+    try:
+        return _cached_decoder(wanted)
+    except TypeError:  # an annotation that cannot be hashed
+        return _new_decoder(wanted)
+
+
+def _new_decoder(wanted: Any) -> Decode:
+    if wanted is bytes:
+        return _unchanged
+    if wanted is Any or wanted is object:
+        return _msgspec_decoder(Any)
+    foreign = tuple(_foreign_types(wanted))
+    if any(map(_is_model, foreign)):
+        return _pydantic_decoder(wanted)
+    if foreign:
+        _refuse(wanted, f"JSON does not say how to make a {type_name(foreign[0])}")
+    return _msgspec_decoder(wanted)
+
+
+_cached_decoder = lru_cache(maxsize=256)(_new_decoder)
+
+
+def _unchanged(body: bytes) -> bytes:
+    return body
+
+
+def _msgspec_decoder(wanted: Any) -> Decode:
+    try:
+        decode = msgspec.json.Decoder(wanted).decode
+    except (TypeError, ValueError) as error:
+        _refuse(wanted, str(error))
+
+    def decoded(body: bytes) -> Any:
+        try:
+            return decode(body)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise CodecError(f"the body is not JSON for {type_name(wanted)}: {error}") from error
+
+    return decoded
+
+
+def _pydantic_decoder(wanted: Any) -> Decode:
+    """Pydantic decodes all of an annotation that mentions one of its models: `A | B`, `list[A]`, `A` itself."""
+    pydantic = sys.modules["pydantic"]
+    try:
+        validate = pydantic.TypeAdapter(wanted).validate_json
+    except Exception as error:  # noqa: BLE001 - Pydantic's errors of this kind have no common base
+        _refuse(wanted, f"Pydantic cannot make it: {str(error).splitlines()[0]}")
+
+    def decoded(body: bytes) -> Any:
+        try:
+            return validate(body)
+        except pydantic.ValidationError as error:
+            wrong = "; ".join(_problem(each) for each in error.errors(include_url=False, include_context=False))
+            raise CodecError(f"the body is not JSON for {type_name(wanted)}: {wrong}") from error
+
+    return decoded
+
+
+def _problem(found: dict[str, Any]) -> str:
+    place = ".".join(map(str, found["loc"]))
+    return f"{place}: {found['msg']}" if place else str(found["msg"])
+
+
+def _is_model(kind: type) -> bool:
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
+
+
+def _foreign_types(wanted: Any) -> Iterator[type]:
+    """The classes in an annotation that msgspec does not know, those in fields of other classes included."""
+    from msgspec import inspect  # only annotations other than `dict` and `bytes` need it
+
+    named = tuple(_mentioned(wanted))
+    if any(map(_is_model, named)):  # msgspec refuses some unions of models
+        yield from named
+        return
+    try:
+        found = [inspect.type_info(wanted)]
+    except (TypeError, ValueError, NameError) as error:
+        _refuse(wanted, str(error))
+    seen = set[int]()
+    while found:
+        at = found.pop()
+        if id(at) in seen:
+            continue
+        seen.add(id(at))
+        if isinstance(at, inspect.CustomType):
+            yield at.cls
+        for name in at.__struct_fields__:
+            found += _type_infos(getattr(at, name))
+
+
+def _type_infos(value: Any) -> list[Any]:
+    from msgspec import inspect
+
+    if isinstance(value, inspect.Type):
+        return [value]
+    if isinstance(value, tuple):
+        return [each.type if isinstance(each, inspect.Field) else each for each in value if _has_type(each)]
+    return []
+
+
+def _has_type(value: object) -> bool:
+    from msgspec import inspect
+
+    return isinstance(value, (inspect.Type, inspect.Field))
+
+
+def _mentioned(wanted: Any) -> Iterator[type]:
+    """The classes that an annotation names itself."""
+    if isinstance(wanted, type) and not get_args(wanted):
+        yield wanted
+    for each in get_args(wanted):
+        yield from _mentioned(each)
+
+
+def _refuse(wanted: Any, why: str) -> NoReturn:
+    raise InvalidOption(
+        f"{type_name(wanted)} cannot be decoded from JSON: {why}; use a dataclass, a msgspec Struct, a TypedDict, a "
+        f"Pydantic model or plain types such as dict, or give the app a codec of your own"
+    )
+
+
+def type_name(wanted: Any) -> str:
+    """The name of a type as a reader of the program would write it."""
+    return wanted.__qualname__ if isinstance(wanted, type) and not get_args(wanted) else str(wanted)

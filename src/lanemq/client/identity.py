@@ -6,7 +6,6 @@ client id holds host, process and a random part.
 
 import itertools
 import os
-import secrets
 import socket
 from collections.abc import Iterator
 
@@ -44,7 +43,7 @@ class Origin:
 
     def random(self, count: int) -> bytes:
         """`count` bytes that cannot be guessed."""
-        return secrets.token_bytes(count)
+        return os.urandom(count)
 
 
 origin = Origin()

@@ -4,12 +4,12 @@ A name that is not an option, or a value of another type, is refused before anyt
 its folder; its file is opened last, so that refused options leave no file behind.
 """
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args
 
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.history import History, Role, open_history
@@ -35,6 +35,8 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], whose: str) -> No
     wrong = [name for name in given if name not in set(known)]
     if not wrong:
         return
+    import difflib  # only mistakes need it
+
     near = difflib.get_close_matches(wrong[0], known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"
     raise InvalidOption(f"{', '.join(wrong)}: no such option of a {whose}; {hint}")
@@ -75,4 +77,6 @@ def _is(value: object, kind: Any) -> bool:
 
 
 def _one_of(choices: Any) -> str:
+    if isinstance(choices, UnionType):
+        return " or ".join("None" if each is NoneType else each.__name__ for each in get_args(choices))
     return " or ".join(f"{choices.__name__}.{each}" for each in choices.__members__)

@@ -34,7 +34,7 @@ from lanemq.model.errors import (
     TopicNotFound,
     TransportError,
 )
-from lanemq.model.names import DEFAULT_TOPIC
+from lanemq.model.names import DEFAULT_TOPIC, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.net.address import Address, parse_address
@@ -176,7 +176,11 @@ class _CachedRoutes:
 
     def cached(self, topic: str) -> TopicRoute | None:
         """The route, or None if it is unknown or too old to be used without asking."""
-        return self._cache.fresh(topic, now=self._clock.now())
+        try:
+            return self._cache.fresh(topic, now=self._clock.now())
+        except TypeError:
+            check_topic(topic)  # one that cannot be looked up, such as a list
+            raise
 
     def known(self, topic: str) -> TopicRoute | None:
         """The last known route, however old."""

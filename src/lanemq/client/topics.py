@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from lanemq.core.sending.layout import layout_text, parse_layout
+from lanemq.model.checks import check_whole
 from lanemq.model.errors import InvalidOption, TransportError, UsageError
 from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
@@ -56,8 +57,9 @@ class NewTopic:
 
     def __post_init__(self) -> None:
         check_topic(self.name)
-        if self.count < 1:
-            raise InvalidOption(f"queues is {self.count}, a topic needs at least 1")
+        check_whole("queues", self.count, 1)
+        if self.ordered not in (True, False, "global"):
+            raise InvalidOption(f"ordered={self.ordered!r} must be True (by key), 'global' or False")
         if self.ordered == "global" and self.count > 1:
             raise InvalidOption(
                 f"queues is {self.count}, a globally ordered topic has 1: leave it out, or use ordered=True"

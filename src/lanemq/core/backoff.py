@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from lanemq.model.checks import check_kind, seconds
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis, Seconds, to_millis, to_seconds
 
@@ -17,7 +18,8 @@ class Backoff:
     """Seconds of the longest wait."""
 
     def __post_init__(self) -> None:
-        first, longest = to_seconds(self.first), to_seconds(self.max)
+        check_kind("factor", self.factor, (int, float), "a number, at least 1")
+        first, longest = seconds("first", self.first), seconds("max", self.max)
         if not (0 < first <= longest and self.factor >= 1):
             raise InvalidOption(
                 f"Backoff(first={first:g}, factor={self.factor:g}, max={longest:g}) does not grow: "

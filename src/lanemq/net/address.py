@@ -1,8 +1,12 @@
-"""Addresses as people write them: `host:port`, several joined by `;` or `,`."""
+"""Addresses as people write them: `host:port`, several joined by `;` or `,`, or as a list."""
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
 
 from lanemq.model.errors import InvalidOption
+
+Servers: TypeAlias = str | Iterable[str]
+"""What `servers` takes: one address, several joined by `;`, or a list of them."""
 
 
 class Address(NamedTuple):
@@ -26,9 +30,20 @@ def parse_address(text: str, default_port: int = 9876) -> Address:
     return Address(host, int(port))
 
 
-def parse_addresses(text: str) -> tuple[Address, ...]:
+def parse_addresses(servers: Servers) -> tuple[Address, ...]:
     """Several addresses, in the order given."""
+    text = servers_text(servers)
     parts = [part for part in text.replace(",", ";").split(";") if part.strip()]
     if not parts:
         raise InvalidOption("no server address given: write host:port, for example localhost:9876")
     return tuple(parse_address(part) for part in parts)
+
+
+def servers_text(servers: Servers) -> str:
+    """The addresses in one text, joined by `;`. Raises `InvalidOption` for anything but text and lists of text."""
+    if isinstance(servers, str):
+        return servers
+    each = tuple(servers) if isinstance(servers, Iterable) else ()
+    if not each or not all(isinstance(one, str) for one in each):
+        raise InvalidOption(f"servers={servers!r} must be host:port, such as 'localhost:9876', or a list of those")
+    return ";".join(each)

@@ -2,13 +2,12 @@
 
 A few bytes from the network never become gigabytes in memory: every algorithm stops a little above the limit, and a
 larger body is refused. Brokers store bodies as they receive them; only consumers decompress.
+
+LZ4 and Zstandard are imported with the first body that needs them: LaneMQ itself compresses with zlib.
 """
 
 import zlib
 from typing import Final
-
-import lz4.frame
-import zstandard
 
 from lanemq.model.errors import RemoteProtocolError
 from lanemq.wire.record import (
@@ -38,7 +37,7 @@ def decompress(sys_flag: int, body: bytes, limit: int = MAX_BODY_BYTES) -> bytes
     kind = sys_flag & COMPRESSION_MASK
     try:
         plain = _decompress(kind, body, limit + 1)
-    except (zlib.error, zstandard.ZstdError, RuntimeError, EOFError) as error:
+    except (zlib.error, RuntimeError, EOFError) as error:
         raise RemoteProtocolError(f"body of {len(body)} compressed bytes cannot be read: {error}") from None
     if len(plain) > limit:
         raise RemoteProtocolError(f"body of {len(body)} compressed bytes holds more than {limit} bytes")
@@ -49,7 +48,9 @@ def _decompress(kind: int, body: bytes, limit: int) -> bytes:
     if kind in (0, COMPRESSION_ZLIB):
         return _inflate(body, limit)
     if kind == COMPRESSION_LZ4:
-        reader = lz4.frame.LZ4FrameDecompressor()
+        from lz4.frame import LZ4FrameDecompressor
+
+        reader = LZ4FrameDecompressor()
         plain = bytes(reader.decompress(body, max_length=limit))
         if not reader.eof and len(plain) < limit:
             raise EOFError("it is cut off")
@@ -69,11 +70,16 @@ def _inflate(body: bytes, limit: int) -> bytes:
 
 def _unpack_zstd(body: bytes, limit: int) -> bytes:
     """Decompresses in small steps, because the library has no output limit together with an end-of-data check."""
-    reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+    from zstandard import ZstdDecompressor, ZstdError
+
+    reader = ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
     parts: list[bytes] = []
     size = 0
     for start in range(0, len(body), _ZSTD_STEP):
-        part = reader.decompress(body[start : start + _ZSTD_STEP])
+        try:
+            part = reader.decompress(body[start : start + _ZSTD_STEP])
+        except ZstdError as error:
+            raise EOFError(str(error)) from error
         parts.append(part)
         size += len(part)
         if reader.eof or size >= limit:

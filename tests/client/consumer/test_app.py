@@ -331,7 +331,7 @@ def test_the_broker_may_restart_and_consumption_goes_on(topic: str) -> None:
     ("register", "why"),
     [
         (lambda app: app.ordered("orders", on_fail=SendBack())(print), "concurrent"),
-        (lambda app: app.ordered("orders", lanes=0)(lambda e: None), "workers"),
+        (lambda app: app.ordered("orders", lanes=0)(lambda e: None), "lanes=0"),
         (lambda app: app.ordered("orders")(lambda a, b, c: None), "must take"),
         (lambda app: app.ordered("or ders")(lambda e: None), "topic name"),
         (lambda app: [app.ordered("orders")(lambda e: None) for _ in range(2)], "already"),

@@ -8,6 +8,7 @@ import pytest
 from tests.client.consumer.fakes import message
 from tests.client.consumer.worker_fixture import run_of
 
+from lanemq.client.consumer.turns.arguments import handler_call
 from lanemq.client.consumer.turns.handler import (
     AlreadyApplied,
     ConcurrentHandler,
@@ -23,7 +24,6 @@ from lanemq.client.consumer.turns.handler import (
     ToDeadLetter,
     batch_handler,
     describe,
-    handler_call,
     stop_after,
 )
 from lanemq.core.consuming.runs import (

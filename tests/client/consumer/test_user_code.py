@@ -36,6 +36,7 @@ from lanemq import (
 )
 from lanemq.client.consumer import engine as engine_module
 from lanemq.client.consumer.turns import handler as handler_module
+from lanemq.client.consumer.turns.arguments import handler_call
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -225,7 +226,7 @@ def close_while_the_handler_waits() -> list[Any]:
     async def on_event(message: Message) -> None:
         await NeverDone()
 
-    handle = handler_module.async_batch_handler(handler_module.handler_call(on_event), batched=False)
+    handle = handler_module.async_batch_handler(handler_call(on_event), batched=False)
 
     async def worker() -> None:
         reported.append(await handle((message_at(0),), run_of(message_at(0))))  # type: ignore[arg-type]

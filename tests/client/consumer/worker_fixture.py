@@ -7,7 +7,8 @@ from typing import Any
 
 from tests.client.consumer.fakes import message, queue
 
-from lanemq.client.consumer.turns.handler import batch_handler, handler_call
+from lanemq.client.consumer.turns.arguments import handler_call
+from lanemq.client.consumer.turns.handler import batch_handler
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription
 from lanemq.client.consumer.turns.workers import ConsumerCounts, RunReporter, ThreadWorkers

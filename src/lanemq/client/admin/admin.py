@@ -30,6 +30,7 @@ from lanemq.client.admin.views import (
 from lanemq.client.message import Message
 from lanemq.client.topics import NewTopic, Order, checked, create, ensure, forget
 from lanemq.clock import wall_ms, wall_time
+from lanemq.model.checks import check_kind, check_queue, check_text, check_whole
 from lanemq.model.errors import GroupNotFound, InvalidOption, LaneError, OffsetNotFound, RequestTimedOut, UsageError
 from lanemq.model.keys import Key, key_text
 from lanemq.model.names import DEFAULT_TOPIC, RETRY_PREFIX, check_group, check_topic
@@ -244,6 +245,8 @@ class Admin(AdminClient):
         With `dry_run`, only returns what would change.
         """
         check_group(group)
+        if to not in ("first", "last"):
+            check_kind("to", to, (AtTime, AtOffset), "'first', 'last', AtTime(...) or AtOffset(...)")
         changes: list[OffsetChange] = []
         for name, address in self._calls.masters_of(check_topic(topic)):
             here = [
@@ -296,6 +299,8 @@ class Admin(AdminClient):
 
     def locks(self, group: str | None = None) -> tuple[LeaseView, ...]:
         """The owner of each queue. Empty on an Apache broker, which does not report owners."""
+        if group is not None:
+            check_group(group)
         return self._leases(group)[0]
 
     def lane_state(
@@ -326,14 +331,17 @@ class Admin(AdminClient):
 
     def find_key(self, topic: str, key: Key, *, limit: int = 64) -> list[Message]:
         """Messages with this key, or with it among their `keys`, oldest first. Apache brokers search only `keys`."""
-        return self._query(topic, key_text(key), limit, by_unique_id=False)
+        check_whole("limit", limit, 1)
+        return self._query(check_topic(topic), key_text(key), limit, by_unique_id=False)
 
     def find_id(self, topic: str, message_id: str) -> list[Message]:
         """Messages with this unique id, as in a receipt. More than one means that the message was stored twice."""
-        return self._query(topic, message_id, 32, by_unique_id=True)
+        check_text("message_id", message_id)
+        return self._query(check_topic(topic), message_id, 32, by_unique_id=True)
 
     def view(self, offset_id: str) -> Message:
         """The message with an offset message id, read from the broker that the id names."""
+        check_text("offset_id", offset_id)
         where = decode_offset_id(offset_id)
         header = ViewMessageHeader(offset=where.position)
         address = Address(where.ip, where.port)
@@ -342,6 +350,7 @@ class Admin(AdminClient):
         return found_messages(reply.body, names.get(address, ""))[0]
 
     def _master(self, queue: MessageQueue) -> Address:
+        check_queue(queue)
         return self._calls.routes.get(queue.topic).master(queue.broker)
 
     def _offset(self, queue: MessageQueue, code: RequestCode) -> QueueOffset:

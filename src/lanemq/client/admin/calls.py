@@ -10,10 +10,11 @@ from lanemq.client.security import SecuritySettings, security_of
 from lanemq.client.topics import Steps, checked, read_masters, run
 from lanemq.clock import Clock, SystemClock
 from lanemq.forking import tell_child
+from lanemq.model.checks import seconds
 from lanemq.model.errors import TransportError
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Seconds, to_seconds
-from lanemq.net.address import Address, parse_addresses
+from lanemq.model.units import Epoch, Seconds
+from lanemq.net.address import Address, Servers, parse_addresses
 from lanemq.net.blocking import BlockingConnection
 from lanemq.net.security import OPEN, Security
 from lanemq.wire.codes import RequestCode
@@ -29,7 +30,7 @@ class AdminClient:
 
     def __init__(
         self,
-        servers: str,
+        servers: Servers,
         *,
         timeout: Seconds = 5.0,
         clock: Clock | None = None,
@@ -51,12 +52,12 @@ class AdminCalls:
     """Connections to name servers and brokers. Not thread-safe."""
 
     def __init__(
-        self, servers: str, *, timeout: Seconds = 5.0, clock: Clock | None = None, security: Security = OPEN
+        self, servers: Servers, *, timeout: Seconds = 5.0, clock: Clock | None = None, security: Security = OPEN
     ) -> None:
         self.clock = clock or SystemClock()
         self.security = security
         self.routes = BlockingRoutes(parse_addresses(servers), self.clock, security=security)
-        self._timeout = to_seconds(timeout)
+        self._timeout = seconds("timeout", timeout)
         self._links: dict[Address, BlockingConnection] = {}
         tell_child(self)
 

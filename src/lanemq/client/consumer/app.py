@@ -12,33 +12,70 @@ when it is done, and raises to try again. SIGTERM lets running handlers finish, 
 """
 
 import asyncio
-import logging
-from collections.abc import Callable
-from typing import Any, TypeVar, Unpack
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar, Unpack
 
-from lanemq.client.consumer.engine import ConsumerEngine, EngineThread
+from lanemq.client.codec import codec_named, type_name
+from lanemq.client.consumer.engine import ConsumerEngine, EngineThread, until_started
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import stop_on_signals
-from lanemq.client.consumer.turns.handler import async_batch_handler, batch_handler, handler_call
-from lanemq.client.consumer.turns.subscription import DEFAULT_WORKERS, Subscription
-from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy, HoldKey, HoldQueue, SendBack
+from lanemq.client.consumer.turns.arguments import (
+    Middleware,
+    Signature,
+    call_in_context,
+    missing_types,
+    plain_call,
+    provided_type,
+    read_signature,
+)
+from lanemq.client.consumer.turns.handler import async_batch_handler, batch_handler
+from lanemq.client.consumer.turns.subscription import DEFAULT_WORKERS, Subscription, ordered_by
+from lanemq.core.consuming.retry_policy import FailurePolicy, SendBack
 from lanemq.core.consuming.runs import Order
-from lanemq.model.errors import Closed, InvalidOption
-
-log = logging.getLogger(__name__)
+from lanemq.model.errors import Closed, InvalidOption, UsageError
+from lanemq.net.address import Servers
 
 H = TypeVar("H", bound=Callable[..., Any])
+M = TypeVar("M", bound=Middleware)
+
+Lifespan: TypeAlias = "Callable[[App], AbstractAsyncContextManager[object] | AbstractContextManager[object]]"
+"""What is open while the app runs: a context manager, made with the app."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A handler, and the subscription that it belongs to, still without the handler."""
+
+    handler: Callable[..., Any]
+    signature: Signature
+    subscription: Subscription
 
 
 class App:
     """One member of a group, with a handler per topic. Options: `ConsumerOptions`, docs/reference/options.md."""
 
-    def __init__(self, servers: str, *, group: str, **settings: Unpack[ConsumerSettings]) -> None:
+    def __init__(
+        self, servers: Servers, *, group: str, lifespan: "Lifespan | None" = None, **settings: Unpack[ConsumerSettings]
+    ) -> None:
+        """`lifespan(app)` is a context manager that is entered before the first message and left after the last."""
+        if lifespan is not None and not callable(lifespan):
+            raise InvalidOption(
+                f"lifespan={lifespan!r} must be a function that takes the app: see docs/guides/async.md"
+            )
         self.options = consumer_options(servers, group, **settings)
-        self._subscriptions: list[Subscription] = []
+        self._codec = codec_named(self.options.codec)
+        self._lifespan = lifespan
+        self._registered: list[Registered] = []
+        self._middleware: list[Middleware] = []
+        self._provided: dict[type, object] = {}
         self._thread: EngineThread | None = None
         self._engine: ConsumerEngine | None = None
+        self._running: asyncio.Task[None] | None = None
 
     def ordered(
         self,
@@ -56,39 +93,92 @@ class App:
         `DeadLetter(skip=True)` makes the message a dead letter when its retries are used up, and lets its successors
         pass. `lanes` is the number of keys that run at once. With `batch_size` above 1 the handler gets lists.
         """
-        policy = on_fail or HoldKey()
-        if isinstance(policy, SendBack):
-            raise InvalidOption("SendBack gives up the order of the key: use @app.concurrent for that")
-        hold = policy.hold if isinstance(policy, DeadLetter) else policy
-        order = Order.QUEUE if isinstance(hold, HoldQueue) else Order.KEY
-        return self._register(topic, tags, order, policy, lanes, batch_size)
+        policy, order = ordered_by(on_fail)
+        plan = Subscription(topic=topic, tags=tags, order=order, policy=policy, workers=lanes, batch_size=batch_size)
+        return self._register(plan)
 
     def concurrent(
         self, topic: str, *, tags: str = "*", workers: int = DEFAULT_WORKERS, batch_size: int = 1
     ) -> Callable[[H], H]:
         """Registers a handler without any order; the broker delivers failed messages again later."""
-        return self._register(topic, tags, Order.NONE, SendBack(), workers, batch_size)
+        plan = Subscription(
+            topic=topic, tags=tags, order=Order.NONE, policy=SendBack(), workers=workers, batch_size=batch_size
+        )
+        return self._register(plan)
+
+    def middleware(self, around: M) -> M:
+        """Registers a function with one `yield`, which runs around every turn: before it, and after its end.
+
+            @app.middleware
+            def timed(messages: Sequence[Message]) -> Iterator[None]:
+                began = time.perf_counter()
+                yield
+                print(f"{messages[0].key}: {time.perf_counter() - began:.3f} s")
+
+        A failure of the handler is raised at the `yield`; if it is caught there, the turn counts as a success. The
+        first one registered is the outermost. An `async def` middleware is for apps with only `async def` handlers.
+        """
+        if not inspect.isgeneratorfunction(around) and not inspect.isasyncgenfunction(around):
+            raise InvalidOption(f"middleware {around!r} must be a function with one `yield`, where the turn runs")
+        self._middleware.append(around)
+        return around
+
+    def provide(self, value: object, *, as_type: type | None = None) -> None:
+        """Gives handlers an object, such as a connection pool, for parameters like `pool: Annotated[Pool, Depends()]`.
+
+        It is found by its class, or by `as_type`, a base class or protocol of it. Call it before the start or in the
+        lifespan.
+        """
+        self._provided[provided_type(value, as_type)] = value
 
     def run(self) -> None:
         """Consumes until SIGINT or SIGTERM; a second signal ends at once."""
+        if is_in_event_loop():
+            raise UsageError(
+                "app.run() needs a thread without an event loop, and one runs here, as in a notebook or in async code: "
+                "use `app.start()` and later `app.stop()`, or `await app.run_async()`"
+            )
         asyncio.run(self.run_async())
 
     async def run_async(self) -> None:
         """`run` inside an event loop of the program; cancel it, or call `stop`, to end."""
-        if self._engine is not None or self._thread is not None:
-            raise Closed.started_before("app")
-        self._engine = engine = ConsumerEngine(self.options, self._subscriptions)
-        with stop_on_signals(engine.stop):
-            try:
+        self._check_not_started()
+        async with self._alive() as engine:
+            with stop_on_signals(engine.stop):
                 await engine.run()
-            finally:
-                self._engine = None
+
+    async def __aenter__(self) -> "App":
+        """Consumes on the running event loop while the program does something else in the block.
+
+        Signals are left to the program: a web server, for example, leaves the block when it is stopped.
+        """
+        self._check_not_started()
+        started = asyncio.Event()
+        self._running = asyncio.create_task(self._run_in_background(started))
+        waiting = asyncio.create_task(started.wait())
+        await asyncio.wait({self._running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._running.done():
+            self._running.result()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
+        if self._running is not None:
+            await self._running
+
+    async def _run_in_background(self, started: asyncio.Event) -> None:
+        async with self._alive() as engine:
+            running = asyncio.create_task(engine.run())
+            await until_started(engine, running)
+            if not running.done():
+                started.set()
+            await running
 
     def start(self) -> None:
         """Consumes in the background, on a thread of its own."""
-        if self._engine is not None or self._thread is not None:
-            raise Closed.started_before("app")
-        self._thread = EngineThread(self.options, self._subscriptions)  # a handler may stop the app before this returns
+        self._check_not_started()
+        self._thread = EngineThread(self.options, self._prepared)  # a handler may stop the app before this returns
         try:
             self._thread.start()
         except BaseException:
@@ -131,25 +221,81 @@ class App:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _register(
-        self, topic: str, tags: str, order: Order, policy: FailurePolicy, workers: int, batch_size: int
-    ) -> Callable[[H], H]:
+    def _register(self, plan: Subscription) -> Callable[[H], H]:
         def register(handler: H) -> H:
-            if any(each.topic == topic for each in self._subscriptions):
-                raise InvalidOption(f"topic {topic!r} has a handler in this app already")
-            batched = batch_size > 1
-            call = handler_call(handler, batched=batched)
-            subscription = Subscription(
-                topic=topic,
-                tags=tags,
-                order=order,
-                policy=policy,
-                workers=workers,
-                batch_size=batch_size,
-                handler=None if call.is_async else batch_handler(call, batched=batched),
-                async_handler=async_batch_handler(call, batched=batched) if call.is_async else None,
-            )
-            self._subscriptions.append(subscription)
+            if any(each.subscription.topic == plan.topic for each in self._registered):
+                raise InvalidOption(f"topic {plan.topic!r} has a handler in this app already")
+            signature = read_signature(handler, self._codec, batched=plan.batch_size > 1)
+            self._registered.append(Registered(handler, signature, plan))
             return handler
 
         return register
+
+    def _check_not_started(self) -> None:
+        if self._engine is not None or self._thread is not None or self._running is not None:
+            raise Closed.started_before("app")
+
+    @contextlib.asynccontextmanager
+    async def _alive(self) -> AsyncIterator[ConsumerEngine]:
+        """The engine, inside the lifespan."""
+        async with self._prepared() as subscriptions:
+            self._engine = ConsumerEngine(self.options, subscriptions)
+            try:
+                yield self._engine
+            finally:
+                self._engine = None
+
+    @contextlib.asynccontextmanager
+    async def _prepared(self) -> AsyncIterator[list[Subscription]]:
+        """Enters the lifespan; the subscriptions with their handlers, whose dependencies are there now."""
+        async with contextlib.AsyncExitStack() as stack:
+            if self._lifespan is not None:
+                await enter_lifespan(self._lifespan, self, stack)
+            yield self.subscriptions()
+
+    def subscriptions(self) -> list[Subscription]:
+        """The subscriptions with their handlers. Raises `InvalidOption` if a handler needs what nothing provides."""
+        return [self._with_handler(each) for each in self._registered]
+
+    def _with_handler(self, registered: Registered) -> Subscription:
+        handler, signature, plan = registered.handler, registered.signature, registered.subscription
+        for parameter, wanted in missing_types(signature, self._provided):
+            raise InvalidOption(
+                f"handler {signature.name} of topic {plan.topic!r} needs {parameter}: {type_name(wanted)}, and nothing "
+                f"provides one: call app.provide(...) before the start or in the lifespan"
+            )
+        if self._middleware or signature.has_dependencies:
+            call = call_in_context(handler, signature, self._middleware, self._provided)
+        else:
+            call = plain_call(handler, signature)
+        batched = plan.batch_size > 1
+        if call.is_async:
+            return replace(plan, async_handler=async_batch_handler(call, batched=batched))
+        return replace(plan, handler=batch_handler(call, batched=batched))
+
+
+async def enter_lifespan(lifespan: Lifespan, app: App, stack: contextlib.AsyncExitStack) -> None:
+    """Enters what the lifespan returns: a context manager of either kind, or a generator that makes one."""
+    if inspect.isasyncgenfunction(lifespan):
+        lifespan = contextlib.asynccontextmanager(lifespan)
+    elif inspect.isgeneratorfunction(lifespan):
+        lifespan = contextlib.contextmanager(lifespan)
+    entered = lifespan(app)
+    if isinstance(entered, AbstractAsyncContextManager):
+        await stack.enter_async_context(entered)
+    elif isinstance(entered, AbstractContextManager):
+        stack.enter_context(entered)
+    else:
+        raise InvalidOption(
+            f"the lifespan returned a {type(entered).__name__}: it must return a context manager, as a function with "
+            f"one `yield` under @asynccontextmanager does"
+        )
+
+
+def is_in_event_loop() -> bool:
+    """Whether an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

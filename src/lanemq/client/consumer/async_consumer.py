@@ -24,6 +24,7 @@ from lanemq.core.consuming.runs import Why
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.model.errors import Closed
 from lanemq.model.units import Seconds
+from lanemq.net.address import Servers
 
 
 class AsyncConsumer:
@@ -31,7 +32,7 @@ class AsyncConsumer:
 
     def __init__(
         self,
-        servers: str,
+        servers: Servers,
         *,
         group: str,
         topics: str | Sequence[str],

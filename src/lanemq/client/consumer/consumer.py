@@ -12,10 +12,10 @@ releases the queues.
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Unpack
 
-from lanemq.client.consumer.engine import EngineThread
+from lanemq.client.consumer.engine import EngineThread, just
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import TERMINATION
@@ -23,15 +23,16 @@ from lanemq.client.consumer.turns.handler import Stop, retry_delay
 from lanemq.client.consumer.turns.history import TurnRecorder
 from lanemq.client.consumer.turns.in_progress import MessageFinished, MessageRun
 from lanemq.client.consumer.turns.scheduler import Scheduler
-from lanemq.client.consumer.turns.subscription import Subscription, make_scheduler
+from lanemq.client.consumer.turns.subscription import Subscription, make_scheduler, ordered_by
 from lanemq.client.consumer.turns.workers import RunEnd
 from lanemq.client.message import Message
 from lanemq.clock import Clock
-from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue
-from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, Order, Suspend, Why
+from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy
+from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, Suspend, Why
 from lanemq.history import History
 from lanemq.model.errors import Closed, InvalidOption, UsageError
 from lanemq.model.units import Seconds
+from lanemq.net.address import Servers
 
 
 class Consumer:
@@ -39,7 +40,7 @@ class Consumer:
 
     def __init__(
         self,
-        servers: str,
+        servers: Servers,
         *,
         group: str,
         topics: str | Sequence[str],
@@ -51,7 +52,7 @@ class Consumer:
         subscriptions = subscriptions_for(topics, tags, on_fail)
         self._scheduler = make_scheduler(subscriptions[0], self.options.clock)
         self._undecided = Undecided(self._scheduler, group, self.options.history, self.options.clock)
-        self._thread = EngineThread(self.options, subscriptions, self._scheduler)
+        self._thread = EngineThread(self.options, just(subscriptions), self._scheduler)
         self._term: object | None = None
         self._ending = False
 
@@ -129,12 +130,16 @@ class Consumer:
 
 def subscriptions_for(topics: str | Sequence[str], tags: str, policy: FailurePolicy | None) -> list[Subscription]:
     """Subscriptions without handlers, one per topic, with runs of one message."""
-    policy = policy or HoldKey()
-    if not isinstance(policy, (HoldKey, HoldQueue)):
-        raise InvalidOption("an iterator holds failed messages: use HoldKey or HoldQueue, and dead() for a dead letter")
-    order = Order.QUEUE if isinstance(policy, HoldQueue) else Order.KEY
-    names = [topics] if isinstance(topics, str) else list(topics)
-    return [Subscription(topic=name, tags=tags, order=order, policy=policy, run_limit=1) for name in names]
+    found, order = ordered_by(policy)
+    if isinstance(found, DeadLetter):
+        raise InvalidOption(
+            "on_fail=DeadLetter(...) is not for an iterator, which holds failed messages: use HoldKey or HoldQueue, "
+            "and dead() for a dead letter"
+        )
+    names = [topics] if isinstance(topics, str) else list(topics) if isinstance(topics, Iterable) else topics
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise InvalidOption(f"topics={topics!r} must be the name of a topic, or a list of names")
+    return [Subscription(topic=name, tags=tags, order=order, policy=found, run_limit=1) for name in names]
 
 
 class Undecided:

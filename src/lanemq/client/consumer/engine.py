@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeAlias
 
 from lanemq.client.consumer.inspection import answer_broker
 from lanemq.client.consumer.options import ConsumerOptions
@@ -287,14 +288,22 @@ def ended_by(error: BaseException) -> LaneError:
     return failure
 
 
+Prepare: TypeAlias = Callable[[], AbstractAsyncContextManager[Sequence[Subscription]]]
+"""Makes the subscriptions of a consumer, and keeps open what they need."""
+
+
+def just(subscriptions: Sequence[Subscription]) -> Prepare:
+    """Subscriptions that need nothing."""
+    return lambda: contextlib.nullcontext(subscriptions)
+
+
 class EngineThread:
     """Runs a consumer's event loop on a thread of its own, for programs without a loop. Starts and stops once."""
 
-    def __init__(
-        self, options: ConsumerOptions, subscriptions: Sequence[Subscription], shared: Scheduler | None = None
-    ) -> None:
+    def __init__(self, options: ConsumerOptions, prepare: Prepare, shared: Scheduler | None = None) -> None:
+        """`prepare` is entered on the thread's event loop, around everything else."""
         self._options = options
-        self._subscriptions = subscriptions
+        self._prepare = prepare
         self._shared = shared
         self._ready = threading.Event()
         self._thread: threading.Thread | None = None
@@ -393,11 +402,12 @@ class EngineThread:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._engine = engine = ConsumerEngine(self._options, self._subscriptions, self._shared)
-        if self._finishing:  # the signal came before the engine existed
-            engine.stop()
-        running = asyncio.create_task(engine.run())
-        await until_started(engine, running)
-        if not running.done():
-            self._ready.set()
-        await running
+        async with self._prepare() as subscriptions:
+            self._engine = engine = ConsumerEngine(self._options, subscriptions, self._shared)
+            if self._finishing:  # the signal came before the engine existed
+                engine.stop()
+            running = asyncio.create_task(engine.run())
+            await until_started(engine, running)
+            if not running.done():
+                self._ready.set()
+            await running

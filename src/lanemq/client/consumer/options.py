@@ -19,7 +19,7 @@ from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_group
 from lanemq.model.units import Seconds, to_millis
-from lanemq.net.address import Address, parse_addresses
+from lanemq.net.address import Address, Servers, parse_addresses, servers_text
 from lanemq.net.security import Security, TlsOptions
 from lanemq.wire.signing import Credentials
 
@@ -196,7 +196,7 @@ class ConsumerOptions:
             problems.append(f"drop_repeats={self.drop_repeats!r} must be True or False")
         if self.compat not in ("auto", "rocketmq"):
             problems.append(f"compat={self.compat!r} must be 'auto' or 'rocketmq'")
-        if isinstance(self.allocation, str) and self.allocation not in STRATEGIES:
+        if self.allocation not in STRATEGIES if isinstance(self.allocation, str) else not callable(self.allocation):
             problems.append(f"allocation={self.allocation!r} must be one of {', '.join(STRATEGIES)}, or a function")
         if self.start is StartFrom.TIMESTAMP and not (self.start_timestamp or 0) > 0:
             problems.append("start=TIMESTAMP needs start_timestamp: a datetime, or seconds since 1970")
@@ -250,13 +250,13 @@ class ConsumerOptions:
         return FlowLimits(messages=messages, span=2 * messages)
 
 
-def consumer_options(servers: str, group: str, /, **settings: Unpack[ConsumerSettings]) -> ConsumerOptions:
+def consumer_options(servers: Servers, group: str, /, **settings: Unpack[ConsumerSettings]) -> ConsumerOptions:
     """Checks the settings of a consumer. A history given as a folder is opened under the member's client id."""
     known = tuple(each.name for each in fields(ConsumerOptions) if each.name not in ("servers", "group"))
     refuse_unknown(settings, known, "consumer")
     rest = _normal(settings)
     history = rest.pop("history", NO_HISTORY)
-    options = ConsumerOptions(servers=servers, group=group, **rest)
+    options = ConsumerOptions(servers=servers_text(servers), group=group, **rest)
     client_id = options.client_id or new_client_id()
     opened = opened_history(history, client_id, options.clock, "consumer")
     return replace(options, client_id=client_id, history=opened) if opened.on else options
@@ -298,4 +298,8 @@ _KINDS: dict[str, object] = {
     "credentials": Credentials | None,
     "sharing": Sharing,
     "start": StartFrom,
+    "flow": FlowLimits | None,
+    "lease_times": LeaseTimes | None,
+    "client_id": str | None,
+    "offsets_folder": Path | None,
 }

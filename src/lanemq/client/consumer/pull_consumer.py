@@ -23,11 +23,12 @@ from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import SecuritySettings, security_of
 from lanemq.clock import Clock, SystemClock, wall_ms
 from lanemq.forking import tell_child
+from lanemq.model.checks import check_queue, check_whole, seconds
 from lanemq.model.errors import OffsetNotFound, TransportError, UsageError
-from lanemq.model.names import check_group
+from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, QueueOffset, Seconds, to_millis, to_seconds
-from lanemq.net.address import Address, parse_addresses
+from lanemq.model.units import Epoch, QueueOffset, Seconds, to_millis
+from lanemq.net.address import Address, Servers, parse_addresses
 from lanemq.net.blocking import BlockingConnection
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
@@ -52,7 +53,7 @@ class PullConsumer:
 
     def __init__(
         self,
-        servers: str,
+        servers: Servers,
         *,
         group: str,
         tags: str = "*",
@@ -65,8 +66,9 @@ class PullConsumer:
         self._group = check_group(group)
         self._tags = tag_filter(tags)
         self._codec = codec_named(codec)
+        check_whole("batch", batch, 1)
         self._batch = batch
-        self._timeout = to_seconds(request_timeout)
+        self._timeout = seconds("request_timeout", request_timeout)
         self._clock = clock or SystemClock()
         self._security = security_of(**protection)
         self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security, layouts=False)
@@ -78,11 +80,14 @@ class PullConsumer:
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """All queues of a topic, sorted."""
-        return list(self._routes.get(topic).subscribe)
+        return list(self._routes.get(check_topic(topic)).subscribe)
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Reads these queues from now on, each from the group's offset, or else from its first message."""
-        self._order = list(queues)
+        wanted = list(queues)
+        for queue in wanted:
+            check_queue(queue)
+        self._order = wanted
         self._positions = {
             queue: self._positions[queue] if queue in self._positions else self._start_of(queue)
             for queue in self._order
@@ -90,6 +95,8 @@ class PullConsumer:
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Reads the queue from `offset` on."""
+        check_queue(queue)
+        check_whole("offset", offset)
         self._known(queue)
         self._positions[queue] = QueueOffset(offset)
 
@@ -116,7 +123,7 @@ class PullConsumer:
 
     def poll(self, timeout: Seconds = 1.0) -> list[Message]:
         """Messages of one queue, in order; the queues take turns. Empty if none came within `timeout` seconds."""
-        deadline = self._clock.now() + to_millis(timeout)
+        deadline = self._clock.now() + to_millis(seconds("timeout", timeout))
         while self._order:
             for queue in tuple(self._order):
                 messages = self._pull(queue, hold_ms=0)

@@ -8,7 +8,7 @@ consumer.start()
 
 from typing import Unpack
 
-from lanemq.client.consumer.engine import EngineThread
+from lanemq.client.consumer.engine import EngineThread, just
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.options import ConsumerSettings, StartFrom, consumer_options
 from lanemq.client.consumer.turns.handler import (
@@ -28,7 +28,10 @@ from lanemq.core.consuming.retry_policy import (
     SendBack,
 )
 from lanemq.core.consuming.runs import Order
+from lanemq.model.checks import check_text, check_whole
 from lanemq.model.errors import Closed, InvalidOption
+from lanemq.model.names import check_topic
+from lanemq.net.address import Servers
 
 MAX_RECONSUME = 16
 
@@ -38,7 +41,7 @@ class PushConsumer:
 
     def __init__(
         self,
-        servers: str,
+        servers: Servers,
         *,
         group: str,
         consume_threads: int = DEFAULT_WORKERS,
@@ -54,6 +57,11 @@ class PushConsumer:
         retries endlessly with an orderly listener and means 16 with a concurrent one; None is -1 with
         `compat="rocketmq"` and 16 otherwise.
         """
+        check_whole("consume_threads", consume_threads, 1)
+        check_whole("consume_message_batch_max_size", consume_message_batch_max_size, 1)
+        check_whole("suspend_current_queue_time_millis", suspend_current_queue_time_millis, -1)
+        if max_reconsume_times is not None:
+            check_whole("max_reconsume_times", max_reconsume_times, RETRY_FOREVER)
         settings.setdefault("start", StartFrom.LAST)
         self.options = consumer_options(servers, group, **settings)
         self._threads = consume_threads
@@ -67,7 +75,8 @@ class PushConsumer:
 
     def subscribe(self, topic: str, tags: str = "*") -> None:
         self._not_started()
-        self._topics[topic] = tags
+        check_text("tags", tags)
+        self._topics[check_topic(topic)] = tags
 
     def register_orderly(self, listener: OrderlyListener) -> None:
         """Registers a listener that gets the messages of each queue in order, one at a time."""
@@ -88,7 +97,7 @@ class PushConsumer:
         self._not_started()
         if self._handler is None:
             raise InvalidOption("no listener: call register_orderly or register_concurrent first")
-        thread = EngineThread(self.options, [self._plan(topic, tags) for topic, tags in self._topics.items()])
+        thread = EngineThread(self.options, just([self._plan(topic, tags) for topic, tags in self._topics.items()]))
         self._thread = thread
         thread.start(finish_on_sigterm=True)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from lanemq.model.checks import check_text
 from lanemq.model.errors import InvalidOption
 from lanemq.model.java_hash import tag_code
 
@@ -30,6 +31,7 @@ class TagFilter:
 
 def tag_filter(text: str) -> TagFilter:
     """Reads a tag expression: `"A || C"` accepts tags A and C, `"*"` or an empty text accepts all."""
+    check_text("tags", text)
     text = text.strip()
     if text in ("", ALL_TAGS):
         return TagFilter(ALL_TAGS, frozenset())

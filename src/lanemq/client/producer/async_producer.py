@@ -40,9 +40,10 @@ from lanemq.client.routing import AsyncRoutes, TopicRoute
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError, LaneFrozen
 from lanemq.model.keys import Key, key_text
+from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Seconds
-from lanemq.net.address import parse_addresses
+from lanemq.net.address import Servers, parse_addresses
 from lanemq.net.connection import Connection, ConnectionPool, open_connection
 from lanemq.wire.command import Command
 
@@ -55,7 +56,7 @@ Offer: TypeAlias = Callable[[TopicRoute], list[QueueLane]]
 class AsyncProducer(ProducerBase):
     """Sends messages and keeps those of a key in order. For one event loop."""
 
-    def __init__(self, servers: str, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
+    def __init__(self, servers: Servers, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
         super().__init__(servers, clock, settings)
 
     def _begin(self) -> None:
@@ -113,7 +114,11 @@ class AsyncProducer(ProducerBase):
         if not arguments and key is not None:
             if type(key) is not str:
                 key = key_text(key)
-            taken: LoopFuture | None = self._take(topic, key, value)
+            try:
+                taken: LoopFuture | None = self._take(topic, key, value)
+            except TypeError:
+                check_topic(topic)  # one that cannot be looked up, such as a list
+                raise
             if taken is not None:
                 return taken
         future = LoopFuture()

@@ -33,11 +33,13 @@ from lanemq.client.receipt import Receipt
 from lanemq.client.routing import TopicRoute
 from lanemq.clock import Clock, SystemClock
 from lanemq.forking import tell_child
+from lanemq.model.checks import seconds
 from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOut
 from lanemq.model.keys import Key, key_text
+from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Seconds, to_seconds
-from lanemq.net.address import Address
+from lanemq.model.units import Seconds
+from lanemq.net.address import Address, Servers, servers_text
 from lanemq.net.rate_limited_log import OutageLog
 from lanemq.wire.command import Command
 
@@ -64,8 +66,8 @@ L = TypeVar("L", bound=_Link)
 class ProducerBase(ABC):
     """A producer without connections."""
 
-    def __init__(self, servers: str, clock: Clock | None, settings: ProducerSettings) -> None:
-        self._servers = servers
+    def __init__(self, servers: Servers, clock: Clock | None, settings: ProducerSettings) -> None:
+        self._servers = servers_text(servers)
         self._arguments = clock, settings
         self._begin()
         tell_child(self)
@@ -134,6 +136,7 @@ class ProducerBase(ABC):
         Messages in flight are settled as usual.
         """
         text = key_text(key)
+        check_topic(topic)
         self._check_child()
         self._empty_inbox()
         with self._lock:
@@ -169,7 +172,7 @@ class ProducerBase(ABC):
 
     def _close_seconds(self, timeout: Seconds | None) -> float:
         settled = self._options.delivery_timeout + CLOSE_SPARE_SECONDS
-        return settled if timeout is None else min(settled, to_seconds(timeout))
+        return settled if timeout is None else min(settled, seconds("timeout", timeout))
 
     # maintenance
 

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias, TypedDict
 import msgspec
 
 from lanemq._fast import compiled
-from lanemq.client.codec import BytesCodec, JsonCodec, codec_named
+from lanemq.client.codec import BytesCodec, JsonCodec, SendArgument, codec_named
 from lanemq.client.identity import new_message_ids
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import NO_WAITER, BatchWaiter, Waiter
 from lanemq.client.routing import TopicRoute, keys_would_move, no_such_topic
 from lanemq.core.sending.sharding import Selector, pick_queue, round_robin
+from lanemq.model.checks import check_callable, check_kind
 from lanemq.model.errors import CodecError, InvalidOption, MessageTooLarge, MissingKey, NotAllowed
 from lanemq.model.keys import Key, check_key_text, is_unicode, key_text
 from lanemq.model.names import DEFAULT_TOPIC, INNER_PRODUCER_GROUP, NOT_SENDABLE, check_topic
@@ -97,7 +98,7 @@ class PendingMessage(msgspec.Struct, gc=False):
     """Bytes in the buffer and in a batch, including `MESSAGE_OVERHEAD`."""
 
 
-class Outgoing(msgspec.Struct, frozen=True):
+class Outgoing(SendArgument, frozen=True):
     """A message for `send_many` that is more than a key and a value."""
 
     value: Any
@@ -173,6 +174,8 @@ def split_arguments(
     queue: int | MessageQueue | None = None,
 ) -> tuple[Extras, QueueChoice | None]:
     """The arguments of a send call: those of the message, and those that choose its queue."""
+    if selector is not None:
+        check_callable("selector", selector)
     choice = None if selector is None and queue is None else QueueChoice(selector, arg, queue)
     return extras_of(tag, keys, properties, delay_level), choice
 
@@ -382,6 +385,8 @@ def properties_text(key: str | None, message_id: str, extras: Extras = NO_EXTRAS
 
 
 def _extra_properties(extras: Extras) -> dict[str, str]:
+    if extras.properties is not None:
+        check_kind("properties", extras.properties, Mapping, "a mapping of names to texts")
     properties = dict(extras.properties or {})
     taken = _RESERVED & properties.keys()
     if taken:
@@ -391,6 +396,7 @@ def _extra_properties(extras: Extras) -> dict[str, str]:
         _check_texts("tag", (extras.tag,))
         properties[PropertyName.TAGS] = extras.tag
     if extras.keys:
+        check_kind("keys", extras.keys, Iterable, "text, or a list of texts")
         keys = (extras.keys,) if isinstance(extras.keys, str) else tuple(extras.keys)
         _check_texts("keys", keys)
         properties[PropertyName.KEYS] = " ".join(keys)

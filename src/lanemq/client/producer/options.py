@@ -158,6 +158,8 @@ def producer_options(clock: Clock, client_id: str, /, **settings: Unpack[Produce
 
 
 def _declared(create: str | NewTopic | Iterable[str | NewTopic]) -> tuple[NewTopic, ...]:
+    if not isinstance(create, str | NewTopic | Iterable):
+        raise InvalidOption(f"create={create!r} must be the name of a topic, a NewTopic, or a list of those")
     each = (create,) if isinstance(create, str | NewTopic) else tuple(create)
     if wrong := [one for one in each if not isinstance(one, str | NewTopic)]:
         raise InvalidOption(f"create: {wrong[0]!r} is neither the name of a topic nor a NewTopic")

@@ -45,9 +45,10 @@ from lanemq.client.routing import BlockingRoutes, TopicRoute
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError, LaneFrozen, UsageError
 from lanemq.model.keys import Key, key_text
+from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Seconds, to_seconds
-from lanemq.net.address import parse_addresses
+from lanemq.net.address import Servers, parse_addresses
 from lanemq.net.blocking import DuplexConnection
 from lanemq.net.rate_limited_log import OutageLog
 from lanemq.wire.command import Command
@@ -58,7 +59,7 @@ log = logging.getLogger(__name__)
 class Producer(ProducerBase):
     """Sends messages and keeps those of a key in order. Safe for any number of threads."""
 
-    def __init__(self, servers: str, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
+    def __init__(self, servers: Servers, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
         super().__init__(servers, clock, settings)
 
     def _begin(self) -> None:
@@ -123,7 +124,11 @@ class Producer(ProducerBase):
         if not arguments and key is not None:
             if type(key) is not str:
                 key = key_text(key)
-            taken: Future[Receipt] | None = self._take(topic, key, value)
+            try:
+                taken: Future[Receipt] | None = self._take(topic, key, value)
+            except TypeError:
+                check_topic(topic)  # one that cannot be looked up, such as a list
+                raise
             if taken is not None:
                 return taken
         future = SubmittedFuture()

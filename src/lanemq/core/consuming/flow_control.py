@@ -7,6 +7,7 @@ three limits; above any of them the pull waits. The cache exceeds its limit by a
 from dataclasses import dataclass
 from enum import Enum
 
+from lanemq.model.checks import check_kind
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis
 
@@ -34,6 +35,8 @@ class FlowLimits:
     """Distance from the first unfinished offset to the last known one. Small: other keys soon wait for a held key."""
 
     def __post_init__(self) -> None:
+        for name in ("messages", "bytes", "span"):
+            check_kind(name, getattr(self, name), int, "a whole number, at least 1")
         wrong = [name for name in ("messages", "bytes", "span") if getattr(self, name) < 1]
         if wrong:
             raise InvalidOption(f"flow limit {', '.join(wrong)} must be at least 1, or nothing is ever pulled")

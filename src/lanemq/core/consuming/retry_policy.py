@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from lanemq.core.backoff import Backoff
+from lanemq.model.checks import check_kind, seconds
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis, Seconds, to_millis
 
@@ -28,8 +29,8 @@ SEND_BACK_RETRY: Final = Millis(5_000)
 
 
 def _check_retries(retries: int) -> None:
-    if retries < RETRY_FOREVER:
-        raise InvalidOption(f"retries={retries} has no meaning: use 0 or more, or RETRY_FOREVER (-1)")
+    if type(retries) is not int or retries < RETRY_FOREVER:
+        raise InvalidOption(f"retries={retries!r} has no meaning: use 0 or more, or RETRY_FOREVER (-1)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class HoldQueue:
 
     def __post_init__(self) -> None:
         _check_retries(self.retries)
+        seconds("suspend", self.suspend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,10 @@ class HoldKey:
 
     def __post_init__(self) -> None:
         _check_retries(self.retries)
-        if self.keep < 1:
-            raise InvalidOption(f"keep={self.keep} must be at least 1: the failed message itself waits in the member")
+        check_kind("backoff", self.backoff, Backoff, "Backoff(first=..., factor=..., max=...)")
+        check_kind("then", self.then, Park, "Park(...)")
+        if type(self.keep) is not int or self.keep < 1:
+            raise InvalidOption(f"keep={self.keep!r} must be at least 1: the failed message itself waits in the member")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,8 @@ class DeadLetter:
     hold: HoldQueue | HoldKey = HoldKey()
 
     def __post_init__(self) -> None:
+        check_kind("skip", self.skip, bool, "True")
+        check_kind("hold", self.hold, (HoldKey, HoldQueue), "HoldKey(...) or HoldQueue(...)")
         if not self.skip:
             raise InvalidOption(
                 "DeadLetter lets later messages of the key pass the failed one: say so with skip=True, "

@@ -22,13 +22,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
-from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, TypeVar, get_origin
 
 from lanemq._fast import compiled
 from lanemq.client.consumer.turns.in_progress import MessageRun
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import clamp_suspend
 from lanemq.core.consuming.runs import COMMIT, FAILED, HOPELESS, ONE_BY_ONE, ROLL_BACK, STOPPED, Outcome, Suspend
+from lanemq.model.checks import check_callable
 from lanemq.model.errors import InvalidOption, Undecodable, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, Seconds, to_millis
@@ -375,6 +376,7 @@ L = TypeVar("L", bound=Callable[..., Any])
 
 def _plain(listener: L) -> L:
     """The listener, unless it is async; RocketMQ's listeners return their status."""
+    check_callable("listener", listener)
     if returns_awaitable(listener):
         raise InvalidOption(f"listener {listener!r} is async and cannot return a status: use App for async handlers")
     return listener
@@ -450,65 +452,7 @@ def _no_handler(message: Message) -> Stop:
     return Stop(FAILED, error=NoHandler(f"this member does not subscribe to topic {message.topic}"))
 
 
-# the arguments of a handler
-
-
-def handler_call(handler: Handler, *, batched: bool = False) -> HandlerCall:
-    """Reads the signature of a handler, which decides what it is called with.
-
-    A parameter annotated `Message` gets the message; the other one gets the body, decoded as its annotation says.
-    `(event)`, `(event, message)` and `(message: Message)` are all valid; a second parameter without annotation gets the
-    message. The signature is read once, at registration, so that a mistake shows up at start.
-    """
-    name = getattr(handler, "__qualname__", type(handler).__name__)
-    event_type, event_at, message_at, count = _roles(handler, name)
-    arguments = _arguments(event_type, event_at, message_at, count, batched=batched)
-    function = handler
-
-    def call(given: Any) -> Any:
-        return function(*arguments(given))
-
-    is_async = returns_awaitable(handler)
-    if message_at == 0 and count == 1:
-        return HandlerCall(name, is_async, handler)
-    return HandlerCall(name, is_async, call)
-
-
-def _roles(handler: Handler, name: str) -> tuple[Any, int | None, int | None, int]:
-    """The event's type, the positions of event and message, and the number of parameters."""
-    parameters = _positional(handler, name)
-    hints = _hints(handler)
-    types = [hints.get(each.name, Any) for each in parameters]
-    message_at = next((at for at, wanted in enumerate(types) if _is_message(wanted)), None)
-    if message_at is None and len(parameters) == 2:
-        message_at = 1
-    event_at = next((at for at in range(len(parameters)) if at != message_at), None)
-    event_type = Any if event_at is None else types[event_at]
-    return event_type, event_at, message_at, len(parameters)
-
-
-def _positional(handler: Handler, name: str) -> list[inspect.Parameter]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    every = inspect.signature(handler).parameters.values()
-    required = [each for each in every if each.default is each.empty]
-    wrong = [each for each in required if each.kind is inspect.Parameter.KEYWORD_ONLY]
-    parameters = [each for each in required if each.kind in kinds]
-    if wrong or not 1 <= len(parameters) <= 2:
-        given = inspect.signature(handler)
-        raise InvalidOption(f"handler {name} must take (event), (event, message) or (message: Message), not {given}")
-    return parameters
-
-
-def _hints(handler: Handler) -> dict[str, Any]:
-    try:
-        return get_type_hints(_function(handler))
-    except (NameError, TypeError) as error:
-        raise InvalidOption(
-            f"the annotations of handler {handler!r} cannot be read: {error}; define the types at module level"
-        ) from error
-
-
-def _function(handler: Handler) -> Any:
+def function_of(handler: Handler) -> Any:
     """The function itself, also of an object with `__call__` and of a `functools.partial`."""
     while isinstance(handler, functools.partial):
         handler = handler.func
@@ -517,7 +461,7 @@ def _function(handler: Handler) -> Any:
 
 def returns_awaitable(handler: Handler) -> bool:
     """Whether a call of the handler must be awaited, as far as its definition says."""
-    function = _function(handler)
+    function = function_of(handler)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidOption(f"handler {handler!r} contains `yield`: a call would not run it")
     # The second one also knows functions that were marked as coroutine functions, such as mocks.
@@ -527,22 +471,3 @@ def returns_awaitable(handler: Handler) -> bool:
 def _says_awaitable(function: Any) -> bool:
     declared = getattr(function, "__annotations__", {}).get("return")
     return (get_origin(declared) or declared) in (Awaitable, Coroutine)
-
-
-def _is_message(wanted: Any) -> bool:
-    return wanted is Message or Message in get_args(wanted)
-
-
-def _arguments(
-    event_type: Any, event_at: int | None, message_at: int | None, count: int, *, batched: bool
-) -> Callable[[Any], tuple[Any, ...]]:
-    item_type = (get_args(event_type) or (Any,))[0]
-
-    def event_of(given: Any) -> Any:
-        return [message.value(item_type) for message in given] if batched else given.value(event_type)
-
-    if count == 1:
-        return (lambda given: (given,)) if event_at is None else (lambda given: (event_of(given),))
-    if event_at == 0 and message_at == 1:
-        return lambda given: (event_of(given), given)
-    return lambda given: (given, event_of(given))

@@ -13,9 +13,10 @@ from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
 from lanemq.client.consumer.turns.handler import AsyncBatchHandler, BatchHandler, async_by_topic, blocking, by_topic
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.clock import Clock
-from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey
+from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy, HoldKey, HoldQueue, SendBack
 from lanemq.core.consuming.runs import LaneOptions, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.model.checks import check_whole
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_topic, retry_topic
 
@@ -51,8 +52,9 @@ class Subscription:
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
-        if self.workers < 1:
-            raise InvalidOption(f"workers={self.workers} for topic {self.topic!r}: at least one is needed")
+        lanes = "workers" if self.order is Order.NONE else "lanes"
+        check_whole(lanes, self.workers, 1)
+        check_whole("batch_size", self.batch_size, 1)
         object.__setattr__(self, "filter", tag_filter(self.tags))
 
     @property
@@ -65,6 +67,20 @@ class Subscription:
         return LaneOptions(
             policy=self.policy, batch_size=self.batch_size, run_limit=self.run_limit, auto_commit=self.auto_commit
         )
+
+
+def ordered_by(on_fail: FailurePolicy | None) -> tuple[HoldKey | HoldQueue | DeadLetter, Order]:
+    """The failure policy of an ordered handler, and what is ordered: the key, or the whole queue."""
+    policy = HOLD_KEY if on_fail is None else on_fail
+    if isinstance(policy, SendBack):
+        raise InvalidOption("on_fail=SendBack(...) gives up the order of the key: use @app.concurrent for that")
+    if not isinstance(policy, (HoldKey, HoldQueue, DeadLetter)):
+        raise InvalidOption(
+            f"on_fail={policy!r} must be HoldKey(...), HoldQueue(...) or DeadLetter(skip=True), such as "
+            f"HoldKey(retries=5)"
+        )
+    hold = policy.hold if isinstance(policy, DeadLetter) else policy
+    return policy, Order.QUEUE if isinstance(hold, HoldQueue) else Order.KEY
 
 
 def retry_subscription(

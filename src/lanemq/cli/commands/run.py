@@ -1,0 +1,205 @@
+"""`lanemq run module:app`: the handlers of an app, in one process or in several, restarted when they end or change.
+
+With one worker and without `--reload` the app runs in this process. Otherwise this process only watches: each worker is
+a process of its own and a member of the group, so queues are divided among them as among machines. A worker that ends
+is started again, later each time if it keeps ending at once. With `--reload` all workers are replaced when a Python
+file below the folder changes.
+
+SIGINT and SIGTERM go to all workers, which finish their handlers and hand their queues over. A second signal ends them
+at once.
+"""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from lanemq.cli.options import CliError, WrongUsage
+from lanemq.cli.output import log_to_stderr, plural
+from lanemq.clock import Clock, SystemClock
+from lanemq.core.backoff import Backoff
+
+if TYPE_CHECKING:
+    from lanemq.client.consumer.app import App
+
+LOOK_EVERY = 0.5
+"""Seconds between two looks at the workers and at the files."""
+
+STEADY = 10_000
+"""Milliseconds that a worker must have run for its next start to be immediate again."""
+
+RESTARTS = Backoff(first=0.5, factor=2, max=30)
+"""How long a worker that ended waits for its next start."""
+
+
+@click.command()
+@click.argument("target", metavar="MODULE:APP")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Processes. More than there are queues in a topic get nothing of it to do.",
+)
+@click.option("--reload", is_flag=True, help="Restart the workers when a Python file below --folder changes.")
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=Path(),
+    help="Folder that MODULE is imported from.  [default: the current one]",
+)
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+def run(target: str, workers: int, reload: bool, folder: Path, log_level: str) -> None:
+    """Run the handlers of an App, in one process or in several.
+
+    MODULE:APP names a module and the App in it, as in `shop.billing:app`. Ctrl-C lets running handlers finish; a
+    second one ends at once.
+    """
+    log_to_stderr(log_level.upper())
+    if workers == 1 and not reload:
+        load_app(target, folder).run()
+        return
+    if not reload:
+        load_app(target, folder)  # a mistake in it would end every worker again and again
+    words = [sys.executable, "-m", "lanemq.cli.main", "run", target, "--folder", str(folder), "--log-level", log_level]
+    failed = Supervisor(words, workers, folder if reload else None).run()
+    if failed:
+        raise CliError(f"{plural(failed, 'worker')} had to be ended before the handlers had finished")
+
+
+def load_app(target: str, folder: Path) -> "App":
+    """The app that `module:name` names."""
+    from lanemq.client.consumer.app import App
+
+    module, colon, name = target.partition(":")
+    if not module or (colon and not name):
+        raise WrongUsage(f"{target!r} does not name an app: write MODULE:APP, such as shop.billing:app")
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not (module == missing.name or module.startswith(f"{missing.name}.")):
+            raise
+        raise WrongUsage(
+            f"there is no module {module!r} in {folder.resolve()}: use --folder, or another name"
+        ) from None
+    found = getattr(loaded, name or "app", None)
+    if isinstance(found, App):
+        return found
+    apps = [each for each, value in vars(loaded).items() if isinstance(value, App)]
+    hint = f"it has {', '.join(apps)}" if apps else "it has no App"
+    raise WrongUsage(f"{name or 'app'!r} in module {module!r} is not an App: {hint}")
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """One worker: its process, and when it may be started again if that has ended."""
+
+    process: subprocess.Popen[bytes] | None = None
+    started: int = 0
+    start_at: int = 0
+    quick_ends: int = 0
+
+
+class Supervisor:
+    """Keeps a number of worker processes running until a signal ends them."""
+
+    def __init__(self, words: list[str], count: int, watched: Path | None, clock: Clock | None = None) -> None:
+        self._words = words
+        self._workers = [WorkerProcess() for _ in range(count)]
+        self._watched = watched
+        self._clock = clock or SystemClock()
+        self._woken = threading.Event()
+        self._signals = 0
+
+    def run(self) -> int:
+        """Runs until a signal; the number of workers that did not end by themselves after it."""
+        before = {number: signal.signal(number, self._received) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            files = dict(python_files(self._watched))
+            while not self._signals:
+                self._start_missing()
+                self._woken.wait(LOOK_EVERY)
+                now = dict(python_files(self._watched))
+                if changed := differing(files, now):
+                    files = now
+                    click.echo(f"{changed} changed: restarting {plural(len(self._workers), 'worker')}", err=True)
+                    self._end_all()
+                    for worker in self._workers:
+                        worker.process, worker.start_at = None, 0
+        finally:
+            self._end_all()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return sum(each.process is not None and each.process.returncode not in (0, None) for each in self._workers)
+
+    def processes(self) -> list[int]:
+        """The process ids of the workers that run."""
+        return [each.process.pid for each in self._workers if each.process is not None and each.process.poll() is None]
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        self._woken.set()
+
+    def _start_missing(self) -> None:
+        now = self._clock.now()
+        for worker in self._workers:
+            if worker.process is not None and worker.process.poll() is not None:
+                self._ended(worker, worker.process.returncode, now)
+            if worker.process is None and now >= worker.start_at:
+                worker.started = now
+                # A session of its own: the terminal sends Ctrl-C to this process alone, which passes it on.
+                worker.process = subprocess.Popen(self._words, start_new_session=True, env=_environment())
+
+    def _ended(self, worker: WorkerProcess, code: int, now: int) -> None:
+        worker.quick_ends = worker.quick_ends + 1 if now - worker.started < STEADY else 0
+        pause = RESTARTS.delay(worker.quick_ends) if worker.quick_ends else 0
+        worker.process, worker.start_at = None, now + pause
+        click.echo(f"a worker ended with exit code {code}; the next starts in {pause / 1000:g} s", err=True)
+
+    def _end_all(self) -> None:
+        """Passes SIGTERM on and waits; another signal ends the workers at once."""
+        running = [each.process for each in self._workers if each.process is not None and each.process.poll() is None]
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        seen = self._signals
+        for process in running:
+            while process.poll() is None:
+                if self._signals > max(seen, 1):
+                    process.kill()
+                try:
+                    process.wait(LOOK_EVERY)
+                except subprocess.TimeoutExpired:
+                    continue
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def python_files(folder: Path | None) -> Iterator[tuple[Path, int]]:
+    """The Python files below a folder and when each was changed; hidden folders and caches are left out."""
+    if folder is None:
+        return
+    for path in folder.rglob("*.py"):
+        if not any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts):
+            try:
+                yield path, path.stat().st_mtime_ns
+            except OSError:  # removed in between
+                continue
+
+
+def differing(before: Mapping[Path, int], now: Mapping[Path, int]) -> Path | None:
+    """A file that was added, removed or changed; None if none was."""
+    return next((path for path in {**before, **now} if before.get(path) != now.get(path)), None)

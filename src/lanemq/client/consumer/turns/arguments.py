@@ -1,0 +1,317 @@
+"""What a handler is called with: its signature, read once at registration.
+
+    def on_order(event: OrderPaid, message: Message, session: Annotated[Session, Depends(open_session)]) -> None: ...
+
+A parameter annotated `Message` gets the message. One annotated with `Depends` gets what a function makes for this turn,
+or an object that `App.provide` was given. The remaining one gets the body, decoded as its annotation says.
+
+Everything that can be wrong is found when the handler is registered, so that a mistake shows at the start and does not
+park keys. Handlers without dependencies and apps without middleware pay nothing for them: their call is made without
+this module's contexts.
+"""
+
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+
+from lanemq.client.codec import Codec, Decode, JsonCodec, decoder_for, type_name
+from lanemq.client.consumer.turns.handler import Batch, Handler, HandlerCall, function_of, returns_awaitable
+from lanemq.client.message import Message
+from lanemq.model.errors import CodecError, InvalidOption, Undecodable
+
+T = TypeVar("T")
+
+Provided: TypeAlias = Mapping[type, object]
+"""What `App.provide` was given, by type."""
+
+Middleware: TypeAlias = Callable[[Sequence[Message]], Iterator[None] | AsyncIterator[None]]
+"""A function with one `yield`, where the turn runs. Its argument is the messages of the turn, usually one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depends:
+    """Marks a parameter that is made for each turn: `session: Annotated[Session, Depends(open_session)]`.
+
+    `make` takes nothing, the message (`message: Message`), or further parameters with `Depends`. If it contains a
+    `yield`, the rest of it runs when the turn has ended, and a failure of the handler is raised at the `yield`. It may
+    be a coroutine function if the handler is one. Without `make`, the parameter gets the object of its type that
+    `App.provide` was given.
+    """
+
+    make: Callable[..., Any] | None = None
+
+
+class Parameter(NamedTuple):
+    """One parameter that does not get the event."""
+
+    name: str
+    wanted: Any
+    depends: Depends | None
+    """None: it gets the message."""
+    needs: "tuple[Parameter, ...]" = ()
+    """The parameters of `depends.make`."""
+
+
+class Signature(NamedTuple):
+    """What a handler takes, in the order of its parameters."""
+
+    name: str
+    parameters: tuple[Parameter | None, ...]
+    """None stands for the event."""
+    event: Decode | None
+    batched: bool
+
+    @property
+    def has_dependencies(self) -> bool:
+        return any(each is not None and each.depends is not None for each in self.parameters)
+
+
+_JSON = JsonCodec()
+
+
+def handler_call(handler: Handler, *, batched: bool = False, codec: Codec = _JSON) -> HandlerCall:
+    """How to call a handler that has no dependencies."""
+    return plain_call(handler, read_signature(handler, codec, batched=batched))
+
+
+def read_signature(handler: Handler, codec: Codec, *, batched: bool) -> Signature:
+    """The signature of a handler; raises `InvalidOption` if it cannot be called, or its event cannot be decoded."""
+    name = getattr(handler, "__qualname__", type(handler).__name__)
+    if not callable(handler):
+        raise InvalidOption(f"handler {handler!r} is a {type(handler).__name__}: it must be a function")
+    parameters = _required(handler, name)
+    hints = _hints(handler, name)
+    wanted = [hints.get(each.name, Any) for each in parameters]
+    roles: list[Parameter | None] = [
+        _role(name, each.name, kind) for each, kind in zip(parameters, wanted, strict=True)
+    ]
+    rest = [at for at, role in enumerate(roles) if role is None]
+    has_message = any(role is not None and role.depends is None for role in roles)
+    if len(rest) == 2 and not has_message and wanted[rest[1]] is Any:
+        roles[rest.pop()] = Parameter(parameters[-1].name, Message, None)
+    if len(rest) > 1 or not roles:
+        raise InvalidOption(
+            f"handler {name} must take (event), (event, message) or (message: Message), and otherwise only parameters "
+            f"annotated with Depends, not {inspect.signature(handler)}"
+        )
+    decode = _event_decoder(name, parameters[rest[0]].name, wanted[rest[0]], codec, batched=batched) if rest else None
+    _refuse_async_needs(name, roles, handler)
+    return Signature(name, tuple(roles), decode, batched)
+
+
+def plain_call(handler: Handler, signature: Signature) -> HandlerCall:
+    """The call of a handler that takes an event, a message, or both."""
+    is_async, name = returns_awaitable(handler), signature.name
+    roles, decode = signature.parameters, signature.event
+    if decode is None:
+        return HandlerCall(name, is_async, handler)
+    event = _events if signature.batched else _event
+    function: Callable[..., Any] = handler
+    if len(roles) == 1:
+        return HandlerCall(name, is_async, lambda given: function(event(decode, given)))
+    if roles[0] is None:
+        return HandlerCall(name, is_async, lambda given: function(event(decode, given), given))
+    return HandlerCall(name, is_async, lambda given: function(given, event(decode, given)))
+
+
+def call_in_context(
+    handler: Handler, signature: Signature, middleware: Sequence[Middleware], provided: Provided
+) -> HandlerCall:
+    """The call of a handler inside its middleware, with its dependencies made for each turn."""
+    if returns_awaitable(handler):
+        return HandlerCall(signature.name, True, partial(_turn_async, handler, signature, tuple(middleware), provided))
+    if wrong := [each for each in middleware if inspect.isasyncgenfunction(each)]:
+        raise InvalidOption(
+            f"middleware {wrong[0].__qualname__} is async, but handler {signature.name} is a plain function, which "
+            f"runs on a thread: write the middleware with `def`, or the handler with `async def`"
+        )
+    return HandlerCall(signature.name, False, partial(_turn, handler, signature, tuple(middleware), provided))
+
+
+def missing_types(signature: Signature, provided: Provided) -> Iterator[tuple[str, Any]]:
+    """The parameters that wait for an object of a type that was not provided."""
+    found = [each for each in signature.parameters if each is not None]
+    while found:
+        each = found.pop()
+        if each.depends is not None and each.depends.make is None and each.wanted not in provided:
+            yield each.name, each.wanted
+        found += each.needs
+
+
+# one turn, inside its contexts
+
+
+def _turn(
+    handler: Handler, signature: Signature, middleware: tuple[Middleware, ...], provided: Provided, given: Any
+) -> Any:
+    with contextlib.ExitStack() as stack:
+        for each in middleware:
+            stack.enter_context(contextlib.contextmanager(each)(_batch(given, signature)))  # type: ignore[arg-type]
+        made = [_argument(role, stack, provided, given) if role is not None else None for role in signature.parameters]
+        return handler(*_with_event(signature, made, given))
+
+
+def _argument(role: Parameter, stack: contextlib.ExitStack, provided: Provided, given: Any) -> Any:
+    if role.depends is None:
+        return given
+    make = role.depends.make
+    if make is None:
+        return provided[role.wanted]
+    needs = {each.name: _argument(each, stack, provided, given) for each in role.needs}
+    if inspect.isgeneratorfunction(make):
+        return stack.enter_context(contextlib.contextmanager(make)(**needs))
+    return make(**needs)
+
+
+async def _turn_async(
+    handler: Handler, signature: Signature, middleware: tuple[Middleware, ...], provided: Provided, given: Any
+) -> Any:
+    async with contextlib.AsyncExitStack() as stack:
+        for each in middleware:
+            await _entered(each, stack, [_batch(given, signature)], {})
+        made = [
+            await _async_argument(role, stack, provided, given) if role is not None else None
+            for role in signature.parameters
+        ]
+        return await handler(*_with_event(signature, made, given))
+
+
+async def _async_argument(role: Parameter, stack: contextlib.AsyncExitStack, provided: Provided, given: Any) -> Any:
+    if role.depends is None:
+        return given
+    make = role.depends.make
+    if make is None:
+        return provided[role.wanted]
+    needs = {each.name: await _async_argument(each, stack, provided, given) for each in role.needs}
+    if inspect.isgeneratorfunction(make) or inspect.isasyncgenfunction(make):
+        return await _entered(make, stack, [], needs)
+    result = make(**needs)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _entered(
+    make: Callable[..., Any], stack: contextlib.AsyncExitStack, given: list[Any], named: dict[str, Any]
+) -> Any:
+    if inspect.isasyncgenfunction(make):
+        return await stack.enter_async_context(contextlib.asynccontextmanager(make)(*given, **named))
+    return stack.enter_context(contextlib.contextmanager(make)(*given, **named))
+
+
+def _with_event(signature: Signature, made: list[Any], given: Any) -> list[Any]:
+    """The arguments; the event is decoded last, inside the middleware, which sees its error."""
+    if signature.event is not None:
+        event = _events if signature.batched else _event
+        made[signature.parameters.index(None)] = event(signature.event, given)
+    return made
+
+
+def _batch(given: Any, signature: Signature) -> Batch:
+    return given if signature.batched else (given,)
+
+
+def _event(decode: Decode, message: Message) -> Any:
+    try:
+        return decode(message.body)
+    except CodecError as error:
+        raise Undecodable(f"{message}: {error}") from error
+
+
+def _events(decode: Decode, messages: Batch) -> list[Any]:
+    return [_event(decode, message) for message in messages]
+
+
+# reading a signature
+
+
+def _required(function: Handler, name: str) -> list[inspect.Parameter]:
+    """The parameters without default; all must be positional."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        every = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise InvalidOption(f"the parameters of {name} cannot be read: {error}; wrap it in a function") from error
+    required = [each for each in every if each.default is each.empty]
+    if wrong := [each.name for each in required if each.kind is inspect.Parameter.KEYWORD_ONLY]:
+        raise InvalidOption(
+            f"parameter {wrong[0]} of {name} is keyword-only: put it before the *, or give it a default"
+        )
+    return [each for each in required if each.kind in kinds]
+
+
+def _hints(function: Handler, name: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(function_of(function), include_extras=True)
+    except (NameError, TypeError) as error:
+        raise InvalidOption(
+            f"the annotations of handler {name} cannot be read: {error}; define the types at module level"
+        ) from error
+
+
+def _role(function: str, name: str, wanted: Any) -> Parameter | None:
+    """What a parameter other than the event gets; None for the event."""
+    if get_origin(wanted) is Annotated:
+        for each in get_args(wanted)[1:]:
+            if isinstance(each, Depends):
+                return _dependency(function, name, get_args(wanted)[0], each)
+            if each is Depends:
+                return _dependency(function, name, get_args(wanted)[0], Depends())
+    return Parameter(name, wanted, None) if _is_message(wanted) else None
+
+
+def _dependency(function: str, name: str, wanted: Any, depends: Depends) -> Parameter:
+    if depends.make is None:
+        return Parameter(name, wanted, depends)
+    if not callable(depends.make):
+        raise InvalidOption(f"parameter {name} of {function}: Depends({depends.make!r}) needs a function")
+    make = getattr(depends.make, "__qualname__", repr(depends.make))
+    hints = _hints(depends.make, make) if inspect.isroutine(depends.make) else {}
+    needs = []
+    for each in _required(depends.make, make):
+        need = _role(make, each.name, hints.get(each.name, Any))
+        if need is None:
+            raise InvalidOption(
+                f"parameter {each.name} of {make}, which makes {name} for {function}, has no meaning: annotate it with "
+                f"Message or Depends, or give it a default"
+            )
+        needs.append(need)
+    return Parameter(name, wanted, depends, tuple(needs))
+
+
+def _is_message(wanted: Any) -> bool:
+    return wanted is Message or Message in get_args(wanted)
+
+
+def _event_decoder(function: str, name: str, wanted: Any, codec: Codec, *, batched: bool) -> Decode:
+    if batched:
+        wanted = (get_args(wanted) or (Any,))[0]
+    try:
+        return decoder_for(codec, wanted)
+    except InvalidOption as error:
+        raise InvalidOption(f"parameter {name} of handler {function}: {error}") from error
+
+
+def _refuse_async_needs(name: str, roles: Sequence[Parameter | None], handler: Handler) -> None:
+    if returns_awaitable(handler):
+        return
+    found = [each for each in roles if each is not None]
+    while found:
+        each = found.pop()
+        make = each.depends.make if each.depends is not None else None
+        if inspect.iscoroutinefunction(make) or inspect.isasyncgenfunction(make):
+            raise InvalidOption(
+                f"parameter {each.name} of handler {name}: {make.__qualname__} is async, and the handler is not: "
+                f"write the handler with `async def`, or {make.__qualname__} with `def`"
+            )
+        found += each.needs
+
+
+def provided_type(value: object, as_type: type | None) -> type:
+    """The type under which an object is provided."""
+    if as_type is None:
+        return type(value)
+    if not isinstance(as_type, type):
+        raise InvalidOption(f"as_type={as_type!r} must be a class, such as {type_name(type(value))}")
+    return as_type

@@ -1,0 +1,149 @@
+"""`lanemq run`: finding the app, several workers, restarts, and changed files."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.client.consumer.with_broker import wait_for
+
+from lanemq import Producer
+from lanemq.cli.commands.run import Supervisor, differing, load_app, python_files
+from lanemq.cli.main import main
+from lanemq.cli.options import WrongUsage
+from lanemq.testing.embedded import EmbeddedBroker
+
+APP = """
+import os
+from lanemq import App
+
+app = App("{server}", group="{group}")
+
+@app.ordered("orders")
+def on_order(event: dict) -> None:
+    with open("handled.txt", "a") as file:
+        file.write(f"{{os.getpid()}} {{event['n']}} {mark}\\n")
+
+number = 5
+"""
+
+
+@pytest.fixture(autouse=True)
+def _same_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} - before:
+        if name.startswith("shop_"):
+            del sys.modules[name]
+
+
+def write(folder: Path, mark: str = "first", server: str = "localhost:1", group: str = "g") -> None:
+    (folder / "shop_app.py").write_text(APP.format(server=server, group=group, mark=mark))
+
+
+def test_the_app_is_found_by_module_and_name(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert load_app("shop_app:app", tmp_path) is load_app("shop_app", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("shop_missing:app", "there is no module 'shop_missing'"),
+        ("shop_app:number", "it has app"),
+        ("shop_app:other", "'other' in module 'shop_app' is not an App"),
+        (":app", "write MODULE:APP"),
+        ("shop_app:", "write MODULE:APP"),
+    ],
+)
+def test_a_wrong_target_is_explained(target: str, why: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(WrongUsage, match=why):
+        load_app(target, tmp_path)
+
+
+def test_a_wrong_target_is_a_wrong_command_line(tmp_path: Path) -> None:
+    assert CliRunner().invoke(main, ["run", "shop_missing:app", "--folder", str(tmp_path)]).exit_code == 2
+
+
+def test_changes_of_python_files_are_seen(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").mkdir()
+    for name in ("a.py", "b.py", "c.txt", ".hidden/d.py"):
+        (tmp_path / name).touch()
+    before = dict(python_files(tmp_path))
+    assert {path.name for path in before} == {"a.py", "b.py"}
+    assert differing(before, dict(python_files(tmp_path))) is None
+    os.utime(tmp_path / "a.py", ns=(1, 1))
+    assert differing(before, dict(python_files(tmp_path))) == tmp_path / "a.py"
+    (tmp_path / "b.py").unlink()
+    os.utime(tmp_path / "a.py", ns=(before[tmp_path / "a.py"],) * 2)
+    assert differing(before, dict(python_files(tmp_path))) == tmp_path / "b.py"
+
+
+WORKER = "echo started >> {0}; trap 'exit 0' TERM; while :; do sleep 0.05; done"
+
+
+@pytest.mark.slow
+def test_workers_are_started_again_when_they_end_or_a_file_changes(tmp_path: Path) -> None:
+    log, code = tmp_path / "log", tmp_path / "code.py"
+    log.touch()
+    code.touch()
+    supervisor = Supervisor(["sh", "-c", WORKER.format(log)], 2, tmp_path)
+
+    def operate() -> None:
+        def starts() -> int:
+            return len(log.read_text().splitlines())
+
+        try:
+            wait_for(lambda: starts() == 2)
+            os.kill(supervisor.processes()[0], signal.SIGKILL)
+            wait_for(lambda: starts() == 3)
+            os.utime(code, ns=(1, 1))
+            wait_for(lambda: starts() == 5)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as thread:
+        operating = thread.submit(operate)
+        assert supervisor.run() == 0
+        operating.result()
+    assert supervisor.processes() == []
+
+
+@pytest.mark.extended
+def test_workers_share_the_work_restart_and_take_over_changes(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    write(tmp_path, server=broker.address, group="run-workers")
+    handled = tmp_path / "handled.txt"
+    handled.touch()
+    words = [sys.executable, "-m", "lanemq.cli.main", "run", "shop_app:app", "--workers", "2", "--reload"]
+    with (
+        Producer(broker.address, create="orders") as producer,
+        subprocess.Popen([*words, "--log-level", "error"], cwd=tmp_path) as watching,
+    ):
+        try:
+            produce_until(producer, lambda: len(processes(handled)) == 2)
+            os.kill(int(next(iter(processes(handled)))), signal.SIGKILL)
+            produce_until(producer, lambda: len(processes(handled)) >= 3)
+            write(tmp_path, "second", broker.address, "run-workers")
+            produce_until(producer, lambda: " second" in handled.read_text())
+        finally:
+            watching.send_signal(signal.SIGTERM)
+        assert watching.wait(60) == 0
+
+
+def processes(handled: Path) -> set[str]:
+    return {line.split()[0] for line in handled.read_text().splitlines() if line.count(" ") == 2}
+
+
+def produce_until(producer: Producer, true: Callable[[], bool]) -> None:
+    def look() -> bool:
+        producer.send_many("orders", [(f"key-{n}", {"n": n}) for n in range(32)])
+        return true()
+
+    wait_for(look)

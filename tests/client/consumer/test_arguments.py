@@ -1,0 +1,198 @@
+"""What handlers are called with: dependencies, middleware, and what is refused before the first message."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Annotated, Any
+
+import pytest
+from tests.client.consumer.fakes import message
+
+from lanemq import Depends, InvalidOption, Message, Undecodable
+from lanemq.client.codec import JsonCodec
+from lanemq.client.consumer.turns.arguments import call_in_context, missing_types, read_signature
+
+
+class Session:
+    """Something that is opened for one turn."""
+
+
+class Pool:
+    """Something that lives as long as the app."""
+
+
+SEEN: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> None:
+    SEEN.clear()
+
+
+def open_session(it: Message) -> Iterator[str]:
+    SEEN.append(f"open {it.key}")
+    try:
+        yield "session"
+    except ValueError:
+        SEEN.append("roll back")
+        raise
+    finally:
+        SEEN.append("close")
+
+
+def call(
+    handler: Callable[..., Any], *middleware: Any, given: Any = None, batched: bool = False, **provided: Any
+) -> Any:
+    signature = read_signature(handler, JsonCodec(), batched=batched)
+    made = call_in_context(handler, signature, middleware, {type(each): each for each in provided.values()})
+    result = made.call(message(0, key="k", body=b'{"n": 1}') if given is None else given)
+    return asyncio.run(result) if made.is_async else result
+
+
+def test_a_dependency_is_made_for_the_turn_and_ended_after_it() -> None:
+    def handler(event: dict[str, int], session: Annotated[str, Depends(open_session)]) -> None:
+        SEEN.append((event, session))
+
+    call(handler)
+    assert SEEN == ["open k", ({"n": 1}, "session"), "close"]
+
+
+def test_a_failure_of_the_handler_reaches_the_dependency() -> None:
+    def handler(event: dict[str, int], session: Annotated[str, Depends(open_session)]) -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        call(handler)
+    assert SEEN == ["open k", "roll back", "close"]
+
+
+def test_dependencies_need_others_and_objects_of_the_app() -> None:
+    pool = Pool()
+
+    def repository(found: Annotated[Pool, Depends()], it: Message) -> tuple[Pool, str | None]:
+        return found, it.key
+
+    def handler(it: Message, made: Annotated[Any, Depends(repository)], direct: Annotated[Pool, Depends]) -> None:
+        SEEN.append((it.key, made, direct))
+
+    call(handler, pool=pool)
+    assert [("k", (pool, "k"), pool)] == SEEN
+
+
+def test_async_handlers_have_async_and_plain_dependencies() -> None:
+    async def connect() -> str:
+        return "connected"
+
+    async def stream(session: Annotated[str, Depends(open_session)]) -> AsyncIterator[str]:
+        yield f"stream of {session}"
+        SEEN.append("end of stream")
+
+    async def handler(
+        event: dict[str, int], a: Annotated[str, Depends(connect)], b: Annotated[str, Depends(stream)]
+    ) -> None:
+        SEEN.append((a, b))
+
+    call(handler)
+    assert SEEN == ["open k", ("connected", "stream of session"), "end of stream", "close"]
+
+
+def outer(messages: Sequence[Message]) -> Iterator[None]:
+    SEEN.append(f"outer {len(messages)}")
+    yield
+    SEEN.append("outer done")
+
+
+def inner(messages: Sequence[Message]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        SEEN.append(type(error).__name__)
+        raise
+
+
+def test_middleware_runs_around_the_turn_the_first_one_outermost() -> None:
+    def handler(event: Any) -> None:
+        SEEN.append("turn")
+
+    call(handler, outer, inner)
+    assert SEEN == ["outer 1", "turn", "outer done"]
+
+
+def test_middleware_sees_failures_also_of_the_body() -> None:
+    def handler(event: dict[str, int]) -> None: ...
+
+    with pytest.raises(Undecodable):
+        call(handler, inner, given=message(0, body=b"no json"))
+    assert SEEN == ["Undecodable"]
+
+
+def test_a_batch_is_one_turn() -> None:
+    def handler(events: list[dict[str, int]]) -> None:
+        SEEN.append(events)
+
+    call(handler, outer, given=(message(0, body=b'{"n": 1}'), message(1, body=b'{"n": 2}')), batched=True)
+    assert SEEN == ["outer 2", [{"n": 1}, {"n": 2}], "outer done"]
+
+
+def test_middleware_of_either_kind_surrounds_a_coroutine() -> None:
+    async def around(messages: Sequence[Message]) -> AsyncIterator[None]:
+        SEEN.append("async")
+        yield
+
+    async def handler(event: Any) -> None:
+        SEEN.append("turn")
+
+    call(handler, around, outer)
+    assert SEEN == ["async", "outer 1", "turn", "outer done"]
+
+
+def test_what_a_handler_needs_and_nothing_provides_is_found() -> None:
+    def repository(found: Annotated[Pool, Depends()]) -> Pool:
+        return found
+
+    def handler(event: Any, made: Annotated[Any, Depends(repository)]) -> None: ...
+
+    signature = read_signature(handler, JsonCodec(), batched=False)
+    assert list(missing_types(signature, {})) == [("found", Pool)]
+    assert list(missing_types(signature, {Pool: Pool()})) == []
+
+
+async def slow() -> str:
+    return ""
+
+
+def unclear(what: int) -> str:
+    return ""
+
+
+def with_async_dependency(event: Any, made: Annotated[str, Depends(slow)]) -> None: ...
+def with_unclear_dependency(event: Any, made: Annotated[str, Depends(unclear)]) -> None: ...
+def with_value_as_dependency(event: Any, made: Annotated[str, Depends(5)]) -> None: ...  # type: ignore[arg-type]
+def with_two_events(event: dict[str, int], other: Session) -> None: ...
+def with_unknown_type(event: Session) -> None: ...
+def without_parameters() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "why"),
+    [
+        (with_async_dependency, "slow is async, and the handler is not"),
+        (with_unclear_dependency, "parameter what of unclear"),
+        (with_value_as_dependency, "needs a function"),
+        (with_two_events, "must take"),
+        (with_unknown_type, "parameter event of handler with_unknown_type: Session cannot be decoded"),
+        (without_parameters, "must take"),
+    ],
+)
+def test_mistakes_are_found_at_registration(handler: Any, why: str) -> None:
+    with pytest.raises(InvalidOption, match=why):
+        read_signature(handler, JsonCodec(), batched=False)
+
+
+def test_async_middleware_around_a_plain_function_is_refused() -> None:
+    async def around(messages: Sequence[Message]) -> AsyncIterator[None]:
+        yield
+
+    def handler(event: Any) -> None: ...
+
+    with pytest.raises(InvalidOption, match="around is async, but handler"):
+        call(handler, around)

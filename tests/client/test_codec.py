@@ -1,0 +1,151 @@
+"""What a codec encodes and decodes, and which types it refuses before the first message comes."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, TypedDict
+
+import msgspec
+import pydantic
+import pytest
+
+from lanemq import CodecError, InvalidOption
+from lanemq.client.codec import BytesCodec, JsonCodec, TextCodec, codec_named, decoder_for
+
+
+@dataclasses.dataclass
+class Paid:
+    order: int
+    when: datetime | None = None
+
+
+class Shipped(msgspec.Struct):
+    order: int
+
+
+class Packed(TypedDict):
+    order: int
+
+
+class Returned(pydantic.BaseModel):
+    order: int = pydantic.Field(alias="orderId", gt=0)
+    when: datetime
+
+
+class Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True)
+    when: datetime
+
+
+class Plain:
+    """JSON does not say how to make one."""
+
+
+@dataclasses.dataclass
+class Holds:
+    plain: Plain
+
+
+@dataclasses.dataclass
+class HoldsModel:
+    returned: Returned
+
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+VALUES = [
+    (Paid(5, NOON), Paid),
+    (Shipped(5), Shipped),
+    (Packed(order=5), Packed),
+    (Returned(orderId=5, when=NOON), Returned),
+    (Strict(when=NOON), Strict),
+    ([Returned(orderId=5, when=NOON)], list[Returned]),
+    (HoldsModel(Returned(orderId=5, when=NOON)), HoldsModel),
+    ({"order": 5}, dict),
+    ({"order": 5}, Any),
+    ({"order": 5}, object),
+    (b"\xff", bytes),
+    ("text", str),
+    ([1, 2], Sequence[int]),
+]
+
+
+@pytest.mark.parametrize(("value", "wanted"), VALUES, ids=lambda each: str(each)[:30])
+def test_a_value_comes_back_as_its_type(value: Any, wanted: Any) -> None:
+    codec = JsonCodec()
+    decoded = decoder_for(codec, wanted)(codec.encode(value))
+    assert decoded == value
+    assert type(decoded) is type(value)
+    assert codec.decode(codec.encode(value), wanted) == value
+
+
+def test_models_are_sent_by_alias_also_inside_other_values() -> None:
+    sent = JsonCodec().encode({"returned": Returned(orderId=5, when=NOON)})
+    assert msgspec.json.decode(sent) == {"returned": {"orderId": 5, "when": "2026-01-31T12:00:00Z"}}
+
+
+def test_a_union_of_models_is_decided_by_pydantic() -> None:
+    decode = decoder_for(JsonCodec(), Returned | Strict)
+    assert isinstance(decode(b'{"when": "2026-01-31T12:00:00Z"}'), Strict)
+    assert isinstance(decode(b'{"orderId": 1, "when": "2026-01-31T12:00:00Z"}'), Returned)
+
+
+@pytest.mark.parametrize("wanted", [Plain, list[Plain], Holds, Plain | None, Returned | Shipped, Paid | Shipped])
+def test_a_type_that_cannot_be_decoded_is_refused_by_name(wanted: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"Plain|Shipped") as found:
+        decoder_for(JsonCodec(), wanted)
+    assert "use a dataclass" in str(found.value)
+
+
+@pytest.mark.parametrize("wanted", [Paid, Shipped, Packed, Returned])
+def test_a_body_of_another_shape_is_a_codec_error_that_names_type_and_field(wanted: Any) -> None:
+    field = "orderId" if wanted is Returned else "order"
+    with pytest.raises(CodecError, match=rf"{wanted.__name__}.*{field}"):
+        decoder_for(JsonCodec(), wanted)(b'{"%s": "x", "when": "2026-01-31T12:00:00Z"}' % field.encode())
+    with pytest.raises(CodecError, match=wanted.__name__):
+        decoder_for(JsonCodec(), wanted)(b"{")
+
+
+def test_a_value_without_json_form_is_named_also_inside_another() -> None:
+    with pytest.raises(CodecError, match="cannot encode Plain"):
+        JsonCodec().encode({"a": [Plain()]})
+
+
+def test_text_is_sent_without_quotation_marks() -> None:
+    codec = codec_named("text")
+    assert isinstance(codec, TextCodec)
+    assert codec.encode("ä") == "ä".encode()
+    assert codec.encode(b"raw") == b"raw"
+    assert decoder_for(codec, str)("ä".encode()) == "ä"
+    assert decoder_for(codec, bytes)(b"\xff") == b"\xff"
+    with pytest.raises(CodecError, match="UTF-8"):
+        codec.decode(b"\xff", str)
+    with pytest.raises(CodecError, match="not dict"):
+        codec.encode({})
+
+
+@pytest.mark.parametrize("codec", [TextCodec(), BytesCodec()])
+def test_a_codec_of_bytes_or_text_refuses_other_types(codec: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"Paid is not what this codec decodes into.*bytes"):
+        decoder_for(codec, Paid)
+
+
+def test_a_codec_of_the_users_own_gets_the_type() -> None:
+    class Own:
+        def encode(self, value: object) -> bytes:
+            return b"own"
+
+        def decode(self, body: bytes, wanted: Any) -> Any:
+            return wanted, body
+
+    assert decoder_for(Own(), Plain)(b"x") == (Plain, b"x")
+
+
+def test_pydantic_is_not_imported_for_programs_without_it() -> None:
+    code = (
+        "import sys\nfrom lanemq.client.codec import JsonCodec\n"
+        "codec = JsonCodec()\nassert codec.decode(codec.encode({'a': 1}), dict) == {'a': 1}\n"
+        "assert 'pydantic' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
