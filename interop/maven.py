@@ -47,9 +47,12 @@ def _digest(*files: Path) -> str:
 
 
 def _jars(name: str) -> Path:
-    pom = JAVA_SOURCES / f"pom-{name}.xml"
-    place = cache() / f"{name}-{_digest(pom)}"
-    return place if place.is_dir() else _filled(place, lambda new: _resolve(pom, new))
+    return jars(JAVA_SOURCES / f"pom-{name}.xml")
+
+
+def jars(pom: Path) -> Path:
+    """The folder with the jars that a file `pom-<name>.xml` needs; fetches them if they are missing."""
+    return cached(pom.stem.removeprefix("pom-"), [pom], lambda new: _resolve(pom, new))
 
 
 def _compiled(version: str) -> Path:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 from tests import postgres_server, quick_spark
 from tests.certificates import Authority, new_authority
+from tests.files.roots import hdfs, root, s3  # noqa: F401
 
 from lanemq.client.admin.admin import Admin
 from lanemq.testing.embedded import EmbeddedBroker

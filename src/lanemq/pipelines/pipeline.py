@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 
 from pyspark.sql import DataFrame
 
+from lanemq.files import StorePath, locate
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis, Seconds, parse_duration, to_millis
 from lanemq.pipelines.ports import Merge, Sink, Stage
@@ -32,9 +33,10 @@ class Pipeline:
     source: Topic
     stage: Stage
     sink: Sink
-    checkpoint: str | Path
-    """A folder that the driver and the executors share. If it is lost, every message is read again. A relative path is
-    relative to the working directory."""
+    checkpoint: str | StorePath
+    """A folder that the driver and the executors share, or an address such as `s3a://bucket/orders` or
+    `hdfs://host/orders`. If it is lost, every message is read again. A relative path is relative to the working
+    directory."""
     prepare: Prepare | None = None
     """Changes messages before the stage: filters and added columns. Must keep the rows of a queue together and in
     order, so no shuffle, and must return the same rows for the same messages."""
@@ -56,14 +58,14 @@ class Pipeline:
         _check_kinds(self)
         _check_fit(self)
         _check_evolution(self)
-        _check_folder(str(self.checkpoint))
+        _check_folder(self)
         if not 0 <= self.trigger_ms <= _MAX_TRIGGER:
             raise InvalidOption(f"trigger: {self.trigger} is not between 0 and a day; for rarer runs use once")
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> StorePath:
         """The checkpoint as an absolute path."""
-        return Path(self.checkpoint).absolute()
+        return locate(self.checkpoint, self.spark)
 
     @property
     def trigger_ms(self) -> Millis:
@@ -110,10 +112,10 @@ def _check_evolution(pipeline: Pipeline) -> None:
         )
 
 
-def _check_folder(checkpoint: str) -> None:
-    if not checkpoint.strip():
+def _check_folder(pipeline: Pipeline) -> None:
+    if not str(pipeline.checkpoint).strip():
         raise InvalidOption("checkpoint: empty; name a folder that the driver and the executors share")
-    if "://" in checkpoint or checkpoint.startswith("file:"):
-        raise InvalidOption(
-            f"checkpoint: {checkpoint!r} is an address; give the path of a folder that driver and executors share"
-        )
+    try:
+        _ = pipeline.folder
+    except InvalidOption as error:
+        raise InvalidOption(f"checkpoint: {error}") from None

@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -33,6 +32,8 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
+
+from lanemq.files import StorePath, arrow_source
 
 NUMBERS_PER_BATCH: Final = 1 << 20
 """Batch numbers reserved for each Spark batch: its own, and those of the retry passes that follow it."""
@@ -166,7 +167,7 @@ class RowFile:
 
     shard: str
     """The name of the queue, or of the share of the keys, within which rows are ordered; the same in every batch."""
-    path: Path
+    path: StorePath
     rows: int
 
 
@@ -189,7 +190,7 @@ class FileRows:
         wanted = to_arrow_schema(self.schema, timezone="UTC")
         if not self.files:
             return wanted.empty_table()
-        return pa.concat_tables([pq.read_table(file.path, schema=wanted) for file in self.files])
+        return pa.concat_tables([pq.read_table(arrow_source(file.path), schema=wanted) for file in self.files])
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +305,7 @@ class Stage(ABC):
     evolves: bool = False
     """Whether outputs may have more columns than `schema` declares. Needs a sink with `widens`."""
 
-    def open(self, spark: SparkSession, folder: Path) -> None:
+    def open(self, spark: SparkSession, folder: StorePath) -> None:
         """Called before the first batch of a run. `folder` lies in the checkpoint and belongs to the stage."""
 
     @abstractmethod
@@ -351,6 +352,9 @@ class Sink(ABC):
     def __str__(self) -> str:
         """How messages name the sink."""
         return type(self).__name__
+
+    def accept_settings(self, settings: Mapping[str, str]) -> None:
+        """Called before anything else with the settings of Spark, which may say how a store is reached."""
 
     def accept_runs(self, runs: Runs) -> None:
         """Called before `open` with the runs of this checkpoint, so that the sink can refuse a copied checkpoint."""

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
+from lanemq.files import StorePath
 from lanemq.model.errors import InvalidOption
 from lanemq.spark import register
 from lanemq.spark.columns import select_columns
@@ -78,7 +78,11 @@ class Topic:
         return self.options if is_set else {**self.options, "onDamaged": str(damaged)}
 
     def stream(
-        self, spark: SparkSession, columns: Sequence[str], checkpoint: Path | None = None, damaged: str | None = None
+        self,
+        spark: SparkSession,
+        columns: Sequence[str],
+        checkpoint: StorePath | None = None,
+        damaged: str | None = None,
     ) -> DataFrame:
         """The messages as a streaming data frame with these columns; all columns if none are named.
 

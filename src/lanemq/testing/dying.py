@@ -12,6 +12,7 @@ Each run records the batches it processes before it can die, so that a test can 
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from lanemq.files import StorePath
 from lanemq.pipelines.ports import Append, Batch, Merge, Results, Rows, Runs, Sink, Stage
 
 VARIABLE: Final = "LANEMQ_DIE_AT"
@@ -51,12 +53,12 @@ class KillPoint:
     def is_at(self, step: str, batch: Batch) -> bool:
         return not batch.is_retry_pass and (step, batch.spark_batch) == (self._step, self._batch)
 
-    def kill_when_recorded(self, batch: Batch, checkpoint: Path) -> None:
+    def kill_when_recorded(self, batch: Batch, checkpoint: StorePath) -> None:
         """Kill this process as soon as Spark has recorded the batch."""
         if self.is_at("recorded", batch):
             threading.Thread(target=self._watch, args=(batch, checkpoint), daemon=True).start()
 
-    def _watch(self, batch: Batch, checkpoint: Path) -> None:
+    def _watch(self, batch: Batch, checkpoint: StorePath) -> None:
         while not (checkpoint / "commits" / str(batch.spark_batch)).exists():
             threading.Event().wait(0.002)
         self.reached("recorded", batch)
@@ -65,14 +67,14 @@ class KillPoint:
 class DyingStage(Stage):
     """A stage whose driver dies before the step, after the state is durable, or after Spark recorded the batch."""
 
-    def __init__(self, stage: Stage, kill_point: KillPoint, checkpoint: Path) -> None:
+    def __init__(self, stage: Stage, kill_point: KillPoint, checkpoint: StorePath) -> None:
         self._stage = stage
         self._kill_point = kill_point
         self._checkpoint = checkpoint
         self.columns, self.schema, self.how = stage.columns, stage.schema, stage.how
         self.on_queue_change, self.on_damaged, self.evolves = stage.on_queue_change, stage.on_damaged, stage.evolves
 
-    def open(self, spark: SparkSession, folder: Path) -> None:
+    def open(self, spark: SparkSession, folder: StorePath) -> None:
         self._stage.open(spark, folder)
         self.columns, self.schema, self.how = self._stage.columns, self._stage.schema, self._stage.how
 
@@ -112,6 +114,9 @@ class DyingSink(Sink):
 
     def __str__(self) -> str:
         return str(self._sink)
+
+    def accept_settings(self, settings: Mapping[str, str]) -> None:
+        self._sink.accept_settings(settings)
 
     def accept_runs(self, runs: Runs) -> None:
         self._sink.accept_runs(runs)

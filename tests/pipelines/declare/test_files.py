@@ -257,7 +257,7 @@ def declared(**parts: Any) -> Pipeline:
         ({"sink": "here"}, "sink: 'here' is not a sink"),
         ({"dead_letters": 1}, "dead_letters: 1 is not a sink"),
         ({"checkpoint": ""}, "checkpoint: empty"),
-        ({"checkpoint": "s3://bucket/x"}, "checkpoint: .* is an address"),
+        ({"checkpoint": "ftp://host/x"}, "checkpoint: .*does not know ftp"),
         ({"trigger": "25h"}, "trigger: 25h is not between 0 and a day"),
         ({"trigger": "90000"}, "trigger: 90000 is not between 0 and a day"),
     ],

@@ -65,7 +65,7 @@ def pipeline() -> None:
     help="Spark master. Workers of a cluster need a Python with lanemq: --conf spark.pyspark.python=/path/to/python.",
 )
 @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Spark setting; may be repeated.")
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="Checkpoint folder, instead of that in FILE.")
+@click.option("--checkpoint", metavar="PATH", help="Checkpoint folder or address, instead of that in FILE.")
 @click.option("--servers", metavar="HOST:PORT", help="Broker or name servers, instead of those in FILE.")
 @click.option("--history", type=click.Path(path_type=Path), help="Folder for a history of events, for lanemq check.")
 @click.option(
@@ -91,7 +91,7 @@ def run(
     once: bool,
     master: str,
     conf: tuple[str, ...],
-    checkpoint: Path | None,
+    checkpoint: str | None,
     servers: str | None,
     history: Path | None,
     fail_on_parked: bool,
@@ -185,7 +185,7 @@ def _load(file: Path, name: str | None) -> "Pipeline":
     return load(file, name, with_flags)
 
 
-def _changed(declared: "Pipeline", checkpoint: Path | None, servers: str | None, history: Path | None) -> "Pipeline":
+def _changed(declared: "Pipeline", checkpoint: str | None, servers: str | None, history: Path | None) -> "Pipeline":
     changed = declared if checkpoint is None else replace(declared, checkpoint=checkpoint)
     source = secured(declared.source)
     changed = replace(changed, source=source if servers is None else source.at(servers))

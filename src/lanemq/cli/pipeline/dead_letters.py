@@ -4,7 +4,6 @@ The commands do what `lanemq.pipelines.dead_letters` does in Python. A redrive s
 it does.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -21,6 +20,7 @@ from lanemq.cli.pipeline.loading import (
 )
 
 if TYPE_CHECKING:
+    from lanemq.files import StorePath
     from lanemq.pipelines.operate.dead_letters import DeadLetterRecord
 
 LATE = "they come late: after everything that their keys have by then, and once each"
@@ -41,7 +41,7 @@ def dead_letters() -> None:
 @click.option("--all", "everything", is_flag=True, help="Include dead letters that were redriven.")
 @json_option
 @pipeline_security_options
-def list_dead_letters(place: Path, name: str | None, key: str | None, everything: bool, as_json: bool) -> None:
+def list_dead_letters(place: str, name: str | None, key: str | None, everything: bool, as_json: bool) -> None:
     """List dead letters, oldest first.
 
     \b
@@ -70,7 +70,7 @@ def list_dead_letters(place: Path, name: str | None, key: str | None, everything
 @NAME
 @json_option
 @pipeline_security_options
-def show_dead_letter(place: Path, id: str, name: str | None, as_json: bool) -> None:
+def show_dead_letter(place: str, id: str, name: str | None, as_json: bool) -> None:
     """Show the dead letter ID with its body.
 
     An ID is topic/broker/queue/offset. A message that was given up several times is listed once for each time.
@@ -98,7 +98,7 @@ def show_dead_letter(place: Path, id: str, name: str | None, as_json: bool) -> N
 @json_option
 @pipeline_security_options
 def redrive(
-    place: Path, id: str | None, key: str | None, everything: bool, dry_run: bool, name: str | None, as_json: bool
+    place: str, id: str | None, key: str | None, everything: bool, dry_run: bool, name: str | None, as_json: bool
 ) -> None:
     """Pass the dead letter ID to the step again, once.
 
@@ -122,17 +122,15 @@ def redrive(
     )
 
 
-def kept_in(checkpoint: Path) -> tuple[int | None, Path | None]:
+def kept_in(checkpoint: "StorePath") -> "tuple[int | None, StorePath | None]":
     """The number of dead letters in the checkpoint, and their folder; None if they go to a sink of their own."""
-    import pyarrow.parquet as pq
-
     from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder
+    from lanemq.pipelines.operate.dead_letters import count_dead_letters
 
     folder = dead_letters_folder(checkpoint)
     if not folder.is_dir():
         return None, None
-    files = sorted(folder.glob("lanemq_query=*/**/*.parquet"))
-    return sum(pq.read_metadata(each).num_rows for each in files), folder
+    return count_dead_letters(folder), folder
 
 
 def _document(letter: "DeadLetterRecord") -> dict[str, object]:

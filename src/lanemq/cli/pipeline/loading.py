@@ -16,6 +16,7 @@ import click
 
 from lanemq.cli.options import CliError, errors_name_flags
 from lanemq.cli.security import with_security_options
+from lanemq.files import is_address
 from lanemq.model import environment
 from lanemq.model.errors import UsageError
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FILE_OR_CHECKPOINT = click.argument("place", metavar="FILE|CHECKPOINT", type=click.Path(path_type=Path))
+FILE_OR_CHECKPOINT = click.argument("place", metavar="FILE|CHECKPOINT", type=str)
 NAME = click.option("--name", help="Name of the pipeline, if FILE declares several.")
 
 APPLIED_LATER = "the running pipeline applies decisions within a second, otherwise its next start does"
@@ -54,19 +55,20 @@ def pipeline_security_options(command: F) -> F:
     return cast(F, with_security_options(protected))
 
 
-def declared_at(place: Path, name: str | None) -> "Pipeline | None":
-    """The pipeline that the file declares; None if `place` is a checkpoint folder."""
-    if place.is_dir():
+def declared_at(place: str, name: str | None) -> "Pipeline | None":
+    """The pipeline that the file declares; None if `place` is a checkpoint folder or its address."""
+    path = Path(place)
+    if is_address(place) or path.is_dir():
         return None
-    if not place.exists():
+    if not path.exists():
         what = "give a .toml or .py file that declares a pipeline, or its checkpoint"
         raise UsageError(f"{place}: there is no such file or folder; {what}")
     from lanemq.pipelines.declare.files import load
 
-    return load(place, name, with_flags)
+    return load(path, name, with_flags)
 
 
-def parked_lanes_at(place: Path, name: str | None) -> "ParkedLanes":
+def parked_lanes_at(place: str, name: str | None) -> "ParkedLanes":
     """The held and parked keys in the pipeline's checkpoint."""
     from lanemq.pipelines.operate.parked import parked
 
@@ -74,7 +76,7 @@ def parked_lanes_at(place: Path, name: str | None) -> "ParkedLanes":
         return parked(declared_at(place, name) or place)
 
 
-def dead_letters_at(place: Path, name: str | None) -> "DeadLetters":
+def dead_letters_at(place: str, name: str | None) -> "DeadLetters":
     """The dead letters of the pipeline."""
     from lanemq.pipelines.operate.dead_letters import dead_letters
 

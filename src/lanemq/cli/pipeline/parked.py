@@ -3,7 +3,6 @@
 The commands do what `lanemq.pipelines.parked` does in Python.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -40,7 +39,7 @@ def parked() -> None:
 @click.option("--held", is_flag=True, help="Include keys that are retried automatically.")
 @json_option
 @pipeline_security_options
-def list_lanes(place: Path, name: str | None, held: bool, as_json: bool) -> None:
+def list_lanes(place: str, name: str | None, held: bool, as_json: bool) -> None:
     """List keys that wait for an operator."""
     lanes = parked_lanes_at(place, name)
     found, decided = lanes.waiting(held=held), lanes.requested()
@@ -64,7 +63,7 @@ def list_lanes(place: Path, name: str | None, held: bool, as_json: bool) -> None
 @NAME
 @json_option
 @pipeline_security_options
-def show_lane(place: Path, key: str, name: str | None, as_json: bool) -> None:
+def show_lane(place: str, key: str, name: str | None, as_json: bool) -> None:
     """Show the state of KEY, the reason, and the messages that wait."""
     with refused():
         lane = parked_lanes_at(place, name).show(key)
@@ -101,7 +100,7 @@ _DRY = click.option("--dry-run", is_flag=True, help="Only show what would be don
 @NAME
 @json_option
 @pipeline_security_options
-def redrive(place: Path, key: str | None, everything: bool, dry_run: bool, name: str | None, as_json: bool) -> None:
+def redrive(place: str, key: str | None, everything: bool, dry_run: bool, name: str | None, as_json: bool) -> None:
     """Process the waiting messages of KEY again.
 
     They are processed in order, before newer messages of the key.
@@ -124,7 +123,7 @@ def redrive(place: Path, key: str | None, everything: bool, dry_run: bool, name:
 @json_option
 @pipeline_security_options
 def discard(
-    place: Path,
+    place: str,
     key: str | None,
     everything: bool,
     first_only: bool,

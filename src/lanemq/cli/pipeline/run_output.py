@@ -204,7 +204,7 @@ def _dead_letters_in(pipeline: "Pipeline") -> str:
     return f"they are in the sink that the pipeline declares for them ({type(pipeline.dead_letters).__name__})"
 
 
-def unfinished_keys(pipeline: "Pipeline", place: Path, name: str | None, note: str = "") -> str | None:
+def unfinished_keys(pipeline: "Pipeline", place: object, name: str | None, note: str = "") -> str | None:
     """A sentence about the keys that are held or parked, and how to list them; None if there are none."""
     from lanemq.pipelines.operate.parked import parked
 

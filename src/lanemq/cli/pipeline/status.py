@@ -1,7 +1,6 @@
 """`lanemq pipeline status`: the progress of a pipeline, from its checkpoint and the broker, running or not."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -38,7 +37,7 @@ UNKNOWN = "unknown"
 @NAME
 @json_option
 @pipeline_security_options
-def status(place: Path, name: str | None, as_json: bool) -> None:
+def status(place: str, name: str | None, as_json: bool) -> None:
     """Show the progress of a pipeline, running or not.
 
     Shows batches, starts, held and parked keys, dead letters and lag. The lag is counted from the last finished batch:
@@ -94,7 +93,7 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
     )
 
 
-def _dead_letters(count: int | None, folder: Path | None) -> str:
+def _dead_letters(count: int | None, folder: object) -> str:
     if count is None:
         return "dead letters go to the sink that the pipeline declares for them; they are not counted here"
     return f"{plural(count, 'dead letter') if count else 'no dead letters'} in {folder}"

@@ -3,32 +3,36 @@
     <checkpoint>/offsets, commits         Spark's: the batches that were planned, and those that are done
     <checkpoint>/dead_letters             dead letters, unless the pipeline declares a sink for them
     <checkpoint>/lanemq/                  the pipeline's own part
-        lock, pipeline.json, epoch        the running process, the identity, the epochs of all runs
-        running/<epoch>/                  the folder that state is renamed out of
+        pipeline.json                     the identity
+        lock, epoch                       on a local disk: the running process, the epochs of all runs
+        epochs/<n>, plans/<batch>         elsewhere: the epochs of all runs after start n, copies of Spark's plans
+        running/                          what fences older runs, see fencing.py
         stage/, decided/                  the stage's state, and decided batches
 
-Invariants: one run at a time, in any process, and the death of the process frees the checkpoint; a checkpoint belongs
-to one pipeline; every start has a higher epoch than all before, which no copy of the checkpoint shares; the number of a
+On a local disk a lock refuses a second run, and the death of the process frees it. HDFS and object stores have no such
+lock: there the run that starts last replaces the others, which can change nothing from then on.
+
+Invariants: one run at a time may change a checkpoint, and no lock outlives its process; a checkpoint belongs to one
+pipeline; every start has a higher epoch than all before, which no copy of the checkpoint shares; the number of a
 retry pass is never given to other work; a run that was replaced changes no state.
 """
 
 import fcntl
 import json
 import os
-import shutil
 import socket
 import threading
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from lanemq.clock import Clock, SystemClock
+from lanemq.files import RemotePath, StorePath, create, sync, write_durably
 from lanemq.model.errors import CheckpointInUse, SinkFenced, StateLost, UsageError
-from lanemq.pipelines.atomic_files import sync, write_durably
+from lanemq.pipelines.checkpoint.fencing import read_fenced, take_over, write_as
 from lanemq.pipelines.ports import (
     NUMBERS_PER_BATCH,
     Runs,
@@ -44,61 +48,70 @@ OWN_FOLDER: Final = "lanemq"
 """The pipeline's own folder, beside Spark's."""
 MAX_LOCK_ATTEMPTS: Final = 4
 """With 50 ms between them, because `holder_of` takes the lock for a moment to look at it."""
-_RUNNING: Final = "running"
+KEPT_EPOCHS: Final = 5
+"""Files of epochs that are kept on a remote store. Each holds all epochs, so only the last is needed."""
+KEPT_PLANS: Final = 3
 
 
 class Checkpoint:
     """A checkpoint that is held by one run, from its start to its end."""
 
     def __init__(
-        self, folder: Path, name: str, source: Mapping[str, str] | None = None, clock: Clock | None = None
+        self, folder: StorePath, name: str, source: Mapping[str, str] | None = None, clock: Clock | None = None
     ) -> None:
         self.folder = folder
         self.name = name
         self.log = SparkLog(folder)
         self._own = folder / OWN_FOLDER
         self._own.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self._own / "lock", folder, clock or SystemClock())
+        self._lock = -1
+        if isinstance(folder, Path):
+            self._lock = _locked(folder / OWN_FOLDER / "lock", folder, clock or SystemClock())
         try:
             self.query = self._identify(name, source or {})
-            former = _read_epochs(self._own / "epoch")
-            self.epoch = epoch_of_start(start_of(former.newest) + 1, int.from_bytes(os.urandom(4)))
-            self.runs = former.with_next(self.epoch)
-            write_durably(self._own / "epoch", self.runs.text().encode())
-            _take_over(self._own / _RUNNING, self.epoch)
+            self.runs = _begin_run(self._own)
+            self.epoch = self.runs.newest
+            take_over(self._own, self.epoch)
+            if isinstance(folder, RemotePath):
+                # A newer run that has not seen this one in `running` has its epoch on record by now.
+                self.refuse_if_replaced()
         except BaseException:
             self.close()
             raise
 
     @property
-    def stage_folder(self) -> Path:
+    def stage_folder(self) -> StorePath:
         return stage_folder(self.folder)
 
     @property
-    def dead_letters_folder(self) -> Path:
+    def dead_letters_folder(self) -> StorePath:
         return dead_letters_folder(self.folder)
 
     @property
-    def decisions_folder(self) -> Path:
+    def decisions_folder(self) -> StorePath:
         return self._own / "decided"
 
     @property
-    def sink_positions_file(self) -> Path:
+    def sink_positions_file(self) -> StorePath:
         return self._own / "sink_positions.json"
 
     @property
-    def queues_file(self) -> Path:
+    def queues_file(self) -> StorePath:
         """The queues that the stage's state belongs to."""
         return self._own / "queues.json"
 
     def refuse_if_replaced(self) -> None:
-        """`SinkFenced` if another run was started, which is possible on a file system whose locks do not hold."""
-        newest = _read_epochs(self._own / "epoch").newest
+        """`SinkFenced` if another run was started: on a remote store, or on a disk whose locks do not hold."""
+        newest = _read_epochs(self._own).newest
         if newest != self.epoch:
             raise SinkFenced(
                 f"run {run_name(self.epoch)} of checkpoint {self.folder} was replaced by run {run_name(newest)}: "
                 f"the older run may decide nothing more; stop it"
             )
+
+    def write(self, path: StorePath, content: bytes) -> None:
+        """Write a file of the pipeline's own part; `SinkFenced` if the run was replaced."""
+        write_as(self.epoch, self.stage_folder, path, content)
 
     def next_retry_pass(self, spark_batch: int) -> int | None:
         """A number for a retry pass after this Spark batch, never given before; None if there are no more."""
@@ -107,7 +120,7 @@ class Checkpoint:
         number = last + 1 if last // NUMBERS_PER_BATCH == spark_batch else batch_number(spark_batch, 1)
         if number // NUMBERS_PER_BATCH != spark_batch:
             return None
-        write_durably(path, str(number).encode())
+        self.write(path, str(number).encode())
         return number
 
     def close(self) -> None:
@@ -117,19 +130,25 @@ class Checkpoint:
             self._lock = -1
 
     def _identify(self, name: str, source: Mapping[str, str]) -> str:
-        known = own_identity(self.folder, name)
-        query = known.query if known is not None else uuid.uuid4().hex
-        content = json.dumps({"query": query, "name": name, "source": dict(source)})
-        write_durably(self._own / "pipeline.json", content.encode())
-        return query
+        path, known = self._own / "pipeline.json", own_identity(self.folder, name)
+        if known is None:
+            create(path, _identity_json(uuid.uuid4().hex, name, source))  # unless another run has, at this moment
+            known = own_identity(self.folder, name)
+        assert known is not None, "it was there, or was created"
+        write_durably(path, _identity_json(known.query, name, source))
+        return known.query
 
 
-def stage_folder(checkpoint: Path) -> Path:
+def _identity_json(query: str, name: str, source: Mapping[str, str]) -> bytes:
+    return json.dumps({"query": query, "name": name, "source": dict(source)}).encode()
+
+
+def stage_folder(checkpoint: StorePath) -> StorePath:
     """Where the stage keeps its state."""
     return checkpoint / OWN_FOLDER / "stage"
 
 
-def dead_letters_folder(checkpoint: Path) -> Path:
+def dead_letters_folder(checkpoint: StorePath) -> StorePath:
     """Where dead letters are if the pipeline declares no sink for them."""
     return checkpoint / "dead_letters"
 
@@ -145,7 +164,7 @@ class CheckpointIdentity:
     """The source's options at the last start, so that lag can be shown without the declaration."""
 
 
-def identity_of(folder: Path) -> CheckpointIdentity | None:
+def identity_of(folder: StorePath) -> CheckpointIdentity | None:
     """The pipeline that a checkpoint belongs to; None before its first start."""
     path = folder / OWN_FOLDER / "pipeline.json"
     try:
@@ -157,7 +176,7 @@ def identity_of(folder: Path) -> CheckpointIdentity | None:
         raise StateLost(f"{path} cannot be read: {error!r}; restore the checkpoint from a copy") from error
 
 
-def need_identity(folder: Path) -> CheckpointIdentity:
+def need_identity(folder: StorePath) -> CheckpointIdentity:
     """Like `identity_of`, but `UsageError` if there was no start."""
     known = identity_of(folder)
     if known is None:
@@ -167,7 +186,7 @@ def need_identity(folder: Path) -> CheckpointIdentity:
     return known
 
 
-def own_identity(folder: Path, name: str) -> CheckpointIdentity | None:
+def own_identity(folder: StorePath, name: str) -> CheckpointIdentity | None:
     """Like `identity_of`, but `UsageError` if the checkpoint does not belong to the pipeline of this name.
 
     `StateLost` if part of the checkpoint was deleted.
@@ -187,13 +206,14 @@ def own_identity(folder: Path, name: str) -> CheckpointIdentity | None:
     return known
 
 
-def _refuse_parts(folder: Path, identified: bool) -> None:
+def _refuse_parts(folder: StorePath, identified: bool) -> None:
     """`StateLost` if files of a checkpoint are missing that its other files prove to have existed."""
     spark = SparkLog(folder)
     planned, done = spark.planned(), spark.done()
-    if not identified and (folder / OWN_FOLDER / "epoch").exists():
+    # Another run may create both in between, the identity first, so the identity is looked for again.
+    if not identified and _read_epochs(folder / OWN_FOLDER).epochs and identity_of(folder) is None:
         missing, proof = f"{OWN_FOLDER}/pipeline.json", f"{OWN_FOLDER}/epoch is there"
-    elif identified and planned is not None and not (folder / OWN_FOLDER / "epoch").exists():
+    elif identified and planned is not None and not _read_epochs(folder / OWN_FOLDER).epochs:
         missing, proof = f"{OWN_FOLDER}/epoch", f"batch {planned} was planned"
     elif identified and done is not None and (planned is None or planned < done):
         missing, proof = f"offsets/{done}", f"batch {done} is done"
@@ -205,31 +225,58 @@ def _refuse_parts(folder: Path, identified: bool) -> None:
     )
 
 
-def epoch_of(folder: Path) -> int:
+def epoch_of(folder: StorePath) -> int:
     """How often the pipeline was started."""
-    return start_of(_read_epochs(folder / OWN_FOLDER / "epoch").newest)
+    return start_of(_read_epochs(folder / OWN_FOLDER).newest)
 
 
-def _read_epochs(path: Path) -> Runs:
+def _begin_run(own_folder: StorePath) -> Runs:
+    """Record the epoch of a new run, which is higher than all before. Returns all of them."""
+    while True:
+        former = _read_epochs(own_folder)
+        start = start_of(former.newest) + 1
+        runs = former.with_next(epoch_of_start(start, int.from_bytes(os.urandom(4))))
+        content = runs.text().encode()
+        if not isinstance(own_folder, RemotePath):  # the lock is held
+            write_durably(own_folder / "epoch", content)
+            return runs
+        if create(own_folder / "epochs" / _epochs_name(start), content):  # False: another run starts at this moment
+            (own_folder / "epochs" / _epochs_name(start - KEPT_EPOCHS)).unlink(missing_ok=True)
+            return runs
+
+
+def _epochs_name(start: int) -> str:
+    return f"{start:012}"
+
+
+def _read_epochs(own_folder: StorePath) -> Runs:
+    path = own_folder / "epoch"
+    if isinstance(own_folder, RemotePath):
+        last = max((each.name for each in (own_folder / "epochs").glob("[0-9]*")), default=None)
+        if last is None:
+            return Runs(())
+        path = own_folder / "epochs" / last
     try:
-        return read_runs(path.read_text("ascii"))
+        return read_runs(path.read_bytes().decode("ascii"))
     except FileNotFoundError:
         return Runs(())
     except ValueError as error:
         raise StateLost(f"{path} holds no number: restore the checkpoint from a copy") from error
 
 
-def _read_number(path: Path) -> int:
+def _read_number(path: StorePath) -> int:
     try:
-        return int(path.read_text("ascii"))
+        return int(read_fenced(path))
     except FileNotFoundError:
         return 0
     except ValueError as error:
         raise StateLost(f"{path} holds no number: restore the checkpoint from a copy") from error
 
 
-def holder_of(folder: Path) -> str | None:
-    """The process that runs the pipeline now; None if there is none."""
+def holder_of(folder: StorePath) -> str | None:
+    """The process that runs the pipeline now; None if there is none, or if the store has no locks."""
+    if not isinstance(folder, Path):
+        return None
     try:
         fd = os.open(folder / OWN_FOLDER / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -243,7 +290,7 @@ def holder_of(folder: Path) -> str | None:
     return None
 
 
-def in_use(folder: Path, holder: str) -> CheckpointInUse:
+def in_use(folder: StorePath, holder: str) -> CheckpointInUse:
     return CheckpointInUse(
         f"checkpoint {folder} is used by another run ({holder}): stop that one, or choose another checkpoint"
     )
@@ -277,40 +324,6 @@ def _read_holder(fd: int) -> str:
     return os.pread(fd, 500, 0).decode("utf-8", "replace").strip() or "unknown"
 
 
-# State is written in the run's own folder and renamed out of it; a newer run moves that folder away when it starts.
-# Both are single renames and one of them comes first, so no lock is needed, which matters on a shared disk whose locks
-# do not hold.
-
-
-def _take_over(running: Path, epoch: int) -> None:
-    """Make the folder of this run and move those of older runs away."""
-    (running / str(epoch)).mkdir(parents=True, exist_ok=True)
-    for folder in running.iterdir():
-        if folder.name.isdecimal() and int(folder.name) < epoch:
-            with suppress(FileNotFoundError):  # an even newer run was faster
-                folder.rename(running / f".{folder.name}-{os.urandom(4).hex()}")
-    for left in running.glob(".*"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def write_as(epoch: int, stage_folder: Path, path: Path, content: bytes) -> None:
-    """Write a stage's file durably; `SinkFenced` if the run was replaced.
-
-    A stage that is used without a checkpoint has no run folder and just writes.
-    """
-    running = stage_folder.parent / _RUNNING
-    if not running.is_dir():
-        write_durably(path, content)
-        return
-    try:
-        write_durably(path, content, running / str(epoch))
-    except FileNotFoundError:
-        raise SinkFenced(
-            f"run {run_name(epoch)} of the pipeline with state in {stage_folder} was replaced, so its results do not "
-            f"count; stop it"
-        ) from None
-
-
 class SparkLog:
     """Spark's part of a checkpoint: which batches were planned, which are done, and where they end.
 
@@ -318,7 +331,8 @@ class SparkLog:
     there, not when our code has returned.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: StorePath) -> None:
+        self._plans = checkpoint / OWN_FOLDER / "plans"
         self._offsets = checkpoint / "offsets"
         self._commits = checkpoint / "commits"
 
@@ -334,25 +348,45 @@ class SparkLog:
         return (self._commits / str(batch)).exists()
 
     def sync(self, batch: int) -> None:
-        """Write the plan of a batch to the disk.
+        """Make sure that the plan of a batch stays, before the batch is committed.
 
-        Spark does not wait for that: after a power cut it would plan other messages under the number of a batch that
-        the sink has.
+        Spark does not sync it: after a power cut it would plan other messages under the number of a batch that the
+        sink has. On a remote store a run that was replaced may plan the same batch; the first of the two plans that
+        is copied here counts.
         """
-        for path in (self._offsets / str(batch), self._offsets):
-            sync(path)
+        path = self._offsets / str(batch)
+        if isinstance(path, RemotePath):
+            if not create(self._plans / str(batch), path.read_bytes()):
+                raise self._other_plan(batch)
+            (self._plans / str(batch - KEPT_PLANS)).unlink(missing_ok=True)
+            return
+        for each in (path, self._offsets):
+            sync(each)
+
+    def check_plans(self) -> None:
+        """`StateLost` if Spark's plan of a batch is not the one under which the batch was committed."""
+        for plan in self._plans.glob("[0-9]*"):
+            path = self._offsets / plan.name
+            if path.exists() and path.read_bytes() != plan.read_bytes():
+                raise self._other_plan(int(plan.name))
+
+    def _other_plan(self, batch: int) -> StateLost:
+        return StateLost(
+            f"{self._offsets / str(batch)} is not the plan under which batch {batch} was committed: a run that was "
+            f"replaced has written it. Stop that run, copy {self._plans / str(batch)} over it, and start again"
+        )
 
     def end_of(self, batch: int) -> Positions:
         """Where a planned batch ends, in every queue."""
         path = self._offsets / str(batch)
         try:
-            lines = path.read_text("utf-8").splitlines()
+            lines = path.read_bytes().decode("utf-8").splitlines()
             return from_json(json.loads(lines[2])) if lines[2] != "-" else {}
         except (OSError, IndexError, ValueError) as error:
             raise StateLost(f"{path} cannot be read: {error}; restore the checkpoint from a copy") from error
 
 
-def _last(folder: Path) -> int | None:
+def _last(folder: StorePath) -> int | None:
     try:
         return max((int(path.name) for path in folder.iterdir() if path.name.isdigit()), default=None)
     except FileNotFoundError:

@@ -3,27 +3,31 @@
     decided/<number>/decision.json    the run that decided, the stage's state after the batch, the files and their rows
     decided/<number>/...              the files of outputs and dead letters; links to the stage's files where possible
 
+An object store renames no folder. There the files stay in a folder of their own, and a fenced file names it:
+
+    decided/<number>                  as decision.json
+    decided/.<number>-<epoch>-.../    the files
+
 A step may call a service and answer differently the second time. Dead letters and outputs are two commits, so an
 attempt that died between them must be completed as it was, or a message is in both tables or in neither.
 
-Invariants: of all attempts of a batch the first that is renamed into place counts, for every run; a decision is
+Invariants: of all attempts of a batch the first that is in place counts, for every run; a decision is
 complete or not there; it is kept until Spark will not ask for the batch again; it is never used for other messages,
 which Spark plans under the same number if its own record of the batch was lost.
 """
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 import msgspec
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
+from lanemq.files import Output, StorePath, arrow_source, can_rename, copy, remove_tree, sync, write_durably
 from lanemq.model.errors import StateLost, UsageError
-from lanemq.pipelines.atomic_files import read_json, sync, write_json
+from lanemq.pipelines.checkpoint.fencing import Write, read_fenced_json, remove_fenced
 from lanemq.pipelines.ports import (
     DEAD_LETTER_SCHEMA,
     Batch,
@@ -64,20 +68,29 @@ class _Decision(msgspec.Struct, frozen=True):
     """Where the batch ended, as Spark planned it; empty for a retry pass."""
     positions: dict[str, SinkPosition] = {}
     late: frozenset[tuple[str, int, int]] = frozenset()
+    folder: str = ""
+    """The folder of the files, if it is not the decision's own."""
 
 
 class Decisions:
     """The decisions of one checkpoint that may still be needed; usually none, or the last one."""
 
-    def __init__(self, folder: Path, *, grows: bool = False) -> None:
-        """`grows`: the stage adds columns, so a decision may have more of them than are declared."""
+    def __init__(self, folder: StorePath, *, grows: bool = False, write: Write = write_durably) -> None:
+        """`grows`: the stage adds columns, so a decision may have more of them than are declared.
+
+        `write`: writes a fenced file.
+        """
         self._folder = folder
         self._grows = grows
+        self._write = write
+        self._renames = can_rename(folder)
 
     def open(self) -> None:
         """Remove what a crash left of an unfinished decision."""
+        used = set() if self._renames else {self._read(number).folder for number in self.numbers()}
         for path in self._folder.glob(".*") if self._folder.is_dir() else ():
-            shutil.rmtree(path, ignore_errors=True)
+            if path.name not in used:
+                remove_tree(path)
 
     def find(self, batch: Batch, schema: StructType, end: OffsetJson) -> Results | None:
         """What an earlier attempt of the batch decided; None if nothing was committed, so the stage may run.
@@ -87,12 +100,8 @@ class Decisions:
         folder = self._folder / str(batch.number)
         if not folder.is_dir():
             return None
-        try:
-            found = read_json(folder / _FILE, _Decision)
-        except FileNotFoundError:
-            raise StateLost(
-                f"{folder / _FILE} is missing: the checkpoint's folder was changed; restore it from a copy"
-            ) from None
+        found = self._read(batch.number)
+        folder = self._folder / found.folder if found.folder else folder
         schema = _checked(found, batch, schema, grows=self._grows)
         _check_range(found, batch, end)
         return Results(
@@ -122,20 +131,39 @@ class Decisions:
                 end=end,
                 positions=dict(results.positions),
                 late=results.late,
+                folder="" if self._renames else own.name,
             )
-            write_json(own / _FILE, decision)
-            _sync_all([own / part.name for part in (*decision.outputs, *decision.dead)])
-            try:
-                own.rename(self._folder / str(batch.number))
-            except OSError:
-                if not (self._folder / str(batch.number)).is_dir():
-                    raise
-            sync(self._folder)
-        finally:
-            shutil.rmtree(own, ignore_errors=True)
+            self._put(decision, own)
+        except BaseException:
+            remove_tree(own)
+            raise
         found = self.find(batch, schema, end)
-        assert found is not None, "it was renamed into place, or was there"
+        assert found is not None, "it was put in place, or was there"
         return found
+
+    def _put(self, decision: _Decision, own: StorePath) -> None:
+        content, place = msgspec.json.encode(decision), self._folder / str(decision.number)
+        if not self._renames:
+            # Only one run may write fenced files, and it has looked for a decision before.
+            self._write(place, content)
+            return
+        write_durably(own / _FILE, content)
+        _sync_all([own / part.name for part in (*decision.outputs, *decision.dead)])
+        try:
+            own.rename(place)
+        except OSError:
+            if not place.is_dir():
+                raise
+            remove_tree(own)
+        sync(self._folder)
+
+    def _read(self, number: int) -> _Decision:
+        path = self._folder / str(number)
+        path = path / _FILE if self._renames else path
+        try:
+            return read_fenced_json(path, _Decision)
+        except FileNotFoundError:
+            raise StateLost(f"{path} is missing: the checkpoint's folder was changed; restore it from a copy") from None
 
     def numbers(self) -> list[int]:
         """The numbers of decided batches."""
@@ -144,42 +172,46 @@ class Decisions:
 
     def forget(self, number: int) -> None:
         """Remove a decision. It is renamed first, so that half a decision never looks like one."""
-        gone = self._folder / f".{number}-{os.urandom(4).hex()}"
-        (self._folder / str(number)).rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        place = self._folder / str(number)
+        if self._renames:
+            gone = self._folder / f".{number}-{os.urandom(4).hex()}"
+            place.rename(gone)
+        else:
+            gone = self._folder / self._read(number).folder
+            remove_fenced(place)
+        remove_tree(gone)
 
 
-def _keep(rows: Rows, folder: Path, word: str) -> Iterator[_Part]:
+def _keep(rows: Rows, folder: StorePath, word: str) -> Iterator[_Part]:
     """Link or copy the rows to the decision's folder, because the stage may remove its files at any time."""
     if not isinstance(rows, FileRows):
         if rows.count():
             path = folder / f"{word}.parquet"
-            pq.write_table(rows.table(), path)
+            output = Output(path)
+            pq.write_table(rows.table(), output.target)
+            output.close()
             yield _Part("driver", path.name, rows.count())
         return
     for index, file in enumerate(file for file in rows.files if file.rows):
         path = folder / f"{word}-{index}.parquet"
-        try:
-            os.link(file.path, path)
-        except OSError:  # a file system without links
-            shutil.copyfile(file.path, path)
+        copy(file.path, path, link=True)
         yield _Part(file.shard, path.name, file.rows)
 
 
-def _sync_all(paths: Sequence[Path]) -> None:
+def _sync_all(paths: Sequence[StorePath]) -> None:
     """Sync concurrently: a disk does many syncs in little more than the time of one."""
     with ThreadPoolExecutor(max(1, min(len(paths), MAX_CONCURRENT_SYNCS))) as pool:
         list(pool.map(sync, paths))
 
 
-def _files(folder: Path, parts: Sequence[_Part]) -> list[RowFile]:
+def _files(folder: StorePath, parts: Sequence[_Part]) -> list[RowFile]:
     return [RowFile(part.shard, folder / part.name, part.rows) for part in parts]
 
 
 def _dead_letters(files: list[RowFile]) -> Rows:
     """The dead letters with today's columns; those that an older version did not write are null."""
     names = DEAD_LETTER_SCHEMA.names
-    if all(set(names) <= set(pq.read_schema(file.path).names) for file in files):
+    if all(set(names) <= set(pq.read_schema(arrow_source(file.path)).names) for file in files):
         return FileRows(DEAD_LETTER_SCHEMA, files)
     return TableRows(DEAD_LETTER_SCHEMA, FileRows(DEAD_LETTER_SCHEMA, files).table())
 

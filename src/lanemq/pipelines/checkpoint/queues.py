@@ -17,15 +17,15 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import or_
-from pathlib import Path
 from typing import Final
 
 import msgspec
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
+from lanemq.files import StorePath, write_durably
 from lanemq.model.errors import InvalidOption, OrderError, UsageError
-from lanemq.pipelines.atomic_files import read_json, write_json
+from lanemq.pipelines.checkpoint.fencing import Write, read_fenced_json
 from lanemq.pipelines.ports import OnQueueChange, SinkPosition
 from lanemq.spark.offsets import Positions
 
@@ -42,8 +42,9 @@ class _Queues(msgspec.Struct, frozen=True):
 class QueueSet:
     """The known queues of one checkpoint."""
 
-    def __init__(self, path: Path, on_change: OnQueueChange) -> None:
+    def __init__(self, path: StorePath, on_change: OnQueueChange, write: Write = write_durably) -> None:
         self._path = path
+        self._write = write
         self._on_change = on_change
         self._known: dict[str, list[str]] | None = None
 
@@ -60,7 +61,7 @@ class QueueSet:
             self._warn_or_refuse(known, grown)
         if grown or not found.keys() <= known.keys():
             self._known = known | {topic: sorted({*names, *known.get(topic, ())}) for topic, names in found.items()}
-            write_json(self._path, _Queues(self._known))
+            self._write(self._path, msgspec.json.encode(_Queues(self._known)))
 
     def _warn_or_refuse(self, known: dict[str, list[str]], grown: dict[str, list[str]]) -> None:
         topic, names = next(iter(sorted(grown.items())))
@@ -78,7 +79,7 @@ class QueueSet:
 
     def _read(self) -> dict[str, list[str]]:
         if self._known is None:
-            self._known = read_json(self._path, _Queues).topics if self._path.exists() else {}
+            self._known = read_fenced_json(self._path, _Queues).topics if self._path.exists() else {}
         return self._known
 
 
@@ -110,15 +111,16 @@ class _Note(msgspec.Struct, frozen=True):
 class SinkPositions:
     """The positions of one checkpoint's sink, by queue (`topic/broker/number`)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: StorePath, write: Write = write_durably) -> None:
         self._path = path
+        self._write = write
         self._note = _Note(-1, {}, {})
         self._current: dict[str, SinkPosition] = {}
 
     def open(self, is_in: Callable[[int], bool]) -> None:
         """Read the file. `is_in`: whether the sink has the batch with this number."""
         if self._path.exists():
-            self._note = read_json(self._path, _Note)
+            self._note = read_fenced_json(self._path, _Note)
         self._current = self._note.after if is_in(self._note.number) else self._note.before
 
     def note(self, number: int, positions: Mapping[str, SinkPosition]) -> None:
@@ -129,7 +131,7 @@ class SinkPositions:
         after = before | {queue: position.with_more(before.get(queue)) for queue, position in positions.items()}
         if (number, after) != (self._note.number, self._note.after):
             self._note = _Note(number, dict(before), dict(after))
-            write_json(self._path, self._note)
+            self._write(self._path, msgspec.json.encode(self._note))
 
     def committed(self, number: int) -> None:
         """Called when the sink has the batch."""

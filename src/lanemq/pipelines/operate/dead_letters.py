@@ -17,16 +17,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lanemq.clock import wall_ms
+from lanemq.files import StorePath, arrow_source, can_rename, locate
 from lanemq.model.errors import UsageError
 from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder, need_identity, stage_folder
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import dead_letter_query
+from lanemq.pipelines.sinks.delta import delta_options, read_table
 from lanemq.pipelines.sinks.parquet import ParquetSink, batches_folder
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import (
@@ -96,7 +99,7 @@ class DeadLetterRecord:
 class DeadLetters:
     """The dead letters of one pipeline; returned by `dead_letters`."""
 
-    def __init__(self, checkpoint: Path, folder: Path, query: str) -> None:
+    def __init__(self, checkpoint: StorePath, folder: StorePath, query: str) -> None:
         self.checkpoint = checkpoint
         self.folder = folder
         self._batches = batches_folder(folder, dead_letter_query(query))
@@ -174,32 +177,40 @@ class DeadLetters:
     ) -> Iterator[DeadLetterRecord]:
         asked = self._redrives.pending_dead_letters()
         done = self._redrives.done_dead_letters()
-        for path in self._files(units):
-            names = [name for name in pq.read_schema(path).names if bodies or name != "value"]
-            for row in pq.read_table(path, columns=names, partitioning=None).to_pylist():
+        for table in self._tables(units, bodies=bodies):
+            for row in table.to_pylist():
                 found = _message(row, asked, done)
                 if only is None or found.id == only:
                     yield found
 
-    def _files(self, units: set[int] | None) -> list[Path]:
-        folders = sorted((int(path.name.partition("=")[2]), path) for path in self._batches.glob("lanemq_batch=*"))
-        return [
-            file
-            for number, folder in folders
-            if units is None or number in units
-            for file in sorted(folder.glob("*.parquet"))
-        ]
+    def _tables(self, units: set[int] | None, *, bodies: bool) -> Iterator[pa.Table]:
+        """The dead letters of these units of work, or of all, one file at a time."""
+        if not can_rename(self.folder):  # there they are a Delta table
+            table = dead_letter_table(self.folder).sort_by("batch")
+            chosen = table if units is None else table.filter(pc.field("batch").isin(sorted(units)))
+            yield chosen if bodies else chosen.drop_columns(["value"])
+            return
+        for path in self._files(units):
+            file = pq.ParquetFile(arrow_source(path))
+            yield file.read([name for name in file.schema_arrow.names if bodies or name != "value"])
+
+    def _files(self, units: set[int] | None) -> Iterator[StorePath]:
+        folders = {int(path.name.partition("=")[2]): path for path in self._batches.glob("lanemq_batch=*")}
+        for number in sorted(folders):
+            if units is None or number in units:
+                names = sorted(file.name for file in folders[number].glob("*.parquet"))
+                yield from (folders[number] / name for name in names)
 
 
-def dead_letters(pipeline: Pipeline | Path | str) -> DeadLetters:
+def dead_letters(pipeline: Pipeline | StorePath | str) -> DeadLetters:
     """The dead letters of a pipeline, given the pipeline, or its checkpoint's folder if they are in there."""
     declared = pipeline if isinstance(pipeline, Pipeline) else None
-    checkpoint = declared.folder if declared is not None else Path(str(pipeline)).absolute()
+    checkpoint = declared.folder if declared is not None else locate(pipeline)
     known = need_identity(checkpoint)
     return DeadLetters(checkpoint, _folder(checkpoint, declared), known.query)
 
 
-def _folder(checkpoint: Path, declared: Pipeline | None) -> Path:
+def _folder(checkpoint: StorePath, declared: Pipeline | None) -> StorePath:
     sink = declared.dead_letters if declared is not None else None
     if isinstance(sink, ParquetSink):
         return sink.path
@@ -214,6 +225,20 @@ def _folder(checkpoint: Path, declared: Pipeline | None) -> Path:
             f"{checkpoint} has no dead letters: the pipeline declares a sink for them; give the file that declares it"
         )
     return folder
+
+
+def dead_letter_table(folder: StorePath) -> pa.Table:
+    """The dead letters of a checkpoint in an object store."""
+    return read_table(str(folder), delta_options(folder))
+
+
+def count_dead_letters(folder: StorePath) -> int:
+    """How many dead letters a checkpoint's folder for them holds."""
+    if not can_rename(folder):
+        return int(dead_letter_table(folder).num_rows)
+    batches = (batch for query in folder.glob("lanemq_query=*") for batch in query.glob("lanemq_batch=*"))
+    files = (file for batch in batches for file in batch.glob("*.parquet"))
+    return sum(pq.read_metadata(arrow_source(file)).num_rows for file in files)
 
 
 def _message(row: dict[str, Any], asked: set[Identity], done: set[Identity]) -> DeadLetterRecord:

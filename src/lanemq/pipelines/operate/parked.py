@@ -14,10 +14,10 @@ within a second, or its next start does, so that it has its place in the order o
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TypeVar
 
 from lanemq.clock import wall_time
+from lanemq.files import StorePath, locate
 from lanemq.model.errors import StateLost, UsageError
 from lanemq.pipelines.checkpoint.checkpoint import need_identity, stage_folder
 from lanemq.pipelines.pipeline import Pipeline
@@ -63,7 +63,7 @@ class LaneState:
 class ParkedLanes:
     """The held and parked lanes of one pipeline; returned by `parked`."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: StorePath) -> None:
         self.checkpoint = checkpoint
         self._stage = stage_folder(checkpoint)
 
@@ -123,20 +123,20 @@ class ParkedLanes:
         return {why.value: found.count(why) for why in sorted(WaitReason) if why in found}
 
 
-def parked(pipeline: Pipeline | Path | str) -> ParkedLanes:
+def parked(pipeline: Pipeline | StorePath | str) -> ParkedLanes:
     """The held and parked keys of a pipeline, given the pipeline or its checkpoint's folder."""
-    folder = pipeline.folder if isinstance(pipeline, Pipeline) else Path(pipeline).absolute()
+    folder = pipeline.folder if isinstance(pipeline, Pipeline) else locate(pipeline)
     need_identity(folder)
     return ParkedLanes(folder)
 
 
-def list_parked(folder: Path, *, held: bool = True) -> list[HeldLane]:
+def list_parked(folder: StorePath, *, held: bool = True) -> list[HeldLane]:
     """The lanes that are held or parked, by shard; `held=False` leaves out those that are retried automatically."""
     found = _read_newest(folder, lambda manifest: _waiting(folder, manifest))
     return [each for each in found if held or each.why is not WaitReason.HELD]
 
 
-def show(folder: Path, key: str) -> list[LaneState]:
+def show(folder: StorePath, key: str) -> list[LaneState]:
     """The key's state and what waits in it; one per shard that knows the key, so usually one or none."""
 
     def states(manifest: Manifest) -> Iterator[LaneState]:
@@ -152,7 +152,7 @@ def show(folder: Path, key: str) -> list[LaneState]:
     return _read_newest(folder, states)
 
 
-def _read_newest(folder: Path, read: Callable[[Manifest], Iterable[T]]) -> list[T]:
+def _read_newest(folder: StorePath, read: Callable[[Manifest], Iterable[T]]) -> list[T]:
     """What `read` returns for the newest manifest. If a running pipeline removes its files, there is a newer one."""
     unit_log, failed = UnitLog(folder), None
     while True:
@@ -165,7 +165,7 @@ def _read_newest(folder: Path, read: Callable[[Manifest], Iterable[T]]) -> list[
             failed = number
 
 
-def _waiting(folder: Path, manifest: Manifest) -> Iterator[HeldLane]:
+def _waiting(folder: StorePath, manifest: Manifest) -> Iterator[HeldLane]:
     for name, entry in manifest.shards.items():
         if entry.waiting:
             shard = ShardFiles(folder, manifest.query, name).load(entry.version)

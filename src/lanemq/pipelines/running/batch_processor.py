@@ -68,10 +68,10 @@ class BatchProcessor:
         self._sink = sink
         self._dead_letters = dead_letters
         self._checkpoint = checkpoint
-        self._decisions = Decisions(checkpoint.decisions_folder, grows=stage.evolves)
+        self._decisions = Decisions(checkpoint.decisions_folder, grows=stage.evolves, write=checkpoint.write)
         on_change = stage.on_queue_change
-        self._queues = None if on_change is None else QueueSet(checkpoint.queues_file, on_change)
-        self._positions = SinkPositions(checkpoint.sink_positions_file) if member else None
+        self._queues = None if on_change is None else QueueSet(checkpoint.queues_file, on_change, checkpoint.write)
+        self._positions = SinkPositions(checkpoint.sink_positions_file, checkpoint.write) if member else None
         self._effects = effects
         self._clock = clock or SystemClock()
         self._whole = whole
@@ -91,6 +91,7 @@ class BatchProcessor:
         self._stage.open(spark, folder)
         self._effects.check(self._stage.schema)
         query, epoch = self._checkpoint.query, self._checkpoint.epoch
+        self._checkpoint.log.check_plans()
         self._refuse_lost_batches_before_open()
         name = self._checkpoint.name
         for sink, pipeline in ((self._dead_letters, dead_letter_query(name)), (self._sink, name)):

@@ -12,6 +12,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -60,6 +61,7 @@ def run(
         spark_output: A file for what Spark and its workers write to standard error. Default: standard error.
         new_sink, new_checkpoint: As for `start`.
     """
+    pipeline = replace(pipeline, spark={**pipeline.spark, **(conf or {})})
     check_checkpoint(pipeline)
     if spark is not None:
         _run_in(spark, pipeline, once, report, new_sink, new_checkpoint)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,14 +18,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from lanemq.clock import Clock, SystemClock
+from lanemq.files import StorePath, can_rename
 from lanemq.model.errors import Closed, LaneError
 from lanemq.model.units import Seconds, to_millis, to_seconds
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.pipeline import Pipeline
+from lanemq.pipelines.ports import Sink
 from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.running.failure import PipelineFailed
 from lanemq.pipelines.running.progress import AppliedBatch, Progress, ProgressReporter, Report
+from lanemq.pipelines.sinks.delta import DeltaSink, delta_options
 from lanemq.pipelines.sinks.parquet import ParquetSink
 from lanemq.spark.options import ALL_TAGS
 from lanemq.spark.read.brokers import Brokers
@@ -62,11 +66,16 @@ def start(
             instead of raising `StateLost`. Its rows stay, and rows of messages that are read again are added to them.
     """
     clock = SystemClock()
+    settings = {**_hadoop_settings(spark), **pipeline.spark}
+    pipeline = replace(pipeline, spark=settings)
+    for sink in (pipeline.sink, pipeline.dead_letters):
+        if sink is not None:
+            sink.accept_settings(settings)
     checkpoint = Checkpoint(pipeline.folder, pipeline.name, pipeline.source.public_options, clock)
     processor = BatchProcessor(
         pipeline.stage,
         pipeline.sink,
-        pipeline.dead_letters or ParquetSink(checkpoint.dead_letters_folder),
+        pipeline.dead_letters or _dead_letter_sink(checkpoint.dead_letters_folder),
         checkpoint,
         EffectHistory(Path(pipeline.history) if pipeline.history is not None else None, pipeline.name),
         clock,
@@ -94,6 +103,18 @@ def start(
         processor.close()
         checkpoint.close()
         raise
+
+
+def _hadoop_settings(spark: SparkSession) -> dict[str, str]:
+    """Settings of the session that say how file systems are reached."""
+    return {name: value for name, value in spark.conf.getAll.items() if name.startswith("spark.hadoop.fs.")}
+
+
+def _dead_letter_sink(folder: StorePath) -> Sink:
+    """Parquet files, or a Delta table where the store cannot rename."""
+    if can_rename(folder):
+        return ParquetSink(folder)
+    return DeltaSink(str(folder), storage_options=delta_options(folder))
 
 
 def _start_query(

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import BinaryIO
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from lanemq.files import StorePath
 from lanemq.model.errors import UsageError
 from lanemq.pipelines.checkpoint.checkpoint import OWN_FOLDER
 from lanemq.pipelines.pipeline import Pipeline
@@ -83,9 +85,14 @@ def _after_fork() -> None:
             os.setpgid(0, 0)
 
 
-def spark_output_file(checkpoint: Path) -> Path:
-    """The file for Spark's output about a pipeline; that of the run before is kept with `.1`."""
-    return checkpoint / OWN_FOLDER / "spark.log"
+def spark_output_file(checkpoint: StorePath) -> Path:
+    """The file for Spark's output about a pipeline; that of the run before is kept with `.1`.
+
+    It is always local: in the checkpoint, or in the folder for temporary files if the checkpoint is elsewhere.
+    """
+    if isinstance(checkpoint, Path):
+        return checkpoint / OWN_FOLDER / "spark.log"
+    return Path(tempfile.gettempdir()) / f"lanemq-{checkpoint.name}-spark.log"
 
 
 @contextlib.contextmanager

@@ -18,10 +18,11 @@ times as slow, and mix the rows of several files.
 import json
 import logging
 import math
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,9 +35,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock
+from lanemq.files import StorePath, locate, sync
+from lanemq.files.objects import ObjectPath, store_config
 from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.model.units import Millis, Seconds, to_seconds
-from lanemq.pipelines.atomic_files import sync
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Batch, Merge, Rows
 from lanemq.pipelines.sinks.exact_sink import (
     ExactSink,
@@ -67,9 +69,9 @@ class DeltaSink(ExactSink):
     """Appends or merges batches.
 
     Args:
-        path: A folder, or an object store address that delta-rs knows (`s3://...`, with `storage_options`). Appended
-            rows keep the order of their shard within a file only in folders, and in tables without constraints and
-            without generated or renamed columns.
+        path: A folder, or an address that delta-rs knows (`s3a://...`, `hdfs://...`). Appended rows keep the order of
+            their shard within a file only in folders, and in tables without constraints and without generated or
+            renamed columns.
         partition_by: Columns whose values divide the files. Columns with many values make many small files. Empty
             text becomes null, because Delta partitions cannot hold it.
         maintain_every: Batches between compactions with vacuum, 0 for never. Low values cost time; high values leave
@@ -79,11 +81,13 @@ class DeltaSink(ExactSink):
             below the duration of the longest query breaks that query; 0 also deletes what another writer is about to
             commit.
         evolve: Whether a run with new columns may add them to the table.
+        storage_options: How delta-rs reaches the store, with its names. Default: the settings of Spark that begin
+            with `spark.hadoop.fs.s3a.`, and the environment.
     """
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | StorePath,
         partition_by: Sequence[str] = (),
         *,
         maintain_every: int = 100,
@@ -100,6 +104,7 @@ class DeltaSink(ExactSink):
         self._keep_hours = math.ceil(to_seconds(keep_files) / 3600)
         self._evolve = self.widens = evolve
         self._storage = dict(storage_options or {})
+        _refuse_unsafe_commits(self._path, self._storage)
         self._clock = clock or SystemClock()
         self._table: DeltaTable | None = None
         self._since_maintained = 0
@@ -109,6 +114,10 @@ class DeltaSink(ExactSink):
 
     def __str__(self) -> str:
         return f"Delta table {self._path}"
+
+    def accept_settings(self, settings: Mapping[str, str]) -> None:
+        if not self._storage and "://" in self._path:
+            self._storage = delta_options(locate(self._path, settings))
 
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         terms = self._agree(query, epoch, schema, how)
@@ -281,7 +290,37 @@ class DeltaSink(ExactSink):
         return self._table
 
 
-def read_table(path: str | Path, storage_options: Mapping[str, str] | None = None) -> pa.Table:
+def delta_options(path: StorePath) -> dict[str, str]:
+    """How delta-rs reaches a path: what `spark.hadoop.fs.s3a.` settings say, with its names.
+
+    Endpoint and scheme go together: an endpoint from the environment is used with its own scheme.
+    """
+    if not isinstance(path, ObjectPath):
+        return {}
+    config, client = store_config(path.root, path.settings)
+    options = {f"AWS_{name.upper()}": value for name, value in config.items()}
+    if "AWS_ENDPOINT" in options:
+        options["AWS_ENDPOINT_URL"] = options.pop("AWS_ENDPOINT")
+    return options | ({"AWS_ALLOW_HTTP": "true"} if client else {})
+
+
+_UNSAFE: Final = {"allow_unsafe_rename": "true", "conditional_put": "disabled"}
+"""Options of delta-rs with which two commits of the same version of a table both succeed."""
+
+
+def _refuse_unsafe_commits(path: str, storage: Mapping[str, str]) -> None:
+    if not path.startswith(("s3://", "s3a://")):
+        return
+    for name, value in {**os.environ, **storage}.items():
+        plain = name.lower().removeprefix("aws_").removeprefix("s3_")
+        if plain in _UNSAFE and value.lower() == _UNSAFE[plain]:
+            raise InvalidOption(
+                f"path {path}: {name}={value} lets two runs commit the same version of the table, and the rows of one "
+                f"are lost: remove the option; S3 commits safely without it"
+            )
+
+
+def read_table(path: str | StorePath, storage_options: Mapping[str, str] | None = None) -> pa.Table:
     """The current rows of a table, without deletions and without the columns `_sequence`, `_deleted` and `_kept`."""
     found = DeltaTable(str(path), storage_options=dict(storage_options or {}) or None)
     # Not `to_pyarrow_table`: Arrow's threads call back into Python, which aborts a program that exits at that moment.

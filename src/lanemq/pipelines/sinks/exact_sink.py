@@ -13,11 +13,9 @@ refused before anything is written.
 
 import logging
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,6 +24,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from lanemq.files import Output, StorePath, arrow_source, copy
 from lanemq.model.errors import Closed, InvalidOption, SinkFenced, StateLost, UsageError
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Batch, FileRows, Merge, Rows, Runs, Sink, run_name
 
@@ -246,7 +245,7 @@ def shard_tables(rows: Rows, wanted: pa.Schema) -> Iterator[pa.Table]:
         yield fit(rows.table(), wanted)
         return
     for file in rows.files:
-        yield fit(pq.read_table(file.path, partitioning=None), wanted)
+        yield fit(pq.read_table(arrow_source(file.path), partitioning=None), wanted)
 
 
 def merge_table(rows: Rows, wanted: pa.Schema, keys: Sequence[str]) -> pa.Table:
@@ -266,22 +265,27 @@ class ShardRows:
 
     shard: str
     rows: int
-    path: Path | None
+    path: StorePath | None
     table: pa.Table | None
 
     def load(self) -> pa.Table:
-        return self.table if self.table is not None else pq.read_table(self.path, partitioning=None)
+        if self.table is not None:
+            return self.table
+        assert self.path is not None, "rows are in a file or in a table"
+        return pq.read_table(arrow_source(self.path), partitioning=None)
 
-    def put(self, target: Path) -> None:
+    def put(self, target: StorePath) -> None:
         """Write the rows to a file of the sink.
 
         Invariant: a file that a table refers to belongs to the table alone. Stages rewrite their files when a batch
         is repeated, so the file is copied; a link would let that change committed rows.
         """
         if self.path is not None:
-            shutil.copyfile(self.path, target)
-        else:
-            pq.write_table(self.table, target)
+            copy(self.path, target)
+            return
+        output = Output(target)
+        pq.write_table(self.table, output.target)
+        output.close()
 
 
 def shards(rows: Rows, wanted: pa.Schema) -> Iterator[ShardRows]:
@@ -292,8 +296,8 @@ def shards(rows: Rows, wanted: pa.Schema) -> Iterator[ShardRows]:
         return
     for file in rows.files:
         if file.rows:
-            as_it_is = _has_columns(pq.read_schema(file.path), wanted)
-            table = None if as_it_is else fit(pq.read_table(file.path, partitioning=None), wanted)
+            as_it_is = _has_columns(pq.read_schema(arrow_source(file.path)), wanted)
+            table = None if as_it_is else fit(pq.read_table(arrow_source(file.path), partitioning=None), wanted)
             yield ShardRows(file.shard, file.rows, file.path if as_it_is else None, table)
 
 

@@ -9,7 +9,7 @@ A run writes and syncs the files of a batch in the folder of its own epoch, then
 them visible. A number that is there is not written again. A newer run that opens the sink moves the older epoch
 folders away, so the older run's rename finds nothing to rename. Each is a single rename and one of them comes first,
 so no lock is needed and a run that hangs in between blocks no other. This is as safe as the file system's `rename`:
-atomic on local disks, NFS and HDFS-like systems. Do not use object stores behind a file interface.
+atomic on local disks, NFS and HDFS. Object stores have none and are refused; do not use one behind a file interface.
 
 A batch without rows is a small file that is renamed in the same way and replaces older ones, so a topic that is mostly
 silent leaves no folders.
@@ -19,17 +19,18 @@ in Spark, pandas and Arrow. Old batches may be deleted or compacted, except the 
 """
 
 import json
-import shutil
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 from urllib.parse import quote
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from lanemq.files import StorePath, can_rename, is_address, locate, remove_tree, sync, write_durably
 from lanemq.model.errors import InvalidOption, SinkFenced
-from lanemq.pipelines.atomic_files import sync
 from lanemq.pipelines.ports import Append, Batch, Merge, Rows
 from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, ShardRows, Terms, file_name, owner_mark, shards
 
@@ -42,17 +43,25 @@ class ParquetSink(ExactSink):
 
     appends_only = True
 
-    def __init__(self, path: str | Path) -> None:
-        if "://" in str(path):
-            raise InvalidOption(f"path {path}: the Parquet sink needs a folder; use the Delta sink for object stores")
-        self._path = Path(path)
+    def __init__(self, path: str | StorePath) -> None:
+        self._given = path
+        self._path = locate(path) if is_address(path) else cast("StorePath", Path(str(path)))
+        if not can_rename(self._path):
+            raise InvalidOption(
+                f"path {path}: an object store cannot rename, so a batch of several files would appear one by one; use "
+                f"the Delta sink (kind delta)"
+            )
         self._applied: int | None = None
+
+    def accept_settings(self, settings: Mapping[str, str]) -> None:
+        if is_address(self._given):
+            self._path = locate(self._given, settings)
 
     def __str__(self) -> str:
         return f"Parquet folder {self._path}"
 
     @property
-    def path(self) -> Path:
+    def path(self) -> StorePath:
         """The folder."""
         return self._path
 
@@ -101,24 +110,21 @@ class ParquetSink(ExactSink):
         self._applied = batch.number
         return new
 
-    def _stage(self, rows: Rows, batch: Batch, run_folder: Path, terms: Terms) -> Path:
+    def _stage(self, rows: Rows, batch: Batch, run_folder: StorePath, terms: Terms) -> StorePath:
         folder = run_folder / f"{batch.number}-{uuid.uuid4().hex}"
         folder.mkdir()
         for at, shard in enumerate(shards(rows, terms.schema)):
             self._write_file(shard, folder / f"{at:03}-{file_name(shard.shard)}.parquet")
         note = folder / _NOTE
-        note.write_text(
-            json.dumps({"query": batch.query, "batch": batch.number, "epoch": batch.epoch, "rows": rows.count()})
-        )
-        sync(note)
-        sync(folder)
+        content = {"query": batch.query, "batch": batch.number, "epoch": batch.epoch, "rows": rows.count()}
+        write_durably(note, json.dumps(content).encode())
         return folder
 
-    def _write_file(self, shard: ShardRows, target: Path) -> None:
+    def _write_file(self, shard: ShardRows, target: StorePath) -> None:
         shard.put(target)
         sync(target)
 
-    def _publish(self, staged: Path, batch: Batch, terms: Terms) -> bool:
+    def _publish(self, staged: StorePath, batch: Batch, terms: Terms) -> bool:
         target = self._visible(terms.query) / f"{_BATCH}{batch.number}"
         try:
             staged.rename(target)
@@ -126,21 +132,22 @@ class ParquetSink(ExactSink):
             # rename never replaces a folder that is not empty: the batch is there.
             if not target.exists():
                 raise
-            shutil.rmtree(staged, ignore_errors=True)
+            remove_tree(staged)
             return False
         sync(target.parent)
         return True
 
-    def _publish_empty(self, staged: Path, batch: Batch, terms: Terms) -> bool:
+    def _publish_empty(self, staged: StorePath, batch: Batch, terms: Terms) -> bool:
         """Record a batch without rows. The number is part of the name, so no note replaces that of a later batch."""
         notes = self._notes(terms.query)
-        (staged / _NOTE).rename(notes / f"{_EMPTY}{batch.number}")
+        with suppress(FileExistsError):  # HDFS does not replace the same note; a local disk does
+            (staged / _NOTE).rename(notes / f"{_EMPTY}{batch.number}")
         sync(notes)
         self._remove_older_notes(notes, batch)
-        shutil.rmtree(staged, ignore_errors=True)
+        remove_tree(staged)
         return True
 
-    def _remove_older_notes(self, notes: Path, batch: Batch) -> None:
+    def _remove_older_notes(self, notes: StorePath, batch: Batch) -> None:
         for older, number in _numbered(notes, _EMPTY):
             if number < batch.number:
                 older.unlink(missing_ok=True)
@@ -160,13 +167,13 @@ class ParquetSink(ExactSink):
             others = [epoch for _, epoch in _numbered(own.parent, _EPOCH) if epoch != terms.epoch]
             LedgerEntry(None, max(others, default=None)).check_opener(terms)
         except SinkFenced:
-            shutil.rmtree(own, ignore_errors=True)
+            remove_tree(own)
             raise
         for folder, epoch in _numbered(own.parent, _EPOCH):
             if epoch < terms.epoch:
                 self._move_away(folder)
         for left in [*own.parent.glob("gone-*"), *own.glob("*")]:
-            shutil.rmtree(left, ignore_errors=True)
+            remove_tree(left)
         sync(own.parent)
 
     def _check_owner(self, terms: Terms) -> None:
@@ -184,10 +191,7 @@ class ParquetSink(ExactSink):
         former = self._owner_query(terms)
         if not terms.pipeline or former == terms.query:
             return
-        draft = self._owner_file(terms).with_name(f"owner-{uuid.uuid4().hex}")
-        draft.write_text(terms.query)
-        sync(draft)
-        draft.replace(self._owner_file(terms))
+        write_durably(self._owner_file(terms), terms.query.encode())
         if former is not None:
             for folder, _ in _numbered(self._notes(former), _EPOCH):
                 self._move_away(folder)
@@ -196,14 +200,14 @@ class ParquetSink(ExactSink):
         if not terms.pipeline:
             return None
         try:
-            return self._owner_file(terms).read_text()
+            return self._owner_file(terms).read_bytes().decode()
         except FileNotFoundError:
             return None
 
-    def _owner_file(self, terms: Terms) -> Path:
+    def _owner_file(self, terms: Terms) -> StorePath:
         return self._path / "_lanemq" / f"owner={quote(terms.pipeline, safe='')}"
 
-    def _move_away(self, older: Path) -> None:
+    def _move_away(self, older: StorePath) -> None:
         with suppress(FileNotFoundError):  # an even newer run was faster
             older.rename(older.parent / f"gone-{uuid.uuid4().hex}")
 
@@ -221,35 +225,33 @@ class ParquetSink(ExactSink):
         known = self._known_schema()
         added = [field for field in schema if field.name not in known.names]
         if added:
-            draft = self._schema_file.with_name(f"schema-{uuid.uuid4().hex}")
-            draft.write_text(StructType([*known, *added]).json())
-            draft.replace(self._schema_file)
+            write_durably(self._schema_file, StructType([*known, *added]).json().encode())
 
     def _known_schema(self) -> StructType:
         there = self._schema_file.exists()
-        return StructType.fromJson(json.loads(self._schema_file.read_text())) if there else StructType()
+        return StructType.fromJson(json.loads(self._schema_file.read_bytes())) if there else StructType()
 
     @property
-    def _schema_file(self) -> Path:
+    def _schema_file(self) -> StorePath:
         return self._path / "_lanemq" / "schema.json"
 
     def _newest_epoch(self, terms: Terms) -> int | None:
         return max((epoch for _, epoch in _numbered(self._notes(terms.query), _EPOCH)), default=None)
 
-    def _run_folder(self, terms: Terms) -> Path:
+    def _run_folder(self, terms: Terms) -> StorePath:
         return self._notes(terms.query) / f"{_EPOCH}{terms.epoch}"
 
-    def _notes(self, query: str) -> Path:
+    def _notes(self, query: str) -> StorePath:
         return self._path / "_lanemq" / f"query={quote(query, safe='')}"
 
-    def _visible(self, query: str) -> Path:
+    def _visible(self, query: str) -> StorePath:
         return batches_folder(self._path, query)
 
 
-def batches_folder(path: Path, query: str) -> Path:
+def batches_folder(path: StorePath, query: str) -> StorePath:
     """The folder with the visible batches of a query, one folder `lanemq_batch=<number>` each."""
     return path / f"lanemq_query={quote(query, safe='')}"
 
 
-def _numbered(folder: Path, prefix: str) -> list[tuple[Path, int]]:
+def _numbered(folder: StorePath, prefix: str) -> list[tuple[StorePath, int]]:
     return [(found, int(found.name.removeprefix(prefix))) for found in folder.glob(f"{prefix}*")]

@@ -17,7 +17,6 @@ copies of one checkpoint cannot be distinguished here, since the topic stores no
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import md5
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +27,7 @@ from pyspark.sql.types import StructType
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import security_of
 from lanemq.clock import SystemClock
+from lanemq.files import StorePath, arrow_source
 from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, SinkFenced, UsageError
 from lanemq.model.names import check_topic
 from lanemq.model.units import Millis, Seconds, to_millis
@@ -99,8 +99,8 @@ class ShardSender:
             sender.close()
         return None
 
-    def send_file(self, path: str) -> str | None:
-        with pq.ParquetFile(path) as file:
+    def send_file(self, path: StorePath) -> str | None:
+        with pq.ParquetFile(arrow_source(path)) as file:
             return self.send(
                 batch
                 for part in file.iter_batches(ROWS_PER_BATCH)
@@ -189,7 +189,7 @@ class TopicSink(ExactSink):
 
     def _send_files(self, files: list[RowFile], batch: Batch, terms: Terms) -> list[str | None]:
         """Send each shard in a task of its own. The broker drops what a failed task had already sent."""
-        work = [(self._sender(file.shard, batch, terms), str(Path(file.path).absolute())) for file in files]
+        work = [(self._sender(file.shard, batch, terms), file.path.absolute()) for file in files]
         if len(work) < 2:
             return [sender.send_file(path) for sender, path in work]
         assert self._spark is not None, "open() sets it"
@@ -211,7 +211,7 @@ class TopicSink(ExactSink):
             raise MissingKey(given.topic)
 
 
-def _send_file(work: tuple[ShardSender, str]) -> str | None:
+def _send_file(work: tuple[ShardSender, StorePath]) -> str | None:
     sender, path = work
     return sender.send_file(path)
 

@@ -9,7 +9,6 @@ not affect other messages.
 
 import logging
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from pyspark.sql.classic.column import Column as JvmColumn
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructType
 
+from lanemq.files import Output, StorePath, remove_tree
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.pipelines.checkpoint.queues import NEEDED
 from lanemq.pipelines.ports import (
@@ -85,12 +85,12 @@ class Project(Stage):
         self._fails = on_poison == "fail"
         self.columns: tuple[str, ...] = ()
         self.schema = StructType()
-        self._folder = Path()
+        self._folder: StorePath = Path()
 
-    def open(self, spark: SparkSession, folder: Path) -> None:
+    def open(self, spark: SparkSession, folder: StorePath) -> None:
         """Asks Spark for the types of the expressions and the columns that they need."""
         self._folder = folder
-        shutil.rmtree(folder / "work", ignore_errors=True)  # rows of batches that will be repeated
+        remove_tree(folder / "work")  # rows of batches that will be repeated
         try:
             frame = self._projected(spark.createDataFrame([], COLUMNS))
         except Exception as error:
@@ -115,11 +115,11 @@ class Project(Stage):
                 raise
             log.warning("%s: %s; computing each message separately", batch, str(error).splitlines()[0])
             return self._process_by_message(messages, batch, hidden, folder, error)
-        rows = FileRows(self.schema, _row_files(files))
+        rows = FileRows(self.schema, _row_files(files, folder))
         return Results(rows, counts={"events": rows.count()}, positions=_positions(files))
 
     def _process_by_message(
-        self, messages: DataFrame, batch: Batch, hidden: Sequence[str], folder: Path, reason: Exception
+        self, messages: DataFrame, batch: Batch, hidden: Sequence[str], folder: StorePath, reason: Exception
     ) -> Results:
         """Computes each message separately, for a batch in which one fails. Slower, and reads the messages again."""
         try:
@@ -132,13 +132,16 @@ class Project(Stage):
         except Exception as error:
             log.warning("%s: messages cannot be computed separately: %s", batch, str(error).splitlines()[0])
             raise reason from error
-        rows, dead = FileRows(self.schema, _row_files(files)), FileRows(DEAD_LETTER_SCHEMA, _row_files(dead_files))
+        rows, dead = (
+            FileRows(self.schema, _row_files(files, folder)),
+            FileRows(DEAD_LETTER_SCHEMA, _row_files(dead_files, folder)),
+        )
         counts = {"events": rows.count() + dead.count(), "poison": dead.count()}
         return Results(rows, dead, counts, positions=_positions([*files, *dead_files]))
 
     def finished(self, batch: Batch) -> None:
         """Removes the files: the sinks have the batch."""
-        shutil.rmtree(self._folder / "work" / str(batch.number), ignore_errors=True)
+        remove_tree(self._folder / "work" / str(batch.number))
 
     def _projected(self, messages: DataFrame, *more: str) -> DataFrame:
         missing = [name for name in QUEUE if name not in messages.columns]
@@ -150,7 +153,7 @@ class Project(Stage):
         return chosen.selectExpr(*self._select, *more)
 
 
-def _written(frame: DataFrame, schema: StructType, folder: Path) -> list["_QueueFile"]:
+def _written(frame: DataFrame, schema: StructType, folder: StorePath) -> list["_QueueFile"]:
     writer = _Writer(folder, to_arrow_schema(schema, timezone="UTC"))
     return [_QueueFile(*row) for row in frame.mapInArrow(writer, _SUMMARY).collect()]
 
@@ -160,7 +163,7 @@ class _QueueFile(NamedTuple):
 
     shard: str
     task: int
-    path: str
+    name: str
     rows: int
     next: int | None
     stored: int | None
@@ -176,7 +179,7 @@ class _QueueFile(NamedTuple):
 class _Writer:
     """What a task does: writes the rows of each queue to a file, and returns one row about each file."""
 
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+    def __init__(self, folder: StorePath, schema: pa.Schema) -> None:
         self._folder = folder
         self._schema = schema
 
@@ -185,18 +188,20 @@ class _Writer:
 
         context = TaskContext.get()
         task = context.partitionId() if context is not None else 0
-        writers: dict[str, tuple[pq.ParquetWriter, Path]] = {}
+        writers: dict[str, tuple[pq.ParquetWriter, Output, str]] = {}
         files: dict[str, _QueueFile] = {}
         for batch in batches:
             for shard, part in _by_queue(pa.table(batch)):
                 if shard not in writers:
-                    path = self._folder / f"{len(writers)}-{task}-{context.taskAttemptId() if context else 0}.part"
-                    writers[shard] = (pq.ParquetWriter(path, self._schema), path)
+                    name = f"{len(writers)}-{task}-{context.taskAttemptId() if context else 0}.part"
+                    output = Output(self._folder / name)
+                    writers[shard] = (pq.ParquetWriter(output.target, self._schema), output, name)
                 writers[shard][0].write_table(part.select(self._schema.names).cast(self._schema))
-                known = files.get(shard) or _QueueFile(shard, task, str(writers[shard][1]), 0, None, None)
+                known = files.get(shard) or _QueueFile(shard, task, writers[shard][2], 0, None, None)
                 files[shard] = known.with_more(part)
-        for writer, _ in writers.values():
+        for writer, output, _ in writers.values():
             writer.close()
+            output.close()
         columns = [[each[at] for each in files.values()] for at in range(len(_KINDS))]
         arrays = [pa.array(values, kind) for values, (_, kind) in zip(columns, _KINDS, strict=True)]
         yield pa.record_batch(arrays, schema=pa.schema(_KINDS))
@@ -226,14 +231,14 @@ def _positions(files: list[_QueueFile]) -> dict[str, SinkPosition]:
     return found
 
 
-def _row_files(files: list[_QueueFile]) -> list[RowFile]:
+def _row_files(files: list[_QueueFile], folder: StorePath) -> list[RowFile]:
     """The files of each queue. A queue that several tasks read (`ordered=false`) is several numbered shards."""
     found: list[RowFile] = []
     seen: dict[str, int] = {}
-    for shard, _, path, rows, _, _ in sorted(files, key=lambda each: each[:3]):
+    for shard, _, name, rows, _, _ in sorted(files, key=lambda each: each[:3]):
         share = seen.get(shard, 0)
         seen[shard] = share + 1
-        found.append(RowFile(shard if share == 0 else f"{shard}#{share}", Path(path), rows))
+        found.append(RowFile(shard if share == 0 else f"{shard}#{share}", folder / name, rows))
     return found
 
 

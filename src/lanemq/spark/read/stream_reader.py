@@ -14,7 +14,6 @@ Invariants:
 import json
 import logging
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +28,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from lanemq.clock import SystemClock
+from lanemq.files import locate
 from lanemq.model.errors import LaneError, LeaseLost, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
@@ -349,11 +349,11 @@ def is_committed(checkpoint: str | None, end: Positions) -> bool:
     """Whether the last batch that Spark's checkpoint records as done has this end. False if it cannot be read."""
     if checkpoint is None:
         return False
-    folder = Path(checkpoint.removeprefix("file://").removeprefix("file:"))
     try:
+        folder = locate(checkpoint)
         last = max(int(path.name) for path in (folder / "commits").iterdir() if path.name.isdecimal())
-        lines = (folder / "offsets" / str(last)).read_text("utf-8").splitlines()[2:]
-    except (OSError, ValueError):
+        lines = (folder / "offsets" / str(last)).read_bytes().decode("utf-8").splitlines()[2:]
+    except (OSError, ValueError, LaneError):
         return False
     topics = {queue.topic for queue in end}
     candidates = [each for each in map(_source_end, lines) if {queue.topic for queue in each} == topics]

@@ -14,15 +14,14 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql.types import BooleanType, DataType, DoubleType, LongType, StringType, StructField, StructType
 
-from lanemq.pipelines.atomic_files import read_json
-from lanemq.pipelines.checkpoint.checkpoint import write_as
+from lanemq.files import StorePath
+from lanemq.pipelines.checkpoint.fencing import read_fenced_json, write_as
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Batch
 from lanemq.pipelines.stages.cdc.changes import belongs
 from lanemq.pipelines.stages.cdc.documents import UNREADABLE, listed
@@ -74,13 +73,13 @@ class _Known(msgspec.Struct):
 class Evolution:
     """The columns that were added to a table, in order."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: StorePath | None = None) -> None:
         """Reads the columns from `path`; None: keeps them in memory only."""
         self._path = path
         self._reported: set[str] = set()
         self.columns: dict[str, str] = {}
         if path is not None and path.exists():
-            found = read_json(path, _Known)
+            found = read_fenced_json(path, _Known)
             assert isinstance(found, _Known)
             self.columns = found.columns
 

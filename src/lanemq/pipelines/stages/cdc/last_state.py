@@ -9,12 +9,10 @@ ends the query.
 """
 
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -25,9 +23,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from lanemq.files import StorePath, arrow_source, remove_tree
 from lanemq.model.errors import CodecError, InvalidOption, OrderError
-from lanemq.pipelines.atomic_files import read_json
-from lanemq.pipelines.checkpoint.checkpoint import write_as
+from lanemq.pipelines.checkpoint.fencing import read_fenced_json, write_as
 from lanemq.pipelines.checkpoint.queues import check_on_queue_change
 from lanemq.pipelines.ports import (
     DEAD_LETTER_SCHEMA,
@@ -149,7 +147,7 @@ class LastState(Stage):
         self._fails = on_poison == "fail"
         self.schema = declared.merged(sequence_type(self._options.parts))
         self.how: Append | Merge = Merge(declared.keys)
-        self._work: Path | None = None
+        self._work: StorePath | None = None
         self._ends, self._fields, self._evolution = QueueEnds(), SkippedFields(), Evolution()
 
     @property
@@ -165,20 +163,20 @@ class LastState(Stage):
         """
         return before(self._options.parts, position)
 
-    def open(self, spark: SparkSession, folder: Path) -> None:
+    def open(self, spark: SparkSession, folder: StorePath) -> None:
         """Opens the stage's folder; refuses one whose rows were made with other keys or another sequence."""
         FrozenTable.of(self._options).check(folder)
         self._work = folder / "work"
         self._ends, self._fields = QueueEnds(folder / "ends.json"), SkippedFields()
         self._evolution = Evolution(folder / "columns.json" if self.evolves else None)
-        shutil.rmtree(self._work, ignore_errors=True)  # left by a run that was killed
+        remove_tree(self._work)  # left by a run that was killed
 
     def process(self, messages: DataFrame, batch: Batch) -> Results:
         """Returns the newest row of each key that the batch changes."""
         assert self._work is not None, "open() comes first"
         FrozenTable.of(self._options).freeze(self._work.parent)
         folder = self._work / str(batch.number)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         options = self._evolution.extend(self._options)
         try:
             queues = self._fold(messages, folder, options)
@@ -188,10 +186,10 @@ class LastState(Stage):
                 queues = self._fold(messages, folder, options)
             return self._results(queues, batch, options, fresh)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
 
-    def _fold(self, messages: DataFrame, folder: Path, options: ReplicaOptions) -> list[QueueSummary]:
-        task = partial(fold_task, options, str(folder))
+    def _fold(self, messages: DataFrame, folder: StorePath, options: ReplicaOptions) -> list[QueueSummary]:
+        task = partial(fold_task, options, folder)
         kept = [name for name in self.columns if name in _NEEDED or name in messages.columns]
         found = messages.select(*kept).mapInArrow(task, SUMMARY).collect()
         summaries = (msgspec.json.decode(row.summary, type=QueueSummary) for row in found)
@@ -213,7 +211,7 @@ class LastState(Stage):
         dead_letters = self._dead_letters(queues, batch)
         self._refuse_disorder(queues, counts, batch)
         schema = options.table.merged(sequence_type(options.parts))
-        rows = self._rows(queues, schema)
+        rows = self._rows(queues, schema, batch)
         counts["keys"] = rows.num_rows
         counts["deletes"] = pc.sum(rows[DELETED]).as_py() or 0
         if new := self._fields.count((name for each in queues for name in each.skipped), batch):
@@ -239,15 +237,19 @@ class LastState(Stage):
         if not self._options.parts:
             self._ends.refuse_restart(queues, batch)
 
-    def _rows(self, queues: Sequence[QueueSummary], schema: StructType) -> pa.Table:
+    def _rows(self, queues: Sequence[QueueSummary], schema: StructType, batch: Batch) -> pa.Table:
         wanted = to_arrow_schema(schema, timezone="UTC")
         if not queues:
             return wanted.empty_table()
-        rows = [(each.queue, feather.read_table(each.rows, memory_map=False)) for each in queues]
+        rows = [(each.queue, self._read_table(batch, each.rows)) for each in queues]
         return newest_of_queues(rows, self._options.table.keys).cast(wanted)
 
+    def _read_table(self, batch: Batch, name: str) -> pa.Table:
+        assert self._work is not None, "open() comes first"
+        return feather.read_table(arrow_source(self._work / str(batch.number) / name), memory_map=False)
+
     def _dead_letters(self, queues: Sequence[QueueSummary], batch: Batch) -> TableRows | None:
-        tables = [feather.read_table(each.dead, memory_map=False) for each in queues if each.dead]
+        tables = [self._read_table(batch, each.dead) for each in queues if each.dead]
         if not tables:
             return None
         found = pa.concat_tables(tables)
@@ -301,12 +303,12 @@ class QueueEnds:
     store time is a repeated message and rightly loses.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: StorePath | None = None) -> None:
         """Reads the ends from `path`, so that a later run knows them; None: keeps them in memory only."""
         self._path = path
         self._ends: dict[str, _End] = {}
         if path is not None and path.exists():
-            found = read_json(path, _Known)
+            found = read_fenced_json(path, _Known)
             assert isinstance(found, _Known)
             self._ends = found.queues
 

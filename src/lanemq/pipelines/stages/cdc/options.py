@@ -8,13 +8,12 @@ newer changes may lose.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
+from lanemq.files import StorePath, read_json, write_json
 from lanemq.model.errors import InvalidOption
-from lanemq.pipelines.atomic_files import read_json, write_json
 from lanemq.pipelines.stages.cdc.changes import Format
 from lanemq.pipelines.stages.cdc.formats.binlog import CanalFormat, MaxwellFormat
 from lanemq.pipelines.stages.cdc.formats.debezium import DebeziumFormat
@@ -120,13 +119,13 @@ class FrozenTable(msgspec.Struct, frozen=True):
         parts = tuple(f"{part.path}:{part.kind}" for part in options.parts)
         return cls(tuple(sorted(options.table.keys)), parts)
 
-    def freeze(self, stage_folder: Path) -> None:
+    def freeze(self, stage_folder: StorePath) -> None:
         """Records the options. Called before the first rows leave the stage; a start without a batch freezes none."""
         path = stage_folder / "table.json"
         if not path.exists():
             write_json(path, self)
 
-    def check(self, stage_folder: Path) -> None:
+    def check(self, stage_folder: StorePath) -> None:
         """Raises `InvalidOption` if the rows of the checkpoint were made with other options."""
         path = stage_folder / "table.json"
         if not path.exists():

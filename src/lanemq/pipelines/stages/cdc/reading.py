@@ -12,7 +12,6 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import feather
 
+from lanemq.files import Output, StorePath
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
 from lanemq.pipelines.stages.cdc import documents
 from lanemq.pipelines.stages.cdc.changes import KeyNames, Reading, RowChanges
@@ -63,9 +63,9 @@ class QueueSummary(msgspec.Struct):
 
     queue: str
     rows: str
-    """The file of rows."""
+    """The name of the file of rows."""
     dead: str | None
-    """The file of dead letters."""
+    """The name of the file of dead letters."""
     counts: Counts
     first: int
     """The lowest queue offset."""
@@ -83,7 +83,9 @@ class QueueSummary(msgspec.Struct):
     """Added columns that values of the task did not fit."""
 
 
-def fold_task(options: ReplicaOptions, folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def fold_task(
+    options: ReplicaOptions, folder: StorePath, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """The task for `mapInArrow`. A repeated task writes files with other names; only summaries that arrive count."""
     reader = Reader(options)
     parts: dict[str, list[Folded]] = {}
@@ -100,7 +102,7 @@ def fold_task(options: ReplicaOptions, folder: str, batches: Iterator[pa.RecordB
                 skipped[queue] = skipped_fields(options, messages)
                 if options.evolves:
                     fields[queue] = combine_fields(fields.get(queue, {}), new_fields(options, messages))
-    found = [_write(queue, reader.combine(some), spans[queue], Path(folder)) for queue, some in parts.items()]
+    found = [_write(queue, reader.combine(some), spans[queue], folder) for queue, some in parts.items()]
     for each in found:
         each.skipped = skipped[each.queue]
         each.fields, each.conflicts = fields.get(each.queue, {}), sorted(reader.conflicts)
@@ -155,14 +157,20 @@ def _span(messages: pa.Table, known: Span | None) -> Span:
     return min(first, known[0]), max(last, known[1]), since if first < known[0] else known[2], max(stored, known[3])
 
 
-def _write(queue: str, folded: Folded, span: Span, folder: Path) -> QueueSummary:
+def _write(queue: str, folded: Folded, span: Span, folder: StorePath) -> QueueSummary:
     name = uuid4().hex
     rows, dead = folder / f"{name}.rows", folder / f"{name}.dead"
     folder.mkdir(parents=True, exist_ok=True)
-    feather.write_feather(folded.rows, str(rows), compression="lz4")
+    _write_table(folded.rows, rows)
     if folded.dead.num_rows:
-        feather.write_feather(folded.dead, str(dead), compression="lz4")
-    return QueueSummary(queue, str(rows), str(dead) if folded.dead.num_rows else None, folded.counts, *span)
+        _write_table(folded.dead, dead)
+    return QueueSummary(queue, rows.name, dead.name if folded.dead.num_rows else None, folded.counts, *span)
+
+
+def _write_table(table: pa.Table, path: StorePath) -> None:
+    output = Output(path)
+    feather.write_feather(table, output.target, compression="lz4")
+    output.close()
 
 
 def _constant(column: pa.ChunkedArray) -> bool:

@@ -14,17 +14,18 @@ their pass is gone, so that a repeated pass is the same; `ask` returns only when
 
 import fcntl
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from lanemq.clock import SystemClock
+from lanemq.files import StorePath, can_rename, copy, create, read_json, sync, write_durably, write_json
 from lanemq.model.errors import InvalidOption, StateLost
-from lanemq.pipelines.atomic_files import read_json, sync, write_durably, write_json
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 from lanemq.pipelines.stages.transitions.shard import keyless
 
@@ -41,13 +42,13 @@ class OperatorRequest(msgspec.Struct, frozen=True):
     """Wall time, milliseconds."""
 
 
-def request_redrive(stage_folder: Path, key: str | None = None, *, everything: bool = False) -> str:
+def request_redrive(stage_folder: StorePath, key: str | None = None, *, everything: bool = False) -> str:
     """Requests that the key's messages are tried again in order, before newer ones. Returns the request's id."""
     return _request(stage_folder, "redrive", key, everything=everything)
 
 
 def request_discard(
-    stage_folder: Path, key: str | None = None, *, everything: bool = False, first_only: bool = False
+    stage_folder: StorePath, key: str | None = None, *, everything: bool = False, first_only: bool = False
 ) -> str:
     """Requests that the key's waiting messages become dead letters, so that the key continues.
 
@@ -56,7 +57,7 @@ def request_discard(
     return _request(stage_folder, "discard_first" if first_only else "discard", key, everything=everything)
 
 
-def _request(stage_folder: Path, action: Action, key: str | None, *, everything: bool) -> str:
+def _request(stage_folder: StorePath, action: Action, key: str | None, *, everything: bool) -> str:
     if (key is None) != everything:
         raise InvalidOption(f"{action}: name one key, or give everything=True, and not both")
     if not stage_folder.is_dir():
@@ -67,19 +68,19 @@ def _request(stage_folder: Path, action: Action, key: str | None, *, everything:
     return request.id
 
 
-def pending_requests(stage_folder: Path) -> list[OperatorRequest]:
+def pending_requests(stage_folder: StorePath) -> list[OperatorRequest]:
     """Requests that no retry pass has taken yet."""
     folder = stage_folder / "requests"
-    found: Any = [read_json(path, OperatorRequest) for path in sorted(folder.glob("*.json"))] if folder.is_dir() else []
-    return list(found)
+    names = sorted(path.name for path in folder.glob("*.json")) if folder.is_dir() else []
+    return [read_json(folder / name, OperatorRequest) for name in names]
 
 
-def remove_request(stage_folder: Path, request: OperatorRequest) -> None:
+def remove_request(stage_folder: StorePath, request: OperatorRequest) -> None:
     """Removes a request that a retry pass has carried out."""
     _path(stage_folder, request).unlink(missing_ok=True)
 
 
-def _path(stage_folder: Path, request: OperatorRequest) -> Path:
+def _path(stage_folder: StorePath, request: OperatorRequest) -> StorePath:
     return stage_folder / "requests" / f"{request.id}.json"
 
 
@@ -111,6 +112,8 @@ NO_ACTIONS = RequestedActions({})
 
 DEAD_LETTERS_PER_FILE: Final = 5_000
 BYTES_PER_FILE: Final = 16 << 20
+MAX_LOCK_SECONDS: Final = 60
+"""How long a request may take to be written to a remote store before another one ignores its lock."""
 FILES_PER_PASS: Final = 4
 """Files of one retry pass. A task reads all of them to find its own dead letters; it holds one file and all rows in
 memory."""
@@ -152,7 +155,7 @@ _decode: Final[Callable[[bytes], list[RedrivenDeadLetter]]] = msgspec.msgpack.De
 class Redrives:
     """The redrives of one stage. Operators ask from any process; the run that owns the checkpoint carries them out."""
 
-    def __init__(self, stage_folder: Path) -> None:
+    def __init__(self, stage_folder: StorePath) -> None:
         self._folder = stage_folder / "redrives"
         self._asked, self._done = self._folder / "asked", self._folder / "done"
 
@@ -199,10 +202,15 @@ class Redrives:
         """Marks a file as done: the sinks have its rows. May be repeated."""
         self._done.mkdir(parents=True, exist_ok=True)
         source = self._asked / f"{ident}.dead_letters"
-        if source.exists():
+        if not source.exists():
+            return
+        if can_rename(source):
             source.rename(self._done / source.name)
-            sync(self._done)
-            sync(self._asked)
+        else:  # until the second step it is in both, and a repetition ends with both steps done
+            copy(source, self._done / source.name)
+            source.unlink(missing_ok=True)
+        sync(self._done)
+        sync(self._asked)
 
     def forget_bodies(self, ident: str) -> None:
         """Removes the bodies in a file whose pass is never repeated. The identities stay, so none is redriven twice."""
@@ -210,7 +218,7 @@ class Redrives:
         bare = [msgspec.structs.replace(each, message=_without_body(each.message)) for each in _read(path)]
         write_durably(path, _encode(bare))
 
-    def _identities(self, folder: Path) -> set[Identity]:
+    def _identities(self, folder: StorePath) -> set[Identity]:
         found: set[Identity] = set()
         for path in folder.glob("*.dead_letters") if folder.is_dir() else ():
             try:
@@ -221,7 +229,12 @@ class Redrives:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        lock = self._folder / "lock"
+        if not isinstance(lock, Path):
+            with _locked_remotely(lock):
+                yield
+            return
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -229,7 +242,23 @@ class Redrives:
             os.close(descriptor)
 
 
-def _read(path: Path) -> list[RedrivenDeadLetter]:
+@contextmanager
+def _locked_remotely(lock: StorePath) -> Iterator[None]:
+    """Hold a lock file. One that a dead process left is removed after `MAX_LOCK_SECONDS`."""
+    clock = SystemClock()
+    mine = f"{clock.wall()} {os.urandom(8).hex()}".encode()
+    while not create(lock, mine):
+        with suppress(FileNotFoundError):
+            if clock.wall() - int(lock.read_bytes().split()[0]) > MAX_LOCK_SECONDS * 1000:
+                lock.unlink(missing_ok=True)
+        threading.Event().wait(0.2)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+
+
+def _read(path: StorePath) -> list[RedrivenDeadLetter]:
     try:
         return _decode(path.read_bytes())
     except msgspec.MsgspecError as error:

@@ -27,15 +27,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 import zstandard
 
+from lanemq.files import StorePath, write_durably
 from lanemq.model.errors import StateLost
-from lanemq.pipelines.atomic_files import write_durably
 from lanemq.pipelines.ports import NUMBERS_PER_BATCH
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 
@@ -330,12 +329,12 @@ _decode = msgspec.msgpack.Decoder(_Content).decode
 class ShardFiles:
     """The files of one shard."""
 
-    stage_folder: Path
+    stage_folder: StorePath
     query: str
     shard: str
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> StorePath:
         """Where they are."""
         return self.stage_folder / "state" / quote(self.shard, safe="")
 
@@ -401,10 +400,10 @@ class ShardFiles:
             if number < snapshot or (number == snapshot and path.suffix == ".change"):
                 path.unlink(missing_ok=True)
 
-    def _path_to(self, have: Version, want: Version) -> list[tuple[int, Path]]:
+    def _path_to(self, have: Version, want: Version) -> list[tuple[int, StorePath]]:
         """The files that lead from one version to another, oldest first, each with its unit."""
         bases, snapshots = self._listed()
-        found: list[tuple[int, Path]] = []
+        found: list[tuple[int, StorePath]] = []
         at = want
         while at != have:
             # From nothing a snapshot is the shortest way; from a shard in memory changes are.
@@ -433,13 +432,13 @@ class ShardFiles:
                 bases[Version(int(found[1]), found[2])] = Version(int(found[3]), found[4])
         return bases, snapshots
 
-    def _change(self, version: Version, base: Version) -> Path:
+    def _change(self, version: Version, base: Version) -> StorePath:
         return self.folder / f"{_name(version)}.on-{_name(base)}.change"
 
-    def _snapshot(self, version: Version) -> Path:
+    def _snapshot(self, version: Version) -> StorePath:
         return self.folder / f"{_name(version)}.snapshot"
 
-    def _read(self, path: Path) -> tuple[_Content, str]:
+    def _read(self, path: StorePath) -> tuple[_Content, str]:
         try:
             content, digest = _unpack(path, path.read_bytes())
         except FileNotFoundError:
@@ -454,7 +453,7 @@ class ShardFiles:
         return content, digest
 
 
-def _unpack(path: Path, packed: bytes) -> tuple[_Content, str]:
+def _unpack(path: StorePath, packed: bytes) -> tuple[_Content, str]:
     damaged = StateLost(f"{path} is damaged: restore the checkpoint's folder from a copy")
     if len(packed) < _HEAD.size:
         raise damaged
@@ -500,7 +499,7 @@ class ShardCache:
             return files.load(version)
         return cached
 
-    def drop_stale(self, stage_folder: Path, query: str, number: int, versions: Mapping[str, Version]) -> None:
+    def drop_stale(self, stage_folder: StorePath, query: str, number: int, versions: Mapping[str, Version]) -> None:
         """Drops shards that other workers have changed and that were not used here for a while.
 
         `number` is the unit that begins.

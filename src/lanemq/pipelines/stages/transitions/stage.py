@@ -18,12 +18,10 @@ that retry passes were built on is never computed again. There is no next manife
 exactly one task worked on each shard.
 """
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -33,9 +31,9 @@ from pyspark.sql.functions import lit, pmod
 from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock, wall_ms
+from lanemq.files import StorePath, read_json, remove_tree, sync, write_json
 from lanemq.model.errors import Closed, InvalidOption, LaneError, LaneFrozen, OrderError, StateLost
-from lanemq.pipelines.atomic_files import read_json, sync, write_json
-from lanemq.pipelines.checkpoint.checkpoint import write_as
+from lanemq.pipelines.checkpoint.fencing import read_fenced_json, remove_fenced, write_as
 from lanemq.pipelines.checkpoint.queues import check_on_queue_change
 from lanemq.pipelines.declare.ddl import parse_columns
 from lanemq.pipelines.ports import (
@@ -218,7 +216,7 @@ class Transitions(Stage):
         _check(self._options, shards)
         self._opened: _Opened | None = None
 
-    def open(self, spark: SparkSession, folder: Path) -> None:
+    def open(self, spark: SparkSession, folder: StorePath) -> None:
         """Opens the stage's folder; refuses one whose state was made with other shards or numbers."""
         carry_types()
         self._opened = _Opened(spark, UnitLog(folder.absolute()), {})
@@ -276,7 +274,7 @@ class Transitions(Stage):
         redriven = intent.redrives if intent else ()
         for ident in redriven:
             Redrives(folder).carried_out(ident)
-        shutil.rmtree(work_folder(folder, batch.number), ignore_errors=True)
+        remove_tree(work_folder(folder, batch.number))
         remove_old(unit_log, batch, self._open_stage.cleaned)
         unit_log.remove("intents", batch.number)
         if redriven:
@@ -300,7 +298,7 @@ class Transitions(Stage):
         if found is not None and found.base == base.number:
             return found
         intent = Intent(batch.number, batch.query, base.number, self._clock.wall(), requests, shards, redrives)
-        unit_log.begin(intent)
+        unit_log.begin(intent, batch.epoch)
         return intent
 
     def _planned_retry_pass(self, batch: Batch) -> Intent | None:
@@ -409,7 +407,7 @@ def _columns_of(outputs: str | StructType) -> StructType:
     return schema
 
 
-def _freeze(options: FrozenOptions, folder: Path) -> None:
+def _freeze(options: FrozenOptions, folder: StorePath) -> None:
     """Records the options at the first start; refuses different ones at a later start."""
     path = folder / "stage.json"
     if not path.exists():
@@ -476,7 +474,7 @@ def manifest_after(base: Manifest, batch: Batch, summaries: Iterable[ShardSummar
 
 
 def results(
-    stage_folder: Path, batch: Batch, schema: StructType, summaries: list[ShardSummary], after: Manifest
+    stage_folder: StorePath, batch: Batch, schema: StructType, summaries: list[ShardSummary], after: Manifest
 ) -> Results:
     """The row files for the sinks, and the counts."""
     folder = work_folder(stage_folder, batch.number)
@@ -497,7 +495,7 @@ def results(
     )
 
 
-def _files(folder: Path, found: list[tuple[str, str, int]]) -> list[RowFile]:
+def _files(folder: StorePath, found: list[tuple[str, str, int]]) -> list[RowFile]:
     return [RowFile(shard, folder / name, rows) for shard, name, rows in found if rows]
 
 
@@ -529,7 +527,7 @@ def remove_old(unit_log: "UnitLog", batch: Batch, cleaned: dict[str, int]) -> No
 class UnitLog:
     """The intents and manifests in a stage's folder. Only one process writes them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: StorePath) -> None:
         self.folder = folder
         # Cached because a runner asks four times a second what is due, and with many queues the file is large.
         self._last = EMPTY
@@ -563,9 +561,9 @@ class UnitLog:
         """The units that are begun and not finished, in no order."""
         return list(self._numbers("intents"))
 
-    def begin(self, intent: Intent) -> None:
-        """Records a unit before it runs."""
-        write_json(self._path("intents", intent.number), intent)
+    def begin(self, intent: Intent, epoch: int) -> None:
+        """Records a unit before it runs, unless a newer run of the pipeline has replaced this one."""
+        write_as(epoch, self.folder, self._path("intents", intent.number), msgspec.json.encode(intent))
 
     def complete(self, manifest: Manifest, epoch: int) -> None:
         """Records the state after a unit, unless a newer run of the pipeline has replaced this one."""
@@ -573,20 +571,20 @@ class UnitLog:
         self._last = manifest
 
     def remove(self, kind: Literal["intents", "manifests"], number: int) -> None:
-        self._path(kind, number).unlink(missing_ok=True)
+        remove_fenced(self._path(kind, number))
 
     def _numbers(self, kind: str) -> Iterator[int]:
         folder = self.folder / kind
         if folder.is_dir():
             yield from (int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal())
 
-    def _path(self, kind: str, number: int) -> Path:
+    def _path(self, kind: str, number: int) -> StorePath:
         return self.folder / kind / f"{number}.json"
 
     def _read(self, kind: str, number: int, what: type[K]) -> K:
         path = self._path(kind, number)
         try:
-            found = read_json(path, what)
+            found = read_fenced_json(path, what)
         except FileNotFoundError:
             raise StateLost(f"{path} is missing: another program changed the stage's folder") from None
         assert isinstance(found, what)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
@@ -25,6 +24,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from lanemq.files import Output, StorePath
 from lanemq.model.errors import LaneError
 from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA
 from lanemq.pipelines.stages.transitions.machine import ShardMachine
@@ -96,7 +96,7 @@ class UnitInputs:
     """What every task of a unit of work is sent."""
 
     options: StageOptions
-    stage_folder: Path
+    stage_folder: StorePath
     query: str
     number: int
     wall: int
@@ -293,7 +293,7 @@ class ShardUpdate:
         )
 
 
-def work_folder(stage_folder: Path, number: int) -> Path:
+def work_folder(stage_folder: StorePath, number: int) -> StorePath:
     """Where the rows of a unit wait for the sinks."""
     return stage_folder / "work" / str(number)
 
@@ -397,10 +397,11 @@ def _is_safe(kind: type, column: pa.Field) -> bool:
 class RowWriter:
     """A Parquet file that is created with its first row."""
 
-    def __init__(self, folder: Path, name: str, shape: RowShape) -> None:
+    def __init__(self, folder: StorePath, name: str, shape: RowShape) -> None:
         self._path = folder / f"{quote(name, safe='')}.{os.getpid()}-{os.urandom(4).hex()}.parquet"
         self._shape = shape
         self._file: pq.ParquetWriter | None = None
+        self._output: Output | None = None
         self.rows = 0
 
     @property
@@ -414,14 +415,14 @@ class RowWriter:
             return
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = pq.ParquetWriter(self._path, self._shape.schema, compression="snappy")
+            self._output = Output(self._path)
+            self._file = pq.ParquetWriter(self._output.target, self._shape.schema, compression="snappy")
         self._file.write_table(self._shape.columns(rows))
         self.rows += len(rows)
 
     def close(self, *, keep: bool) -> None:
         """Closes the file, and removes it unless `keep`."""
-        if self._file is None:
+        if self._file is None or self._output is None:
             return
         self._file.close()
-        if not keep:
-            self._path.unlink(missing_ok=True)
+        self._output.close(keep=keep)

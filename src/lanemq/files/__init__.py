@@ -1,0 +1,36 @@
+"""Files of pipelines on any file system: local disks and shared folders, HDFS, and object stores.
+
+`locate` turns what a user writes into a path. A local path is a `pathlib.Path`; `hdfs` and `objects` have the other
+forms. `operations` has what differs between them: durable writes, creating a file that must not be there, Arrow files.
+"""
+
+from lanemq.files.locate import is_address, locate
+from lanemq.files.operations import (
+    Output,
+    arrow_source,
+    copy,
+    create,
+    read_json,
+    remove_tree,
+    sync,
+    write_durably,
+    write_json,
+)
+from lanemq.files.paths import RemotePath, StorePath, can_rename
+
+__all__ = [
+    "Output",
+    "RemotePath",
+    "StorePath",
+    "arrow_source",
+    "can_rename",
+    "copy",
+    "create",
+    "is_address",
+    "locate",
+    "read_json",
+    "remove_tree",
+    "sync",
+    "write_durably",
+    "write_json",
+]

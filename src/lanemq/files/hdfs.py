@@ -1,0 +1,114 @@
+"""Paths on HDFS, through its own protocol: no JVM is needed in Spark's Python workers and in commands.
+
+HDFS renames a folder in one step, which fails if the target exists, so everything that pipelines do on a local disk by
+renaming works here in the same way.
+
+Connection, high availability and Kerberos come from Hadoop's configuration in HADOOP_CONF_DIR, and from settings of
+Spark that begin with `spark.hadoop.`.
+"""
+
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, BinaryIO, Final, Self
+
+from lanemq.files.paths import RemotePath
+from lanemq.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from hdfs_native import Client
+
+_CHUNK: Final = 4 << 20
+
+
+class HdfsPath(RemotePath):
+    """A file or folder on HDFS."""
+
+    __slots__ = ()
+    renames = True
+
+    def exists(self) -> bool:
+        try:
+            self._client.get_file_info(self.full)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_dir(self) -> bool:
+        try:
+            return bool(self._client.get_file_info(self.full).isdir)
+        except FileNotFoundError:
+            return False
+
+    def iterdir(self) -> Iterator[Self]:
+        for found in list(self._client.list_status(self.full)):
+            yield self / found.path.rpartition("/")[2]
+
+    def read_bytes(self) -> bytes:
+        return bytes(self._client.read(self.full).read())
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        if not self._client.delete(self.full) and not missing_ok:
+            raise FileNotFoundError(str(self))
+
+    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        if not exist_ok and self.exists():
+            raise FileExistsError(str(self))
+        self._client.mkdirs(self.full, create_parent=True)
+
+    def rename(self, target: Self, /) -> Self:
+        self._client.rename(self.full, target.full)
+        return target
+
+    def put(self, content: bytes | BinaryIO, through: Self | None = None) -> None:
+        self.parent.mkdir(exist_ok=True)
+        self._write_and_rename(content, through or self.parent, overwrite=True)
+
+    def create(self, content: bytes) -> bool:
+        self.parent.mkdir(exist_ok=True)
+        try:
+            self._write_and_rename(content, self.parent, overwrite=False)
+        except FileExistsError:
+            return self.read_bytes() == content
+        return True
+
+    def remove_tree(self) -> None:
+        self._client.delete(self.full, recursive=True)
+
+    def _write_and_rename(self, content: bytes | BinaryIO, folder: Self, *, overwrite: bool) -> None:
+        own = f"{folder.full}/.{self.name}.{os.getpid()}-{os.urandom(4).hex()}"
+        try:
+            self._write(own, content)
+            self._client.rename(own, self.full, overwrite=overwrite)
+        except BaseException:
+            self._client.delete(own)
+            raise
+
+    def _write(self, name: str, content: bytes | BinaryIO) -> None:
+        """Write a new file; FileNotFoundError if its folder is missing."""
+        from hdfs_native import WriteOptions
+
+        with self._client.create(name, WriteOptions(create_parent=False)) as file:
+            if isinstance(content, bytes):
+                file.write(content)
+                return
+            while chunk := content.read(_CHUNK):
+                file.write(chunk)
+
+    @property
+    def full(self) -> str:
+        """The path as HDFS knows it."""
+        return f"/{self.key}"
+
+    @property
+    def _client(self) -> "Client":
+        return _client(self.root, self.settings)
+
+
+@lru_cache(maxsize=16)
+def _client(root: str, settings: tuple[tuple[str, str], ...]) -> "Client":
+    try:
+        from hdfs_native import Client
+    except ImportError as error:
+        raise UsageError(f"{root} needs the package hdfs-native: pip install 'lanemq[hdfs]'") from error
+    return Client(root, config={name.removeprefix("spark.hadoop."): value for name, value in settings})

@@ -1,0 +1,155 @@
+"""What differs between a local file and a remote one: durable writes, creation, copies, Arrow files.
+
+Invariant: a file exists completely or not at all, and is durable when the call returns.
+"""
+
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, TypeVar, cast
+
+import msgspec
+
+from lanemq.files.paths import RemotePath, StorePath
+from lanemq.model.errors import StateLost
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def write_durably(path: StorePath, content: bytes, through: StorePath | None = None) -> None:
+    """Write a file and sync it before it gets its name. Concurrent writes of the same file are harmless.
+
+    `through`: the folder that the file is renamed from. Moving this folder away makes every later write fail with
+    FileNotFoundError, without a lock.
+    """
+    if isinstance(path, RemotePath):
+        path.put(content, cast("RemotePath | None", through))
+        return
+    own = _written_beside(cast("Path", path), content, cast("Path | None", through))
+    try:
+        own.rename(cast("Path", path))
+    finally:
+        own.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def create(path: StorePath, content: bytes) -> bool:
+    """Write a file that must not be there yet; False if it is, with other content. One of several callers succeeds.
+
+    The content should be unlike that of any other caller: a store that repeats a request after a lost answer finds
+    its own file, and only the content tells.
+    """
+    if isinstance(path, RemotePath):
+        return path.create(content)
+    own = _written_beside(cast("Path", path), content, None)
+    try:
+        os.link(own, cast("Path", path))
+    except FileExistsError:
+        return False
+    finally:
+        own.unlink(missing_ok=True)
+    sync(path.parent)
+    return True
+
+
+def _written_beside(path: Path, content: bytes, through: Path | None) -> Path:
+    """The content in a synced file with a name of its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = (through or path.parent) / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        with own.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        own.unlink(missing_ok=True)
+        raise
+    return own
+
+
+def write_json(path: StorePath, value: msgspec.Struct) -> None:
+    write_durably(path, msgspec.json.encode(value))
+
+
+def read_json(path: StorePath, kind: type[S]) -> S:
+    """Decode the file; `StateLost` if it is damaged. FileNotFoundError is left to the caller."""
+    return decode_json(path, path.read_bytes(), kind)
+
+
+def decode_json(path: StorePath, content: bytes, kind: type[S]) -> S:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.MsgspecError as error:
+        raise StateLost(f"{path} is damaged ({error}): restore the checkpoint's folder from a copy") from error
+
+
+def sync(path: StorePath) -> None:
+    """Write a local file's bytes, or a folder's entries, to the disk. Remote files are durable when they are there."""
+    if isinstance(path, RemotePath):
+        return
+    descriptor = os.open(cast("Path", path), os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_tree(path: StorePath) -> None:
+    """Remove a folder with everything in it, as far as possible. What remains is removed by a later start."""
+    if isinstance(path, RemotePath):
+        with suppress(OSError):
+            path.remove_tree()
+    else:
+        shutil.rmtree(cast("Path", path), ignore_errors=True)
+
+
+def copy(source: StorePath, target: StorePath, *, link: bool = False) -> None:
+    """Copy a file. `link`: a local copy may be another name of the same file."""
+    if isinstance(target, RemotePath):
+        target.put(source.read_bytes())
+    elif isinstance(source, RemotePath):
+        cast("Path", target).write_bytes(source.read_bytes())
+    elif link:
+        try:
+            os.link(cast("Path", source), cast("Path", target))
+        except OSError:  # a file system without links
+            shutil.copyfile(cast("Path", source), cast("Path", target))
+    else:
+        shutil.copyfile(cast("Path", source), cast("Path", target))
+
+
+def arrow_source(path: StorePath) -> Any:
+    """The file in a form that Arrow reads: a local path, or the content of a remote file in memory."""
+    if not isinstance(path, RemotePath):
+        return path
+    import pyarrow as pa
+
+    return pa.BufferReader(path.read_bytes())
+
+
+class Output:
+    """A file that Arrow writes. A remote one is written to a temporary local file and uploaded by `close`."""
+
+    def __init__(self, path: StorePath) -> None:
+        self._path = path
+        self._spooled: IO[bytes] | None = None
+        if isinstance(path, RemotePath):
+            self._spooled = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
+
+    @property
+    def target(self) -> Any:
+        """What Arrow writes to."""
+        return self._path if self._spooled is None else self._spooled
+
+    def close(self, *, keep: bool = True) -> None:
+        """Make the file complete; removes it unless `keep`. Arrow must have closed its writer."""
+        if self._spooled is None:
+            if not keep:
+                self._path.unlink(missing_ok=True)
+            return
+        with self._spooled as file:
+            if keep:
+                file.seek(0)
+                cast("RemotePath", self._path).put(cast("Any", file))

@@ -1,0 +1,143 @@
+"""Every form of the port does the same."""
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lanemq.files import (
+    Output,
+    StorePath,
+    arrow_source,
+    can_rename,
+    copy,
+    create,
+    is_address,
+    locate,
+    remove_tree,
+    write_durably,
+)
+from lanemq.files.objects import ObjectPath, store_config
+from lanemq.model.errors import InvalidOption
+
+
+def test_a_file_is_written_replaced_read_and_removed(root: StorePath) -> None:
+    path = root / "state" / "orders%2Fbroker a#0" / "1.json"
+    assert not path.exists()
+    with pytest.raises(FileNotFoundError):
+        path.read_bytes()
+    write_durably(path, b"one")
+    write_durably(path, b"two")
+    assert (path.read_bytes(), path.exists(), path.is_dir()) == (b"two", True, False)
+    assert (path.name, path.stem, path.suffix, path.parent.name) == ("1.json", "1", ".json", "orders%2Fbroker a#0")
+    assert [each.name for each in (root / "state").iterdir()] == ["orders%2Fbroker a#0"]
+    assert (root / "state").is_dir()
+    assert [each.name for each in path.parent.glob("*.json")] == ["1.json"], "no unfinished file is left"
+    assert pickle.loads(pickle.dumps(path)) == path  # noqa: S301
+    path.unlink()
+    path.unlink(missing_ok=True)
+    assert not path.exists()
+
+
+def test_a_folder_is_removed_with_everything_in_it(root: StorePath) -> None:
+    for name in ("a", "b"):
+        write_durably(root / "work" / name / "file", b"x")
+    write_durably(root / "workshop", b"x")
+    remove_tree(root / "work")
+    remove_tree(root / "work")
+    assert not (root / "work").exists()
+    assert (root / "workshop").exists(), "its name only begins in the same way"
+    assert list((root / "missing").glob("*")) == []
+
+
+def test_one_of_many_creates_a_file(root: StorePath) -> None:
+    path = root / "epochs" / "1"
+    root.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(8) as pool:
+        created = list(pool.map(lambda number: create(path, str(number).encode()), range(8)))
+    assert sum(created) == 1
+    assert path.read_bytes() == str(created.index(True)).encode()
+
+
+def test_arrow_files_are_written_read_and_copied(root: StorePath) -> None:
+    table = pa.table({"n": [1, 2, 3]})
+    root.mkdir(parents=True, exist_ok=True)
+    output = Output(root / "rows.parquet")
+    with pq.ParquetWriter(output.target, table.schema) as writer:
+        writer.write_table(table)
+    output.close()
+    copy(root / "rows.parquet", root / "copy.parquet", link=True)
+    assert pq.read_table(arrow_source(root / "copy.parquet")).equals(table)
+    left_out = Output(root / "half.parquet")
+    pq.write_table(table, left_out.target)
+    left_out.close(keep=False)
+    assert not (root / "half.parquet").exists()
+
+
+def test_where_folders_are_renamed_a_rename_neither_replaces_nor_comes_too_late(root: StorePath) -> None:
+    if not can_rename(root):
+        pytest.skip("object stores rename nothing")
+    for name in ("first", "second"):
+        (root / name).mkdir(parents=True)
+        write_durably(root / name / "file", name.encode())
+    with pytest.raises(OSError, match=r"."):
+        (root / "second").rename(root / "first")
+    (root / "second").rename(root / "moved")
+    with pytest.raises(FileNotFoundError):
+        write_durably(root / "state.json", b"late", root / "second")
+    assert not (root / "state.json").exists()
+    assert not (root / "second").exists(), "the write has not made the folder again"
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("s3a://bucket/a/b/", "s3a://bucket/a/b"),
+        ("abfss://box@account.dfs.core.windows.net/a", "abfss://box@account.dfs.core.windows.net/a"),
+        ("gs://bucket/a", "gs://bucket/a"),
+        ("hdfs://host:8020/a", "hdfs://host:8020/a"),
+        ("hdfs:///a", "hdfs:///a"),
+        ("file:/data/my%20orders", "/data/my orders"),
+        ("file:///data/orders", "/data/orders"),
+        ("/data/a:b", "/data/a:b"),
+    ],
+)
+def test_what_a_user_writes_is_found(place: str, expected: str) -> None:
+    assert str(locate(place)) == expected
+    assert is_address(place) == (":/" in place)
+
+
+def test_a_relative_path_is_made_absolute_and_a_path_stays_itself(tmp_path: Path) -> None:
+    assert locate("orders") == Path("orders").absolute()
+    assert locate(tmp_path) == tmp_path
+    remote = ObjectPath("memory://", "a")
+    assert locate(remote) is remote
+
+
+@pytest.mark.parametrize("place", ["ftp://host/a", "s3a:///a", "s3a:/a"])
+def test_an_address_that_no_form_understands_is_refused(place: str) -> None:
+    with pytest.raises(InvalidOption, match=r"LaneMQ does not know ftp|names no bucket"):
+        locate(place)
+
+
+def test_settings_of_spark_say_how_s3_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    begin = "spark.hadoop.fs.s3a."
+    settings = {
+        f"{begin}endpoint": "minio:9000",
+        f"{begin}connection.ssl.enabled": "false",
+        f"{begin}path.style.access": "true",
+        f"{begin}access.key": "everyone",
+        f"{begin}bucket.orders.access.key": "orders",
+        "spark.sql.shuffle.partitions": "8",
+    }
+    path = locate("s3a://orders/a", settings)
+    assert isinstance(path, ObjectPath)
+    assert store_config(path.root, path.settings) == (
+        {"access_key_id": "orders", "endpoint": "http://minio:9000", "virtual_hosted_style_request": "false"},
+        {"allow_http": True},
+    )
+    assert store_config("gs://orders", path.settings) == ({}, {})
