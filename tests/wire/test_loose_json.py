@@ -1,14 +1,16 @@
 """fastjson's dialect, and the limits of patience with it."""
 
+import contextlib
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.wire import loose_json
-from lanemq.wire.bodies import ConsumerIdList, decode_json
-from lanemq.wire.loose_json import BodyError, loads_loose
+from lanemq.wire.bodies import ConsumerIdList, HeartbeatData, LockRequest, decode_json
+from lanemq.wire.loose_json import BodyError, Limits, loads_loose
 
 
 @pytest.mark.parametrize(
@@ -59,11 +61,53 @@ def test_depth_is_bounded(opener: str) -> None:
         loads_loose((opener * 100_000).encode())
 
 
-def test_size_is_bounded_only_where_reading_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loose_json, "MAX_LOOSE_BYTES", 20)
-    assert loads_loose(b'{"a":"' + b"x" * 30 + b'"}') == {"a": "x" * 30}
+def test_size_is_bounded_where_reading_is_slow() -> None:
+    limits = Limits(loose=60, slow=20)
+    assert loads_loose(b'{0:"' + b"x" * 30 + b'"}', limits) == {"0": "x" * 30}
     with pytest.raises(BodyError, match="at most 20"):
-        loads_loose(b'{0:"' + b"x" * 30 + b'"}')
+        loads_loose(b'{{"q":0}:"' + b"x" * 30 + b'"}', limits)
+    with pytest.raises(BodyError, match="up to 60"):
+        loads_loose(b'{0:"' + b"x" * 60 + b'"}', limits)
+
+
+@pytest.mark.parametrize("text", ['{"a":",0:"}', '{0:"{1:2}",-1:{2:",3:\\""}}', "{ 0 : 1 , 1 : [ {2:3} ] }"])
+def test_both_ways_to_read_integer_keys_agree(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where strings look like keys."""
+    fast = loads_loose(text.encode())
+    monkeypatch.setattr(loose_json, "_with_quoted_keys", lambda text: text)
+    assert loads_loose(text.encode()) == fast
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{0:[" + b"1 ," * 10_000 + b"1]}",
+        b"{" + b"0:0," * 8_000 + b"0:0}",
+        b"{" * 30_000,
+        b'{0:"' + b"\\\\" * 16_000,
+        b'{"a":[' + b'{"$ref":"$.a"},' * 2_000 + b"0]}",
+        b'{"clientID":"c","consumerDataSet":[' + b"{}," * 10_000 + b"null]}",
+        b'{"clientID":null,"consumerDataSet":[' + b"0," * 15_000 + b"0]}",
+        b"{{" + b'"a":[' * 60 + b"0" + b"]" * 60 + b"}:1}",
+    ],
+    ids=lambda body: body[:20],
+)
+def test_no_body_that_a_server_accepts_takes_long_to_read(body: bytes) -> None:
+    """Processor time of the best of three; about twenty times as much as an idle core needs."""
+    times = []
+    for _ in range(3):
+        begin = time.thread_time()
+        with contextlib.suppress(BodyError):
+            HeartbeatData.of_request(bytes(bytearray(body)))
+        times.append(time.thread_time() - begin)
+    assert min(times) < 0.15
+
+
+def test_the_body_of_a_request_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytes(bytearray(b'{"clientID":"c"}'))
+    assert HeartbeatData.of_request(data) is HeartbeatData.of_request(data)
+    assert HeartbeatData.of_request(bytes(bytearray(data))) is not HeartbeatData.of_request(data)
+    assert LockRequest.of_request(data) == LockRequest()
 
 
 @pytest.mark.parametrize(

@@ -190,8 +190,8 @@ class Broker:
             StatsHandler(parts, figures),
             ResetHandler(parts, pull.group_moved),
         )
-        dispatch = Dispatch([handler.table() for handler in handlers], parts.notices.answered)
-        guarded = dispatch if self.options.users is None else self._new_guard(self.options.users, dispatch, store)
+        dispatch = Dispatch([handler.table() for handler in handlers], parts.notices.answered, parts.counters.refusals)
+        guarded = dispatch if self.options.users is None else self._new_guard(self.options.users, dispatch, parts)
         server = self._new_server(parts, Connections(parts, guarded, pull, groups), SendBursts(parts, dispatch))
         checkpoints = Checkpoints(
             self.options,
@@ -285,8 +285,11 @@ class Broker:
         per_address = options.max_connections_per_address
         return ConnectionLimits(total, per_address, options.first_request_timeout, signed=options.users is not None)
 
-    def _new_guard(self, users: Path, dispatch: Dispatch, store: Store) -> Handler:
-        return Guard(users, dispatch, lambda position: RecordView(store.read_at(position)).topic, self._clock)
+    def _new_guard(self, users: Path, dispatch: Dispatch, parts: Parts) -> Handler:
+        def topic_at(position: int) -> str:
+            return RecordView(parts.store.read_at(position)).topic
+
+        return Guard(users, dispatch, topic_at, self._clock, parts.counters.refusals)
 
     def _open_history(self) -> Recording:
         folder, name, now = self.options.history, f"broker-{self.options.name}", nanoseconds_of(self._clock)

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
+from lanemq.broker.body_limits import SMALL_BODY, body_problem
+from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import (
     BrokerRefused,
     CorruptRecord,
@@ -15,6 +17,7 @@ from lanemq.model.errors import (
 from lanemq.net.server import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import JSON, RESPONSE_BIT, Command, encode_command, encode_response
+from lanemq.wire.loose_json import BodyError
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +29,13 @@ _NO_FIELDS: dict[str, str] = {}
 class Dispatch:
     """Tables from request code to handler. A failing request is answered with an error; the connection stays open."""
 
-    def __init__(self, tables: Iterable[Mapping[int, Handler]], replied: Handler) -> None:
+    def __init__(
+        self, tables: Iterable[Mapping[int, Handler]], replied: Handler, refusals: RefusalCounts | None = None
+    ) -> None:
         """`replied` gets the replies of clients to requests of the broker. No code may have two handlers."""
         self._handlers: dict[int, Handler] = {}
         self._replied = replied
+        self._refusals = refusals or RefusalCounts()
         for table in tables:
             twice = self._handlers.keys() & table.keys()
             assert not twice, f"two handlers for request codes {sorted(twice)}"
@@ -44,8 +50,15 @@ class Dispatch:
             remark = f" request type {request.code} not supported"
             answer_code(peer, request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
             return
+        if len(request.body) > SMALL_BODY and (problem := body_problem(request)) is not None:
+            self._refusals.add(RefusalReason.BODY)
+            answer_code(peer, request, ResponseCode.INVALID_PARAMETER, problem)
+            return
         try:
             handler(peer, request)
+        except BodyError as error:
+            self._refusals.add(RefusalReason.BODY)
+            answer_error(peer, request, error)
         except LaneError as error:
             answer_error(peer, request, error)
         except Exception:

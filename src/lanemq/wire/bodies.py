@@ -4,17 +4,19 @@ Every attribute has a default and unknown ones are ignored, because each RocketM
 leave some out. Routes and the tables of administration are in `route_bodies` and `stats_bodies`.
 """
 
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
 from lanemq.model.queue import MessageQueue
-from lanemq.wire.loose_json import BodyError, loads_loose
+from lanemq.wire.loose_json import OF_CLIENT, OF_SERVER, BodyError, Limits, loads_loose
 
 T = TypeVar("T")
 
 _encoder = msgspec.json.Encoder()
+_last_decoded: list[Any] = [None, None]
+"""The bytes and the body of the last request. Bytes are compared by identity: it is the same request."""
 
 
 def encode_json(value: object) -> bytes:
@@ -25,14 +27,14 @@ def encode_json(value: object) -> bytes:
         raise BodyError(f"body holds text that is not Unicode: {error}") from None
 
 
-def decode_json(kind: type[T], data: bytes) -> T:
+def decode_json(kind: type[T], data: bytes, limits: Limits = OF_CLIENT) -> T:
     """Decodes a `kind` from strict JSON or from what fastjson writes; raises `BodyError`."""
     if b'"$ref"' not in data:
         try:
             return msgspec.json.decode(data, type=kind, strict=False)
         except (ValueError, RecursionError):
             pass
-    return convert(kind, loads_loose(data))
+    return convert(kind, loads_loose(data, limits))
 
 
 def convert(kind: type[T], value: object) -> T:
@@ -61,6 +63,19 @@ class Body(Struct, kw_only=True, rename="camel"):
     def decode(cls, data: bytes) -> Self:
         """Decodes a body; `BodyError` if `data` is empty or is not such a body."""
         return decode_json(cls, data)
+
+    @classmethod
+    def of_request(cls, data: bytes) -> Self:
+        """Decodes the body of a request, within the limits of a server.
+
+        The guard and the handler of a request ask for the same body: the second gets what the first decoded.
+        """
+        last = _last_decoded
+        if last[0] is data and type(last[1]) is cls:
+            return last[1]
+        body = decode_json(cls, data, OF_SERVER)
+        last[:] = (data, body)
+        return body
 
 
 class QueueBody(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -4,23 +4,41 @@ Java brokers emit bodies that no JSON parser accepts: integer keys without quote
 (`{{"queueId":0}:7}`) and references to earlier values (`{"$ref":"$.a"}`). This parser reads all of that. Nothing that a
 peer sends can exhaust the stack or make a value contain itself. Keys become text: an integer key its digits, an object
 key its compact JSON.
+
+Integer keys, by far the most frequent, are put into quotes by two passes of regular expressions, and the rest is a
+strict parser's work. Only object keys need a parser in Python. A server sets smaller limits than a client (`Limits`):
+it must read what any peer sends, a client what its broker answers.
 """
 
 import re
+from typing import NamedTuple
 
 import msgspec
 
 from lanemq.model.errors import RemoteProtocolError
 
 MAX_DEPTH = 64
-MAX_LOOSE_BYTES = 4 * 1024 * 1024
-"""Limit of this slow parser: it reads character by character, and a larger body would block the event loop for seconds.
-"""
+
+
+class Limits(NamedTuple):
+    """Bytes of a body that is not exactly the strict JSON that its kind needs."""
+
+    loose: int
+    """Of a body with integer keys, references or nulls."""
+    slow: int
+    """Of one that only the parser in Python can read: it takes a microsecond for each byte."""
+
+
+OF_CLIENT = Limits(16 * 1024 * 1024, 4 * 1024 * 1024)
+OF_SERVER = Limits(32 * 1024, 2 * 1024)
+"""No client sends object keys; what takes longer than a few milliseconds would hold the event loop."""
 MAX_REFERRED = 100_000
 """Limit of values that references may add: without it, a few bytes could multiply a body endlessly."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING_PIECE = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
+_INTEGER_KEY = re.compile(r"([{,][ \t\r\n]*)(-?[0-9]{1,40})([ \t\r\n]*:)")
 _NUMBER = re.compile(r"-?[0-9]{1,40}(?:\.[0-9]{1,400})?(?:[eE][+-]?[0-9]{1,3})?")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([0-9]{1,9})\]")
 _WORDS = {"true": True, "false": False, "null": None}
@@ -31,20 +49,48 @@ class BodyError(RemoteProtocolError):
     """A body is not what its request needs; the connection itself can go on."""
 
 
-def loads_loose(data: bytes) -> object:
+def loads_loose(data: bytes, limits: Limits = OF_CLIENT) -> object:
     """Parses strict JSON or what fastjson writes; raises `BodyError`."""
+    if len(data) > limits.loose:
+        raise BodyError(
+            f"a body of {len(data)} bytes is not the JSON that was expected; only up to {limits.loose} bytes may have "
+            f"nulls, references or keys without quotes"
+        )
     try:
         value: object = msgspec.json.decode(data)
     except (ValueError, RecursionError):
-        value = _Reader(_as_text(data)).read_all()
+        value = _loads_keys(data, limits)
     if b'"$ref"' in data:
         return _References(value).resolved()
     return value
 
 
+def _loads_keys(data: bytes, limits: Limits) -> object:
+    """Parses JSON with keys that are not text."""
+    text = _as_text(data)
+    try:
+        value: object = msgspec.json.decode(_with_quoted_keys(text))
+    except (ValueError, RecursionError):
+        if len(data) > limits.slow:
+            raise BodyError(
+                f"body of {len(data)} bytes is not JSON; at most {limits.slow} may have objects as keys"
+            ) from None
+        value = _Reader(text).read_all()
+    return value
+
+
+def _with_quoted_keys(text: str) -> str:
+    """The text with integer keys in quotes. Strings are set aside first, so that nothing inside them is changed."""
+    pieces = _STRING_PIECE.split(text)
+    outside = "\x00".join(pieces[::2])
+    if outside.count("\x00") != len(pieces) // 2:
+        return text  # a control character that JSON does not allow
+    quoted = _INTEGER_KEY.sub(r'\1"\2"\3', outside).split("\x00")
+    pieces[::2] = quoted
+    return "".join(pieces)
+
+
 def _as_text(data: bytes) -> str:
-    if len(data) > MAX_LOOSE_BYTES:
-        raise BodyError(f"body of {len(data)} bytes is not strict JSON; at most {MAX_LOOSE_BYTES} may be loose")
     try:
         return data.decode()
     except UnicodeDecodeError as error:

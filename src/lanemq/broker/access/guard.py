@@ -9,8 +9,10 @@ from pathlib import Path
 
 from lanemq.broker.access.permissions import Need, TopicAt, needs
 from lanemq.broker.access.users import Users, read_users
+from lanemq.broker.body_limits import SMALL_BODY, body_problem
 from lanemq.broker.dispatch import Handler, answer_code, answer_error
 from lanemq.clock import Clock
+from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import LaneError
 from lanemq.net.fresh_file import FreshFile
 from lanemq.net.rate_limited_log import RateLimitedLog
@@ -28,7 +30,15 @@ UNKNOWN_USER_SECRET = "unknown"
 class Guard:
     """Passes allowed requests to the next handler and answers others with NO_PERMISSION."""
 
-    def __init__(self, file: Path, next_handler: Handler, topic_at: TopicAt, clock: Clock) -> None:
+    def __init__(
+        self,
+        file: Path,
+        next_handler: Handler,
+        topic_at: TopicAt,
+        clock: Clock,
+        refusals: RefusalCounts | None = None,
+    ) -> None:
+        self._refusals = refusals or RefusalCounts()
         self._users: FreshFile[Users] = FreshFile((file,), lambda: read_users(file), clock)
         self._next_handler = next_handler
         self._topic_at = topic_at
@@ -37,6 +47,10 @@ class Guard:
     def __call__(self, peer: Peer, request: Command) -> None:
         if request.is_response:  # it asks for nothing
             self._next_handler(peer, request)
+            return
+        if len(request.body) > SMALL_BODY and (problem := body_problem(request)) is not None:
+            self._refusals.add(RefusalReason.BODY)
+            answer_code(peer, request, ResponseCode.INVALID_PARAMETER, problem)
             return
         try:
             refusal = self._refusal(peer, request)
@@ -49,6 +63,7 @@ class Guard:
         if refusal is None:
             self._next_handler(peer, request)
         else:
+            self._refusals.add(RefusalReason.NOT_ALLOWED)
             self._rate_limited.warn("", f"request {request.code} from {peer.remote.host} refused: {refusal}")
             answer_code(peer, request, ResponseCode.NO_PERMISSION, refusal)
 

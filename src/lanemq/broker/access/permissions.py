@@ -105,13 +105,13 @@ def _described_topic(request: Command) -> Iterator[Need]:
 
 
 def _heartbeat(request: Command) -> Iterator[Need]:
-    for data in HeartbeatData.decode(request.body).consumer_data_set:
+    for data in HeartbeatData.of_request(request.body).consumer_data_set:
         yield acting_for(data.group_name)
         yield from (Need("topic", each.topic) for each in data.subscription_data_set)
 
 
 def _assignment(request: Command) -> Iterator[Need]:
-    query = AssignmentQuery.decode(request.body)
+    query = AssignmentQuery.of_request(request.body)
     yield Need("topic", query.topic)
     yield Need("group", query.consumer_group)
 
@@ -123,13 +123,13 @@ def _unregister(request: Command) -> Iterator[Need]:
 
 
 def _lock(request: Command) -> Iterator[Need]:
-    body = LockRequest.decode(request.body)
+    body = LockRequest.of_request(request.body)
     yield acting_for(body.consumer_group)
     yield from (Need("topic", topic) for topic in dict.fromkeys(queue.topic for queue in body.mq_set))
 
 
 def _parked_list(request: Command) -> Iterator[Need]:
-    body = LaneBody.decode(request.body)
+    body = LaneBody.of_request(request.body)
     yield acting_for(body.group)
     if body.topic:
         yield Need("topic", body.topic)
@@ -137,7 +137,7 @@ def _parked_list(request: Command) -> Iterator[Need]:
 
 def _parked_lane(request: Command) -> Iterator[Need]:
     """The messages of a parked lane belong to the topic."""
-    body = LaneBody.decode(request.body)
+    body = LaneBody.of_request(request.body)
     yield acting_for(body.group)
     yield Need("topic", body.topic)
 

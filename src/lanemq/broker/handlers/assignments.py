@@ -51,7 +51,7 @@ class AssignmentHandler:
         }
 
     def _query(self, peer: Peer, request: Command) -> None:
-        query = AssignmentQuery.decode(request.body)
+        query = AssignmentQuery.of_request(request.body)
         check_group(query.consumer_group)
         queues = self._queues_of(query)
         assigned = None if queues is None else [QueueAssignment(message_queue=QueueBody.of(queue)) for queue in queues]
@@ -77,7 +77,7 @@ class AssignmentHandler:
 
     def _set_mode(self, peer: Peer, request: Command) -> None:
         """Accept any mode and keep to pulling: a group that wants POP works, and each queue has one member."""
-        wanted = RequestMode.decode(request.body)
+        wanted = RequestMode.of_request(request.body)
         if wanted.topic.startswith(RETRY_PREFIX):
             raise NotAllowed(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
         self._parts.topic_keeper.existing(wanted.topic)

@@ -24,7 +24,6 @@ from lanemq.wire.bodies import (
     ConsumerData,
     ConsumerIdList,
     HeartbeatData,
-    decode_json,
     enum_text,
 )
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -97,7 +96,7 @@ class GroupHandler:
         self._parts.notices.group_changed(changes.groups)
 
     def _take_heartbeat(self, peer: Peer, request: Command) -> Changes:
-        beat = HeartbeatData.decode(request.body)
+        beat = HeartbeatData.of_request(request.body)
         if not 0 < len(beat.client_id) <= MAX_CLIENT_ID_CHARS:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"clientID must have 1 to {MAX_CLIENT_ID_CHARS} characters")
         groups = {check_group(data.group_name): _group_of(data) for data in beat.consumer_data_set}
@@ -156,7 +155,7 @@ class GroupHandler:
         answer(peer, request, {}, ConsumerIdList(consumer_id_list=list(members)).encode())
 
     def _configure(self, peer: Peer, request: Command) -> None:
-        settings = SubscriptionGroupConfig.decode(request.body)
+        settings = SubscriptionGroupConfig.of_request(request.body)
         group = check_group(settings.group_name)
         text = settings.encode().decode()
 
@@ -202,7 +201,7 @@ class GroupHandler:
 
         Sent only for filters other than tags.
         """
-        kind = decode_json(_ClientConfig, request.body).subscription_data.expression_type
+        kind = _ClientConfig.of_request(request.body).subscription_data.expression_type
         if kind != "TAG":
             raise BrokerRefused(
                 ResponseCode.SYSTEM_ERROR, f"the broker filters by tag only; filters of type {kind} are not supported"

@@ -222,7 +222,7 @@ class LockHandler:
 
 
 def _decode(data: bytes) -> LockRequest:
-    body = LockRequest.decode(data)
+    body = LockRequest.of_request(data)
     check_group(body.consumer_group)
     if not 0 < len(body.client_id) <= MAX_NAME_CHARS:
         raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"clientId must have 1 to {MAX_NAME_CHARS} characters")

@@ -113,7 +113,7 @@ class OffsetHandler:
 
     def _finished(self, request: Command, header: UpdateOffsetHeader) -> FinishedRanges:
         """The finished ranges of a commit, cut at the queue's end: beyond it they would hide future messages."""
-        text = LaneProgress.decode(request.body).lane_finished
+        text = LaneProgress.of_request(request.body).lane_finished
         end = self._parts.store.bounds(header.topic, header.queue_id)[1]
         return FinishedRanges.decode(text, header.commit_offset).below(end)
 

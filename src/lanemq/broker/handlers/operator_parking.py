@@ -45,7 +45,7 @@ class OperatorParkingHandler:
         }
 
     def _list(self, peer: Peer, request: Command) -> None:
-        wanted = LaneBody.decode(request.body)
+        wanted = LaneBody.of_request(request.body)
         table, left, last = ParkedTable(), MAX_LIST_CHARS, ""
         after = _decoded(wanted.after) if wanted.after else None
         matching = [lane for lane in self._lanes(wanted) if _matches(lane.name, wanted)]
@@ -70,7 +70,7 @@ class OperatorParkingHandler:
         return list(lanes)
 
     def _show(self, peer: Peer, request: Command) -> None:
-        wanted = LaneBody.decode(request.body)
+        wanted = LaneBody.of_request(request.body)
         lane = self._one(wanted)
 
         def found(records: Records, error: StorageError | None) -> None:
@@ -89,7 +89,7 @@ class OperatorParkingHandler:
         show_from(wanted.start)
 
     def _redrive(self, peer: Peer, request: Command) -> None:
-        lane = self._one(LaneBody.decode(request.body))
+        lane = self._one(LaneBody.of_request(request.body))
         name, parking = lane.name, self._parts.parking
         given = lane.offsets.from_offset(lane.first, MAX_GIVEN)
         changed = parking.lanes.redrive(name)
@@ -107,7 +107,7 @@ class OperatorParkingHandler:
             parking.settled(saved)
 
     def _discard(self, peer: Peer, request: Command) -> None:
-        wanted = LaneBody.decode(request.body)
+        wanted = LaneBody.of_request(request.body)
         lane, parking = self._one(wanted), self._parts.parking
         name, first, last = lane.name, lane.first, min(wanted.through, lane.offsets.last)
         noted = [offset for offset in lane.offsets if offset <= wanted.through] if self._parts.recording.on else []

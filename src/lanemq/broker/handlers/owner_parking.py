@@ -45,7 +45,7 @@ class OwnerParkingHandler:
         header = ParkHeader.from_ext(request.ext)
         if not self._is_owner(peer, request, header):
             return
-        body = ParkBody.decode(request.body)
+        body = ParkBody.of_request(request.body)
         offsets, parking = _checked(body), self._parts.parking
         name = LaneName(header.consumer_group, header.topic, header.queue_id, body.key)
         failure = Failure(body.reason[:MAX_REASON_CHARS], max(0, body.attempts)) if body.failed else None
@@ -90,7 +90,7 @@ class OwnerParkingHandler:
         header = ParkHeader.from_ext(request.ext)
         if not self._is_owner(peer, request, header):
             return
-        body = NextBody.decode(request.body)
+        body = NextBody.of_request(request.body)
         name = LaneName(header.consumer_group, header.topic, header.queue_id, body.key)
         wanted = min(max(body.wanted, 0), MAX_GIVEN)
         removed = body.done >= 0 and self._parts.parking.lanes.finished(name, body.done)

@@ -1,0 +1,37 @@
+"""How large the body of each request may be: what takes milliseconds to decode would hold the event loop.
+
+Sends have limits of their own, for each message (`handlers/send`) and for what waits for the disk.
+"""
+
+from lanemq.core.finished_ranges import MAX_RANGES
+from lanemq.wire.codes import RequestCode
+from lanemq.wire.command import Command
+
+KIBIBYTE = 1024
+SMALL_BODY = 16 * KIBIBYTE
+"""Every request may have a body of this size."""
+
+_LIMITS: dict[int, int] = {
+    RequestCode.HEART_BEAT: 128 * KIBIBYTE,
+    RequestCode.LOCK_BATCH_MQ: 256 * KIBIBYTE,
+    RequestCode.UNLOCK_BATCH_MQ: 256 * KIBIBYTE,
+    RequestCode.UPDATE_CONSUMER_OFFSET: MAX_RANGES * 20,
+    RequestCode.LANE_PARK: 256 * KIBIBYTE,
+}
+_UNLIMITED = frozenset(
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
+    }
+)
+
+
+def body_problem(request: Command) -> str | None:
+    """Why the body is too large; None if it is not."""
+    limit = _LIMITS.get(request.code, SMALL_BODY)
+    if len(request.body) <= limit or request.code in _UNLIMITED:
+        return None
+    return f"a body of {len(request.body)} bytes is too large for request {request.code}: at most {limit} bytes"
