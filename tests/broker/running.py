@@ -89,6 +89,7 @@ class RunningBroker:
     def crash_image(self, folder: Path) -> Path:
         """Copy all files as a kill -9 at this moment would leave them."""
         thread = self.broker.running.parts.thread
+        self.wait_for(self.broker.running.parts.search_thread.call(lambda: None))
         self.wait_for(thread.call(lambda: shutil.copytree(self.options.data, folder)))
         return folder
 
@@ -125,6 +126,7 @@ class RunningBroker:
 
     def settle(self) -> None:
         self.wait_for(self.broker.running.parts.group_commit.drained())
+        self.wait_for(self.broker.running.parts.search_thread.call(lambda: None))
         self.wait_for(self.broker.running.parts.thread.call(lambda: None))
 
     def _end(self) -> None:

@@ -106,11 +106,13 @@ class Broker:
             undo.callback(recording.close)
             thread = self._new_thread()
             undo.callback(thread.stop)
+            search_thread = self._new_thread()
+            undo.callback(search_thread.stop)
             tables = recovered(self.options, self._clock, store, thread, recording)
             listener = self._new_listener()
             undo.callback(listener.close)
             self.address = listener.address
-            self._running = self._assemble(store, thread, recording, tables)
+            self._running = self._assemble(store, thread, search_thread, recording, tables)
             self._running.server.accept_from(listener)
             undo.pop_all()
         self._health.running(self.running.parts, self.running.figures, lambda: self.running.housekeeping.last_tick)
@@ -126,13 +128,15 @@ class Broker:
         running.server.stop_accepting()
         running.pull.release_all()
         await parts.group_commit.drained()
-        await parts.thread.call(_nothing)  # after all submitted jobs, so that their outcomes are handled
+        await parts.search_thread.call(_nothing)  # after all submitted jobs, so that their outcomes are handled
+        await parts.thread.call(_nothing)
         await running.server.close()
         saved = False
         try:
             running.checkpoints.save_offsets_now()
             saved = True
         finally:
+            parts.search_thread.stop()
             parts.thread.stop()
             parts.recording.close()
             parts.store.close(unsaved_stamps(parts.producers), clean=saved)
@@ -169,8 +173,10 @@ class Broker:
 
     # wiring
 
-    def _assemble(self, store: Store, thread: LogThread, recording: Recording, tables: Tables) -> "Running":
-        parts = self._new_parts(store, thread, recording, tables)
+    def _assemble(
+        self, store: Store, thread: LogThread, search_thread: LogThread, recording: Recording, tables: Tables
+    ) -> "Running":
+        parts = self._new_parts(store, thread, search_thread, recording, tables)
         pull, groups = PullHandler(parts), GroupHandler(parts)
         figures = Figures(parts)
         handlers = (
@@ -198,6 +204,7 @@ class Broker:
             self._clock,
             store=store,
             thread=thread,
+            search_thread=search_thread,
             group_commit=parts.group_commit,
             topic_keeper=parts.topic_keeper,
             producers=parts.producers,
@@ -208,7 +215,9 @@ class Broker:
         ticking = asyncio.create_task(housekeeping.run(), name="lanemq-housekeeping")
         return Running(parts, server, pull, groups, checkpoints, housekeeping, figures, ticking)
 
-    def _new_parts(self, store: Store, thread: LogThread, recording: Recording, tables: Tables) -> Parts:
+    def _new_parts(
+        self, store: Store, thread: LogThread, search_thread: LogThread, recording: Recording, tables: Tables
+    ) -> Parts:
         options, clock = self.options, self._clock
         advertised = Address(options.advertised_host, self.address.port)
         polls: LongPolls[HeldPull] = LongPolls(capacity=options.max_held_pulls)
@@ -231,6 +240,7 @@ class Broker:
             store=store,
             state=store.state,
             thread=thread,
+            search_thread=search_thread,
             group_commit=group_commit,
             notices=Notices(members),
             advertised=advertised,

@@ -137,7 +137,13 @@ class Housekeeping:
             if self._parts.recording.on:
                 store = self._parts.store
                 self._parts.recording.trimmed({queue: store.bounds(*queue)[0] for queue in store.queues()})
-            self._parts.thread.submit(lambda: self._parts.store.delete_retired(retired), _log_failure)
+            store, thread = self._parts.store, self._parts.thread
+
+            def forgotten(_: object, error: StorageError | None) -> None:
+                _log_failure(_, error)
+                thread.submit(lambda: store.delete_retired(retired), _log_failure)
+
+            self._parts.search_thread.submit(lambda: store.forget_keys(retired), forgotten)
         self._parts.producers.expire(now=now)
 
     def _is_time(self, what: str, every: int, now: Millis) -> bool:

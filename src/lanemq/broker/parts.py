@@ -80,6 +80,8 @@ class Parts:
     store: Store
     state: State
     thread: LogThread
+    search_thread: LogThread
+    """For searches by key: they take long, and must not delay what the log thread writes."""
     group_commit: GroupCommit
     notices: Notices
     advertised: Address

@@ -2,15 +2,17 @@
 
 Three layers, from the bottom: `scan_keys` extracts hashes of keys from records; `KeyArrays` holds those of one segment,
 as two packed arrays, in which a search is one `bytes.find`; `KeyIndex` has one such array per segment. A hash only
-proposes a record; the record itself decides. The arrays of the segment being written are in memory, those of finished
-segments in files. All of them can be rebuilt from the log.
+proposes a record; the record itself decides. The arrays of the segment being written are in memory and saved from time
+to time, those of finished segments in files. All of them can be rebuilt from the log.
 
-Everything belongs to the log thread: `advance` while it is idle, `query` on request.
+Everything belongs to one thread, which is not the log thread: a search must not delay a send. It reads the log only up
+to what is visible, which is never undone, and in small steps, because the event loop waits for the interpreter lock.
 """
 
 import re
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from struct import Struct
 from sys import byteorder
@@ -25,11 +27,20 @@ from lanemq.wire.properties import PropertyName, find_property
 from lanemq.wire.record import HEAD_BYTES
 
 HASH_BYTES = 4
+STEP_BYTES = 64 * 1024
+"""Bytes of the log that a search indexes at once."""
+SAVE_EVERY_BYTES = 32 * 1024 * 1024
+"""Bytes of the log after which the arrays of the newest segment are saved again. Large: a crash makes the next search
+read as much of the log. Small: the arrays are written more often."""
+MAX_CANDIDATES = 10_000
+"""Records that one search reads at most; with more of the same hash, the newest ones are looked at."""
 
 _LENGTH = Struct(">i")
 _USUAL = re.compile(b"(?:__SHARDINGKEY\x01([^\x01\x02]+)\x02)?UNIQ_KEY\x01([^\x01\x02]+)\x02").match
 """How the properties of LaneMQ's producers begin."""
 _FILE_HEAD = Struct(">8sQQQI")
+_GROWING = ".growing"
+"""Files with the arrays of a segment that is being written."""
 _FILE_MAGIC = b"LANEKEY1" if byteorder == "big" else b"LANEKEYL"
 
 
@@ -122,11 +133,16 @@ class KeyArrays:
 
 def load_arrays(data: bytes, start: int, end: int) -> KeyArrays | None:
     """The arrays from a file; None if the file is damaged or covers another part of the log."""
+    arrays = _parse_arrays(data)
+    return arrays if arrays is not None and (arrays.start, arrays.end) == (start, end) else None
+
+
+def _parse_arrays(data: bytes) -> KeyArrays | None:
     body = data[_FILE_HEAD.size :]
     if len(data) < _FILE_HEAD.size:
         return None
-    magic, its_start, its_end, count, check = _FILE_HEAD.unpack_from(data)
-    if (magic, its_start, its_end) != (_FILE_MAGIC, start, end) or check != crc32(body):
+    magic, start, end, count, check = _FILE_HEAD.unpack_from(data)
+    if magic != _FILE_MAGIC or check != crc32(body):
         return None
     return KeyArrays(start, end, body[: count * HASH_BYTES], body[count * HASH_BYTES :])
 
@@ -134,32 +150,60 @@ def load_arrays(data: bytes, start: int, end: int) -> KeyArrays | None:
 class KeyIndex:
     """Key hashes of the whole log, one array per segment."""
 
-    def __init__(self, folder: Path, disk: Disk, log: CommitLog) -> None:
+    def __init__(self, folder: Path, disk: Disk, log: CommitLog, visible_end: Callable[[], int]) -> None:
+        """`visible_end` is the position after the last visible record."""
         self._folder = folder
         self._disk = disk
         self._log = log
+        self._visible_end = visible_end
         self._growing: KeyArrays | None = None
+        self._saved_end = 0
         disk.make_dir(folder)
+
+    def open(self, end: int) -> None:
+        """Called once, after recovery, with the end of the log: continue the arrays of the newest segment.
+
+        If they cover more than the log has, the log lost records, and others will take their positions.
+        """
+        newest = self._log.segments[-1] if self._log.segments else None
+        for name in self._disk.names(self._folder):
+            if newest is None or name != self._growing_path(newest.start).name:
+                if name.endswith(_GROWING):
+                    self._disk.unlink(self._folder / name)
+                continue
+            arrays = _parse_arrays(self._read_file(self._folder / name))
+            if arrays is not None and arrays.start == newest.start and arrays.end <= end:
+                self._growing, self._saved_end = arrays, arrays.end
+            else:
+                self._disk.unlink(self._folder / name)
+
+    def save(self) -> None:
+        """Save the arrays of the newest segment, so that a restart goes on from here."""
+        if self._growing is not None and self._growing.end > self._saved_end:
+            self._write(self._growing_path(self._growing.start), self._growing)
+            self._saved_end = self._growing.end
 
     @property
     def complete(self) -> bool:
-        """Whether everything up to the end of the log is indexed."""
+        """Whether everything up to the last visible record is indexed."""
         if self._growing is None:
             return not self._log.segments
-        return self._growing.end >= self._log.end
+        return self._growing.end >= self._visible_end()
 
     def advance(self, max_bytes: int) -> bool:
-        """Index about `max_bytes` more of the log; False at its end."""
-        growing = self._growing or self._begin()
-        if growing is None or growing.end >= self._log.end:
+        """Index about `max_bytes` more of the log; False at its visible end."""
+        growing, visible_end = self._growing or self._begin(), self._visible_end()
+        if growing is None or growing.end >= visible_end:
             return False
         segment = self._segment_of(growing)
         if segment is None:
             self._growing = None
             return True
-        limit = min(segment.end, growing.end + max(1, max_bytes))
+        limit = min(segment.end, visible_end, growing.end + max(1, max_bytes))
         if self._take_records(growing, limit):
             self._finish_if_full(growing, segment)
+            if growing.end - self._saved_end >= SAVE_EVERY_BYTES:
+                self.save()
             return True
         for part in scan(self._log, growing.end, window=min(max(max_bytes, 1 << 16), 1 << 22)):
             if part.position >= limit:
@@ -180,12 +224,13 @@ class KeyIndex:
     def query(self, topic: str, key: str, limit: int, begin: int, end: int, *, oldest: int = 0) -> list[bytes]:
         """The newest `limit` records with this key, stored between two times and not below position `oldest`.
 
-        Indexes the rest of the log first.
+        Indexes the rest of the log first, up to what was visible when it began.
         """
-        while self.advance(64 * 1024 * 1024):
+        until = self._visible_end()
+        while (self._growing is None or self._growing.end < until) and self.advance(STEP_BYTES):
             pass
         found: list[bytes] = []
-        for position in self._candidates(key_hash(topic, key), begin, end):
+        for position in islice(self._candidates(key_hash(topic, key), begin, end), MAX_CANDIDATES):
             if len(found) >= limit:
                 break
             record = self._matching(position, topic, key, begin, end) if position >= oldest else None
@@ -197,6 +242,7 @@ class KeyIndex:
         """Drop the arrays of deleted segments."""
         for segment in segments:
             self._disk.unlink(self._path(segment.start))
+            self._disk.unlink(self._growing_path(segment.start))
             if self._growing is not None and self._growing.start == segment.start:
                 self._growing = None
 
@@ -221,14 +267,18 @@ class KeyIndex:
             return
         growing.end = segment.end
         self._save(growing)
+        self._disk.unlink(self._growing_path(growing.start))
         self._growing = None
+        self._saved_end = 0
 
     def _add(self, arrays: KeyArrays, found: Found) -> None:
         facts = facts_of(found.buffer, found.start)
         arrays.add(facts.topic, keys_of(facts.properties), found.position)
 
     def _save(self, arrays: KeyArrays) -> None:
-        path = self._path(arrays.start)
+        self._write(self._path(arrays.start), arrays)
+
+    def _write(self, path: Path, arrays: KeyArrays) -> None:
         draft = path.with_suffix(".draft")
         self._disk.unlink(draft)
         fd = self._disk.create(draft)
@@ -258,14 +308,17 @@ class KeyIndex:
         if self._growing is not None and self._growing.start == segment.start:
             return self._growing
         try:
-            fd = self._disk.open(self._path(segment.start))
+            data = self._read_file(self._path(segment.start))
         except FileNotFoundError:
             return None
+        return load_arrays(data, segment.start, segment.end) or self._remake(segment)
+
+    def _read_file(self, path: Path) -> bytes:
+        fd = self._disk.open(path)
         try:
-            data = self._disk.read_at(fd, self._disk.size(fd), 0)
+            return self._disk.read_at(fd, self._disk.size(fd), 0)
         finally:
             self._disk.close(fd)
-        return load_arrays(data, segment.start, segment.end) or self._remake(segment)
 
     def _remake(self, segment: Segment) -> KeyArrays:
         """Build the arrays again from the segment, because their file is damaged."""
@@ -287,6 +340,9 @@ class KeyIndex:
         facts = facts_of(record, 0)
         fits = facts.topic == topic and begin <= facts.store_time <= end and key in keys_of(facts.properties)
         return record if fits else None
+
+    def _growing_path(self, start: int) -> Path:
+        return self._folder / f"{start:020d}{_GROWING}"
 
     def _path(self, start: int) -> Path:
         return self._folder / f"{start:020d}.keys"

@@ -2,10 +2,11 @@
 
     Appender         stage (loop) ─▶ flush (log thread) ─▶ publish (loop)
     Checkpointer     take (loop) ─▶ write (log thread) ─▶ finish (loop)
-    retention        retire (loop) ─▶ delete_retired (log thread)
-    KeyIndex         log thread only
+    retention        retire (loop) ─▶ forget_keys (search thread) ─▶ delete_retired (log thread)
+    KeyIndex         search thread only: `query`, `index_keys`, `forget_keys`
 
-Everything else belongs to the loop. There is one loop and one log thread. The log reads no clock: times are arguments.
+Everything else belongs to the loop. There is one loop, one log thread and one search thread. The log reads no clock:
+times are arguments.
 """
 
 import contextlib
@@ -80,7 +81,7 @@ class Store:
         self.checkpoints = Checkpointer(self.appender, self._queues, self._files, self.state, self.options)
         self.retention = Retention(self._log, self.options)
         self.times = TimeSearch(self._log, self._queues)
-        self._keys = KeyIndex(folder / "keys", disk, self._log)
+        self._keys = KeyIndex(folder / "keys", disk, self._log, lambda: self.appender.published)
         self._startup = Startup(folder, disk, self._log, self._queues, self._files, self.state)
         self._dropped = self.state.dropped_topics()
         self._ready = False
@@ -98,6 +99,7 @@ class Store:
             self.state.cut_dropped(self._log.end)
             self._dropped = self.state.dropped_topics()
         self.appender.reset(report.last_store_time)
+        self._keys.open(self._log.end)
         self.checkpoints.note_damage(report.damage)
         if not report.clean:
             self.checkpoint(producers())
@@ -231,11 +233,11 @@ class Store:
         return record
 
     def query(self, topic: str, key: str, limit: int, begin: int, end: int) -> list[bytes]:
-        """On the log thread: the newest records with this key, stored between two times."""
+        """On the search thread: the newest records with this key, stored between two times."""
         return self._keys.query(topic, key, limit, begin, end, oldest=self._dropped.get(topic, 0))
 
     def index_keys(self, max_bytes: int) -> bool:
-        """On the log thread, when idle: index the keys of some more of the log; False at its end."""
+        """On the search thread: index the keys of some more of the log; False at its end."""
         return self._keys.advance(max_bytes)
 
     @property
@@ -284,10 +286,13 @@ class Store:
             return 0
         return self._queues.first_from(queue, position) - offset
 
+    def forget_keys(self, retired: Sequence[Segment]) -> None:
+        """On the search thread: forget retired segments. Afterwards no search reads them, and they may be deleted."""
+        self._keys.forget(retired)
+
     def delete_retired(self, retired: Sequence[Segment]) -> None:
-        """On the log thread: delete the files of retired segments."""
+        """On the log thread, after `forget_keys`: delete the files of retired segments."""
         if retired:
-            self._keys.forget(retired)
             self._log.close_retired(retired)
 
     def drop_topic(self, topic: str) -> int:
@@ -311,6 +316,9 @@ class Store:
         try:
             if clean and self._ready and self.appender.failed is None:
                 self._stop_cleanly(producers)
+            if self._ready:
+                with contextlib.suppress(OSError):  # the next search reads the log instead
+                    self._keys.save()
         finally:
             self._files.close()
             self._log.close()

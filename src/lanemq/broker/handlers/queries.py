@@ -2,7 +2,8 @@
 
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error
 from lanemq.broker.parts import Parts
-from lanemq.model.errors import StorageError
+from lanemq.core.brokering.refusals import RefusalReason
+from lanemq.model.errors import BrokerBusy, StorageError
 from lanemq.model.names import check_topic
 from lanemq.net.server import Peer
 from lanemq.wire.admin_headers import QueryMessageHeader, QueryMessageResponse, ViewMessageHeader
@@ -11,6 +12,8 @@ from lanemq.wire.command import Command
 
 MAX_FOUND = 64
 """RocketMQ: MessageStoreConfig.maxMsgsNumBatch."""
+MAX_SEARCHES = 100
+"""Searches that wait for their turn; further ones are refused as busy."""
 MAX_FOUND_BY_ID = 32
 """RocketMQ: MessageStoreConfig.defaultQueryMaxNum, for searches by unique id."""
 
@@ -20,6 +23,8 @@ class QueryHandler:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._searches = 0
+        """Searches that were not answered yet."""
 
     def table(self) -> dict[int, Handler]:
         return {RequestCode.VIEW_MESSAGE_BY_ID: self._view, RequestCode.QUERY_MESSAGE: self._query}
@@ -35,6 +40,7 @@ class QueryHandler:
         begin, end = header.begin_timestamp, header.end_timestamp
 
         def found(records: list[bytes] | None, error: StorageError | None) -> None:
+            self._searches -= 1
             if error is not None:
                 answer_error(peer, request, error)
             elif not records:
@@ -51,4 +57,10 @@ class QueryHandler:
                 ).to_ext()
                 answer(peer, request, ext, b"".join(records))
 
-        self._parts.thread.submit(lambda: self._parts.store.query(header.topic, header.key, limit, begin, end), found)
+        if self._searches >= MAX_SEARCHES:
+            self._parts.counters.refusals.add(RefusalReason.QUOTA)
+            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, f"{MAX_SEARCHES} searches are waiting already; try again")
+        self._searches += 1
+        self._parts.search_thread.submit(
+            lambda: self._parts.store.query(header.topic, header.key, limit, begin, end), found
+        )

@@ -1,7 +1,7 @@
 """Checkpoints: writes to disk, in the background, what a restart needs.
 
 Committed offsets and delay cursors are written several times a second, indexes and producer stamps every few seconds,
-and the key index while the log thread is idle.
+and the key index while the log hardly grows.
 
 The producer rows of a checkpoint must reflect exactly what is staged up to its log position. They are copied on the
 loop in the same step as the position, and written only after the records below it are on disk (`log/checkpoint`).
@@ -47,6 +47,7 @@ class Checkpoints:
         *,
         store: Store,
         thread: LogThread,
+        search_thread: LogThread,
         group_commit: GroupCommit,
         topic_keeper: TopicKeeper,
         producers: ProducerTable,
@@ -56,6 +57,7 @@ class Checkpoints:
         self._clock = clock
         self._store = store
         self._thread = thread
+        self._search_thread = search_thread
         self._group_commit = group_commit
         self._topic_keeper = topic_keeper
         self._producers = producers
@@ -165,7 +167,7 @@ class Checkpoints:
         return True
 
     def _index_keys(self) -> None:
-        """Index one step of the log on the log thread."""
+        """Index one step of the log on the search thread."""
         if self._store.keys_indexed:
             return
         self._indexing_keys = True
@@ -176,7 +178,7 @@ class Checkpoints:
                 self._keys_not_before = Millis(self._clock.now() + AFTER_FAILURE_MS)
                 log.error("the key index could not be written: %s", error)
 
-        self._thread.submit(lambda: self._store.index_keys(KEY_INDEX_STEP_BYTES), done)
+        self._search_thread.submit(lambda: self._store.index_keys(KEY_INDEX_STEP_BYTES), done)
 
 
 def restored_cursors(rows: state.State) -> list[tuple[int, QueueOffset]]:
