@@ -246,7 +246,12 @@ class Broker:
             advertised=advertised,
             topics=tables.topics,
             topic_keeper=TopicKeeper(
-                tables.topics, topic_rows, thread, on_failure=group_commit.stop_writing, on_full=group_commit.pause
+                tables.topics,
+                topic_rows,
+                thread,
+                on_failure=group_commit.stop_writing,
+                on_full=group_commit.pause,
+                clock=clock,
             ),
             counters=counters,
             low_space=LowSpace(options.min_free_bytes),

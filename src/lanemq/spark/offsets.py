@@ -2,7 +2,10 @@
 
 Positions are stored in Spark's checkpoint as JSON:
 
-    {"orders": {"broker-a/0": 17, "broker-a/1": 4}}
+    {"@created": {"orders/broker-a": 1793000000000}, "orders": {"broker-a/0": 17, "broker-a/1": 4}}
+
+`@created` says when each broker created the topic: offsets of a topic that was deleted and created again stand for
+other messages, even if they exist. Apache brokers do not tell, so their topics are missing there.
 
 An offset is always the next one to read: "starting at 5" reads the message at 5, and "ending at 9" does not read the
 message at 9. `startingOffsets` and `endingOffsets` accept the same JSON, so a position from a query's progress can be
@@ -23,14 +26,25 @@ from lanemq.model.units import QueueOffset
 
 Positions: TypeAlias = dict[MessageQueue, QueueOffset]
 OffsetJson: TypeAlias = dict[str, dict[str, int]]
+Created: TypeAlias = dict[str, int]
+"""By `topic/broker`, when the broker created the topic, in milliseconds since 1970."""
+
+CREATED = "@created"
+"""The member of the JSON for `Created`; no topic can have this name."""
 
 LATEST, EARLIEST = -1, -2
 """Values in the JSON of `startingOffsets` and `endingOffsets`, as in Spark's Kafka source."""
 
 
-def to_json(positions: Mapping[MessageQueue, QueueOffset]) -> OffsetJson:
+def creation_key(queue: MessageQueue) -> str:
+    """The queue's key in `Created`."""
+    return f"{queue.topic}/{queue.broker}"
+
+
+def to_json(positions: Mapping[MessageQueue, QueueOffset], created: Mapping[str, int] | None = None) -> OffsetJson:
     """The checkpoint's form of these positions, sorted."""
-    topics: OffsetJson = {}
+    known = {key: number for key, number in sorted((created or {}).items()) if number}
+    topics: OffsetJson = {CREATED: known} if known else {}
     for queue in sorted(positions):
         topics.setdefault(queue.topic, {})[f"{queue.broker}/{queue.queue_id}"] = int(positions[queue])
     return topics
@@ -41,7 +55,7 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Positions:
     positions: Positions = {}
     try:
         for topic, queues in offset.items():
-            for name, number in queues.items():
+            for name, number in queues.items() if topic != CREATED else ():
                 broker, _, queue_id = name.rpartition("/")
                 positions[MessageQueue(topic, broker, int(queue_id))] = QueueOffset(int(number))
     except (AttributeError, TypeError, ValueError):
@@ -50,6 +64,11 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Positions:
             f"use another checkpoint location"
         ) from None
     return positions
+
+
+def created_in(offset: Mapping[str, Mapping[str, int]]) -> Created:
+    """When the topics of a position were created, as far as the position says."""
+    return dict(offset.get(CREATED, {}))
 
 
 class Bounds(NamedTuple):
@@ -139,6 +158,7 @@ def _per_queue(option: str, text: str, *, least: int) -> dict[str, dict[str, int
         raise InvalidOption(f"{option}: {text!r} is not valid JSON: {error}") from None
     if not isinstance(topics, dict) or not all(isinstance(each, dict) for each in topics.values()):
         raise InvalidOption(f'{option}: {text!r} should look like {{"topic": {{"0": 17, "1": {least}}}}}')
+    topics.pop(CREATED, None)
     for topic, queues in topics.items():
         for queue, number in queues.items():
             if not queue.rpartition("/")[2].isdigit():

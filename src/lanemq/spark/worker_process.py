@@ -4,6 +4,7 @@ Only processes started by Spark are changed; in any other process logging and si
 """
 
 import logging
+import os
 import re
 import signal
 import sys
@@ -43,6 +44,11 @@ def relog(line: str) -> None:
     found = _LANEMQ_LINE.match(line)
     if found is not None:
         logging.getLogger(found[2]).log(logging.getLevelNamesMapping()[found[1]], found[3])
+
+
+def driver_process() -> int | None:
+    """The process id of Spark's JVM, if it started this process; None in any other process."""
+    return os.getppid() if _in_worker() else None
 
 
 def _in_worker() -> bool:

@@ -51,6 +51,9 @@ GLOBAL_ORDER: Final = "+lane.order=global"
 """In the attributes of a request to create a topic: it is ordered as a whole, not by key."""
 LANE_FEATURES: Final = "laneFeatures"
 """Feature bits of a broker in a route: which of LaneMQ's additions it understands."""
+LANE_CREATED: Final = "laneCreated"
+"""In the answer to GET_TOPIC_STATS_INFO: when the topic was created, in milliseconds since 1970. Another value means
+that the topic was deleted and created again, so its offsets stand for other messages."""
 LANE_LEASES: Final = "laneLeases"
 LANE_FINISHED: Final = "laneFinished"
 """In a lock request: the answer should carry the finished ranges of newly granted queues. A sender without it keeps no

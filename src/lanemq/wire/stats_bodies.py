@@ -12,6 +12,7 @@ from msgspec import Raw, field
 
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.bodies import Body, QueueBody, SubscriptionData, convert, decode_json, encode_json
+from lanemq.wire.lane_fields import LANE_CREATED
 from lanemq.wire.loose_json import BodyError, loads_loose
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ class QueueTableBody(Body):
         members = {
             wire_name: getattr(self, attribute)
             for attribute, wire_name in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True)
+            if wire_name not in self.left_out or getattr(self, attribute)
         }
         return encode_json({**members, name: encode_queue_table(members[name])})
 
@@ -68,10 +70,13 @@ class TopicOffset(Body):
 
 
 class TopicStatsTable(QueueTableBody):
-    """Answers 202."""
+    """Answers 202. `lane_created` is LaneMQ's."""
+
+    left_out = (LANE_CREATED,)
 
     offset_table: dict[MessageQueue, TopicOffset] = field(default_factory=dict)
     topic_put_tps: float = 0.0
+    lane_created: int = 0
 
     value_type = TopicOffset
 

@@ -10,6 +10,7 @@ from lanemq.log.retention import Retention
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.record import RecordView, decode_offset_id
+from lanemq.wire.stats_bodies import TopicStatsTable
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -188,6 +189,28 @@ def test_statistics_show_bounds_and_lag(clocked: RunningBroker) -> None:
     assert raw.runtime()['lanemq_messages_in_total{topic="T"}'] == "5"
     assert raw.runtime()['lanemq_lag_messages{group="g",topic="T"}'] == "3"
     assert raw.runtime()["laneReadOnly"] == "false"
+
+
+def created(raw: RawClient) -> int:
+    body = raw.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}).body
+    return TopicStatsTable.decode(body).lane_created
+
+
+def test_the_time_of_creation_tells_a_topic_from_the_one_before(clocked: RunningBroker) -> None:
+    """It survives a restart and changes of the topic."""
+    raw = clocked.connect()
+    raw.create("T", 1)
+    first = created(raw)
+    raw.create("T", 2)
+    clocked.restart()
+    raw = clocked.connect()
+    assert (created(raw), raw.bounds("T")) == (first, (0, 0))
+    raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    raw.create("T", 2)
+    second = created(raw)
+    raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    raw.create("T", 2)
+    assert len({0, first, second, created(raw)}) == 4
 
 
 def test_retention_deletes_old_files_and_moves_the_beginning(start: Start) -> None:

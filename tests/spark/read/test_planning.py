@@ -1,5 +1,6 @@
 """Planning of a batch: ranges, limits and losses."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from lanemq.model.errors import UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.spark.offsets import Bounds, Positions, from_json, to_json
+from lanemq.spark.offsets import Bounds, Positions, created_in, creation_key, from_json, parse_offsets, to_json
 from lanemq.spark.read.planning import (
     OffsetRange,
     available,
@@ -17,6 +18,7 @@ from lanemq.spark.read.planning import (
     limit_rows,
     must_wait,
     plan_batch,
+    replaced_queues,
     resume_points,
     split,
 )
@@ -144,6 +146,27 @@ def test_a_recreated_queue_is_set_back_and_read_in_the_next_batch() -> None:
     assert found.recreated == at(0)
     assert found.offsets == {B: 4}
     assert "created again" in found.losses[0]
+
+
+@pytest.mark.parametrize(("before", "now", "found"), [(1, 1, 0), (1, 2, 1), (None, 2, 0), (1, None, 0)])
+def test_a_queue_is_replaced_if_both_times_of_creation_are_known_and_differ(
+    before: int | None, now: int | None, found: int
+) -> None:
+    times = [{} if time is None else {creation_key(A): time} for time in (before, now)]
+    replaced = replaced_queues(at(4), times[0], times[1], holds((0, 50)))
+    assert replaced == (at(0) if found else {})
+
+
+def test_a_queue_of_which_nothing_was_read_is_not_replaced() -> None:
+    key = creation_key(A)
+    assert replaced_queues(at(0), {key: 1}, {key: 2}, holds((0, 50))) == {}
+
+
+def test_the_time_of_creation_is_kept_in_the_offset_and_is_no_position() -> None:
+    offset = to_json(at(4), {creation_key(A): 7})
+    assert (from_json(offset), created_in(offset)) == (at(4), {creation_key(A): 7})
+    assert created_in(to_json(at(4))) == {}
+    assert parse_offsets("startingOffsets", json.dumps(offset)).given_for(A) == 4
 
 
 def test_a_batch_waits_for_enough_messages_up_to_the_delay() -> None:

@@ -179,6 +179,60 @@ def test_a_recreated_topic_fails_the_query_unless_fail_on_data_loss_is_false(
     assert "deleted and created again" in caplog.text
 
 
+def recreated_and_grown(broker: EmbeddedBroker, topic: str) -> Checkpoint:
+    """A query has read 20 messages; then the topic is created again and grows far beyond the query's positions."""
+    send(broker.address, topic, range(20))
+    checkpoint = Checkpoint()
+    with Query(checkpoint, **earliest(broker, topic)) as query:
+        query.everything()
+    with Admin(broker.address) as admin:
+        admin.delete_topic(topic)
+        admin.create_topic(topic, 2)
+    send(broker.address, topic, range(100, 180))
+    return checkpoint
+
+
+def test_a_topic_that_was_created_again_and_has_grown_past_the_position_is_noticed(
+    broker: EmbeddedBroker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = recreated_and_grown(broker, topic)
+    with Query(checkpoint, **earliest(broker, topic)) as strict, pytest.raises(DataLost, match="created again since"):
+        strict.plan()
+    lenient = Query(checkpoint, **earliest(broker, topic, failOnDataLoss="false"))
+    with lenient, caplog.at_level(logging.WARNING):
+        assert values(lenient.everything()) == list(range(100, 180))
+    assert "deleted and created again since" in caplog.text
+    with Query(checkpoint, **earliest(broker, topic)) as after:
+        assert after.everything() == []
+
+
+def test_without_the_time_of_creation_the_first_messages_of_the_new_topic_are_lost(
+    broker: EmbeddedBroker, topic: str
+) -> None:
+    """The control: an Apache broker does not tell when it created a topic."""
+    checkpoint = recreated_and_grown(broker, topic)
+    checkpoint.ends = [json.dumps({topic: json.loads(end)[topic]}) for end in checkpoint.ends]
+    with Query(checkpoint, **earliest(broker, topic)) as query:
+        assert len(query.everything()) == 60, "the query read 20 of the old topic, and misses 20 of the new one"
+
+
+def test_a_planned_batch_of_a_topic_that_was_created_again_is_not_read_from_the_new_one(
+    broker: EmbeddedBroker, topic: str
+) -> None:
+    send(broker.address, topic, range(20))
+    checkpoint = Checkpoint()
+    with Query(checkpoint, **earliest(broker, topic)) as query:
+        query.plan()
+    with Admin(broker.address) as admin:
+        admin.delete_topic(topic)
+        admin.create_topic(topic, 2)
+    send(broker.address, topic, range(100, 180))
+    with Query(checkpoint, **earliest(broker, topic)) as strict, pytest.raises(DataLost, match="created again since"):
+        strict.partitions()
+    with Query(checkpoint, **earliest(broker, topic, failOnDataLoss="false")) as lenient:
+        assert values(lenient.everything()) == list(range(100, 180))
+
+
 def test_a_deleted_topic_is_reported_once_and_other_topics_continue(
     broker: EmbeddedBroker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:

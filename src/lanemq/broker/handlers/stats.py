@@ -65,7 +65,8 @@ class StatsHandler:
             table[queue] = TopicOffset(min_offset=low, max_offset=high, last_update_timestamp=last or 0)
         put, _ = self._parts.traffic.put_of(topic.name)
         rate = put.last(MINUTE, now=self._parts.clock.now()).per_second
-        answer(peer, request, {}, TopicStatsTable(offset_table=table, topic_put_tps=rate).encode())
+        found = TopicStatsTable(offset_table=table, topic_put_tps=rate, lane_created=topic.created_ms)
+        answer(peer, request, {}, found.encode())
 
     def _group(self, peer: Peer, request: Command) -> None:
         header = ConsumeStatsHeader.from_ext(request.ext)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from lanemq.broker.storage.group_commit import LogThread
+from lanemq.clock import Clock
 from lanemq.core.brokering.topic_table import (
     Changed,
     Created,
@@ -73,10 +74,19 @@ class TopicKeeper:
     """Saves and deletes topics together with the table, in which handlers look them up."""
 
     def __init__(
-        self, table: TopicTable, rows: TopicRows, thread: LogThread, on_failure: OnFailure, on_full: OnFailure
+        self,
+        table: TopicTable,
+        rows: TopicRows,
+        thread: LogThread,
+        on_failure: OnFailure,
+        on_full: OnFailure,
+        clock: Clock,
     ) -> None:
         """`on_full` is called if there is no space or no descriptor for a row, `on_failure` if it fails for good."""
         self._table = table
+        self._clock = clock
+        self._last_created = max((topic.created_ms for topic in table.topics()), default=0)
+        """The newest time of creation. A new topic gets a later one, even if the clock was set back."""
         self.deletions = 0
         """The number of deletions; data copied before a deletion may contain the deleted topic."""
         self._rows = rows
@@ -95,6 +105,9 @@ class TopicKeeper:
         """The topic of a table's outcome. Saves it if it is new or changed, raises if it was refused."""
         match outcome:
             case Created(topic) | Changed(_, topic):
+                if isinstance(outcome, Created):
+                    self._last_created = max(self._clock.wall(), self._last_created + 1)
+                    topic = self._table.created_at(topic.name, self._last_created)
                 log.info(
                     "topic %s: %s queues%s",
                     topic.name,
@@ -151,11 +164,11 @@ def _refusal(name: str, why: WhyRefused) -> BrokerRefused:
 
 
 def _encode(topic: TopicConfig) -> str:
-    row = (*topic[:3], int(topic.permission), topic.order.value, topic.sys_flag)
+    row = (*topic[:3], int(topic.permission), topic.order.value, topic.sys_flag, topic.created_ms)
     return msgspec.json.encode(row).decode()
 
 
 def restored_topic(settings: str) -> TopicConfig:
-    """The topic of a saved row."""
-    name, reads, writes, permission, order, sys_flag = msgspec.json.decode(settings)
-    return TopicConfig(name, reads, writes, Permission(permission), TopicOrder(order), sys_flag)
+    """The topic of a saved row. Rows of older brokers do not have the time of creation."""
+    name, reads, writes, permission, order, sys_flag, *created = msgspec.json.decode(settings)
+    return TopicConfig(name, reads, writes, Permission(permission), TopicOrder(order), sys_flag, *created)

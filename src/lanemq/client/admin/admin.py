@@ -189,17 +189,21 @@ class Admin(AdminClient):
     def describe_topic(self, name: str) -> TopicDescription:
         """The topic's queues and the offsets they hold. Queues of a broker that is away are missing."""
         bounds: list[QueueBounds] = []
+        created: dict[str, int] = {}
         route = self._calls.fresh_route(check_topic(name))
         brokers = route.broker_names
         for broker in brokers - route.away:
             address = route.master(broker)
             reply = self._calls.ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic=name))
-            for queue, each in TopicStatsTable.decode(reply.body).offset_table.items():
+            table = TopicStatsTable.decode(reply.body)
+            if table.lane_created:
+                created[broker] = table.lane_created
+            for queue, each in table.offset_table.items():
                 first, end = QueueOffset(max(0, each.min_offset)), QueueOffset(each.max_offset)
                 newest = each.last_update_timestamp
                 bounds.append(QueueBounds(queue, first, end, wall_time(newest) if newest > 0 else None))
         queues = tuple(sorted(bounds, key=lambda each: each.queue))
-        return TopicDescription(name, route.ordered, queues, tuple(sorted(brokers & route.away)))
+        return TopicDescription(name, route.ordered, queues, tuple(sorted(brokers & route.away)), created)
 
     # offsets
 

@@ -1,7 +1,7 @@
 """The values that administrative calls return, and the positions that they take."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
@@ -36,6 +36,9 @@ class TopicDescription:
     queues: tuple[QueueBounds, ...]
     away: tuple[str, ...] = ()
     """Brokers without a master at the moment; their queues are not among `queues`."""
+    created_ms: Mapping[str, int] = field(default_factory=dict)
+    """By broker, when it created the topic, in milliseconds since 1970. Another value than before means that the topic
+    was deleted and created again. Apache brokers do not tell."""
 
 
 @dataclass(frozen=True, slots=True)

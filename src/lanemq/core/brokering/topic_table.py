@@ -63,6 +63,9 @@ class TopicConfig(NamedTuple):
     permission: Permission = Permission.READ | Permission.WRITE
     order: TopicOrder = TopicOrder.NONE
     sys_flag: int = 0
+    created_ms: int = 0
+    """When the topic was created, in milliseconds since 1970. It tells a topic from an earlier one of the same name; 0
+    if unknown, as for the broker's own topics."""
 
     @property
     def writable(self) -> bool:
@@ -169,6 +172,8 @@ class TopicTable:
         """Create or change a topic for an administrator; raises `InvalidName` if the name is not allowed."""
         check_topic(config.name)
         before = self._topics.get(config.name)
+        if before is not None:
+            config = config._replace(created_ms=before.created_ms)
         why = self._objection(before, config)
         if why is not None:
             return TopicRefused(config.name, why)
@@ -220,6 +225,11 @@ class TopicTable:
         if known is None:
             return TopicRefused(name, WhyRefused.UNKNOWN)
         return Deleted(known)
+
+    def created_at(self, name: str, created_ms: int) -> TopicConfig:
+        """Record when a new topic was created."""
+        topic = self._topics[name] = self._topics[name]._replace(created_ms=created_ms)
+        return topic
 
     def restore(self, topics: Iterable[TopicConfig]) -> None:
         self._topics.update((topic.name, topic) for topic in topics)

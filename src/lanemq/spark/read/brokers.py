@@ -17,7 +17,7 @@ from lanemq.model.errors import ConnectFailed, InvalidOption, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address, parse_addresses
-from lanemq.spark.offsets import Bounds, LimitKind, Positions, RangeLimit, resolve_offset
+from lanemq.spark.offsets import Bounds, Created, LimitKind, Positions, RangeLimit, resolve_offset
 from lanemq.spark.options import ReadOptions
 from lanemq.spark.retrying import Retrying
 
@@ -33,6 +33,8 @@ class Brokers:
         self._clock = clock
         self._expected: dict[str, set[str]] = {}
         """By topic: the brokers that hold, or held, queues of it."""
+        self.created: Created = {}
+        """When the topics were created, as the brokers last told."""
         hint = f"check it with: lanemq topic list --server '{options.servers}'; the option brokerWait limits the wait"
         self._retrying = Retrying(options.wait, clock, hint=hint)
         security = options.security
@@ -119,6 +121,7 @@ class Brokers:
             self._check_registered(topic, expected)
             raise
         self._check_registered(topic, expected - {each.queue.broker for each in described.queues})
+        self.created |= {f"{topic}/{broker}": created for broker, created in described.created_ms.items()}
         return {each.queue: Bounds(each.first, each.end) for each in described.queues}
 
     def _check_registered(self, topic: str, missed: set[str]) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.spark.offsets import Bounds, Positions
+from lanemq.spark.offsets import Bounds, Positions, creation_key
 
 Reads = Callable[[str], bool]
 """Whether a query's options select a topic."""
@@ -37,6 +37,31 @@ class ResumePoints:
     recreated: Positions
     """Queues that were deleted and created again, with their first offset. This batch reads nothing from them."""
     losses: tuple[str, ...]
+
+
+def replaced_queues(
+    start: Positions, created: Mapping[str, int], now: Mapping[str, int], bounds: Mapping[MessageQueue, Bounds]
+) -> Positions:
+    """Queues of topics that were created again since `start`, with their first offset.
+
+    `created` and `now` say when the topics were created, then and now. Queues of which nothing was read are left out.
+    """
+    return {
+        queue: bounds[queue].first
+        for queue, at in start.items()
+        if at and queue in bounds and _differ(created.get(creation_key(queue)), now.get(creation_key(queue)))
+    }
+
+
+def _differ(before: int | None, now: int | None) -> bool:
+    return before is not None and now is not None and before != now
+
+
+def replaced_loss(queue: MessageQueue, at: int) -> str:
+    return (
+        f"{queue}: the query is at offset {at} of a topic that was deleted and created again since; what the old topic "
+        f"held after that is gone"
+    )
 
 
 def resume_points(start: Positions, bounds: Mapping[MessageQueue, Bounds], reads: Reads = _all) -> ResumePoints:

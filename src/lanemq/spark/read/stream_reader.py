@@ -13,7 +13,7 @@ Invariants:
 
 import json
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +35,8 @@ from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.spark.columns import arrow_schema, check_schema
 from lanemq.spark.group.member_calls import MemberCalls
 from lanemq.spark.group.membership import DriverMembership
-from lanemq.spark.offsets import OffsetJson, Positions, from_json, to_json
+from lanemq.spark.group.one_load import OneLoad
+from lanemq.spark.offsets import OffsetJson, Positions, created_in, from_json, to_json
 from lanemq.spark.options import ReadOptions
 from lanemq.spark.read.brokers import BoundsByQueue, Brokers
 from lanemq.spark.read.partition_reader import (
@@ -53,10 +54,13 @@ from lanemq.spark.read.planning import (
     limit_rows,
     must_wait,
     plan_batch,
+    replaced_loss,
+    replaced_queues,
     resume_points,
     split,
 )
 from lanemq.spark.retrying import Retrying
+from lanemq.spark.worker_process import driver_process
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +86,8 @@ class LaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> OffsetJson:  # noqa: N802
         brokers = self._driver.brokers
-        return to_json(brokers.positions(self._options.start, brokers.existing_bounds()))
+        positions = brokers.positions(self._options.start, brokers.existing_bounds())
+        return to_json(positions, brokers.created)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._options.max_offsets is not None:
@@ -90,16 +95,18 @@ class LaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._options.max_bytes is None else ReadMaxBytes(self._options.max_bytes)
 
     def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:  # noqa: N802
-        return to_json(self._driver.next_end(from_json(start), limit))
+        driver, created = self._driver, created_in(start)
+        end = driver.next_end(from_json(start), limit, created)
+        return to_json(end, created | driver.brokers.created)
 
     def reportLatestOffset(self) -> OffsetJson | None:  # noqa: N802
-        return to_json(self._driver.ends) if self._driver.ends else None
+        return to_json(self._driver.ends, self._driver.brokers.created) if self._driver.ends else None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._driver.stop_at_current_end()
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
-        return self._driver.partitions(from_json(start), from_json(end))
+        return self._driver.partitions(from_json(start), from_json(end), created_in(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, arrow_schema(self._schema))
@@ -124,6 +131,8 @@ class StreamDriver:
         self._options = options
         self._checkpoint = checkpoint
         self._clock = SystemClock()
+        driver = driver_process()
+        self._one_load = OneLoad(driver, options.group) if options.is_member and options.group and driver else None
         self._membership = DriverMembership(options) if options.is_member else None
         self._reporter: MemberCalls | None = None
         self._target: Positions | None = None
@@ -142,6 +151,8 @@ class StreamDriver:
         self._report_last()
         if self._membership is not None:
             self._membership.leave()
+        if self._one_load is not None:
+            self._one_load.close()
         if self._reporter is not None:
             self._reporter.close()
         self.brokers.close()
@@ -153,19 +164,22 @@ class StreamDriver:
         if self._membership is not None:
             self._need_whole_share(self._membership)
 
-    def next_end(self, start: Positions, limit: ReadLimit) -> Positions:
+    def next_end(self, start: Positions, limit: ReadLimit, created: Mapping[str, int] | None = None) -> Positions:
         """The end of the next batch; `start` if there is nothing to do yet.
 
         By queue: `first` is where reading continues, `top` how far the batch may go, and `set_back` where a position
-        goes back to without being read in this batch.
+        goes back to without being read in this batch. `created` says when the topics of `start` were created.
         """
         options = self._options
         self.brokers.expect(start)
         if self._membership is not None:
             self._batch_done(self._membership, start)
-        found = resume_points(*self._readable(start, self._bounds()), self._options.reads)
-        self._report_losses("chosen", found.losses)
-        set_back = self._put_back(start) | found.recreated
+        bounds = self._bounds()
+        replaced = replaced_queues(start, created or {}, self.brokers.created, bounds)
+        found = resume_points(*self._readable(start | replaced, bounds), self._options.reads)
+        lost = tuple(replaced_loss(queue, start[queue]) for queue in replaced)
+        self._report_losses("chosen", found.losses + lost)
+        set_back = self._put_back(start) | found.recreated | replaced
         first = {queue: at for queue, at in found.offsets.items() if queue not in set_back}
         top = {queue: max(first[queue], self.ends[queue]) for queue in first}
         if self._target is not None:
@@ -175,10 +189,18 @@ class StreamDriver:
             return {**start, **set_back}
         return {**start, **self._limited(first, top, limit), **set_back}
 
-    def partitions(self, start: Positions, end: Positions) -> list[RangePartition]:
-        """The partitions of the batch from `start` to `end`; the same again after a failure."""
+    def partitions(
+        self, start: Positions, end: Positions, created: Mapping[str, int] | None = None
+    ) -> list[RangePartition]:
+        """The partitions of the batch from `start` to `end`; the same again after a failure.
+
+        `created` says when the topics of `end` were created.
+        """
         self.brokers.expect(start)
         bounds = self._bounds()
+        replaced = replaced_queues(end, created or {}, self.brokers.created, bounds)
+        self._report_losses("replaced", [replaced_loss(queue, start.get(queue, 0)) for queue in replaced])
+        end = {queue: at for queue, at in end.items() if queue not in replaced}
         self._last_batch, self._running = self._clock.now(), end
         if self._membership is None:
             ranges = self._planned(start, end, bounds)
