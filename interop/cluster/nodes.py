@@ -19,7 +19,7 @@ from interop.maven import server_classpath
 from interop.ports import HOST, ask, eventually, lasting_port, route
 
 CLUSTER = "cluster"
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 GET_BROKER_CLUSTER_INFO = 106
 GET_TOPIC_CONFIG = 351
 GET_SYNC_STATE_DATA = 1006

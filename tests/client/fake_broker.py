@@ -38,6 +38,7 @@ class Fault(Enum):
     BUSY = "the broker is busy"
     REFUSE = "the broker finds it illegal"
     LATE = "it is worked on after what came behind it"
+    UNCONFIRMED = "stored, but the replicas of the broker did not confirm it"
 
 
 Faults = Callable[[SendHeader, int], Fault | None]
@@ -212,10 +213,12 @@ class FakeBroker:
                 peer.send(encode_response(command.opaque, ResponseCode.SYSTEM_BUSY, remark="[OVERLOAD]busy"))
             case Fault.REFUSE:
                 peer.send(encode_response(command.opaque, ResponseCode.MESSAGE_ILLEGAL, remark="illegal"))
+            case Fault.UNCONFIRMED:
+                peer.send(self._store(header, command, ResponseCode.FLUSH_SLAVE_TIMEOUT))
             case Fault.LATE:
                 self._loop.call_later(self._late, lambda: peer.send(self._store(header, command)))
 
-    def _store(self, header: SendHeader, command: Command) -> bytes:
+    def _store(self, header: SendHeader, command: Command, code: int = ResponseCode.SUCCESS) -> bytes:
         if header.topic not in self.topics and not header.default_topic:
             return encode_response(command.opaque, ResponseCode.TOPIC_NOT_EXIST, remark="no such topic")
         topic = self.topics.setdefault(header.topic, FakeTopic(header.default_topic_queue_nums))
@@ -257,7 +260,7 @@ class FakeBroker:
         ext = {"msgId": "0" * 32, "queueId": str(header.queue_id), "queueOffset": str(offset)}
         if self.lane:
             ext |= {"laneStored": "relaxed"} | ({"laneDuplicate": "true"} if repeat else {})
-        return encode_response(command.opaque, 0, ext)
+        return encode_response(command.opaque, code, ext)
 
 
 def serving(*, queues: int = 4, lane: bool = True) -> Any:

@@ -15,6 +15,9 @@ class StoredAs(Enum):
     """On disk: acknowledged after fdatasync."""
     RELAXED = "relaxed"
     """Written, not yet synced."""
+    UNCONFIRMED = "unconfirmed"
+    """By the master of an Apache broker, whose disk or replicas did not confirm it in time (FLUSH_DISK_TIMEOUT,
+    FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE). If the master is lost before they do, so is the message."""
     UNKNOWN = "unknown"
     """The broker did not say (Apache brokers do not)."""
 

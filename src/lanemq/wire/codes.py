@@ -195,6 +195,11 @@ STORED_CODES = frozenset(
     }
 )
 """Codes that say that the message is stored; the last three add that a replica or a flush was late."""
+_LATE = {
+    ResponseCode.FLUSH_DISK_TIMEOUT: "its disk did not confirm it in time",
+    ResponseCode.SLAVE_NOT_AVAILABLE: "it has no replica at the moment",
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: "its replicas did not confirm it in time",
+}
 
 _REFUSALS: dict[int, type[BrokerRefused]] = {
     ResponseCode.SYSTEM_BUSY: BrokerBusy,
@@ -227,6 +232,11 @@ _FOR_NOW = (
 """How Apache brokers begin the remark of a refusal that is over soon, whatever its code: a replica that is not, or not
 yet, the master; a master that waits for replicas; a broker that starts, or may not take ordered messages at the moment
 (SendMessageProcessor, AbstractSendMessageProcessor)."""
+
+
+def unconfirmed(code: int) -> BrokerBusy:
+    """For a producer that does not accept what only the master has: the answer to an attempt that is repeated."""
+    return BrokerBusy(code, f"the master has the message, but {_LATE.get(ResponseCode(code), 'not safely')}")
 
 
 def error_for(code: int, remark: str | None) -> LaneError:

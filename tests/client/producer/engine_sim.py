@@ -65,7 +65,7 @@ class RecordingHistory(History):
     def send(self, topic: str, key: str, id: str, *, delay: int = 0) -> None:
         self.sent.append(id)
 
-    def acked(self, topic: str, key: str, id: str, queue: int, offset: int) -> None:
+    def acked(self, topic: str, key: str, id: str, queue: int, offset: int, *, broker: str = "") -> None:
         self._tell(id, "stored")
 
     def send_failed(self, topic: str, key: str, id: str) -> None:

@@ -49,7 +49,7 @@ from lanemq.model.errors import (
 )
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, to_millis
-from lanemq.wire.codes import STORED_CODES, error_for
+from lanemq.wire.codes import STORED_CODES, ResponseCode, error_for, unconfirmed
 from lanemq.wire.command import Command
 from lanemq.wire.lane_fields import LANE_EXPECTED
 
@@ -69,6 +69,7 @@ class SendEngine:
         self._options = options
         self._builder = builder
         self._clock = clock
+        self._accepted = STORED_CODES if options.on_unconfirmed == "accept" else {ResponseCode.SUCCESS}
         self._linger_ms = to_millis(options.linger)
         # A message that cannot share a batch is declared larger than a batch, and so travels alone.
         self._too_large = options.max_batch_bytes + 1
@@ -158,8 +159,10 @@ class SendEngine:
     def replied(self, request: "SendRequest", reply: Command | None, error: LaneError | None) -> "Actions":
         """A request was answered, or failed without a reply."""
         actions, lane = Actions(), request.lane
-        if reply is not None and reply.code in STORED_CODES:
+        if reply is not None and reply.code in self._accepted:
             self._stored(request, reply, actions)
+        elif reply is not None and reply.code in STORED_CODES:
+            self._not_stored(request, unconfirmed(reply.code), reply, actions)
         else:
             problem = error_for(reply.code, reply.remark) if reply is not None else error
             assert problem is not None

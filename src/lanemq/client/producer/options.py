@@ -66,6 +66,11 @@ class ProducerOptions:
     on_queue_change: Literal["fail", "continue"] = "fail"
     """After a change of a topic's queues that would move keys: "fail" refuses messages with a key, with `OrderError`.
     "continue" sends them to their new queues, past messages in the old ones. A broker that is away changes nothing."""
+    on_unconfirmed: Literal["accept", "retry"] = "accept"
+    """After an answer that the master of an Apache broker has the message, but its disk or its replicas did not confirm
+    it in time: "accept" gives a receipt, which says `StoredAs.UNCONFIRMED`. "retry" sends it again, in its place before
+    the next message of the queue, until it is confirmed or `delivery_timeout` has passed. Every attempt is stored, so
+    consumers need `drop_repeats=True`; while a replica is away, the queue waits until the cluster gives it up."""
     history: History = NO_HISTORY
     """The file that records what happens, for the checker; given as a folder."""
 
@@ -106,6 +111,10 @@ class ProducerOptions:
                 self.on_queue_change not in ("fail", "continue"),
                 f"on_queue_change is {self.on_queue_change!r}, use 'fail' or 'continue'",
             ),
+            (
+                self.on_unconfirmed not in ("accept", "retry"),
+                f"on_unconfirmed is {self.on_unconfirmed!r}, use 'accept' or 'retry'",
+            ),
             (self.compress_above < 1, f"compress_above is {self.compress_above}, it must be positive"),
         )
 
@@ -145,6 +154,7 @@ class ProducerSettings(TypedDict, total=False):
     credentials: Credentials | None
     create: str | NewTopic | Iterable[str | NewTopic]
     on_queue_change: Literal["fail", "continue"]
+    on_unconfirmed: Literal["accept", "retry"]
     history: History | str | Path
 
 

@@ -12,6 +12,7 @@ from lanemq.core.sending.sent_window import Failed, SendError
 from lanemq.model.errors import BrokerRefused, Dropped, LaneError, LaneFrozen, RequestTimedOut, SequenceGap
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
+from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_KNOWN_OFFSET, LANE_SKIPPED, LANE_STORED
 
@@ -104,6 +105,8 @@ def stored_outcomes(messages: Sequence[PendingMessage], queue: MessageQueue, rep
     # A delayed message gets its place when it is due; the broker answers with its place among the delayed ones.
     offset = -1 if messages[0].alone and delay_of(messages[0]) else _number(ext, "queueOffset", -1)
     stored_as = _STORED_AS.get(ext.get(LANE_STORED, ""), StoredAs.UNKNOWN)
+    if reply.code != ResponseCode.SUCCESS:
+        stored_as = StoredAs.UNCONFIRMED
     skipped = _number(ext, LANE_SKIPPED, 0)
     if not 0 < skipped < len(messages):
         return _placed(Stored(messages, queue, offset, stored_as, ext.get(LANE_DUPLICATE) == "true"))
