@@ -22,6 +22,7 @@ from typing import Any, TypeAlias, TypeVar, Unpack
 from lanemq.client.codec import codec_named, type_name
 from lanemq.client.consumer.engine import ConsumerEngine, EngineThread, until_started
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
+from lanemq.client.consumer.monitor import consumer_samples
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import stop_on_signals
 from lanemq.client.consumer.turns.arguments import (
@@ -35,6 +36,7 @@ from lanemq.client.consumer.turns.arguments import (
 )
 from lanemq.client.consumer.turns.handler import async_batch_handler, batch_handler
 from lanemq.client.consumer.turns.subscription import DEFAULT_WORKERS, Subscription, ordered_by
+from lanemq.client.metrics import as_numbers
 from lanemq.core.consuming.retry_policy import FailurePolicy, SendBack
 from lanemq.core.consuming.runs import Order
 from lanemq.model.errors import Closed, InvalidOption, UsageError
@@ -198,10 +200,23 @@ class App:
 
     def snapshot(self) -> ConsumerSnapshot:
         """The assigned queues, and what was done so far."""
+        return take_snapshot(self._require_engine())
+
+    def metrics(self) -> dict[str, float]:
+        """All metrics of docs/reference/metrics.md, by their names and labels. Any thread may call it."""
+        return as_numbers(consumer_samples(self._require_engine()))
+
+    @property
+    def monitor_address(self) -> str | None:
+        """Where the monitor listens, `host:port`; None without one."""
+        address = self._require_engine().monitor_address
+        return None if address is None else str(address)
+
+    def _require_engine(self) -> ConsumerEngine:
         engine = self._thread.engine if self._thread is not None else self._engine
         if engine is None:
             raise Closed("this app is not running")
-        return take_snapshot(engine)
+        return engine
 
     def resume(self, topic: str, key: str | None = None) -> bool:
         """Lets a parked key (or, with `HoldQueue`, a parked queue) try again; returns whether there was one here.

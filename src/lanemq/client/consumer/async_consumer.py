@@ -15,10 +15,12 @@ from typing import Unpack
 from lanemq.client.consumer.consumer import Undecided, subscriptions_for
 from lanemq.client.consumer.engine import ConsumerEngine, ended_by, until_started
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
+from lanemq.client.consumer.monitor import consumer_samples
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import TERMINATION
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
 from lanemq.client.message import Message
+from lanemq.client.metrics import as_numbers
 from lanemq.core.consuming.retry_policy import FailurePolicy
 from lanemq.core.consuming.runs import Why
 from lanemq.core.consuming.scheduler import LaneScheduler
@@ -103,6 +105,10 @@ class AsyncConsumer:
     def snapshot(self) -> ConsumerSnapshot:
         """The assigned queues, and what was done so far."""
         return take_snapshot(self._require_engine())
+
+    def metrics(self) -> dict[str, float]:
+        """All metrics of docs/reference/metrics.md, by their names and labels. Any thread may call it."""
+        return as_numbers(consumer_samples(self._require_engine()))
 
     def __aiter__(self) -> AsyncIterator[Message]:
         if self._term is None:

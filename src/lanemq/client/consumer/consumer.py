@@ -17,6 +17,7 @@ from typing import Unpack
 
 from lanemq.client.consumer.engine import EngineThread, just
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
+from lanemq.client.consumer.monitor import consumer_samples
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import TERMINATION
 from lanemq.client.consumer.turns.handler import Stop, retry_delay
@@ -26,6 +27,7 @@ from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.consumer.turns.subscription import Subscription, make_scheduler, ordered_by
 from lanemq.client.consumer.turns.workers import RunEnd
 from lanemq.client.message import Message
+from lanemq.client.metrics import as_numbers
 from lanemq.clock import Clock
 from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy
 from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, Suspend, Why
@@ -103,6 +105,10 @@ class Consumer:
     def snapshot(self) -> ConsumerSnapshot:
         """The assigned queues, and what was done so far."""
         return take_snapshot(self._thread.engine)
+
+    def metrics(self) -> dict[str, float]:
+        """All metrics of docs/reference/metrics.md, by their names and labels. Any thread may call it."""
+        return as_numbers(consumer_samples(self._thread.engine))
 
     def __iter__(self) -> Iterator[Message]:
         if self._term is None:

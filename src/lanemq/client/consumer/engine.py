@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
 from lanemq.client.consumer.inspection import answer_broker
+from lanemq.client.consumer.monitor import ConsumerHealth, open_monitor
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.hand_over import HandOver
@@ -42,6 +43,7 @@ from lanemq.client.identity import new_client_id
 from lanemq.forking import tell_child
 from lanemq.model.errors import Closed, GroupConflict, InvalidOption, LaneError, UsageError
 from lanemq.model.units import QueueOffset
+from lanemq.net.address import Address
 from lanemq.net.connection import Connection
 from lanemq.wire.command import Command
 
@@ -67,6 +69,8 @@ class ConsumerEngine:
         """Set after the first rebalance round."""
         self.failure: Exception | None = None
         """The error that ended the consumer before it was stopped."""
+        self.monitor_address: Address | None = None
+        """Where the monitor listens; None without one."""
         self.in_child = False
         tell_child(self)
         self._begun = False
@@ -120,7 +124,11 @@ class ConsumerEngine:
         if self._begun:
             raise Closed.started_before("consumer")
         self._begun = True
+        monitor = None
         try:
+            if self.options.monitor is not None:
+                monitor = open_monitor(self.options.monitor, ConsumerHealth(self, self._ready_problems))
+                self.monitor_address = monitor.address
             async with self._tasks:
                 rebalancing, *loops = self._start()
                 await self._stopping.wait()
@@ -137,6 +145,15 @@ class ConsumerEngine:
         finally:
             self._close_schedulers()
             self._pool.close()
+            if monitor is not None:
+                monitor.close()
+
+    def _ready_problems(self) -> list[str]:
+        if self.failure is not None:
+            return [f"ended by an error: {self.failure}"]
+        if self._stopping.is_set():
+            return ["stopping"]
+        return [] if self.started.is_set() else ["starting: the first rebalance round is not over"]
 
     def forked(self) -> None:
         """In a child process: the parent goes on consuming, and nothing here may disturb it."""

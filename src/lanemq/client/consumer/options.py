@@ -19,7 +19,7 @@ from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_group
 from lanemq.model.units import Seconds, to_millis
-from lanemq.net.address import Address, Servers, parse_addresses, servers_text
+from lanemq.net.address import Address, Servers, parse_address, parse_addresses, servers_text
 from lanemq.net.security import Security, TlsOptions
 from lanemq.wire.signing import Credentials
 
@@ -81,6 +81,7 @@ class ConsumerSettings(TypedDict, total=False):
     consume_timeout: Seconds
     offsets_folder: str | Path | None
     client_id: str | None
+    monitor: str | None
     tls: TlsOptions | None
     credentials: Credentials | None
     clock: Clock
@@ -170,6 +171,10 @@ class ConsumerOptions:
     client_id: str | None = None
     """Identity of this member; None makes an id that no other process has."""
 
+    monitor: str | None = None
+    """Address for health checks and metrics over HTTP, `host:port` (docs/reference/metrics.md); port 0 takes any free
+    one. None: no monitor. It shows the names of topics to every client that reaches it: use loopback."""
+
     tls: TlsOptions | None = None
     """Encrypts connections; None: as the environment says (docs/guides/security.md), else plain connections."""
     credentials: Credentials | None = None
@@ -185,6 +190,8 @@ class ConsumerOptions:
         codec_named(self.codec)
         check_group(self.group)
         parse_addresses(self.servers)
+        if self.monitor is not None:
+            parse_address(self.monitor)
 
     def _problems(self) -> list[str]:
         problems = [

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
+from lanemq.client import metrics as names
 from lanemq.client.identity import new_client_id, new_producer_id
 from lanemq.client.producer.batches import (
     Many,
@@ -35,6 +36,7 @@ from lanemq.clock import Clock, SystemClock
 from lanemq.forking import tell_child
 from lanemq.model.checks import seconds
 from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOut
+from lanemq.model.figures import MetricSample
 from lanemq.model.keys import Key, key_text
 from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
@@ -149,6 +151,19 @@ class ProducerBase(ABC):
         self._check_child()
         with self._lock:
             return self._engine.frozen(topic)
+
+    def metrics(self) -> dict[str, float]:
+        """All metrics of docs/reference/metrics.md, by their names and labels. Any thread may call it."""
+        self._check_child()
+        with self._lock:
+            unsettled, frozen = self._engine.unsettled, len(self._engine.frozen(None))
+            figures = (
+                (names.STORED, unsettled.stored_messages),
+                (names.FAILED, unsettled.failed_messages),
+                (names.UNSETTLED_BYTES, unsettled.bytes),
+                (names.FROZEN, frozen),
+            )
+        return names.as_numbers(MetricSample(metric, value, (self._options.group,)) for metric, value in figures)
 
     def _resume(self, route: TopicRoute, key: Key | None, queue: int | MessageQueue | None) -> None:
         choice = None if queue is None else QueueChoice(queue=queue)

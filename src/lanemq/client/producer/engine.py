@@ -579,6 +579,8 @@ class Unsettled:
         self._records = history.on
         self._history = history
         self.bytes = 0
+        self.stored_messages = 0
+        self.failed_messages = 0
 
     def accepted(self, queue: MessageQueue, messages: Sequence[PendingMessage], size: int) -> None:
         self.bytes += size
@@ -590,6 +592,7 @@ class Unsettled:
     def stored(self, outcome: Stored) -> None:
         """Records offset -1 for a message whose place is not known; it comes alone."""
         self.bytes -= total_size(outcome.messages)
+        self.stored_messages += len(outcome.messages)
         if self._records:
             queue = outcome.queue
             for offset, message in enumerate(outcome.messages, outcome.first_offset):
@@ -598,6 +601,7 @@ class Unsettled:
 
     def given_up(self, queue: MessageQueue, failed: Failed[PendingMessage]) -> None:
         self.bytes -= total_size(failed.everything)
+        self.failed_messages += len(failed.everything)
         if self._records:
             for message in (*failed.unknown, *failed.behind):
                 self._history.send_unknown(queue.topic, message.key or "", message.message_id)
@@ -605,6 +609,7 @@ class Unsettled:
 
     def dropped(self, queue: MessageQueue, messages: Sequence[PendingMessage]) -> None:
         self.bytes -= total_size(messages)
+        self.failed_messages += len(messages)
         if self._records:
             self._failed(queue, messages)
 

@@ -77,6 +77,8 @@ class AssignedQueue:
         self.puller: asyncio.Task[None] | None = None
         self.hand_over: asyncio.Task[None] | None = None
         self.last_pull: Millis = Millis(0)
+        self.end: QueueOffset | None = None
+        """The end of the queue as the last pull reported it; None before the first one."""
         self.moving: QueueOffset | None = None
         """The offset of a reset that is under way. Progress from before the reset is no longer reported."""
         self.start_at(ReportedProgress(start.offset, start.finished))

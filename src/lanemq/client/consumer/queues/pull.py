@@ -118,6 +118,7 @@ class Puller:
         pulled = await self._calls.pull(self._header(assigned, offset), queue.broker)
         if assigned.released:
             return
+        assigned.end = pulled.max_offset
         match pulled.code:
             case ResponseCode.SUCCESS:
                 messages = self._accepted(assigned, pulled.body)
