@@ -40,6 +40,11 @@ COMMANDS = {
     "mirror": LazyCommand(
         "lanemq.cli.commands.mirror", "Copy topics to another broker or cluster, in order, and move groups over."
     ),
+    "backup": LazyCommand(
+        "lanemq.cli.commands.backup", "Copy the data folder of a broker to FOLDER, also while the broker runs."
+    ),
+    "restore": LazyCommand("lanemq.cli.commands.backup", "Make a data folder from the backup in FOLDER."),
+    "doctor": LazyCommand("lanemq.cli.commands.doctor", "Examine a data folder and this machine, and say what to do."),
     "check": LazyCommand("lanemq.cli.commands.check", "Check the order of a recorded run."),
     "history": LazyCommand("lanemq.cli.commands.history", "Work with histories, the files that `lanemq check` reads."),
 }
@@ -88,8 +93,8 @@ class LazyCommands(CommandGroup):
 def main() -> None:
     """LaneMQ: messages with the same key are stored, delivered and processed in order.
 
-    Every command except `broker`, `run`, `pipeline`, `mirror`, `check` and `history` connects to the broker given by
-    --server HOST:PORT or by the environment variable LANEMQ_SERVER.
+    Commands that ask a broker take its address from --server HOST:PORT or from the environment variable LANEMQ_SERVER.
+    `broker`, `backup`, `restore` and `doctor` work on a data folder of this machine.
     """
 
 

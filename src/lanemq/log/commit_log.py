@@ -69,7 +69,7 @@ class CommitLog:
         self._next: int | None = None
         disk.make_dir(folder)
         disk.unlink(folder / _NEXT)
-        starts = sorted(s for s in map(_segment_start, disk.names(folder)) if s is not None)
+        starts = sorted(s for s in map(segment_start, disk.names(folder)) if s is not None)
         self._view = _View([], [])
         self._replace([self._open(start) for start in starts])
         # Everything below is on disk: after an unclean stop, recovery calls `settle` first.
@@ -262,7 +262,7 @@ def _segment_name(start: int) -> str:
     return f"{start:0{_DIGITS}d}{_SUFFIX}"
 
 
-def _segment_start(name: str) -> int | None:
+def segment_start(name: str) -> int | None:
     """The position in a segment's file name; None for any other file."""
     digits = name.removesuffix(_SUFFIX)
     if len(name) != _DIGITS + len(_SUFFIX) or not digits.isdigit() or digits == name:

@@ -1,0 +1,50 @@
+"""`lanemq backup` and `lanemq restore`: copies of a data folder, taken while its broker runs."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+
+from lanemq.cli.commands.status import size_text
+from lanemq.cli.output import time_text
+from lanemq.clock import SystemClock, wall_time
+from lanemq.log import backup as backups
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--data", type=FOLDER, required=True, envvar="LANEMQ_BROKER_DATA", help="Data folder of the broker.")
+@click.option(
+    "--verify/--no-verify", default=True, help="Read the backup again and compare checksums.", show_default=True
+)
+def backup(folder: Path, data: Path, verify: bool) -> None:
+    """Copy the data folder of a broker to FOLDER, also while the broker runs.
+
+    Everything acknowledged before the command started is in the backup. FOLDER must not exist, or be empty, or hold a
+    backup that was not finished.
+    """
+    manifest = backups.back_up(data, folder, made_at=SystemClock().wall(), version=version("lanemq"))
+    if verify:
+        backups.verify(folder)
+    click.echo(
+        f"backed up {data} to {folder}: {size_text(manifest.bytes)} in {len(manifest.files)} files, log up to position "
+        f"{manifest.log_end}{', verified' if verify else ''}"
+    )
+
+
+@click.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--data", type=FOLDER, required=True, help="New data folder; must not exist, or be empty.")
+def restore(folder: Path, data: Path) -> None:
+    """Make a data folder from the backup in FOLDER.
+
+    The folder appears as a whole or not at all. Start a broker on it as usual: it reads the whole log once. Groups go
+    on at the offsets of the backup, so messages that they finished later are delivered again.
+    """
+    manifest = backups.restore(folder, data, now=SystemClock().wall())
+    click.echo(
+        f"restored {data} from {folder}, which was made {time_text(wall_time(manifest.made_at))}: "
+        f"{size_text(manifest.bytes)}. Start it with: lanemq broker --data {data}"
+    )

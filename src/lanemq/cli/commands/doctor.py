@@ -1,0 +1,157 @@
+"""`lanemq doctor`: looks for what would stop or harm a broker on a data folder. Changes nothing."""
+
+import os
+import resource
+import shutil
+import sqlite3
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from lanemq._fast import VARIANT
+from lanemq.cli.commands.status import size_text
+from lanemq.cli.options import json_option
+from lanemq.cli.output import Grid, plural, show, time_text
+from lanemq.clock import SystemClock, wall_time
+from lanemq.log.examination import Examined, examine
+from lanemq.log.state import VERSION
+
+FEW_FILES = 4096
+"""Open files below which a broker with many clients or queues may run out of them."""
+LITTLE_SPACE = 1024 * 1024 * 1024
+CLOCK_SLACK_MS = 1_000
+
+
+class Finding(NamedTuple):
+    """The result of one check."""
+
+    check: str
+    result: str
+    """`ok`, `warning` or `PROBLEM`."""
+    text: str
+
+
+def ok(check: str, text: str) -> Finding:
+    return Finding(check, "ok", text)
+
+
+def warning(check: str, text: str) -> Finding:
+    return Finding(check, "warning", text)
+
+
+def problem(check: str, text: str) -> Finding:
+    return Finding(check, "PROBLEM", text)
+
+
+@click.command()
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    required=True,
+    envvar="LANEMQ_BROKER_DATA",
+    help="Data folder to examine.",
+)
+@click.option("--scan", is_flag=True, help="Also read and check every record; only while no broker runs.")
+@json_option
+def doctor(data: Path, scan: bool, as_json: bool) -> None:
+    """Examine a data folder and this machine, and say what to do.
+
+    Exit code 1 if there is a problem. Nothing is changed. A running broker is not disturbed.
+    """
+    findings = list(_examined(data, scan))
+    show(as_json, lambda: findings, Grid(("check", "result", "finding"), findings))
+    if any(each.result == "PROBLEM" for each in findings):
+        raise click.exceptions.Exit(1)
+
+
+def _examined(data: Path, scan: bool) -> Iterator[Finding]:
+    yield ok("versions", _versions())
+    yield limits_finding(resource.getrlimit(resource.RLIMIT_NOFILE))
+    if not data.is_dir():
+        yield problem("folder", f"{data} does not exist or is no folder: check --data; a broker would create it")
+        return
+    yield from _folder(data)
+    disk = shutil.disk_usage(data)
+    yield space_finding(disk.free, disk.total)
+    found = examine(data, scan=scan)
+    for check in (running_finding, layout_finding, state_finding, clock_finding, damage_finding):
+        finding = check(found)
+        if finding is not None:
+            yield finding
+
+
+def _versions() -> str:
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"LaneMQ {version('lanemq')} ({VARIANT}), Python {python}, SQLite {sqlite3.sqlite_version}"
+
+
+def _folder(data: Path) -> Iterator[Finding]:
+    facts = data.stat()
+    if not os.access(data, os.R_OK | os.W_OK | os.X_OK):
+        yield problem("folder", f"{data} is not writable for this user (owner {facts.st_uid}): change its owner")
+    elif facts.st_mode & 0o007:
+        yield warning("folder", f"{data} can be opened by every user of this machine: chmod 750 {data}")
+    else:
+        yield ok("folder", f"{data}, mode {facts.st_mode & 0o777:o}")
+
+
+def limits_finding(limits: tuple[int, int]) -> Finding:
+    soft, hard = limits
+    if 0 <= hard < FEW_FILES:
+        return warning("limits", f"at most {hard} open files: raise the limit (LimitNOFILE=, ulimit -Hn)")
+    return ok("limits", f"{soft} open files, up to {hard}; a broker raises the limit itself")
+
+
+def space_finding(free: int, total: int) -> Finding:
+    text = f"{size_text(free)} free of {size_text(total)}"
+    if free < LITTLE_SPACE:
+        return problem("disk", f"{text}: free some space, delete topics or shorten the retention")
+    return ok("disk", text)
+
+
+def running_finding(found: Examined) -> Finding:
+    if found.holder is not None:
+        return ok("broker", f"runs as process {found.holder}")
+    return ok("broker", "does not run; it was killed before" if found.killed else "does not run; it was stopped")
+
+
+def layout_finding(found: Examined) -> Finding | None:
+    if found.layout is None:
+        return None
+    if found.layout > VERSION:
+        return problem("layout", f"{found.layout} is newer than this LaneMQ knows ({VERSION}): use the newer version")
+    upgraded = "" if found.layout == VERSION else "; the next start brings it up to date"
+    return ok("layout", f"{found.layout} of {VERSION}{upgraded}")
+
+
+def state_finding(found: Examined) -> Finding:
+    if found.state_problem is not None:
+        return problem("state", f"{found.state_problem}: restore a backup, or start once with --recover")
+    known = f"{plural(found.topics, 'topic')}, {plural(found.groups, 'group')}"
+    return ok("state", f"{known}, log {size_text(found.log_bytes)}")
+
+
+def clock_finding(found: Examined, now: int | None = None) -> Finding | None:
+    now = SystemClock().wall() if now is None else now
+    if not found.last_store_time:
+        return None
+    newest = time_text(wall_time(found.last_store_time))
+    if found.last_store_time > now + CLOCK_SLACK_MS:
+        return problem("clock", f"the newest record is from {newest}, which is in the future: set this machine's clock")
+    return ok("clock", f"the newest record known is from {newest}")
+
+
+def damage_finding(found: Examined) -> Finding:
+    scanned = "" if found.scanned is None else f"; {plural(found.scanned, 'record')} read"
+    if found.damage:
+        places = ", ".join(f"{row.position} ({row.length} bytes: {row.reason})" for row in found.damage[:5])
+        return problem(
+            "records",
+            f"{plural(len(found.damage), 'damaged place')} in the log: {places}{scanned}; they are skipped",
+        )
+    torn = f"; {plural(found.torn_files, 'torn end')} kept in torn/" if found.torn_files else ""
+    return ok("records", f"no damage is known{torn}{scanned}")

@@ -1,0 +1,341 @@
+"""Backups of a data folder, also while a broker uses it, and their restoring.
+
+    back_up   state.db as of now ─▶ sizes of the log files ─▶ recovery.json ─▶ copies ─▶ manifest
+    restore   verified copies beside the data folder ─▶ rename
+
+Invariant: the log of a backup is never older than its state. So a backup is like the folder of a broker that was killed
+at that moment, and starts in the same way: everything acknowledged before the backup began is in it, in order. Topics
+that were created or deleted while it was taken come from `recovery.json`, which is read last.
+
+A backup without its manifest is incomplete and is refused. A restored folder appears with one rename. Epochs of a
+restored folder begin far above those of the backup: the broker that was backed up has granted more since, and their
+owners may still be running.
+"""
+
+import contextlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from zlib import crc32
+
+import msgspec
+
+from lanemq.log.commit_log import segment_start
+from lanemq.log.data_lock import DataLock
+from lanemq.log.recovery_file import RecoveryFile, SavedFacts
+from lanemq.log.state import VERSION, State, Sync, lost_state
+from lanemq.model.errors import LogInUse, StorageError
+
+MANIFEST = "backup.json"
+PARTIAL = "backup.partial"
+"""Marks a folder whose backup was not finished, so that the next one may replace it."""
+STATE = "state.db"
+LOG = "log"
+
+EPOCHS_PER_SECOND = 1_000
+"""How many epochs a broker may have granted per second since the backup."""
+EPOCH_MARGIN = 1_000_000
+"""Epochs skipped in any case, for a clock that was set back."""
+
+_CHUNK = 1024 * 1024
+
+Step = Callable[[str], None]
+"""Called before each step with the name of what is copied next."""
+
+
+class CopiedFile(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    size: int
+    crc: int
+
+
+class Manifest(msgspec.Struct, forbid_unknown_fields=True):
+    """What a complete backup contains."""
+
+    made_at: int
+    """Milliseconds since 1970."""
+    lanemq: str
+    """Version of the program that made it."""
+    layout: int
+    """Layout of `state.db`; a program that does not know it cannot restore the backup."""
+    log_start: int
+    log_end: int
+    files: list[CopiedFile]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def _no_step(_: str) -> None:
+    return None
+
+
+def back_up(data: Path, target: Path, *, made_at: int, version: str, step: Step = _no_step) -> Manifest:
+    """Copy a data folder to an empty folder. `made_at` is the wall time in milliseconds."""
+    if not (data / STATE).exists():
+        raise StorageError(f"{data} is not the data folder of a broker: it has no {STATE}")
+    _prepare(target)
+    with contextlib.ExitStack() as kept:
+        step(STATE)
+        _copy_state(data, target / STATE, kept)
+        step("sizes")
+        segments = _open_segments(data / LOG, kept)
+        facts = RecoveryFile(data).facts
+        files = []
+        (target / LOG).mkdir()
+        for name, fd, size in segments:
+            step(name)
+            files.append(_copy_from(fd, size, target, f"{LOG}/{name}"))
+    step("finish")
+    _finish_state(target / STATE, facts)
+    fd = os.open(target / STATE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        files.append(_entry(fd, STATE))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    first, last = (segments[0], segments[-1]) if segments else (None, None)
+    manifest = Manifest(
+        made_at,
+        version,
+        VERSION,
+        0 if first is None else segment_start(first[0]) or 0,
+        0 if last is None else (segment_start(last[0]) or 0) + last[2],
+        files,
+    )
+    _sync_folder(target / LOG)
+    step(MANIFEST)
+    _write(target / MANIFEST, msgspec.json.encode(manifest))
+    (target / PARTIAL).unlink()
+    _sync_folder(target)
+    return manifest
+
+
+def read_manifest(backup: Path) -> Manifest:
+    """The manifest of a complete backup; raises `StorageError` for anything else."""
+    path = backup / MANIFEST
+    if not path.exists():
+        why = "the backup was not finished" if (backup / PARTIAL).exists() else f"it has no {MANIFEST}"
+        raise StorageError(f"{backup} cannot be restored: {why}; use another backup")
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StorageError(f"{path} cannot be read ({error}); use another backup") from error
+    if manifest.layout > VERSION:
+        raise StorageError(
+            f"{backup} was made by LaneMQ {manifest.lanemq} with a newer layout ({manifest.layout}, this one knows "
+            f"{VERSION}): restore it with that version"
+        )
+    return manifest
+
+
+def restore(backup: Path, data: Path, *, now: int, step: Step = _no_step) -> Manifest:
+    """Copy a backup to a data folder that does not exist yet, or is empty. `now` is the wall time in milliseconds."""
+    manifest = read_manifest(backup)
+    if data.exists() and (not data.is_dir() or any(data.iterdir())):
+        raise StorageError(f"{data} is not empty: restore to a new folder, or move this one away")
+    partial = data.with_name(data.name + ".restoring")
+    if partial.exists():
+        shutil.rmtree(partial)  # of a restore that was killed
+    (partial / LOG).mkdir(parents=True)
+    for file in manifest.files:
+        step(file.name)
+        _copy_verified(backup, partial, file)
+    step("finish")
+    _raise_epochs(partial, max(0, now - manifest.made_at))
+    _sync_folder(partial / LOG)
+    _sync_folder(partial)
+    step("rename")
+    if data.exists():
+        data.rmdir()
+    partial.rename(data)
+    _sync_folder(data.parent)
+    return manifest
+
+
+def verify(backup: Path) -> Manifest:
+    """Check every byte of a backup against its manifest; raises `StorageError` if it cannot be restored."""
+    manifest = read_manifest(backup)
+    for file in manifest.files:
+        fd = _open(backup / file.name)
+        try:
+            found = _entry(fd, file.name)
+        finally:
+            os.close(fd)
+        if found != file:
+            raise _damaged(backup, file)
+    return manifest
+
+
+# the state database
+
+
+def _copy_state(data: Path, target: Path, kept: contextlib.ExitStack) -> None:
+    """Copy the database as of one moment. Without a running broker, no broker may start until the copy is complete."""
+    try:
+        lock = DataLock(data)
+    except LogInUse:
+        _copy_open_database(data / STATE, target)
+        return
+    kept.callback(lock.close)
+    lost = lost_state(data / STATE, running=(data / "running").exists())
+    if lost is not None:
+        raise StorageError(f"{lost}: the folder cannot be backed up; see lanemq doctor")
+    for suffix in ("", "-wal"):  # opened in place, SQLite would remove its write-ahead log
+        if (data / (STATE + suffix)).exists():
+            shutil.copyfile(data / (STATE + suffix), target.with_name(target.name + suffix))
+
+
+def _copy_open_database(source: Path, target: Path) -> None:
+    """Read-only: if the broker is killed meanwhile, closing this connection must leave the write-ahead log in place."""
+    reading = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
+    try:
+        writing = sqlite3.connect(target)
+        try:
+            reading.backup(writing, pages=1024, sleep=0.01)
+        finally:
+            writing.close()
+    except sqlite3.Error as error:
+        raise StorageError(f"{source} cannot be copied: {error}; try again") from error
+    finally:
+        reading.close()
+
+
+def _finish_state(path: Path, facts: SavedFacts | None) -> None:
+    """Enter the topics as of the end of the copy; the next start reads the log and rebuilds the indexes."""
+    state = State(path)
+    try:
+        before = state.dropped_topics()
+        facts = facts or SavedFacts(state.epoch_floor(), state.topics(), before)
+        epoch = max([facts.epoch_floor, *(row.epoch for row in state.leases())])
+        for topic in [topic for topic, position in facts.dropped.items() if before.get(topic) != position]:
+            _forget_topic(state, topic)  # deleted, perhaps made anew: what was known belongs to the old one
+        state.recover_from(msgspec.structs.replace(facts, epoch_floor=epoch))
+    finally:
+        state.close()
+
+
+def _forget_topic(state: State, topic: str) -> None:
+    with state.transaction(Sync.FULL) as db:
+        for table in ("offsets", "leases", "producers", "queues", "parked_lanes", "parked_messages", "parked_chunks"):
+            db.execute(f"DELETE FROM {table} WHERE topic = ?", (topic,))
+
+
+def _raise_epochs(folder: Path, age_ms: int) -> None:
+    state = State(folder / STATE)
+    try:
+        epoch = state.epoch_floor() + EPOCH_MARGIN + age_ms * EPOCHS_PER_SECOND // 1000
+        facts = SavedFacts(epoch, state.topics(), state.dropped_topics())
+        state.recover_from(facts)
+        RecoveryFile(folder).begin(facts.topics, facts.dropped, epoch)
+    finally:
+        state.close()
+
+
+# files
+
+
+def _prepare(target: Path) -> None:
+    """An empty folder with the mark of an unfinished backup."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not target.is_dir() or not (target / PARTIAL).exists():
+            raise StorageError(f"{target} is not empty: give a new folder for each backup")
+        (target / MANIFEST).unlink(missing_ok=True)
+        for entry in target.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != PARTIAL:
+                entry.unlink()
+    target.mkdir(parents=True, exist_ok=True, mode=0o750)
+    _write(target / PARTIAL, b"")
+
+
+def _open_segments(folder: Path, kept: contextlib.ExitStack) -> list[tuple[str, int, int]]:
+    """Name, descriptor and size of every segment. Retention may delete a file that is open; its bytes stay readable."""
+    names = sorted(entry.name for entry in folder.iterdir() if segment_start(entry.name) is not None)
+    found: list[tuple[str, int]] = []
+    for name in names:
+        try:
+            fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            found.clear()  # retention deletes the oldest ones first
+            continue
+        kept.callback(os.close, fd)
+        found.append((name, fd))
+    return [(name, fd, os.fstat(fd).st_size) for name, fd in found]
+
+
+def _copy_from(fd: int, size: int, target: Path, name: str) -> CopiedFile:
+    crc, done = 0, 0
+    with _new_file(target / name) as writing:
+        while done < size:
+            data = os.pread(fd, min(_CHUNK, size - done), done)
+            if not data:
+                break  # the broker has cut an end that it could not write
+            _write_all(writing, data)
+            crc, done = crc32(data, crc), done + len(data)
+    return CopiedFile(name, done, crc)
+
+
+def _copy_verified(backup: Path, target: Path, file: CopiedFile) -> None:
+    fd = _open(backup / file.name)
+    try:
+        copied = _copy_from(fd, os.fstat(fd).st_size, target, file.name)
+    finally:
+        os.close(fd)
+    if copied != file:
+        raise _damaged(backup, file)
+
+
+def _damaged(backup: Path, file: CopiedFile) -> StorageError:
+    return StorageError(f"{backup / file.name} is not what was backed up: it is damaged; use another backup")
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}; use another backup") from error
+
+
+def _entry(fd: int, name: str) -> CopiedFile:
+    crc, done = 0, 0
+    while data := os.pread(fd, _CHUNK, done):
+        crc, done = crc32(data, crc), done + len(data)
+    return CopiedFile(name, done, crc)
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    try:
+        yield fd
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a file as a whole."""
+    new = path.with_name(path.name + ".new")
+    with _new_file(new) as fd:
+        _write_all(fd, data)
+    new.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,278 @@
+"""Backups: complete, in order, usable only as a whole, and harmless to the broker whose folder is copied."""
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.broker.conftest import folder, start, start_process  # noqa: F401 - fixtures
+from tests.broker.raw_client import RawClient, bodies
+from tests.broker.running import BrokerProcess, RunningBroker
+from tests.chaos.members import until
+
+from lanemq.log import backup
+from lanemq.log.backup import EPOCH_MARGIN, back_up, read_manifest, restore, verify
+from lanemq.log.examination import examine
+from lanemq.log.state import State
+from lanemq.model.errors import StorageError
+
+SMALL = {"segment_bytes": 64 * 1024}
+
+
+class Killed(BaseException):
+    """Ends the program at a step, as a kill would."""
+
+
+def copy(data: Path, target: Path, step: backup.Step = lambda _: None) -> backup.Manifest:
+    return back_up(data, target, made_at=1_000_000, version="test", step=step)
+
+
+def revive(target: Path, data: Path, **options: object) -> RunningBroker:
+    restore(target, data, now=1_000_000)
+    return RunningBroker(data, **options)
+
+
+def sent(raw: RawClient, topic: str, first: int, count: int) -> list[bytes]:
+    made = [b"%d" % number + bytes(2_000) for number in range(first, first + count)]
+    assert all(raw.send(topic, body, queue=0).code == 0 for body in made)
+    return made
+
+
+def test_a_backup_under_load_has_everything_acknowledged_before_it_in_order(start, folder: Path) -> None:  # noqa: F811
+    running = start(**SMALL, save_offsets_every=0.001)
+    raw = running.connect()
+    raw.create("T", 1)
+    acknowledged = sent(raw, "T", 0, 100)
+    raw.commit(40)
+    until("the offset is saved", lambda: running.tick() or running.broker.running.parts.state.offsets())
+    stop, more = threading.Event(), running.connect()
+
+    def load() -> None:
+        number = 100
+        while not stop.is_set():
+            sent(more, "T", number, 1)
+            number += 1
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        for number in range(3):
+            copy(running.options.data, folder / f"backup{number}")
+            verify(folder / f"backup{number}")
+    finally:
+        stop.set()
+        thread.join()
+    stored = bodies(raw.read("T"))
+    for number in range(3):
+        revived = revive(folder / f"backup{number}", folder / f"data{number}", **SMALL)
+        try:
+            asking = revived.connect()
+            found = bodies(asking.read("T"))
+            assert found[:100] == acknowledged
+            assert found == stored[: len(found)]
+            assert asking.committed() == 40
+            assert sent(asking, "T", 0, 1)
+        finally:
+            revived.stop()
+
+
+def test_a_topic_made_or_deleted_during_the_backup_is_as_it_was_at_its_end(start, folder: Path) -> None:  # noqa: F811
+    """And the control: without recovery.json, its records are in the log of a topic that does not exist."""
+    running = start()
+    raw = running.connect()
+    raw.create("old", 1)
+    sent(raw, "old", 0, 3)
+
+    def change(step: str) -> None:
+        if step == "sizes":
+            raw.create("new", 3)
+            sent(raw, "new", 0, 2)
+            raw.ask(215, {"topic": "old"})
+            raw.create("old", 1)
+            sent(raw, "old", 10, 1)
+
+    copy(running.options.data, folder / "backup", change)
+    revived = revive(folder / "backup", folder / "restored")
+    try:
+        asking = revived.connect()
+        assert len(bodies(asking.read("new"))) == 2
+        assert [body[:2] for body in bodies(asking.read("old"))] == [b"10"]
+    finally:
+        revived.stop()
+    control = RecoveryFileThatIsMissing()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(backup, "RecoveryFile", control)
+        raw.create("newer", 1)
+
+        def change_again(step: str) -> None:
+            if step == "sizes":
+                raw.create("newest", 1)
+
+        copy(running.options.data, folder / "without", change_again)
+    state = State(folder / "without" / "state.db")
+    assert "newest" not in state.topics()
+    state.close()
+
+
+class RecoveryFileThatIsMissing:
+    facts = None
+
+    def __call__(self, _: Path) -> "RecoveryFileThatIsMissing":
+        return self
+
+
+def steps_of(act) -> list[str]:  # type: ignore[no-untyped-def]
+    seen: list[str] = []
+    act(seen.append)
+    return seen
+
+
+def test_a_backup_that_is_killed_at_any_step_is_refused_and_can_be_repeated(start, folder: Path) -> None:  # noqa: F811
+    running = start(**SMALL)
+    raw = running.connect()
+    sent(raw, "T", 0, 70)
+    data = running.options.data
+    steps = steps_of(lambda seen: copy(data, folder / "whole", seen))
+    assert len(steps) >= 6
+    for number in range(len(steps)):
+        left = [number]
+
+        def die(_: str, left: list[int] = left) -> None:
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+
+        with pytest.raises(Killed):
+            copy(data, folder / "killed", die)
+        with pytest.raises(StorageError, match="was not finished"):
+            read_manifest(folder / "killed")
+    copy(data, folder / "killed")
+    assert verify(folder / "killed").log_end == verify(folder / "whole").log_end
+    assert sent(raw, "T", 70, 1), "the broker goes on"
+
+
+def test_a_restore_that_is_killed_at_any_step_leaves_no_data_folder(start, folder: Path) -> None:  # noqa: F811
+    running = start(**SMALL)
+    sent(running.connect(), "T", 0, 70)
+    copy(running.options.data, folder / "backup")
+    steps = steps_of(lambda seen: restore(folder / "backup", folder / "whole", now=1_000_000, step=seen))
+    for number in range(len(steps)):
+        left = [number]
+
+        def die(_: str, left: list[int] = left) -> None:
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+
+        with pytest.raises(Killed):
+            restore(folder / "backup", folder / "killed", now=1_000_000, step=die)
+        assert not (folder / "killed").exists()
+    revived = revive(folder / "backup", folder / "killed", **SMALL)
+    assert len(bodies(revived.connect().read("T"))) == 70
+    revived.stop()
+
+
+def test_epochs_of_a_restored_folder_begin_above_those_granted_since_the_backup(start, folder: Path) -> None:  # noqa: F811
+    running = start()
+    raw = running.connect()
+    raw.create("T", 4)
+    (before,) = raw.lane_lock("a").lane_leases
+    copy(running.options.data, folder / "backup")
+    restore(folder / "backup", folder / "restored", now=1_000_000 + 60_000)
+    revived = RunningBroker(folder / "restored")
+    (lease,) = revived.connect().lane_lock("b").lane_leases
+    revived.stop()
+    assert lease.epoch > before.epoch + EPOCH_MARGIN + 60 * 1_000
+
+
+@pytest.mark.parametrize("name", ["log", "state.db"])
+def test_a_damaged_backup_is_not_restored(start, folder: Path, name: str) -> None:  # noqa: F811
+    running = start()
+    sent(running.connect(), "T", 0, 5)
+    copy(running.options.data, folder / "backup")
+    found = folder / "backup" / name
+    path = next(found.iterdir()) if found.is_dir() else found
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match="is damaged"):
+        verify(folder / "backup")
+    with pytest.raises(StorageError, match="is damaged"):
+        restore(folder / "backup", folder / "restored", now=0)
+    assert not (folder / "restored").exists()
+
+
+def test_folders_that_hold_something_else_are_not_overwritten(start, folder: Path) -> None:  # noqa: F811
+    running = start()
+    sent(running.connect(), "T", 0, 1)
+    (folder / "mine").mkdir()
+    (folder / "mine" / "file").touch()
+    with pytest.raises(StorageError, match="is not empty"):
+        copy(running.options.data, folder / "mine")
+    copy(running.options.data, folder / "backup")
+    with pytest.raises(StorageError, match="is not empty"):
+        copy(running.options.data, folder / "backup")
+    with pytest.raises(StorageError, match="is not empty"):
+        restore(folder / "backup", folder / "mine", now=0)
+    with pytest.raises(StorageError, match=r"has no state\.db"):
+        copy(folder / "mine", folder / "another")
+
+
+class KillingReader:
+    """A connection whose broker is killed after the copy and before it is closed."""
+
+    def __init__(self, db: sqlite3.Connection, kill: Callable[[], None]) -> None:
+        self._db = db
+        self._kill = kill
+
+    def backup(self, target: sqlite3.Connection, **more: Any) -> None:
+        self._db.backup(target, **more)
+        self._kill()
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def kill_during_copy(process: BrokerProcess, data: Path, target: Path, mode: str) -> None:
+    connect = sqlite3.connect
+    with pytest.MonkeyPatch.context() as patched:
+
+        def connecting(path: Any, **more: Any) -> Any:
+            if more.get("uri"):
+                return KillingReader(connect(str(path).replace("mode=ro", mode), uri=True), process.kill)
+            return connect(path, **more)
+
+        patched.setattr(sqlite3, "connect", connecting)
+        copy(data, target)
+
+
+@pytest.mark.slow
+def test_a_broker_killed_while_its_folder_is_copied_starts_again(start_process, folder: Path) -> None:  # noqa: F811
+    process = start_process()
+    raw = RawClient(process.address)
+    sent(raw, "T", 0, 5)
+    kill_during_copy(process, folder / "data", folder / "backup", "mode=ro")
+    raw.close()
+    assert examine(folder / "data").state_problem is None, "its write-ahead log is still there"
+    again = start_process()
+    asking = RawClient(again.address)
+    assert len(bodies(asking.read("T"))) == 5
+    asking.close()
+    again.kill()
+    copy(folder / "data", folder / "of a killed broker")
+    for target in ("backup", "of a killed broker"):
+        revived = revive(folder / target, folder / f"{target} restored")
+        assert len(bodies(revived.connect().read("T"))) == 5
+        revived.stop()
+
+
+def test_a_reader_that_may_write_would_take_the_write_ahead_log_away(start_process, folder: Path) -> None:  # noqa: F811
+    """Negative control: SQLite removes the log when its last user closes the database."""
+    process = start_process()
+    raw = RawClient(process.address)
+    sent(raw, "T", 0, 1)
+    kill_during_copy(process, folder / "data", folder / "backup", "mode=rw")
+    raw.close()
+    assert "the newest part of state.db, is missing" in (examine(folder / "data").state_problem or "")
