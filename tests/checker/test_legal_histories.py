@@ -15,6 +15,10 @@ LEGAL = {
         "a turn 0 k id=m0 broker=a\nb turn 0 j id=n0 broker=b\na end 0 k ok broker=a\nb end 0 j ok broker=b\n"
         "a commit 1 broker=a\nb commit 1 broker=b"
     ),
+    "a former owner at a broker without epochs commits after the next one has begun": (
+        "a recovered 0 clean=0 alive=5\na turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\n"
+        "b recovered 0 clean=0 alive=55\na commit 2\nb turn 0 k\nb end 0 k ok\nb turn 1 k\nb end 1 k ok\nb commit 2"
+    ),
     "a member finds an older offset after a fail-over, and begins there": (
         "a turn 0 k\na end 0 k ok\na commit 1\na turn 1 k\na end 1 k ok\na commit 2\n"
         "b recovered 1 clean=0 alive=65\nb turn 1 k\nb end 1 k ok\nb turn 2 k\nb end 2 k ok\nb commit 3\n"

@@ -33,6 +33,9 @@ class CommitRules:
 
     def committed(self, event: OffsetCommitted) -> Violation | None:
         progress = self._state.progress(event)
+        if progress.taken_by not in (None, event.process):
+            self._state.count("unfenced_commits")
+            return None  # a former owner, whom its broker cannot refuse; the owner reports its offset again
         asked = event.asked or event.t
         found = self._fenced(progress, event, asked) or _suspect_accepted(progress, event, asked)
         if event.asked and event.asked < progress.reset_t:
@@ -188,6 +191,7 @@ class CrashRules:
 
     def _found_by_member(self, progress: GroupProgress, event: Recovered) -> Violation | None:
         """A broker that writes no history answered with an offset; it may have forgotten newer ones."""
+        progress.taken_by = event.process
         if event.offset >= progress.committed:
             return None
         progress.reset_t = event.t

@@ -138,6 +138,8 @@ class GroupProgress:
     """The committed offset; -1 before the first commit."""
     committed_t: int = 0
     committed_by: Process | None = None
+    taken_by: Process | None = None
+    """The member that took the queue last, at a broker without a history and without epochs."""
     committed_by_any: int = -1
     """In a group without leases: the highest offset that any member committed."""
     reset_t: int = 0

@@ -143,6 +143,7 @@ COVERAGE = (
     "turns", "redelivery", "rebalance", "dead_letter", "skipped", "resets", "restarts", "faults", "sends",
     "acked", "send_failed", "send_unknown", "commits", "commit_refused", "effects", "zombie_turns",
     "log_duplicates", "parked", "redriven", "discarded", "forgotten_commits", "late_turns",
+    "unfenced_commits",
 )  # fmt: skip
 """What a run can be required to contain."""
 
