@@ -19,6 +19,10 @@ from tests.files.roots import hdfs, root, s3  # noqa: F401
 
 from lanemq.client.admin.admin import Admin
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.testing.plugin import lanemq_broker as lanemq_broker
+from lanemq.testing.plugin import lanemq_group as lanemq_group
+from lanemq.testing.plugin import lanemq_session_broker as lanemq_session_broker
+from lanemq.testing.plugin import lanemq_topic as lanemq_topic
 
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")

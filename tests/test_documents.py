@@ -164,7 +164,15 @@ INTERNAL = (
     "interop/",
 )
 """Pages for people who read the code; they may name classes that are not public."""
-PUBLIC_MODULES = ("lanemq", "lanemq.effects", "lanemq.errors", "lanemq.pipelines", "lanemq.spark", "lanemq.spark.lag")
+PUBLIC_MODULES = (
+    "lanemq",
+    "lanemq.effects",
+    "lanemq.errors",
+    "lanemq.pipelines",
+    "lanemq.spark",
+    "lanemq.spark.lag",
+    "lanemq.testing",
+)
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ class Broker:
         with contextlib.ExitStack() as undo:
             self._health = Health(self._clock, asyncio.get_running_loop())
             self._monitor = self._open_monitor(self._health)
-            undo.callback(self._close_monitor)
+            undo.callback(self.close_monitor)
             store = self._open_store(self.options.data, _store_options(self.options))
             undo.callback(store.close)
             recording = self._open_history()
@@ -140,7 +140,7 @@ class Broker:
             parts.thread.stop()
             parts.recording.close()
             parts.store.close(unsaved_stamps(parts.producers), clean=saved)
-            self._close_monitor()
+            self.close_monitor()
         log.info("stopped %s", "read-only, after a failed write" if self.read_only else "cleanly")
 
     @property
@@ -166,7 +166,8 @@ class Broker:
             log.info("no monitor: %s: %s", listen, error)
             return None
 
-    def _close_monitor(self) -> None:
+    def close_monitor(self) -> None:
+        """Closes the port for metrics and health, if it is open."""
         monitor, self._monitor = self._monitor, None
         if monitor is not None:
             monitor.close()

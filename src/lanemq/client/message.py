@@ -5,31 +5,36 @@ position in the bytes of a pull. The fields that the scheduler needs (`queue_off
 others when they are accessed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from struct import Struct
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from lanemq._fast import compiled
-from lanemq.client.codec import Codec
+from lanemq.client.codec import Codec, codec_named
 from lanemq.clock import wall_time
 from lanemq.model.errors import CodecError, Undecodable
+from lanemq.model.keys import Key, key_text
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Epoch, QueueOffset
 from lanemq.wire.compression import decompress
-from lanemq.wire.properties import PropertyName, find_property, find_stamp
+from lanemq.wire.properties import PropertyName, encode_properties, find_property, find_stamp
 from lanemq.wire.record import (
     BORN_HOST_V6,
     COMPRESSED,
     HEAD_BYTES,
     MAGIC_V1,
+    NO_HOST,
     STORE_HOST_V6,
     RecordView,
+    body_crc,
+    build_tail,
     encode_offset_id,
     record_starts,
+    seal_record,
 )
 
 T = TypeVar("T")
@@ -107,6 +112,47 @@ class Message(MessageBase):
     """One message of one queue."""
 
     __slots__ = ()
+
+    @classmethod
+    def fake(
+        cls,
+        value: object = None,
+        *,
+        key: Key | None = None,
+        topic: str = "test",
+        queue: int = 0,
+        offset: int = 0,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        attempt: int = 1,
+        group: str = "",
+        codec: str | Codec = "json",
+        sent_at: datetime | None = None,
+    ) -> "Message":
+        """A message as a consumer would get it, for tests of handlers. No broker is involved.
+
+        `value` is encoded by the codec, as `Producer.send` does. `sent_at` is the time of sending and storing.
+        """
+        text = None if key is None else key_text(key)
+        named = {PropertyName.KEY: text, PropertyName.TAGS: tag, PropertyName.KEYS: " ".join(keys) or None}
+        found = {**(properties or {}), **{name: given for name, given in named.items() if given is not None}}
+        found.setdefault(PropertyName.UNIQUE_ID, f"FAKE{queue:04X}{offset:024X}")
+        using = codec_named(codec)
+        body = using.encode(value)
+        at = 0 if sent_at is None else round(sent_at.timestamp() * 1000)
+        tail = build_tail(body, topic.encode(), encode_properties(found).encode())
+        record = seal_record(
+            tail, body_crc(body), queue, 0, offset, offset * 1024, 0, at, NO_HOST, at, NO_HOST, attempt - 1
+        )
+        source = MessageSource(MessageQueue(topic, "fake", queue), using, Epoch(1), group=group, in_order=True)
+        return cls(source, record, 0)
+
+    def decoded_by(self, codec: Codec) -> "Message":
+        """The same message with another codec."""
+        old = self._source
+        source = MessageSource(old.queue, codec, old.epoch, group=old.group, in_order=old.in_order)
+        return Message(source, self._buffer, self._start)
 
     @property
     def topic(self) -> str:

@@ -176,6 +176,13 @@ class Peer(asyncio.Protocol):
         self._transport.close()
         self._server.loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
+    def abort(self) -> None:
+        """Breaks the connection without writing what is queued."""
+        if self._transport is not None:
+            self._closing = True
+            self._drop_received()
+            self._transport.abort()
+
     def _close_other_protocol(self, error: ProtocolError) -> None:
         """Closes a connection whose bytes are not RocketMQ's protocol."""
         if isinstance(error, OtherProtocol):

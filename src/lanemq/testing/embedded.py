@@ -41,6 +41,7 @@ class EmbeddedBroker:
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
         self._broker: Broker | None = None
+        self._paused: threading.Event | None = None
 
     @property
     def address(self) -> str:
@@ -70,12 +71,60 @@ class EmbeddedBroker:
 
     def stop(self) -> None:
         """Stops cleanly. `start` may follow, on the same data and port."""
+        self.resume()
         if self._broker is not None:
             running, self._broker = self._broker, None
             try:
                 asyncio.run_coroutine_threadsafe(running.stop(), self._loop).result(30)
             finally:
                 self._end_loop()
+
+    # faults
+
+    def pause(self) -> None:
+        """Freezes the broker, as SIGSTOP would: connections stay open, and nothing is answered until `resume`."""
+        assert self._broker is not None, "the broker is not running"
+        if self._paused is None:
+            self._paused = released = threading.Event()
+            frozen = threading.Event()
+
+            def freeze() -> None:
+                frozen.set()
+                released.wait()
+
+            self._loop.call_soon_threadsafe(freeze)
+            frozen.wait()
+
+    def resume(self) -> None:
+        """Lets a paused broker go on."""
+        paused, self._paused = self._paused, None
+        if paused is not None:
+            paused.set()
+
+    def kill(self) -> None:
+        """Ends the broker as a crash would: connections break, and nothing more is answered or saved.
+
+        What was acknowledged is on disk. Offsets that members committed in the last moments are lost, and the next
+        start reads the log again. `restart` starts it on the same data and port.
+        """
+        self.resume()
+        if self._broker is not None:
+            running, self._broker = self._broker, None
+            try:
+                asyncio.run_coroutine_threadsafe(_crash(running), self._loop).result(30)
+            finally:
+                self._end_loop()
+
+    def restart(self) -> None:
+        """Starts again on the same data and port; stops cleanly first if it runs."""
+        self.stop()
+        self.start()
+
+    def heal(self) -> None:
+        """Undoes `pause`, `kill` and `stop`: the broker runs again."""
+        self.resume()
+        if self._broker is None:
+            self.start()
 
     def call(self, function: Callable[[], R]) -> R:
         """Calls `function` on the broker's thread, where its parts may be used, and returns the result."""
@@ -100,3 +149,17 @@ class EmbeddedBroker:
         self.stop()
         if self._folder is not None:
             self._folder.cleanup()
+
+
+async def _crash(broker: Broker) -> None:
+    """Ends everything without the steps of a clean stop."""
+    running, parts = broker.running, broker.running.parts
+    running.ticking.cancel()
+    await asyncio.gather(running.ticking, return_exceptions=True)
+    for peer in tuple(running.server.peers):
+        peer.abort()
+    await running.server.close()
+    parts.thread.stop()
+    parts.recording.close()
+    parts.store.close(clean=False)
+    broker.close_monitor()

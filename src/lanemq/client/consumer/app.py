@@ -180,7 +180,7 @@ class App:
     def start(self) -> None:
         """Consumes in the background, on a thread of its own."""
         self._check_not_started()
-        self._thread = EngineThread(self.options, self._prepared)  # a handler may stop the app before this returns
+        self._thread = EngineThread(self.options, self.prepared)  # a handler may stop the app before this returns
         try:
             self._thread.start()
         except BaseException:
@@ -253,7 +253,7 @@ class App:
     @contextlib.asynccontextmanager
     async def _alive(self) -> AsyncIterator[ConsumerEngine]:
         """The engine, inside the lifespan."""
-        async with self._prepared() as subscriptions:
+        async with self.prepared() as subscriptions:
             self._engine = ConsumerEngine(self.options, subscriptions)
             try:
                 yield self._engine
@@ -261,7 +261,7 @@ class App:
                 self._engine = None
 
     @contextlib.asynccontextmanager
-    async def _prepared(self) -> AsyncIterator[list[Subscription]]:
+    async def prepared(self) -> AsyncIterator[list[Subscription]]:
         """Enters the lifespan; the subscriptions with their handlers, whose dependencies are there now."""
         async with contextlib.AsyncExitStack() as stack:
             if self._lifespan is not None:

@@ -261,6 +261,11 @@ class Scheduler:
         with self._effects:
             return self._in_progress.take_over(run, self._clock.now())
 
+    def next_retry(self) -> Millis | None:
+        """When a held lane may run again, if nothing else happens; None if none waits."""
+        with self._mutex:
+            return self._lanes.wait().until
+
     def snapshot(self) -> dict[MessageQueue, QueueView]:
         with self._mutex:
             return self._lanes.snapshot()

@@ -1,0 +1,322 @@
+"""Runs the handlers of an `App` without a broker and without sockets, on virtual time.
+
+    with TestApp(app) as test:
+        test.send("orders", {"id": 42}, key="order-42")
+        test.run()
+        assert [turn.value for turn in test.turns] == [{"id": 42}]
+
+Scheduler, failure policies, dependencies, middleware and lifespan are the real ones. A backoff of minutes passes at
+once: when nothing can run, the clock jumps to the next retry. Turns run one after the other, in the order in which
+their messages were sent.
+"""
+
+import asyncio
+import contextlib
+import heapq
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, NamedTuple, Self, TypeVar
+
+from lanemq.client.codec import codec_named
+from lanemq.client.consumer.app import App, is_in_event_loop
+from lanemq.client.consumer.turns.in_progress import MessageRun, Worker
+from lanemq.client.consumer.turns.send_back import DeadLetterSender
+from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription
+from lanemq.client.consumer.turns.workers import RunEnd, RunReporter, log_end, run_worker, run_worker_async, stopped_at
+from lanemq.client.message import Message
+from lanemq.core.brokering.delay import RouteToRetry, delay_of, route_send_back
+from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED
+from lanemq.history import NO_HISTORY
+from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.model.keys import Key
+from lanemq.model.units import Millis, QueueOffset, Seconds, to_millis
+
+R = TypeVar("R")
+
+MAX_TURNS = 10_000
+"""Turns of one `run`. More: a handler fails for ever, and its policy never gives up."""
+
+
+class VirtualTime:
+    """A clock that moves only when it is told to."""
+
+    def __init__(self) -> None:
+        self.millis = 0
+
+    def now(self) -> Millis:
+        return Millis(self.millis)
+
+    def wall(self) -> Millis:
+        return Millis(1_700_000_000_000 + self.millis)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One call of a handler that has ended. A batch gives one for each of its messages."""
+
+    message: Message
+    at: float
+    """Seconds of virtual time since the start."""
+    attempt: int
+    error: BaseException | None = None
+    """What the handler raised, decisions such as `Retry` included; None if the message is done."""
+
+    @property
+    def topic(self) -> str:
+        return self.message.topic
+
+    @property
+    def key(self) -> str | None:
+        return self.message.key
+
+    @property
+    def value(self) -> Any:
+        """The body, decoded without a type."""
+        return self.message.value()
+
+
+class Buried(NamedTuple):
+    """A message that became a dead letter, and why."""
+
+    message: Message
+    why: str
+
+
+class TestApp:
+    """Feeds messages to an app's handlers. Use it as a context manager, which enters the app's lifespan."""
+
+    __test__ = False  # a class for tests, not a test
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._clock = VirtualTime()
+        self._codec = codec_named(app.options.codec)
+        self._numbers = count()
+        self._topics: dict[str, _TestTopic] = {}
+        self._later: list[tuple[int, int, Message]] = []
+        self._lifespan = contextlib.AsyncExitStack()
+        self._runner: asyncio.Runner | None = None
+        self._open = False
+        self.turns: list[Turn] = []
+        """Every turn so far, in order."""
+        self.dead_letters: list[Buried] = []
+
+    # sending and running
+
+    def send(
+        self,
+        topic: str,
+        value: object,
+        *,
+        key: Key | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Message:
+        """Puts a message into a topic; the next `run` handles it. The codec of the app encodes it."""
+        found = self._topic(topic)
+        message = Message.fake(
+            value,
+            key=key,
+            topic=topic,
+            tag=tag,
+            properties=properties,
+            offset=found.next_offset,
+            group=self._app.options.group,
+            codec=self._codec,
+        )
+        found.put(message)
+        return message
+
+    def run(self, seconds: Seconds | None = None) -> None:
+        """Handles everything that was sent, retries included, until nothing but parked lanes is left.
+
+        With `seconds`, only so much virtual time passes. In async tests use `await test.run_async()`.
+        """
+        self._on_own_loop(self.run_async, "run_async", seconds)
+
+    async def run_async(self, seconds: Seconds | None = None) -> None:
+        """As `run`, on the event loop of the test."""
+        self._check_open()
+        end = None if seconds is None else self._clock.millis + to_millis(seconds)
+        limit = len(self.turns) + MAX_TURNS
+        while len(self.turns) < limit:
+            self._put_due()
+            if not await self._run_ready():
+                due = [each for each in self._due_times() if end is None or each <= end]
+                if not due:
+                    break
+                self._clock.millis = max(self._clock.millis, min(due))
+        else:
+            last = self.turns[-1]
+            raise AssertionError(
+                f"{MAX_TURNS} turns, and there is still something to do: {last.message} failed {last.attempt} times, "
+                f"the last time with {last.error!r}; use run(seconds=...) for a policy that never gives up"
+            )
+        if end is not None:
+            self._clock.millis = end
+
+    @property
+    def now(self) -> float:
+        """Seconds of virtual time since the start."""
+        return self._clock.millis / 1000
+
+    # looking
+
+    def turns_of(self, key: Key | None) -> list[Turn]:
+        """The turns of one key, in order."""
+        wanted = None if key is None else Message.fake(key=key).key
+        return [each for each in self.turns if each.key == wanted]
+
+    @property
+    def parked(self) -> list[tuple[str, str | None]]:
+        """Topic and key of every parked lane."""
+        return [(name, key) for name, each in self._topics.items() for key in each.parked_keys()]
+
+    def resume(self, topic: str, key: Key | None = None) -> bool:
+        """Lets a parked lane try again, as an operator's redrive does; false if it is not parked."""
+        wanted = None if key is None else Message.fake(key=key).key
+        found = self._topic(topic)
+        return found.active.scheduler.resume(found.queue, wanted)
+
+    # the life of the app
+
+    def __enter__(self) -> Self:
+        self._runner = asyncio.Runner()
+        self._on_own_loop(self.__aenter__, "an `async with` block")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._runner is not None
+        try:
+            self._on_own_loop(self.__aexit__, "an `async with` block")
+        finally:
+            self._runner.close()
+            self._runner = None
+
+    async def __aenter__(self) -> Self:
+        subscriptions = await self._lifespan.enter_async_context(self._app.prepared())
+        self._topics = {each.topic: _TestTopic(each, self._clock) for each in subscriptions}
+        self._open = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._open = False
+        await self._lifespan.aclose()
+
+    def _on_own_loop(self, call: Callable[..., Coroutine[Any, Any, R]], instead: str, *arguments: Any) -> R:
+        self._check_open(entering=self._runner is not None)
+        if self._runner is None or is_in_event_loop():
+            raise UsageError(f"an event loop runs here already: use {instead} of the TestApp")
+        return self._runner.run(call(*arguments))
+
+    def _check_open(self, *, entering: bool = False) -> None:
+        if not self._open and not entering:
+            raise UsageError("this TestApp is not open: use it in a `with TestApp(app) as test:` block")
+
+    # one turn after the other
+
+    async def _run_ready(self) -> bool:
+        """Runs what may run now; false if there is nothing."""
+        ran = False
+        for topic in self._topics.values():
+            while (run := topic.active.scheduler.take_run(0)) is not None:
+                await self._run(topic.active, run)
+                ran = True
+        return ran
+
+    async def _run(self, active: ActiveSubscription, run: MessageRun) -> None:
+        plan, worker, before = active.subscription, Worker(), len(self.turns)
+        worker.waiting.append(run)
+        if plan.async_handler is not None:
+            ran = await run_worker_async(worker, plan.async_handler, plan.batch_size, self._clock)
+        else:
+            assert plan.handler is not None
+            ran = run_worker(worker, plan.handler, plan.batch_size, self._clock)
+        end = ran.end
+        done = len(run.messages) if end is None else end.done
+        self.turns += [self._turn(message, run, None) for message in run.messages[:done]]
+        if end is None:
+            active.scheduler.finish(run, DONE)
+            return
+        if end.stop.error is not None:
+            self.turns.append(self._turn(stopped_at(run, end), run, end.stop.error))
+        reporter = RunReporter(self._app.options.group, _Recorder(self), NO_HISTORY)
+        log_end(run, end, await reporter.report(active, run, RunEnd(end.stop, end.done)))
+        assert len(self.turns) > before or end.stop.error is None
+
+    def _turn(self, message: Message, run: MessageRun, error: BaseException | None) -> Turn:
+        return Turn(message, self.now, message.attempt, error)
+
+    def again(self, message: Message, level: int, retries: int) -> None:
+        """What a broker does with a message that was sent back: delivers it later, or makes it a dead letter."""
+        route = route_send_back(message.reconsume_times, level, retries)
+        if not isinstance(route, RouteToRetry):
+            self.dead_letters.append(Buried(message, f"failed {route.reconsume_times} times"))
+            return
+        due = self._clock.millis + delay_of(route.level)
+        heapq.heappush(self._later, (due, next(self._numbers), message))
+
+    def _put_due(self) -> None:
+        while self._later and self._later[0][0] <= self._clock.millis:
+            _, _, message = heapq.heappop(self._later)
+            found = self._topics[message.topic]
+            copy = Message.fake(
+                message.body,
+                key=message.key,
+                topic=message.topic,
+                tag=message.tag,
+                keys=message.keys,
+                offset=found.next_offset,
+                attempt=message.attempt + 1,
+                group=message.group,
+                codec="bytes",
+            )
+            found.put(copy.decoded_by(self._codec))
+
+    def _due_times(self) -> list[int]:
+        waits = [each.active.scheduler.next_retry() for each in self._topics.values()]
+        return [each for each in (*waits, *(due for due, _, _ in self._later[:1])) if each is not None]
+
+    def _topic(self, name: str) -> "_TestTopic":
+        self._check_open()
+        if name not in self._topics:
+            raise InvalidOption(f"the app has no handler for topic {name!r}: it has {', '.join(self._topics)}")
+        return self._topics[name]
+
+
+class _TestTopic:
+    """One topic with one queue, and the real scheduler of its handler."""
+
+    def __init__(self, subscription: Subscription, clock: VirtualTime) -> None:
+        self.active = ActiveSubscription(subscription, clock)
+        self.queue = Message.fake(topic=subscription.topic).queue
+        self.next_offset = 0
+        self.active.scheduler.add(self.queue, QueueOffset(0), NO_LEASE_NEEDED)
+
+    def put(self, message: Message) -> None:
+        """Adds a message, unless the subscription filters its tag out."""
+        at, self.next_offset = self.next_offset, self.next_offset + 1
+        accepted = [message] if self.active.subscription.filter.accepts(message.tag) else []
+        self.active.scheduler.put(self.queue, accepted, QueueOffset(self.next_offset), QueueOffset(at))
+
+    def parked_keys(self) -> tuple[str | None, ...]:
+        return self.active.scheduler.snapshot()[self.queue].parked
+
+
+class _Recorder(DeadLetterSender):
+    """Takes what would go to the broker."""
+
+    def __init__(self, test: TestApp) -> None:
+        self._test = test
+
+    async def bury(self, message: Message, why: str) -> bool:
+        self._test.dead_letters.append(Buried(message, why))
+        return True
+
+    async def send_back(self, message: Message, level: int = 0, most: int = 16) -> bool:
+        self._test.again(message, level, most)
+        return True
+
+    async def pass_on(self, message: Message, most: int = 16) -> bool:
+        raise AssertionError("a TestApp has no retry topic")

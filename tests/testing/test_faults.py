@@ -1,0 +1,60 @@
+"""The fault switch of the embedded broker, through the plugin's fixtures."""
+
+import time
+
+import pytest
+from tests.client.consumer.with_broker import WAIT, Inbox
+
+from lanemq import App, Message, Producer
+from lanemq.testing import EmbeddedBroker, assert_in_order
+
+
+def test_a_paused_broker_answers_when_it_is_resumed(lanemq_broker: EmbeddedBroker, lanemq_topic: str) -> None:
+    with Producer(lanemq_broker.address, request_timeout=60) as producer:
+        producer.send(lanemq_topic, 1, key="k")
+        lanemq_broker.pause()
+        sent = producer.submit(lanemq_topic, 2, key="k")
+        with pytest.raises(TimeoutError):
+            sent.result(0.1)
+        lanemq_broker.resume()
+        assert sent.result(WAIT).offset == 1
+
+
+@pytest.mark.lanemq(own_broker=True)
+def test_what_was_acknowledged_survives_a_kill(
+    lanemq_broker: EmbeddedBroker, lanemq_topic: str, lanemq_group: str
+) -> None:
+    inbox = Inbox()
+    app = App(lanemq_broker.address, group=lanemq_group)
+
+    @app.ordered(lanemq_topic)
+    def handle(message: Message) -> None:
+        inbox.add(message)
+
+    with Producer(lanemq_broker.address) as producer:
+        first = producer.send_many(lanemq_topic, [("k", n) for n in range(10)])
+        lanemq_broker.kill()
+        lanemq_broker.restart()
+        second = producer.send_many(lanemq_topic, [("k", n) for n in range(10, 20)])
+    assert [receipt.offset for receipt in (*first, *second)] == list(range(20))
+    with app:
+        handled = inbox.wait(20)
+    assert [message.value() for message in handled] == list(range(20))
+    assert_in_order(handled)
+
+
+def test_the_shared_broker_runs_again_after_a_test_that_stopped_it(lanemq_broker: EmbeddedBroker) -> None:
+    address = lanemq_broker.address
+    lanemq_broker.kill()
+    lanemq_broker.heal()
+    assert lanemq_broker.address == address
+
+
+def test_a_broker_starts_quickly() -> None:
+    """200 ms on an idle machine; CPU time, because others may use the machine."""
+    with EmbeddedBroker():
+        pass  # modules are loaded
+    began = time.process_time()
+    with EmbeddedBroker():
+        took = time.process_time() - began
+    assert took < 0.2

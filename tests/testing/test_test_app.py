@@ -1,0 +1,218 @@
+"""`TestApp`: the real lanes, policies and contexts, without a broker and without waiting."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import pydantic
+import pytest
+
+from lanemq import (
+    App,
+    Backoff,
+    DeadLetter,
+    Depends,
+    HoldKey,
+    InvalidOption,
+    Message,
+    Retry,
+    Skip,
+    ToDeadLetter,
+    UsageError,
+)
+from lanemq.testing import TestApp, assert_in_order
+
+
+class Paid(pydantic.BaseModel):
+    cents: int
+
+
+def new_app(**settings: Any) -> App:
+    return App("localhost:1", group="g", **settings)
+
+
+def test_handlers_get_typed_events_in_order() -> None:
+    app, seen = new_app(), list[tuple[str | None, int]]()
+
+    @app.ordered("orders")
+    def handle(event: Paid, message: Message) -> None:
+        seen.append((message.key, event.cents))
+
+    with TestApp(app) as test:
+        for cents in (1, 2, 3):
+            for key in ("a", "b"):
+                test.send("orders", Paid(cents=cents), key=key)
+        test.run()
+    assert sorted(seen) == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)]
+    assert_in_order(seen)
+    assert_in_order([turn.message for turn in test.turns])
+
+
+def test_retries_wait_on_virtual_time_and_hold_only_their_key() -> None:
+    app, failures = new_app(), [ValueError("away"), ValueError("away"), None]
+
+    @app.ordered("orders", on_fail=HoldKey(retries=5, backoff=Backoff(first=60, factor=2, max=3600)))
+    def handle(event: dict[str, int], message: Message) -> None:
+        if message.key == "bad" and event["n"] == 1 and (error := failures.pop(0)):
+            raise error
+
+    with TestApp(app) as test:
+        for n in (1, 2):
+            test.send("orders", {"n": n}, key="bad")
+        test.send("orders", {"n": 1}, key="good")
+        test.run()
+        assert [(turn.value["n"], turn.attempt, turn.at) for turn in test.turns_of("bad")] == [
+            (1, 1, 0.0),
+            (1, 2, 60.0),
+            (1, 3, 180.0),
+            (2, 1, 180.0),
+        ]
+        assert [turn.at for turn in test.turns_of("good")] == [0.0]
+        assert test.parked == []
+
+
+def test_a_key_that_keeps_failing_is_parked_with_what_follows_until_it_is_resumed() -> None:
+    app, broken = new_app(), True
+
+    @app.ordered("orders", on_fail=HoldKey(retries=2))
+    def handle(event: int) -> None:
+        if broken:
+            raise RuntimeError("broken")
+
+    with TestApp(app) as test:
+        test.send("orders", 1, key="k")
+        test.send("orders", 2, key="k")
+        test.run()
+        assert test.parked == [("orders", "k")]
+        assert [(turn.value, str(turn.error)) for turn in test.turns] == [(1, "broken")] * 3
+        broken = False
+        assert test.resume("orders", "k")
+        test.run()
+        assert [turn.value for turn in test.turns if turn.error is None] == [1, 2]
+        assert test.parked == []
+
+
+def test_decisions_of_a_handler() -> None:
+    app = new_app()
+
+    @app.ordered("orders")
+    def handle(event: str, message: Message) -> None:
+        if event == "later" and message.attempt == 1:
+            raise Retry(after=90)
+        if event == "skip":
+            raise Skip
+        if event == "bury":
+            raise ToDeadLetter("no address")
+
+    with TestApp(app) as test:
+        for event in ("later", "skip", "bury", "fine"):
+            test.send("orders", event, key="k")
+        test.run()
+        assert [(buried.message.value(), buried.why) for buried in test.dead_letters] == [("bury", "no address")]
+        assert test.now == 90.0
+        assert [turn.value for turn in test.turns] == ["later", "later", "skip", "bury", "fine"]
+
+
+def test_dead_letters_let_successors_pass() -> None:
+    app = new_app()
+
+    @app.ordered("orders", on_fail=DeadLetter(skip=True, hold=HoldKey(retries=1)))
+    def handle(event: int) -> None:
+        if event == 1:
+            raise ValueError(event)
+
+    with TestApp(app) as test:
+        test.send("orders", 1, key="k")
+        test.send("orders", 2, key="k")
+        test.run()
+        assert [buried.message.value() for buried in test.dead_letters] == [1]
+        assert [turn.value for turn in test.turns] == [1, 1, 2]
+
+
+def test_concurrent_messages_come_back_with_the_delays_of_a_broker() -> None:
+    app = new_app()
+
+    @app.concurrent("metrics")
+    def handle(event: int, message: Message) -> None:
+        if message.attempt < 3:
+            raise ValueError
+
+    with TestApp(app) as test:
+        test.send("metrics", 1)
+        test.run()
+        assert [(turn.attempt, turn.at) for turn in test.turns] == [(1, 0.0), (2, 10.0), (3, 40.0)]
+
+
+def test_lifespan_and_dependencies_work_with_async_handlers() -> None:
+    seen = list[Any]()
+
+    class Pool: ...
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: App) -> AsyncIterator[None]:
+        app.provide(Pool())
+        seen.append("open")
+        yield
+        seen.append("closed")
+
+    app = new_app(lifespan=lifespan)
+
+    @app.ordered("orders")
+    async def handle(event: int, pool: Annotated[Pool, Depends()]) -> None:
+        await asyncio.sleep(0)
+        seen.append((event, type(pool).__name__))
+
+    with TestApp(app) as test:
+        test.send("orders", 1, key="k")
+        test.run()
+    assert seen == ["open", (1, "Pool"), "closed"]
+
+
+def test_async_tests_use_their_own_loop() -> None:
+    app = new_app()
+
+    @app.ordered("orders")
+    async def handle(event: int) -> None: ...
+
+    async def a_test() -> list[Any]:
+        async with TestApp(app) as test:
+            test.send("orders", 1, key="k")
+            with pytest.raises(UsageError, match="run_async"):
+                test.run()
+            await test.run_async()
+            return [turn.value for turn in test.turns]
+
+    assert asyncio.run(a_test()) == [1]
+
+
+def test_only_so_much_time_passes() -> None:
+    app = new_app()
+
+    @app.ordered("orders", on_fail=HoldKey(retries=-1, backoff=Backoff(first=10, factor=1, max=10)))
+    def handle(event: int) -> None:
+        raise ValueError("always")
+
+    with TestApp(app) as test:
+        test.send("orders", 1, key="k")
+        test.run(seconds=35)
+        assert [turn.at for turn in test.turns] == [0.0, 10.0, 20.0, 30.0]
+        assert test.now == 35.0
+
+
+def test_mistakes_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = new_app()
+
+    @app.ordered("orders", on_fail=HoldKey(retries=-1))
+    def handle(event: int) -> None:
+        raise ValueError("always")
+
+    with pytest.raises(UsageError, match="with TestApp"):
+        TestApp(app).send("orders", 1, key="k")
+    monkeypatch.setattr("lanemq.testing.app.MAX_TURNS", 5)
+    with TestApp(app) as test:
+        with pytest.raises(InvalidOption, match="no handler for topic 'order': it has orders"):
+            test.send("order", 1, key="k")
+        test.send("orders", 1, key="k")
+        with pytest.raises(AssertionError, match=r"always.*run\(seconds"):
+            test.run()
