@@ -47,6 +47,7 @@ from lanemq.clock import Clock, SystemClock, nanoseconds_of
 from lanemq.core.brokering.disk_space import LowSpace
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.membership import Membership
+from lanemq.core.brokering.quotas import GroupUse
 from lanemq.history import last_time, open_history
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
@@ -256,6 +257,7 @@ class Broker:
             ),
             counters=counters,
             low_space=LowSpace(options.min_free_bytes),
+            group_use=GroupUse({*tables.groups, *tables.offsets.groups()}, now=clock.now()),
             members=members,
             groups=tables.groups,
             locks=tables.locks,

@@ -115,6 +115,11 @@ class BrokerOptions:
     """Seconds without a heartbeat after which a stock client is removed from its groups (RocketMQ: ConsumerManager). A
     LaneMQ member is removed earlier, when it was silent for as long as its leases last."""
 
+    group_expiry: float = 30 * 24 * 3600.0
+    """Seconds without members and commits after which a group's offsets and locks are deleted, as if the group were
+    new; counted from the broker's start at the earliest. Short: a group that pauses loses its place. Long: groups that
+    are never used again take memory. Groups with settings or parked lanes stay."""
+
     idle_timeout: float = 120.0
     """Seconds of silence after which a connection is closed (RocketMQ: NettyServerConfig)."""
 
@@ -181,6 +186,7 @@ _LEAST = {
     "min_lane_lease": 0.1,
     "disconnect_grace": 0.0,
     "member_expiry": 1.0,
+    "group_expiry": 1.0,
     "idle_timeout": 1.0,
     "checkpoint_every": 0.1,
     "save_offsets_every": 0.001,

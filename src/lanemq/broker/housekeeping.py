@@ -10,10 +10,12 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.pinning import Pinning
 from lanemq.core.brokering.group_offsets import GroupOffsets
+from lanemq.core.brokering.quotas import UNUSED_NAME_MS, Quota
 from lanemq.log.commit_log import Segment
 from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull, StorageError
-from lanemq.model.units import Millis
+from lanemq.model.names import retry_topic
+from lanemq.model.units import Millis, to_millis
 from lanemq.net.server import Server
 
 log = logging.getLogger(__name__)
@@ -22,12 +24,15 @@ TICK_SECONDS = 0.05
 RETENTION_EVERY_MS = 10_000
 IDLE_CHECK_EVERY_MS = 1_000
 DAY_CHECK_EVERY_MS = 1_000
+GROUPS_EVERY_MS = 1_000
 PAUSE_MS = 1_000
 """A longer time between two ticks means that the broker did not run: its process or machine was suspended."""
 PAUSE_AFTER_FULL_MS = 1_000
 """How long sends pause at least after a write that met a full disk or a lack of descriptors."""
 DELAYS_EVERY_MS = 100
 """As RocketMQ's ScheduleMessageService."""
+MAX_FORGOTTEN = 100
+"""Groups that one tick forgets at most."""
 WARN_AT_SHARE = 0.9
 """Share of the retention age at which messages count as about to be deleted. Large: a group has little time left."""
 WARN_AGAIN_AFTER_MS = 3_600_000
@@ -43,6 +48,7 @@ class Housekeeping:
         self._server = server
         self._unread = UnreadWarnings(parts.store, parts.offsets)
         self._pinning = Pinning(parts.store, parts.parking, parts.options.max_pinned_bytes)
+        self._forgotten_groups = UnusedGroups(parts)
         self._last: dict[str, Millis] = {}
         self._last_tick = parts.clock.now()
         self._paused_at = Millis(0)
@@ -76,6 +82,8 @@ class Housekeeping:
             self._step(lambda: self._server.close_idle(self._parts.options.idle_timeout))
         if self._is_time("retention", RETENTION_EVERY_MS, now):
             self._step(self._retire)
+        if self._is_time("groups", GROUPS_EVERY_MS, now):
+            self._step(lambda: self._forgotten_groups.forget(now))
         if self._is_time("day", DAY_CHECK_EVERY_MS, now):
             self._step(self._note_day)
         if not self._parts.options.durable:
@@ -156,6 +164,54 @@ class Housekeeping:
 def _log_failure(_: object, error: StorageError | None) -> None:
     if error is not None:
         log.error("old log files could not be deleted: %s", error)
+
+
+class UnusedGroups:
+    """Forgets groups that were not used for long: names that a client once invented would stay for ever."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def forget(self, now: Millis) -> None:
+        """Forget some of the groups that are due; the next calls take the others."""
+        parts, use, expiry = self._parts, self._parts.group_use, to_millis(self._parts.options.group_expiry)
+        names = use.unused_since(Millis(now - min(UNUSED_NAME_MS, expiry)), MAX_FORGOTTEN)
+        kept = use.kept_since(Millis(now - expiry), MAX_FORGOTTEN)
+        parked = {lane.name.group for lane in parts.parking.lanes.unsorted()} if names or kept else set()
+        for group in (*names, *kept):
+            if parts.members.members(group) or group in parts.groups or group in parked:
+                use.used(group, now)
+            elif group in kept:
+                log.warning("group %s was not used for %s s: its offsets are deleted", group, expiry // 1000)
+                self._forget(group)
+            elif parts.offsets.of_group(group) or parts.locks.holds_any(group, now=now):
+                use.keep(group)
+            else:
+                self._forget(group)
+
+    def _forget(self, group: str) -> None:
+        parts = self._parts
+        parts.group_use.forget(group)
+        parts.quotas.let_go(Quota.GROUPS, group)
+        parts.quotas.let_go(Quota.LEASES, group)
+        parts.offsets.forget(group=group)
+        ended, floor, state = parts.locks.forget_group(group), parts.locks.floor, parts.state
+        if parts.recording.on:
+            parts.recording.withdrawn(ended)
+
+        def delete() -> None:
+            state.delete_group(group)
+            state.forget_group_leases(group, floor)
+
+        parts.thread.submit_rows(state, delete, _log_failure)
+        retry = retry_topic(group)
+        if parts.topics.get(retry) is not None and not any(parts.store.bounds(retry, 0)):
+            parts.topic_keeper.delete(retry)
+            parts.topic_keeper.forget(retry, _nothing, _nothing)
+
+
+def _nothing(_: object = None) -> None:
+    pass
 
 
 class UnreadWarnings:

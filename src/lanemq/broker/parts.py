@@ -18,17 +18,22 @@ from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.core.brokering.lock_table import LockTable, Verdict
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.membership import ConnectionId, Membership
-from lanemq.core.brokering.refusals import RefusalCounts
+from lanemq.core.brokering.quotas import GroupUse, OverQuota, Quota, Quotas
+from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.core.brokering.traffic import Traffic
 from lanemq.log.state import State
 from lanemq.log.store import Store
+from lanemq.model.errors import BrokerBusy, BrokerRefused, NotAllowed
 from lanemq.model.figures import Distribution
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 from lanemq.net.address import Address
 from lanemq.net.server import Peer
+from lanemq.wire.codes import ResponseCode
+from lanemq.wire.command import Command
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
+from lanemq.wire.signing import ACCESS_KEY
 
 
 class Claim(Protocol):
@@ -99,6 +104,12 @@ class Parts:
     groups: dict[str, SubscriptionGroupConfig]
     """Settings of the groups that were configured; every other group has RocketMQ's defaults."""
     low_space: LowSpace
+    group_use: GroupUse
+    quotas: Quotas = field(default_factory=Quotas)
+    parties: dict[ConnectionId, str] = field(default_factory=dict)
+    """The parties of the connections that sent a heartbeat (`party`)."""
+    producer_users: dict[str, str] = field(default_factory=dict)
+    """Producer id → the user who sent with it first, on a broker with users."""
     counters: Counters = field(default_factory=Counters)
     traffic: Traffic = field(default_factory=Traffic)
     versions: dict[ConnectionId, ClientVersion] = field(default_factory=dict)
@@ -113,6 +124,62 @@ class Parts:
         owner = claim.lane_client or self.members.client_of(ConnectionId(peer.number)) or ""
         epoch = None if claim.lane_epoch is None else Epoch(claim.lane_epoch)
         return self.locks.verdict(group, queue, owner, epoch, now=self.clock.now())
+
+    def party(self, peer: Peer, request: Command) -> str:
+        """Who is charged for a request: its user, or its address on a broker without users."""
+        if self.options.users is None:
+            return f"address {peer.remote.host}"
+        return f"user {request.ext.get(ACCESS_KEY, '')!r}"
+
+    def use_group(self, peer: Peer, request: Command, group: str) -> None:
+        """Note that a group is used; raises `BrokerRefused` if it is new and the party has too many."""
+        if group not in self.group_use:
+            self.refuse_over(self.quotas.charge(Quota.GROUPS, self.party(peer, request), group))
+        self.group_use.used(group, self.clock.now())
+
+    def charge_topic(self, peer: Peer, request: Command, name: str) -> None:
+        """Charge a new topic to its creator; raises `BrokerRefused` if the party created too many."""
+        if self.topics.get(name) is None:
+            self.refuse_over(self.quotas.charge(Quota.TOPICS, self.party(peer, request), name))
+
+    def uncharge_topic(self, name: str) -> None:
+        """Give back the charge of a topic that does not exist, or no more."""
+        if self.topics.get(name) is None:
+            self.quotas.let_go(Quota.TOPICS, name)
+
+    def refuse_over(self, over: OverQuota | None) -> None:
+        """Raise if a quota was exceeded."""
+        if over is not None:
+            self.counters.refusals.add(RefusalReason.QUOTA)
+            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, str(over))
+
+    def begin_row(self, peer: Peer) -> None:
+        """Count a request that is answered when its rows are saved; raises if the connection has too many."""
+        over = self.quotas.add(Quota.ROWS, f"connection {peer.number}", f"{peer.number}", 1)
+        if over is not None:
+            self.counters.refusals.add(RefusalReason.QUOTA)
+            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, str(over))
+
+    def end_row(self, peer: Peer) -> None:
+        self.quotas.let_go(Quota.ROWS, f"{peer.number}", 1)
+
+    def refuse_other_client(self, peer: Peer, request: Command, client_id: str, *, releases: bool) -> None:
+        """Raise if a connection would release or refresh the leases of another connection's client.
+
+        A client that has just reconnected may refresh its leases before its heartbeat, and while the broker has not
+        noticed the end of its old connection: then the same user or address is enough.
+        """
+        connection, own = ConnectionId(peer.number), self.members.connections_of(client_id)
+        if not own or connection in own:
+            return
+        stranger = releases or self.members.client_of(connection) is not None
+        if stranger or self.party(peer, request) not in {self.parties.get(each) for each in own}:
+            self.counters.refusals.add(RefusalReason.NOT_ALLOWED)
+            raise NotAllowed(
+                ResponseCode.NO_PERMISSION,
+                f"client {client_id} is connected elsewhere: its locks can be changed on its own connection only; "
+                f"send a heartbeat first, or use another client id",
+            )
 
     def max_retries(self, group: str, asked: int | None) -> int | None:
         """How often a group's message is retried: as the request says, else as the group's settings say."""

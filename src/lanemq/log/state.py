@@ -238,6 +238,14 @@ class State:
             db.execute("REPLACE INTO kv VALUES (?, ?)", (EPOCH_FLOOR, str(floor)))
             db.execute("DELETE FROM leases WHERE topic = ?", (topic,))
 
+    def forget_group_leases(self, group: str, floor: int) -> None:
+        """Delete a group's leases and raise the epoch floor in the same transaction, so that no epoch is used twice."""
+        if self._copy is not None:
+            self._copy.reach(floor)
+        with self.transaction(Sync.FULL) as db:
+            db.execute("REPLACE INTO kv VALUES (?, ?)", (EPOCH_FLOOR, str(floor)))
+            db.execute("DELETE FROM leases WHERE grp = ?", (group,))
+
     def epoch_floor(self) -> int:
         """The highest epoch of any deleted lease."""
         return int(self.get(EPOCH_FLOOR) or 0)

@@ -222,6 +222,29 @@ def test_the_longest_idle_producer_is_forgotten_first() -> None:
     table._check()
 
 
+def test_a_flood_of_producers_in_one_topic_forgets_none_of_another() -> None:
+    table = ProducerTable(capacity=100, topic_capacity=10)
+    store(table, 0, 1, 0, producer="quiet")
+    for number in range(50):
+        store(table, 0, 1, number, producer=f"flood-{number}", topic="other")
+    assert judge(table, 1, producer="quiet") == Fresh()
+    assert len(table) == 11
+    table._check()
+
+
+@pytest.mark.parametrize(("lost", "expected"), [(3, Duplicate(QueueOffset(102))), (2, Fresh()), (0, Gap(0))])
+def test_a_message_that_could_not_be_stored_is_forgotten_with_all_later_ones(lost: int, expected: Judgement) -> None:
+    table = ProducerTable()
+    store(table, 0, 3, 100, epoch=1)
+    store(table, 3, 2, 103, epoch=1)
+    table.undo("t", 0, Stamp("p", 1, 4))
+    table.undo("t", 0, Stamp("p", 1, lost))
+    assert judge(table, 2, epoch=1) == (expected if lost else Gap(0))
+    assert judge(table, lost, epoch=1) == Fresh()
+    assert judge(table, 0, epoch=0) == Fenced(1), "the old epoch stays fenced"
+    table._check()
+
+
 def test_forgotten_producer_that_comes_back_is_not_deleted_from_the_checkpoint() -> None:
     table = ProducerTable()
     store(table, 0, 1, 0)

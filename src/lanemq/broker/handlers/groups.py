@@ -8,6 +8,8 @@ import msgspec
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
 from lanemq.broker.parts import ClientVersion, Parts
 from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, GroupSubscription
+from lanemq.core.brokering.quotas import MAX_HEARTBEAT_NAMES, Quota
+from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.log import state as rows
 from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, StorageError
 from lanemq.model.names import check_group, check_topic
@@ -59,6 +61,8 @@ class GroupHandler:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._producers: dict[str, dict[ConnectionId, _Producer]] = {}
+        self._groups_of: dict[ConnectionId, set[str]] = {}
+        """The producer groups of each connection, so that a disconnect touches no others."""
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -75,15 +79,21 @@ class GroupHandler:
         }
 
     def disconnected(self, peer: Peer) -> None:
-        for group in tuple(self._producers):
-            self._forget_producer(group, ConnectionId(peer.number))
-        self._parts.versions.pop(ConnectionId(peer.number), None)
+        connection = ConnectionId(peer.number)
+        for group in tuple(self._groups_of.get(connection, ())):
+            self._forget_producer(group, connection)
+        self._parts.versions.pop(connection, None)
+        self._parts.parties.pop(connection, None)
 
     def _forget_producer(self, group: str, connection: ConnectionId) -> None:
         members = self._producers.get(group, {})
         members.pop(connection, None)
         if not members:
             self._producers.pop(group, None)
+        own = self._groups_of.get(connection, set())
+        own.discard(group)
+        if not own:
+            self._groups_of.pop(connection, None)
 
     def _heartbeat(self, peer: Peer, request: Command) -> None:
         try:
@@ -99,16 +109,21 @@ class GroupHandler:
         beat = HeartbeatData.of_request(request.body)
         if not 0 < len(beat.client_id) <= MAX_CLIENT_ID_CHARS:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"clientID must have 1 to {MAX_CLIENT_ID_CHARS} characters")
+        self._refuse_many_names(peer, beat)
         groups = {check_group(data.group_name): _group_of(data) for data in beat.consumer_data_set}
         producers = [check_group(data.group_name) for data in beat.producer_data_set]
         connection = ConnectionId(peer.number)
         self._refuse_conflict(beat.client_id, groups)
+        for name in groups:
+            self._parts.use_group(peer, request, name)
+        self._parts.parties[connection] = self._parts.party(peer, request)
         for name, group in groups.items():
             if group.message_model != BROADCASTING:
                 self._parts.topic_keeper.take(self._parts.topics.ensure_retry(name))
         for name in producers:
             known = _Producer(beat.client_id, peer.remote, self._parts.clock.wall())
             self._producers.setdefault(name, {})[connection] = known
+            self._groups_of.setdefault(connection, set()).add(name)
         language = request.language if request.language in LANGUAGES else "OTHER"
         self._parts.versions[connection] = ClientVersion(language, request.version)
         expiry = self._expiry(HeartbeatHeader.from_ext(request.ext))
@@ -118,6 +133,18 @@ class GroupHandler:
             if (queues := self._parts.members.retry_queues(name)) > 1:
                 self._parts.topic_keeper.take(self._parts.topics.ensure_retry(name, queues))
         return changes
+
+    def _refuse_many_names(self, peer: Peer, beat: HeartbeatData) -> None:
+        consumers, producers = beat.consumer_data_set, beat.producer_data_set
+        named = sum(1 + len(data.subscription_data_set) for data in consumers) + len(producers)
+        held = self._groups_of.get(ConnectionId(peer.number), ())
+        if named > MAX_HEARTBEAT_NAMES or len(held) + len(producers) > 2 * MAX_HEARTBEAT_NAMES:
+            self._parts.counters.refusals.add(RefusalReason.QUOTA)
+            raise BrokerRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"a heartbeat names {named} groups and topics, and a connection may name {MAX_HEARTBEAT_NAMES}: "
+                f"use more clients",
+            )
 
     def _refuse_conflict(self, client_id: str, groups: dict[str, GroupHeartbeat]) -> None:
         clustering = {name: each for name, each in groups.items() if each.message_model != BROADCASTING}
@@ -158,8 +185,11 @@ class GroupHandler:
         settings = SubscriptionGroupConfig.of_request(request.body)
         group = check_group(settings.group_name)
         text = settings.encode().decode()
+        self._parts.use_group(peer, request, group)
+        self._parts.begin_row(peer)
 
         def saved(_: object, error: StorageError | None) -> None:
+            self._parts.end_row(peer)
             if error is None:
                 self._parts.groups[group] = settings
             answer_saved(peer, request, error)
@@ -185,6 +215,8 @@ class GroupHandler:
         if self._parts.members.members(group):
             raise GroupNotFound(ResponseCode.SYSTEM_ERROR, f"group {group} has members; stop them first")
         self._parts.groups.pop(group, None)
+        self._parts.group_use.forget(group)
+        self._parts.quotas.let_go(Quota.GROUPS, group)
         if header.clean_offset or header.remove_offset:
             self._parts.offsets.forget(group=group)
             self._parts.parking.forget(group=group)

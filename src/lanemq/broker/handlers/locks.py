@@ -21,6 +21,7 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.storage.checkpoints import lease_row
 from lanemq.core.brokering.lock_table import Lease, LockGrant, Refusal, SavedLease
 from lanemq.core.brokering.membership import ConnectionId
+from lanemq.core.brokering.quotas import Quota
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
@@ -34,8 +35,8 @@ from lanemq.wire.lane_fields import LANE_EPOCH
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUES = 100_000
-"""Queues in one lock request; more is a mistake or an attack."""
+MAX_QUEUES = 2_048
+"""Queues in one lock request: more would hold the event loop. A topic has at most 1,024."""
 MAX_NAME_CHARS = 255
 """Length of a client id or broker name; they are part of every row on disk."""
 MAX_QUEUE_ID = 2**31 - 1
@@ -67,12 +68,18 @@ class LockHandler:
         header = LockHeader.from_ext(request.ext)
         wish = header.lane_lease_millis
         now = self._parts.clock.now()
+        self._parts.refuse_other_client(peer, request, body.client_id, releases=False)
         member = self._parts.members.alive(ConnectionId(peer.number), body.client_id, body.consumer_group, now=now)
         if header.lane_keep_alive is not None:
             kept = self._parts.locks.keep_alive(body.client_id, header.lane_keep_alive, now=now)
             answer(peer, request, _answer_fields(header.lane_keep_alive if kept else 0, member=member), _NO_QUEUES)
             return
         queues = [queue for queue in (each.queue for each in body.mq_set) if self._exists(queue)]
+        if queues:
+            self._parts.use_group(peer, request, body.consumer_group)
+            self._charge_new(peer, request, body.consumer_group, queues)
+            self._parts.begin_row(peer)
+            self._parts.end_row(peer)  # `_save` counts it, if there is anything to save
         grant = self._parts.locks.acquire(
             body.consumer_group,
             queues,
@@ -101,7 +108,14 @@ class LockHandler:
             serial = 0 if header.lane_keep_alive_millis is None else grant.serial
             answer(peer, request, {} if wish is None else _answer_fields(serial, member=member), reply)
 
-        self._save(rows, saved, lambda error: answer_error(peer, request, error))
+        self._save(peer, rows, saved, lambda error: answer_error(peer, request, error))
+
+    def _charge_new(self, peer: Peer, request: Command, group: str, queues: Sequence[MessageQueue]) -> None:
+        """Charge locks that the group never had before: they stay in memory and on disk."""
+        new = self._parts.locks.count_new(group, queues)
+        if new:
+            party = self._parts.party(peer, request)
+            self._parts.refuse_over(self._parts.quotas.add(Quota.LEASES, party, group, new))
 
     def _as_it_is(self, group: str, lease: Lease, new: Container[MessageQueue]) -> Lease:
         """A grant for the history, as it is once it is on disk: a grant lost in a crash was never given.
@@ -171,6 +185,7 @@ class LockHandler:
     def _unlock(self, peer: Peer, request: Command) -> None:
         body = _decode(request.body)
         now, epoch = self._parts.clock.now(), request.ext.get(LANE_EPOCH)
+        self._parts.refuse_other_client(peer, request, body.client_id, releases=True)
         queues = [queue.queue for queue in body.mq_set]
         group = body.consumer_group
         rows = self._parts.locks.release(group, queues, body.client_id, epoch=_epoch(epoch), now=now)
@@ -180,17 +195,21 @@ class LockHandler:
         if rows:
             self._parts.counters.leases_released += len(rows)
             self._parts.notices.group_changed([group])
-        self._save(rows, lambda: answer(peer, request), lambda error: answer_error(peer, request, error))
+        self._save(peer, rows, lambda: answer(peer, request), lambda error: answer_error(peer, request, error))
 
     def _save(
-        self, rows: Sequence[SavedLease], saved: Callable[[], None], failed: Callable[[StorageError], None]
+        self, peer: Peer, rows: Sequence[SavedLease], saved: Callable[[], None], failed: Callable[[StorageError], None]
     ) -> None:
         """Call `saved` once the rows are on disk, immediately if there are none; or `failed`."""
         if not rows:
             saved()
             return
 
+        counted = self._parts.quotas.add(Quota.ROWS, f"connection {peer.number}", f"{peer.number}", 1) is None
+
         def done(_: object, error: StorageError | None) -> None:
+            if counted:
+                self._parts.end_row(peer)
             if error is not None:
                 failed(error)  # the rows stay unsaved, so that no renewal is answered before they are on disk
                 return

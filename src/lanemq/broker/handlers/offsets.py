@@ -86,6 +86,7 @@ class OffsetHandler:
         verdict = self._parts.ownership(peer, group, topic, queue_id, header)
         stock = header.lane_epoch is None
         offset = QueueOffset(header.commit_offset)
+        self._parts.use_group(peer, request, group)
         finished = self._finished(request, header) if request.body and not stock else None
         outcome = self._parts.offsets.commit(
             group, topic, queue_id, offset, kind=kind_of(verdict, stock=stock), finished=finished

@@ -40,7 +40,7 @@ class RetryHandler:
     def _send_back(self, peer: Peer, request: Command) -> None:
         header = SendBackHeader.from_ext(request.ext)
         group = check_group(header.group)
-        self._parts.group_commit.refuse_if_failed()
+        self._parts.group_commit.refuse_sends()
         try:
             record = RecordView(self._parts.store.read_at(header.offset))
         except CorruptRecord as error:

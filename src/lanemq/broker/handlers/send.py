@@ -22,6 +22,7 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.storage.delays import DELAY_LEVEL, TIMER, SendRoute, delay_level, route_delayed
 from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap
 from lanemq.core.brokering.delay import RouteToDeadLetter, route_retry_send
+from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.log.appender import NewRecords, Staged
 from lanemq.model.errors import BrokerRefused, LaneError, MessageRefused, NotAllowed, StorageError
@@ -45,6 +46,7 @@ from lanemq.wire.properties import (
 )
 from lanemq.wire.record import TRANSACTION_MASK, encode_offset_id, offset_id_prefix, pack_host
 from lanemq.wire.send_bursts import SendBurst, encode_send_answers, first_of, read_sends
+from lanemq.wire.signing import ACCESS_KEY
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,9 @@ _TAG = b"TAGS\x01"
 _REQUEST = PropertyName.REPLY_TO_CLIENT + "\x01"
 """In a message whose sender waits for a reply. The receiver finds the reply topic by the cluster's name, which the
 broker adds; RocketMQ adds it to every message."""
+
+MAX_PRODUCER_USERS = 100_000
+"""Producer ids whose user is remembered; beyond it, the oldest one may be used by another user."""
 
 RECORD_OVERHEAD_BYTES = 128
 """Approximate memory of a record beside its body and properties."""
@@ -91,12 +96,22 @@ class SendHandler:
         self._parts.group_commit.refuse_sends()
         if header.sys_flag & TRANSACTION_MASK:
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "transactional messages are not supported by LaneMQ")
-        target = route(self._parts, header)
+        if self._parts.topics.get(header.topic) is None:
+            target = self._route_to_new_topic(peer, request, header)
+        else:
+            target = route(self._parts, header)
         if header.batch:
             first, records = self._batch(header, request.body)
         else:
             first, records = self._single(header, target.properties, request.body)
         self._store(peer, request, header, target, first, records)
+
+    def _route_to_new_topic(self, peer: Peer, request: Command, header: SendHeader) -> SendRoute:
+        self._parts.charge_topic(peer, request, header.topic)
+        try:
+            return route(self._parts, header)
+        finally:
+            self._parts.uncharge_topic(header.topic)  # if it was not created
 
     def _single(self, header: SendHeader, properties: str, body: bytes) -> _Taken:
         if _REQUEST in properties:
@@ -155,6 +170,8 @@ class SendHandler:
         """
         skipped, known = 0, None
         if first is not None:
+            if self._parts.options.users is not None:
+                self._refuse_foreign_producer(request, first.producer)
             verdict = self._parts.producers.judge(header.topic, target.asked, first, len(records))
             if not isinstance(verdict, Fresh):
                 self._answer_not_fresh(peer, request, header.topic, target.asked, verdict)
@@ -189,6 +206,15 @@ class SendHandler:
             # A crash cut the batch in two: the messages stored before it are at other offsets than these.
             ext[LANE_SKIPPED] = str(skipped)
             ext[LANE_KNOWN_OFFSET] = str(-1 if known is None else known)
+
+    def _refuse_foreign_producer(self, request: Command, producer: str) -> None:
+        """Refuse a producer id that another user has used: its stamps decide which messages count as repeats."""
+        users, user = self._parts.producer_users, request.ext.get(ACCESS_KEY, "")
+        if users.setdefault(producer, user) != user:
+            self._parts.counters.refusals.add(RefusalReason.NOT_ALLOWED)
+            raise NotAllowed(ResponseCode.NO_PERMISSION, f"producer id {producer[:64]!r} belongs to another user")
+        if len(users) > MAX_PRODUCER_USERS:
+            del users[next(iter(users))]
 
     def _fresh_done(
         self,
@@ -358,7 +384,7 @@ class SendBursts:
         """Store a burst; False if its sends must be handled one by one, and nothing was stored."""
         header, parts = burst.header, self._parts
         count, weight = len(burst.opaques), weigh(burst.bodies, burst.properties)
-        if not self._is_plain(burst, weight):
+        if not self._is_plain(burst, weight) or parts.topics.get(header.topic) is None:
             return False
         try:
             queue_id = route(parts, header).queue_id

@@ -10,7 +10,7 @@ from functools import partial
 from lanemq.broker.dispatch import Handler, answer, answer_saved
 from lanemq.broker.parts import Parts
 from lanemq.core.brokering.topic_table import Permission, TopicConfig, TopicOrder
-from lanemq.model.errors import StorageError
+from lanemq.model.errors import LaneError, StorageError
 from lanemq.model.names import check_topic
 from lanemq.net.server import Peer
 from lanemq.wire import route_bodies
@@ -51,9 +51,20 @@ class TopicHandler:
             order,
             header.topic_sys_flag or 0,
         )
-        self._parts.topic_keeper.take(self._parts.topics.put(wanted))
-        # The log thread handles this after the row just saved, so the answer means that it is on disk.
-        self._parts.group_commit.barrier(partial(answer_saved, peer, request))
+        self._parts.charge_topic(peer, request, wanted.name)
+        self._parts.begin_row(peer)
+        try:
+            self._parts.topic_keeper.take(self._parts.topics.put(wanted))
+            # The log thread handles this after the row just saved, so the answer means that it is on disk.
+            self._parts.group_commit.barrier(partial(self._created, peer, request))
+        except LaneError:
+            self._parts.end_row(peer)
+            self._parts.uncharge_topic(wanted.name)
+            raise
+
+    def _created(self, peer: Peer, request: Command, error: StorageError | None) -> None:
+        self._parts.end_row(peer)
+        answer_saved(peer, request, error)
 
     def _all(self, peer: Peer, request: Command) -> None:
         table = {topic.name: _describe(topic) for topic in self._parts.topics.topics()}
@@ -68,6 +79,7 @@ class TopicHandler:
         parts = self._parts
         parts.group_commit.refuse_if_failed()
         parts.topic_keeper.delete(name)
+        parts.uncharge_topic(name)
         position = parts.store.drop_topic(name)
         parts.producers.forget_topic(name)
         parts.traffic.forget_topic(name)

@@ -13,10 +13,11 @@ Damage in the middle of the log leaves a hole in a producer's sequences, between
 the hole is not a duplicate, and storing it now would put it after its successors. It is answered `Gap(0)`, as if the
 producer were unknown, so that its sender learns that the outcome is unknown.
 
-Memory is bounded: producers that stored nothing for `idle_ms` (elapsed time) are forgotten, and beyond `capacity` those
-idle for longest. A forgotten producer that continues is answered `Gap(0)` and must start a new epoch. The price: a
-repeat of a producer's very first batch (sequence 0) that arrives after it was forgotten is stored again, and a replaced
-producer is no longer fenced.
+Memory is bounded: producers that stored nothing for `idle_ms` (elapsed time) are forgotten, and those idle for longest
+beyond `capacity`, of which one topic may take an eighth: a flood of producers in one topic forgets only its own. A
+forgotten producer that continues is answered `Gap(0)` and must start a new epoch. The price: a repeat of a producer's
+very first batch (sequence 0) that arrives after it was forgotten is stored again, and a replaced producer is no longer
+fenced.
 """
 
 from collections.abc import Iterable
@@ -157,11 +158,15 @@ class _Producer:
 class ProducerTable:
     """The producers that send stamps to one broker, by queue."""
 
-    def __init__(self, *, capacity: int = CAPACITY, idle_ms: int = IDLE_MS) -> None:
+    def __init__(self, *, capacity: int = CAPACITY, idle_ms: int = IDLE_MS, topic_capacity: int | None = None) -> None:
+        """`topic_capacity` is the share of one topic; None: an eighth."""
         self._capacity = capacity
+        self._topic_capacity = max(64, capacity // 8) if topic_capacity is None else topic_capacity
         self._idle_ms = idle_ms
         # Longest idle first: `_remember` moves a producer to the end.
         self._producers: dict[ProducerKey, _Producer] = {}
+        # The same by topic; no empty entries.
+        self._of_topic: dict[str, dict[ProducerKey, None]] = {}
         # Disjoint: a key is either to be written or to be deleted.
         self._dirty: set[ProducerKey] = set()
         self._gone: set[ProducerKey] = set()
@@ -244,7 +249,7 @@ class ProducerTable:
 
     def forget_topic(self, topic: str) -> None:
         """Forget the producers of a deleted topic, whose queues start at offset 0 again."""
-        for key in [key for key in self._producers if key[0] == topic]:
+        for key in tuple(self._of_topic.get(topic, ())):
             self._forget(key)
 
     def export(self) -> tuple[SavedProducer, ...]:
@@ -258,7 +263,9 @@ class ProducerTable:
             known.last_stored = row.last_stored
             known.idle_since = Millis(now - max(0, wall - row.last_stored))
             known.ranges = list(row.ranges)
-            self._producers[row.topic, row.queue_id, row.producer] = known
+            key = (row.topic, row.queue_id, row.producer)
+            self._producers[key] = known
+            self._of_topic.setdefault(row.topic, {})[key] = None
 
     def dirty(self) -> Unsaved:
         """The changes that are not `saved` yet.
@@ -285,13 +292,22 @@ class ProducerTable:
             known = _Producer(first.epoch, first.sequence)
         known.stored(first.sequence, count, offset, stored_at)
         self._producers[key] = known
+        of_topic = self._of_topic.setdefault(key[0], {})
+        of_topic.pop(key, None)
+        of_topic[key] = None
         self._dirty.add(key)
         self._gone.discard(key)
+        while len(of_topic) > self._topic_capacity:
+            self._forget(next(iter(of_topic)))
         while len(self._producers) > self._capacity:
             self._forget(next(iter(self._producers)))
 
     def _forget(self, key: ProducerKey) -> None:
         del self._producers[key]
+        of_topic = self._of_topic[key[0]]
+        del of_topic[key]
+        if not of_topic:
+            del self._of_topic[key[0]]
         self._dirty.discard(key)
         self._gone.add(key)
 
@@ -301,6 +317,8 @@ class ProducerTable:
 
     def _check(self) -> None:
         assert len(self._producers) <= self._capacity
+        assert self._of_topic.keys() == {key[0] for key in self._producers}
+        assert {key for held in self._of_topic.values() for key in held} == self._producers.keys()
         assert not self._dirty & self._gone
         assert self._dirty <= self._producers.keys()
         for known in self._producers.values():

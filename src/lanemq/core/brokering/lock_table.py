@@ -196,6 +196,19 @@ class LockTable:
         serial = self._keep_alives.serial(owner) if granted else 0
         return LockGrant(tuple(granted), tuple(refused), tuple(changes), serial)
 
+    def count_new(self, group: str, queues: Iterable[MessageQueue]) -> int:
+        """How many of the queues the group never had a lease of."""
+        held = self._groups.get(group)
+        return len(set(queues)) if held is None else sum(queue not in held for queue in set(queues))
+
+    def forget_group(self, group: str) -> tuple[SavedLease, ...]:
+        """Remove the leases of a group that is gone; its rows may be deleted from disk once `floor` is saved."""
+        gone = tuple(self._groups.pop(group, {}).values())
+        for entry in gone:
+            self._disown(entry)
+            self.floor = max(self.floor, entry.epoch)
+        return tuple(entry.row() for entry in gone if entry.owner != NO_OWNER)
+
     def release(
         self, group: str, queues: Iterable[MessageQueue], owner: str, *, epoch: Epoch | None, now: Millis
     ) -> tuple[SavedLease, ...]:

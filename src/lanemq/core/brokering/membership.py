@@ -19,12 +19,12 @@ get RocketMQ's two minutes.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple, NewType, TypeAlias
 
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.units import Millis
 
-NEVER = Millis(2**62)
 MEMBER_EXPIRY_MS = Millis(120_000)
 """RocketMQ: `ConsumerManager.CHANNEL_EXPIRED_TIMEOUT`."""
 
@@ -85,13 +85,15 @@ _Member: TypeAlias = tuple[ConnectionId, str]
 class _Expiry:
     """How long a member may be silent on one connection, and until when it is a member if it stays silent."""
 
-    __slots__ = ("after", "at", "extended")
+    __slots__ = ("after", "at", "extended", "serial")
 
     def __init__(self, after: Millis, now: Millis) -> None:
         self.after = after
         self.at = Millis(now + after)
         self.extended = False
         """Whether a pause of the broker was added since the member's last request."""
+        self.serial = 0
+        """Tells it from an earlier one of the same member in the heap of expiries."""
 
 
 @dataclass(slots=True)
@@ -126,8 +128,10 @@ class Membership:
         self._groups: dict[str, _Group] = {}
         # Every connection of every group.
         self._expiries: dict[tuple[str, _Member], _Expiry] = {}
-        # No member expires before; later times of members do not change it.
-        self._next_expiry = NEVER
+        # Every key of `_expiries` once, with a time at which it does not expire later: an item that is due early is put
+        # back with the real time, so that requests of members do not change the heap.
+        self._ends: list[tuple[Millis, int, tuple[str, _Member]]] = []
+        self._serial = 0
         # The same by connection, so that a disconnect touches no others.
         self._by_connection: dict[ConnectionId, set[tuple[str, _Member]]] = {}
         self._clients: dict[ConnectionId, str] = {}
@@ -194,11 +198,18 @@ class Membership:
 
     def expire(self, *, now: Millis) -> Changes:
         """Remove members that were silent for too long, even if their connection is open."""
-        if now < self._next_expiry:
-            return Changes(())
-        changes = self._remove([key for key, expiry in self._expiries.items() if expiry.at <= now])
-        self._next_expiry = min((expiry.at for expiry in self._expiries.values()), default=NEVER)
-        return changes
+        gone = []
+        while self._ends and self._ends[0][0] <= now:
+            _, serial, key = self._ends[0]
+            expiry = self._expiries.get(key)
+            if expiry is None or expiry.serial != serial:
+                heappop(self._ends)
+            elif expiry.at > now:
+                heapreplace(self._ends, (expiry.at, serial, key))
+            else:
+                heappop(self._ends)
+                gone.append(key)
+        return self._remove(sorted(gone, key=lambda key: (key[0], key[1][0])))
 
     def paused(self, duration: Millis, *, now: Millis) -> None:
         """Do not count this time as silence: the broker itself did not run and could not receive anything.
@@ -275,8 +286,16 @@ class Membership:
 
     def _add(self, name: str, group: _Group, seat: _Member, expiry: _Expiry) -> bool:
         """Whether the client, not only this connection, is new in the group."""
-        self._expiries[name, seat] = expiry
-        self._next_expiry = min(self._next_expiry, expiry.at)
+        known = self._expiries.get((name, seat))
+        if known is not None and known.after <= expiry.after:
+            known.after, known.at, known.extended = expiry.after, expiry.at, False
+        else:
+            self._serial = expiry.serial = self._serial + 1
+            self._expiries[name, seat] = expiry
+            heappush(self._ends, (expiry.at, expiry.serial, (name, seat)))
+            if len(self._ends) > 2 * len(self._expiries) + 64:
+                self._ends = [(each.at, each.serial, key) for key, each in self._expiries.items()]
+                heapify(self._ends)
         connection, client_id = seat
         joined = client_id not in group.members
         group.members.setdefault(client_id, set()).add(connection)
@@ -326,7 +345,9 @@ class Membership:
         }
         assert all(group.members and all(group.members.values()) for group in self._groups.values())
         assert all(group.members.keys() == group.topics.keys() for group in self._groups.values())
-        assert all(self._next_expiry <= expiry.at for expiry in self._expiries.values())
+        watched = {key: at for at, serial, key in self._ends if key in seats and self._expiries[key].serial == serial}
+        assert watched.keys() == seats
+        assert all(watched[key] <= expiry.at for key, expiry in self._expiries.items())
 
 
 def _resubscribe(held: dict[str, GroupSubscription], named: Iterable[GroupSubscription]) -> bool:

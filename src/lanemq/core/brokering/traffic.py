@@ -90,6 +90,10 @@ class Days(NamedTuple):
     now: int
 
 
+MAX_GROUP_FIGURES = 20_000
+"""Pairs of group and topic with figures of their own; a client may invent groups, and each pair takes memory."""
+
+
 class Traffic:
     """All figures of one broker."""
 
@@ -137,11 +141,12 @@ class Traffic:
             self.missed.add(1, now=now)
             return
         key = (group, topic)
-        if key not in self._got_of:
+        if key not in self._got_of and len(self._got_of) < MAX_GROUP_FIGURES:
             self._got_of[key] = (Tally(), Tally())
-        messages, sizes = self._got_of[key]
-        messages.add(count, now=now)
-        sizes.add(size, now=now)
+        if key in self._got_of:
+            messages, sizes = self._got_of[key]
+            messages.add(count, now=now)
+            sizes.add(size, now=now)
         self.got.add(count, now=now)
         self.found.add(1, now=now)
 

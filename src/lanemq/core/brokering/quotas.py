@@ -1,0 +1,159 @@
+"""Quotas: how much of a broker's memory and disk one party may take.
+
+A party is the user of a request, or its address on a broker without users. What is new is charged to the party that
+names it first, and stays charged until it is gone. What existed before the broker's start belongs to no party.
+
+Requests under way that change `state.db` are counted by connection, because they end with it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice, takewhile
+from typing import NamedTuple
+
+from lanemq.model.units import Millis
+
+MAX_HEARTBEAT_NAMES = 1_000
+"""Groups and topics in one heartbeat."""
+UNUSED_NAME_MS = Millis(600_000)
+"""How long a group is remembered that has no member, no offset, no lease and no parked lane."""
+
+
+class Quota(Enum):
+    """What is counted. The value is how a refusal names it."""
+
+    GROUPS = "groups"
+    LEASES = "queue locks"
+    TOPICS = "topics created"
+    ROWS = "unfinished requests that are saved"
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLimits:
+    """How much one party may have, and one connection of `rows`."""
+
+    groups: int = 2_000
+    leases: int = 100_000
+    topics: int = 10_000
+    rows: int = 1_000
+
+
+class OverQuota(NamedTuple):
+    """A refusal."""
+
+    quota: Quota
+    party: str
+    limit: int
+
+    def __str__(self) -> str:
+        what, hint = self.quota.value, _HINTS[self.quota]
+        return f"{self.party} has {self.limit} {what} already, as many as one may have: {hint}"
+
+
+_HINTS = {
+    Quota.GROUPS: "use existing groups, or wait until unused ones are forgotten",
+    Quota.LEASES: "unlock some, or consume with more users or from more addresses",
+    Quota.TOPICS: "use existing topics, or let an administrator create them",
+    Quota.ROWS: "wait for answers before sending more",
+}
+
+
+class Quotas:
+    """What every party has."""
+
+    def __init__(self, limits: QuotaLimits | None = None) -> None:
+        limits = limits or QuotaLimits()
+        self._limits = {
+            Quota.GROUPS: limits.groups,
+            Quota.LEASES: limits.leases,
+            Quota.TOPICS: limits.topics,
+            Quota.ROWS: limits.rows,
+        }
+        self._held: dict[Quota, dict[str, tuple[str, int]]] = {quota: {} for quota in Quota}
+        """Name → the party that is charged for it, and how much."""
+        self._sums: dict[tuple[Quota, str], int] = {}
+        """No zeros."""
+
+    def charge(self, quota: Quota, party: str, name: str, count: int = 1) -> OverQuota | None:
+        """Charge a name to the party, unless it is charged already; the refusal if that is too much."""
+        if name in self._held[quota]:
+            return None
+        return self.add(quota, party, name, count)
+
+    def add(self, quota: Quota, party: str, name: str, count: int) -> OverQuota | None:
+        """Charge more under a name, to the party that has it already, if there is one."""
+        held_by, before = self._held[quota].get(name, (party, 0))
+        total = self._sums.get((quota, held_by), 0) + count
+        if total > self._limits[quota]:
+            return OverQuota(quota, held_by, self._limits[quota])
+        self._held[quota][name] = (held_by, before + count)
+        self._sums[quota, held_by] = total
+        return None
+
+    def let_go(self, quota: Quota, name: str, count: int | None = None) -> None:
+        """Give back what a name was charged with, or a part of it."""
+        held = self._held[quota].pop(name, None)
+        if held is None:
+            return
+        party, before = held
+        given = before if count is None else min(count, before)
+        if given < before:
+            self._held[quota][name] = (party, before - given)
+        left = self._sums[quota, party] - given
+        if left:
+            self._sums[quota, party] = left
+        else:
+            del self._sums[quota, party]
+
+    def charged(self, quota: Quota, party: str) -> int:
+        return self._sums.get((quota, party), 0)
+
+    def _check(self) -> None:
+        sums: dict[tuple[Quota, str], int] = {}
+        for quota, held in self._held.items():
+            for party, count in held.values():
+                sums[quota, party] = sums.get((quota, party), 0) + count
+        assert sums == self._sums
+        assert all(count <= self._limits[quota] for (quota, _), count in sums.items())
+
+
+class GroupUse:
+    """When each group was used last, so that unused ones can be forgotten. Times are monotonic."""
+
+    def __init__(self, groups: Iterable[str] = (), *, now: Millis) -> None:
+        """`groups` are those known at the start: their time begins now."""
+        self._last = dict.fromkeys(groups, now)
+        """Ordered by use: the longest unused first."""
+        self._kept: dict[str, Millis] = {}
+        """Unused groups that are kept for longer, ordered in the same way."""
+
+    def used(self, group: str, now: Millis) -> None:
+        self.forget(group)
+        self._last[group] = now
+
+    def keep(self, group: str) -> None:
+        """Do not return a group from `unused_since` any more, but from `kept_since`."""
+        self._kept[group] = self._last.pop(group)
+
+    def forget(self, group: str) -> None:
+        self._last.pop(group, None)
+        self._kept.pop(group, None)
+
+    def unused_since(self, time: Millis, limit: int) -> list[str]:
+        """Up to `limit` groups that were not used since a time, the longest unused first."""
+        return _until(self._last, time, limit)
+
+    def kept_since(self, time: Millis, limit: int) -> list[str]:
+        """As `unused_since`, of the groups that are kept for longer."""
+        return _until(self._kept, time, limit)
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._last or group in self._kept
+
+    def __len__(self) -> int:
+        return len(self._last) + len(self._kept)
+
+
+def _until(groups: dict[str, Millis], time: Millis, limit: int) -> list[str]:
+    return list(islice(takewhile(lambda group: groups[group] <= time, groups), limit))

@@ -1,0 +1,209 @@
+"""One client cannot take what the others need: names, locks, topics, leases of others."""
+
+from pathlib import Path
+
+import pytest
+from tests.broker.conftest import Start
+from tests.broker.raw_client import RawClient, lock_body
+from tests.broker.running import ManualClock, RunningBroker
+from tests.load.abuses import heartbeat_of
+
+from lanemq.broker.body_limits import SMALL_BODY
+from lanemq.broker.parts import Parts
+from lanemq.core.brokering.quotas import QuotaLimits, Quotas
+from lanemq.wire.codes import RequestCode, ResponseCode
+
+
+def limited(running: RunningBroker, **limits: int) -> Parts:
+    parts = running.broker.running.parts
+    parts.quotas = Quotas(QuotaLimits(**limits))
+    return parts
+
+
+def refusals(raw: RawClient, reason: str) -> int:
+    return int(raw.runtime()[f"laneRefused_{reason}"])
+
+
+def test_an_address_invents_no_more_groups_than_its_quota_by_any_request(broker: RunningBroker) -> None:
+    limited(broker, groups=3)
+    raw = broker.connect()
+    raw.create("T")
+    assert raw.heartbeat("c", "g1").code == 0
+    assert raw.commit(0, group="g2").code == 0
+    assert raw.lock("c", group="g3").lock_ok_mq_set
+    replies = [
+        raw.heartbeat("c", "g4"),
+        raw.commit(0, group="g5"),
+        raw.ask(RequestCode.LOCK_BATCH_MQ, {}, lock_body("c", "T", (0,), "g6")),
+    ]
+    assert [reply.code for reply in replies] == [ResponseCode.SYSTEM_ERROR] * 3
+    assert "has 3 groups already" in (replies[0].remark or "")
+    assert refusals(raw, "quota") == 3
+    assert raw.commit(1, group="g2").code == 0, "known groups go on"
+    topics = raw.ask(RequestCode.GET_ALL_TOPIC_CONFIG).body
+    assert b"%RETRY%g4" not in topics
+
+
+def test_without_the_quota_every_invented_group_is_kept(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test before."""
+    monkeypatch.setattr(Parts, "use_group", lambda *_: None)
+    limited(broker, groups=3)
+    raw = broker.connect()
+    assert [raw.heartbeat("c", f"g{n}").code for n in range(9)] == [0] * 9
+
+
+def test_invented_groups_are_forgotten_and_groups_with_offsets_are_not(start: Start) -> None:
+    running = start(clock=ManualClock())
+    parts = limited(running, groups=3)
+    raw = running.connect()
+    raw.create("T")
+    raw.commit(1, group="kept")
+    for name in ("x", "y"):
+        raw.heartbeat("c", name)
+    raw.close()
+    running.run_for(10_000)
+    raw = running.connect()
+    assert raw.heartbeat("c", "z").code == ResponseCode.SYSTEM_ERROR
+    running.advance(600_000)
+    running.advance(2_000)
+    assert raw.heartbeat("c", "z").code == 0
+    assert raw.committed(group="kept") == 1
+    topics = raw.ask(RequestCode.GET_ALL_TOPIC_CONFIG).body
+    assert b"%RETRY%x" not in topics
+    assert b"%RETRY%z" in topics
+    assert sorted(parts.state.topics()) == ["%RETRY%z", "T"]
+
+
+def test_a_group_with_offsets_expires_after_its_expiry_and_its_epochs_go_on(start: Start) -> None:
+    running = start(clock=ManualClock(), group_expiry=3600.0)
+    raw = running.connect()
+    raw.create("T")
+    raw.commit(1)
+    (lease,) = raw.lane_lock("c").lane_leases
+    for _ in range(3):
+        running.advance(1_800_000)
+        running.advance(2_000)
+    raw = running.connect()
+    assert raw.committed() is None
+    assert running.broker.running.parts.state.leases() == []
+    (again,) = raw.lane_lock("d").lane_leases
+    assert again.epoch > lease.epoch
+
+
+def test_topics_and_locks_have_quotas(broker: RunningBroker) -> None:
+    limited(broker, topics=2, leases=5)
+    raw = broker.connect()
+    assert raw.create("T").code == 0
+    assert raw.send("U").code == 0
+    for reply in (raw.create("V"), raw.send("W")):
+        assert reply.code == ResponseCode.SYSTEM_ERROR
+        assert "2 topics created" in (reply.remark or "")
+    assert raw.create("T").code == 0, "it exists"
+    assert len(raw.lock("c", queues=(0, 1, 2, 3)).lock_ok_mq_set) == 4
+    assert len(raw.lock("c", queues=(0, 1, 2, 3)).lock_ok_mq_set) == 4
+    body = lock_body("c", "T", (0, 1), "other")
+    assert "queue locks" in (raw.ask(RequestCode.LOCK_BATCH_MQ, {}, body).remark or "")
+    assert raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "U"}).code == 0
+    assert raw.create("V").code == 0
+
+
+def test_a_heartbeat_names_a_limited_number_of_groups(broker: RunningBroker) -> None:
+    raw = broker.connect()
+    reply = raw.ask(RequestCode.HEART_BEAT, {}, heartbeat_of([f"g{n}" for n in range(1_001)]))
+    assert "names 1001 groups and topics" in (reply.remark or "")
+    assert broker.broker.running.parts.members.groups() == ()
+
+
+def test_a_body_beyond_its_limit_is_refused_before_it_is_read(broker: RunningBroker) -> None:
+    raw = broker.connect()
+    for code in (RequestCode.HEART_BEAT, RequestCode.LOCK_BATCH_MQ, RequestCode.GET_MAX_OFFSET):
+        reply = raw.ask(code, {"topic": "T", "queueId": "0"}, b" " * (1 << 20))
+        assert "too large" in (reply.remark or "")
+    assert refusals(raw, "body") == 3
+    assert raw.send("T", b"x" * (SMALL_BODY + 1)).code == 0
+
+
+def test_the_locks_of_a_connected_client_are_its_own(broker: RunningBroker) -> None:
+    owner, stranger = broker.connect(), broker.connect()
+    owner.create("T")
+    owner.heartbeat("a")
+    assert owner.lock("a").lock_ok_mq_set
+    assert stranger.unlock("a").code == ResponseCode.NO_PERMISSION
+    assert stranger.heartbeat("b").code == 0
+    refused = stranger.ask(RequestCode.LOCK_BATCH_MQ, {}, lock_body("a", "T", (0,), "g"))
+    assert refused.code == ResponseCode.NO_PERMISSION
+    assert not stranger.lock("b").lock_ok_mq_set
+    owner.close()
+    returned = broker.connect()
+    assert returned.lock("a").lock_ok_mq_set, "also before its heartbeat"
+
+
+def test_without_that_check_a_stranger_releases_the_lock(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control of the test before."""
+    monkeypatch.setattr(Parts, "refuse_other_client", lambda *_, **__: None)
+    owner, stranger = broker.connect(), broker.connect()
+    owner.create("T")
+    owner.heartbeat("a")
+    assert owner.lock("a").lock_ok_mq_set
+    assert stranger.unlock("a").code == 0
+    assert stranger.lock("b").lock_ok_mq_set
+
+
+def test_pipelined_requests_that_are_saved_are_limited_by_connection(broker: RunningBroker) -> None:
+    limited(broker, rows=5)
+    raw = broker.connect()
+    names = [f"t{n}" for n in range(20)]
+    more = {"readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
+    asked = [raw.frame(RequestCode.UPDATE_AND_CREATE_TOPIC, {"topic": name, **more}) for name in names]
+    raw.socket.sendall(b"".join(frame for _, frame in asked))
+    codes = [raw.answer(opaque).code for opaque, _ in asked]
+    assert codes[:5] == [0] * 5
+    assert set(codes[5:]) <= {0, ResponseCode.SYSTEM_BUSY}
+    assert ResponseCode.SYSTEM_BUSY in codes
+    assert raw.create("later").code == 0
+
+
+def test_many_topics_are_saved_in_few_transactions(broker: RunningBroker) -> None:
+    raw, parts = broker.connect(), broker.broker.running.parts
+    together = parts.state.together
+    groups: list[int] = []
+
+    def counted() -> object:
+        groups.append(1)
+        return together()
+
+    parts.state.together = counted  # type: ignore[method-assign,assignment]
+    more = {"readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
+    asked = [raw.frame(RequestCode.UPDATE_AND_CREATE_TOPIC, {"topic": f"t{n}", **more}) for n in range(300)]
+    raw.socket.sendall(b"".join(frame for _, frame in asked))
+    assert [raw.answer(opaque).code for opaque, _ in asked] == [0] * 300
+    assert 1 <= len(groups) < 60
+    assert len(parts.state.topics()) == 300
+    broker.restart()
+    assert b'"t299"' in broker.connect().ask(RequestCode.GET_ALL_TOPIC_CONFIG).body
+
+
+def test_a_failing_row_fails_alone(broker: RunningBroker, folder: Path) -> None:
+    """Of several rows in one transaction."""
+    raw, parts = broker.connect(), broker.broker.running.parts
+    raw.create("T")
+    works, outcomes = parts.state.save_group, []
+
+    def save(name: str, settings: str) -> None:
+        if name == "bad":
+            raise ValueError("no such group")
+        works(name, settings)
+
+    def submit() -> None:
+        parts.thread.submit(lambda: None, lambda *_: None)
+        for name in ("a", "bad", "c"):
+            parts.thread.submit_rows(
+                parts.state, lambda name=name: save(name, "{}"), lambda _, error: outcomes.append(error is None)
+            )
+
+    broker.call(submit)
+    broker.settle()
+    assert outcomes == [True, False, True]
+    assert sorted(parts.state.groups()) == ["a", "c"]

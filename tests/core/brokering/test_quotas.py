@@ -1,0 +1,46 @@
+"""What one party has is counted, and no party pays for another."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanemq.core.brokering.quotas import GroupUse, OverQuota, Quota, QuotaLimits, Quotas
+from lanemq.model.units import Millis
+
+PARTIES, NAMES = st.sampled_from(["a", "b"]), st.sampled_from(["x", "y", "z", "v", "w"])
+
+
+def test_a_party_is_refused_at_its_limit_and_others_are_not() -> None:
+    quotas = Quotas(QuotaLimits(groups=2))
+    assert [quotas.charge(Quota.GROUPS, "mallory", name) for name in ("g1", "g2")] == [None, None]
+    refused = quotas.charge(Quota.GROUPS, "mallory", "g3")
+    assert refused == OverQuota(Quota.GROUPS, "mallory", 2)
+    assert str(refused).startswith("mallory has 2 groups already, as many as one may have: use existing groups")
+    assert quotas.charge(Quota.GROUPS, "alice", "g3") is None
+    assert quotas.charge(Quota.GROUPS, "mallory", "g3") is None, "it exists; the first party pays"
+    quotas.let_go(Quota.GROUPS, "g1")
+    assert quotas.charge(Quota.GROUPS, "mallory", "g4") is None
+
+
+@given(st.lists(st.tuples(st.booleans(), PARTIES, NAMES, st.integers(1, 3))))
+def test_sums_are_those_of_the_names(steps: list[tuple[bool, str, str, int]]) -> None:
+    quotas = Quotas(QuotaLimits(leases=6))
+    for add, party, name, count in steps:
+        if add:
+            quotas.add(Quota.LEASES, party, name, count)
+        else:
+            quotas.let_go(Quota.LEASES, name, count)
+        quotas._check()
+
+
+def test_the_longest_unused_groups_come_first() -> None:
+    use = GroupUse(["old", "older"], now=Millis(0))
+    use.used("old", Millis(50))
+    use.used("new", Millis(100))
+    assert use.unused_since(Millis(50), limit=10) == ["older", "old"]
+    assert use.unused_since(Millis(50), limit=1) == ["older"]
+    use.keep("older")
+    assert "older" in use
+    assert use.unused_since(Millis(99), limit=1) == ["old"]
+    assert use.kept_since(Millis(0), limit=1) == ["older"]
+    use.forget("older")
+    assert use.unused_since(Millis(99), limit=10) == ["old"]
