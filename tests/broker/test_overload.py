@@ -7,6 +7,7 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, pull_ext, send_ext
 from tests.broker.running import Gate, RunningBroker
 
+from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.net import server
 from lanemq.wire.codes import RequestCode, ResponseCode
 
@@ -106,7 +107,7 @@ def test_connections_beyond_the_limit_are_closed(start: Start) -> None:
     assert first.send("T").code == second.send("T").code == 0
     with RawClient(running.address) as third:
         assert third.is_closed_by_broker()
-    assert running.call(lambda: running.broker.running.server.refused) == 1
+    assert running.call(lambda: running.broker.running.parts.counters.refusals.counts[RefusalReason.CONNECTIONS]) == 1
     first.close()
     while running.call(lambda: len(running.broker.running.server.peers)) > 1:
         pass

@@ -125,9 +125,9 @@ class Parts:
         epoch = None if claim.lane_epoch is None else Epoch(claim.lane_epoch)
         return self.locks.verdict(group, queue, owner, epoch, now=self.clock.now())
 
-    def party(self, peer: Peer, request: Command) -> str:
+    def party(self, peer: Peer, request: Command | None) -> str:
         """Who is charged for a request: its user, or its address on a broker without users."""
-        if self.options.users is None:
+        if self.options.users is None or request is None:
             return f"address {peer.remote.host}"
         return f"user {request.ext.get(ACCESS_KEY, '')!r}"
 
@@ -137,7 +137,7 @@ class Parts:
             self.refuse_over(self.quotas.charge(Quota.GROUPS, self.party(peer, request), group))
         self.group_use.used(group, self.clock.now())
 
-    def charge_topic(self, peer: Peer, request: Command, name: str) -> None:
+    def charge_topic(self, peer: Peer, request: Command | None, name: str) -> None:
         """Charge a new topic to its creator; raises `BrokerRefused` if the party created too many."""
         if self.topics.get(name) is None:
             self.refuse_over(self.quotas.charge(Quota.TOPICS, self.party(peer, request), name))

@@ -96,22 +96,12 @@ class SendHandler:
         self._parts.group_commit.refuse_sends()
         if header.sys_flag & TRANSACTION_MASK:
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "transactional messages are not supported by LaneMQ")
-        if self._parts.topics.get(header.topic) is None:
-            target = self._route_to_new_topic(peer, request, header)
-        else:
-            target = route(self._parts, header)
+        target = route(self._parts, header, peer, request)
         if header.batch:
             first, records = self._batch(header, request.body)
         else:
             first, records = self._single(header, target.properties, request.body)
         self._store(peer, request, header, target, first, records)
-
-    def _route_to_new_topic(self, peer: Peer, request: Command, header: SendHeader) -> SendRoute:
-        self._parts.charge_topic(peer, request, header.topic)
-        try:
-            return route(self._parts, header)
-        finally:
-            self._parts.uncharge_topic(header.topic)  # if it was not created
 
     def _single(self, header: SendHeader, properties: str, body: bytes) -> _Taken:
         if _REQUEST in properties:
@@ -261,12 +251,21 @@ class SendHandler:
 # routing: the queue that stores a message
 
 
-def route(parts: Parts, header: SendHeader) -> SendRoute:
-    """Route a send. Creates the topic if it may; raises the refusal that the sender is answered."""
+def route(parts: Parts, header: SendHeader, peer: Peer, request: Command | None) -> SendRoute:
+    """Route a send. Creates the topic if it may; raises the refusal that the sender is answered.
+
+    A new topic is charged to the sender; `request` is None for a burst, which has no user.
+    """
     name = header.topic
     if name in NOT_SENDABLE:
         raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} belongs to the broker; send to another")
-    topic = _topic_of(parts, header, name)
+    topic = parts.topics.get(name)
+    if topic is None:
+        parts.charge_topic(peer, request, name)
+        try:
+            topic = _new_topic(parts, header, name)
+        finally:
+            parts.uncharge_topic(name)  # if it was not created
     if not topic.writable:
         raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} may not be written")
     if header.queue_id >= max(topic.read_queues, topic.write_queues):
@@ -284,10 +283,7 @@ def route(parts: Parts, header: SendHeader) -> SendRoute:
     return SendRoute(name, queue_id, header.properties, queue_id)
 
 
-def _topic_of(parts: Parts, header: SendHeader, name: str) -> TopicConfig:
-    known = parts.topics.get(name)
-    if known is not None:
-        return known
+def _new_topic(parts: Parts, header: SendHeader, name: str) -> TopicConfig:
     check_topic(name)
     if not parts.options.auto_create_topics and not name.startswith(RETRY_PREFIX):
         return parts.topic_keeper.existing(name)
@@ -384,10 +380,10 @@ class SendBursts:
         """Store a burst; False if its sends must be handled one by one, and nothing was stored."""
         header, parts = burst.header, self._parts
         count, weight = len(burst.opaques), weigh(burst.bodies, burst.properties)
-        if not self._is_plain(burst, weight) or parts.topics.get(header.topic) is None:
+        if not self._is_plain(burst, weight):
             return False
         try:
-            queue_id = route(parts, header).queue_id
+            queue_id = route(parts, header, peer, None).queue_id
             if first is not None and parts.producers.judge(header.topic, queue_id, first, count) != Fresh():
                 return False
             staged = self._append(peer, burst, queue_id, weight[0])
