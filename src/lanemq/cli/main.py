@@ -21,6 +21,7 @@ class LazyCommand(NamedTuple):
 
 COMMANDS = {
     "broker": LazyCommand("lanemq.cli.commands.broker", "Run a broker, which is its own name server, on one port."),
+    "config": LazyCommand("lanemq.cli.commands.config", "Show the settings of a broker."),
     "status": LazyCommand(
         "lanemq.cli.commands.status",
         "Show on one screen whether the brokers are healthy, and how far every group is behind.",

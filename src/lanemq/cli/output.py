@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
@@ -82,11 +83,32 @@ def cell(value: object) -> str:
             return printable(str(value))
 
 
-def log_to_stderr(level: int | str) -> None:
+class LogFormat(Enum):
+    TEXT = "text"
+    JSON = "json"
+
+
+def log_to_stderr(level: int | str, form: LogFormat = LogFormat.TEXT) -> None:
     """Logs this level and above to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LogLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    text = _LogLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler.setFormatter(_JsonLine() if form is LogFormat.JSON else text)
     logging.basicConfig(level=level, handlers=[handler])
+
+
+class _JsonLine(logging.Formatter):
+    """One JSON object per event, in one line, with the traceback inside."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["error"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(fields).decode()
 
 
 class _LogLine(logging.Formatter):

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -24,7 +25,8 @@ from click.core import ParameterSource
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.options import CliError, duration
-from lanemq.cli.output import log_to_stderr
+from lanemq.cli.output import LogFormat, log_to_stderr
+from lanemq.cli.settings import PREFIX, config_option
 from lanemq.model.names import DEFAULT_BROKER_NAME
 from lanemq.net.address import parse_address
 from lanemq.net.descriptors import raise_soft_limit
@@ -74,7 +76,44 @@ def _tls_options(command: F) -> F:
     return cast(F, decorated)
 
 
-@click.command()
+_MORE = {
+    "cluster": "Cluster name for RocketMQ's tools.",
+    "relaxed_sync": "With --relaxed: written records are synced after this time at the latest.",
+    "segment_bytes": "Size of one log file; retention deletes whole files.",
+    "min_free_bytes": "Sends are refused while less is free on the disk.",
+    "max_body_bytes": "Largest message body.",
+    "max_properties_bytes": "Largest properties of a message.",
+    "first_request_timeout": "A connection without a request is closed after this time.",
+    "max_pending_bytes": "Bytes accepted and not on disk; beyond it senders are answered busy.",
+    "max_pull_messages": "Messages in one pull answer.",
+    "max_pull_bytes": "Bytes in one pull answer.",
+    "max_held_pulls": "Long polls at once; further pulls are answered empty.",
+    "stock_lease": "Lease of a RocketMQ client's queue lock; at least 30s.",
+    "min_lane_lease": "Shortest lease that a LaneMQ client may ask for.",
+    "disconnect_grace": "How long leases outlive a lost connection at least.",
+    "member_expiry": "A stock client without heartbeats is removed after this time.",
+    "idle_timeout": "A silent connection is closed after this time.",
+    "checkpoint_every": "Time between two writes of indexes and producer stamps.",
+    "save_offsets_every": "Time between two writes of committed offsets.",
+}
+"""Options that few brokers change: fields of `BrokerOptions`, which say what goes wrong at either end."""
+
+
+def _more_options(command: F) -> F:
+    """Adds an option for each of `_MORE`, with the default of its field."""
+    defaults = {each.name: each.default for each in fields(BrokerOptions)}
+    decorated: Any = command
+    for name, text in reversed(_MORE.items()):
+        default = defaults[name]
+        kind: Any = duration if isinstance(default, float) else type(default)
+        shown = f"{default:g}s" if isinstance(default, float) else default
+        flag = f"--{name.replace('_', '-')}"
+        decorated = click.option(flag, type=kind, default=shown, show_default=True, help=text)(decorated)
+    return cast(F, decorated)
+
+
+@click.command(context_settings={"auto_envvar_prefix": PREFIX})
+@config_option
 @click.option(
     "--listen", default="127.0.0.1:9876", show_default=True, metavar="HOST:PORT", help="Address to listen on."
 )
@@ -140,6 +179,14 @@ def _tls_options(command: F) -> F:
     help="Address for health checks and metrics over HTTP. If the default is in use, the broker runs without them.",
 )
 @click.option("--history", type=click.Path(path_type=Path), help="Folder for a history of events, for lanemq check.")
+@_more_options
+@click.option(
+    "--log-format",
+    default=LogFormat.TEXT.value,
+    show_default=True,
+    type=click.Choice([each.value for each in LogFormat]),
+    help="Lines for people, or one JSON object per event.",
+)
 @click.option(
     "--log-level",
     default="warning",
@@ -148,13 +195,21 @@ def _tls_options(command: F) -> F:
     help="Lowest level that is logged to stderr.",
 )
 def broker(
-    listen: str, data: Path, relaxed: bool, no_auto_create: bool, monitor: str, log_level: str, **settings: Any
+    listen: str,
+    data: Path,
+    relaxed: bool,
+    no_auto_create: bool,
+    monitor: str,
+    log_level: str,
+    log_format: str,
+    **settings: Any,
 ) -> None:
     """Run a broker, which is its own name server, on one port.
 
-    SIGTERM or Ctrl-C stops it cleanly; a second signal ends it at once.
+    SIGTERM or Ctrl-C stops it cleanly; a second signal ends it at once. Every option can come from a file (--config)
+    or from the environment (LANEMQ_BROKER_LISTEN, and so on); `lanemq config show` says what would be used.
     """
-    log_to_stderr(log_level.upper())
+    log_to_stderr(log_level.upper(), LogFormat(log_format))
     options = BrokerOptions(
         data=_usable_folder(data),
         listen=parse_address(listen),

@@ -1,0 +1,111 @@
+"""Options of a command from a file, the environment or the command line.
+
+    --config lanemq.toml     a table of the file, named after the command; keys are the options without dashes in front
+    LANEMQ_BROKER_LISTEN     the option in capitals, after the command's prefix
+    --listen                 wins over both
+
+Invariant: no setting is ignored silently. An unknown key of the file or variable with the prefix is refused, with the
+nearest name that exists.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from lanemq.cli.options import WrongUsage
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PREFIX = "LANEMQ_BROKER"
+TABLE = "broker"
+
+_SOURCES = {
+    ParameterSource.COMMANDLINE: "command line",
+    ParameterSource.ENVIRONMENT: "environment",
+    ParameterSource.DEFAULT_MAP: "file",
+    ParameterSource.DEFAULT: "default",
+}
+
+
+def config_option(command: F) -> F:
+    """Adds `--config`. Use it with `context_settings={"auto_envvar_prefix": PREFIX}`."""
+    option = click.option(
+        "--config",
+        type=click.Path(path_type=Path, dir_okay=False),
+        is_eager=True,
+        expose_value=False,
+        callback=_load,
+        metavar="FILE",
+        help=f"TOML file with a table [{TABLE}] of these options. Flags and {PREFIX}_* win over it.",
+    )
+    return option(command)
+
+
+def _load(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    known = option_names(context.command)
+    variables = [name for name in os.environ if name.startswith(f"{PREFIX}_")]
+    _refuse_unknown(variables, [f"{PREFIX}_{name.upper()}" for name in (*known, "config")], "the environment")
+    if path is not None:
+        context.default_map = read_settings(path, known)
+
+
+def option_names(command: click.Command) -> list[str]:
+    """The options of a command that a file may set."""
+    left_out = ("config", "help")
+    return [each.name for each in command.params if each.name is not None and each.name not in left_out]
+
+
+def read_settings(path: Path, known: Iterable[str]) -> dict[str, object]:
+    """The table of a file; keys may be written with dashes or underscores."""
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise WrongUsage(f"--config {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise WrongUsage(f"--config {path} is not valid TOML: {error}") from error
+    _refuse_unknown(tables, [TABLE], str(path), "a table [broker]")
+    table = tables.get(TABLE, {})
+    if not isinstance(table, dict):
+        raise WrongUsage(f"--config {path}: {TABLE} must be a table: begin it with [{TABLE}]")
+    found = {key.replace("-", "_"): value for key, value in table.items()}
+    _refuse_unknown(found, list(known), f"{path} [{TABLE}]")
+    for key, value in found.items():
+        if not isinstance(value, str | int | float | bool):
+            raise WrongUsage(f"--config {path}: {key} must be text, a number, true or false")
+    return {key: value if isinstance(value, bool) else str(value) for key, value in found.items()}
+
+
+def _refuse_unknown(names: Iterable[str], known: list[str], where: str, expected: str = "an option") -> None:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "see lanemq broker --help"
+            raise WrongUsage(f"{where}: {name} is not {expected}; {hint}")
+
+
+class Setting(NamedTuple):
+    """One option, its value, and where the value came from."""
+
+    option: str
+    value: object
+    source: str
+    variable: str
+
+
+def settings_of(context: click.Context) -> list[Setting]:
+    """Every option of a command that was read, in the order of its help."""
+    found = []
+    for parameter in context.command.params:
+        name = parameter.name
+        if name is None or name not in context.params:
+            continue
+        source = context.get_parameter_source(name)
+        where = _SOURCES.get(source, "default") if source is not None else "default"
+        found.append(Setting(name, context.params[name], where, f"{PREFIX}_{name.upper()}"))
+    return found
