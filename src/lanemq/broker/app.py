@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lanemq.broker.access.audit import Audit
 from lanemq.broker.access.guard import Guard
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
@@ -198,8 +199,10 @@ class Broker:
             StatsHandler(parts, figures),
             ResetHandler(parts, pull.group_moved),
         )
-        dispatch = Dispatch([handler.table() for handler in handlers], parts.notices.answered, parts.counters.refusals)
-        guarded = dispatch if self.options.users is None else self._new_guard(self.options.users, dispatch, parts)
+        audit = Audit(self._clock)
+        served = [audit.over(handler.table()) for handler in handlers]
+        dispatch = Dispatch(served, parts.notices.answered, parts.counters.refusals)
+        guarded = dispatch if self.options.users is None else self._new_guard(dispatch, parts, audit)
         server = self._new_server(parts, Connections(parts, guarded, pull, groups), SendBursts(parts, dispatch))
         checkpoints = Checkpoints(
             self.options,
@@ -303,11 +306,14 @@ class Broker:
         per_address = options.max_connections_per_address
         return ConnectionLimits(total, per_address, options.first_request_timeout, signed=options.users is not None)
 
-    def _new_guard(self, users: Path, dispatch: Dispatch, parts: Parts) -> Handler:
+    def _new_guard(self, dispatch: Dispatch, parts: Parts, audit: Audit) -> Handler:
+        users = self.options.users
+        assert users is not None
+
         def topic_at(position: int) -> str:
             return RecordView(parts.store.read_at(position)).topic
 
-        return Guard(users, dispatch, topic_at, self._clock, parts.counters.refusals)
+        return Guard(users, dispatch, topic_at, self._clock, parts.counters.refusals, audit.refused)
 
     def _open_history(self) -> Recording:
         folder, name, now = self.options.history, f"broker-{self.options.name}", nanoseconds_of(self._clock)

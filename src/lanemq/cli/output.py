@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
@@ -29,6 +30,8 @@ PIPE_WIDTH = 10_000
 """Width in columns if the output is not a terminal, so that nothing is cut off."""
 
 NONE = "–"
+
+AUDIT_BYTES = 10 * 1024 * 1024
 
 SHORT_CHARS = 60
 """Longest text in a table cell that shows only the beginning of a value."""
@@ -94,6 +97,22 @@ def log_to_stderr(level: int | str, form: LogFormat = LogFormat.TEXT) -> None:
     text = _LogLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(_JsonLine() if form is LogFormat.JSON else text)
     logging.basicConfig(level=level, handlers=[handler])
+
+
+def log_audit_to(path: Path) -> None:
+    """Writes the broker's audit lines to a file, which is begun anew at 10 MiB; five older ones are kept."""
+    from logging.handlers import RotatingFileHandler
+
+    audit = logging.getLogger("lanemq.audit")
+    try:
+        handler = RotatingFileHandler(path, maxBytes=AUDIT_BYTES, backupCount=5, encoding="utf-8", delay=False)
+        path.chmod(0o640)
+    except OSError as error:
+        raise click.ClickException(f"the audit log {path} cannot be written: {error.strerror}; see --audit") from error
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    audit.addHandler(handler)
+    audit.setLevel(logging.INFO)
+    audit.propagate = False
 
 
 class _JsonLine(logging.Formatter):

@@ -7,6 +7,7 @@ request that cannot be checked is refused. A broker without users has no guard a
 import logging
 from pathlib import Path
 
+from lanemq.broker.access.audit import Refused
 from lanemq.broker.access.permissions import Need, TopicAt, needs
 from lanemq.broker.access.users import Users, read_users
 from lanemq.broker.body_limits import SMALL_BODY, body_problem
@@ -37,7 +38,9 @@ class Guard:
         topic_at: TopicAt,
         clock: Clock,
         refusals: RefusalCounts | None = None,
+        on_refused: Refused = lambda peer, request, why: None,
     ) -> None:
+        self._on_refused = on_refused
         self._refusals = refusals or RefusalCounts()
         self._users: FreshFile[Users] = FreshFile((file,), lambda: read_users(file), clock)
         self._next_handler = next_handler
@@ -64,6 +67,7 @@ class Guard:
             self._next_handler(peer, request)
         else:
             self._refusals.add(RefusalReason.NOT_ALLOWED)
+            self._on_refused(peer, request, refusal)
             self._rate_limited.warn("", f"request {request.code} from {peer.remote.host} refused: {refusal}")
             answer_code(peer, request, ResponseCode.NO_PERMISSION, refusal)
 

@@ -25,7 +25,7 @@ from click.core import ParameterSource
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.options import CliError, duration
-from lanemq.cli.output import LogFormat, log_to_stderr
+from lanemq.cli.output import LogFormat, log_audit_to, log_to_stderr
 from lanemq.cli.settings import PREFIX, config_option
 from lanemq.model.names import DEFAULT_BROKER_NAME
 from lanemq.net.address import parse_address
@@ -179,6 +179,11 @@ def _more_options(command: F) -> F:
     help="Address for health checks and metrics over HTTP. If the default is in use, the broker runs without them.",
 )
 @click.option("--history", type=click.Path(path_type=Path), help="Folder for a history of events, for lanemq check.")
+@click.option(
+    "--audit",
+    metavar="FILE|off",
+    help="File for the log of administrative requests.  [default: audit.log in the data folder]",
+)
 @_more_options
 @click.option(
     "--log-format",
@@ -202,6 +207,7 @@ def broker(
     monitor: str,
     log_level: str,
     log_format: str,
+    audit: str | None,
     **settings: Any,
 ) -> None:
     """Run a broker, which is its own name server, on one port.
@@ -220,6 +226,8 @@ def broker(
         **settings,
     )
     _warn(options)
+    if audit != "off":
+        log_audit_to(options.data / "audit.log" if audit is None else Path(audit))
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         runner.run(serve(options))
 

@@ -1,0 +1,90 @@
+"""Options from a file, the environment and flags: the right one wins, and nothing is ignored."""
+
+import json
+import logging
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lanemq.broker.config import BrokerOptions
+from lanemq.cli.commands.broker import broker
+from lanemq.cli.main import main
+from lanemq.cli.output import LogFormat, log_to_stderr
+from lanemq.cli.settings import option_names
+
+
+def shown(*flags: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(main, ["config", "show", "--json", "--data", "d", *flags], env=env)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "lanemq.toml"
+    path.write_text('[broker]\nlisten = "127.0.0.1:1"\nretention = "2h"\nmax-connections = 5\nrelaxed = true\n')
+    return path
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(file: Path) -> None:
+    variables = {"LANEMQ_BROKER_RETENTION": "3h", "LANEMQ_BROKER_MAX_CONNECTIONS": "6"}
+    result = shown("--config", str(file), "--max-connections", "7", env=variables)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    expected = {
+        "listen": {"value": "127.0.0.1:1", "source": "file"},
+        "relaxed": {"value": True, "source": "file"},
+        "retention": {"value": 10800.0, "source": "environment"},
+        "max_connections": {"value": 7, "source": "command line"},
+        "default_queues": {"value": 8, "source": "default"},
+    }
+    assert {name: found[name] for name in expected} == expected
+    named = shown(env={"LANEMQ_BROKER_CONFIG": str(file)})
+    assert json.loads(named.stdout)["listen"]["source"] == "file"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('[broker]\nlisen = "x"\n', "lisen is not an option; did you mean listen?"),
+        ("[brocker]\n", "brocker is not a table [broker]; did you mean broker?"),
+        ("[broker]\nretention = [1]\n", "retention must be text, a number, true or false"),
+        ("[broker\n", "is not valid TOML"),
+        ('[broker]\nretention = "soon"\n', "'soon' is not a duration"),
+    ],
+)
+def test_mistakes_in_the_file_are_named(tmp_path: Path, text: str, error: str) -> None:
+    path = tmp_path / "lanemq.toml"
+    path.write_text(text)
+    result = shown("--config", str(path))
+    assert result.exit_code == 2
+    assert error in result.output
+
+
+def test_an_unknown_variable_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    result = shown(env={"LANEMQ_BROKER_LISTN": "x"})
+    assert result.exit_code == 2
+    assert "did you mean LANEMQ_BROKER_LISTEN?" in result.output
+    assert "cannot be read" in shown("--config", str(tmp_path / "none.toml")).output
+
+
+def test_every_option_of_a_broker_can_be_set() -> None:
+    """`monitor_required` follows from whether the monitor was chosen."""
+    other_names = {"durable": "relaxed", "auto_create_topics": "no_auto_create", "tls": "tls_cert"}
+    known = option_names(broker)
+    named = [other_names.get(each.name, each.name) for each in fields(BrokerOptions) if each.name != "monitor_required"]
+    assert [name for name in named if name not in known] == []
+
+
+def test_a_json_log_has_one_line_per_event(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    log_to_stderr("INFO", LogFormat.JSON)
+    try:
+        raise ValueError("broken\nin two lines")
+    except ValueError:
+        logging.getLogger("lanemq.test").exception("it failed: %s", "really\n")
+    line = json.loads(capsys.readouterr().err)
+    assert (line["level"], line["logger"], line["message"]) == ("error", "lanemq.test", "it failed: really\n")
+    assert "ValueError: broken" in line["error"]

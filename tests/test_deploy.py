@@ -1,0 +1,86 @@
+"""The files of deploy/ fit the program: metrics exist, settings are accepted, the unit is valid."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from lanemq.broker.monitor.catalogue import CATALOGUE
+from lanemq.cli.commands.broker import broker
+from lanemq.cli.settings import option_names, read_settings
+from lanemq.client.metrics import CONSUMER_CATALOGUE, PRODUCER_CATALOGUE
+from lanemq.model.figures import Kind
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+METRICS = {metric.name: metric for metric in (*CATALOGUE, *CONSUMER_CATALOGUE, *PRODUCER_CATALOGUE)}
+
+
+def series_of(name: str) -> str:
+    """The metric of a series: histograms have three."""
+    base = re.sub(r"_(bucket|sum|count)$", "", name)
+    return base if base in METRICS and METRICS[base].kind is Kind.HISTOGRAM else name
+
+
+@pytest.mark.parametrize("file", ["grafana-dashboard.json", "prometheus-alerts.yml"])
+def test_dashboard_and_alerts_use_metrics_and_labels_that_exist(file: str) -> None:
+    text = (DEPLOY / file).read_text("utf-8").replace('\\"', '"')
+    used = {series_of(name) for name in re.findall(r"lanemq_\w+", text)}
+    assert used
+    assert sorted(used - METRICS.keys()) == []
+    labels = {label for metric in METRICS.values() for label in metric.labels} | {"instance", "le", "job"}
+    grouped = {label.strip() for found in re.findall(r"(?:by|on) \(([^)]+)\)", text) for label in found.split(",")}
+    shown = set(re.findall(r"\{\{ ?(?:\$labels\.)?([a-z]+) ?\}\}", text))
+    assert sorted((grouped | shown) - labels) == []
+
+
+def test_the_check_finds_a_metric_that_does_not_exist() -> None:
+    assert series_of("lanemq_lag_seconds_bucket") not in METRICS, "a gauge has no buckets"
+    assert series_of("lanemq_flush_seconds_bucket") in METRICS
+
+
+def test_the_dashboard_is_complete() -> None:
+    panels = json.loads((DEPLOY / "grafana-dashboard.json").read_text("utf-8"))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
+    assert all(
+        target["expr"].count("(") == target["expr"].count(")") for panel in panels for target in panel["targets"]
+    )
+
+
+def test_the_settings_file_is_accepted() -> None:
+    path = DEPLOY / "lanemq.toml"
+    commented = re.findall(r"^# ([\w-]+) = ", path.read_text("utf-8"), re.MULTILINE)
+    known = option_names(broker)
+    assert [name for name in commented if name.replace("-", "_") not in known] == []
+    assert read_settings(path, known)["listen"] == "127.0.0.1:9876"
+    context = broker.make_context("broker", ["--config", str(path)])
+    assert context.params["log_format"] == "json"
+    assert isinstance(context, click.Context)
+
+
+def test_the_unit_starts_the_broker_with_options_that_exist() -> None:
+    (command,) = re.findall(
+        r"^ExecStart=\S+/lanemq broker (.+)$", (DEPLOY / "lanemq.service").read_text(), re.MULTILINE
+    )
+    flags = re.findall(r"--[\w-]+", command)
+    names = {option for each in broker.params for option in each.opts}
+    assert flags
+    assert [flag for flag in flags if flag not in names] == []
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    """The program and its user need not exist here."""
+    unit = (DEPLOY / "lanemq.service").read_text("utf-8")
+    program = shutil.which("true")
+    unit = re.sub(r"^ExecStart=\S+", f"ExecStart={program}", unit, flags=re.MULTILINE)
+    unit = re.sub(r"^(User|Group)=.*$", r"\1=root", unit, flags=re.MULTILINE)
+    path = tmp_path / "lanemq.service"
+    path.write_text(unit)
+    checked = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, timeout=120)
+    complaints = [line for line in checked.stderr.splitlines() if "lanemq.service" in line]
+    assert complaints == []
