@@ -92,6 +92,7 @@ def test_files_come_before_connections() -> None:
     assert connections_within(20_000, wanted=10_000, files=400) == 10_000
     assert connections_within(1_024, wanted=10_000, files=400) == 624
     assert connections_within(256, wanted=10_000, files=400) == MIN_CONNECTIONS
+    assert connections_within(20_000, wanted=2, files=400) == 2
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:

@@ -32,4 +32,4 @@ def open_files_limit() -> int:
 
 def connections_within(limit: int, *, wanted: int, files: int) -> int:
     """How many connections fit into `limit` descriptors beside so many files."""
-    return max(MIN_CONNECTIONS, min(wanted, limit - files))
+    return min(wanted, max(MIN_CONNECTIONS, limit - files))
