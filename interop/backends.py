@@ -10,6 +10,7 @@ from typing import Protocol
 
 from interop.apache import apache
 from interop.children import running
+from interop.cluster.nodes import ClusterPlan, running_cluster
 from interop.ports import HOST, eventually, free_port, listens
 
 LANE_START_SECONDS = 30.0
@@ -56,8 +57,20 @@ class LaneBackend:
         return listens(port)
 
 
+class ClusterBackend:
+    """An Apache RocketMQ cluster with fail-over: two name servers, a controller, two brokers with a replica each."""
+
+    name = "cluster"
+
+    @contextlib.contextmanager
+    def run(self, folder: Path) -> Iterator[str]:
+        with running_cluster(ClusterPlan(name_servers=2, replicas=2, controller=True), folder) as cluster:
+            yield cluster.address
+
+
 BACKENDS: dict[str, Backend] = {
     "lane": LaneBackend(),
     "apache": ApacheBackend("apache", "5"),
     "apache49": ApacheBackend("apache49", "4.9"),
+    "cluster": ClusterBackend(),
 }

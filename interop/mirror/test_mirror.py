@@ -8,14 +8,18 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.documents import ROOT, snippets
 
-from lanemq import Admin, Producer, PullConsumer
+from interop.ports import eventually
+from lanemq import Admin, App, Producer, PullConsumer
+from lanemq.errors import LaneError
 from lanemq.testing.embedded import EmbeddedBroker
 
 MESSAGES = int(os.environ.get("LANEMQ_MIRROR_MESSAGES", "20000"))
@@ -23,6 +27,7 @@ KILLS = int(os.environ.get("LANEMQ_MIRROR_KILLS", "4"))
 KEYS = 1000
 SECONDS = 600 + MESSAGES // 200
 HERE, THERE = 4, 8
+GUIDE = ROOT / "docs" / "guides" / "growing-to-a-cluster.md"
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +146,107 @@ def in_order(found: list[int]) -> bool:
             return False
         last[number % KEYS] = number
     return True
+
+
+@pytest.mark.timeout(SECONDS)
+def test_the_script_of_the_guide_moves_a_topic_with_traffic(lane: str, address: str, tmp_path: Path) -> None:
+    """A producer sends until the source refuses, and goes on at the target; so does a consumer."""
+    (script,) = [each.code for each in snippets("sh", [GUIDE]) if "cut-over" in each.code and "set -e" in each.code]
+    stop, stopped = tmp_path / "stop", tmp_path / "stopped"
+    program(tmp_path / "lanemq", f'exec {sys.executable} -m lanemq.cli.main "$@"')
+    program(tmp_path / "stop-consumers", f"touch {stop}; while [ ! -e {stopped} ]; do sleep 0.1; done")
+    brokers = brokers_of(address)
+    with Admin(lane) as admin:
+        admin.create_topic("orders", 4 * brokers, ordered=True)
+    sender, handled = Sender(lane), Handled()
+    consumer = handled.consume(lane)
+    environment = {
+        **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "FROM": lane, "TO": address,
+        "STOP_CONSUMERS": "stop-consumers",
+    }  # fmt: skip
+    watcher = threading.Thread(target=stop_when_told, args=(stop, stopped, consumer))
+    watcher.start()
+    try:
+        eventually(lambda: len(handled.seen) > 200, 60, "traffic at the source")
+        done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    finally:
+        stop.touch()
+        watcher.join()
+        sent = sender.join()
+    assert done.returncode == 0, done.stdout + done.stderr
+    consumer = handled.consume(address)
+    try:
+        with Producer(address) as producer:
+            for number in range(sent, sent + 500):
+                producer.send("orders", number, key=f"k{number % 10}")
+        eventually(lambda: len(set(handled.seen)) == sent + 500, SECONDS, "everything handled")
+    finally:
+        consumer.stop()
+    for key in range(10):
+        numbers = [number for number in handled.seen if number % 10 == key]
+        firsts = list(dict.fromkeys(numbers))
+        assert firsts == list(range(key, sent + 500, 10)), f"k{key} is not complete and in order"
+    again = len(handled.seen) - len(set(handled.seen))
+    print(f"\n{sent} messages before the move, 500 after it, {again} handled twice; all keys complete and in order")
+
+
+def program(path: Path, code: str) -> None:
+    path.write_text(f"#!/bin/sh\n{code}\n")
+    path.chmod(0o755)
+
+
+class Sender(threading.Thread):
+    """Sends numbers, one after the other, until the broker refuses."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._address = address
+        self._sent = 0
+        self._enough = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with Producer(self._address) as producer:
+            while not self._enough.is_set():
+                try:
+                    producer.send("orders", self._sent, key=f"k{self._sent % 10}")
+                except LaneError:
+                    return
+                self._sent += 1
+                time.sleep(0.002)
+
+    def join(self, timeout: float | None = None) -> int:  # type: ignore[override]
+        """How many messages were stored."""
+        self._enough.set()
+        super().join(timeout)
+        return self._sent
+
+
+class Handled:
+    """What consumers of the group have handled, in order."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def consume(self, address: str) -> App:
+        app = App(address, group="billing")
+
+        @app.ordered("orders")
+        def handle(number: int) -> None:
+            self.seen.append(number)
+
+        app.start()
+        return app
+
+
+def stop_when_told(stop: Path, stopped: Path, consumer: App) -> None:
+    while not stop.exists():
+        time.sleep(0.05)
+    consumer.stop()
+    stopped.touch()
+
+
+def brokers_of(address: str) -> int:
+    with Admin(address) as admin:
+        admin.create_topic("count-brokers", 1)
+        return eventually(lambda: len({each.broker for each in admin.describe_topic("count-brokers").queues}), 60, "it")

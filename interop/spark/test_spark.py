@@ -41,7 +41,7 @@ def spark() -> Iterator[Any]:
 def topic(address: str) -> str:
     name = f"spark-{uuid.uuid4().hex[:12]}"
     with Admin(address) as admin:
-        admin.create_topic(name, QUEUES)
+        admin.create_topic(name, QUEUES, ordered=True)
     return name
 
 
@@ -56,7 +56,7 @@ def filled(address: str, topic: str, first: int = 0) -> list[Receipt]:
 def by_key(rows: list[Any]) -> dict[str, list[int]]:
     """The numbers of each key in the order of its queue."""
     found = defaultdict[str, list[int]](list)
-    for row in sorted(rows, key=lambda row: (row.queue_id, row.queue_offset)):
+    for row in sorted(rows, key=lambda row: (row.broker, row.queue_id, row.queue_offset)):
         found[row.key].append(json.loads(bytes(row.value)))
     return dict(found)
 
@@ -69,8 +69,8 @@ def test_a_batch_has_every_message_at_the_offset_of_its_receipt(spark: Any, addr
     receipts = filled(address, topic)
     rows = spark.read.format("lanemq").options(servers=address, topic=topic).load().collect()
     assert by_key(rows) == sent_by_key()
-    places = {(row.queue_id, row.queue_offset, row.message_id) for row in rows}
-    assert places == {(each.queue.queue_id, each.offset, each.message_id) for each in receipts}
+    places = {(row.broker, row.queue_id, row.queue_offset, row.message_id) for row in rows}
+    assert places == {(each.queue.broker, each.queue.queue_id, each.offset, each.message_id) for each in receipts}
 
 
 def test_a_stream_continues_from_its_checkpoint(spark: Any, address: str, topic: str, tmp_path: Path) -> None:
@@ -108,10 +108,10 @@ def test_a_query_and_a_consumer_share_a_group_without_sharing_a_queue(
     """The consumer continues at the offset that the query stored, and nothing is processed twice."""
     group = f"g-{uuid.uuid4().hex[:12]}"
     filled(address, topic)
-    taken: list[tuple[int, int]] = []
+    taken: list[tuple[str, int, int]] = []
 
     def take(rows: Any, number: int) -> None:
-        taken.extend((row.queue_id, row.queue_offset) for row in rows.collect())
+        taken.extend((row.broker, row.queue_id, row.queue_offset) for row in rows.collect())
 
     reader = spark.readStream.format("lanemq").options(servers=address, topic=topic, group=group)
     writer = reader.option("startingOffsets", "earliest").load().writeStream.foreachBatch(take)
@@ -119,12 +119,12 @@ def test_a_query_and_a_consumer_share_a_group_without_sharing_a_queue(
     eventually(lambda: len(taken) == KEYS * ROUNDS or None, PATIENCE, "the query has read everything")
     eventually(lambda: _committed(address, group) == KEYS * ROUNDS or None, PATIENCE, "the query has reported it")
     query.stop()
-    handled: list[tuple[int, int]] = []
+    handled: list[tuple[str, int, int]] = []
     app = App(address, group=group)
 
     @app.ordered(topic)
     def handle(value: int, message: Message) -> None:
-        handled.append((message.queue.queue_id, message.queue_offset))
+        handled.append((message.queue.broker, message.queue.queue_id, message.queue_offset))
 
     app.start()
     try:

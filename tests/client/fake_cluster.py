@@ -154,17 +154,17 @@ class FakeCluster:
     # name servers
 
     def _data(self, name: str) -> BrokerData:
-        addresses = {0: str(self.brokers[name].address)}
+        addresses = {0: str(self.brokers[name].address)} if name in self._up else {}
         if name in self.replicas:
             addresses[1] = str(self.replicas[name].address)
         return BrokerData(broker_name=name, broker_addrs=addresses)
 
     def _info(self) -> ClusterInfo:
-        return ClusterInfo(broker_addr_table={name: self._data(name) for name in sorted(self._up)})
+        return ClusterInfo(broker_addr_table={name: self._data(name) for name in sorted({*self._up, *self.replicas})})
 
     def _route(self, number: int, command: Command) -> Answer:
         topic = command.ext["topic"]
-        names = [name for name in sorted(self._up) if topic in self.brokers[name].topics]
+        names = [name for name in sorted({*self._up, *self.replicas}) if topic in self.brokers[name].topics]
         if not names:
             return ResponseCode.TOPIC_NOT_EXIST, {}, b""
         counts = {name: self.brokers[name].topics[topic].queues for name in names}

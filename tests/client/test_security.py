@@ -28,7 +28,7 @@ from lanemq import (
 from lanemq.broker.config import BrokerOptions
 from lanemq.client.consumer.options import StartFrom
 from lanemq.client.consumer.turns.handler import OrderlyStatus, ToDeadLetter
-from lanemq.client.security import security_of
+from lanemq.client.security import security_of, security_of_side
 from lanemq.core.consuming.retry_policy import DeadLetter
 from lanemq.model.errors import InvalidOption, LaneError, NotAllowed, TlsFailed, TopicNotFound
 from lanemq.net.address import Address
@@ -320,3 +320,21 @@ def test_credentials_of_the_wrong_type_are_refused_without_being_shown() -> None
     with pytest.raises(InvalidOption, match="credentials must be Credentials") as refused:
         Producer("localhost:1", credentials=("user", "hush"))  # type: ignore[arg-type]
     assert "hush" not in str(refused.value)
+
+
+def test_the_environment_may_protect_two_sides_differently() -> None:
+    names = {"LANEMQ_FROM_TLS": "on", "LANEMQ_TO_ACCESS_KEY": "mirror", "LANEMQ_TO_SECRET_KEY": "secret"}
+    source, target = security_of_side("FROM", names), security_of_side("TO", names)
+    assert source is not None
+    assert target is not None
+    assert source["tls"] is not None
+    assert source["credentials"] is None
+    assert target["tls"] is None
+    assert target["credentials"] == Credentials("mirror", "secret")
+    assert security_of_side("TO", {"LANEMQ_FROM_TLS": "on"}) is None
+
+
+def test_variables_of_a_side_and_of_both_sides_are_not_mixed() -> None:
+    """A client takes from the environment what it is not given: the target would get the source's authority."""
+    with pytest.raises(InvalidOption, match="LANEMQ_TLS_CA is set for both sides and LANEMQ_TO_ACCESS_KEY for one"):
+        security_of_side("TO", {"LANEMQ_TLS_CA": "ca.pem", "LANEMQ_TO_ACCESS_KEY": "mirror"})

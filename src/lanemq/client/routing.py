@@ -105,6 +105,16 @@ class TopicRoute:
             raise ConnectFailed(f"broker {broker!r} of topic {self.topic!r} has no master at the moment")
         return address
 
+    def reader(self, broker: str) -> Address:
+        """Where to read the broker's messages: at its master or, while it has none, at a replica.
+
+        A replica has what it copied, a beginning of the master's log. It takes no messages, locks or offsets.
+        """
+        known = self.brokers.get(broker)
+        if known is None or not known.addresses:
+            return self.master(broker)
+        return known.addresses[min(known.addresses)]
+
     def master_of(self, broker: str) -> Address | None:
         """The address of the broker's master; None while it has none."""
         known = self.brokers.get(broker)

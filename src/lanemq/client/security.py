@@ -20,6 +20,7 @@ from lanemq.model.environment import (
     TLS_CERT,
     TLS_KEY,
     TLS_VERIFY,
+    VARIABLES,
     VERIFY,
 )
 from lanemq.model.errors import InvalidOption
@@ -48,6 +49,23 @@ def security_of(
         tls if tls is not None else tls_of_environment(names),
         credentials if credentials is not None else credentials_of_environment(names),
     )
+
+
+def security_of_side(side: str, environment: Mapping[str, str] | None = None) -> SecuritySettings | None:
+    """What the environment says for one of two sides: `LANEMQ_FROM_TLS_CA` is `LANEMQ_TLS_CA` for the side `FROM`.
+
+    None if it names nothing for this side. `InvalidOption` if it also has variables for both sides: a client takes from
+    those what it is not given, so half of a side's protection could come from the other side's.
+    """
+    names = os.environ if environment is None else environment
+    own = {name: names[side_name] for name in VARIABLES if (side_name := name.replace("_", f"_{side}_", 1)) in names}
+    general = [name for name in VARIABLES if name in names]
+    if own and general:
+        raise InvalidOption(
+            f"{general[0]} is set for both sides and {next(iter(own)).replace('_', f'_{side}_', 1)} for one: "
+            f"use LANEMQ_FROM_… and LANEMQ_TO_… for each side, without options"
+        )
+    return SecuritySettings(tls=tls_of_environment(own), credentials=credentials_of_environment(own)) if own else None
 
 
 def tls_of_environment(names: Mapping[str, str]) -> TlsOptions | None:

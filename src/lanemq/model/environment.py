@@ -19,6 +19,9 @@ SECRET_KEY: Final = "LANEMQ_SECRET_KEY"
 SECRET_KEY_FILE: Final = "LANEMQ_SECRET_KEY_FILE"
 """A file that holds the secret and nothing else."""
 SECURITY_TOKEN: Final = "LANEMQ_SECURITY_TOKEN"
+VARIABLES: Final = (
+    TLS, TLS_CA, TLS_CERT, TLS_KEY, TLS_VERIFY, ACCESS_KEY, SECRET_KEY, SECRET_KEY_FILE, SECURITY_TOKEN,
+)  # fmt: skip
 
 INSTALL_SPARK: Final = "install LaneMQ with its extra `spark`, in the checkout: pip install '.[spark]'"
 """LaneMQ is on no package index, so `pip install 'lanemq[spark]'` would not find it."""

@@ -4,12 +4,15 @@ import threading
 
 import pytest
 from tests.client.consumer.with_broker import send
+from tests.client.fake_cluster import FakeCluster
 
 from lanemq.client.consumer.options import StartFrom
 from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.producer.producer import Producer
-from lanemq.model.errors import UsageError
+from lanemq.model.errors import ConnectFailed, UsageError
+from lanemq.model.queue import MessageQueue
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.codes import RequestCode, ResponseCode
 
 FIRST = {"start": StartFrom.FIRST}
 
@@ -48,3 +51,24 @@ def test_a_pull_consumer_waits_for_a_message_that_is_sent_later(broker: Embedded
         later.start()
         assert [each.value()["n"] for each in consumer.poll(10)] == [2]
         later.join()
+
+
+def test_reading_goes_on_at_a_replica_while_the_master_is_away_and_commits_wait() -> None:
+    """What is committed at a replica would be lost: it copies offsets from its master."""
+    queue = MessageQueue("orders", "broker-a", 0)
+    pulled = {"nextBeginOffset": "7", "minOffset": "0", "maxOffset": "7", "suggestWhichBrokerId": "0"}
+    with FakeCluster() as cluster:
+        cluster.create("orders", 1)
+        replica = cluster.add_replica("broker-a")
+        replica.answers |= {
+            RequestCode.QUERY_CONSUMER_OFFSET: lambda _: (0, {"offset": "5"}, b""),
+            RequestCode.PULL_MESSAGE: lambda _: (ResponseCode.PULL_NOT_FOUND, pulled, b""),
+        }
+        cluster.kill("broker-a")
+        with PullConsumer(cluster.address, group="g") as consumer:
+            consumer.assign([queue])
+            assert consumer.poll(timeout=0.01) == []
+            with pytest.raises(ConnectFailed, match="has no master"):
+                consumer.commit()
+        assert replica.codes[RequestCode.PULL_MESSAGE] >= 1
+        assert replica.codes[RequestCode.UPDATE_CONSUMER_OFFSET] == 0

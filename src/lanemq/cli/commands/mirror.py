@@ -12,6 +12,7 @@ import click
 from lanemq.cli.options import CliError, InOrder, duration, errors_name_flags, json_lines_option, json_option
 from lanemq.cli.output import Grid, log_to_stderr, plural, print_parts, show, to_json
 from lanemq.cli.security import with_security_options
+from lanemq.client.security import security_of_side
 from lanemq.mirror.copying import Mirror, MirrorOptions, MirrorReport
 from lanemq.mirror.cut_over import CutOver
 from lanemq.mirror.layout import layout_of
@@ -28,7 +29,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def mirror() -> None:
     """Copy topics to another broker or cluster, in order, and move groups over.
 
-    From a LaneMQ broker to an Apache RocketMQ cluster, or back. The same TLS and credential options apply to both.
+    From a LaneMQ broker to an Apache RocketMQ cluster, or back. TLS and credential options apply to both sides. For
+    sides that differ, set LANEMQ_FROM_TLS_CA, LANEMQ_TO_ACCESS_KEY and so on instead.
     """
 
 
@@ -39,7 +41,15 @@ def mirrors(command: F) -> F:
     def wrapped(*args: Any, source: str, target: str, topics: tuple[str, ...], name: str | None, **options: Any) -> Any:
         with errors_name_flags():
             skip = options.pop("skip_missing", False)
-            chosen = MirrorOptions(source=source, target=target, topics=topics, name=name, skip_missing=skip)
+            chosen = MirrorOptions(
+                source=source,
+                target=target,
+                topics=topics,
+                name=name,
+                skip_missing=skip,
+                source_security=security_of_side("FROM"),
+                target_security=security_of_side("TO"),
+            )
             return command(*args, options=chosen, **options)
 
     for option in (

@@ -140,7 +140,7 @@ class TopicReader:
         return OffsetResponse.from_ext(reply.ext).offset
 
     def _request(self, broker: str, code: RequestCode, header: Header) -> Command:
-        address = self.route.master(broker)
+        address = self.route.reader(broker)
         if address not in self._connections:
             self._connections[address] = BlockingConnection(address, security=self._security)
         return self._connections[address].request(Command(code, 0, ext=header.to_ext()))

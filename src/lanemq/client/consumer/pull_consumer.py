@@ -163,7 +163,7 @@ class PullConsumer:
                 queue_id=queue.queue_id,
                 commit_offset=self._positions[queue],
             )
-            self._ask(queue, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext()))
+            self._ask(queue, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext()), at_master=True)
 
     def committed(self, queue: MessageQueue) -> QueueOffset | None:
         """The group's offset of the queue; None if it has none."""
@@ -228,15 +228,20 @@ class PullConsumer:
         reply = self._ask(queue, Command(code, 0, ext=header.to_ext()))
         return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
 
-    def _ask(self, queue: MessageQueue, command: Command) -> Command:
-        reply = self._request(queue, command, 0.0)
+    def _ask(self, queue: MessageQueue, command: Command, *, at_master: bool = False) -> Command:
+        reply = self._request(queue, command, 0.0, at_master=at_master)
         if reply.code != ResponseCode.SUCCESS:
             raise error_for(reply.code, reply.remark)
         return reply
 
-    def _request(self, queue: MessageQueue, command: Command, extra: float) -> Command:
-        """Uses the open connection; if that fails, a new one, because brokers close idle connections."""
-        address = self._routes.get(queue.topic).master(queue.broker)
+    def _request(self, queue: MessageQueue, command: Command, extra: float, *, at_master: bool = False) -> Command:
+        """Uses the open connection; if that fails, a new one, because brokers close idle connections.
+
+        Reads go on at a replica while the broker has no master. Offsets are committed at the master only: a replica
+        replaces its own by those that it copies from its master.
+        """
+        route = self._routes.get(queue.topic)
+        address = route.master(queue.broker) if at_master else route.reader(queue.broker)
         kept = self._connections.pop(address, None)
         if kept is not None:
             with contextlib.suppress(TransportError):
