@@ -249,4 +249,6 @@ def stop_when_told(stop: Path, stopped: Path, consumer: App) -> None:
 def brokers_of(address: str) -> int:
     with Admin(address) as admin:
         admin.create_topic("count-brokers", 1)
-        return eventually(lambda: len({each.broker for each in admin.describe_topic("count-brokers").queues}), 60, "it")
+        return eventually(
+            lambda: len({each.queue.broker for each in admin.describe_topic("count-brokers").queues}), 60, "it"
+        )
