@@ -205,14 +205,13 @@ class CommitLog:
         self._disk.fsync_dir(self.folder)
 
     def close(self) -> None:
+        """Close the files without changing anything on disk; the next start removes a segment that was made ahead."""
         for segment in self._view.segments:
             self._disk.close(segment.fd)
         self._view = _View([], [])
         if self._next is not None:
             self._disk.close(self._next)
             self._next = None
-            with contextlib.suppress(OSError):
-                self._disk.unlink(self.folder / _NEXT)
 
     def _append_part(self, start: int, data: bytearray) -> None:
         segments = self._view.segments
