@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import pytest
 from tests.client.fake_broker import FakeBroker
+from tests.client.fake_cluster import FakeCluster
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.views import AtOffset, AtTime
@@ -23,11 +24,11 @@ from lanemq.net.address import parse_address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, QueueBody, SubscriptionData
-from lanemq.wire.codes import RequestCode
+from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import UpdateOffsetHeader
 from lanemq.wire.record import encode_offset_id
-from lanemq.wire.route_bodies import BrokerData, ClusterInfo
+from lanemq.wire.route_bodies import BrokerData, ClusterInfo, SubscriptionGroupConfig
 from lanemq.wire.stats_bodies import ConsumeStats
 
 
@@ -358,3 +359,29 @@ def test_an_apache_broker_reports_no_owners_and_the_note_says_so() -> None:
             described = admin.describe_group("g")
     assert described.members == ()
     assert described.note == "owners are not known: fake is not a LaneMQ broker"
+
+
+def test_a_commit_creates_a_group_that_an_apache_broker_does_not_know() -> None:
+    """Apache 5.3 refuses the offset of such a group, so a mirror could not move groups to a new cluster."""
+    groups: set[str] = set()
+    offsets: dict[str, int] = {}
+
+    def create(command: Command) -> tuple[int, dict[str, str], bytes]:
+        groups.add(SubscriptionGroupConfig.decode(command.body).group_name)
+        return 0, {}, b""
+
+    def commit(command: Command) -> tuple[int, dict[str, str], bytes]:
+        group = command.ext["consumerGroup"]
+        if group not in groups:
+            return ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, {}, b""
+        offsets[group] = int(command.ext["commitOffset"])
+        return 0, {}, b""
+
+    with FakeCluster(["broker-a"]) as cluster, Admin(cluster.address) as admin:
+        cluster.create("orders", 1)
+        cluster.brokers["broker-a"].answers |= {
+            RequestCode.UPDATE_CONSUMER_OFFSET: commit,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: create,
+        }
+        admin.commit("billing", MessageQueue("orders", "broker-a", 0), 7)
+    assert (groups, offsets) == ({"billing"}, {"billing": 7})

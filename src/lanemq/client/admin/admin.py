@@ -62,7 +62,14 @@ from lanemq.wire.lane_bodies import UNKNOWN, LaneStateAnswer, LaneStateBody
 from lanemq.wire.lane_fields import LANE_CLIENT
 from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import decode_offset_id
-from lanemq.wire.route_bodies import PERM_WRITE, KVTable, SubscriptionGroupTable, TopicConfigBody, TopicList
+from lanemq.wire.route_bodies import (
+    PERM_WRITE,
+    KVTable,
+    SubscriptionGroupConfig,
+    SubscriptionGroupTable,
+    TopicConfigBody,
+    TopicList,
+)
 from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats, TopicStatsTable
 
 log = logging.getLogger(__name__)
@@ -234,11 +241,20 @@ class Admin(AdminClient):
         return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
 
     def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Stores the group's offset of one queue, as a member's commit does; a member that is online overwrites it."""
+        """Stores the group's offset of one queue, as a member's commit does; a member that is online overwrites it.
+
+        A group that the broker does not know is created: an Apache broker refuses the commit otherwise.
+        """
         update = UpdateOffsetHeader(
             consumer_group=check_group(group), topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
         )
-        self._calls.ask(self._master(queue), RequestCode.UPDATE_CONSUMER_OFFSET, update)
+        master = self._master(queue)
+        try:
+            self._calls.ask(master, RequestCode.UPDATE_CONSUMER_OFFSET, update)
+        except GroupNotFound:
+            body = SubscriptionGroupConfig(group_name=group).encode()
+            self._calls.ask(master, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+            self._calls.ask(master, RequestCode.UPDATE_CONSUMER_OFFSET, update)
 
     def reset_offsets(
         self, group: str, topic: str, *, to: Position, queues: Collection[int] | None = None, dry_run: bool = False
