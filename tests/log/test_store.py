@@ -317,7 +317,7 @@ def test_a_database_of_another_version_is_not_misread(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / "state.db")
     db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(StorageError, match="another version"):
+    with pytest.raises(StorageError, match="newer version"):
         State(tmp_path / "state.db")
 
 

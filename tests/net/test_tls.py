@@ -354,6 +354,17 @@ def test_a_file_that_became_unusable_changes_nothing(tmp_path: Path, caplog: pyt
     assert fresh.value() == 22
 
 
+def test_a_file_is_read_at_once_when_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, clock = tmp_path / "file", _Hand()
+    file.write_text("1")
+    fresh = FreshFile((file,), lambda: int(file.read_text()), clock)
+    file.write_text("2")
+    assert fresh.value() == 1, "a second has not passed"
+    fresh.reload()
+    assert fresh.value() == 2
+    assert "read again, as asked" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -7,6 +7,7 @@ offsets, stamps and indexes → mark a clean stop.
 import asyncio
 import contextlib
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from lanemq.broker.access.audit import Audit
 from lanemq.broker.access.guard import Guard
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
-from lanemq.broker.dispatch import Dispatch, Handler
+from lanemq.broker.dispatch import Dispatch
 from lanemq.broker.handlers.assignments import AssignmentHandler
 from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.handlers.locks import LockHandler
@@ -120,6 +121,11 @@ class Broker:
         self._health.running(self.running.parts, self.running.figures, lambda: self.running.housekeeping.last_tick)
         log.info("listening on %s, data in %s", self.address, self.options.data)
 
+    def reload(self) -> None:
+        """Read users and certificates again. What cannot be read stays as it was, with an error in the log."""
+        self.running.reload_users()
+        self.running.server.reload_certificates()
+
     async def stop(self) -> None:
         """Stop cleanly: everything accepted is on disk, and the next start needs no recovery."""
         running, parts = self.running, self.running.parts
@@ -202,7 +208,8 @@ class Broker:
         audit = Audit(self._clock)
         served = [audit.over(handler.table()) for handler in handlers]
         dispatch = Dispatch(served, parts.notices.answered, parts.counters.refusals)
-        guarded = dispatch if self.options.users is None else self._new_guard(dispatch, parts, audit)
+        guard = None if self.options.users is None else self._new_guard(dispatch, parts, audit)
+        guarded = dispatch if guard is None else guard
         server = self._new_server(parts, Connections(parts, guarded, pull, groups), SendBursts(parts, dispatch))
         checkpoints = Checkpoints(
             self.options,
@@ -218,7 +225,17 @@ class Broker:
         )
         housekeeping = Housekeeping(parts, pull, checkpoints, server)
         ticking = asyncio.create_task(housekeeping.run(), name="lanemq-housekeeping")
-        return Running(parts, server, pull, groups, checkpoints, housekeeping, figures, ticking)
+        return Running(
+            parts,
+            server,
+            _nothing if guard is None else guard.reload,
+            pull,
+            groups,
+            checkpoints,
+            housekeeping,
+            figures,
+            ticking,
+        )
 
     def _new_parts(
         self, store: Store, thread: LogThread, search_thread: LogThread, recording: Recording, tables: Tables
@@ -306,7 +323,7 @@ class Broker:
         per_address = options.max_connections_per_address
         return ConnectionLimits(total, per_address, options.first_request_timeout, signed=options.users is not None)
 
-    def _new_guard(self, dispatch: Dispatch, parts: Parts, audit: Audit) -> Handler:
+    def _new_guard(self, dispatch: Dispatch, parts: Parts, audit: Audit) -> Guard:
         users = self.options.users
         assert users is not None
 
@@ -327,6 +344,7 @@ class Running:
 
     parts: Parts
     server: Server
+    reload_users: Callable[[], None]
     pull: PullHandler
     groups: GroupHandler
     checkpoints: Checkpoints
@@ -340,12 +358,19 @@ def _nothing() -> None:
     return None
 
 
+def _disk_size(folder: Path) -> int:
+    """The size of the disk of a folder that may not exist yet."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).total
+
+
 def _store_options(options: BrokerOptions) -> StoreOptions:
     return StoreOptions(
         segment_bytes=options.segment_bytes,
         durable=options.durable,
         relaxed_sync_ms=to_millis(options.relaxed_sync),
         retention_ms=max(1, to_millis(options.retention)),
-        retention_bytes=options.retention_bytes or None,
+        retention_bytes=options.retention_bytes or max(options.segment_bytes, _disk_size(options.data) * 3 // 4),
         recover=options.recover,
     )

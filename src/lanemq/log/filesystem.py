@@ -108,7 +108,7 @@ class RealDisk:
         return sorted(entry.name for entry in path.iterdir())
 
     def make_dir(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
 
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)

@@ -51,6 +51,11 @@ class RecoveryFile:
         if self._exists:
             try:
                 self._facts = msgspec.json.decode(self._path.read_bytes(), type=SavedFacts)
+            except msgspec.ValidationError as error:
+                raise StorageError(
+                    f"{self._path} was written by a newer version of LaneMQ ({error}): start that version again; "
+                    f"nothing was changed"
+                ) from error
             except (OSError, msgspec.MsgspecError) as error:
                 raise StorageError(
                     f"{self._path} cannot be read ({error}): restore it from a backup, or, if state.db beside it is "
@@ -76,11 +81,13 @@ class RecoveryFile:
         """Called after the first write to the database, and before it is closed."""
         try:
             if running:
-                self._running.touch()
+                self._running.touch(mode=0o640)
             else:
                 self._running.unlink(missing_ok=True)
             self._sync_folder()
         except OSError as error:
+            if error.errno in NO_SPACE:
+                raise DiskFull(f"no space left for {self._running}: free some, then start again") from error
             raise WriteFailed(f"{self._running} cannot be changed: {error}; check the disk, then restart") from error
 
     def save_topic(self, name: str, settings: str) -> None:

@@ -8,6 +8,7 @@ rest, which is then repeated or rebuilt. Calls may come from any thread.
 """
 
 import enum
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lanemq.log.filesystem import NO_SPACE
 from lanemq.log.recovery_file import RecoveryFile, SavedFacts
 from lanemq.model.errors import DiskFull, NoDescriptors, StorageError
 
@@ -140,15 +142,15 @@ class State:
         self._copy: RecoveryFile | None = None
         self._lock = threading.RLock()
         self._together = False
-        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._db = _connect(path)
         try:
             self._prepare()
-        except (sqlite3.Error, StorageError) as error:
+        except StorageError:
             self._db.close()
-            raise StorageError(
-                f"the state database {path} cannot be read ({error}): restore it from a backup, or move it away "
-                f"and start with a new data folder; the messages in the log are not affected"
-            ) from error
+            raise
+        except sqlite3.Error as error:
+            self._db.close()
+            raise _not_opened(path, error) from error
 
     def close(self) -> None:
         self._db.close()
@@ -340,10 +342,13 @@ class State:
         self._db.execute("PRAGMA busy_timeout = 5000")
         answer = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if answer != "ok":
-            raise StorageError(f"SQLite reports: {answer}")
+            raise _damaged(self._path, f"SQLite reports: {answer}")
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version not in (0, VERSION, *UPGRADES):
-            raise StorageError(f"it was written by another version of LaneMQ (layout {version}, not {VERSION})")
+            raise StorageError(
+                f"{self._path} has layout {version}, and this version of LaneMQ knows layouts up to {VERSION}: it was "
+                f"written by a newer version. Start that version again; nothing was changed"
+            )
         if version != VERSION:
             with self.transaction(Sync.FULL) as db:
                 for statement in SCHEMA if version == 0 else _upgrade(version):
@@ -397,6 +402,60 @@ class State:
         if code == sqlite3.SQLITE_CANTOPEN:
             return NoDescriptors(f"no descriptor for {self._path}: {error}; try again")
         return StorageError(f"the state database {self._path} failed: {error}; check the disk, then restart")
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open or create the database; other users of the machine cannot read a new one, nor the files beside it."""
+    try:
+        if path != Path(":memory:"):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640))
+        return sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    except sqlite3.Error as error:
+        raise _not_opened(path, error) from error
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise _no_space(path) from error
+        raise StorageError(
+            f"{path} cannot be opened: {error.strerror}; check its owner and permissions. Nothing was changed"
+        ) from error
+
+
+def _not_opened(path: Path, error: sqlite3.Error) -> StorageError:
+    """The true cause of a failed start, with advice that loses nothing."""
+    match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return _no_space(path)
+        case sqlite3.SQLITE_IOERR if _is_full(path):
+            return _no_space(path)
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
+            return StorageError(
+                f"{path} cannot be opened for writing ({error}): check the owner and the permissions of the folder and "
+                f"of the files beside it. Nothing was changed"
+            )
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return StorageError(
+                f"{path} is used by another program ({error}): end it, then start again. Nothing was changed"
+            )
+        case _:
+            return _damaged(path, str(error))
+
+
+def _no_space(path: Path) -> DiskFull:
+    return DiskFull(
+        f"no space left on the disk of {path}: free some, then start again. Nothing is damaged, and nothing was changed"
+    )
+
+
+def _is_full(path: Path) -> bool:
+    found = os.statvfs(path.parent)
+    return found.f_bavail * found.f_frsize < 1024 * 1024
+
+
+def _damaged(path: Path, problem: str) -> StorageError:
+    return StorageError(
+        f"the state database {path} cannot be read ({problem}): copy the data folder, then restore it from a backup, "
+        f"or move {path.name} away and start once with --recover. The messages in the log are not affected"
+    )
 
 
 def _upgrade(version: int) -> list[str]:

@@ -39,9 +39,14 @@ class FreshFile(Generic[T]):
             self._look()
         return self._value
 
-    def _look(self) -> None:
+    def reload(self) -> None:
+        """Read the files now, changed or not."""
+        self._look_at = Millis(self._clock.now() + LOOK_EVERY)
+        self._look(always=True)
+
+    def _look(self, *, always: bool = False) -> None:
         state = self._state()
-        if state == self._seen:
+        if state == self._seen and not always:
             return
         self._seen = state
         try:
@@ -49,7 +54,9 @@ class FreshFile(Generic[T]):
         except InvalidOption as error:
             log.error("%s; what was read before stays in force", error)
         else:
-            log.warning("read again, because it changed: %s", ", ".join(map(str, self._paths)))
+            log.warning(
+                "read again, %s: %s", "as asked" if always else "because it changed", ", ".join(map(str, self._paths))
+            )
 
     def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
         return tuple(map(_state_of, self._paths))

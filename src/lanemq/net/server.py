@@ -446,6 +446,11 @@ class Server:
         if not self._stopping:
             self.loop.add_reader(listener, self._accept, listener)
 
+    def reload_certificates(self) -> None:
+        """Reads the certificates again, for new connections."""
+        if self._tls_detector is not None:
+            self._tls_detector.reload()
+
     def stop_accepting(self) -> None:
         """Accepts no new connections, and no new requests on existing ones."""
         self._stopping = True

@@ -99,6 +99,10 @@ class TlsDetector:
             raise TlsFailed("it does not use TLS, and --tls-mode enforcing takes nothing else")
         return None
 
+    def reload(self) -> None:
+        """Read the certificates again."""
+        self._context.reload()
+
     def close(self) -> None:
         """Stops waiting for first bytes; connections that have sent none are closed."""
         self._closed = True

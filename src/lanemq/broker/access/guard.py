@@ -47,6 +47,10 @@ class Guard:
         self._topic_at = topic_at
         self._rate_limited = RateLimitedLog(log, clock)
 
+    def reload(self) -> None:
+        """Read the file of users again."""
+        self._users.reload()
+
     def __call__(self, peer: Peer, request: Command) -> None:
         if request.is_response:  # it asks for nothing
             self._next_handler(peer, request)

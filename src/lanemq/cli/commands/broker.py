@@ -92,6 +92,7 @@ _MORE = {
     "min_lane_lease": "Shortest lease that a LaneMQ client may ask for.",
     "disconnect_grace": "How long leases outlive a lost connection at least.",
     "member_expiry": "A stock client without heartbeats is removed after this time.",
+    "group_expiry": "A group without members and commits is forgotten after this time.",
     "idle_timeout": "A silent connection is closed after this time.",
     "checkpoint_every": "Time between two writes of indexes and producer stamps.",
     "save_offsets_every": "Time between two writes of committed offsets.",
@@ -106,7 +107,7 @@ def _more_options(command: F) -> F:
     for name, text in reversed(_MORE.items()):
         default = defaults[name]
         kind: Any = duration if isinstance(default, float) else type(default)
-        shown = f"{default:g}s" if isinstance(default, float) else default
+        shown = f"{default:.12g}s" if isinstance(default, float) else default
         flag = f"--{name.replace('_', '-')}"
         decorated = click.option(flag, type=kind, default=shown, show_default=True, help=text)(decorated)
     return cast(F, decorated)
@@ -149,7 +150,9 @@ def _more_options(command: F) -> F:
     metavar="DURATION",
     help="How long messages are kept: seconds, or a number with a unit, such as 72h or 3d.",
 )
-@click.option("--retention-bytes", type=int, default=0, help="Size limit of the log; 0 means no limit.")
+@click.option(
+    "--retention-bytes", type=int, default=0, help="Size limit of the log; 0 means three quarters of the disk."
+)
 @click.option(
     "--max-pinned-bytes",
     type=int,
@@ -274,7 +277,8 @@ async def serve(options: BrokerOptions) -> None:
         safety = "durable" if options.durable else "relaxed"
         first = f"LaneMQ {version('lanemq')} on {running.address}, {safety}, data in {options.data}"
         click.echo(f"{first}, {_monitor_text(running, options)}", err=True)
-        await stop.wait()
+        with _reload_signal(running):
+            await stop.wait()
         await running.stop()
 
 
@@ -301,6 +305,19 @@ def _stop_signal() -> Iterator[asyncio.Event]:
                 signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def _reload_signal(running: Broker) -> Iterator[None]:
+    """SIGHUP reads users and certificates again."""
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGHUP)
+    loop.add_signal_handler(signal.SIGHUP, running.reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        if before is not None:
+            signal.signal(signal.SIGHUP, before)
+
+
 async def _start(running: Broker, options: BrokerOptions) -> None:
     try:
         await running.start()
@@ -311,7 +328,7 @@ async def _start(running: Broker, options: BrokerOptions) -> None:
 def _usable_folder(path: Path) -> Path:
     """Creates the folder if needed. Checked here, because later the same problem would look like a damaged log."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
     except OSError as error:
         raise CliError(f"--data {path} cannot be created: {error.strerror}; choose another folder") from error
     if not os.access(path, os.W_OK | os.X_OK):
@@ -324,6 +341,11 @@ def _start_failed(error: OSError, options: BrokerOptions) -> CliError:
         return CliError(f"--listen {options.listen}: unknown host; use an address of this machine")
     if error.errno in BIND_ERRORS:
         return CliError(f"cannot listen on {options.listen}: {BIND_ERRORS[error.errno]}")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CliError(
+            f"the disk of {options.data} is full: free some space, then start again; nothing is damaged, and nothing "
+            f"was changed"
+        )
     return CliError(f"cannot start on {options.listen} with data in {options.data}: {error}")
 
 

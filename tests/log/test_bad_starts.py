@@ -1,0 +1,91 @@
+"""A start that fails says the true cause, gives advice that loses nothing, and changes nothing."""
+
+import errno
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+from tests.log.conftest import OpenStore, read_all, send
+
+from lanemq.log import state
+from lanemq.log.state import VERSION, State
+from lanemq.model.errors import DiskFull, StorageError
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    left_out = ("lock", "state.db-shm", "state.db-wal")
+    return {each.name: each.read_bytes() for each in folder.rglob("*") if each.is_file() and each.name not in left_out}
+
+
+@pytest.fixture
+def used(open_store: OpenStore, tmp_path: Path) -> Path:
+    store = open_store()
+    send(store, "kept")
+    store.close()
+    return tmp_path / "data"
+
+
+def test_a_newer_layout_is_named_and_left_alone(used: Path, open_store: OpenStore) -> None:
+    with sqlite3.connect(used / "state.db") as db:
+        db.execute(f"PRAGMA user_version = {VERSION + 1}")
+    db.close()
+    before = contents(used)
+    with pytest.raises(StorageError, match=rf"layout {VERSION + 1}.*newer version.*nothing was changed") as caught:
+        open_store()
+    assert "move" not in str(caught.value)
+    assert contents(used) == before
+
+
+def test_a_newer_recovery_file_is_named(used: Path, open_store: OpenStore) -> None:
+    path = used / "recovery.json"
+    path.write_text(path.read_text().replace("{", '{"invented_later":1,', 1))
+    with pytest.raises(StorageError, match="written by a newer version"):
+        open_store()
+
+
+def test_a_full_disk_is_not_a_damaged_database(
+    used: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(State, "_prepare", full)
+        with pytest.raises(DiskFull, match=r"no space left.*free some, then start again. Nothing is damaged"):
+            open_store()
+    assert read_all(open_store()) == (["kept"], [])
+
+
+def test_a_database_without_permission_is_not_a_damaged_one(
+    used: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state.os, "open", refused)
+        with pytest.raises(StorageError, match="check its owner and permissions"):
+            State(used / "state.db")
+    assert read_all(open_store()) == (["kept"], [])
+
+
+def test_other_users_of_the_machine_cannot_read_the_data(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.umask(0)
+    try:
+        store = open_store(tmp_path / "new")
+        send(store, "secret")
+        store.query("t", "k", 1, 0, 1)
+        store.checkpoint()
+        modes = {each: stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "new").rglob("*")}
+        modes[tmp_path / "new"] = stat.S_IMODE((tmp_path / "new").stat().st_mode)
+        store.close()
+    finally:
+        os.umask(before)
+    assert {each.name: oct(mode) for each, mode in modes.items() if mode & 0o027} == {}
+    assert (tmp_path / "new" / "state.db") in modes
