@@ -274,10 +274,10 @@ async def serve(options: BrokerOptions) -> None:
     keep_freed_memory()
     with _stop_signal() as stop:
         await _start(running, options)
-        safety = "durable" if options.durable else "relaxed"
-        first = f"LaneMQ {version('lanemq')} on {running.address}, {safety}, data in {options.data}"
-        click.echo(f"{first}, {_monitor_text(running, options)}", err=True)
         with _reload_signal(running):
+            safety = "durable" if options.durable else "relaxed"
+            first = f"LaneMQ {version('lanemq')} on {running.address}, {safety}, data in {options.data}"
+            click.echo(f"{first}, {_monitor_text(running, options)}", err=True)
             await stop.wait()
         await running.stop()
 
