@@ -15,7 +15,7 @@ HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
 JAVA = JAVA_HOME="$$(bash scripts/java.sh --home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test pure check format lint types contracts fast slow extended bench sim spark-proof chaos effects soak fuzz mirror-proof interop interop-cluster clean
+.PHONY: help setup run test pure check format lint types contracts fast slow extended bench sim spark-proof spark-stores chaos effects soak fuzz mirror-proof interop interop-cluster clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ sim: setup ## the whole system on virtual time, a fault schedule per seed: make 
 
 spark-proof: setup ## order from producer to table with executor and driver killed: make spark-proof EVENTS=1000000
 	@LANEMQ_PROOF_EVENTS=$(or $(EVENTS),1000000) $(JAVA) $(BIN)/pytest -s tests/pipelines/test_end_to_end.py
+
+spark-stores: setup ## checkpoints and tables on a real HDFS and an S3 server, drivers killed at every step of a batch
+	@$(JAVA) $(BIN)/pytest -m extended -k "hdfs or s3" tests/files tests/pipelines
 
 chaos: setup ## kill -9 and freezes of every process under load, round after round: make chaos ROUNDS=500
 	@$(JAVA) LANEMQ_CHAOS_ROUNDS=$(or $(ROUNDS),500) $(BIN)/pytest -s tests/chaos/test_rounds.py

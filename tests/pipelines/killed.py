@@ -4,11 +4,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lanemq.files import can_rename, locate
 from lanemq.pipelines import DeadLetter, DeltaSink, Event, ParquetSink, Pipeline, Topic, Transitions
 from lanemq.testing.dying import DyingSink, DyingStage, KillPoint
 
-FOLDER = Path(os.environ["LANEMQ_PROOF_FOLDER"])
-KILL_POINT = KillPoint(FOLDER / "seen")
+PLACE = os.environ["LANEMQ_PROOF_PLACE"]
+"""A folder, or an address on another file system, for checkpoint and tables."""
+DEAD = f"{PLACE}/dead"
+KILL_POINT = KillPoint(Path(os.environ["LANEMQ_PROOF_FOLDER"]) / "seen")
 
 
 def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
@@ -32,9 +35,11 @@ pipeline = Pipeline(
     stage=DyingStage(
         Transitions(step=step, outputs="key string, n long, count long", on_failure=DeadLetter(skip=True)),
         KILL_POINT,
-        FOLDER / "checkpoint",
+        locate(f"{PLACE}/checkpoint"),
     ),
-    sink=DyingSink(DeltaSink(FOLDER / "table"), KILL_POINT, "sink"),
-    dead_letters=DyingSink(ParquetSink(FOLDER / "dead"), KILL_POINT, "dead_letters"),
-    checkpoint=FOLDER / "checkpoint",
+    sink=DyingSink(DeltaSink(f"{PLACE}/table"), KILL_POINT, "sink"),
+    dead_letters=DyingSink(
+        ParquetSink(DEAD) if can_rename(locate(DEAD)) else DeltaSink(DEAD), KILL_POINT, "dead_letters"
+    ),
+    checkpoint=f"{PLACE}/checkpoint",
 )

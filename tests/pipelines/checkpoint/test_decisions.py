@@ -4,6 +4,7 @@ The real stages and sinks, without a JVM: a crash is an error raised inside a si
 """
 
 import sqlite3
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from tests.pipelines.fakes import FakeSink, FakeStage, rows_of
 from tests.pipelines.stages.cdc.replica_fixture import Frame, messages
 from tests.pipelines.stages.transitions.pipeline_fixture import FakeFrame, FakeSpark, Sent, arrow, never
 
+from lanemq.files import StorePath, write_durably
+from lanemq.files.objects import ObjectPath
 from lanemq.model.errors import OrderError, SinkFenced, StateLost, UsageError
 from lanemq.pipelines import (
     DeadLetter,
@@ -27,7 +30,7 @@ from lanemq.pipelines import (
     SqliteSink,
     Transitions,
 )
-from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
 from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.operate.parked import show
 from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA, Append, Batch, FileRows, Results, RowFile, batch_number
@@ -71,8 +74,9 @@ class DyingSqliteSink(SqliteSink):
 class Run:
     """One checkpoint with its sinks; `start` starts a new run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, checkpoint: StorePath) -> None:
         self.folder = folder
+        self.checkpoint = checkpoint
         self.sink: Any = DyingSqliteSink(folder / "rows.db", "rows")
         self.stage: Any = None
         self.held: list[tuple[Checkpoint, BatchProcessor]] = []
@@ -80,7 +84,7 @@ class Run:
 
     def start(self) -> BatchProcessor:
         self.crash()
-        checkpoint = Checkpoint(self.folder / "checkpoint", "orders")
+        checkpoint = Checkpoint(self.checkpoint, "orders")
         self.stage = self.make_stage()
         dead = ParquetSink(self.folder / "dead")
         processor = BatchProcessor(self.stage, self.sink, dead, checkpoint, EffectHistory(None, "orders"))
@@ -90,10 +94,9 @@ class Run:
 
     def spark_recorded(self, planned: int, done: int) -> None:
         for name, last in (("offsets", planned), ("commits", done)):
-            folder = self.folder / "checkpoint" / name
-            folder.mkdir(exist_ok=True)
             for batch in range(last + 1):
-                (folder / str(batch)).write_text(f'v1\n{{}}\n{{"orders": {{"broker-a/0": {batch + 3}}}}}')
+                end = f'v1\n{{}}\n{{"orders": {{"broker-a/0": {batch + 3}}}}}'
+                write_durably(self.checkpoint / name / str(batch), end.encode())
 
     def make_stage(self) -> Any:
         return Transitions(step=asking, outputs="key string, n long", on_failure=DeadLetter(skip=True))
@@ -121,15 +124,24 @@ class Run:
         return sorted(ds.dataset(files).to_table()["queue_offset"].to_pylist()) if files else []
 
     def decided(self) -> list[int]:
-        return Decisions(self.folder / "checkpoint" / "lanemq" / "decided").numbers()
+        return Decisions(self.checkpoint / "lanemq" / "decided").numbers()
+
+    @property
+    def state(self) -> StorePath:
+        return stage_folder(self.checkpoint)
+
+
+ANYWHERE = pytest.mark.parametrize("run", ["local", "objects"], indirect=True)
+"""The checkpoint is on a local disk, and in an object store."""
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    (tmp_path / "checkpoint").mkdir()
-    Checkpoint(tmp_path / "checkpoint", "orders").close()
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
+    local = getattr(request, "param", "local") == "local"
+    checkpoint: StorePath = tmp_path / "checkpoint" if local else ObjectPath("memory://", uuid.uuid4().hex)
+    Checkpoint(checkpoint, "orders").close()
     Service.up, Service.calls = True, 0
-    made = Run(tmp_path)
+    made = Run(tmp_path, checkpoint)
     yield made
     made.crash()
 
@@ -138,6 +150,7 @@ def cut() -> None:
     raise PowerCut
 
 
+@ANYWHERE
 def test_a_decided_dead_letter_stays_one_when_the_step_would_succeed_later(run: Run) -> None:
     """Otherwise the message would be in the dead letters of the first attempt and in the rows of the second."""
     Service.up, run.sink.dies = False, cut
@@ -148,9 +161,10 @@ def test_a_decided_dead_letter_stays_one_when_the_step_would_succeed_later(run: 
     done = run.start().process_batch(run.frame(), 0)
     assert (run.rows(), run.dead_offsets()) == ([0, 2], [1])
     assert (Service.calls, done.outputs, done.dead_letters) == (asked, 2, 1)
-    assert show(run.folder / "checkpoint" / "lanemq" / "stage", "a")[0].state == 1, "the state is the decided one"
+    assert show(run.state, "a")[0].state == 1, "the state is the decided one"
 
 
+@ANYWHERE
 def test_a_decided_row_is_not_lost_when_the_second_attempt_would_fail(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +187,7 @@ def test_a_decided_row_is_not_lost_when_the_second_attempt_would_fail(
     assert sorted([*run.rows(), *run.dead_offsets()]) == [0, 1, 2], "every message once, in one of the two"
 
 
+@ANYWHERE
 def test_a_decision_is_settled_before_any_retry_pass(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a crash between decision and state, a retry pass would work on state from before the decision."""
 
@@ -185,7 +200,7 @@ def test_a_decision_is_settled_before_any_retry_pass(run: Run, monkeypatch: pyte
         processor = run.start()
         with pytest.raises(PowerCut):
             processor.process_batch(run.frame(), 0)
-    place = run.folder / "checkpoint" / "lanemq" / "stage"
+    place = run.state
     assert show(place, "a") == []
     request_redrive(place, everything=True)
     processor = run.start()
@@ -203,6 +218,7 @@ def test_a_batch_without_dead_letters_needs_no_decision(run: Run) -> None:
     assert (made, run.rows()) == ([], [0, 1, 2])
 
 
+@ANYWHERE
 def test_a_sink_that_may_have_part_of_a_batch_gets_the_same_rows_again(run: Run) -> None:
     seen: list[list[int]] = []
 
@@ -225,6 +241,7 @@ def test_a_sink_that_may_have_part_of_a_batch_gets_the_same_rows_again(run: Run)
     assert run.decided() == []
 
 
+@ANYWHERE
 def test_the_next_batch_removes_the_last_decision(run: Run) -> None:
     Service.up = False
     processor = run.start()
@@ -235,6 +252,7 @@ def test_the_next_batch_removes_the_last_decision(run: Run) -> None:
     assert run.decided() == []
 
 
+@ANYWHERE
 def test_batches_of_last_state_are_decided_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "make_stage", lambda: LastState("id bigint, n bigint", ["id"]))
     frame: Any = Frame(messages([(None, {"id": 1, "n": 5}), (None, b"poison")]))
@@ -255,7 +273,7 @@ def test_a_replaced_run_decides_nothing(run: Run) -> None:
     with pytest.raises(SinkFenced, match="replaced by run 99"):
         old.process_batch(run.frame(), 0)
     assert run.decided() == []
-    assert show(run.folder / "checkpoint" / "lanemq" / "stage", "a") == [], "nor does its state count"
+    assert show(run.state, "a") == [], "nor does its state count"
 
 
 def test_a_run_replaced_after_its_check_changes_no_state(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,24 @@
 """Targets of every kind."""
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.files.servers import BUCKET
 from tests.pipelines.sinks.runs import Runs
 from tests.pipelines.sinks.targets import DeltaTarget, ParquetTarget, PostgresTarget, SqliteTarget, Target, TopicTarget
 
-MERGING = ("delta", "sqlite", "postgres")
-FENCING = (*MERGING, "parquet")
+
+def _remote(*kinds: str) -> list[Any]:
+    return [pytest.param(kind, marks=pytest.mark.extended) for kind in kinds]
+
+
+ORDERED = ("delta", "sqlite", "postgres", "parquet", "topic")
+"""Targets whose rows have the order of their shard."""
+MERGING = ("delta", "sqlite", "postgres", *_remote("delta on s3", "delta on hdfs"))
+FENCING = (*MERGING, "parquet", *_remote("parquet on hdfs"))
 ALL = (*FENCING, "topic")
 
 
@@ -25,6 +34,13 @@ def _make(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     def fixture(name: str) -> Any:
         return request.getfixturevalue(name)
 
+    if kind.endswith(" on hdfs"):
+        place = f"{fixture('hdfs')}/{uuid.uuid4().hex}"
+        return DeltaTarget(tmp_path, place) if kind.startswith("delta") else ParquetTarget(tmp_path, place)
+    if kind == "delta on s3":
+        for name, value in fixture("s3").items():
+            fixture("monkeypatch").setenv(name, value)
+        return DeltaTarget(tmp_path, f"s3a://{BUCKET}/{uuid.uuid4().hex}")
     if kind == "delta":
         return DeltaTarget(tmp_path)
     if kind == "parquet":

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 from tests.spark.spark_driver import Query
 
+from lanemq.files import arrow_source, locate
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile, Runs, TableRows
 from lanemq.pipelines.sinks import DeltaSink, ParquetSink, PostgresSink, SqliteSink, TopicSink, read_table
 from lanemq.pipelines.sinks.sql import SqlSink
@@ -69,7 +70,7 @@ class SteppedParquet(Steps, ParquetSink):
         super()._write_file(*args)
         self.reached("one file written")
 
-    def _stage(self, *args: Any) -> Path:
+    def _stage(self, *args: Any) -> Any:
         staged = super()._stage(*args)
         self.reached("staged")
         return staged
@@ -189,22 +190,36 @@ class Target:
 
 
 class DeltaTarget(Target):
+    def __init__(self, folder: Path, place: str | None = None) -> None:
+        """`place`: the address of a folder on another file system, for the table."""
+        super().__init__(folder)
+        self._table = f"{place or folder}/table"
+
     def make(self) -> DeltaSink:
-        return SteppedDelta(self.folder / "table")
+        return SteppedDelta(self._table)
 
     def events(self) -> list[dict[str, Any]]:
-        return list(read_table(self.folder / "table").to_pylist())
+        return list(read_table(self._table).to_pylist())
 
     def changed(self) -> dict[int, str | None]:
-        return {row["id"]: row["text"] for row in read_table(self.folder / "table").to_pylist()}
+        return {row["id"]: row["text"] for row in read_table(self._table).to_pylist()}
 
 
 class ParquetTarget(Target):
+    def __init__(self, folder: Path, place: str | None = None) -> None:
+        """`place`: the address of a folder on another file system, for the files."""
+        super().__init__(folder)
+        self._files = locate(f"{place or folder}/files")
+
     def make(self) -> ParquetSink:
-        return SteppedParquet(self.folder / "files")
+        return SteppedParquet(self._files)
 
     def events(self) -> list[dict[str, Any]]:
-        found = ds.dataset(self.folder / "files", format="parquet", partitioning="hive").to_table(use_threads=False)
+        if not isinstance(self._files, Path):
+            batches = [each for query in self._files.glob("lanemq_query=*") for each in query.glob("lanemq_batch=*")]
+            files = [file for batch in batches for file in batch.glob("*.parquet")]
+            return [row for file in files for row in pq.ParquetFile(arrow_source(file)).read(EVENTS.names).to_pylist()]
+        found = ds.dataset(self._files, format="parquet", partitioning="hive").to_table(use_threads=False)
         return list(found.select(EVENTS.names).to_pylist()) if found.num_rows else []
 
 

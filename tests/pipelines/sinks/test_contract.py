@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
-from tests.pipelines.sinks.conftest import ALL, FENCING, MERGING
+from tests.pipelines.sinks.conftest import ALL, FENCING, MERGING, ORDERED
 from tests.pipelines.sinks.targets import EVENTS, Died, Target, changes, dies_at, named
 
 from lanemq.model.errors import Closed, InvalidOption, SinkFenced, UsageError
@@ -14,6 +14,7 @@ from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.ports import FileRows
 
 every = pytest.mark.parametrize("target", ALL, indirect=True)
+ordered = pytest.mark.parametrize("target", ORDERED, indirect=True)
 fencing = pytest.mark.parametrize("target", FENCING, indirect=True)
 merging = pytest.mark.parametrize("target", MERGING, indirect=True)
 
@@ -32,7 +33,7 @@ def test_a_repeated_batch_adds_nothing(target: Target) -> None:
     assert target.numbers() == [1, 2, 3]
 
 
-@every
+@ordered
 def test_rows_of_a_shard_keep_their_order(target: Target) -> None:
     target.opened().write(target.batch_rows(a=range(3_000), b=range(3_000, 6_000)), named(1, 0))
     for shard, first in (("a", 0), ("b", 3_000)):

@@ -13,6 +13,7 @@ from deltalake.exceptions import CommitFailedError
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, QUERY, DeltaTarget, Died, changes, dies_at, named
 
+from lanemq.files import locate
 from lanemq.model.errors import InvalidOption, SinkFenced, StorageError, UsageError
 from lanemq.pipelines.ports import Append, Merge, TableRows
 from lanemq.pipelines.sinks import DeltaSink, delta, read_table
@@ -320,3 +321,23 @@ def test_empty_text_is_null_in_a_partition_column_and_refused_for_keys(tmp_path:
     with pytest.raises(InvalidOption, match="partition_by: id is text that must not be null"):
         DeltaSink(tmp_path / "other", ["id"]).open(None, QUERY, 1, keyed, KEYED)  # type: ignore[arg-type]
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("name", ["AWS_S3_ALLOW_UNSAFE_RENAME", "allow_unsafe_rename"])
+def test_options_with_which_two_commits_of_a_version_succeed_are_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidOption, match=r"lets two runs commit the same version of the table"):
+        DeltaSink("s3a://bucket/table", storage_options={name: "true"})
+    DeltaSink("s3a://bucket/table", storage_options={name: "false"})
+    DeltaSink("table", storage_options={name: "true"})
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
+    with pytest.raises(InvalidOption, match=r"AWS_CONDITIONAL_PUT=disabled"):
+        DeltaSink("s3://bucket/table")
+
+
+def test_a_table_in_s3_is_reached_with_the_settings_of_spark() -> None:
+    settings = {"spark.hadoop.fs.s3a.endpoint": "http://minio:9000", "spark.hadoop.fs.s3a.access.key": "me"}
+    expected = {"AWS_ACCESS_KEY_ID": "me", "AWS_ENDPOINT_URL": "http://minio:9000", "AWS_ALLOW_HTTP": "true"}
+    assert delta.delta_options(locate("s3a://bucket/table", settings)) == expected
+    assert delta.delta_options(locate("/tables/orders", settings)) == {}

@@ -15,8 +15,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -35,6 +36,9 @@ ON_TERMINAL, IN_FILE = "FATAL", "ERROR"
 """Levels of Spark's log. Spark logs every error with its Java trace, which a terminal does not need: the pipeline
 reports it in one sentence, and `PipelineFailed.trace` has the rest."""
 
+REMOTE_SETTINGS: Final = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
+"""Settings for a checkpoint that is not on a local disk: Hadoop's S3 file system needs this class for its buffers."""
+
 _leave_group = False
 _hooked = False
 
@@ -43,7 +47,8 @@ def open_session(pipeline: Pipeline, master: str, conf: Mapping[str, str], level
     """A session with the recommended settings, overridden by the pipeline's, overridden by `conf`."""
     builder = recommended().master(master).appName(pipeline.name)
     quiet = {"spark.ui.showConsoleProgress": "false", "spark.log.level": level}
-    for name, value in {**quiet, **pipeline.spark, **conf}.items():
+    elsewhere = {} if isinstance(pipeline.folder, Path) else REMOTE_SETTINGS
+    for name, value in {**quiet, **elsewhere, **pipeline.spark, **conf}.items():
         builder = builder.config(name, value)
     try:
         with children_in_own_group():
@@ -92,7 +97,8 @@ def spark_output_file(checkpoint: StorePath) -> Path:
     """
     if isinstance(checkpoint, Path):
         return checkpoint / OWN_FOLDER / "spark.log"
-    return Path(tempfile.gettempdir()) / f"lanemq-{checkpoint.name}-spark.log"
+    digest = sha256(str(checkpoint).encode()).hexdigest()[:8]
+    return Path(tempfile.gettempdir()) / f"lanemq-{checkpoint.name}-{digest}-spark.log"
 
 
 @contextlib.contextmanager
