@@ -1,14 +1,14 @@
 """Runs of one checkpoint with a real sink and without Spark."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.pipelines.checkpoint.test_checkpoint import used_by_spark
 from tests.pipelines.fakes import FakeSink, FakeStage
-from tests.pipelines.sinks.targets import EVENTS, PostgresTarget, SqliteTarget, Target
+from tests.pipelines.sinks.targets import EVENTS, DeltaTarget, ParquetTarget, PostgresTarget, SqliteTarget, Target
 
+from lanemq.files import remove_tree
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.ports import Batch, Results
 from lanemq.pipelines.running.batch_processor import BatchProcessor
@@ -61,6 +61,5 @@ def emptied(target: Target) -> None:
         target.ask(f"DROP TABLE {target.schema}.rows")
     elif isinstance(target, SqliteTarget):
         target.ask("DROP TABLE rows")
-    else:
-        for name in ("table", "files"):
-            shutil.rmtree(target.folder / name, ignore_errors=True)
+    elif isinstance(target, DeltaTarget | ParquetTarget):
+        remove_tree(target.place)

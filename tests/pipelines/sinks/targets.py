@@ -193,33 +193,33 @@ class DeltaTarget(Target):
     def __init__(self, folder: Path, place: str | None = None) -> None:
         """`place`: the address of a folder on another file system, for the table."""
         super().__init__(folder)
-        self._table = f"{place or folder}/table"
+        self.place = locate(f"{place or folder}/table")
 
     def make(self) -> DeltaSink:
-        return SteppedDelta(self._table)
+        return SteppedDelta(self.place)
 
     def events(self) -> list[dict[str, Any]]:
-        return list(read_table(self._table).to_pylist())
+        return list(read_table(self.place).to_pylist())
 
     def changed(self) -> dict[int, str | None]:
-        return {row["id"]: row["text"] for row in read_table(self._table).to_pylist()}
+        return {row["id"]: row["text"] for row in read_table(self.place).to_pylist()}
 
 
 class ParquetTarget(Target):
     def __init__(self, folder: Path, place: str | None = None) -> None:
         """`place`: the address of a folder on another file system, for the files."""
         super().__init__(folder)
-        self._files = locate(f"{place or folder}/files")
+        self.place = locate(f"{place or folder}/files")
 
     def make(self) -> ParquetSink:
-        return SteppedParquet(self._files)
+        return SteppedParquet(self.place)
 
     def events(self) -> list[dict[str, Any]]:
-        if not isinstance(self._files, Path):
-            batches = [each for query in self._files.glob("lanemq_query=*") for each in query.glob("lanemq_batch=*")]
+        if not isinstance(self.place, Path):
+            batches = [each for query in self.place.glob("lanemq_query=*") for each in query.glob("lanemq_batch=*")]
             files = [file for batch in batches for file in batch.glob("*.parquet")]
             return [row for file in files for row in pq.ParquetFile(arrow_source(file)).read(EVENTS.names).to_pylist()]
-        found = ds.dataset(self._files, format="parquet", partitioning="hive").to_table(use_threads=False)
+        found = ds.dataset(self.place, format="parquet", partitioning="hive").to_table(use_threads=False)
         return list(found.select(EVENTS.names).to_pylist()) if found.num_rows else []
 
 
