@@ -15,7 +15,7 @@ HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
 JAVA = JAVA_HOME="$$(bash scripts/java.sh --home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test pure check format lint types contracts fast slow extended bench sim spark-proof spark-stores chaos effects soak fuzz mirror-proof interop interop-cluster clean
+.PHONY: help setup run test pure check format lint types contracts fast slow extended bench sim spark-proof spark-stores chaos effects soak fuzz mirror-proof interop interop-cluster clean spark-versions
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ spark-proof: setup ## order from producer to table with executor and driver kill
 
 spark-stores: setup ## checkpoints and tables on a real HDFS and an S3 server, drivers killed at every step of a batch
 	@$(JAVA) $(BIN)/pytest -m extended -k "hdfs or s3" tests/files tests/pipelines
+
+spark-versions: setup ## one job on PySpark 4.0, 4.1, 4.2 and 4.3, each in an environment of its own: make spark-versions VERSIONS=4.0
+	@$(JAVA) bash scripts/spark_versions.sh $(BIN)/python $(VERSIONS)
 
 chaos: setup ## kill -9 and freezes of every process under load, round after round: make chaos ROUNDS=500
 	@$(JAVA) LANEMQ_CHAOS_ROUNDS=$(or $(ROUNDS),500) $(BIN)/pytest -s tests/chaos/test_rounds.py

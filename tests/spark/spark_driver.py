@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
-
 from lanemq import Producer
 from lanemq.spark.columns import COLUMNS, select_columns
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.read.stream_reader import LaneStreamReader
+from lanemq.spark.versions import ReadAllAvailable, ReadLimit
 
 Row = dict[str, Any]
 

@@ -21,7 +21,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -34,6 +33,7 @@ from pyspark.sql.types import (
 )
 
 from lanemq.files import StorePath, arrow_source
+from lanemq.spark.versions import to_arrow_schema
 
 NUMBERS_PER_BATCH: Final = 1 << 20
 """Batch numbers reserved for each Spark batch: its own, and those of the retry passes that follow it."""
@@ -187,7 +187,7 @@ class FileRows:
         return spark.read.schema(self.schema).parquet(*(str(file.path) for file in self.files))
 
     def table(self) -> pa.Table:
-        wanted = to_arrow_schema(self.schema, timezone="UTC")
+        wanted = to_arrow_schema(self.schema)
         if not self.files:
             return wanted.empty_table()
         return pa.concat_tables([pq.read_table(arrow_source(file.path), schema=wanted) for file in self.files])

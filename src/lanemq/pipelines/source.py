@@ -12,6 +12,7 @@ from lanemq.spark import register
 from lanemq.spark.columns import select_columns
 from lanemq.spark.options import SECRETS, ReadOptions, parse_read_options
 from lanemq.spark.source import FORMAT
+from lanemq.spark.versions import check_stream_options
 
 
 class SourceOptions(TypedDict, total=False):
@@ -88,6 +89,7 @@ class Topic:
 
         With the checkpoint, the source can see at its end whether the last batch is done, and commit it to the group.
         """
+        check_stream_options(self.options)
         register(spark)
         reader = spark.readStream.format(FORMAT).options(**self.with_damaged(damaged))
         if checkpoint is not None:

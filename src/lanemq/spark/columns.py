@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     IntegerType,
@@ -36,6 +35,7 @@ from lanemq._fast import compiled
 from lanemq.model.errors import InvalidOption, RemoteProtocolError
 from lanemq.model.queue import MessageQueue
 from lanemq.spark.foreign_names import equivalent_column
+from lanemq.spark.versions import to_arrow_schema
 from lanemq.wire.compression import decompress
 from lanemq.wire.properties import ENTRY_END, LANE_STAMP, NAME_END, PropertyName, decode_stamp
 from lanemq.wire.record import (
@@ -104,7 +104,7 @@ def check_schema(schema: StructType) -> StructType:
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The Arrow schema of the record batches. Spark compares it exactly before it reads the first batch."""
-    return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema)
 
 
 class OnDamaged(StrEnum):

@@ -7,6 +7,7 @@ of the oldest unread message is read too, with one small pull per queue that is 
 the age is unknown; the query is not affected.
 """
 
+import ast
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -184,7 +185,18 @@ def _of_sources(progress: Mapping[str, Any]) -> Iterator[QueueLag]:
         yield from lag_between({queue: at for queue, at in offsets.items() if queue.broker}, ends)
 
 
+def _parsed(text: str) -> object:
+    """JSON; PySpark before 4.2 writes Python's own form of it instead, such as `None`."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        try:
+            return ast.literal_eval(text)
+        except SyntaxError as error:
+            raise ValueError(text) from error
+
+
 def _positions(offset: object) -> Positions:
     """Offsets in a progress: JSON in a string, and `null` before the first batch."""
-    found = json.loads(offset) if isinstance(offset, str) else offset
+    found = _parsed(offset) if isinstance(offset, str) else offset
     return from_json(found) if isinstance(found, Mapping) else {}

@@ -12,11 +12,11 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from lanemq.spark.versions import checkpoint_file_manager
+
 SETTINGS: Final = {
     # Uses plain renames; the default forks a process to set permissions for every file of the checkpoint.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
+    "spark.sql.streaming.checkpointFileManagerClass": checkpoint_file_manager(),
     # Writes no .crc files beside the checkpoint's; applies to file:// only.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     # The JVM and its Python workers use Unix sockets instead of TCP.

@@ -14,6 +14,7 @@ from lanemq.spark.options import parse_read_options
 from lanemq.spark.read.batch_reader import LaneBatchReader
 from lanemq.spark.read.stream_reader import LaneStreamReader
 from lanemq.spark.session import python_mismatch
+from lanemq.spark.versions import WITH_STREAM_WRITER, check_stream_options, need
 from lanemq.spark.worker_process import configure_worker_logging, exit_on_sigterm
 from lanemq.spark.write.writer import LaneBatchWriter, LaneStreamWriter, parse_write_options
 
@@ -40,6 +41,7 @@ class LaneDataSource(DataSource):
         configure_worker_logging()
         exit_on_sigterm()
         options = parse_read_options(self.options, streaming=True)
+        check_stream_options(self.options)
         return LaneStreamReader(options, schema, self.options.get("checkpointLocation"))
 
     def writer(self, schema: StructType, overwrite: bool) -> LaneBatchWriter:
@@ -48,6 +50,7 @@ class LaneDataSource(DataSource):
         return LaneBatchWriter(parse_write_options(self.options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> LaneStreamWriter:  # noqa: N802
+        need(WITH_STREAM_WRITER, "writeStream to a topic", "write in foreachBatch, with df.write.format('lanemq')")
         return LaneStreamWriter(parse_write_options(self.options, schema))
 
 

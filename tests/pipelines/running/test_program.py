@@ -7,6 +7,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from lanemq.model.errors import CheckpointInUse, ConnectFailed, TopicNotFound, UsageError
 from lanemq.pipelines import ParquetSink, Pipeline, Project, Topic
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.running import program, session
+from lanemq.pipelines.running import program, runner, session
 from lanemq.pipelines.running.program import check_topic
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -235,3 +236,38 @@ def test_new_sink_and_new_checkpoint_are_passed_on_to_start(
     with pytest.raises(ValueError, match="not here"):
         program.run(declared(tmp_path), Session(), **{option: new})  # type: ignore[arg-type]
     assert said == [new]
+
+
+class SlowSource:
+    """A source whose Python process connects to Spark in time only after some attempts."""
+
+    def __init__(self, error: str, failures: int) -> None:
+        self.error, self.failures, self.loads = error, failures, 0
+
+    def stream(self, *_: Any) -> str:
+        self.loads += 1
+        if self.loads <= self.failures:
+            raise RuntimeError(self.error)
+        return "frame"
+
+
+def load(source: SlowSource, tmp_path: Path) -> Any:
+    stage = SimpleNamespace(on_damaged=None)
+    pipeline: Any = SimpleNamespace(name="orders", source=source, folder=tmp_path, stage=stage)
+    return runner._load(pipeline, Session(), ())  # type: ignore[arg-type]
+
+
+def test_a_source_is_loaded_again_if_its_python_process_was_too_slow(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = SlowSource(f"{runner.SLOW_PYTHON} in 10 s", failures=2)
+    assert load(source, tmp_path) == "frame"
+    assert "the source is loaded again (3 of 5)" in caplog.text
+
+
+def test_a_source_that_fails_otherwise_or_stays_too_slow_is_an_error(tmp_path: Path) -> None:
+    other, slow = SlowSource("no such option", failures=1), SlowSource(runner.SLOW_PYTHON, failures=99)
+    for source, loads in ((other, 1), (slow, runner.MAX_STARTS)):
+        with pytest.raises(RuntimeError, match=source.error):
+            load(source, tmp_path)
+        assert source.loads == loads

@@ -1,6 +1,8 @@
 """The Delta sink: races between commits to a table's log, files, columns and maintenance."""
 
+import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,6 +132,43 @@ def test_files_of_a_crashed_batch_are_invisible_and_vacuumed(target: DeltaTarget
     sink.write(target.batch_rows(a=[2]), named(1, 0, "q"))
     assert target.numbers() == [2]
     assert not any(orphan.exists() for orphan in orphans)
+
+
+def leftover(target: DeltaTarget, hours: int) -> Path:
+    """A file of the table's folder that no version names, so old."""
+    path = target.folder / "table" / "leftover.parquet"
+    pq.write_table(pa.table({"n": [1]}), path)
+    then = time.time() - hours * 3600
+    os.utime(path, (then, then))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("owned", "vacuum", "property_", "hours", "deleted"),
+    [
+        (True, None, None, 8 * 24, True),
+        (True, None, None, 6 * 24, False),  # Delta's default is a week
+        (True, None, "interval 12 hours", 13, True),
+        (True, None, "interval 30 days", 8 * 24, False),
+        (True, False, None, 8 * 24, False),
+        (False, None, None, 8 * 24, False),  # a table of another program
+        (False, True, None, 8 * 24, True),
+    ],
+)
+def test_vacuum_follows_the_tables_own_retention_and_spares_tables_of_others(
+    target: DeltaTarget, owned: bool, vacuum: bool | None, property_: str | None, hours: int, deleted: bool
+) -> None:
+    if not owned:
+        DeltaTable.create(str(target.folder / "table"), arrow_schema(EVENTS))
+    sink = DeltaSink(target.folder / "table", maintain_every=1, vacuum=vacuum)
+    sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+    if property_ is not None:
+        table = DeltaTable(target.folder / "table")
+        table.alter.set_table_properties({"delta.deletedFileRetentionDuration": property_})
+    old = leftover(target, hours)
+    sink.write(target.batch_rows(a=[1]), named(1, 0, "q"))
+    assert old.exists() != deleted
+    assert target.numbers() == [1]
 
 
 def test_a_stage_that_rewrites_its_files_does_not_change_committed_rows(target: DeltaTarget) -> None:

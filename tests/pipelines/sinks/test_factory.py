@@ -24,7 +24,14 @@ from lanemq.pipelines.sinks import (
     [
         (
             "delta",
-            {"path": "t", "partition_by": ["day"], "maintain_every": 0, "keep_files": 3600, "evolve": False},
+            {
+                "path": "t",
+                "partition_by": ["day"],
+                "maintain_every": 0,
+                "vacuum": True,
+                "keep_files": 3600,
+                "evolve": False,
+            },
             DeltaSink,
         ),
         ("delta", {"path": "s3://b/t", "partition_by": "day, hour", "storage_options": {"region": "x"}}, DeltaSink),

@@ -9,7 +9,7 @@ pipeline ends, its checkpoint is released.
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -90,7 +90,7 @@ def start(
     try:
         processor.open(spark)
         columns = () if pipeline.prepare else pipeline.stage.columns
-        frame = pipeline.source.stream(spark, columns, pipeline.folder, pipeline.stage.on_damaged)
+        frame = _load(pipeline, spark, columns)
         before = [each for each in (processor.finish_retry_pass(), processor.process_due()) if each is not None]
         return RunningPipeline(
             pipeline,
@@ -118,6 +118,25 @@ def _dead_letter_sink(folder: StorePath) -> Sink:
     if can_rename(folder):
         return ParquetSink(folder)
     return DeltaSink(str(folder), storage_options=delta_options(folder))
+
+
+def _load(pipeline: Pipeline, spark: SparkSession, columns: Sequence[str]) -> DataFrame:
+    """The source as a data frame. Spark starts a Python process for it, which may be too slow like that of a query."""
+    for attempt in range(1, MAX_STARTS):
+        try:
+            return pipeline.source.stream(spark, columns, pipeline.folder, pipeline.stage.on_damaged)
+        except Exception as error:
+            if SLOW_PYTHON not in str(error):
+                raise
+            _warn_slow_python(pipeline.name, "the source is loaded again", attempt + 1)
+    return pipeline.source.stream(spark, columns, pipeline.folder, pipeline.stage.on_damaged)
+
+
+def _warn_slow_python(name: str, what: str, attempt: int) -> None:
+    log.warning(
+        "pipeline %s: Spark gave up on a Python process that took more than 10 s to start, as on a busy machine; %s "
+        "(%d of %d)", name, what, attempt, MAX_STARTS,
+    )  # fmt: skip
 
 
 def _start_query(
@@ -268,10 +287,7 @@ class RunningPipeline:
                 if SLOW_PYTHON not in str(error) or self._starts == MAX_STARTS or self._stopping.is_set():
                     raise
                 self._starts += 1
-                log.warning(
-                    "pipeline %s: Spark gave up on a Python process that took more than 10 s to start, as on a busy "
-                    "machine; the query is started again (%d of %d)", self.name, self._starts, MAX_STARTS,
-                )  # fmt: skip
+                _warn_slow_python(self.name, "the query is started again", self._starts)
                 self._query = self._start_query(self._on_batch)
                 return False
 

@@ -59,6 +59,8 @@ MAX_ATTEMPTS = 50
 """Commits that may fail because other writers change the table, before the batch fails."""
 MAX_BOUND_LENGTH = 64
 """Characters of a text that is recorded as a file's smallest or largest value."""
+CREATED_BY = "created by LaneMQ"
+"""The description of tables that a sink created."""
 FORGETS = "delta.setTransactionRetentionDuration"
 PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz", "changeDataFeed"})
 """Table features with which plain Parquet files can be added; delta-rs writes to tables with any other."""
@@ -76,10 +78,13 @@ class DeltaSink(ExactSink):
             text becomes null, because Delta partitions cannot hold it.
         maintain_every: Batches between compactions with vacuum, 0 for never. Low values cost time; high values leave
             many small files to read.
-        keep_files: Seconds that files which no version needs any more are kept for slow readers and time travel,
-            rounded up to hours. High values cost disk space, since a merge rewrites the files it touches. A value
-            below the duration of the longest query breaks that query; 0 also deletes what another writer is about to
-            commit.
+        vacuum: Whether files that no version needs any more are deleted after a compaction. Default: only in tables
+            that such a sink created, because other programs may rely on the old versions of their own tables. Without
+            it, a merged table grows with every batch until another program vacuums it.
+        keep_files: Seconds that such files are kept for slow readers and time travel, rounded up to hours. Default:
+            the table's property `delta.deletedFileRetentionDuration`, or a week. High values cost disk space, since a
+            merge rewrites the files it touches. A value below the duration of the longest query breaks that query; 0
+            also deletes what another writer is about to commit.
         evolve: Whether a run with new columns may add them to the table.
         storage_options: How delta-rs reaches the store, with its names. Default: the settings of Spark that begin
             with `spark.hadoop.fs.s3a.`, and the environment.
@@ -91,17 +96,19 @@ class DeltaSink(ExactSink):
         partition_by: Sequence[str] = (),
         *,
         maintain_every: int = 100,
-        keep_files: Seconds = 86_400.0,
+        vacuum: bool | None = None,
+        keep_files: Seconds | None = None,
         evolve: bool = True,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if maintain_every < 0 or to_seconds(keep_files) < 0:
+        if maintain_every < 0 or (keep_files is not None and to_seconds(keep_files) < 0):
             raise InvalidOption("maintain_every and keep_files cannot be negative; use 0 or more")
         self._path = str(path)
         self._partition_by = tuple(partition_by)
         self._maintain_every = maintain_every
-        self._keep_hours = math.ceil(to_seconds(keep_files) / 3600)
+        self._vacuum = vacuum
+        self._keep_hours = None if keep_files is None else math.ceil(to_seconds(keep_files) / 3600)
         self._evolve = self.widens = evolve
         self._storage = dict(storage_options or {})
         _refuse_unsafe_commits(self._path, self._storage)
@@ -280,7 +287,10 @@ class DeltaSink(ExactSink):
         try:
             table.update_incremental()
             table.optimize.compact()
-            table.vacuum(self._keep_hours, dry_run=False, enforce_retention_duration=False, full=True)
+            own = table.metadata().description == CREATED_BY
+            if own if self._vacuum is None else self._vacuum:
+                # Without hours, the table's own property counts.
+                table.vacuum(self._keep_hours, dry_run=False, enforce_retention_duration=False, full=True)
         except DeltaError as error:
             log.warning("table %s was not compacted: %s", self._path, error)
 
@@ -397,7 +407,12 @@ def _check_partitioning(wanted: pa.Schema, partition_by: Sequence[str]) -> None:
 def _created(path: str, wanted: pa.Schema, partition_by: Sequence[str], storage: Mapping[str, str]) -> DeltaTable:
     try:
         return DeltaTable.create(
-            path, wanted, mode="ignore", partition_by=list(partition_by) or None, storage_options=dict(storage) or None
+            path,
+            wanted,
+            mode="ignore",
+            description=CREATED_BY,
+            partition_by=list(partition_by) or None,
+            storage_options=dict(storage) or None,
         )
     except CommitFailedError:
         raise

@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from lanemq.files import Output, StorePath, arrow_source, copy
 from lanemq.model.errors import Closed, InvalidOption, SinkFenced, StateLost, UsageError
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Batch, FileRows, Merge, Rows, Runs, Sink, run_name
+from lanemq.spark.versions import to_arrow_schema
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ def owner_mark(query: str) -> int:
 
 def arrow_schema(schema: StructType, keys: Sequence[str] = (), *, loose: bool = False) -> pa.Schema:
     """The columns as Arrow types. `loose`: every column but the keys may be null, as in the row of a deletion."""
-    exact = to_arrow_schema(schema, timezone="UTC")
+    exact = to_arrow_schema(schema)
     if not loose:
         return exact
     return pa.schema([field.with_nullable(field.name not in keys) for field in exact])

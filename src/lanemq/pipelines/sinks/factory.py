@@ -120,6 +120,7 @@ _KINDS: dict[str, _Kind] = {
             "path": _text,
             "partition_by": _texts,
             "maintain_every": _count,
+            "vacuum": _yes_or_no,
             "keep_files": _seconds,
             "evolve": _yes_or_no,
             "storage_options": _table_of_texts,

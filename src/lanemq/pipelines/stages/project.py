@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.classic.column import Column as JvmColumn
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from lanemq.files import Output, StorePath, remove_tree
@@ -38,6 +37,7 @@ from lanemq.pipelines.ports import (
     Stage,
 )
 from lanemq.spark.columns import COLUMNS
+from lanemq.spark.versions import to_arrow_schema
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class Project(Stage):
 
 
 def _written(frame: DataFrame, schema: StructType, folder: StorePath) -> list["_QueueFile"]:
-    writer = _Writer(folder, to_arrow_schema(schema, timezone="UTC"))
+    writer = _Writer(folder, to_arrow_schema(schema))
     return [_QueueFile(*row) for row in frame.mapInArrow(writer, _SUMMARY).collect()]
 
 

@@ -18,13 +18,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from lanemq.clock import SystemClock
@@ -60,6 +53,14 @@ from lanemq.spark.read.planning import (
     split,
 )
 from lanemq.spark.retrying import Retrying
+from lanemq.spark.versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    tells_batch_starts,
+)
 from lanemq.spark.worker_process import driver_process
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,10 @@ class LaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(self._options.max_offsets)
         return ReadAllAvailable() if self._options.max_bytes is None else ReadMaxBytes(self._options.max_bytes)
 
-    def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:  # noqa: N802
+    def latestOffset(self, start: OffsetJson | None = None, limit: ReadLimit | None = None) -> OffsetJson:  # noqa: N802
+        """The end of the next batch. PySpark before 4.2 gives neither start nor limit."""
+        if start is None or limit is None:
+            return self._driver.all_available()
         driver, created = self._driver, created_in(start)
         end = driver.next_end(from_json(start), limit, created)
         return to_json(end, created | driver.brokers.created)
@@ -106,7 +110,7 @@ class LaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._driver.stop_at_current_end()
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
-        return self._driver.partitions(from_json(start), from_json(end), created_in(end))
+        return self._driver.partitions(from_json(start), from_json(end), created_in(end), created_in(start))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, arrow_schema(self._schema))
@@ -135,6 +139,7 @@ class StreamDriver:
         self._one_load = OneLoad(driver, options.group) if options.is_member and options.group and driver else None
         self._membership = DriverMembership(options) if options.is_member else None
         self._reporter: MemberCalls | None = None
+        self._ends_without_starts = not tells_batch_starts()
         self._target: Positions | None = None
         """With available-now: where the query stops."""
         self._running: Positions = {}
@@ -189,18 +194,29 @@ class StreamDriver:
             return {**start, **set_back}
         return {**start, **self._limited(first, top, limit), **set_back}
 
+    def all_available(self) -> OffsetJson:
+        """The current end of every queue. What is missing between start and end is found when the batch is planned."""
+        self._bounds()
+        return to_json(self.ends, self.brokers.created)
+
     def partitions(
-        self, start: Positions, end: Positions, created: Mapping[str, int] | None = None
+        self,
+        start: Positions,
+        end: Positions,
+        created: Mapping[str, int] | None = None,
+        created_before: Mapping[str, int] | None = None,
     ) -> list[RangePartition]:
         """The partitions of the batch from `start` to `end`; the same again after a failure.
 
-        `created` says when the topics of `end` were created.
+        `created` says when the topics of `end` were created, `created_before` those of `start`.
         """
         self.brokers.expect(start)
         bounds = self._bounds()
         replaced = replaced_queues(end, created or {}, self.brokers.created, bounds)
         self._report_losses("replaced", [replaced_loss(queue, start.get(queue, 0)) for queue in replaced])
         end = {queue: at for queue, at in end.items() if queue not in replaced}
+        if self._ends_without_starts:
+            start = self._start_of_all(start, created_before or {}, bounds)
         self._last_batch, self._running = self._clock.now(), end
         if self._membership is None:
             ranges = self._planned(start, end, bounds)
@@ -210,6 +226,14 @@ class StreamDriver:
         ranges = self._planned(begin, {queue: end[queue] for queue in begin}, bounds)
         client = self._membership.client_id
         return [self._partition(each, client, epochs[each.queue] or None) for each in ranges]
+
+    def _start_of_all(self, start: Positions, created: Mapping[str, int], bounds: BoundsByQueue) -> Positions:
+        """Where a batch begins whose end was chosen without its start; reports what is lost before it."""
+        replaced = replaced_queues(start, created, self.brokers.created, bounds)
+        found = resume_points(start | replaced, bounds, self._options.reads)
+        lost = tuple(replaced_loss(queue, start[queue]) for queue in replaced)
+        self._report_losses("chosen", found.losses + lost)
+        return start | replaced | found.recreated
 
     def report_done(self, end: Positions) -> None:
         """Stores the group's offsets at the broker; a member does so under its leases."""

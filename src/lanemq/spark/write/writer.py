@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from lanemq.model.errors import InvalidOption, UsageError
@@ -27,6 +27,7 @@ from lanemq.net.security import OPEN, Security
 from lanemq.spark.columns import COLUMNS
 from lanemq.spark.foreign_names import equivalent_option
 from lanemq.spark.options import DEFAULT_WAIT, SECURITY_OPTIONS, SPARK_OPTIONS, parse_security
+from lanemq.spark.versions import DataSourceStreamArrowWriter
 from lanemq.spark.write.sending import OutgoingRow, TaskSender
 
 log = logging.getLogger(__name__)

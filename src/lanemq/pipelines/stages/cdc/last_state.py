@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import feather
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from lanemq.files import StorePath, arrow_source, remove_tree
@@ -55,6 +54,7 @@ from lanemq.pipelines.stages.cdc.options import (
 from lanemq.pipelines.stages.cdc.reading import SUMMARY, QueueSummary, fold_task
 from lanemq.pipelines.stages.cdc.sequence import before, sequence_type
 from lanemq.pipelines.stages.cdc.table import declare_table
+from lanemq.spark.versions import to_arrow_schema
 
 log = logging.getLogger(__name__)
 _NEEDED = ("topic", "broker", "queue_id", "queue_offset", "key", "value", "store_timestamp")
@@ -238,7 +238,7 @@ class LastState(Stage):
             self._ends.refuse_restart(queues, batch)
 
     def _rows(self, queues: Sequence[QueueSummary], schema: StructType, batch: Batch) -> pa.Table:
-        wanted = to_arrow_schema(schema, timezone="UTC")
+        wanted = to_arrow_schema(schema)
         if not queues:
             return wanted.empty_table()
         rows = [(each.queue, self._read_table(batch, each.rows)) for each in queues]
@@ -258,7 +258,7 @@ class LastState(Stage):
         log.warning(
             "%s: %s could not be understood and became dead letters", batch, counted(found.num_rows, "messages")
         )
-        wanted = to_arrow_schema(DEAD_LETTER_SCHEMA, timezone="UTC")
+        wanted = to_arrow_schema(DEAD_LETTER_SCHEMA)
         more = {"attempts": 1, "batch": batch.number, "message_id": None, "tags": None, "waits": False}
         columns = [
             found[field.name] if field.name in found.column_names

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -23,6 +22,7 @@ from pyspark.sql.types import (
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines.declare.ddl import parse_columns
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
+from lanemq.spark.versions import to_arrow_schema
 
 _NO_KEYS = (DoubleType, FloatType, ArrayType, MapType, StructType)
 
@@ -43,7 +43,7 @@ class ReplicaTable:
 
     def arrow(self) -> pa.Schema:
         """The schema for Arrow."""
-        return to_arrow_schema(self.schema, timezone="UTC")
+        return to_arrow_schema(self.schema)
 
     def merged(self, sequence: DataType) -> StructType:
         """The columns that a sink merges."""

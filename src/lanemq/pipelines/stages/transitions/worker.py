@@ -21,7 +21,6 @@ from urllib.parse import quote
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from lanemq.files import Output, StorePath
@@ -46,6 +45,7 @@ from lanemq.pipelines.stages.transitions.rules import (
     numbering,
 )
 from lanemq.pipelines.stages.transitions.shard import CACHE, PARKED_AT, LaneCodec, ShardFiles, Version
+from lanemq.spark.versions import to_arrow_schema
 
 _ROWS_AT_ONCE: Final = 50_000
 """Rows that are gathered before they are written as a row group."""
@@ -77,7 +77,7 @@ class StageOptions:
         return Rules(
             step=self.step,
             decode=decoder(self.decode),
-            shape=RowShape(to_arrow_schema(self.outputs, timezone="UTC")),
+            shape=RowShape(to_arrow_schema(self.outputs)),
             policy=self.policy,
             limits=self.limits,
             codec=LaneCodec(self.state_type),
@@ -224,7 +224,7 @@ class ShardUpdate:
         self._shard = CACHE.take(self._files, unit.versions.get(shard, Version()))
         self.machine = ShardMachine(self._shard, rules, unit.wall)
         assert isinstance(rules.shape, RowShape)
-        dead_shape = RowShape(to_arrow_schema(DEAD_LETTER_SCHEMA, timezone="UTC"))
+        dead_shape = RowShape(to_arrow_schema(DEAD_LETTER_SCHEMA))
         folder = work_folder(unit.stage_folder, unit.number)
         self._outputs = RowWriter(folder, shard, rules.shape)
         self._dead = RowWriter(folder, f"{shard}.dead", dead_shape)
