@@ -1,6 +1,6 @@
 """Options of a broker: unit, default, and what goes wrong with values that are too small or too large."""
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 
 from lanemq.model.errors import InvalidOption
@@ -164,6 +164,16 @@ class BrokerOptions:
         if self.advertise:
             return self.advertise
         return "127.0.0.1" if self.listen.host in ("0.0.0.0", "::", "", "localhost") else self.listen.host
+
+    def shown(self) -> dict[str, tuple[str, bool]]:
+        """Every option as text, and whether it differs from its default. Files and folders are shown by their path."""
+        found: dict[str, tuple[str, bool]] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            default = each.default_factory() if each.default_factory is not MISSING else each.default
+            text = "" if value is None else str(value.cert) if isinstance(value, ServerTls) else str(value)
+            found[each.name] = text, value != default
+        return found
 
 
 _LEAST = {

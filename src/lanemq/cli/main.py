@@ -47,6 +47,10 @@ COMMANDS = {
     "restore": LazyCommand("lanemq.cli.commands.backup", "Make a data folder from the backup in FOLDER."),
     "doctor": LazyCommand("lanemq.cli.commands.doctor", "Examine a data folder and this machine, and say what to do."),
     "check": LazyCommand("lanemq.cli.commands.check", "Check the order of a recorded run."),
+    "console": LazyCommand(
+        "lanemq.cli.commands.console", "Serve the console: pages about topics, keys, groups, and everything that waits."
+    ),
+    "up": LazyCommand("lanemq.cli.commands.up", "Run a broker and its console."),
     "history": LazyCommand("lanemq.cli.commands.history", "Work with histories, the files that `lanemq check` reads."),
 }
 """The commands in the order of the help. A test compares each line with the command's own help."""

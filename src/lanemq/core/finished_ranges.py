@@ -123,4 +123,9 @@ class FinishedRanges:
         return cls(tuple(accumulate(steps, initial=offset))[1:])
 
 
+def count_finished(text: str) -> int:
+    """The number of offsets that the text form covers."""
+    return sum(map(int, text.split(",")[1::2])) if text else 0
+
+
 NOTHING_FINISHED = FinishedRanges()

@@ -24,4 +24,5 @@ VARIABLES: Final = (
 )  # fmt: skip
 
 INSTALL_SPARK: Final = "install LaneMQ with its extra `spark`, in the checkout: pip install '.[spark]'"
+INSTALL_CONSOLE: Final = "install LaneMQ with its extra `console`, in the checkout: pip install '.[console]'"
 """LaneMQ is on no package index, so `pip install 'lanemq[spark]'` would not find it."""

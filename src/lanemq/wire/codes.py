@@ -129,6 +129,7 @@ class RequestCode(IntEnum):
     LANE_PARKED_REDRIVE = 4206
     LANE_PARKED_DISCARD = 4207
     LANE_STATE = 4208  # relayed to the client
+    LANE_HELD = 4209  # relayed to the client
 
 
 class ResponseCode(IntEnum):

@@ -127,3 +127,21 @@ class LaneStateAnswer(Body):
     """Offset from which nothing has been fetched yet."""
     lease: int = UNKNOWN
     """Remaining lease time as the member sees it."""
+
+
+class HeldLaneBody(Body):
+    """A lane that a member holds after a failure."""
+
+    topic: str = ""
+    broker: str = ""
+    queue_id: int = 0
+    key: str | None = None
+    state: LaneStateAnswer = field(default_factory=LaneStateAnswer)
+
+
+class HeldLanesBody(Body):
+    """Answers LANE_HELD (4209), relayed by the broker to a member as 307 is."""
+
+    lanes: list[HeldLaneBody] = field(default_factory=list)
+    more: int = 0
+    """How many further lanes the member holds."""

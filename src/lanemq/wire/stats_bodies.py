@@ -88,6 +88,8 @@ class ConsumeOffset(Body):
     consumer_offset: int = 0
     last_timestamp: int = 0
     pull_offset: int = 0
+    lane_finished: int = 0
+    """LaneMQ's own: messages above the offset that are finished already."""
 
 
 class ConsumeStats(QueueTableBody):

@@ -23,7 +23,7 @@ from lanemq.wire.stats_bodies import ResetOffsetBody
 
 
 class ResetHandler:
-    """Requests 222, 307, 309 and 4208."""
+    """Requests 222, 307, 309, 4208 and 4209."""
 
     def __init__(self, parts: Parts, moved: Callable[[str, Container[tuple[str, int]]], None]) -> None:
         """`moved` is called with the group and the queues (topic, number) of every reset."""
@@ -36,6 +36,7 @@ class ResetHandler:
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
             RequestCode.LANE_STATE: self._running_info,
+            RequestCode.LANE_HELD: self._running_info,
         }
 
     def _reset(self, peer: Peer, request: Command) -> None:

@@ -9,6 +9,7 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.runtime_info import runtime_info
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.core.brokering.traffic import DAY, HOUR, MINUTE, Tally
+from lanemq.core.finished_ranges import count_finished
 from lanemq.model.errors import BrokerBusy, BrokerRefused, GroupNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.net.server import Peer
@@ -88,6 +89,7 @@ class StatsHandler:
             consumer_offset=low if done is None else done,
             pull_offset=low if done is None else done,
             last_timestamp=self._parts.store.times.latest(queue.topic, queue.queue_id) or 0,
+            lane_finished=count_finished(self._parts.offsets.finished_ranges(group, queue.topic, queue.queue_id)),
         )
 
     def _topics_of(self, group: str, topic: str | None) -> list[str]:
@@ -193,6 +195,9 @@ class StatsHandler:
     def _config(self, peer: Peer, request: Command) -> None:
         options = self._parts.options
         lines = [f"brokerName={options.name}", f"brokerClusterName={options.cluster}", "brokerId=0"]
+        shown = options.shown()
+        lines += [f"lane.{name}={text}" for name, (text, _) in shown.items()]
+        lines.append(f"laneSet={','.join(name for name, (_, is_set) in shown.items() if is_set)}")
         answer(peer, request, {"version": "{}"}, "\n".join(lines).encode())
 
     def _all_offsets(self, peer: Peer, request: Command) -> None:

@@ -6,7 +6,6 @@ one line.
 
 import asyncio
 import contextlib
-import errno
 import functools
 import ipaddress
 import os
@@ -24,6 +23,7 @@ from click.core import ParameterSource
 
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
+from lanemq.cli.listening import BIND_ERRORS
 from lanemq.cli.options import CliError, duration
 from lanemq.cli.output import LogFormat, log_audit_to, log_to_stderr
 from lanemq.cli.settings import PREFIX, config_option
@@ -34,12 +34,6 @@ from lanemq.net.freed_memory import keep_freed_memory
 from lanemq.net.server_tls import ServerTls, TlsMode
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-BIND_ERRORS = {
-    errno.EADDRINUSE: "another program uses this port: stop it, or choose another port",
-    errno.EADDRNOTAVAIL: "this machine does not have this address: use one of its own, or 127.0.0.1",
-    errno.EACCES: "ports below 1024 need privileges: choose another one",
-}
 
 DEFAULT_MONITOR_PORT = 9880
 DEFAULT_MONITOR = f"127.0.0.1:{DEFAULT_MONITOR_PORT}"

@@ -6,6 +6,7 @@ broker knows (owners and epochs) is missing there, and the result says so.
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Literal, TypeAlias
 
@@ -291,10 +292,21 @@ class Admin(AdminClient):
 
     def describe_group(self, group: str) -> GroupDescription:
         """Members, queues, offsets, lag and owners of a group."""
+        found = self.group_progress(group)
+        leases, note = self.leases(group)
+        owners = {lease.queue: lease for lease in leases}
+        queues = tuple(
+            replace(each, owner=lease.owner, epoch=lease.epoch) if (lease := owners.get(each.queue)) else each
+            for each in found.queues
+        )
+        return replace(found, queues=queues, note=note)
+
+    def group_progress(self, group: str) -> GroupDescription:
+        """A group's description without owners."""
         check_group(group)
         members: dict[str, GroupMember] = {}
         subscriptions: dict[str, str] = {}
-        offsets: dict[MessageQueue, tuple[int, int]] = {}
+        queues: dict[MessageQueue, GroupQueue] = {}
         for address, _ in self._calls.masters().values():
             online = self._connections(address, group)
             for each in online.connection_set:
@@ -303,11 +315,15 @@ class Admin(AdminClient):
             header = ConsumeStatsHeader(consumer_group=group)
             reply = self._calls.ask(address, RequestCode.GET_CONSUME_STATS, header)
             for queue, at in ConsumeStats.decode(reply.body).offset_table.items():
-                offsets[queue] = (at.consumer_offset, at.broker_offset)
-        leases, note = self._leases(group)
-        owners = {lease.queue: lease for lease in leases}
-        queues = tuple(_group_queue(queue, *offsets[queue], owners.get(queue)) for queue in sorted(offsets))
-        return GroupDescription(group, tuple(members.values()), subscriptions, queues, note)
+                queues[queue] = GroupQueue(
+                    queue,
+                    QueueOffset(max(0, at.consumer_offset)),
+                    QueueOffset(at.broker_offset),
+                    finished=at.lane_finished,
+                )
+        return GroupDescription(
+            group, tuple(members.values()), subscriptions, tuple(queues[queue] for queue in sorted(queues))
+        )
 
     def figures(self) -> tuple[BrokerFigures, ...]:
         """What every broker reports about itself: health, rates, disk, clients, lag."""
@@ -321,7 +337,7 @@ class Admin(AdminClient):
         """The owner of each queue. Empty on an Apache broker, which does not report owners."""
         if group is not None:
             check_group(group)
-        return self._leases(group)[0]
+        return self.leases(group)[0]
 
     def lane_state(
         self, group: str, owner: str, queue: MessageQueue, key: str | None, *, timeout: Seconds = OWNER_TIMEOUT
@@ -422,7 +438,8 @@ class Admin(AdminClient):
             return ConsumerConnection()
         return ConsumerConnection.decode(reply.body)
 
-    def _leases(self, group: str | None) -> tuple[tuple[LeaseView, ...], str]:
+    def leases(self, group: str | None) -> tuple[tuple[LeaseView, ...], str]:
+        """The leases of a group, or of all, and a note about brokers that do not report them."""
         leases: list[LeaseView] = []
         silent: list[str] = []
         for name, (address, _) in self._calls.masters().items():
@@ -481,11 +498,6 @@ def _has_key(properties: Mapping[str, str], wanted: str) -> bool:
     return properties.get(PropertyName.KEY) == wanted or wanted in properties.get(PropertyName.KEYS, "").split()
 
 
-def _group_queue(queue: MessageQueue, offset: int, end: int, lease: LeaseView | None) -> GroupQueue:
-    owner, epoch = (lease.owner, lease.epoch) if lease is not None else (None, None)
-    return GroupQueue(queue, QueueOffset(max(0, offset)), QueueOffset(end), owner, epoch)
-
-
 def _lease_view(lease: _Lease) -> LeaseView:
     queue = MessageQueue(lease.topic, lease.broker_name, lease.queue_id)
     return LeaseView(lease.group, queue, lease.owner, Epoch(lease.epoch), lease.remaining_millis / 1000, lease.stock)
@@ -493,13 +505,14 @@ def _lease_view(lease: _Lease) -> LeaseView:
 
 def _lane_state(reply: Command) -> LaneStateView | NoAnswer:
     if reply.code == ResponseCode.SUCCESS:
-        return _lane_view(LaneStateAnswer.decode(reply.body))
+        return lane_view(LaneStateAnswer.decode(reply.body))
     if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         return NoAnswer("its owner is a RocketMQ client, or an older one, and does not report on single keys")
     return NoAnswer(f"its owner answered: {reply.remark}")
 
 
-def _lane_view(answer: LaneStateAnswer) -> LaneStateView:
+def lane_view(answer: LaneStateAnswer) -> LaneStateView:
+    """The report of a member about one lane."""
     return LaneStateView(
         state=answer.state,
         order=answer.order,

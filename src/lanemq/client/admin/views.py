@@ -74,6 +74,13 @@ class GroupQueue:
     end: QueueOffset
     owner: str | None = None
     epoch: Epoch | None = None
+    finished: int = 0
+    """Messages above `offset` that are finished already. An Apache broker does not report them."""
+
+    @property
+    def unfinished(self) -> int:
+        """Messages that are not finished; `lag` also counts those that wait only for the commit."""
+        return max(0, self.lag - self.finished)
 
     @property
     def lag(self) -> int:

@@ -29,7 +29,7 @@ from lanemq.net.connection import Connection
 from lanemq.wire.bodies import ConsumeDirectlyResult
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, response_to
-from lanemq.wire.lane_bodies import UNKNOWN, LaneStateAnswer, LaneStateBody
+from lanemq.wire.lane_bodies import UNKNOWN, HeldLaneBody, HeldLanesBody, LaneStateAnswer, LaneStateBody
 from lanemq.wire.record import RecordView
 from lanemq.wire.stats_bodies import (
     ConsumerRunningInfo,
@@ -42,6 +42,8 @@ from lanemq.wire.stats_bodies import (
 log = logging.getLogger(__name__)
 
 MEBIBYTE = 1024 * 1024
+MAX_HELD_LANES = 200
+"""Held lanes in one answer. More would make the answer slow, and no person reads them."""
 
 _RESULTS = {Plain.COMMIT: "CR_COMMIT", Plain.ROLL_BACK: "CR_ROLLBACK", Plain.FAILED: "CR_LATER"}
 
@@ -160,6 +162,7 @@ _HANDLERS: dict[int, Callable[[Member, Command], bytes]] = {
     RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: _status,
     RequestCode.GET_CONSUMER_RUNNING_INFO: lambda member, request: running_info(member).encode(),
     RequestCode.LANE_STATE: lambda member, request: lane_state(member, request.body).encode(),
+    RequestCode.LANE_HELD: lambda member, request: held_lanes(member).encode(),
 }
 
 
@@ -225,6 +228,26 @@ def lane_state(member: Member, body: bytes) -> LaneStateAnswer:
         raise LaneError(f"{queue} is not assigned to {member.client_id}")
     until = assigned.usable_until
     return _lane_answer(status, UNKNOWN if until == NO_LEASE_NEEDED else max(0, until - status.now))
+
+
+def held_lanes(member: Member) -> HeldLanesBody:
+    """The lanes that this member holds after a failure (LANE_HELD), those that are tried next first."""
+    held = [
+        (until, assigned, key)
+        for assigned in member.assignment
+        if (view := assigned.scheduler.snapshot().get(assigned.queue)) is not None
+        for key, until in view.held
+    ]
+    held.sort(key=lambda each: each[0])
+    found = HeldLanesBody(more=max(0, len(held) - MAX_HELD_LANES))
+    for _, assigned, key in held[:MAX_HELD_LANES]:
+        queue, status = assigned.queue, assigned.scheduler.lane_report(assigned.queue, key)
+        if status is not None and status.view.until is not None:  # else its next attempt began in between
+            state = _lane_answer(status, UNKNOWN)
+            found.lanes.append(
+                HeldLaneBody(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, key=key, state=state)
+            )
+    return found
 
 
 def _lane_answer(status: LaneReport, lease: int) -> LaneStateAnswer:

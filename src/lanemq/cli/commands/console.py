@@ -1,0 +1,89 @@
+"""`lanemq console`: serves the console until SIGTERM or Ctrl-C."""
+
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lanemq.cli.listening import BIND_ERRORS
+from lanemq.cli.options import CliError, connects, duration
+from lanemq.cli.output import log_to_stderr
+from lanemq.model.environment import INSTALL_CONSOLE
+from lanemq.net.address import Address, parse_address
+
+DEFAULT_LISTEN = "127.0.0.1:9870"
+
+
+@click.command()
+@click.option("--listen", default=DEFAULT_LISTEN, show_default=True, metavar="HOST:PORT", help="Address to listen on.")
+@click.option("--open", "open_page", is_flag=True, help="Open the console in a browser.")
+@click.option(
+    "--every",
+    type=duration,
+    default="2s",
+    show_default=True,
+    metavar="DURATION",
+    help="Time between two readings while a page is open. Shorter asks the brokers more often.",
+)
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of histories: shows every turn of a key, and checks the order.",
+)
+@click.option(
+    "--pipeline",
+    "pipelines",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE|CHECKPOINT",
+    help="A pipeline to show; may be repeated.",
+)
+@click.option("--spark-page", default="", metavar="URL", help="Address of Spark's own page, to link to.")
+@click.option(
+    "--remote-writes", is_flag=True, help="Allow changes from other machines, too, after signing in. Use TLS in front."
+)
+@click.option(
+    "--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="Host name of the console; may be repeated."
+)
+@connects
+@click.pass_context
+def console(context: click.Context, /, listen: str, server: str, open_page: bool, **given: Any) -> None:
+    """Serve the console: pages about topics, keys, groups, and everything that waits.
+
+    Looking needs no sign-in. Changes need the token that is printed at the start, or a user of the broker.
+    """
+    log_to_stderr("WARNING")
+    origins = {name: _origin(context, name) for name in ("server", *given)}
+    run_console(parse_address(listen), server, open_page=open_page, origins=origins, **given)
+
+
+def run_console(listen: Address, server: str, *, open_page: bool, **settings: Any) -> None:
+    """Serves a console until a signal."""
+    try:
+        from lanemq.console.server import listening_socket, new_token, serve, url_of
+        from lanemq.console.settings import ConsoleSettings
+    except ImportError as error:
+        raise CliError(f"the console needs more packages ({error}): {INSTALL_CONSOLE}") from error
+    checked = ConsoleSettings(server, **settings)
+    try:
+        listener = listening_socket(listen)
+    except OSError as error:
+        raise CliError(f"cannot listen on {listen}: {BIND_ERRORS.get(error.errno or 0, error.strerror)}") from error
+    token, url = new_token(), url_of(listener)
+
+    def ready() -> None:
+        click.echo(f"LaneMQ console on {url} for {server}", err=True)
+        click.echo(f"token for changes: {token}", err=True)
+        if open_page:
+            webbrowser.open(url)
+
+    with listener:
+        serve(checked, listener, token, ready)
+
+
+def _origin(context: click.Context, name: str) -> str:
+    source = context.get_parameter_source(name)
+    if source is click.core.ParameterSource.ENVIRONMENT:
+        return "environment LANEMQ_SERVER"
+    return "command line" if source is click.core.ParameterSource.COMMANDLINE else "default"

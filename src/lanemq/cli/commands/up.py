@@ -1,0 +1,166 @@
+"""`lanemq up`: a broker and its console, each in a process of its own, until SIGTERM or Ctrl-C.
+
+If one part ends, the others are stopped, and the command reports it.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import webbrowser
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from lanemq.cli.options import CliError
+
+START_SECONDS = 60.0
+"""How long a part may take to say its address; a broker with a large log needs a while."""
+STOP_SECONDS = 20.0
+READY = {
+    "broker": re.compile(r"^LaneMQ \S+ on (\S+:\d+)", re.MULTILINE),
+    "console": re.compile(r"^LaneMQ console on (\S+)", re.MULTILINE),
+}
+"""The line by which each part says that it is ready, with its address."""
+DEMO_MEMBERS = (("shipping", "shipping-1"), ("shipping", "shipping-2"), ("billing", "billing-1"), ("mail", "mail-1"))
+
+
+@dataclass(slots=True)
+class UpParts:
+    """The processes, by name, and what they printed."""
+
+    folder: Path
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, name: str, *arguments: str) -> None:
+        """Starts a part; its output goes to a file of its name. It does not get the terminal's Ctrl-C."""
+        with self.log(name).open("wb") as out:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", *arguments], stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def address(self, name: str) -> str:
+        """Waits until the part says its address."""
+        for _ in range(round(START_SECONDS / 0.05)):
+            found = READY[name].search(self.log(name).read_text(errors="replace"))
+            if found:
+                return found[1]
+            self.check()
+            time.sleep(0.05)
+        raise CliError(f"the {name} did not start within {START_SECONDS:.0f} s; see {self.log(name)}")
+
+    def check(self) -> None:
+        """Raises an error if a part has ended."""
+        for name, process in self.running.items():
+            if process.poll() is not None:
+                lines = self.log(name).read_text(errors="replace").strip().splitlines()
+                why = lines[-1].removeprefix("Error: ") if lines else f"no output; see {self.log(name)}"
+                raise CliError(f"the {name} ended: {why}")
+
+    def stop(self) -> None:
+        """Stops the parts in turn, the broker last, so that members can commit and leave."""
+        for name in reversed(self.running):
+            process = self.running[name]
+            if process.poll() is None:
+                process.terminate()
+        for name in reversed(self.running):
+            if name != "broker":
+                _wait(self.running[name])
+        if "broker" in self.running:
+            _wait(self.running["broker"])
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@click.command()
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("var/up"),
+    show_default=True,
+    help="Folder for the broker's data, logs and, with --demo, histories; created if it is missing.",
+)
+@click.option(
+    "--listen", default="127.0.0.1:9876", show_default=True, metavar="HOST:PORT", help="Address of the broker."
+)
+@click.option(
+    "--console", "console_at", default="127.0.0.1:9870", show_default=True, metavar="HOST:PORT",
+    help="Address of the console.",
+)  # fmt: skip
+@click.option("--open", "open_page", is_flag=True, help="Open the console in a browser.")
+@click.option("--demo", is_flag=True, help="Add sample traffic: orders, a failing key, a slow consumer.")
+def up(data: Path, listen: str, console_at: str, open_page: bool, demo: bool) -> None:
+    """Run a broker and its console.
+
+    With --demo, also a producer and consumers that show what the console shows: some orders fail and are parked, one
+    group is slow, one gives messages up.
+    """
+    data.mkdir(parents=True, exist_ok=True)
+    parts, history = UpParts(data), data / "history"
+    with _stop_event() as stop:
+        try:
+            recorded = ["--history", str(history)] if demo else []
+            parts.start(
+                "broker", "lanemq.cli.main", "broker", "--data", str(data / "broker"), "--listen", listen, *recorded
+            )
+            server = parts.address("broker")
+            if demo:
+                _start_demo(parts, server, history)
+            parts.start("console", "lanemq.cli.main", "console", "--server", server, "--listen", console_at, *recorded)
+            url = parts.address("console")
+            _announce(parts, url, server)
+            if open_page:
+                webbrowser.open(url)
+            while not stop.wait(0.2):
+                parts.check()
+        finally:
+            parts.stop()
+
+
+def _start_demo(parts: UpParts, server: str, history: Path) -> None:
+    parts.start("producer", "lanemq.testing.demo.traffic", "send", server, str(history))
+    for group, name in DEMO_MEMBERS:
+        parts.start(name, "lanemq.testing.demo.traffic", "consume", server, str(history), group, name)
+
+
+def _announce(parts: UpParts, url: str, server: str) -> None:
+    token = re.search(r"^token for changes: (\S+)", parts.log("console").read_text(), re.MULTILINE)
+    click.echo(f"console  {url}")
+    click.echo(f"broker   {server}")
+    if token:
+        click.echo(f"token    {token[1]}  (to sign in, before you change anything)")
+    click.echo(f"logs in {parts.folder}; Ctrl-C stops everything")
+
+
+@contextlib.contextmanager
+def _stop_event() -> Iterator[threading.Event]:
+    """Set by SIGINT and SIGTERM; a second signal ends at once."""
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: object) -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

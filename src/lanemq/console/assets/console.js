@@ -1,0 +1,89 @@
+// What htmx does not do: the key "/", the plots, and the live tail. Nothing here builds HTML from data.
+"use strict";
+
+// "/" focuses the search box, unless a person is typing.
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input, textarea, select, [contenteditable]");
+  if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    event.preventDefault();
+    document.getElementById("find")?.focus();
+  }
+});
+
+// Plots: drawn once, then given new data.
+const plots = new Map();
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const SERIES = {
+  rates: [["stored", "--accent"], ["finished", "--busy"]],
+  late: [["late", "--warn"]],
+};
+
+function axis(unit) {
+  return { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false },
+    font: "12px system-ui, sans-serif", size: unit === "y" ? 52 : 36 };
+}
+
+const clock = (seconds) => {
+  const when = new Date(seconds * 1000);
+  return [when.getHours(), when.getMinutes()].map((part) => String(part).padStart(2, "0")).join(":");
+};
+
+function draw(element, data) {
+  const wanted = SERIES[element.dataset.plot];
+  const columns = [data.time, ...wanted.map(([name]) => data[name])];
+  const known = plots.get(element);
+  if (known) {
+    known.setData(columns);
+    return;
+  }
+  if (data.time.length < 2) return;
+  element.textContent = "";
+  const options = {
+    width: element.clientWidth, height: 185, legend: { show: false }, cursor: { show: false },
+    scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
+    axes: [{ ...axis("x"), space: 70, values: (_, times) => times.map(clock) }, axis("y")],
+    series: [{}, ...wanted.map(([name, tone]) => ({ label: name, stroke: colour(tone), width: 2, points: { show: false } }))],
+  };
+  plots.set(element, new uPlot(options, columns, element));
+}
+
+async function refreshPlots() {
+  const elements = [...document.querySelectorAll("[data-plot]")];
+  if (!elements.length || document.hidden) return;
+  try {
+    const answer = await fetch("/plots");
+    if (!answer.ok) return;
+    const data = await answer.json();
+    elements.forEach((element) => draw(element, data));
+  } catch {
+    // The console is away; the next refresh tries again.
+  }
+}
+
+if (document.querySelector("[data-plot]")) {
+  refreshPlots();
+  setInterval(refreshPlots, 2000);
+  addEventListener("resize", () => plots.forEach((plot, element) => plot.setSize({ width: element.clientWidth, height: 185 })));
+}
+
+// The live tail: rows come from the server, escaped there.
+const MAX_TAIL_ROWS = 200;
+const tail = document.getElementById("tail");
+let stream = null;
+tail?.addEventListener("click", () => {
+  const state = document.getElementById("tail-state");
+  const rows = document.getElementById("rows");
+  if (stream) {
+    stream.close();
+    stream = null;
+  } else {
+    stream = new EventSource(tail.dataset.tail);
+    stream.onmessage = (event) => {
+      rows.insertAdjacentHTML("afterbegin", event.data);
+      while (rows.rows.length > MAX_TAIL_ROWS) rows.deleteRow(-1);
+    };
+  }
+  tail.setAttribute("aria-pressed", String(stream !== null));
+  tail.textContent = stream ? "Pause" : "Live tail";
+  state.textContent = stream ? "New messages appear at the top." : "Paused.";
+});

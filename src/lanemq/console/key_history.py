@@ -1,0 +1,127 @@
+"""The turns of one key in recorded histories.
+
+A history is large and a key's share of it small, so lines are searched for the key's bytes before they are decoded.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+MAX_BYTES = 1 << 30
+"""Bytes of history that one page reads; newer files first. A page of a larger history says that it is not complete."""
+
+
+class HistoryLine(msgspec.Struct):
+    """The fields that a journey needs; a line has some of them."""
+
+    e: str
+    t: int = 0
+    name: str = ""
+    group: str = ""
+    topic: str = ""
+    queue: int = -1
+    offset: int = -1
+    key: str = ""
+    outcome: str = ""
+    attempt: int = 0
+    epoch: int = 0
+    ended: int = 0
+    reason: str = ""
+    last: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """One call of a handler, or another recorded event of a message."""
+
+    process: str
+    group: str
+    queue: int
+    offset: int
+    what: str
+    """`ok`, `retry`, `abandoned`, `late`, `running`, or the name of another event."""
+    began: int
+    """Nanoseconds on the machine's clock."""
+    ended: int | None
+    attempt: int = 0
+
+
+@dataclass(slots=True)
+class KeyHistory:
+    """What histories say about a key."""
+
+    turns: list[RecordedTurn] = field(default_factory=list)
+    """By the time when they began."""
+    acknowledged: set[tuple[int, int]] = field(default_factory=set)
+    """Queue and offset of every message that a producer knows to be stored."""
+    complete: bool = True
+    """Whether all files were read."""
+
+
+_OTHERS = frozenset({"dead_lettered", "skipped", "parked", "redriven", "discarded", "effect"})
+
+
+def read_key_history(folder: Path, topic: str, key: str) -> KeyHistory:
+    """Reads every line about the key."""
+    found = KeyHistory()
+    files = sorted(folder.rglob("*.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True)
+    left = MAX_BYTES
+    for path in files:
+        length = path.stat().st_size
+        if length > left:
+            found.complete = False
+            continue
+        left -= length
+        _read_file(path, topic, key, found)
+    found.turns = _once(sorted(found.turns, key=lambda turn: turn.began))
+    return found
+
+
+def _once(turns: list[RecordedTurn]) -> list[RecordedTurn]:
+    """Without events that broker and member have both recorded."""
+    kept: list[RecordedTurn] = []
+    last: dict[tuple[str, int, int], str] = {}
+    for turn in turns:
+        place = (turn.group, turn.queue, turn.offset)
+        if turn.what not in _OTHERS or last.get(place) != turn.what:
+            kept.append(turn)
+        last[place] = turn.what
+    return kept
+
+
+def _lines(path: Path, key: str) -> Iterator[HistoryLine]:
+    wanted = msgspec.json.encode(key)
+    with path.open("rb") as file:
+        for line in file:
+            if wanted in line or b'"begin"' in line:
+                try:
+                    yield msgspec.json.decode(line, type=HistoryLine)
+                except (msgspec.MsgspecError, UnicodeDecodeError):
+                    continue  # the last line of a process that was killed, or that is being written
+
+
+def _read_file(path: Path, topic: str, key: str, found: KeyHistory) -> None:
+    process = path.stem
+    running: dict[tuple[str, int, int], HistoryLine] = {}
+    for line in _lines(path, key):
+        place = (line.group, line.queue, line.offset)
+        if line.e == "begin":
+            process = line.name
+        elif line.key != key or line.topic != topic:
+            continue
+        elif line.e == "acked":
+            found.acknowledged.add((line.queue, line.offset))
+        elif line.e == "turn":
+            running[place] = line
+        elif line.e == "turn_end":
+            began = running.pop(place, line)
+            found.turns.append(_turn(process, began, line.outcome, line.ended or line.t))
+        elif line.e in _OTHERS:
+            found.turns.append(_turn(process, line, line.e, line.t))
+    found.turns += [_turn(process, line, "running", None) for line in running.values()]
+
+
+def _turn(process: str, line: HistoryLine, what: str, ended: int | None) -> RecordedTurn:
+    return RecordedTurn(process, line.group, line.queue, line.offset, what, line.t, ended, line.attempt)

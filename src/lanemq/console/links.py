@@ -1,0 +1,29 @@
+"""The addresses of pages. Names come from users and messages, so every part is quoted."""
+
+from urllib.parse import quote, urlencode
+
+from lanemq.model.queue import MessageQueue
+
+
+def topic_link(topic: str) -> str:
+    return f"/topics/{quote(topic, safe='')}"
+
+
+def group_link(group: str) -> str:
+    return f"/groups/{quote(group, safe='')}"
+
+
+def key_link(topic: str, key: str | None) -> str:
+    """The page of a key. Without a key, of the topic."""
+    return topic_link(topic) if key is None else f"/key?{urlencode({'topic': topic, 'key': key})}"
+
+
+def message_link(queue: MessageQueue, offset: int) -> str:
+    place = {"topic": queue.topic, "broker": queue.broker, "queue": queue.queue_id, "offset": offset}
+    return f"/message?{urlencode(place)}"
+
+
+def lane_query(group: str, topic: str, broker: str, queue: int, key: str | None) -> str:
+    """The part of an address that names a lane; a lane without a key has no `key`."""
+    named = {"group": group, "topic": topic, "broker": broker, "queue": str(queue)}
+    return urlencode(named if key is None else {**named, "key": key})

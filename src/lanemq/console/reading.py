@@ -1,0 +1,167 @@
+"""How the console reads from the brokers: few requests at a time, each answer shared by all pages that ask for it.
+
+Two limits keep the console from slowing the brokers, however many pages are open: `MAX_READS` threads read, and an
+answer younger than its `max_age` is used again. Snapshots are taken by a thread of their own, and take at most a tenth
+of the time (`Watch`). So the brokers never have more than three requests of a console at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from lanemq.clock import Clock
+from lanemq.console.snapshot import Snapshot, SnapshotReader
+from lanemq.console.trends import Trends
+from lanemq.model.errors import LaneError
+from lanemq.model.units import Millis
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+MAX_READS = 2
+"""Threads that read for pages. More would answer many pages sooner and load the brokers more."""
+MAX_WAITING = 64
+"""Reads that wait for a thread; further ones are refused, so that a burst of requests does not pile up."""
+MAX_ANSWERS = 256
+"""Answers that are kept."""
+SHARE_OF_TIME = 10
+"""The pause between two snapshots is at least so many times as long as the last one took."""
+IDLE_FACTOR = 5
+"""While no page is open, snapshots are taken so much less often."""
+
+
+class ConsoleBusy(LaneError):
+    """Too many pages ask at once; asking again later helps."""
+
+    retriable = True
+
+
+@dataclass(slots=True)
+class _Answer:
+    read_at: Millis
+    value: asyncio.Future[Any]
+
+
+class ConsoleReads:
+    """Runs blocking reads on a few threads. Used from one event loop."""
+
+    def __init__(self, clock: Clock, *, threads: int = MAX_READS) -> None:
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="console-read")
+        self._answers: dict[Hashable, _Answer] = {}
+        self._waiting = 0
+
+    async def ask(self, question: Hashable, read: Callable[[], T], *, max_age: float = 1.0) -> T:
+        """The answer to a question: one that is not older than `max_age` seconds, or a new one.
+
+        Pages that ask the same at the same time share one read. A read that fails is not kept.
+        """
+        known = self._answers.get(question)
+        if known is not None and (not known.value.done() or self._clock.now() - known.read_at < max_age * 1000):
+            return cast(T, await asyncio.shield(known.value))
+        if self._waiting >= MAX_WAITING:
+            raise ConsoleBusy(f"{self._waiting} pages wait for the brokers: try again in a few seconds")
+        running = asyncio.ensure_future(self._run(read))  # noqa: TID251 - shared by all that ask, not by a group
+        self._answers[question] = _Answer(self._clock.now(), running)
+        running.add_done_callback(lambda done: self._ended(question, done))
+        self._forget_old()
+        return cast(T, await asyncio.shield(running))
+
+    async def do(self, change: Callable[[], T]) -> T:
+        """Runs a change. What was read before it is forgotten."""
+        try:
+            return await self._run(change)
+        finally:
+            self._answers.clear()
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._waiting -= 1
+
+    def _ended(self, question: Hashable, done: asyncio.Future[Any]) -> None:
+        known = self._answers.get(question)
+        if known is None or known.value is not done:
+            return
+        known.read_at = self._clock.now()
+        if done.cancelled() or done.exception() is not None:
+            del self._answers[question]
+
+    def _forget_old(self) -> None:
+        while len(self._answers) > MAX_ANSWERS:
+            del self._answers[next(iter(self._answers))]
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+class Watch:
+    """Takes snapshots at intervals and wakes the pages that wait for the next one."""
+
+    def __init__(self, reader: SnapshotReader, clock: Clock, *, every: float) -> None:
+        """`every`: seconds between two snapshots while a page is open."""
+        self._reader = reader
+        self._clock = clock
+        self._every = every
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="console-watch")
+        self._next = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._watchers = 0
+        self.trends = Trends()
+        self.now = Snapshot(clock.wall(), error="the brokers have not been read yet")
+
+    async def run(self) -> None:
+        """Takes snapshots until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._hurry.clear()
+                self.now = await loop.run_in_executor(self._thread, self._reader.take)
+                self.trends.add(self.now)
+                woken, self._next = self._next, asyncio.Event()
+                woken.set()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), self._pause())
+        finally:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            self._reader.close()
+
+    def _pause(self) -> float:
+        wanted = self._every if self._watchers else self._every * IDLE_FACTOR
+        return max(wanted, self.now.took * SHARE_OF_TIME)
+
+    async def fresh(self) -> Snapshot:
+        """The newest snapshot; takes one now if the last is older than an open page would see."""
+        if self._clock.wall() - self.now.taken > self._every * 1000 or self.now.error:
+            following = self._next
+            self._hurry.set()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(following.wait(), 5)
+        return self.now
+
+    async def changed(self) -> None:
+        """Takes a snapshot now, because something was changed, and waits for it."""
+        following = self._next
+        self._hurry.set()
+        await following.wait()
+
+    @contextlib.asynccontextmanager
+    async def open_page(self) -> AsyncIterator[None]:
+        """While a page is open, snapshots are taken more often."""
+        self._watchers += 1
+        self._hurry.set()
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+
+    async def next(self) -> Snapshot:
+        """Waits for the next snapshot."""
+        await self._next.wait()
+        return self.now

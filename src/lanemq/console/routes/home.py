@@ -1,0 +1,27 @@
+"""`/`: the home screen and the data of its plots."""
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from lanemq.console.screens import Console, Context, Screen, console_of, routes_of
+from lanemq.console.views.home import home_view, plot_series
+
+
+async def _load(console: Console, request: Request) -> Context:
+    now = await console.watch.fresh()
+    return {"title": "Home", "view": home_view(now, console.watch.trends, console.verdict)}
+
+
+async def _plots(request: Request) -> Response:
+    return JSONResponse(plot_series(list(console_of(request).watch.trends.samples)))
+
+
+async def _health(request: Request) -> Response:
+    """Whether the console itself runs; the brokers may be down."""
+    now = console_of(request).watch.now
+    return JSONResponse({"console": "up", "brokers": "down" if now.error else "up"})
+
+
+def routes() -> list[BaseRoute]:
+    return [*routes_of(Screen("/", "home", "home.html", _load)), Route("/plots", _plots), Route("/health", _health)]

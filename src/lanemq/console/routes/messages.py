@@ -1,0 +1,169 @@
+"""`/messages`: search, live tail, and one message."""
+
+import asyncio
+import contextlib
+import heapq
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.topic_reader import TopicReader
+from lanemq.client.message import Message
+from lanemq.console.screens import Console, Context, Screen, console_of, render_part, routes_of
+from lanemq.console.views.messages import MessageRow, Search, matches, message_row, message_view, parse_search
+from lanemq.model.errors import InvalidOption, LaneError
+from lanemq.model.queue import MessageQueue
+
+MAX_ROWS = 50
+MAX_SCANNED = 5_000
+"""Messages that one search reads. More would take seconds, and load the broker."""
+TAIL_SECONDS = 1.0
+MAX_TAIL_ROWS = 30
+"""Messages of one second that the live tail shows; of the others it shows how many there were."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessages:
+    """The result of a search, newest first, and what it cost."""
+
+    rows: tuple[MessageRow, ...]
+    scanned: int
+    kept: int
+    is_cut: bool
+
+
+async def _load(console: Console, request: Request) -> Context:
+    now = await console.watch.fresh()
+    topics = tuple(each.topic for each in now.topics) + tuple(each.topic for each in now.dead)
+    topic, text = request.query_params.get("topic", ""), request.query_params.get("q", "")
+    found, problem = None, ""
+    if topic and topic in topics:
+        try:
+            search = parse_search(text, datetime.now().astimezone())
+            found = await console.reading.ask(
+                ("search", topic, text), lambda: find(console.settings.server, topic, search), max_age=2.0
+            )
+        except InvalidOption as error:
+            problem = str(error)
+    elif topic:
+        raise HTTPException(404, f"there is no topic {topic!r}")
+    title = f"Messages of {topic}" if topic else "Messages"
+    return {"title": title, "topics": topics, "topic": topic, "q": text, "found": found, "problem": problem}
+
+
+def find(server: str, topic: str, search: Search) -> FoundMessages:
+    """Asks the index for a key or an id; otherwise reads backwards from the end of every queue."""
+    if search.by_index:
+        with Admin(server) as admin:
+            messages = (
+                admin.find_key(topic, search.key) if search.key is not None else admin.find_id(topic, search.id or "")
+            )
+        kept = [message for message in messages if matches(search, message)]
+        return FoundMessages(tuple(map(message_row, reversed(kept))), len(messages), len(messages), len(messages) >= 64)
+    with TopicReader(server, topic) as reader:
+        return _scan(reader, search)
+
+
+def _scan(reader: TopicReader, search: Search) -> FoundMessages:
+    bounds = {queue: reader.bounds(queue) for queue in reader.queues}
+    kept = sum(end - first for first, end in bounds.values())
+    ends = {
+        queue: min(end, reader.offset_at(queue, search.before)) if search.before is not None else end
+        for queue, (_, end) in bounds.items()
+    }
+    budget = MAX_SCANNED if search.text or search.after is not None else MAX_ROWS * len(bounds)
+    share = max(MAX_ROWS, budget // max(1, len(bounds)))
+    scanned, found, is_cut = 0, list[Message](), False
+    for queue, (first, _) in bounds.items():
+        begin = max(first, ends[queue] - share)
+        if search.after is not None:
+            begin = max(begin, reader.offset_at(queue, search.after))
+        is_cut |= begin > first and search.after is None
+        for message in reader.read(queue, begin, ends[queue]):
+            scanned += 1
+            if matches(search, message):
+                found.append(message)
+    newest = heapq.nlargest(MAX_ROWS, found, key=lambda each: (each.record.store_timestamp, each.queue_offset))
+    return FoundMessages(tuple(map(message_row, newest)), scanned, kept, is_cut or len(found) > MAX_ROWS)
+
+
+async def _one(console: Console, request: Request) -> Context:
+    named = request.query_params
+    numbers = [named.get(name, "") for name in ("queue", "offset")]
+    if not all(number.isdecimal() for number in numbers) or not named.get("topic"):
+        raise HTTPException(400, "the address does not name a message")
+    queue, offset = MessageQueue(named["topic"], named.get("broker", ""), int(numbers[0])), int(numbers[1])
+
+    def read() -> Message | None:
+        with TopicReader(console.settings.server, queue.topic) as reader:
+            found = reader.first(queue, offset, offset + 1) if queue in reader.queues else None
+            return found if found is not None and found.queue_offset == offset else None
+
+    message = await console.reading.ask(("message", queue, offset), read, max_age=60.0)
+    if message is None:
+        raise HTTPException(404, f"{queue} has no message at offset {offset}: it was deleted, or never stored")
+    view = message_view(message, await console.watch.fresh())
+    return {"title": f"Message {queue.topic} {queue.queue_id}@{offset}", "view": view}
+
+
+async def _tail(request: Request) -> Response:
+    """A stream of the topic's new messages, as rows."""
+    console, topic = console_of(request), request.query_params.get("topic", "")
+    if console.watch.now.topic(topic) is None:
+        raise HTTPException(404, f"there is no topic {topic!r}")
+    return StreamingResponse(
+        _new_rows(console, topic), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+    )
+
+
+async def _new_rows(console: Console, topic: str) -> AsyncIterator[str]:
+    """At most so many rows each second; what is skipped is counted."""
+    at: dict[MessageQueue, int] = await console.reading.do(lambda: _ends(console, topic))
+    while not console.stopping.is_set():
+        begin = dict(at)
+        try:
+            messages, at, skipped = await console.reading.do(lambda begin=begin: _arrived(console, topic, begin))  # type: ignore[misc]
+        except LaneError:
+            messages, skipped = [], 0
+        if messages:
+            rows = [message_row(message) for message in messages]
+            text = render_part("tail_rows.html", rows=rows, skipped=skipped)
+            yield "".join(f"data: {line}\n" for line in text.splitlines()) + "\n"
+        else:
+            yield ": \n\n"
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(console.stopping.wait(), TAIL_SECONDS)
+
+
+def _ends(console: Console, topic: str) -> dict[MessageQueue, int]:
+    with TopicReader(console.settings.server, topic) as reader:
+        return {queue: reader.bounds(queue)[1] for queue in reader.queues}
+
+
+def _arrived(
+    console: Console, topic: str, at: dict[MessageQueue, int]
+) -> tuple[list[Message], dict[MessageQueue, int], int]:
+    """The newest messages since `at`, newest first, the new ends, and how many were skipped."""
+    with TopicReader(console.settings.server, topic) as reader:
+        ends = {queue: reader.bounds(queue)[1] for queue in reader.queues}
+        total, found = 0, list[Message]()
+        for queue, end in ends.items():
+            begin = at.get(queue, end)
+            total += end - begin
+            found += reader.read(queue, max(begin, end - MAX_TAIL_ROWS), end)
+    newest = heapq.nlargest(MAX_TAIL_ROWS, found, key=lambda each: (each.record.store_timestamp, each.queue_offset))
+    return newest, ends, max(0, total - len(newest))
+
+
+def routes() -> list[BaseRoute]:
+    return [
+        *routes_of(Screen("/messages", "messages", "messages.html", _load, live=False)),
+        *routes_of(Screen("/message", "messages", "message.html", _one, live=False)),
+        Route("/tail", _tail),
+    ]

@@ -1,0 +1,97 @@
+"""`/topics`: all topics, one topic, and forms that create or delete one."""
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from lanemq.client.admin.admin import Admin
+from lanemq.console.links import topic_link
+from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of
+from lanemq.console.views.topics import TopicView, topic_rows, topic_view
+from lanemq.model.names import check_topic
+
+
+async def _list(console: Console, request: Request) -> Context:
+    now = await console.watch.fresh()
+    return {"title": "Topics", "rows": topic_rows(now, console.watch.trends)}
+
+
+async def _one(console: Console, request: Request) -> Context:
+    view = await _found(console, request)
+    retention = await _retention(console)
+    return {"title": f"Topic {view.row.name}", "view": view, "retention": retention}
+
+
+async def _found(console: Console, request: Request) -> TopicView:
+    now = await console.watch.fresh()
+    name = request.path_params["topic"]
+    view = topic_view(name, now, console.watch.trends)
+    if view is None:
+        raise HTTPException(404, now.error or f"there is no topic {name!r}")
+    return view
+
+
+async def _retention(console: Console) -> tuple[str, str]:
+    """How long and how much a LaneMQ broker keeps; empty for others."""
+    from lanemq.console.routes.settings import broker_settings
+
+    found = {each.name: each.value for each in await broker_settings(console)}
+    return found.get("retention", ""), found.get("retention_bytes", "")
+
+
+async def _new(console: Console, request: Request) -> Context:
+    return {"title": "New topic"}
+
+
+async def _deleting(console: Console, request: Request) -> Context:
+    view = await _found(console, request)
+    return {"title": f"Delete topic {view.row.name}", "view": view}
+
+
+async def _create(request: Request) -> Response:
+    console = console_of(request)
+    session = await console.check_write(request)
+    form = await request.form()
+    name, queues = check_topic(str(form.get("name", "")).strip()), str(form.get("queues", "")).strip()
+    if not queues.isdecimal() or not 1 <= int(queues) <= 4096:
+        raise HTTPException(400, f"{queues!r} is not a number of queues: write 1 to 4096")
+    ordered = form.get("ordered") == "yes"
+
+    def create() -> bool:
+        with Admin(console.settings.server, **console.credentials(session)) as admin:
+            return admin.ensure_topic(name, int(queues), ordered=ordered)
+
+    created = await console.reading.do(create)
+    await console.watch.changed()
+    return back(topic_link(name), f"Topic {name} was created." if created else f"Topic {name} exists already.")
+
+
+async def _delete(request: Request) -> Response:
+    console = console_of(request)
+    session = await console.check_write(request)
+    name = request.path_params["topic"]
+    if (await request.form()).get("name") != name:
+        raise HTTPException(400, f"write the topic's name, {name}, to delete it")
+
+    def delete() -> None:
+        with Admin(console.settings.server, **console.credentials(session)) as admin:
+            admin.delete_topic(name)
+
+    await console.reading.do(delete)
+    await console.watch.changed()
+    return back("/topics", f"Topic {name} and its messages were deleted.")
+
+
+def routes() -> list[BaseRoute]:
+    screens = (
+        Screen("/topics", "topics", "topics.html", _list),
+        Screen("/topic/new", "topics", "topic_new.html", _new, live=False),
+        Screen("/topics/{topic}", "topics", "topic.html", _one),
+        Screen("/topics/{topic}/delete", "topics", "topic_delete.html", _deleting, live=False),
+    )
+    return [
+        *(route for screen in screens for route in routes_of(screen)),
+        Route("/topic/new", _create, methods=["POST"]),
+        Route("/topics/{topic}/delete", _delete, methods=["POST"]),
+    ]

@@ -1,0 +1,190 @@
+"""How a screen becomes a page: loaded, rendered, and kept up to date while it is open.
+
+A screen is a path, a template and a function that loads what the template shows. The same template renders the page
+and, every time there is a new snapshot, the part of it that is sent to the open page as a server-sent event.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from lanemq.client.security import SecuritySettings
+from lanemq.clock import Clock
+from lanemq.console import wording
+from lanemq.console.links import group_link, key_link, topic_link
+from lanemq.console.protection import COOKIE, Session, Sessions, is_loopback
+from lanemq.console.reading import ConsoleReads, Watch
+from lanemq.console.settings import ConsoleSettings
+from lanemq.console.views.check import CheckReport
+from lanemq.console.views.home import OrderVerdict
+from lanemq.console.views.pipelines import StatusAt
+from lanemq.model.errors import LaneError
+from lanemq.model.wording import plural
+
+HERE = Path(__file__).parent
+KEEP_OPEN_SECONDS = 15.0
+"""Silence after which a comment is sent on an event stream, so that proxies keep it open."""
+
+Context = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Console:
+    """What all requests share."""
+
+    settings: ConsoleSettings
+    clock: Clock
+    sessions: Sessions
+    reading: ConsoleReads
+    watch: Watch
+    stopping: asyncio.Event
+    verdict: OrderVerdict | None = None
+    """The newest result of checking the history."""
+    report: CheckReport | None = None
+    pipelines: dict[str, tuple[StatusAt, StatusAt | None]] = field(default_factory=dict)
+    """The last two statuses of each pipeline, by its place."""
+
+    def session(self, request: Request) -> Session | None:
+        return self.sessions.of(request.cookies.get(COOKIE))
+
+    def may_write(self, request: Request) -> bool:
+        """Whether buttons that change something are shown at all."""
+        return self.sessions.remote_writes or is_loopback(client_host(request))
+
+    async def check_write(self, request: Request) -> Session:
+        """The session of a request that changes something; 403 if it may not."""
+        form = await request.form()
+        session = self.session(request)
+        why = self.sessions.refusal(client_host(request), request.headers, session, str(form.get("secret", "")))
+        if why is not None or session is None:
+            raise HTTPException(403, why)
+        return session
+
+    def credentials(self, session: Session) -> SecuritySettings:
+        """What a change is signed with: the user's own credentials, or the console's."""
+        return {} if session.credentials is None else {"credentials": session.credentials}
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """A page. `load` returns what the template shows, `title` among it."""
+
+    path: str
+    name: str
+    """The entry of the navigation that is marked."""
+    template: str
+    load: Callable[[Console, Request], Awaitable[Context]]
+    live: bool = True
+    """Whether the page is kept up to date while it is open."""
+
+
+def client_host(request: Request) -> str:
+    return request.client.host if request.client is not None else ""
+
+
+def console_of(request: Request) -> Console:
+    found: Console = request.app.state.console
+    return found
+
+
+def environment() -> Environment:
+    """Templates escape everything that is put into them: names and bodies come from strangers."""
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        number=wording.number,
+        rate=wording.rate,
+        span=wording.span,
+        size=wording.size,
+        clock_time=wording.clock_time,
+        exact_time=wording.exact_time,
+        time_of_day=wording.time_of_day,
+    )
+    made.globals.update(plural=plural, topic_link=topic_link, group_link=group_link, key_link=key_link)
+    return made
+
+
+_TEMPLATES = environment()
+
+
+def routes_of(screen: Screen) -> list[BaseRoute]:
+    """The page, and its event stream if it is live."""
+
+    async def page(request: Request) -> Response:
+        return await show(request, screen, await screen.load(console_of(request), request))
+
+    async def live(request: Request) -> Response:
+        console = console_of(request)
+        return StreamingResponse(
+            _events(console, request, screen), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+        )
+
+    found: list[BaseRoute] = [Route(screen.path, page)]
+    return [*found, Route(f"/live{screen.path}".rstrip("/"), live)] if screen.live else found
+
+
+async def show(request: Request, screen: Screen, context: Context, status: int = 200) -> Response:
+    """The whole page."""
+    return HTMLResponse(_render(console_of(request), request, screen, context, "page.html"), status)
+
+
+def _render(console: Console, request: Request, screen: Screen, context: Context, frame: str) -> str:
+    now, session = console.watch.now, console.session(request)
+    live = f"/live{request.url.path}".rstrip("/") + (f"?{request.url.query}" if request.url.query else "")
+    return _TEMPLATES.get_template(frame).render(
+        screen=screen,
+        live=live if screen.live else "",
+        here=str(request.url.path) + (f"?{request.url.query}" if request.url.query else ""),
+        server=console.settings.server,
+        session=session,
+        secret=session.secret if session is not None else "",
+        may_write=console.may_write(request),
+        broker_error=now.error,
+        age=wording.ago(console.clock.wall() - now.taken),
+        wall=console.clock.wall(),
+        ago=lambda when: wording.ago(console.clock.wall() - when),
+        flash=request.query_params.get("done", ""),
+        **context,
+    )
+
+
+def render_part(template: str, **context: Any) -> str:
+    """A template on its own, without the frame of a page."""
+    return _TEMPLATES.get_template(template).render(**context)
+
+
+async def _events(console: Console, request: Request, screen: Screen) -> AsyncIterator[str]:
+    shown = ""
+    async with console.watch.open_page():
+        while not console.stopping.is_set():
+            try:
+                text = _render(console, request, screen, await screen.load(console, request), "part.html")
+            except (LaneError, HTTPException):
+                text = shown  # the page keeps what it shows; the next snapshot may be read again
+            if text != shown:
+                shown = text
+                yield "".join(f"data: {line}\n" for line in text.splitlines()) + "\n"
+            else:
+                yield ": \n\n"
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(console.watch.next(), KEEP_OPEN_SECONDS)
+
+
+def back(path: str, done: str) -> Response:
+    """After a change: to a page that says what was done."""
+    return RedirectResponse(f"{path}{'&' if '?' in path else '?'}{urlencode({'done': done})}", 303)

@@ -1,0 +1,204 @@
+"""A snapshot: everything that the overview screens show, read from the brokers at one moment.
+
+Pages are made from the newest snapshot, so a hundred open pages cost the brokers as much as one. A snapshot is not
+consistent: its parts are read one after the other, within milliseconds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
+from lanemq.client.admin.queue_progress import QueueProgress
+from lanemq.client.admin.topic_reader import TopicReader
+from lanemq.client.admin.views import GroupDescription, GroupMember, NoAnswer, TopicDescription
+from lanemq.client.admin.watching import BrokerView, HeldLaneView, WatchAdmin
+from lanemq.clock import Clock
+from lanemq.model.errors import LaneError
+from lanemq.model.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, to_millis
+
+MAX_ASKED_MEMBERS = 50
+"""Members that a snapshot asks for their held lanes. Only owners of queues that are behind are asked."""
+
+MAX_KNOWN_AGES = 20_000
+"""Store times of messages that are remembered, so that a queue that does not move is not read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNow:
+    """A group at the time of a snapshot."""
+
+    name: str
+    members: tuple[GroupMember, ...]
+    subscriptions: Mapping[str, str]
+    queues: tuple[QueueProgress, ...]
+    note: str = ""
+
+    @property
+    def lag(self) -> int:
+        """Messages that the group has not finished."""
+        return sum(each.at.unfinished for each in self.queues)
+
+    @property
+    def lag_seconds(self) -> float:
+        """Age of the oldest message that the group has not finished; 0 if there is none."""
+        return max((each.lag_ms for each in self.queues if each.lag_ms is not None), default=0) / 1000
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Without retry topics that were never used."""
+        shown = {each.at.queue.topic for each in self.queues}
+        return tuple(sorted(shown | {each for each in self.subscriptions if not each.startswith(RETRY_PREFIX)}))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDeadLetters:
+    """The dead letters of a group, which are messages of a topic of their own."""
+
+    group: str
+    topic: str
+    messages: int
+    newest: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that was read; `error` says why it is empty or incomplete."""
+
+    taken: Millis
+    """Wall time."""
+    took: float = 0.0
+    """Seconds of reading."""
+    brokers: tuple[BrokerView, ...] = ()
+    topics: tuple[TopicDescription, ...] = ()
+    groups: tuple[GroupNow, ...] = ()
+    parked: tuple[ParkedLaneView, ...] = ()
+    """Lanes at the brokers: parked, being redriven, or held there because they are long."""
+    held: tuple[HeldLaneView, ...] = ()
+    """Lanes that members hold in memory."""
+    dead: tuple[GroupDeadLetters, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What could not be read, and why."""
+    error: str = ""
+
+    def topic(self, name: str) -> TopicDescription | None:
+        return next((each for each in self.topics if each.topic == name), None)
+
+    def group(self, name: str) -> GroupNow | None:
+        return next((each for each in self.groups if each.name == name), None)
+
+
+@dataclass(slots=True)
+class KnownAges:
+    """Store times of the messages at which groups stand. A stored message never changes, so each is read once."""
+
+    times: dict[tuple[MessageQueue, int], int] = field(default_factory=dict)
+
+    def of(self, behind: Mapping[tuple[MessageQueue, int], int], server: str) -> None:
+        """Reads the store times that are not known. `behind` has the end of each queue by queue and offset."""
+        if len(self.times) > MAX_KNOWN_AGES:
+            self.times.clear()
+        wanted: dict[str, list[tuple[MessageQueue, int]]] = {}
+        for queue, offset in behind:
+            if (queue, offset) not in self.times:
+                wanted.setdefault(queue.topic, []).append((queue, offset))
+        for topic, places in wanted.items():
+            with TopicReader(server, topic) as reader:
+                for place in places:
+                    first = reader.first(*place, behind[place])
+                    if first is not None:
+                        self.times[place] = first.record.store_timestamp
+
+
+class SnapshotReader:
+    """Takes snapshots, one at a time. Blocking; not thread-safe."""
+
+    def __init__(self, server: str, clock: Clock) -> None:
+        self._server = server
+        self._clock = clock
+        self._ages = KnownAges()
+        self._admin = WatchAdmin(server)
+        self._parked = ParkedAdmin(server)
+
+    def close(self) -> None:
+        self._admin.close()
+        self._parked.close()
+
+    def take(self) -> Snapshot:
+        """A snapshot; if the brokers cannot be reached, an empty one that says so."""
+        begin, wall = self._clock.now(), self._clock.wall()
+        try:
+            found = self._take(wall)
+        except LaneError as error:
+            found = Snapshot(wall, error=str(error))
+        return replace(found, took=(self._clock.now() - begin) / 1000)
+
+    def _take(self, wall: Millis) -> Snapshot:
+        admin, notes = self._admin, list[str]()
+        brokers = admin.brokers()
+        names = admin.topics(internal=True)
+        shown = set(admin.topics())
+        topics = tuple(
+            admin.describe_topic(name) for name in names if name in shown or name.startswith(DEAD_LETTER_PREFIX)
+        )
+        groups = self._groups(wall)
+        held = self._held(groups, notes)
+        return Snapshot(
+            wall,
+            brokers=brokers,
+            topics=tuple(each for each in topics if not each.topic.startswith(DEAD_LETTER_PREFIX)),
+            groups=groups,
+            parked=tuple(self._parked.lanes()),
+            held=held,
+            dead=tuple(_dead_letters(each) for each in topics if each.topic.startswith(DEAD_LETTER_PREFIX)),
+            notes=tuple(notes),
+        )
+
+    def _groups(self, wall: Millis) -> tuple[GroupNow, ...]:
+        groups, leases = self._admin.describe_groups()
+        left = {(lease.group, lease.queue): to_millis(lease.remaining) for lease in leases}
+        behind = {(at.queue, int(at.offset)): int(at.end) for each in groups for at in each.queues if at.lag > 0}
+        self._ages.of(behind, self._server)
+        return tuple(self._group(each, left, wall) for each in groups)
+
+    def _group(
+        self, group: GroupDescription, left: Mapping[tuple[str, MessageQueue], Millis], wall: Millis
+    ) -> GroupNow:
+        queues = []
+        for at in group.queues:
+            stored = self._ages.times.get((at.queue, at.offset)) if at.lag > 0 else None
+            age = None if stored is None else max(0, wall - stored)
+            progress = QueueProgress(at, age, left.get((group.group, at.queue)))
+            if at.end > 0 or not at.queue.topic.startswith(RETRY_PREFIX):
+                queues.append(progress)
+        return GroupNow(group.group, group.members, group.subscriptions, tuple(queues), group.note)
+
+    def _held(self, groups: tuple[GroupNow, ...], notes: list[str]) -> tuple[HeldLaneView, ...]:
+        """The lanes that owners of queues with a lag hold. A held lane always leaves a lag."""
+        found: list[HeldLaneView] = []
+        owners = {
+            (group.name, at.at.owner): at.at.queue.broker
+            for group in groups
+            for at in group.queues
+            if at.at.lag > 0 and at.at.owner is not None
+        }
+        for (group, owner), broker in list(owners.items())[:MAX_ASKED_MEMBERS]:
+            answer = self._admin.held_lanes(group, owner, broker)
+            if isinstance(answer, NoAnswer):
+                if answer.silent:
+                    notes.append(f"group {group}: {answer.why}, so lanes that it holds are not shown")
+            else:
+                found += answer
+        return tuple(found)
+
+
+def _dead_letters(topic: TopicDescription) -> GroupDeadLetters:
+    newest = [each.last_stored_at for each in topic.queues if each.last_stored_at is not None and each.messages]
+    return GroupDeadLetters(
+        topic.topic.removeprefix(DEAD_LETTER_PREFIX),
+        topic.topic,
+        sum(each.messages for each in topic.queues),
+        max(newest, default=None),
+    )

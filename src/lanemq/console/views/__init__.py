@@ -1,0 +1,1 @@
+"""What each screen shows, computed without I/O; one module per screen."""

@@ -1,0 +1,79 @@
+"""The order check: a report of the checker in words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from lanemq.checker.verdict import INVARIANTS
+
+
+class ViolationFacts(msgspec.Struct):
+    """A violation in the checker's report."""
+
+    invariant: str
+    text: str
+    topic: str = ""
+    queue: int = -1
+    offset: int = -1
+    key: str = ""
+    group: str = ""
+
+
+class GroupFacts(msgspec.Struct):
+    """How the messages of a group ended."""
+
+    finished: int = 0
+    dead_lettered: int = 0
+    skipped: int = 0
+    parked: int = 0
+    backlog: int = 0
+    redelivered: dict[str, int] = {}
+
+
+class CheckReport(msgspec.Struct):
+    """The report of `lanemq check --json`."""
+
+    verdict: str
+    events: int
+    violations: list[ViolationFacts] = []
+    counts: dict[str, int] = {}
+    reasons: list[str] = []
+    coverage: dict[str, int] = {}
+    groups: dict[str, GroupFacts] = {}
+    around: list[str] = []
+
+
+@dataclass(frozen=True, slots=True)
+class CheckView:
+    """A report as the page shows it."""
+
+    headline: str
+    level: str
+    explained: str
+    report: CheckReport
+    promises: tuple[tuple[str, str, int], ...]
+    """Every promise that was broken: its mark, its text, how often."""
+    checked: tuple[tuple[str, str], ...]
+    """All promises."""
+
+
+def check_view(report: CheckReport, promises: Mapping[str, str] = INVARIANTS) -> CheckView:
+    total = sum(report.counts.values())
+    headline, level, explained = {
+        "pass": (
+            "No violation",
+            "good",
+            f"The checker read {report.events:,} events and found every promise kept.",
+        ),
+        "violation": (
+            f"{total:,} violation{'' if total == 1 else 's'}",
+            "bad",
+            "At least one promise was broken. The first violation is explained below, with the events around it.",
+        ),
+    }.get(
+        report.verdict,
+        ("Unknown", "warn", "The history is not complete, or the run did too little to say anything."),
+    )
+    broken = tuple((mark, promises.get(mark, ""), count) for mark, count in report.counts.items())
+    return CheckView(headline, level, explained, report, broken, tuple(promises.items()))

@@ -1,0 +1,153 @@
+"""Groups: all of them, one with its queues and owners, and the preview of a reset."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lanemq.client.admin.views import GroupMember, OffsetChange
+from lanemq.console.snapshot import GroupNow, Snapshot
+from lanemq.console.trends import Trend, Trends
+from lanemq.console.views.waiting import WaitingRow, waiting_rows
+
+FULL_LEASE = 5.0
+"""Seconds of a LaneMQ member's lease by default; a lease bar is full at this length."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A group in the list."""
+
+    name: str
+    state: str
+    level: str
+    members: int
+    topics: tuple[str, ...]
+    lag: int
+    lag_seconds: float
+    trend: Trend
+    rate: float | None
+    drained_in: float | None
+    """Seconds until the lag is gone at the present rate; None if it does not shrink."""
+    held: int
+    parked: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedQueue:
+    """A queue of a group."""
+
+    topic: str
+    number: int
+    broker: str
+    offset: int
+    end: int
+    lag: int
+    """Messages that are not finished."""
+    lag_seconds: float | None
+    owner: str | None
+    epoch: int | None
+    lease: float | None
+    """Seconds left."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScreen:
+    """One group."""
+
+    row: GroupRow
+    queues: tuple[OwnedQueue, ...]
+    members: tuple[tuple[GroupMember, int], ...]
+    """Each member, and how many queues it owns."""
+    waiting: tuple[WaitingRow, ...]
+    note: str
+
+
+def group_rows(now: Snapshot, trends: Trends) -> tuple[GroupRow, ...]:
+    return tuple(_row(group, now, trends) for group in now.groups)
+
+
+def group_view(name: str, now: Snapshot, trends: Trends) -> GroupScreen | None:
+    """None if there is no such group."""
+    group = now.group(name)
+    if group is None:
+        return None
+    queues = tuple(
+        OwnedQueue(
+            each.at.queue.topic,
+            each.at.queue.queue_id,
+            each.at.queue.broker,
+            each.at.offset,
+            each.at.end,
+            each.at.unfinished,
+            None if each.lag_ms is None else each.lag_ms / 1000,
+            each.at.owner,
+            each.at.epoch,
+            None if each.lease_ms is None else each.lease_ms / 1000,
+        )
+        for each in group.queues
+    )
+    owned = {member.client_id: sum(each.owner == member.client_id for each in queues) for member in group.members}
+    members = tuple((member, owned[member.client_id]) for member in group.members)
+    waiting = tuple(row for row in waiting_rows(now) if row.group == name)
+    return GroupScreen(_row(group, now, trends), queues, members, waiting, group.note)
+
+
+def _row(group: GroupNow, now: Snapshot, trends: Trends) -> GroupRow:
+    waiting = [row for row in waiting_rows(now) if row.group == group.name]
+    trend, rate = trends.trend(group.name), trends.done_rate(group.name)
+    state, level = _state(group)
+    return GroupRow(
+        group.name,
+        state,
+        level,
+        len(group.members),
+        group.topics,
+        group.lag,
+        group.lag_seconds,
+        trend,
+        rate,
+        group.lag / rate if group.lag and rate and trend is Trend.SHRINKING else None,
+        sum(row.state == "held" for row in waiting),
+        sum(row.state == "parked" for row in waiting),
+    )
+
+
+def _state(group: GroupNow) -> tuple[str, str]:
+    if group.members:
+        return ("running", "good")
+    return ("no member", "warn") if group.lag else ("offline", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class ResetRow:
+    """What a reset does in one queue."""
+
+    number: int
+    broker: str
+    before: int | None
+    after: int
+    repeats: int
+    skips: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPreview:
+    """What a reset does."""
+
+    rows: tuple[ResetRow, ...]
+    repeats: int
+    skips: int
+
+
+def reset_preview(plan: Sequence[OffsetChange]) -> ResetPreview:
+    rows = tuple(
+        ResetRow(
+            each.queue.queue_id,
+            each.queue.broker,
+            each.before,
+            each.after,
+            max(0, each.before - each.after) if each.before is not None else 0,
+            max(0, each.after - each.before) if each.before is not None else 0,
+        )
+        for each in plan
+    )
+    return ResetPreview(rows, sum(row.repeats for row in rows), sum(row.skips for row in rows))

@@ -1,0 +1,194 @@
+"""The home screen: five questions, each answered by a word, a figure and a colour, and what happened lately."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lanemq.console.snapshot import GroupNow, Snapshot
+from lanemq.console.trends import ConsoleEvent, Trends, TrendSample
+from lanemq.console.wording import number, span
+from lanemq.core.lane_status import LaneStatus
+from lanemq.model.units import Millis
+from lanemq.model.wording import plural
+
+Level = Literal["good", "warn", "bad", "none"]
+LATE_SECONDS = 60.0
+"""A group that is later than this is shown as late."""
+MAX_EVENTS_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One question and its answer."""
+
+    name: str
+    question: str
+    answer: str
+    detail: str
+    level: Level
+    link: str
+    explained: str
+
+
+@dataclass(frozen=True, slots=True)
+class OrderVerdict:
+    """The newest result of checking the history."""
+
+    verdict: str
+    """`pass`, `violation` or `unknown`."""
+    events: int
+    violations: int
+    at: Millis
+
+
+@dataclass(frozen=True, slots=True)
+class HomeView:
+    """The home screen."""
+
+    tiles: tuple[Tile, ...]
+    events: tuple[ConsoleEvent, ...]
+    empty: bool
+    """Whether there is no topic yet."""
+
+
+def home_view(now: Snapshot, trends: Trends, verdict: OrderVerdict | None) -> HomeView:
+    events = tuple(reversed(trends.events))[:MAX_EVENTS_SHOWN]
+    tiles = (_up(now), _stuck(now), _late(now), _failed(now), _order(now, verdict))
+    return HomeView(tiles, events, not now.error and not now.topics)
+
+
+def _up(now: Snapshot) -> Tile:
+    away = [each.name for each in now.brokers if each.error]
+    up = len(now.brokers) - len(away)
+    read_only = [each.name for each in now.brokers if each.info.get("laneReadOnly", "false") != "false"]
+    level: Level = "good"
+    if now.error or not up:
+        answer, detail, level = "Down", now.error or "no broker answers", "bad"
+    elif away:
+        answer, detail, level = "In part", f"{', '.join(away)} does not answer", "warn"
+    elif read_only:
+        answer, detail, level = "Read-only", f"{', '.join(read_only)} cannot write to its disk", "bad"
+    else:
+        answer, detail = "Up", f"{plural(up, 'broker')}, {plural(len(now.topics), 'topic')}"
+    return Tile(
+        "Up", "Is it up?", answer, detail, level, "/settings", "Whether every broker answers and accepts messages."
+    )
+
+
+def stalled(now: Snapshot) -> Iterator[GroupNow]:
+    """Groups that have messages to process and no member."""
+    return (group for group in now.groups if group.lag and not group.members)
+
+
+def _stuck(now: Snapshot) -> Tile:
+    parked = [lane for lane in now.parked if lane.status is LaneStatus.PARKED]
+    without = list(stalled(now))
+    messages = sum(lane.messages for lane in parked)
+    level: Level = "none" if now.error else "good"
+    answer, detail, link = "Nothing", "no key waits for a person", "/waiting"
+    if parked:
+        answer, level = plural(len(parked), "key"), "bad"
+        detail = f"{plural(messages, 'message')} parked until you redrive or discard"
+    elif without:
+        answer, level, link = plural(len(without), "group"), "warn", "/groups"
+        detail = "messages wait, and no member is online"
+    if now.error:
+        answer, detail = "Unknown", "the brokers do not answer"
+    return Tile(
+        "Stuck",
+        "Is anything stuck?",
+        answer,
+        detail,
+        level,
+        link,
+        "Keys that are parked after their retries, and groups without a member.",
+    )
+
+
+def _late(now: Snapshot) -> Tile:
+    behind = [group for group in now.groups if group.lag]
+    level: Level = "none" if now.error else "good"
+    answer, detail = "0 s", "every group is up to date"
+    if behind:
+        latest = max(behind, key=lambda group: group.lag_seconds)
+        answer = span(latest.lag_seconds)
+        detail = f"{latest.name}: {number(latest.lag)} behind"
+        level = "warn" if latest.lag_seconds > LATE_SECONDS else "good"
+    if now.error:
+        answer, detail = "Unknown", "the brokers do not answer"
+    return Tile(
+        "Late",
+        "How late are we?",
+        answer,
+        detail,
+        level,
+        "/groups",
+        "The age of the oldest message that a group has not finished. Parked messages do not count.",
+    )
+
+
+def _failed(now: Snapshot) -> Tile:
+    held = len(now.held) + sum(lane.status is LaneStatus.HELD for lane in now.parked)
+    dead = sum(each.messages for each in now.dead)
+    level: Level = "none" if now.error else "good"
+    answer, detail = "Nothing", "no key is retried, no dead letters"
+    if held or dead:
+        answer, level = plural(held, "key") if held else plural(dead, "dead letter"), "warn"
+        beside = f", and {plural(dead, 'dead letter')}" if dead else ""
+        detail = f"held for a retry{beside}" if held else "given up"
+    if now.error:
+        answer, detail = "Unknown", "the brokers do not answer"
+    return Tile(
+        "Failed",
+        "What failed?",
+        answer,
+        detail,
+        level,
+        "/waiting",
+        "Keys that wait for their next attempt, and messages that were given up.",
+    )
+
+
+def _order(now: Snapshot, verdict: OrderVerdict | None) -> Tile:
+    answer, detail = "Not checked", "start the console with --history to check"
+    level: Level = "none"
+    if verdict is not None:
+        if verdict.verdict == "pass":
+            answer, level = "0 violations", "good"
+        elif verdict.verdict == "violation":
+            answer, level = plural(verdict.violations, "violation"), "bad"
+        else:
+            answer = "Unknown"
+        detail = f"{_events(verdict.events)} checked"
+    return Tile(
+        "Order",
+        "Is all in order?",
+        answer,
+        detail,
+        level,
+        "/check",
+        "The checker reads what brokers, producers and consumers recorded, and looks for a broken promise.",
+    )
+
+
+def _events(count: int) -> str:
+    return "1 event" if count == 1 else f"{number(count)} events"
+
+
+def plot_series(samples: Sequence[TrendSample]) -> dict[str, list[float | None]]:
+    """The two plots: messages stored and finished per second, and the latest group's lag in seconds."""
+    times: list[float | None] = [sample.at / 1000 for sample in samples]
+    stored = _rates(samples, [sum(sample.stored.values()) for sample in samples])
+    done = _rates(samples, [sum(sample.done.values()) for sample in samples])
+    late: list[float | None] = [round(max(sample.lag_seconds.values(), default=0.0), 2) for sample in samples]
+    return {"time": times, "stored": stored, "finished": done, "late": late}
+
+
+def _rates(samples: Sequence[TrendSample], totals: Sequence[int]) -> list[float | None]:
+    found: list[float | None] = [None] if samples else []
+    for (before, first), (after, last) in zip(
+        zip(samples, totals, strict=True), list(zip(samples, totals, strict=True))[1:], strict=False
+    ):
+        millis = after.at - before.at
+        found.append(round(max(0, last - first) * 1000 / millis, 1) if millis > 0 else None)
+    return found

@@ -1,0 +1,310 @@
+"""The journey of a key: its messages in order, and how far each group is with each of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal
+
+from lanemq.client.admin.key_progress import KeyFacts, KeyProgress
+from lanemq.client.admin.views import LaneStateView
+from lanemq.client.message import Message
+from lanemq.clock import wall_time
+from lanemq.console.key_history import KeyHistory, RecordedTurn
+from lanemq.console.views.waiting import WaitingRow, parked_row
+from lanemq.console.wording import preview
+from lanemq.core.consuming.views import LaneActivity
+from lanemq.core.lane_status import LaneStatus
+from lanemq.model.units import Millis
+from lanemq.model.wording import plural
+
+StepState = Literal["done", "running", "held", "parked", "redriving", "waiting", "passed"]
+
+_LEVELS: Mapping[str, str] = {
+    "done": "good", "running": "busy", "held": "warn", "parked": "bad", "redriving": "busy", "waiting": "none",
+    "passed": "bad",
+}  # fmt: skip
+
+
+_TROUBLE = ("good", "none", "busy", "warn", "bad")
+"""Levels, the worst last."""
+
+
+@dataclass(frozen=True, slots=True)
+class JourneyTurn:
+    """One recorded call of a handler for a message."""
+
+    worker: str
+    group: str
+    what: str
+    level: str
+    at: datetime
+    seconds: float | None
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class JourneyStep:
+    """How far one group is with one message."""
+
+    group: str
+    state: StepState
+    level: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class JourneyStop:
+    """A message of the key, or a place where one is missing."""
+
+    offset: int
+    queue: int
+    sent_at: datetime | None
+    stored_at: datetime | None
+    tag: str | None
+    text: str
+    link: str
+    steps: tuple[JourneyStep, ...]
+    turns: tuple[JourneyTurn, ...]
+    missing: str = ""
+    """Why the message should be here and is not; empty if it is here."""
+
+    @property
+    def level(self) -> str:
+        """That of the group that has most trouble with it."""
+        if self.missing:
+            return "bad"
+        return max((step.level for step in self.steps), key=_TROUBLE.index, default="none")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLane:
+    """The lane of the key in one group."""
+
+    group: str
+    state: StepState
+    level: str
+    sentence: str
+    owner: str | None
+    epoch: int | None
+    lease: float | None
+    members: int
+    done: int
+    pending: int
+    parked: WaitingRow | None
+    error: str
+    attempts: int
+    retry_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyView:
+    """The screen of one key."""
+
+    key: str
+    topic: str
+    queue: int
+    broker: str
+    hashed: int
+    strays: tuple[int, ...]
+    """Queues other than the key's own that have messages of it."""
+    groups: tuple[GroupLane, ...]
+    stops: tuple[JourneyStop, ...]
+    is_cut: bool
+    """Whether there are older messages that the index did not return."""
+    has_history: bool
+    complete: bool
+    events: tuple[JourneyTurn, ...] = field(default=())
+    """Recorded events that belong to no message that is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockPair:
+    """The same moment on the machine's clock, in ns, and on the wall clock."""
+
+    running_ns: int
+    wall: Millis
+
+    def time(self, running_ns: int) -> datetime:
+        return wall_time(self.wall) - timedelta(microseconds=(self.running_ns - running_ns) // 1000)
+
+
+def key_view(
+    facts: KeyFacts,
+    limit: int,
+    history: KeyHistory | None,
+    clock: ClockPair,
+    first_kept: Mapping[int, int],
+) -> KeyView:
+    """`first_kept`: the first offset of each queue of the topic that retention has kept."""
+    turns = [_turn(each, clock) for each in history.turns] if history is not None else []
+    of_place: dict[tuple[int, int], list[JourneyTurn]] = {}
+    for recorded, turn in zip(history.turns if history is not None else (), turns, strict=True):
+        of_place.setdefault((recorded.queue, recorded.offset), []).append(turn)
+    stops = [_stop(message, facts, of_place) for message in facts.messages]
+    if history is not None and len(facts.messages) < limit:
+        stops += _missing(history, facts.messages, first_kept)
+    shown = {(stop.queue, stop.offset) for stop in stops}
+    return KeyView(
+        facts.key,
+        facts.queue.topic,
+        facts.queue.queue_id,
+        facts.queue.broker,
+        facts.hashed.queue_id,
+        tuple(sorted({message.queue.queue_id for message in facts.messages} - {facts.hashed.queue_id})),
+        tuple(map(_lane, facts.groups)),
+        tuple(sorted(stops, key=lambda stop: (stop.queue, stop.offset))),
+        len(facts.messages) >= limit,
+        history is not None,
+        history.complete if history is not None else False,
+        tuple(turn for place, found in of_place.items() if place not in shown for turn in found),
+    )
+
+
+def _missing(history: KeyHistory, messages: Sequence[Message], first_kept: Mapping[int, int]) -> list[JourneyStop]:
+    """Messages that a producer knows to be stored, that retention has kept, and that the broker does not return."""
+    present = {(message.queue.queue_id, message.queue_offset) for message in messages}
+    return [
+        JourneyStop(
+            offset, queue, None, None, None, "", "", (), (),
+            "a producer recorded that it is stored, and the broker does not have it",
+        )
+        for queue, offset in history.acknowledged - present
+        if offset >= first_kept.get(queue, 0)
+    ]  # fmt: skip
+
+
+def _stop(message: Message, facts: KeyFacts, turns: Mapping[tuple[int, int], Sequence[JourneyTurn]]) -> JourneyStop:
+    queue, offset = message.queue, message.queue_offset
+    here = tuple(turns.get((queue.queue_id, offset), ()))
+    steps = tuple(_step(each, offset, here) for each in facts.groups) if queue == facts.queue else ()
+    link = f"/message?topic={queue.topic}&broker={queue.broker}&queue={queue.queue_id}&offset={offset}"
+    return JourneyStop(
+        offset,
+        queue.queue_id,
+        message.born_at,
+        message.stored_at,
+        message.tag,
+        preview(message.body),
+        link,
+        steps,
+        here,
+    )
+
+
+def _step(progress: KeyProgress, offset: int, turns: Sequence[JourneyTurn]) -> JourneyStep:
+    state, detail = step_of(progress, offset)
+    return JourneyStep(progress.group, state, _LEVELS[state], detail)
+
+
+def step_of(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
+    """How far the group is with the message at `offset`, which is one of the key's."""
+    lane, parked = progress.lane, progress.parked
+    if parked is not None and parked.first <= offset <= parked.last:
+        return _at_broker(progress, offset)
+    if offset not in progress.pending:
+        return "done", ""
+    if not isinstance(lane, LaneStateView):
+        return "waiting", ""
+    activity = LaneActivity(lane.state)
+    if lane.head is None:
+        return ("done", "") if offset < lane.next_offset else ("waiting", "not fetched yet")
+    if offset < lane.head:
+        return "done", ""
+    if offset > lane.head:
+        return "waiting", f"behind offset {lane.head}"
+    if activity is LaneActivity.RUNNING:
+        return "running", ""
+    if activity in (LaneActivity.HELD, LaneActivity.QUEUE_HELD):
+        return "held", lane.reason
+    return ("parked", lane.reason) if activity is LaneActivity.PARKED else ("waiting", "")
+
+
+def _at_broker(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
+    parked = progress.parked
+    assert parked is not None
+    state: StepState = "parked"
+    if parked.status is LaneStatus.REDRIVING:
+        state = "redriving"
+    elif parked.status is LaneStatus.HELD:
+        state = "held"
+    return state, parked.reason if offset == parked.first else f"behind offset {parked.first}"
+
+
+def _lane(progress: KeyProgress) -> GroupLane:
+    state = _lane_state(progress)
+    lane = progress.lane if isinstance(progress.lane, LaneStateView) else None
+    parked, left = progress.parked, progress.progress.lease_ms
+    return GroupLane(
+        progress.group,
+        state,
+        _LEVELS[state],
+        _sentence(progress),
+        progress.progress.at.owner,
+        progress.progress.at.epoch,
+        None if left is None else left / 1000,
+        progress.members,
+        progress.done,
+        len(progress.pending),
+        None if parked is None else parked_row(parked),
+        _error(progress),
+        parked.attempts if parked is not None else lane.attempts if lane is not None else 0,
+        lane.retry_in if lane is not None else None,
+    )
+
+
+def _error(progress: KeyProgress) -> str:
+    if progress.parked is not None:
+        return progress.parked.reason
+    return progress.lane.reason if isinstance(progress.lane, LaneStateView) else ""
+
+
+def _sentence(progress: KeyProgress) -> str:
+    """What the key waits for, as a sentence of its own. The error is shown beside it."""
+    parked, waits_for = progress.parked, progress.waits_for
+    if parked is not None and parked.status is LaneStatus.PARKED:
+        after = f" after {plural(parked.attempts, 'attempt')} at offset {parked.first}" if parked.attempts else ""
+        return f"Waits for a person: it was parked{after}. {plural(parked.messages, 'message')} wait, in order."
+    reason = _error(progress)
+    if reason:
+        waits_for = waits_for.replace(f": {reason}", "")
+    if waits_for.startswith("nothing: "):
+        text = waits_for.removeprefix("nothing: ")
+        return f"{text[0].upper()}{text[1:]}."
+    return f"Waits for {waits_for}."
+
+
+def _lane_state(progress: KeyProgress) -> StepState:
+    if progress.parked is not None:
+        return _at_broker(progress, progress.parked.first)[0]
+    if not progress.pending:
+        return "done"
+    return step_of(progress, _head(progress))[0]
+
+
+def _head(progress: KeyProgress) -> int:
+    lane = progress.lane
+    if isinstance(lane, LaneStateView) and lane.head in progress.pending:
+        return int(lane.head or 0)
+    return progress.pending[-1] if isinstance(lane, LaneStateView) and lane.head is None else progress.pending[0]
+
+
+_OUTCOMES = frozenset({"ok", "retry", "abandoned", "late"})
+_TURN_LEVELS = {"ok": "good", "running": "busy", "late": "warn", "abandoned": "warn", "effect": "good"}
+_TURN_WORDS = {
+    "ok": "done", "retry": "failed", "late": "done after the lease ended", "abandoned": "thrown away: queue lost",
+    "dead_lettered": "dead-lettered", "effect": "in the sink",
+}  # fmt: skip
+
+
+def _turn(recorded: RecordedTurn, clock: ClockPair) -> JourneyTurn:
+    is_turn = recorded.ended is not None and recorded.what in _OUTCOMES
+    seconds = max(0, (recorded.ended or 0) - recorded.began) / 1e9 if is_turn else None
+    return JourneyTurn(
+        recorded.process,
+        recorded.group,
+        _TURN_WORDS.get(recorded.what, recorded.what),
+        _TURN_LEVELS.get(recorded.what, "bad"),
+        clock.time(recorded.began),
+        seconds,
+        recorded.attempt,
+    )

@@ -1,0 +1,217 @@
+"""Messages: rows of a list, and one message with its body as JSON, text and bytes."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+
+from lanemq.client.message import Message
+from lanemq.console.links import key_link, message_link
+from lanemq.console.snapshot import Snapshot
+from lanemq.console.wording import preview
+from lanemq.model.errors import InvalidOption, LaneError
+from lanemq.model.units import parse_duration
+from lanemq.model.wording import printable
+
+MAX_BODY_CHARS = 100_000
+"""Characters of a body that its page shows."""
+MAX_HEX_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """A message in a list."""
+
+    topic: str
+    queue: int
+    broker: str
+    offset: int
+    key: str | None
+    tag: str | None
+    stored_at: datetime
+    text: str
+    link: str
+    key_link: str
+
+
+def message_row(message: Message) -> MessageRow:
+    return MessageRow(
+        message.queue.topic,
+        message.queue.queue_id,
+        message.queue.broker,
+        message.queue_offset,
+        message.key,
+        message.tag,
+        message.stored_at,
+        preview(_body(message)),
+        message_link(message.queue, message.queue_offset),
+        key_link(message.queue.topic, message.key),
+    )
+
+
+def _body(message: Message) -> bytes:
+    """The body; one that claims to be compressed and is not is shown as it is stored."""
+    try:
+        return message.body
+    except LaneError:
+        return message.stored_body
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What a search box asks for. Times are ms since 1970."""
+
+    key: str | None = None
+    id: str | None = None
+    after: int | None = None
+    before: int | None = None
+    text: str = ""
+    """Words that the body must contain."""
+
+    @property
+    def by_index(self) -> bool:
+        """Whether the broker's index answers it; otherwise messages are read."""
+        return self.key is not None or self.id is not None
+
+
+_WORD = re.compile(r'(?:(key|id|after|before|text):)?(?:"([^"]*)"|(\S+))')
+
+
+def parse_search(text: str, now: datetime) -> Search:
+    """`key:order-42 after:10m paid`: words with a name, and words that the body contains.
+
+    One word without a name is searched in bodies. Times are `10m` for ten minutes ago, or ISO 8601.
+    """
+    found: dict[str, str] = {}
+    words: list[str] = []
+    for name, quoted, plain in _WORD.findall(text):
+        value = quoted or plain
+        if name in ("", "text"):
+            words.append(value)
+        elif name in found:
+            raise InvalidOption(f"{name}: stands twice in the search: leave one of them out")
+        else:
+            found[name] = value
+    return Search(
+        found.get("key"),
+        found.get("id"),
+        _millis("after", found["after"], now) if "after" in found else None,
+        _millis("before", found["before"], now) if "before" in found else None,
+        " ".join(words),
+    )
+
+
+def _millis(name: str, text: str, now: datetime) -> int:
+    try:
+        return round((now - timedelta(seconds=parse_duration(text))).timestamp() * 1000)
+    except InvalidOption:
+        pass
+    try:
+        return round(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+    except ValueError:
+        raise InvalidOption(
+            f"{name}:{text[:40]} is not a time: write 10m for ten minutes ago, or 2026-01-31T12:00"
+        ) from None
+
+
+def matches(search: Search, message: Message) -> bool:
+    """Whether a message that was read is one that the search asks for."""
+    at = message.record.store_timestamp
+    if (search.after is not None and at < search.after) or (search.before is not None and at >= search.before):
+        return False
+    return not search.text or search.text.encode() in _body(message)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """Where a message is for one group."""
+
+    group: str
+    state: str
+    level: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """One message."""
+
+    row: MessageRow
+    message_id: str
+    stored_id: str
+    sent_at: datetime
+    sent_from: str
+    bytes: int
+    json: str | None
+    """The body as indented JSON; None if it is not JSON."""
+    text: str
+    hex: str
+    cut: bool
+    properties: tuple[tuple[str, str], ...]
+    groups: tuple[GroupPlace, ...]
+
+
+def message_view(message: Message, now: Snapshot) -> MessageView:
+    body, record = _body(message), message.record
+    return MessageView(
+        message_row(message),
+        message.message_id,
+        message.stored_id,
+        message.born_at,
+        record.born_host,
+        len(body),
+        _json(body),
+        printable_lines(body[: 4 * MAX_BODY_CHARS].decode("utf-8", "backslashreplace"))[:MAX_BODY_CHARS],
+        "\n".join(_hex_lines(body[:MAX_HEX_BYTES])),
+        len(body) > MAX_HEX_BYTES,
+        tuple(sorted((name, printable(value)) for name, value in message.properties.items())),
+        tuple(_places(message, now)),
+    )
+
+
+def printable_lines(text: str) -> str:
+    """The text with control characters escaped, lines kept."""
+    return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
+
+
+def _json(body: bytes) -> str | None:
+    if len(body) > MAX_BODY_CHARS:
+        return None
+    try:
+        return msgspec.json.format(body, indent=2).decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _hex_lines(body: bytes) -> Iterator[str]:
+    for start in range(0, len(body), 16):
+        row = body[start : start + 16]
+        shown = "".join(chr(each) if 32 <= each < 127 else "." for each in row)
+        yield f"{start:06x}  {row.hex(' '):<47}  {shown}"
+
+
+def _places(message: Message, now: Snapshot) -> Iterator[GroupPlace]:
+    parked: Mapping[str, str] = {
+        lane.group: lane.status.value
+        for lane in now.parked
+        if lane.queue == message.queue and lane.key == message.key and lane.first <= message.queue_offset <= lane.last
+    }
+    held = {
+        lane.group
+        for lane in now.held
+        if lane.queue == message.queue and lane.key == message.key and lane.state.head == message.queue_offset
+    }
+    for group in now.groups:
+        for each in group.queues:
+            if each.at.queue != message.queue:
+                continue
+            if group.name in parked:
+                yield GroupPlace(group.name, parked[group.name], "bad" if parked[group.name] == "parked" else "warn")
+            elif group.name in held:
+                yield GroupPlace(group.name, "held", "warn")
+            elif message.queue_offset < each.at.offset:
+                yield GroupPlace(group.name, "done", "good")
+            else:
+                ahead = message.queue_offset - each.at.offset
+                yield GroupPlace(group.name, f"waiting or running, {ahead:,} before it in the queue", "none")

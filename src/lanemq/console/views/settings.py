@@ -1,0 +1,100 @@
+"""Settings: the values in use, and where each came from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from lanemq.client.admin.watching import BrokerSetting, BrokerView
+from lanemq.console.settings import ConsoleSettings
+from lanemq.console.wording import NONE, number, size, span
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One setting."""
+
+    owner: str
+    name: str
+    value: str
+    origin: str
+    changed: bool
+    plain: str = ""
+    """The value in plain units, if it is a size or a long time."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRow:
+    """One broker and its figures."""
+
+    name: str
+    address: str
+    kind: str
+    error: str
+    log_bytes: str
+    disk_used: str
+    stored: str
+    refused: str
+
+
+_ORIGIN_HIDDEN = frozenset({"origins"})
+
+
+def console_rows(settings: ConsoleSettings) -> tuple[SettingRow, ...]:
+    rows = []
+    for each in fields(settings):
+        if each.name in _ORIGIN_HIDDEN:
+            continue
+        value, origin = getattr(settings, each.name), settings.origins.get(each.name, "default")
+        rows.append(SettingRow("console", each.name, _text(value), origin, origin != "default"))
+    return tuple(rows)
+
+
+def setting_rows(found: Sequence[BrokerSetting]) -> tuple[SettingRow, ...]:
+    return tuple(
+        SettingRow(
+            each.broker,
+            each.name,
+            each.value or NONE,
+            "not reported" if each.is_default is None else "default" if each.is_default else "set at its start",
+            each.is_default is False,
+            _plain(each.name, each.value),
+        )
+        for each in found
+    )
+
+
+def _plain(name: str, value: str) -> str:
+    if not value.replace(".", "", 1).isdecimal():
+        return ""
+    if name.endswith("_bytes"):
+        return size(float(value)) if float(value) >= 1024 else "no limit" if float(value) == 0 else ""
+    return span(float(value)) if "." in value and float(value) >= 60 else "seconds" if "." in value else ""
+
+
+def broker_rows(brokers: Sequence[BrokerView]) -> tuple[BrokerRow, ...]:
+    return tuple(map(_broker, brokers))
+
+
+def _broker(view: BrokerView) -> BrokerRow:
+    info = view.info
+    start, end = info.get("commitLogMinOffset", ""), info.get("commitLogMaxOffset", "")
+    kept = size(int(end) - int(start)) if start.isdecimal() and end.isdecimal() else NONE
+    used = info.get("commitLogDiskRatio", "")
+    stale = [info.get(name, "0") for name in ("laneStalePulls", "laneStaleCommits", "laneRefusedCommits")]
+    return BrokerRow(
+        view.name,
+        view.address,
+        "LaneMQ" if view.lane else info.get("brokerVersionDesc", "RocketMQ"),
+        view.error,
+        kept,
+        f"{float(used):.0%}" if used.replace(".", "", 1).isdecimal() else NONE,
+        number(int(info["putMessageTimesTotal"])) if info.get("putMessageTimesTotal", "").isdecimal() else NONE,
+        number(sum(int(each) for each in stale if each.isdecimal())) if view.lane else NONE,
+    )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value) if value not in (None, "") else NONE

@@ -1,0 +1,196 @@
+"""Changes: who may make them, from where, and that they do what the page before them said."""
+
+import re
+from collections.abc import Mapping
+from urllib.parse import urlencode
+
+import pytest
+from starlette.testclient import TestClient
+from tests.console.conftest import BASE, TOKEN, Stage, until
+
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.parked import ParkedAdmin
+from lanemq.client.producer.producer import Producer
+from lanemq.console import protection
+from lanemq.console.app import console_app
+from lanemq.console.settings import ConsoleSettings
+
+OURS = {"origin": BASE}
+
+
+def secret_of(client: TestClient, path: str = "/topic/new") -> str:
+    found = re.search(r'name="secret" value="([^"]+)"', client.get(path).text)
+    return found[1] if found else ""
+
+
+def create(client: TestClient, name: str, headers: Mapping[str, str], **fields: str) -> int:
+    form = {"name": name, "queues": "1", "ordered": "yes", **fields}
+    return client.post("/topic/new", data=form, headers=dict(headers), follow_redirects=False).status_code
+
+
+def topics(stage: Stage) -> list[str]:
+    with Admin(stage.address) as admin:
+        return admin.topics()
+
+
+def test_a_change_needs_a_session(client: TestClient, stage: Stage) -> None:
+    assert create(client, "without-session", OURS, secret="x") == 403
+    assert "without-session" not in topics(stage)
+
+
+def test_a_wrong_token_begins_no_session(client: TestClient) -> None:
+    answer = client.post("/sign-in", data={"token": "wrong"}, headers=OURS, follow_redirects=False)
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+
+
+def test_a_broker_without_users_lets_nobody_sign_in_as_one(client: TestClient) -> None:
+    """It accepts every signature, so any name would do."""
+    form = {"user": "anyone", "token": "anything"}
+    assert client.post("/sign-in", data=form, headers=OURS, follow_redirects=False).status_code == 403
+
+
+def test_the_cookie_is_hidden_from_scripts_and_other_sites(client: TestClient) -> None:
+    answer = client.post("/sign-in", data={"token": TOKEN}, headers=OURS, follow_redirects=False)
+    client.cookies.clear()
+    assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["set-cookie"].split("; "))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"sec-fetch-site": "cross-site", "origin": BASE},
+        {"sec-fetch-site": "same-site"},
+        {},
+    ],
+)
+def test_a_form_of_another_site_changes_nothing(signed_in: TestClient, stage: Stage, headers: dict[str, str]) -> None:
+    assert create(signed_in, "foreign-form", headers, secret=secret_of(signed_in)) == 403
+    assert "foreign-form" not in topics(stage)
+
+
+def test_a_form_without_the_sessions_secret_changes_nothing(signed_in: TestClient, stage: Stage) -> None:
+    assert create(signed_in, "no-secret", OURS) == 403
+    assert create(signed_in, "no-secret", OURS, secret="guessed") == 403
+    assert "no-secret" not in topics(stage)
+
+
+def test_control_without_the_guard_the_foreign_form_would_work(
+    signed_in: TestClient, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protection.Sessions, "refusal", lambda *_: None)
+    assert create(signed_in, "control", {"origin": "http://evil.example"}) == 303
+    assert "control" in topics(stage)
+
+
+def test_another_machine_may_look_and_not_change(stage: Stage) -> None:
+    app = console_app(ConsoleSettings(stage.address, every=0.2), TOKEN)
+    with TestClient(app, base_url=BASE, client=("192.0.2.7", 50000)) as remote:
+        remote.post("/sign-in", data={"token": TOKEN}, headers=OURS)
+        page = remote.get("/topics")
+        assert "read-only" not in page.text  # it has a session, and still:
+        answer = remote.post(
+            "/topic/new", data={"name": "remote", "queues": "1", "secret": secret_of(remote)}, headers=OURS
+        )
+        assert answer.status_code == 403
+        assert "--remote-writes" in answer.text
+    assert "remote" not in topics(stage)
+
+
+def test_another_machine_may_change_something_if_the_console_was_started_so(stage: Stage) -> None:
+    app = console_app(ConsoleSettings(stage.address, every=0.2, remote_writes=True), TOKEN)
+    with TestClient(app, base_url=BASE, client=("192.0.2.7", 50000)) as remote:
+        remote.post("/sign-in", data={"token": TOKEN}, headers=OURS)
+        assert create(remote, "remote-allowed", OURS, secret=secret_of(remote)) == 303
+    assert "remote-allowed" in topics(stage)
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("127.0.0.1:9870", True), ("[::1]:9870", True), ("localhost", True), ("10.0.0.4:80", True),
+        ("evil.example:9870", False), ("", False), ("ops.example", True), ("127.0.0.1.evil.example", False),
+    ],
+)  # fmt: skip
+def test_only_addresses_and_known_names_are_hosts_of_the_console(host: str, allowed: bool) -> None:
+    assert protection.host_allowed(host, frozenset({"ops.example"})) is allowed
+
+
+def test_a_page_for_another_host_is_refused(client: TestClient) -> None:
+    """A name that an attacker lets point to this machine would otherwise read every message."""
+    assert client.get("/messages?topic=orders", headers={"host": "evil.example"}).status_code == 421
+
+
+def test_signing_in_leads_only_to_pages_of_the_console(client: TestClient) -> None:
+    for target in ("http://evil.example/", "//evil.example", "/\\evil.example"):
+        form = {"token": TOKEN, "then": target}
+        answer = client.post("/sign-in", data=form, headers=OURS, follow_redirects=False)
+        assert "evil" not in answer.headers["location"], target
+    client.cookies.clear()
+
+
+def test_a_topic_is_created_and_deleted_by_its_name(signed_in: TestClient, stage: Stage) -> None:
+    assert create(signed_in, "short-lived", OURS, secret=secret_of(signed_in), queues="3") == 303
+    assert "short-lived" in signed_in.get("/topics").text
+    form = {"secret": secret_of(signed_in), "name": "wrong"}
+    assert signed_in.post("/topics/short-lived/delete", data=form, headers=OURS).status_code == 400
+    assert "short-lived" in topics(stage)
+    signed_in.post("/topics/short-lived/delete", data={**form, "name": "short-lived"}, headers=OURS)
+    assert "short-lived" not in topics(stage)
+
+
+def test_a_reset_is_previewed_and_then_done(signed_in: TestClient, stage: Stage) -> None:
+    with Admin(stage.address) as admin:
+        admin.create_topic("replayed", 1, ordered=True)
+        with Producer(stage.address) as producer:
+            producer.send_many("replayed", [("k", number) for number in range(5)])
+        (queue,) = [each.queue for each in admin.describe_topic("replayed").queues]
+        admin.commit("replayers", queue, 5)
+        until("the group to be known", lambda: signed_in.get("/groups/replayers").status_code == 200)
+        page = signed_in.get("/groups/replayers/reset?topic=replayed&to=first").text
+        assert "5 messages will be processed again, 0 messages will be skipped." in page
+        assert admin.committed("replayers", queue) == 5
+        form = {"secret": secret_of(signed_in), "topic": "replayed", "to": "first", "queue": ""}
+        answer = signed_in.post("/groups/replayers/reset", data=form, headers=OURS)
+        assert "5 are skipped" not in answer.text
+        assert admin.committed("replayers", queue) == 0
+    assert "is not a position" in signed_in.get("/groups/replayers/reset?topic=replayed&to=soon").text
+
+
+def lane_form(signed_in: TestClient, key: str) -> tuple[str, dict[str, str]]:
+    """The page of a lane of `shipping`, and what its forms send."""
+    found = re.search(r'name="secret" value="([^"]+)"', signed_in.get("/topic/new").text)
+    assert found is not None
+    for queue in ("0", "1"):
+        named = {"group": "shipping", "topic": "orders", "broker": "lanemq", "queue": queue, "key": key}
+        page = signed_in.get(f"/waiting/lane?{urlencode(named)}")
+        if page.status_code == 200:
+            return page.text, {**named, "secret": found[1]}
+    raise AssertionError(f"{key} is not parked")
+
+
+def test_a_discard_stops_at_the_last_message_that_the_page_showed(signed_in: TestClient, stage: Stage) -> None:
+    page, form = lane_form(signed_in, "order-8")
+    assert "Discard all 2" in page
+    shown = re.findall(r'name="through" value="(\d+)"', page)
+    with Producer(stage.address) as producer, ParkedAdmin(stage.address) as parked:
+        producer.send("orders", {"order": "order-8", "status": "late"}, key="order-8", tag="late")
+        until("the new message to join the lane", lambda: parked.lanes("shipping", key="order-8")[0].messages == 3)
+        signed_in.post("/waiting/discard", data={**form, "through": shown[-1]}, headers=OURS)
+        (lane,) = parked.lanes("shipping", key="order-8")
+        assert lane.messages == 1
+        answer = signed_in.post("/waiting/redrive", data=form, headers=OURS)
+        assert "redriven" in answer.text
+        until("the lane to be finished", lambda: not parked.lanes("shipping", key="order-8"))
+
+
+def test_a_discard_without_an_offset_is_refused(signed_in: TestClient) -> None:
+    _, form = lane_form(signed_in, "order-7")
+    assert signed_in.post("/waiting/discard", data=form, headers=OURS).status_code == 400
+
+
+def test_redrive_of_a_lane_that_is_gone_does_nothing(signed_in: TestClient) -> None:
+    form = {"group": "shipping", "topic": "orders", "broker": "lanemq", "queue": "0", "key": "gone"}
+    answer = signed_in.post("/waiting/redrive", data={**form, "secret": secret_of(signed_in)}, headers=OURS)
+    assert "Nothing to do" in answer.text

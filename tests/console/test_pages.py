@@ -1,0 +1,124 @@
+"""Every screen over HTTP, against a real broker: what it shows, and that strangers' text stays text."""
+
+import re
+from urllib.parse import quote, urlencode
+
+import pytest
+from starlette.testclient import TestClient
+from tests.console.conftest import HOSTILE
+
+from lanemq.console.protection import POLICY
+
+PAGES = {
+    "/": "Is anything stuck?",
+    "/topics": "orders",
+    "/topics/orders": "Groups that read it",
+    "/groups": "shipping",
+    "/groups/shipping": "worker-1@1",
+    "/waiting": "order-7",
+    "/key": "The journey of a key",
+    "/key?topic=orders&key=order-7": "no carrier takes order-7",
+    "/messages": "Choose a topic",
+    "/messages?topic=orders": "Live tail",
+    "/pipelines": "--pipeline",
+    "/check": "Order check",
+    "/settings": "retention",
+    "/sign-in": "Token",
+}
+
+
+@pytest.mark.parametrize(("path", "text"), PAGES.items())
+def test_a_page_shows_what_it_is_about_under_the_strict_policy(client: TestClient, path: str, text: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 200
+    assert text in answer.text
+    assert answer.headers["content-security-policy"] == POLICY
+    assert not re.search(r"<script(?! src=\"/assets/)|<style|<[^<>]*\s(?:style|on\w+)=|https?://(?!127)", answer.text)
+
+
+def test_the_policy_allows_nothing_inline_and_nothing_foreign() -> None:
+    assert "unsafe" not in POLICY
+    assert POLICY.startswith("default-src 'none';")
+
+
+def test_every_file_that_a_page_names_is_served(client: TestClient) -> None:
+    page = client.get("/").text
+    files = re.findall(r'(?:src|href)="(/assets/[^"]+)"', page)
+    assert len(files) >= 6
+    for path in {*files, "/assets/LICENSE-htmx.txt", "/assets/LICENSE-uPlot.txt"}:
+        assert client.get(path).status_code == 200, path
+
+
+def test_names_and_bodies_from_strangers_are_shown_as_text(client: TestClient) -> None:
+    paths = ("/waiting", "/messages?topic=orders", f"/key?{urlencode({'topic': 'orders', 'key': HOSTILE})}")
+    for path in (*paths, "/messages?topic=returns", f"/message?{urlencode(_place_of_hostile(client))}"):
+        text = client.get(path).text
+        assert "<script>alert" not in text
+        assert "<img src=x" not in text
+        assert "&lt;script&gt;alert(1)" in text, path
+    assert "<script>alert" not in client.get("/topics/" + quote("<script>alert(1)</script>")).text
+
+
+def _place_of_hostile(client: TestClient) -> dict[str, str]:
+    return {"topic": "returns", "broker": "lanemq", "queue": "0", "offset": "0"}
+
+
+def test_a_body_that_is_not_text_is_shown_escaped_and_in_bytes(client: TestClient) -> None:
+    text = client.get("/message?topic=returns&broker=lanemq&queue=0&offset=1").text
+    assert "\\x00" in text
+    assert "00 ff 6e 6f 74" in text
+    assert "\x1b" not in text
+
+
+def test_the_page_of_a_key_says_who_owns_its_queue_what_it_waits_for_and_every_turn(client: TestClient) -> None:
+    text = client.get("/key?topic=orders&key=order-7").text
+    assert "Waits for a person: it was parked after 2 attempts" in text
+    assert "worker-1@1" in text
+    assert "ValueError" in text
+    assert "attempt 2" in text  # from the history
+    assert "is missing" not in text
+
+
+def test_the_page_of_a_finished_key_says_so(client: TestClient) -> None:
+    assert "All messages are finished." in client.get("/key?topic=orders&key=order-1").text
+
+
+def test_a_key_without_a_topic_leads_to_the_only_topic_that_has_it(client: TestClient) -> None:
+    answer = client.get("/key?key=order-7", follow_redirects=False)
+    assert answer.headers["location"] == "/key?topic=orders&key=order-7"
+    assert "No topic has messages of the key" in client.get("/key?key=nothing-has-this").text
+
+
+def test_search_finds_by_key_by_id_by_time_and_by_words(client: TestClient) -> None:
+    def found(words: str) -> int:
+        page = client.get(f"/messages?{urlencode({'topic': 'orders', 'q': words})}").text
+        return page.count('<tr><th scope="row"')
+
+    assert found("key:order-7") == 3
+    assert found("paid after:1h") == 4
+    assert found("before:1h") == 0
+    assert found("id:0000") == 0
+    assert "is not a time" in client.get("/messages?topic=orders&q=after:soon").text
+
+
+def test_the_plots_have_one_figure_per_sample(client: TestClient) -> None:
+    series = client.get("/plots").json()
+    assert len({len(values) for values in series.values()}) == 1
+    assert len(series["time"]) >= 2
+
+
+def test_what_does_not_exist_is_not_found(client: TestClient) -> None:
+    paths = (
+        "/topics/none", "/groups/none", "/nothing", "/messages?topic=none", "/tail?topic=none",
+        "/message?topic=orders&broker=lanemq&queue=0&offset=999",
+        "/waiting/lane?group=none&topic=orders&broker=lanemq&queue=0&key=k",
+    )  # fmt: skip
+    for path in paths:
+        assert client.get(path).status_code == 404, path
+    assert client.get("/message?topic=orders&queue=x&offset=y").status_code == 400
+
+
+def test_settings_say_where_a_value_came_from(client: TestClient) -> None:
+    text = client.get("/settings").text
+    assert re.search(r"listen.*?127\.0\.0\.1.*?set at its start", text, re.DOTALL)
+    assert re.search(r"retention</th><td><code>259200\.0</code> <span class=\"dim\">3 days", text)
