@@ -1,7 +1,7 @@
-"""The console in a real browser: no errors, no violations of the policy, live changes, nothing that a stranger wrote runs.
+"""The console in a real browser: no errors, no violations of the policy, live changes; what strangers wrote stays text.
 
-`make browser` runs these tests and makes the screenshots of the guide. They need Chromium: scripts/browser.sh says how to
-get it. All tests share one browser.
+`make browser` runs these tests and makes the screenshots of the guide. They need Chromium: scripts/browser.sh says how
+to get it. All tests share one browser.
 """
 
 import os
