@@ -6,6 +6,7 @@ one line.
 
 import asyncio
 import contextlib
+import errno
 import functools
 import ipaddress
 import os
