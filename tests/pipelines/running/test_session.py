@@ -4,11 +4,13 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from lanemq.files import locate
 from lanemq.pipelines.running.session import inherited_stderr, repeat_warnings, spark_output_file
 from lanemq.spark import worker_process
 
@@ -25,6 +27,12 @@ def test_a_child_process_writes_its_standard_error_to_the_file(
     child.communicate(b"\n", timeout=30)
     assert output.read_text() == "Exception in thread main\n"
     assert capfd.readouterr().err == "ours\n"
+
+
+def test_the_output_of_a_pipeline_with_a_remote_checkpoint_is_a_local_file_of_its_own() -> None:
+    files = {spark_output_file(locate(f"s3a://{bucket}/checkpoint")) for bucket in ("a", "b")}
+    assert len(files) == 2
+    assert {file.parent for file in files} == {Path(tempfile.gettempdir())}
 
 
 def test_the_output_of_the_run_before_is_kept(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def start(
     processor = BatchProcessor(
         pipeline.stage,
         pipeline.sink,
-        pipeline.dead_letters or _dead_letter_sink(checkpoint.dead_letters_folder),
+        pipeline.dead_letters or dead_letter_sink(checkpoint.dead_letters_folder),
         checkpoint,
         EffectHistory(Path(pipeline.history) if pipeline.history is not None else None, pipeline.name),
         clock,
@@ -113,7 +113,7 @@ def _hadoop_settings(spark: SparkSession) -> dict[str, str]:
     return {name: value for name, value in spark.conf.getAll.items() if name.startswith("spark.hadoop.fs.")}
 
 
-def _dead_letter_sink(folder: StorePath) -> Sink:
+def dead_letter_sink(folder: StorePath) -> Sink:
     """Parquet files, or a Delta table where the store cannot rename."""
     if can_rename(folder):
         return ParquetSink(folder)
