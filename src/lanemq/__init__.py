@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from lanemq.client.receipt import StoredAs as StoredAs
     from lanemq.client.security import SecuritySettings as SecuritySettings
     from lanemq.client.topics import NewTopic as NewTopic
+    from lanemq.client.tracing import trace_send as trace_send
+    from lanemq.client.tracing import trace_turns as trace_turns
     from lanemq.clock import Clock as Clock
     from lanemq.core.backoff import Backoff as Backoff
     from lanemq.core.consuming.flow_control import FlowLimits as FlowLimits
@@ -159,6 +161,7 @@ else:
             ),
             "lanemq.client.security": ("SecuritySettings",),
             "lanemq.client.topics": ("NewTopic",),
+            "lanemq.client.tracing": ("trace_send", "trace_turns"),
             "lanemq.clock": ("Clock",),
             "lanemq.core.backoff": ("Backoff",),
             "lanemq.core.consuming.flow_control": ("FlowLimits",),
@@ -204,4 +207,6 @@ else:
             "lanemq.net.security": ("TlsOptions",),
             "lanemq.wire.signing": ("Credentials",),
         },
+        install="pip install lanemq[otel]",
+        extra_packages=("opentelemetry",),
     )
