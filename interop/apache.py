@@ -14,7 +14,7 @@ from interop.ports import HOST, eventually, free_port, route
 
 BROKER_NAME = "apache"
 CLUSTER = "interop"
-START_SECONDS = 90.0
+START_SECONDS = 240.0
 FAST_PORT, HA_PORT = -2, 1
 """BrokerController: a broker also listens two below its port (VIP) and one above (replication)."""
 

@@ -196,11 +196,8 @@ STORED_CODES = frozenset(
     }
 )
 """Codes that say that the message is stored; the last three add that a replica or a flush was late."""
-_LATE = {
-    ResponseCode.FLUSH_DISK_TIMEOUT: "its disk did not confirm it in time",
-    ResponseCode.SLAVE_NOT_AVAILABLE: "it has no replica at the moment",
-    ResponseCode.FLUSH_SLAVE_TIMEOUT: "its replicas did not confirm it in time",
-}
+LATE_CODES = frozenset({ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT})
+"""Of these, the codes that another attempt may do better than. A master without a replica cannot."""
 
 _REFUSALS: dict[int, type[BrokerRefused]] = {
     ResponseCode.SYSTEM_BUSY: BrokerBusy,
@@ -237,7 +234,8 @@ yet, the master; a master that waits for replicas; a broker that starts, or may 
 
 def unconfirmed(code: int) -> BrokerBusy:
     """For a producer that does not accept what only the master has: the answer to an attempt that is repeated."""
-    return BrokerBusy(code, f"the master has the message, but {_LATE.get(ResponseCode(code), 'not safely')}")
+    who = "its disk" if code == ResponseCode.FLUSH_DISK_TIMEOUT else "its replicas"
+    return BrokerBusy(code, f"the master has the message, but {who} did not confirm it in time")
 
 
 def error_for(code: int, remark: str | None) -> LaneError:

@@ -274,18 +274,16 @@ def test_a_stock_broker_gets_one_batch_of_a_queue_at_a_time(stock: FakeBroker, k
 
 def test_a_receipt_says_that_only_the_master_has_the_message(stock: FakeBroker, kind: Open) -> None:
     stock.faults = once(Fault.UNCONFIRMED, 2)
-    with kind(stock.address) as producer:
+    with kind(stock.address, on_unconfirmed="accept") as producer:
         stored = [producer.send("orders", number, key="k").stored for number in range(3)]
     assert stored == [StoredAs.UNKNOWN, StoredAs.UNCONFIRMED, StoredAs.UNKNOWN]
     assert len(stock.requests) == 3
 
 
-def test_what_only_the_master_has_is_sent_again_in_its_place_if_the_program_wants_that(
-    stock: FakeBroker, kind: Open
-) -> None:
-    """Without the option (the test above) the message is stored once, and its receipt counts."""
+def test_what_only_the_master_has_is_sent_again_in_its_place(stock: FakeBroker, kind: Open) -> None:
+    """With "accept" (the test above) it is acknowledged, and a fail-over to a replica without it would lose it."""
     stock.faults = once(Fault.UNCONFIRMED, 2, 3)
-    with kind(stock.address, on_unconfirmed="retry", max_batch_messages=1) as producer:
+    with kind(stock.address, max_batch_messages=1) as producer:
         pending = [producer.submit("orders", number, key="k") for number in range(3)]
         receipts = [each.result(30) for each in pending]
     assert texts(stock, "orders", receipts[0]) == ["0", "1", "1", "1", "2"]
@@ -294,7 +292,7 @@ def test_what_only_the_master_has_is_sent_again_in_its_place_if_the_program_want
 
 def test_what_is_never_confirmed_may_be_stored_and_freezes_its_key(stock: FakeBroker, kind: Open) -> None:
     stock.faults = lambda *_: Fault.UNCONFIRMED
-    with kind(stock.address, on_unconfirmed="retry", delivery_timeout=0.5) as producer:
+    with kind(stock.address, delivery_timeout=0.5) as producer:
         failed = producer.submit("orders", 1, key="k")
         with pytest.raises(RequestTimedOut, match=r"may be stored or not.*its replicas did not confirm it"):
             failed.result(30)

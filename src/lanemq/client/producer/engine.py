@@ -49,7 +49,7 @@ from lanemq.model.errors import (
 )
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, to_millis
-from lanemq.wire.codes import STORED_CODES, ResponseCode, error_for, unconfirmed
+from lanemq.wire.codes import LATE_CODES, STORED_CODES, error_for, unconfirmed
 from lanemq.wire.command import Command
 from lanemq.wire.lane_fields import LANE_EXPECTED
 
@@ -69,7 +69,7 @@ class SendEngine:
         self._options = options
         self._builder = builder
         self._clock = clock
-        self._accepted = STORED_CODES if options.on_unconfirmed == "accept" else {ResponseCode.SUCCESS}
+        self._accepted = STORED_CODES if options.on_unconfirmed == "accept" else STORED_CODES - LATE_CODES
         self._linger_ms = to_millis(options.linger)
         # A message that cannot share a batch is declared larger than a batch, and so travels alone.
         self._too_large = options.max_batch_bytes + 1

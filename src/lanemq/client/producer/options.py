@@ -66,11 +66,12 @@ class ProducerOptions:
     on_queue_change: Literal["fail", "continue"] = "fail"
     """After a change of a topic's queues that would move keys: "fail" refuses messages with a key, with `OrderError`.
     "continue" sends them to their new queues, past messages in the old ones. A broker that is away changes nothing."""
-    on_unconfirmed: Literal["accept", "retry"] = "accept"
+    on_unconfirmed: Literal["accept", "retry"] = "retry"
     """After an answer that the master of an Apache broker has the message, but its disk or its replicas did not confirm
-    it in time: "accept" gives a receipt, which says `StoredAs.UNCONFIRMED`. "retry" sends it again, in its place before
-    the next message of the queue, until it is confirmed or `delivery_timeout` has passed. Every attempt is stored, so
-    consumers need `drop_repeats=True`; while a replica is away, the queue waits until the cluster gives it up."""
+    it in time: "retry" sends it again, in its place before the next message of the queue, until it is confirmed or
+    `delivery_timeout` has passed. Every attempt is stored; consumers with `drop_repeats=True` leave repeats out. While
+    a replica is away, the queue waits until the cluster gives it up. "accept" gives a receipt that says
+    `StoredAs.UNCONFIRMED`: a fail-over may lose the message. So does either for a master without any replica."""
     history: History = NO_HISTORY
     """The file that records what happens, for the checker; given as a folder."""
 
