@@ -15,7 +15,7 @@ HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
 JAVA = JAVA_HOME="$$(bash scripts/java.sh --home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test pure check format lint types contracts fast slow extended browser bench sim spark-proof spark-stores chaos effects soak fuzz mirror-proof interop interop-cluster clean spark-versions
+.PHONY: help setup run test pure check format lint types contracts fast slow extended browser bench sim spark-proof spark-stores chaos effects soak abuse fuzz mirror-proof interop interop-cluster clean spark-versions
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ effects: setup ## each effect in a database once, with members killed and frozen
 
 soak: setup ## steady load, flat memory: make soak MINUTES=10
 	@$(JAVA) LANEMQ_SOAK_SECONDS=$$(( $(or $(MINUTES),10) * 60 )) $(BIN)/pytest -s tests/load/test_soak.py
+
+abuse: setup ## a good client beside clients that hurt the broker, idle connections, a disk filled and freed: make abuse SECONDS=5
+	@LANEMQ_ABUSE_SECONDS=$(or $(SECONDS),5) LANEMQ_IDLE_CONNECTIONS=9500 $(BIN)/pytest -s tests/load/test_abuse.py tests/load/test_disk_cycles.py tests/load/test_connections.py
 
 fuzz: setup ## bad input: half of MINUTES for decoders and log reader, half for a running broker: make fuzz MINUTES=10
 	@$(JAVA) LANEMQ_FUZZ_SECONDS=$$(( $(or $(MINUTES),10) * 30 )) $(BIN)/pytest -s tests/fuzz

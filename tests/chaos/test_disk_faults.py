@@ -1,5 +1,7 @@
 """A disk fails or is full under load: acknowledged messages are stored, reads continue, and a restart repairs it.
 
+A full disk needs no restart.
+
 Processes and real files. The faults are a full file system, and one failing write or fdatasync of the log.
 """
 
@@ -20,31 +22,34 @@ pytestmark = pytest.mark.slow
 QUEUES = 4
 
 
-def is_read_only(system: SystemUnderTest) -> bool:
+def refuses_sends(system: SystemUnderTest) -> bool:
     with RawClient(system.address) as raw:
-        return raw.runtime()["laneReadOnly"] not in ("", "false")
+        runtime = raw.runtime()
+        return runtime["laneReadOnly"] != "false" or runtime["lanePaused"] != "false"
 
 
-def work_until_read_only(
+def work_until_refused(
     system: SystemUnderTest, without: list[str], file_bytes: int | None = None, **settings: object
 ) -> tuple[Child, Audit]:
-    """Starts a broker, a producer and a consumer; returns when the broker accepts no more messages."""
+    """Starts a broker, a producer and a consumer; returns when the broker accepts no more messages, or none for now."""
     broker = system.broker(without, default_queues=QUEUES, file_bytes=file_bytes)
     follower = HistoryFollower(system.history)
     system.producer("p", keys=20, ahead=100, **settings)
     system.until("something is stored", lambda: follower.read().acked.total() > 0)
     system.consumer("a")
-    system.until("the broker is read-only", lambda: is_read_only(system))
+    system.until("the broker refuses sends", lambda: refuses_sends(system))
     return broker, Audit(follower, QUEUES)
 
 
-def check_acknowledged_is_readable(system: SystemUnderTest, audit: Audit) -> None:
+def check_acknowledged_is_readable(
+    system: SystemUnderTest, audit: Audit, code: int = ResponseCode.SERVICE_NOT_AVAILABLE
+) -> None:
     """The group consumes everything, and new sends are refused with a reason."""
     audit.look(system.address)
     assert audit.stored > 0
     with RawClient(system.address) as raw:
-        refused = raw.send("orders")
-        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        refused = raw.send("orders", bytes(1 << 20))
+        assert refused.code == code
         assert refused.remark
 
 
@@ -75,7 +80,7 @@ def judge(system: SystemUnderTest) -> None:
 def test_after_a_failed_write_or_sync_acknowledged_is_stored_and_a_restart_repairs(
     system: SystemUnderTest, fault: str
 ) -> None:
-    broker, audit = work_until_read_only(system, [fault], pause_ms=1)
+    broker, audit = work_until_refused(system, [fault], pause_ms=1)
     check_acknowledged_is_readable(system, audit)
     restart_and_finish(system, broker, audit)
     judge(system)
@@ -83,17 +88,23 @@ def test_after_a_failed_write_or_sync_acknowledged_is_stored_and_a_restart_repai
 
 def test_when_the_log_may_not_grow_acknowledged_is_stored_and_a_restart_repairs(system: SystemUnderTest) -> None:
     """Like a full disk, but without root: the kernel refuses a write beyond the limit."""
-    broker, audit = work_until_read_only(system, [], file_bytes=1 << 20)
-    check_acknowledged_is_readable(system, audit)
+    broker, audit = work_until_refused(system, [], file_bytes=1 << 20)
+    check_acknowledged_is_readable(system, audit, ResponseCode.SYSTEM_BUSY)
     assert max(path.stat().st_size for path in (system.data / "log").iterdir()) <= 1 << 20
     restart_and_finish(system, broker, audit)
     judge(system)
 
 
-def test_on_a_full_disk_acknowledged_is_stored_and_a_restart_repairs(system: SystemUnderTest, tmp_path: Path) -> None:
+def test_on_a_full_disk_acknowledged_is_stored_and_sends_go_on_by_themselves(
+    system: SystemUnderTest, tmp_path: Path
+) -> None:
     with volumes.in_memory(tmp_path / "data", 2):
-        broker, audit = work_until_read_only(system, [])
-        check_acknowledged_is_readable(system, audit)
+        broker, audit = work_until_refused(system, [])
+        check_acknowledged_is_readable(system, audit, ResponseCode.SYSTEM_BUSY)
         volumes.enlarge(tmp_path / "data", 64)
+        stored = audit.stored
+        system.until(
+            "more is stored without a restart", lambda: audit._follower.read().acked.total() > stored + 100, 60
+        )
         restart_and_finish(system, broker, audit)
         judge(system)

@@ -42,6 +42,7 @@ def runtime_info(parts: Parts, started: Millis, samples: Sequence[MetricSample])
         **_storage(parts),
         **_waiting(parts, now),
         "laneReadOnly": str(parts.group_commit.failure or "false"),
+        "lanePaused": str(parts.group_commit.paused or "false"),
         **{f"laneRefused_{reason.value}": str(n) for reason, n in parts.counters.refusals.counts.items()},
         **_as_texts(samples),
     }
