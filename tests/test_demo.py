@@ -12,7 +12,7 @@ from lanemq.checker.verdict import GroupAccount, Report, Verdict
 from lanemq.testing.demo import summary
 from lanemq.testing.demo.plan import CONSUMER_GROUP
 from lanemq.testing.demo.result import TableVerdict, Transition, compare
-from lanemq.testing.demo.run import DemoRun
+from lanemq.testing.demo.run import DemoRun, start_console
 from lanemq.testing.demo.summary import pipeline_totals
 from lanemq.testing.order_life import OrderTruth
 
@@ -104,3 +104,11 @@ def test_redelivery_is_called_expected_only_if_there_was_any() -> None:
     report = Report(Verdict.PASS, 1, groups={CONSUMER_GROUP: GroupAccount(redelivered={"crash": 3})})
     some = summary.Verdicts(TableVerdict(1, 2), report, 0, {})
     assert "redelivery after a kill is expected" in " ".join(printed(Path("var/demo"), some))
+
+
+def test_the_run_goes_on_without_a_console_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = DemoRun(tmp_path, 1, address="127.0.0.1:1")
+    start = run.start
+    monkeypatch.setattr(DemoRun, "start", lambda _, name, *__: start(name, "lanemq.cli.main", "no-such-command"))
+    assert start_console(run, tmp_path).startswith("no page (")
+    assert "console" not in run.processes

@@ -14,9 +14,18 @@ from lanemq.cli.output import PIPE_WIDTH
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import LaneError
 from lanemq.testing.demo import summary
-from lanemq.testing.demo.plan import CONSUMER_GROUP, CONSUMERS, MASTER, QUEUES, SEED, TOPIC, table_folder
+from lanemq.testing.demo.plan import (
+    CONSUMER_GROUP,
+    CONSUMERS,
+    MASTER,
+    QUEUES,
+    SEED,
+    TOPIC,
+    checkpoint_folder,
+    table_folder,
+)
 from lanemq.testing.demo.result import compare, read_rows, rows_in
-from lanemq.testing.demo.run import DemoRun, start_broker, until
+from lanemq.testing.demo.run import DemoRun, start_broker, start_console, until
 from lanemq.testing.order_life import OrderEvent, order_events, order_truth
 from lanemq.testing.processes import executors
 
@@ -45,9 +54,11 @@ def _run(run: DemoRun, master: str, console: Console) -> summary.Verdicts:
     events = order_events(run.orders, SEED)
     run.mark("start")
     run.address = start_broker(run)
+    page = start_console(run, checkpoint_folder(run.folder))
     console.print(
-        f"broker on {run.address}; {len(events):,} events of {run.orders:,} orders; "
-        f"{CONSUMERS} consumers; Spark on {master}"
+        f"console on {page}; broker on {run.address}; {len(events):,} events of {run.orders:,} orders; "
+        f"{CONSUMERS} consumers; Spark on {master}",
+        soft_wrap=True,
     )
     with Admin(run.address) as admin:
         admin.create_topic(TOPIC, queues=QUEUES, ordered=True)

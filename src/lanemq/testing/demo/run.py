@@ -59,7 +59,8 @@ class DemoRun:
     def check_alive(self) -> None:
         for name, process in self.processes.items():
             ended = process.poll()
-            if ended is None or name in self.killed or (name == "generator" and ended == 0):
+            may_end = name == "console" or (name == "generator" and ended == 0)
+            if ended is None or name in self.killed or may_end:
                 continue
             raise LaneError(f"{name} ended with {ended}: {self.last_line(name)}")
 
@@ -104,4 +105,23 @@ def start_broker(run: DemoRun) -> str:
         found = re.search(r"^LaneMQ .* on (\S+:\d+)", run.log_of("broker").read_text(), re.MULTILINE)
         if found:
             return found[1]
+    raise AssertionError
+
+
+def start_console(run: DemoRun, checkpoint: Path) -> str:
+    """Starts the console and returns its address. It ends with the run.
+
+    The run goes on without a console: its packages may be missing.
+    """
+    run.start(
+        "console",
+        "lanemq.cli.main", "console", "--server", run.address, "--listen", "127.0.0.1:0", "--pipeline", str(checkpoint),
+    )  # fmt: skip
+    for _ in until("the console to start"):
+        found = re.search(r"^LaneMQ console on (\S+)", run.log_of("console").read_text(), re.MULTILINE)
+        if found:
+            return found[1]
+        if run.processes["console"].poll() is not None:
+            del run.processes["console"]
+            return f"no page ({run.last_line('console')})"
     raise AssertionError

@@ -1,0 +1,191 @@
+"""What the screens show, without a broker: levels, trends, events, journeys."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from lanemq.client.admin.key_progress import KeyProgress
+from lanemq.client.admin.parked import ParkedLaneView
+from lanemq.client.admin.queue_progress import QueueProgress
+from lanemq.client.admin.views import GroupMember, GroupQueue, LaneStateView, QueueBounds, TopicDescription
+from lanemq.client.admin.watching import BrokerView
+from lanemq.console.key_history import read_key_history
+from lanemq.console.snapshot import GroupNow, Snapshot
+from lanemq.console.trends import Trend, Trends
+from lanemq.console.views.groups import group_rows
+from lanemq.console.views.home import OrderVerdict, home_view, plot_series
+from lanemq.console.views.key import step_of
+from lanemq.console.views.messages import Search, parse_search
+from lanemq.console.views.waiting import waiting_view
+from lanemq.console.wording import ago, rate, size, span
+from lanemq.core.lane_status import LaneStatus
+from lanemq.model.errors import InvalidOption
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, Millis, QueueOffset
+
+NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+QUEUE = MessageQueue("orders", "b", 0)
+MEMBER = GroupMember("worker-1", "10.0.0.1:5", "PYTHON", 1)
+
+
+def group(offset: int, end: int, *, owner: str = "worker-1", finished: int = 0, late_ms: int | None = None) -> GroupNow:
+    at = GroupQueue(QUEUE, QueueOffset(offset), QueueOffset(end), owner, Epoch(1), finished)
+    return GroupNow("shipping", (MEMBER,), {"orders": "*"}, (QueueProgress(at, late_ms, 4000),))
+
+
+def snapshot(at: int, *groups: GroupNow, end: int = 0) -> Snapshot:
+    topic = TopicDescription("orders", True, (QueueBounds(QUEUE, QueueOffset(0), QueueOffset(end), None),))
+    broker = BrokerView("b", "127.0.0.1:9876", True, {"laneReadOnly": "false"})
+    return Snapshot(Millis(at), brokers=(broker,), topics=(topic,), groups=groups)
+
+
+def parked(status: LaneStatus = LaneStatus.PARKED) -> ParkedLaneView:
+    return ParkedLaneView("shipping", QUEUE, "order-7", status, "boom", 4, NOW, 3, QueueOffset(18), QueueOffset(23))
+
+
+def levels(now: Snapshot, verdict: OrderVerdict | None = None) -> dict[str, str]:
+    return {tile.name: tile.level for tile in home_view(now, Trends(), verdict).tiles}
+
+
+def test_home_is_green_if_all_is_well_and_grey_where_nothing_is_known() -> None:
+    well = levels(snapshot(0, group(5, 5)), OrderVerdict("pass", 10, 0, Millis(0)))
+    assert set(well.values()) == {"good"}
+    assert levels(snapshot(0, group(5, 5)))["Order"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("now", "tile", "level"),
+    [
+        (Snapshot(Millis(0), error="refused"), "Up", "bad"),
+        (Snapshot(Millis(0), error="refused"), "Stuck", "none"),
+        (replace(snapshot(0), brokers=(BrokerView("b", "x", True, {"laneReadOnly": "disk"}),)), "Up", "bad"),
+        (replace(snapshot(0), parked=(parked(),)), "Stuck", "bad"),
+        (replace(snapshot(0), parked=(parked(LaneStatus.HELD),)), "Failed", "warn"),
+        (replace(snapshot(0), parked=(parked(LaneStatus.HELD),)), "Stuck", "good"),
+        (snapshot(0, replace(group(0, 5), members=())), "Stuck", "warn"),
+        (snapshot(0, group(0, 5, late_ms=59_000)), "Late", "good"),
+        (snapshot(0, group(0, 5, late_ms=61_000)), "Late", "warn"),
+    ],
+)
+def test_home_says_what_is_wrong(now: Snapshot, tile: str, level: str) -> None:
+    assert levels(now)[tile] == level
+
+
+def test_a_violation_is_red() -> None:
+    assert levels(snapshot(0), OrderVerdict("violation", 10, 1, Millis(0)))["Order"] == "bad"
+
+
+def test_messages_that_wait_only_for_the_commit_are_not_behind() -> None:
+    """One held key at offset 10 keeps the committed offset there while hundreds above it are finished."""
+    (row,) = group_rows(snapshot(0, group(10, 500, finished=489)), Trends())
+    assert row.lag == 1
+
+
+def test_rates_and_trends_come_from_the_snapshots() -> None:
+    trends = Trends()
+    assert trends.trend("shipping") is Trend.UNKNOWN
+    for second in range(10):
+        trends.add(snapshot(second * 1000, group(second * 5, second * 20), end=second * 20))
+    assert trends.stored_rate("orders") == pytest.approx(20)
+    assert trends.done_rate("shipping") == pytest.approx(5)
+    assert trends.trend("shipping") is Trend.GROWING
+    series = plot_series(list(trends.samples))
+    assert series["stored"][1:] == [20.0] * 9
+    assert series["finished"][1:] == [5.0] * 9
+    for second in range(10, 80):
+        trends.add(snapshot(second * 1000, group(180, 180), end=180))
+    assert trends.trend("shipping") is Trend.STEADY
+
+
+def test_the_memory_is_bounded() -> None:
+    trends = Trends()
+    for second in range(1000):
+        trends.add(snapshot(second, group(0, 0, owner=f"worker-{second}")))
+    assert len(trends.samples) == 300
+    assert len(trends.events) == 50
+
+
+def test_events_say_who_took_which_queue_from_whom_and_what_was_parked() -> None:
+    trends = Trends()
+    trends.add(snapshot(0, group(0, 5)))
+    after = snapshot(1, group(0, 5, owner="worker-2"))
+    trends.add(replace(after, parked=(parked(),)))
+    texts = [event.text for event in trends.events]
+    assert texts == [
+        "worker-2 took queue 0 of orders from worker-1, group shipping",
+        "key order-7 is parked, group shipping: boom",
+    ]
+    trends.add(Snapshot(Millis(2), error="refused"))
+    trends.add(Snapshot(Millis(3), error="refused"))
+    assert [event.text for event in trends.events][2:] == ["the brokers cannot be reached: refused"]
+
+
+def test_keys_that_need_a_person_come_first() -> None:
+    lanes = (parked(LaneStatus.HELD), replace(parked(), key="a"), replace(parked(LaneStatus.REDRIVING), key="b"))
+    assert [row.state for row in waiting_view(replace(snapshot(0), parked=lanes)).rows] == [
+        "parked", "redriving", "held",
+    ]  # fmt: skip
+
+
+def progress(lane: LaneStateView | None, *, lane_parked: ParkedLaneView | None = None) -> KeyProgress:
+    at = GroupQueue(QUEUE, QueueOffset(10), QueueOffset(30), "worker-1", Epoch(1))
+    return KeyProgress("shipping", 1, QueueProgress(at, None, None), 1, (12, 15, 20), lane_parked, lane)
+
+
+@pytest.mark.parametrize(
+    ("lane", "states"),
+    [
+        (LaneStateView("running", "key", head=QueueOffset(15)), ["done", "done", "running", "waiting"]),
+        (LaneStateView("held", "key", head=QueueOffset(12)), ["done", "held", "waiting", "waiting"]),
+        (LaneStateView("empty", "key", next_offset=QueueOffset(16)), ["done", "done", "done", "waiting"]),
+        (None, ["done", "waiting", "waiting", "waiting"]),
+    ],
+)
+def test_each_message_of_a_key_has_its_state(lane: LaneStateView | None, states: list[str]) -> None:
+    assert [step_of(progress(lane), offset)[0] for offset in (5, 12, 15, 20)] == states
+
+
+def test_messages_of_a_parked_lane_are_parked_whatever_the_offset_says() -> None:
+    here = progress(None, lane_parked=parked())
+    assert step_of(here, 18) == ("parked", "boom")
+    assert step_of(here, 23) == ("parked", "behind offset 18")
+
+
+def test_a_history_gives_the_turns_of_one_key_each_once(tmp_path: Path) -> None:
+    place = {"group": "g", "topic": "orders", "queue": 0, "offset": 3, "key": "k"}
+    lines = [
+        {"e": "begin", "n": 0, "t": 0, "name": "worker-1"},
+        {"e": "turn", "n": 1, "t": 10, "attempt": 1, **place},
+        {"e": "turn", "n": 2, "t": 11, "attempt": 1, **{**place, "key": "kk", "offset": 4}},
+        {"e": "turn_end", "n": 3, "t": 20, "outcome": "retry", **place},
+        {"e": "parked", "n": 4, "t": 30, **place},
+    ]
+    (tmp_path / "worker.jsonl").write_text(
+        "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines) + "{torn"
+    )
+    broker = [{"e": "begin", "n": 0, "t": 0, "name": "broker"}, {"e": "parked", "n": 1, "t": 29, **place}]
+    (tmp_path / "broker.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in broker))
+    found = read_key_history(tmp_path, "orders", "k")
+    assert [(turn.what, turn.process, turn.ended) for turn in found.turns] == [
+        ("retry", "worker-1", 20), ("parked", "broker", 29),
+    ]  # fmt: skip
+
+
+def test_a_search_has_named_words_and_words_of_the_body() -> None:
+    found = parse_search('key:order-42 after:10m paid "by card"', NOW)
+    minutes = 10 * 60 * 1000
+    assert found == Search("order-42", after=round(NOW.timestamp() * 1000) - minutes, text="paid by card")
+    with pytest.raises(InvalidOption, match="twice"):
+        parse_search("key:a key:b", NOW)
+
+
+def test_figures_are_written_for_people() -> None:
+    assert [span(each) for each in (None, 0, 0.35, 3.21, 59, 240, 7200, 3 * 86400)] == [
+        "–", "0 s", "350 ms", "3.2 s", "59 s", "4 min", "2 h", "3 days",
+    ]  # fmt: skip
+    assert [rate(each) for each in (None, 0, 2.34, 1200)] == ["–", "0/s", "2.3/s", "1,200/s"]
+    assert [size(each) for each in (512, 1536, 3 * 2**30)] == ["512 B", "1.5 KiB", "3.0 GiB"]
+    assert ago(500) == "now"
