@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import BashComplete
 from click.testing import CliRunner, Result
 
 from lanemq.broker.config import BrokerOptions
@@ -44,6 +45,13 @@ def test_the_list_of_commands_says_what_each_command_says() -> None:
     assert {name: command and command.get_short_help_str(200) for name, command in found.items()} == {
         name: command.help for name, command in COMMANDS.items()
     }
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    shell = BashComplete(main, {}, "lanemq", "_LANEMQ_COMPLETE")
+    assert [each.value for each in shell.get_completions([], "par")] == ["parked"]
+    assert [each.value for each in shell.get_completions(["topic"], "de")] == ["describe", "delete"]
+    assert "--properties" in [each.value for each in shell.get_completions(["tail"], "--p")]
 
 
 def test_a_misspelt_command_is_answered_with_the_nearest() -> None:

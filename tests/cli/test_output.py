@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from lanemq.cli.options import parse_time
-from lanemq.cli.output import Grid, cell, duration_text, printable, show, to_json
+from lanemq.cli.output import Grid, cell, duration_text, printable, rendered, show, to_json
 from lanemq.model.queue import MessageQueue
 
 
@@ -69,3 +69,32 @@ def test_a_time_is_iso_8601_or_a_span_before_now() -> None:
 @pytest.mark.parametrize(("millis", "text"), [(None, None), (350, "350 ms"), (12_345, "12.3 s"), (900_000, "15 min")])
 def test_durations_are_shown_in_a_fitting_unit(millis: int | None, text: str | None) -> None:
     assert duration_text(millis) == text
+
+
+WIDE = Grid(
+    ("id", "owner", "since", "reason"),
+    [("lanemq/0/17", "10.0.0.7@4711#1", "2026-01-31 12:00:00.000+00:00", "the gateway says: " + "declined " * 12)],
+)
+
+
+def test_only_the_last_column_of_a_table_is_folded() -> None:
+    lines = rendered(WIDE, 100).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[2].startswith("lanemq/0/17   10.0.0.7@4711#1   2026-01-31 12:00:00.000+00:00   the gateway")
+    assert lines[3].strip().startswith(("says", "declined", "gateway"))
+
+
+def test_a_table_without_room_becomes_blocks_of_lines() -> None:
+    lines = rendered(WIDE, 70).splitlines()
+    assert max(map(len, lines)) <= 70
+    assert lines[:3] == [
+        "id      lanemq/0/17",
+        "owner   10.0.0.7@4711#1",
+        "since   2026-01-31 12:00:00.000+00:00",
+    ]
+    assert lines[3].startswith("reason  the gateway says: declined")
+
+
+def test_every_table_of_normal_width_fits_eighty_columns() -> None:
+    narrow = Grid(("group", "members", "lag"), [("billing", 3, 12)])
+    assert rendered(narrow, 80).splitlines()[0] == "group     members   lag"

@@ -148,3 +148,12 @@ def test_a_secret_cannot_be_an_argument() -> None:
     result = lanemq("topic", "list", "--secret-key", "hush")
     assert result.exit_code == 2
     assert "No such option" in result.stderr
+
+
+def test_tls_options_have_a_part_of_the_help_of_their_own() -> None:
+    for words in (("tail",), ("topic", "create"), ("status",)):
+        own, _, protecting = lanemq(*words, "--help").stdout.partition("TLS and credentials:")
+        assert "--tls" not in own.partition("Options:")[2]
+        assert "--server" in own
+        assert "--tls-ca" in protecting
+        assert "--secret-key-file" in protecting

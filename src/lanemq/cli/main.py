@@ -26,6 +26,7 @@ COMMANDS = {
         "lanemq.cli.commands.status",
         "Show on one screen whether the brokers are healthy, and how far every group is behind.",
     ),
+    "top": LazyCommand("lanemq.cli.commands.top", "Show the health of the brokers and the lag of the groups, live."),
     "run": LazyCommand("lanemq.cli.commands.run", "Run the handlers of an App, in one process or in several."),
     "topic": LazyCommand("lanemq.cli.commands.topic", "Create, list, describe, order and delete topics."),
     "send": LazyCommand("lanemq.cli.commands.send", "Send VALUE, or each line of a file, to TOPIC."),
@@ -35,6 +36,7 @@ COMMANDS = {
     "key": LazyCommand("lanemq.cli.commands.key", "Show the messages of KEY, and each group's progress with it."),
     "why": LazyCommand("lanemq.cli.commands.key", "Say in one sentence what KEY waits for, for each group."),
     "parked": LazyCommand("lanemq.cli.commands.parked", "List, show, redrive and discard parked lanes."),
+    "dead": LazyCommand("lanemq.cli.commands.dead", "List and show the dead letters of groups, and redrive them."),
     "pipeline": LazyCommand(
         "lanemq.cli.pipeline.command", "Run and inspect pipelines, which a .toml or .py file declares."
     ),
@@ -46,6 +48,7 @@ COMMANDS = {
     ),
     "restore": LazyCommand("lanemq.cli.commands.backup", "Make a data folder from the backup in FOLDER."),
     "doctor": LazyCommand("lanemq.cli.commands.doctor", "Examine a data folder and this machine, and say what to do."),
+    "context": LazyCommand("lanemq.cli.commands.context", "Name brokers, and choose the one that commands talk to."),
     "check": LazyCommand("lanemq.cli.commands.check", "Check the order of a recorded run."),
     "console": LazyCommand(
         "lanemq.cli.commands.console", "Serve the console: pages about topics, keys, groups, and everything that waits."
@@ -98,7 +101,8 @@ class LazyCommands(CommandGroup):
 def main() -> None:
     """LaneMQ: messages with the same key are stored, delivered and processed in order.
 
-    Commands that ask a broker take its address from --server HOST:PORT or from the environment variable LANEMQ_SERVER.
+    Commands that ask a broker take its address from --server HOST:PORT, from the environment variable
+    LANEMQ_SERVER, or from `lanemq context`.
     `broker`, `backup`, `restore` and `doctor` work on a data folder of this machine.
     """
 

@@ -12,8 +12,10 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from lanemq.cli.errors import CliError as CliError
+from lanemq.cli.errors import WrongUsage as WrongUsage
 from lanemq.cli.output import Part, print_parts, printable
-from lanemq.cli.security import as_flags, with_security_options
+from lanemq.cli.security import ConnectingCommand, as_flags, with_security_options
 from lanemq.model.errors import ConnectFailed, InvalidOption, LaneError, MissingKey, UsageError
 from lanemq.model.units import parse_duration
 
@@ -25,25 +27,6 @@ _ADVICE: dict[type[LaneError], str] = {
     MissingKey: "; on the command line use --key",
 }
 """Advice for the shell, which the library's errors do not contain."""
-
-
-class CliError(click.ClickException):
-    """An error that is shown as one line on stderr, with exit code 1."""
-
-    exit_code = 1
-
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
-
-    def reworded(self, rewrite: Callable[[str], str]) -> "CliError":
-        """The same error with a rewritten message."""
-        return type(self)(rewrite(self.message))
-
-
-class WrongUsage(CliError):
-    """An error in the command line or its input; exit code 2."""
-
-    exit_code = 2
 
 
 def as_failure(error: LaneError, before: str = "") -> CliError:
@@ -60,6 +43,8 @@ def with_advice(error: LaneError, advice: str) -> str:
 
 class InOrder(click.Group):
     """A group of commands whose help lists them in the order of their definition."""
+
+    command_class = ConnectingCommand
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -81,18 +66,19 @@ def connects(command: F) -> F:
     @functools.wraps(command)
     def waiting(*args: Any, server: str, **options: Any) -> Any:
         # Imported here: `lanemq --version` needs no network code.
+        from lanemq.cli.contexts import applied
         from lanemq.cli.wait_for_broker import wait_for_broker
         from lanemq.net.address import parse_addresses
 
-        with errors_name_flags():
-            wait_for_broker(parse_addresses(server))
-            return command(*args, server=server, **options)
+        with errors_name_flags(), applied(server) as chosen:
+            wait_for_broker(parse_addresses(chosen))
+            return command(*args, server=chosen, **options)
 
     server = click.option(
         "--server",
         default=DEFAULT_SERVER,
         envvar="LANEMQ_SERVER",
-        show_default=True,
+        show_default=f"that of the context, or {DEFAULT_SERVER}",
         show_envvar=True,
         metavar="HOST:PORT",
         help="Address of a LaneMQ broker or of RocketMQ name servers; separate several with ';'.",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 import msgspec
@@ -23,8 +23,9 @@ from lanemq.model.wording import plural as plural
 from lanemq.model.wording import printable as printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+
+T = TypeVar("T")
 
 PIPE_WIDTH = 10_000
 """Width in columns if the output is not a terminal, so that nothing is cut off."""
@@ -32,6 +33,12 @@ PIPE_WIDTH = 10_000
 NONE = "–"
 
 AUDIT_BYTES = 10 * 1024 * 1024
+
+GAP = 3
+"""Columns between two columns of a table."""
+
+MIN_LAST = 20
+"""Columns that the last column of a table needs at least, if its text is longer."""
 
 SHORT_CHARS = 60
 """Longest text in a table cell that shows only the beginning of a value."""
@@ -61,9 +68,72 @@ def print_parts(*parts: Part, err: bool = False) -> None:
     """Prints tables and lines, to stdout or stderr."""
     for part in parts:
         if isinstance(part, Grid) and part.rows:
-            _console(err).print(table_of(part))
+            click.echo(rendered(part, _width(sys.stderr if err else sys.stdout)), err=err)
         else:
             click.echo(part.empty if isinstance(part, Grid) else part, err=err)
+
+
+@contextlib.contextmanager
+def live_parts() -> Iterator[Callable[..., None]]:
+    """A function that replaces what it printed before; where there is no terminal, it prints one after the other."""
+    if not sys.stdout.isatty():
+        yield print_parts
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(), screen=True, auto_refresh=False) as live:
+        yield lambda *parts: live.update(Text("\n".join(_texts(parts))), refresh=True)
+
+
+def _texts(parts: Sequence[Part]) -> Iterator[str]:
+    for part in parts:
+        if isinstance(part, Grid):
+            yield rendered(part, _width(sys.stdout)) if part.rows else part.empty
+        else:
+            yield part
+
+
+def rendered(grid: Grid, width: int) -> str:
+    """A grid as text that is at most `width` columns wide.
+
+    Only the last column of a table is folded. If the others leave too little room for it, every row becomes a block of
+    lines: a table whose cells are all folded cannot be read.
+    """
+    cells = [[cell(value) for value in row] for row in grid.rows]
+    widths = [max(len(text) for text in (name, *column)) for name, *column in zip(grid.columns, *cells, strict=True)]
+    left = width - sum(widths[:-1]) - GAP * (len(widths) - 1)
+    if left < min(widths[-1], MIN_LAST):
+        return _blocks(grid.columns, cells, width)
+    from rich.console import Console
+
+    console = Console(width=width, markup=False, highlight=False, emoji=False, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(table_of(grid))
+    return captured.get().rstrip("\n")
+
+
+def _blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    import textwrap  # few tables need it
+
+    name_width = max(map(len, columns))
+    lines: list[str] = []
+    for row in rows:
+        lines += [""] if lines else []
+        for name, text in zip(columns, row, strict=True):
+            start = f"{name:<{name_width}}  "
+            inside = textwrap.wrap(text, max(10, width - len(start))) or [""]
+            lines += [start + inside[0], *(" " * len(start) + more for more in inside[1:])]
+    return "\n".join(lines)
+
+
+def _width(stream: Any) -> int:
+    if not stream.isatty():
+        return PIPE_WIDTH
+    import shutil
+
+    return shutil.get_terminal_size().columns
 
 
 def to_json(value: object) -> str:
@@ -159,6 +229,17 @@ def without_log(name: str) -> Iterator[None]:
         log.disabled = before
 
 
+def progress(items: Sequence[T], what: str) -> Iterator[T]:
+    """The items, with a bar on stderr that shows how many are done; no bar if stderr is not a terminal."""
+    if not sys.stderr.isatty() or len(items) < 2:
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(items, what, console=Console(stderr=True), transient=True)
+
+
 def _named(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: _named(item) for name, item in value._asdict().items()}
@@ -169,13 +250,6 @@ def _named(value: Any) -> Any:
     return value
 
 
-def _console(err: bool) -> "Console":
-    from rich.console import Console
-
-    width = None if (sys.stderr if err else sys.stdout).isatty() else PIPE_WIDTH
-    return Console(width=width, markup=False, highlight=False, emoji=False, stderr=err)
-
-
 def table_of(grid: Grid) -> "Table":
     """A grid as a `rich` table."""
     from rich import box
@@ -183,7 +257,9 @@ def table_of(grid: Grid) -> "Table":
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for number, name in enumerate(grid.columns):
-        table.add_column(name, justify="right" if _are_numbers(grid, number) else "left", overflow="fold")
+        last = number == len(grid.columns) - 1
+        justify: Any = "right" if _are_numbers(grid, number) else "left"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=not last)
     for row in grid.rows:
         table.add_row(*map(cell, row))
     return table

@@ -53,6 +53,24 @@ _CLIENT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+class SecurityOption(click.Option):
+    """An option of TLS or credentials, which help pages list by themselves."""
+
+
+class ConnectingCommand(click.Command):
+    """A command whose help lists the options of TLS and credentials after its own."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        records = [(each, record) for each in options if (record := each.get_help_record(ctx)) is not None]
+        protecting = [record for each, record in records if isinstance(each, SecurityOption)]
+        with formatter.section("Options"):
+            formatter.write_dl([record for each, record in records if not isinstance(each, SecurityOption)])
+        if protecting:
+            with formatter.section("TLS and credentials"):
+                formatter.write_dl(protecting)
+
+
 def with_security_options(command: F) -> F:
     """Adds the TLS and credential options; the command itself does not receive them."""
 
@@ -63,10 +81,19 @@ def with_security_options(command: F) -> F:
         with _environment({variable: _text(value) for variable, value in given.items() if value}):
             return command(*args, **options)
 
-    decorated: Any = protected
+    return cast(F, security_options(protected))
+
+
+SECURITY_VARIABLES = {name: variable for name, (variable, _) in _CLIENT.items()}
+"""The environment variable of each option."""
+
+
+def security_options(command: F) -> F:
+    """Adds the TLS and credential options; the command receives them."""
+    decorated: Any = command
     for name, (variable, settings) in reversed(_CLIENT.items()):
         about: Any = {**settings, "help": f"{settings['help']}  [env var: {variable}]"}
-        decorated = click.option(f"--{name.replace('_', '-')}", name, **about)(decorated)
+        decorated = click.option(f"--{name.replace('_', '-')}", name, cls=SecurityOption, **about)(decorated)
     return cast(F, decorated)
 
 

@@ -10,14 +10,14 @@ from lanemq.model.lazy_names import lazy_names
 if TYPE_CHECKING:
     from lanemq.testing.app import Buried as Buried
     from lanemq.testing.app import TestApp as TestApp
-    from lanemq.testing.app import Turn as Turn
+    from lanemq.testing.app import TurnRecord as TurnRecord
     from lanemq.testing.embedded import EmbeddedBroker as EmbeddedBroker
     from lanemq.testing.order import assert_in_order as assert_in_order
 else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "lanemq.testing.app": ("Buried", "TestApp", "Turn"),
+            "lanemq.testing.app": ("Buried", "TestApp", "TurnRecord"),
             "lanemq.testing.embedded": ("EmbeddedBroker",),
             "lanemq.testing.order": ("assert_in_order",),
         },

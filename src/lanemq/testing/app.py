@@ -52,7 +52,7 @@ class VirtualTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnRecord:
     """One call of a handler that has ended. A batch gives one for each of its messages."""
 
     message: Message
@@ -98,7 +98,7 @@ class TestApp:
         self._lifespan = contextlib.AsyncExitStack()
         self._runner: asyncio.Runner | None = None
         self._open = False
-        self.turns: list[Turn] = []
+        self.turns: list[TurnRecord] = []
         """Every turn so far, in order."""
         self.dead_letters: list[Buried] = []
 
@@ -163,7 +163,7 @@ class TestApp:
 
     # looking
 
-    def turns_of(self, key: Key | None) -> list[Turn]:
+    def turns_of(self, key: Key | None) -> list[TurnRecord]:
         """The turns of one key, in order."""
         wanted = None if key is None else Message.fake(key=key).key
         return [each for each in self.turns if each.key == wanted]
@@ -245,8 +245,8 @@ class TestApp:
         log_end(run, end, await reporter.report(active, run, RunEnd(end.stop, end.done)))
         assert len(self.turns) > before or end.stop.error is None
 
-    def _turn(self, message: Message, run: MessageRun, error: BaseException | None) -> Turn:
-        return Turn(message, self.now, message.attempt, error)
+    def _turn(self, message: Message, run: MessageRun, error: BaseException | None) -> TurnRecord:
+        return TurnRecord(message, self.now, message.attempt, error)
 
     def again(self, message: Message, level: int, retries: int) -> None:
         """What a broker does with a message that was sent back: delivers it later, or makes it a dead letter."""

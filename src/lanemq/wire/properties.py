@@ -137,6 +137,8 @@ def _refuse(properties: Mapping[str, str]) -> None:
 LANE_PASSED: Final = "LANE_PASSED"
 """In a retry topic: how often members without the message's topic have passed it on since its last attempt."""
 LANE_STAMP: Final = "LANE_STAMP"
+LANE_WHY: Final = "LANE_WHY"
+"""Of a dead letter: why the consumer gave it up."""
 LANE_ORIGIN: Final = "LANE_ORIGIN"
 """In a copy that a mirror made: the mirror, and the queue and offset that it read."""
 LANE_WATERMARKS: Final = "LANE_WATERMARKS"

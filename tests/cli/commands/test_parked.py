@@ -169,7 +169,7 @@ def test_after_a_discard_why_says_that_the_rest_was_not_tried(run: Run, parked_g
 def test_key_counts_parked_messages_apart(run: Run, parked_group: ParkedGroup) -> None:
     table = run("key", "bad", "--topic", parked_group.topic, "--group", parked_group.group).stdout
     header, _, row, waits = table.splitlines()[-4:]
-    shown = dict(zip(header.split()[:5], row.split()[:5], strict=True))
+    shown = dict(zip(header.split()[:6], row.split()[:6], strict=True))
     assert (shown["done"], shown["pending"], shown["parked"]) == ("0", "0", "3")
     assert waits.startswith(f"group {parked_group.group} waits for an operator: parked since")
 

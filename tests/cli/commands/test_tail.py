@@ -67,12 +67,31 @@ def test_text_output_shows_queue_offset_key_tag_and_value(run: Run) -> None:
     assert '{"n":29}' in line
 
 
-def test_follow_shows_what_arrives_later(run: Run, producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second message is sent in the first pause, after the start."""
-    producer.send("followed", {"n": 0}, key="k")
-    monkeypatch.setattr("lanemq.cli.commands.tail.time.sleep", lambda _: producer.send("followed", {"n": 1}, key="k"))
-    result = run("tail", "followed", "--follow", "--count", "2", "--json")
-    assert numbers(result.stdout) == [0, 1]
+def test_follow_begins_with_the_newest_and_goes_on(
+    run: Run, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `tail -n 1 -f`: the last message, then everything that arrives, here in the first pause."""
+    producer.send_many("followed", [("k", {"n": n}) for n in range(3)])
+    pauses = iter(
+        [lambda: producer.send("followed", {"n": 3}, key="k"), lambda: producer.send("followed", {"n": 4}, key="k")]
+    )
+
+    def pause(_: float) -> None:
+        act = next(pauses, None)
+        if act is None:
+            raise KeyboardInterrupt
+        act()
+
+    monkeypatch.setattr("lanemq.cli.commands.tail.time.sleep", pause)
+    assert numbers(run("tail", "followed", "-n", "1", "-f", "--json").stdout) == [2, 3, 4]
+
+
+def test_properties_are_shown_on_request(run: Run, producer: Producer) -> None:
+    producer.send("followed", "x", key="k", properties={"region": "eu\x1b[31m"})
+    shown = run("tail", "followed", "-n", "1", "--properties").stdout
+    assert "\n    region: eu\\x1b[31m\n" in shown
+    assert "region" not in run("tail", "followed", "-n", "1").stdout
+    assert json.loads(run("tail", "followed", "-n", "1", "--json").stdout)["properties"]["region"] == "eu\x1b[31m"
 
 
 def test_control_c_is_a_normal_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,13 @@ from lanemq.testing.embedded import EmbeddedBroker
 def test_created_topic_is_listed_and_described(run: Run, producer: Producer) -> None:
     created = run("topic", "create", "orders", "--queues", "3", "--ordered", "--json")
     assert created.exit_code == 0, created.output
-    assert json.loads(created.stdout) == {"topic": "orders", "queues": 3, "ordered": True, "globally_ordered": False}
+    assert json.loads(created.stdout) == {
+        "topic": "orders",
+        "queues": 3,
+        "ordered": True,
+        "globally_ordered": False,
+        "created": True,
+    }
     producer.send("orders", 1, key="a")
     (listed,) = [each for each in json.loads(run("topic", "list", "--json").stdout) if each["topic"] == "orders"]
     assert listed == {"topic": "orders", "queues": 3, "ordered": True, "messages": 1}
@@ -60,7 +66,8 @@ def test_a_topic_with_unordered_messages_becomes_ordered_only_with_force(
 def test_a_topic_that_becomes_ordered_keeps_its_number_of_queues(run: Run, producer: Producer) -> None:
     producer.send("mistyped", 1)  # created by the send, with four queues and without order
     refused = run("topic", "create", "mistyped", "--queues", "8", "--ordered", "--force")
-    assert "the topic exists with another number of queues and is not ordered" in refused.stderr
+    assert "exists with 4 queues and is not ordered: with 8, keys would leave their messages" in refused.stderr
+    assert "--force" not in refused.stderr
     forced = run("topic", "create", "mistyped", "--ordered", "--force")
     assert forced.stdout == "topic mistyped: 4 queues, ordered by key\n"
 
@@ -152,3 +159,29 @@ def test_illegal_name_is_a_usage_error_that_says_what_is_allowed(run: Run) -> No
     result = run("topic", "create", "no spaces")
     assert result.exit_code == 2
     assert "use 1 to 127 of the characters" in result.stderr
+
+
+@pytest.mark.parametrize("flags", [["--ordered", "--queues", "3"], ["--queues", "5"], ["--globally-ordered"]])
+def test_creating_a_topic_again_changes_nothing(run: Run, flags: list[str]) -> None:
+    name = f"again{len(flags)}{flags[-1].strip('-')}"
+    first = json.loads(run("topic", "create", name, *flags, "--json").stdout)
+    again = run(
+        "topic", "create", name, *[flag for flag in flags if flag.startswith("--") and flag != "--queues"], "--json"
+    )
+    assert again.exit_code == 0, again.stderr
+    assert json.loads(again.stdout) == first | {"created": False}
+    assert "it existed before" in run("topic", "create", name, *flags).stdout
+
+
+def test_an_ordered_topic_is_not_created_again_with_other_settings(run: Run) -> None:
+    run("topic", "create", "settled", "--ordered", "--queues", "3")
+    for flags in (
+        [],
+        ["--ordered", "--queues", "4"],
+        ["--ordered", "--queues", "4", "--force"],
+        ["--globally-ordered"],
+    ):
+        refused = run("topic", "create", "settled", *flags)
+        assert refused.exit_code == 1
+        assert "nothing was changed" in refused.stderr
+    assert json.loads(run("topic", "describe", "settled", "--json").stdout)["queues"] == 3

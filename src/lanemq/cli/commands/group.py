@@ -1,5 +1,6 @@
 """`lanemq group`: list and describe groups, and reset their offsets."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import click
@@ -7,10 +8,12 @@ import click
 from lanemq.cli.options import YES, CliError, InOrder, WrongUsage, asks_server, confirm, parse_time
 from lanemq.cli.output import Grid, duration_text, plural, show
 from lanemq.client.admin.admin import Admin, Position
+from lanemq.client.admin.dead_letters import count_dead_letters
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import QueueProgress, queue_progress
 from lanemq.client.admin.views import AtOffset, AtTime, GroupDescription, OffsetChange
 from lanemq.clock import SystemClock
+from lanemq.core.lane_status import LaneStatus
 from lanemq.model.units import QueueOffset
 
 
@@ -22,17 +25,36 @@ def group() -> None:
 @group.command("list")
 @asks_server
 def list_groups(server: str, as_json: bool) -> None:
-    """List all groups with their members, topics and lag."""
+    """List all groups with their members, lag, held and parked keys, and topics.
+
+    "held" and "parked" count keys whose messages wait at the broker, behind one that failed: those with retries left,
+    and those that wait for you (lanemq parked). "dead" counts dead letters (lanemq dead). None of them is part of the
+    lag.
+    """
     with Admin(server) as admin:
         found = [admin.describe_group(name) for name in admin.groups()]
-    rows = [(each.group, len(each.members), ", ".join(_topics(each)), each.lag) for each in found]
+        dead = count_dead_letters(admin)
+    with ParkedAdmin(server) as parked_admin:
+        lanes = Counter((lane.group, lane.status is LaneStatus.PARKED) for lane in parked_admin.lanes())
+    waiting = {each.group: (lanes[each.group, False], lanes[each.group, True], dead[each.group]) for each in found}
+    rows = [(each.group, len(each.members), each.lag, *waiting[each.group], ", ".join(_topics(each))) for each in found]
     show(
         as_json,
         lambda: [
-            {"group": each.group, "members": len(each.members), "topics": _topics(each), "lag": each.lag}
+            {
+                "group": each.group,
+                "members": len(each.members),
+                "topics": _topics(each),
+                "lag": each.lag,
+                **dict(zip(("held", "parked", "dead"), waiting[each.group], strict=True)),
+            }
             for each in found
         ],
-        Grid(("group", "members", "topics", "lag"), rows, "no groups yet; a consumer creates its group when it starts"),
+        Grid(
+            ("group", "members", "lag", "held", "parked", "dead", "topics"),
+            rows,
+            "no groups yet; a consumer creates its group when it starts",
+        ),
     )
 
 

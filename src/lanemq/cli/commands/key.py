@@ -12,11 +12,13 @@ import click
 from lanemq.cli.commands.parked import lane_document
 from lanemq.cli.options import CliError, asks_server
 from lanemq.cli.output import Grid, body_for_json, duration_text, plural, printable, short_text, show
+from lanemq.cli.security import ConnectingCommand
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.key_progress import KeyFacts, KeyProgress, key_facts
 from lanemq.client.admin.topic_reader import MAX_FOUND
 from lanemq.client.admin.views import LaneStateView, NoAnswer
 from lanemq.client.message import Message
+from lanemq.core.lane_status import LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import to_millis
 
@@ -30,7 +32,7 @@ def _selects_key(command: F) -> F:
     return decorated
 
 
-@click.command()
+@click.command(cls=ConnectingCommand)
 @_selects_key
 @asks_server
 def key(key: str, topic: str | None, group: str | None, server: str, as_json: bool) -> None:
@@ -41,7 +43,7 @@ def key(key: str, topic: str | None, group: str | None, server: str, as_json: bo
     _show(_facts(key, topic, group, server), as_json)
 
 
-@click.command()
+@click.command(cls=ConnectingCommand)
 @_selects_key
 @asks_server
 def why(key: str, topic: str | None, group: str | None, server: str, as_json: bool) -> None:
@@ -114,7 +116,7 @@ def _message_row(message: Message) -> tuple[object, ...]:
     return message.queue.queue_id, message.queue_offset, message.stored_at, message.tag, short_text(value)
 
 
-_GROUP_COLUMNS = ("group", "offset", "done", "pending", "parked", "owner", "epoch", "lease left")
+_GROUP_COLUMNS = ("group", "offset", "done", "pending", "held", "parked", "owner", "epoch", "lease left")
 _LANE_COLUMNS = ("head", "failed", "next retry", "blocked for")
 """Shown only if an owner reported the lane, so that the table fits a terminal."""
 
@@ -128,12 +130,20 @@ def _group_grid(groups: list[KeyProgress]) -> Grid:
 
 def _group_row(each: KeyProgress) -> tuple[object, ...]:
     at, lease = each.progress.at, duration_text(each.progress.lease_ms)
-    parked = each.parked.messages if each.parked is not None else 0
-    left = each.group, at.offset, each.done, len(each.pending), parked, at.owner, at.epoch, lease
+    held, parked = _set_aside(each)
+    left = each.group, at.offset, each.done, len(each.pending), held, parked, at.owner, at.epoch, lease
     if not isinstance(lane := each.lane, LaneStateView):
         return *left, None, None, None, None
     retry, blocked = duration_text(_millis(lane.retry_in)), duration_text(_millis(lane.blocked_for))
     return *left, lane.head, lane.attempts, retry, blocked
+
+
+def _set_aside(each: KeyProgress) -> tuple[int, int]:
+    """The messages of the key that wait for a retry, and those that are parked."""
+    if each.parked is not None:
+        is_parked = each.parked.status is LaneStatus.PARKED
+        return (0, each.parked.messages) if is_parked else (each.parked.messages, 0)
+    return (len(each.pending) if isinstance(each.lane, LaneStateView) and each.lane.state == "held" else 0), 0
 
 
 def _millis(span: float | None) -> int | None:

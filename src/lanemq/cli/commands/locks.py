@@ -4,12 +4,13 @@ import click
 
 from lanemq.cli.options import asks_server
 from lanemq.cli.output import Grid, duration_text, show
+from lanemq.cli.security import ConnectingCommand
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.views import LeaseView
 from lanemq.model.units import to_millis
 
 
-@click.command()
+@click.command(cls=ConnectingCommand)
 @click.option("--group", help="Only queues of this group.")
 @click.option("--topic", help="Only queues of this topic.")
 @asks_server

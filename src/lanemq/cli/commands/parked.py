@@ -10,7 +10,7 @@ from typing import TypeAlias
 import click
 
 from lanemq.cli.options import YES, CliError, InOrder, WrongUsage, asks_server, confirm
-from lanemq.cli.output import Grid, Part, body_for_json, plural, short_text, show
+from lanemq.cli.output import Grid, Part, body_for_json, plural, progress, short_text, show
 from lanemq.client.admin.parked import ANY_KEY, AnyKey, ParkedAdmin, ParkedLaneView
 from lanemq.client.message import Message
 from lanemq.model.errors import OffsetNotFound
@@ -113,7 +113,7 @@ def redrive(
             _preview(admin, lanes, None, "would be redriven", as_json)
             return
         begun = []
-        for number, lane in enumerate(lanes):
+        for number, lane in enumerate(progress(lanes, "redriving")):
             if rate and number:
                 time.sleep(1 / rate)
             if _redriven(admin, lane):
@@ -270,7 +270,7 @@ def _lane_grid(lanes: Sequence[ParkedLaneView], empty: str) -> Grid:
             lane.first,
             lane.attempts,
             lane.parked_since,
-            short_text(lane.reason),
+            lane.reason,
         )
         for lane in lanes
     ]

@@ -11,6 +11,7 @@ import click
 
 from lanemq.cli.options import CliError, as_failure, asks_server
 from lanemq.cli.output import Grid, plural, show, without_log
+from lanemq.cli.security import ConnectingCommand
 from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import LaneError, TransportError, UsageError
@@ -32,7 +33,7 @@ class Line(NamedTuple):
     key: str | None
 
 
-@click.command()
+@click.command(cls=ConnectingCommand)
 @click.argument("topic")
 @click.argument("value", required=False)
 @click.option("--key", "-k", help="Ordering key: messages with the same key stay in order.")

@@ -6,6 +6,7 @@ import click
 
 from lanemq.cli.options import asks_server
 from lanemq.cli.output import NONE, Grid, Part, duration_text, plural, show
+from lanemq.cli.security import ConnectingCommand
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.views import BrokerFigures
 
@@ -15,7 +16,7 @@ MAX_GROUPS = 15
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-@click.command()
+@click.command(cls=ConnectingCommand)
 @asks_server
 def status(server: str, as_json: bool) -> None:
     """Show on one screen whether the brokers are healthy, and how far every group is behind.
@@ -24,7 +25,7 @@ def status(server: str, as_json: bool) -> None:
     """
     with Admin(server) as admin:
         brokers = admin.figures()
-    show(as_json, lambda: list(map(_document, brokers)), *(part for each in brokers for part in _screen(each)))
+    show(as_json, lambda: list(map(_document, brokers)), *(part for each in brokers for part in screen(each)))
     if any(each.number("lanemq_ready") == 0 for each in brokers):
         raise click.exceptions.Exit(1)
 
@@ -33,7 +34,8 @@ def _document(broker: BrokerFigures) -> dict[str, object]:
     return {"broker": broker.broker, "address": broker.address, "lanemq": broker.lane, "figures": broker.table}
 
 
-def _screen(broker: BrokerFigures) -> Iterator[Part]:
+def screen(broker: BrokerFigures) -> Iterator[Part]:
+    """What is shown of one broker."""
     kind = broker.table.get("brokerVersionDesc", "?") if not broker.lane else "LaneMQ"
     yield f"broker {broker.broker} at {broker.address}, {kind}, up {broker.table.get('runtime', NONE).strip('[ ]')}"
     yield Grid(("", ""), [(name, text) for name, text in _lines(broker) if text])

@@ -13,6 +13,7 @@ import click
 
 from lanemq.cli.options import connects, json_lines_option, parse_time
 from lanemq.cli.output import body_for_json, cell, printable, to_json
+from lanemq.cli.security import ConnectingCommand
 from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.client.consumer.tag_filter import tag_filter
 from lanemq.client.message import Message
@@ -25,7 +26,7 @@ POLL_SECONDS = 0.2
 MessageFilter = Callable[[Message], bool]
 
 
-@click.command()
+@click.command(cls=ConnectingCommand)
 @click.argument("topic")
 @click.option("--key", "-k", help="Only messages of this key.")
 @click.option("--tag", "-t", default="*", help="Only messages with this tag; separate several with '||'.")
@@ -41,13 +42,22 @@ MessageFilter = Callable[[Message], bool]
     "-n",
     type=click.IntRange(1),
     metavar="N",
-    help="Stop after this many messages; with --from last, show the newest ones.",
+    help="Begin with the newest N messages; with another --from, stop after N.  [default: 10 with --from last]",
 )
+@click.option("--properties", "-p", is_flag=True, help="Show the properties of each message on lines of their own.")
 @click.option("--follow", "-f", is_flag=True, help="Keep showing new messages until Ctrl-C.")
 @json_lines_option("message")
 @connects
 def tail(
-    topic: str, key: str | None, tag: str, start: str, count: int | None, follow: bool, server: str, as_json: bool
+    topic: str,
+    key: str | None,
+    tag: str,
+    start: str,
+    count: int | None,
+    properties: bool,
+    follow: bool,
+    server: str,
+    as_json: bool,
 ) -> None:
     """Show messages of TOPIC: time, queue@offset, key, [tag], value.
 
@@ -59,13 +69,15 @@ def tail(
     with TopicReader(server, topic) as reader, contextlib.suppress(KeyboardInterrupt):
         ends = {queue: reader.bounds(queue)[1] for queue in reader.queues}
         if start == "last":
-            messages = _newest(reader, ends, wanted, DEFAULT_COUNT if follow or count is None else count)
+            messages = _newest(reader, ends, wanted, DEFAULT_COUNT if count is None else count)
         else:
             messages = filter(wanted, _between(reader, _starts(reader, since), ends))
         if follow:
             messages = itertools.chain(messages, filter(wanted, _arriving(reader, ends)))
-        for message in itertools.islice(messages, count):
-            click.echo(_json_line(message) if as_json else _line(message))
+        # As `tail -n 1 -f`: the count says where to begin, and does not end what follows.
+        shown = messages if follow and start == "last" else itertools.islice(messages, count)
+        for message in shown:
+            click.echo(_json_line(message) if as_json else _line(message, properties))
 
 
 def _wanted(key: str | None, tags: str) -> MessageFilter:
@@ -114,10 +126,13 @@ def _stored(message: Message) -> tuple[int, int]:
     return message.record.store_timestamp, message.record.position
 
 
-def _line(message: Message) -> str:
+def _line(message: Message, properties: bool = False) -> str:
     place = f"{message.queue.queue_id}@{message.queue_offset}"
     tag = f" [{printable(message.tag)}]" if message.tag else ""
-    return f"{cell(message.stored_at)}  {place:>10}  {cell(message.key)}{tag}  {cell(message.body)}"
+    line = f"{cell(message.stored_at)}  {place:>10}  {cell(message.key)}{tag}  {cell(message.body)}"
+    if properties:
+        line += "".join(f"\n    {printable(name)}: {printable(value)}" for name, value in message.properties.items())
+    return line
 
 
 def _json_line(message: Message) -> str:
@@ -132,6 +147,7 @@ def _json_line(message: Message) -> str:
             "keys": message.keys,
             "stored_at": message.stored_at,
             "message_id": message.message_id,
+            "properties": dict(message.properties),
             "value": body_for_json(message.body),
         }
     )

@@ -55,11 +55,11 @@ def create(
     if globally and queues not in (None, 1):
         raise click.UsageError(f"--globally-ordered means 1 queue: leave out --queues {queues}, or use --ordered")
     with Admin(server) as admin:
-        found = _unordered(admin, name) if ordered or globally else None
-        if found is not None and not force:
-            _refuse_unordered_messages(found)
+        found = _found(admin, name)
         usual = DEFAULT_QUEUES if found is None else _queues_per_broker(found)
         count = 1 if globally else queues or usual
+        if found is not None:
+            _refuse_other(found, count, ordered=ordered or globally, force=force)
         admin.create_topic(name, queues=count, ordered="global" if globally else ordered)
         report = _order_at_replicas(admin, name) if ordered or globally else None
     order = ", globally ordered" if globally else ", ordered by key" if ordered else ""
@@ -70,9 +70,11 @@ def create(
             "queues": count,
             "ordered": ordered or globally,
             "globally_ordered": globally,
+            "created": found is None,
             **_order_document(report),
         },
-        f"topic {name}: {plural(count, 'queue')}{_per_broker(report)}{order}",
+        f"topic {name}: {plural(count, 'queue')}{_per_broker(report)}{order}"
+        + ("" if found is None or (found.ordered, usual) != (ordered or globally, count) else "; it existed before"),
         *_order_lines(report),
     )
 
@@ -183,13 +185,27 @@ def delete(name: str, yes: bool, server: str, as_json: bool) -> None:
     )
 
 
-def _unordered(admin: Admin, name: str) -> TopicDescription | None:
-    """The topic, if it exists and is not ordered. Its number of queues stays as it is, unless another one is given."""
+def _found(admin: Admin, name: str) -> TopicDescription | None:
+    """The topic, if it exists. Its number of queues stays as it is, unless another one is given."""
     try:
-        found = admin.describe_topic(name)
+        return admin.describe_topic(name)
     except TopicNotFound:
         return None
-    return None if found.ordered else found
+
+
+def _refuse_other(found: TopicDescription, count: int, *, ordered: bool, force: bool) -> None:
+    """Refuses what would change the order of an existing topic. The broker refuses most of it too, but later."""
+    usual, name = _queues_per_broker(found), found.topic
+    if found.ordered and not ordered:
+        raise CliError(f"topic {name} exists and is ordered, which does not change; nothing was changed. Add --ordered")
+    if (found.ordered or ordered) and count != usual:
+        kind = "is ordered" if found.ordered else "is not ordered"
+        raise CliError(
+            f"topic {name} exists with {plural(usual, 'queue')} and {kind}: with {count}, keys would leave their "
+            f"messages behind; nothing was changed. Leave out --queues, use another name, or delete the topic first"
+        )
+    if ordered and not found.ordered and not force:
+        _refuse_unordered_messages(found)
 
 
 def _queues_per_broker(found: TopicDescription) -> int:

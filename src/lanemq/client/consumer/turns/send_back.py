@@ -16,7 +16,7 @@ from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.codes import STORED_CODES, RequestCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendBackHeader, SendHeader
-from lanemq.wire.properties import LANE_STAMP, PropertyName, encode_properties
+from lanemq.wire.properties import LANE_STAMP, LANE_WHY, PropertyName, encode_properties
 from lanemq.wire.record import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_MASK
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,6 @@ STRAIGHT_TO_DEAD_LETTERS = -1
 MAX_RECONSUME = 16
 """RocketMQ's default number of attempts (SubscriptionGroupConfig.retryMaxTimes)."""
 
-WHY_PROPERTY = "LANE_WHY"
 _LONGEST_WHY = 200
 
 _NOT_COPIED = frozenset(
@@ -143,7 +142,7 @@ class DeadLetterSender:
         if level:
             properties[PropertyName.DELAY] = str(level)
         if why:
-            properties[WHY_PROPERTY] = _one_line(why)
+            properties[LANE_WHY] = _one_line(why)
         header = SendHeader(
             producer_group=INNER_PRODUCER_GROUP,
             topic=retry_topic(self._group),
