@@ -18,6 +18,7 @@ from lanemq.cli.pipeline.run_output import (
     RunTotals,
     failures_in_one_line,
     log_warnings,
+    monitored,
     progress_output,
     start_line,
     unfinished_keys,
@@ -80,6 +81,7 @@ def pipeline() -> None:
     help="Keep the rows of a sink whose checkpoint is gone; rows of messages that are read again are added to them.",
 )
 @click.option("--fail-on-dead-letters", is_flag=True, help="Exit with 1 if the run made any dead letters.")
+@click.option("--monitor", metavar="HOST:PORT", help="Address for health checks and metrics over HTTP; default: none.")
 @click.option("--quiet", is_flag=True, help="Print only errors.")
 @click.option("--traceback", is_flag=True, help="Show Spark's full error.")
 @click.option("--verbose", is_flag=True, help="Show all output of Spark and its workers.")
@@ -98,6 +100,7 @@ def run(
     new_sink: bool,
     new_checkpoint: bool,
     fail_on_dead_letters: bool,
+    monitor: str | None,
     quiet: bool,
     traceback: bool,
     verbose: bool,
@@ -129,9 +132,10 @@ def run(
     with (
         failures_in_one_line(spark_log, traceback or verbose),
         progress_output(chosen.name, as_json=as_json, quiet=quiet) as report,
+        monitored(chosen.name, monitor, totals.counting(report)) as reporting,
     ):
         run_pipeline(
-            chosen, once=once, report=totals.counting(report), master=master, conf=settings, spark_output=spark_log,
+            chosen, once=once, report=reporting, master=master, conf=settings, spark_output=spark_log,
             new_sink=new_sink, new_checkpoint=new_checkpoint,
         )  # fmt: skip
     place = file if checkpoint is None else chosen.folder

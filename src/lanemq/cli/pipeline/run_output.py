@@ -19,6 +19,7 @@ from lanemq.cli.options import CliError, with_advice
 from lanemq.cli.output import Grid, duration_text, log_to_stderr, plural, table_of, to_json
 from lanemq.clock import SystemClock, wall_time
 from lanemq.model.errors import ConnectFailed, TlsFailed
+from lanemq.net.address import parse_address
 
 if TYPE_CHECKING:
     from lanemq.pipelines.pipeline import Pipeline
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Report: TypeAlias = Callable[["Progress"], object]
+
+DEFAULT_MONITOR_PORT = 9882
 
 LAG_COLUMNS = ("topic", "queue", "offset", "end", "lag", "lag time")
 
@@ -146,6 +149,26 @@ def failures_in_one_line(spark_log: Path | None, traceback: bool) -> Iterator[No
             "brokerWait sets how long the pipeline waits for the broker (default 60s)"
         )
         raise CliError(with_advice(error, advice)) from error
+
+
+@contextlib.contextmanager
+def monitored(name: str, listen: str | None, report: Report) -> Iterator[Report]:
+    """Serves health checks and metrics while a pipeline runs; yields the callback that they are counted by."""
+    if listen is None:
+        yield report
+        return
+    from lanemq.net.monitor import Monitor
+    from lanemq.pipelines.running.monitor import PipelineMonitor
+
+    figures = PipelineMonitor(name)
+    try:
+        monitor = Monitor(parse_address(listen, DEFAULT_MONITOR_PORT), figures)
+    except OSError as error:
+        raise CliError(f"--monitor {listen}: cannot listen there: {error.strerror}; choose another address") from error
+    try:
+        yield figures.counting(report)
+    finally:
+        monitor.close()
 
 
 @dataclass(slots=True)
