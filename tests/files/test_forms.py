@@ -21,7 +21,7 @@ from lanemq.files import (
     write_durably,
 )
 from lanemq.files.objects import ObjectPath, store_config
-from lanemq.model.errors import InvalidOption
+from lanemq.model.errors import InvalidOption, StorageError
 
 
 def test_a_file_is_written_replaced_read_and_removed(root: StorePath) -> None:
@@ -141,3 +141,17 @@ def test_settings_of_spark_say_how_s3_is_reached(monkeypatch: pytest.MonkeyPatch
         {"allow_http": True},
     )
     assert store_config("gs://orders", path.settings) == ({}, {})
+
+
+def test_an_error_of_the_store_says_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    from obstore.exceptions import PermissionDeniedError
+
+    def refuses(*_: object, **__: object) -> None:
+        raise PermissionDeniedError("403 Forbidden")
+
+    path = ObjectPath("memory://", "refused")
+    for name in ("get", "head", "put", "delete", "list_with_delimiter"):
+        monkeypatch.setattr(type(path._store), name, refuses)
+    for change in (path.read_bytes, path.exists, path.unlink, lambda: path.put(b"x"), lambda: path.create(b"x")):
+        with pytest.raises(StorageError, match=r"memory:///refused: .* 403 Forbidden; check its address"):
+            change()

@@ -9,11 +9,12 @@ from the environment (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ...) and from the 
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, BinaryIO, Final, Self
 
 from lanemq.files.paths import RemotePath
-from lanemq.model.errors import UsageError
+from lanemq.model.errors import StorageError, UsageError
 
 _S3A: Final = {
     "access.key": "access_key_id",
@@ -33,7 +34,8 @@ class ObjectPath(RemotePath):
 
     def exists(self) -> bool:
         try:
-            self._store.head(self.key)
+            with _reached(self):
+                self._store.head(self.key)
         except FileNotFoundError:
             return self.is_dir()
         return True
@@ -42,7 +44,8 @@ class ObjectPath(RemotePath):
         return next(self.iterdir(), None) is not None
 
     def iterdir(self) -> Iterator[Self]:
-        found = self._store.list_with_delimiter(self.key)
+        with _reached(self):
+            found = self._store.list_with_delimiter(self.key)
         keys = [*(each["path"] for each in found["objects"]), *found["common_prefixes"]]
         for key in keys:
             # Hadoop marks an empty folder by an object with the folder's name.
@@ -50,11 +53,13 @@ class ObjectPath(RemotePath):
                 yield self / key.strip("/").rpartition("/")[2]
 
     def read_bytes(self) -> bytes:
-        return bytes(self._store.get(self.key).bytes())
+        with _reached(self):
+            return bytes(self._store.get(self.key).bytes())
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:
-            self._store.delete(self.key)
+            with _reached(self):
+                self._store.delete(self.key)
         except FileNotFoundError:
             if not missing_ok:
                 raise
@@ -67,24 +72,41 @@ class ObjectPath(RemotePath):
 
     def put(self, content: bytes | BinaryIO, through: Self | None = None) -> None:
         assert through is None, "an object store has nothing to rename a file out of"
-        self._store.put(self.key, content)
+        with _reached(self):
+            self._store.put(self.key, content)
 
     def create(self, content: bytes) -> bool:
         from obstore.exceptions import AlreadyExistsError
 
-        try:
-            self._store.put(self.key, content, mode="create")
-        except AlreadyExistsError:
-            return self.read_bytes() == content
+        with _reached(self):
+            try:
+                self._store.put(self.key, content, mode="create")
+            except AlreadyExistsError:
+                return self.read_bytes() == content
         return True
 
     def remove_tree(self) -> None:
-        keys = [each["path"] for part in self._store.list(self.key) for each in part]
-        self._store.delete(keys or self.key)
+        with _reached(self):
+            keys = [each["path"] for part in self._store.list(self.key) for each in part]
+            self._store.delete(keys or self.key)
 
     @property
     def _store(self) -> Any:
         return _store(self.root, self.settings)
+
+
+@contextmanager
+def _reached(path: ObjectPath) -> Iterator[None]:
+    """Turn errors of the store into `StorageError`. The client has repeated the request for minutes by then."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except BaseError as error:
+        raise StorageError(
+            f"{path}: the store refused or did not answer: {str(error).splitlines()[0]}; check its address and the "
+            f"credentials (settings spark.hadoop.fs.s3a.…, or the environment)"
+        ) from error
 
 
 def store_config(root: str, settings: tuple[tuple[str, str], ...]) -> tuple[dict[str, str], dict[str, bool]]:

@@ -13,7 +13,7 @@ from typing import IO, Any, TypeVar, cast
 import msgspec
 
 from lanemq.files.paths import RemotePath, StorePath
-from lanemq.model.errors import StateLost
+from lanemq.model.errors import StateLost, StorageError
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -99,7 +99,7 @@ def sync(path: StorePath) -> None:
 def remove_tree(path: StorePath) -> None:
     """Remove a folder with everything in it, as far as possible. What remains is removed by a later start."""
     if isinstance(path, RemotePath):
-        with suppress(OSError):
+        with suppress(OSError, StorageError):
             path.remove_tree()
     else:
         shutil.rmtree(cast("Path", path), ignore_errors=True)
