@@ -109,7 +109,7 @@ class Broker:
             undo.callback(recording.close)
             thread = self._new_thread()
             undo.callback(thread.stop)
-            search_thread = self._new_thread()
+            search_thread = self._new_search_thread(thread)
             undo.callback(search_thread.stop)
             tables = recovered(self.options, self._clock, store, thread, recording)
             listener = self._new_listener()
@@ -293,6 +293,10 @@ class Broker:
     def _new_thread(self) -> LogThread:
         """Simulations override this with one that needs no thread."""
         return LogThread(asyncio.get_running_loop())
+
+    def _new_search_thread(self, _: LogThread) -> LogThread:
+        """Simulations use the log thread."""
+        return self._new_thread()
 
     def _new_listener(self) -> Listener:
         """Simulations override this with one that needs no socket."""

@@ -129,6 +129,9 @@ class SimBroker(Broker):
     def _new_thread(self) -> LogThread:
         return SimLogThread(self._host, self._machine.disk_delay)
 
+    def _new_search_thread(self, thread: LogThread) -> LogThread:
+        return thread
+
     def _new_listener(self) -> Listener:
         return SimListener(self.options.listen)
 
