@@ -120,6 +120,12 @@ LEGAL = {
         "a turn 0 k\na end 0 k retry\nbroker parked 0 k\nbroker discarded 0 k\na parked 0 k\na commit 1\n"
         "a turn 1 k\na end 1 k ok\na commit 2"
     ),
+    "discarded, delivered again because a crash lost the commit, parked again and redriven": (
+        "a turn 0 k epoch=1\na end 0 k retry epoch=1\nbroker parked 0 k\na parked 0 k\na commit 1 epoch=1\n"
+        "broker discarded 0 k\nbroker2 recovered 0 clean=0 alive=55\nb turn 0 k epoch=2\nb end 0 k retry epoch=2\n"
+        "broker2 parked 0 k\nb parked 0 k\nb commit 1 epoch=2\nbroker2 redriven 0 k\nb turn 0 k epoch=2\n"
+        "b end 0 k ok epoch=2"
+    ),
     "first discarded, the rest redriven": (
         "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker discarded 0 k\n"
         "broker redriven 1 k\na turn 1 k\na end 1 k ok\na turn 2 k"

@@ -69,22 +69,22 @@ def test_a_cancellation_at_the_moment_of_a_turn_takes_effect() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("seed", [10, 22])
-def test_a_group_commits_again_what_a_crash_of_the_broker_undid(seed: int) -> None:
-    """Otherwise the committed offset of a queue without new messages stays too low."""
-    plan = replace(plan_of(seed), faults=("broker loses power",), durable=True, calm_ms=700)
-    result = run_plan(plan)
-    assert result.passed, result.problems
-    assert result.seen["power cut that lost commits"]
-
-
-@pytest.mark.parametrize("seed", [10, 22])
-def test_a_group_that_reports_each_offset_once_stays_behind(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: both seeds still meet the fault."""
-    monkeypatch.setattr(OffsetKeeper, "report_again", lambda self, broker: None)
-    plan = replace(plan_of(seed), faults=("broker loses power",), durable=True, calm_ms=700)
-    (problem,) = run_plan(plan).problems
-    assert problem.startswith("no progress for 45 s after the faults")
+def test_a_group_commits_again_what_a_crash_of_the_broker_undid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the committed offset of a queue without new messages stays too low: the first seeds that meet this fault
+    without the guard pass with it."""
+    found = 0
+    for seed in range(38, 98):  # the first two of these meet it
+        plan = replace(plan_of(seed), faults=("broker loses power",), durable=True, calm_ms=700)
+        with monkeypatch.context() as without_guard:
+            without_guard.setattr(OffsetKeeper, "report_again", lambda self, broker: None)
+            problems = run_plan(plan).problems
+        if any(problem.startswith("no progress for 45 s after the faults") for problem in problems):
+            result = run_plan(plan)
+            assert result.passed, result.problems
+            found += 1
+            if found == 2:
+                return
+    pytest.fail(f"only {found} of 60 seeds meet the fault")
 
 
 def test_a_send_whose_repeat_meets_a_failing_disk_may_be_stored(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ class Case:
     shown_by: tuple[str, ...]
     changes: dict[str, Any]
     seeds: int = 12
+    first: int = 0
+    """The first seed. Of most guards one of the first seeds shows that they are missing; some are needed rarely."""
 
 
 BUSY = {
@@ -86,7 +88,7 @@ CASES = {
     "finished ranges instead of their span": Case(mutants.finished_span, ("consumer killed",), ("S1", "D2", "B"), BUSY),
     "a lane runs at the broker until nothing is left of it": Case(mutants.lane_fence, (), ("B", "E4"), BUSY | HELD),
     "a lane is finished when the broker has it": Case(
-        mutants.confirmed_lane, ("consumer killed",), ("D2", "S1"), BUSY | HELD
+        mutants.confirmed_lane, ("consumer killed",), ("D2", "S1"), BUSY | HELD, first=84
     ),
     "offsets saved every 200 ms": Case(mutants.saved_offsets, ("broker killed",), ("D3",), BUSY | {"slow": 0.0}),
     "offsets saved at a stop": Case(mutants.offsets_at_stop, ("broker restarted",), ("D3",), BUSY | {"slow": 0.0}),
@@ -107,7 +109,7 @@ def shows(case: Case, problems: Sequence[str]) -> bool:
 @pytest.mark.parametrize("name", CASES)
 def test_without_its_guard_a_promise_breaks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[name]
-    for seed in range(case.seeds):
+    for seed in range(case.first, case.first + case.seeds):
         with monkeypatch.context() as patched:
             case.remove(patched.setattr)
             result = run_plan(plan_for(case, seed))

@@ -148,7 +148,9 @@ class ParkingRules:
     def parked(self, event: MessageParked) -> None:
         progress = self._state.progress(event)
         if event.offset <= progress.discarded.get(event.key, -1):
-            return  # the member reports it after the broker's answer, and it was discarded in between
+            if event.process.role is not Role.BROKER:
+                return  # the member reports it after the broker's answer, and it was discarded in between
+            progress.discarded[event.key] = event.offset - 1  # delivered again after a crash, it failed again
         lane = progress.lane(event.key)
         if event.offset == lane.last:  # it failed; others join a lane, which may be running at this moment
             lane.redriven = False
