@@ -70,8 +70,10 @@ def test_a_cancellation_at_the_moment_of_a_turn_takes_effect() -> None:
 
 
 def test_a_group_commits_again_what_a_crash_of_the_broker_undid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the committed offset of a queue without new messages stays too low: the first seeds that meet this fault
-    without the guard pass with it."""
+    """Otherwise the committed offset of a queue without new messages stays too low.
+
+    The first seeds that meet this fault without the guard pass with it.
+    """
     found = 0
     for seed in range(38, 98):  # the first two of these meet it
         plan = replace(plan_of(seed), faults=("broker loses power",), durable=True, calm_ms=700)
