@@ -40,6 +40,7 @@ def test_nothing_is_loaded_that_is_not_needed(code: str, unwanted: set[str]) -> 
 def test_the_help_loads_no_command() -> None:
     code = "import lanemq.cli.main as cli\ntry:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass"
     assert {name for name in loaded(code) if name.startswith("lanemq.cli.")} <= {
+        "lanemq.cli.errors",
         "lanemq.cli.main",
         "lanemq.cli.options",
         "lanemq.cli.output",

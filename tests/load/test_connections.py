@@ -52,7 +52,7 @@ def wait_for_files(system: SystemUnderTest, broker: Child, true: Callable[[int],
 @pytest.mark.slow
 @pytest.mark.usefixtures("descriptors")
 def test_thousands_of_idle_connections_cost_little_and_do_not_slow_others_down(system: SystemUnderTest) -> None:
-    broker = system.broker(default_queues=1, max_connections=2 * IDLE + 10)
+    broker = system.broker(default_queues=1, max_connections=3 * IDLE)
     with RawClient(system.address) as raw:
         raw.send("T")
         alone, cost_alone = ask(raw, broker)

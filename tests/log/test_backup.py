@@ -25,7 +25,7 @@ class Killed(BaseException):
     """Ends the program at a step, as a kill would."""
 
 
-def copy(data: Path, target: Path, step: backup.Step = lambda _: None) -> backup.Manifest:
+def copy(data: Path, target: Path, step: backup.Step = lambda _: None) -> backup.BackupManifest:
     return back_up(data, target, made_at=1_000_000, version="test", step=step)
 
 

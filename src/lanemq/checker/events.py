@@ -101,7 +101,7 @@ class SendUnknown(HistoryEvent, tag="send_unknown"):
     id: str
 
 
-class QueueEvent(HistoryEvent, kw_only=True):
+class QueueLineEvent(HistoryEvent, kw_only=True):
     """An event about a queue. `broker` is left out if it has the default name."""
 
     topic: str
@@ -109,7 +109,7 @@ class QueueEvent(HistoryEvent, kw_only=True):
     queue: int
 
 
-class OffsetEvent(QueueEvent, kw_only=True):
+class OffsetEvent(QueueLineEvent, kw_only=True):
     """An event about an offset of a queue."""
 
     offset: int
@@ -225,7 +225,7 @@ class Reset(GroupEvent, tag="reset"):
     epoch: int = 0
 
 
-class BrokerCrashed(QueueEvent, tag="crashed"):
+class BrokerCrashed(QueueLineEvent, tag="crashed"):
     """Written at a start for every queue: the broker's previous run, whose last line is of `alive`, was not stopped."""
 
     alive: int
@@ -243,7 +243,7 @@ class Recovered(GroupEvent, tag="recovered"):
     alive: int = 0
 
 
-class LeaseEvent(QueueEvent, kw_only=True):
+class LeaseEvent(QueueLineEvent, kw_only=True):
     """An event about the lease of a member on a queue."""
 
     group: str

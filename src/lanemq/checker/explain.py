@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from lanemq.checker.events import Fault, HistoryEvent, LeaseEvent, QueueEvent
+from lanemq.checker.events import Fault, HistoryEvent, LeaseEvent, QueueLineEvent
 from lanemq.checker.reading import HistoryReader
 from lanemq.checker.verdict import INVARIANTS, NEVER_SENT, Report, Verdict, Violation, queue_text
 
@@ -109,11 +109,11 @@ def _concerns(event: HistoryEvent, found: Violation) -> bool:
     if found.key and key:
         return bool(key == found.key)
     if isinstance(event, LeaseEvent) or not found.key:
-        return not isinstance(event, QueueEvent) or _in_queue(event, found)
-    return isinstance(event, QueueEvent) and _in_queue(event, found)
+        return not isinstance(event, QueueLineEvent) or _in_queue(event, found)
+    return isinstance(event, QueueLineEvent) and _in_queue(event, found)
 
 
-def _in_queue(event: QueueEvent, found: Violation) -> bool:
+def _in_queue(event: QueueLineEvent, found: Violation) -> bool:
     return (event.broker, event.queue) == (found.broker, found.queue)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lanemq.checker.events import GroupEvent, LeaseEvent, Process, QueueEvent, QueueName, TopicDeleted
+from lanemq.checker.events import GroupEvent, LeaseEvent, Process, QueueLineEvent, QueueName, TopicDeleted
 from lanemq.checker.verdict import GroupAccount
 
 _SMALL_SPAN = 4096
@@ -283,7 +283,7 @@ class CheckerState:
     def count(self, what: str) -> None:
         self.tally[what] = self.tally.get(what, 0) + 1
 
-    def queue(self, event: QueueEvent) -> QueueContents:
+    def queue(self, event: QueueLineEvent) -> QueueContents:
         """The queue that the event is about."""
         name = (event.topic, event.broker, event.queue)
         found = self.queues.get(name)

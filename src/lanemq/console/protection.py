@@ -43,7 +43,7 @@ MAX_SESSIONS = 100
 
 
 @dataclass(slots=True)
-class Session:
+class ConsoleSession:
     """A person who has signed in. `credentials` are those of a broker's user; None: the console's own."""
 
     name: str
@@ -61,7 +61,7 @@ class Sessions:
     clock: Clock
     remote_writes: bool = False
     """Whether clients on other machines may change something."""
-    _open: dict[str, Session] = field(default_factory=dict)
+    _open: dict[str, ConsoleSession] = field(default_factory=dict)
 
     def sign_in(self, token: str) -> str | None:
         """Begins a session with the token; returns the value of its cookie, or None if the token is wrong."""
@@ -79,17 +79,19 @@ class Sessions:
         while len(self._open) >= MAX_SESSIONS:
             del self._open[next(iter(self._open))]
         cookie = secrets.token_urlsafe(32)
-        self._open[cookie] = Session(name, secrets.token_urlsafe(32), Millis(now + SESSION_MS), credentials)
+        self._open[cookie] = ConsoleSession(name, secrets.token_urlsafe(32), Millis(now + SESSION_MS), credentials)
         return cookie
 
     def sign_out(self, cookie: str) -> None:
         self._open.pop(cookie, None)
 
-    def of(self, cookie: str | None) -> Session | None:
+    def of(self, cookie: str | None) -> ConsoleSession | None:
         found = self._open.get(cookie or "")
         return found if found is not None and found.until > self.clock.now() else None
 
-    def refusal(self, client: str, headers: Mapping[str, str], session: Session | None, secret: str) -> str | None:
+    def refusal(
+        self, client: str, headers: Mapping[str, str], session: ConsoleSession | None, secret: str
+    ) -> str | None:
         """Why a change is refused; None if it is allowed."""
         if session is None:
             return "sign in first: the console printed its token when it started"

@@ -22,7 +22,7 @@ from lanemq.client.security import SecuritySettings
 from lanemq.clock import Clock
 from lanemq.console import wording
 from lanemq.console.links import group_link, key_link, topic_link
-from lanemq.console.protection import COOKIE, Session, Sessions, is_loopback
+from lanemq.console.protection import COOKIE, ConsoleSession, Sessions, is_loopback
 from lanemq.console.reading import ConsoleReads, Watch
 from lanemq.console.settings import ConsoleSettings
 from lanemq.console.views.check import CheckReport
@@ -54,14 +54,14 @@ class Console:
     pipelines: dict[str, tuple[StatusAt, StatusAt | None]] = field(default_factory=dict)
     """The last two statuses of each pipeline, by its place."""
 
-    def session(self, request: Request) -> Session | None:
+    def session(self, request: Request) -> ConsoleSession | None:
         return self.sessions.of(request.cookies.get(COOKIE))
 
     def may_write(self, request: Request) -> bool:
         """Whether buttons that change something are shown at all."""
         return self.sessions.remote_writes or is_loopback(client_host(request))
 
-    async def check_write(self, request: Request) -> Session:
+    async def check_write(self, request: Request) -> ConsoleSession:
         """The session of a request that changes something; 403 if it may not."""
         form = await request.form()
         session = self.session(request)
@@ -70,7 +70,7 @@ class Console:
             raise HTTPException(403, why)
         return session
 
-    def credentials(self, session: Session) -> SecuritySettings:
+    def credentials(self, session: ConsoleSession) -> SecuritySettings:
         """What a change is signed with: the user's own credentials, or the console's."""
         return {} if session.credentials is None else {"credentials": session.credentials}
 

@@ -61,7 +61,8 @@ class HdfsPath(RemotePath):
         return target
 
     def put(self, content: bytes | BinaryIO, through: Self | None = None) -> None:
-        self.parent.mkdir(exist_ok=True)
+        if through is None or through.full != self.parent.full:
+            self.parent.mkdir(exist_ok=True)
         self._write_and_rename(content, through or self.parent, overwrite=True)
 
     def create(self, content: bytes) -> bool:

@@ -22,7 +22,7 @@ def write_durably(path: StorePath, content: bytes, through: StorePath | None = N
     """Write a file and sync it before it gets its name. Concurrent writes of the same file are harmless.
 
     `through`: the folder that the file is renamed from. Moving this folder away makes every later write fail with
-    FileNotFoundError, without a lock.
+    FileNotFoundError, without a lock. It is never made; the file's own folder is, if it is another one.
     """
     if isinstance(path, RemotePath):
         path.put(content, cast("RemotePath | None", through))
@@ -56,7 +56,8 @@ def create(path: StorePath, content: bytes) -> bool:
 
 def _written_beside(path: Path, content: bytes, through: Path | None) -> Path:
     """The content in a synced file with a name of its own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if through != path.parent:
+        path.parent.mkdir(parents=True, exist_ok=True)
     own = (through or path.parent) / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}"
     try:
         with own.open("xb") as file:

@@ -51,7 +51,7 @@ class CopiedFile(msgspec.Struct, forbid_unknown_fields=True):
     crc: int
 
 
-class Manifest(msgspec.Struct, forbid_unknown_fields=True):
+class BackupManifest(msgspec.Struct, forbid_unknown_fields=True):
     """What a complete backup contains."""
 
     made_at: int
@@ -73,7 +73,7 @@ def _no_step(_: str) -> None:
     return None
 
 
-def back_up(data: Path, target: Path, *, made_at: int, version: str, step: Step = _no_step) -> Manifest:
+def back_up(data: Path, target: Path, *, made_at: int, version: str, step: Step = _no_step) -> BackupManifest:
     """Copy a data folder to an empty folder. `made_at` is the wall time in milliseconds."""
     if not (data / STATE).exists():
         raise StorageError(f"{data} is not the data folder of a broker: it has no {STATE}")
@@ -98,7 +98,7 @@ def back_up(data: Path, target: Path, *, made_at: int, version: str, step: Step 
     finally:
         os.close(fd)
     first, last = (segments[0], segments[-1]) if segments else (None, None)
-    manifest = Manifest(
+    manifest = BackupManifest(
         made_at,
         version,
         VERSION,
@@ -114,14 +114,14 @@ def back_up(data: Path, target: Path, *, made_at: int, version: str, step: Step 
     return manifest
 
 
-def read_manifest(backup: Path) -> Manifest:
+def read_manifest(backup: Path) -> BackupManifest:
     """The manifest of a complete backup; raises `StorageError` for anything else."""
     path = backup / MANIFEST
     if not path.exists():
         why = "the backup was not finished" if (backup / PARTIAL).exists() else f"it has no {MANIFEST}"
         raise StorageError(f"{backup} cannot be restored: {why}; use another backup")
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=BackupManifest)
     except (OSError, msgspec.MsgspecError) as error:
         raise StorageError(f"{path} cannot be read ({error}); use another backup") from error
     if manifest.layout > VERSION:
@@ -132,7 +132,7 @@ def read_manifest(backup: Path) -> Manifest:
     return manifest
 
 
-def restore(backup: Path, data: Path, *, now: int, step: Step = _no_step) -> Manifest:
+def restore(backup: Path, data: Path, *, now: int, step: Step = _no_step) -> BackupManifest:
     """Copy a backup to a data folder that does not exist yet, or is empty. `now` is the wall time in milliseconds."""
     manifest = read_manifest(backup)
     if data.exists() and (not data.is_dir() or any(data.iterdir())):
@@ -156,7 +156,7 @@ def restore(backup: Path, data: Path, *, now: int, step: Step = _no_step) -> Man
     return manifest
 
 
-def verify(backup: Path) -> Manifest:
+def verify(backup: Path) -> BackupManifest:
     """Check every byte of a backup against its manifest; raises `StorageError` if it cannot be restored."""
     manifest = read_manifest(backup)
     for file in manifest.files:

@@ -346,7 +346,7 @@ def test_a_kill_repeats_at_most_one_batch_and_a_stop_none(
     assert again.returncode == 0, (place.folder / "stderr").read_text()
     done = place.log.done()
     assert done is not None
-    assert place.ask("select max(batch) from lanemq_ledger") == [(batch_number(done),)]
+    assert place.ask("select max(batch) from lanemq_ledger where query not like '%#owner'") == [(batch_number(done),)]
     assert place.ask("select count(distinct queue_id || '/' || queue_offset) from totals") == [(place.count(),)]
     assert place.ask("select count(*) from (select key from totals group by key having max(total) <> count(*))") == [
         (0,)

@@ -53,14 +53,14 @@ class HeldPull(Hashable, Protocol):
         """Answer the pull."""
 
 
-class Rows(Protocol):
+class RowTransactions(Protocol):
     """A database whose changes can be joined into one transaction."""
 
     def together(self) -> AbstractContextManager[None]: ...
 
 
 class _RowJob(NamedTuple):
-    rows: Rows
+    rows: RowTransactions
     job: Callable[[], Any]
     finished: Callable[[Any, StorageError | None], None]
 
@@ -93,7 +93,7 @@ class LogThread:
         self._jobs.put(run)
 
     def submit_rows(
-        self, rows: Rows, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None]
+        self, rows: RowTransactions, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None]
     ) -> None:
         """As `submit`, for a job that only changes these rows: consecutive ones share a transaction.
 

@@ -117,7 +117,7 @@ class ParquetSink(ExactSink):
             self._write_file(shard, folder / f"{at:03}-{file_name(shard.shard)}.parquet")
         note = folder / _NOTE
         content = {"query": batch.query, "batch": batch.number, "epoch": batch.epoch, "rows": rows.count()}
-        write_durably(note, json.dumps(content).encode())
+        write_durably(note, json.dumps(content).encode(), through=folder)  # fails if a newer run moved the folder away
         return folder
 
     def _write_file(self, shard: ShardRows, target: StorePath) -> None:

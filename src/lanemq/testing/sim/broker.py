@@ -16,7 +16,7 @@ from lanemq.broker.connections import Connections
 from lanemq.broker.handlers.send import SendBursts
 from lanemq.broker.parts import Parts
 from lanemq.broker.recording import Recording
-from lanemq.broker.storage.group_commit import LogThread, Rows, outcome_of
+from lanemq.broker.storage.group_commit import LogThread, RowTransactions, outcome_of
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
@@ -63,7 +63,7 @@ class SimLogThread(LogThread):
         self._loop.call_at(self._busy_until, self._next, context=self._host.context)
 
     def submit_rows(
-        self, rows: Rows, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None]
+        self, rows: RowTransactions, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None]
     ) -> None:
         self.submit(job, done)
 
