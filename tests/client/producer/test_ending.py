@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
@@ -136,15 +136,21 @@ def test_a_handler_that_waited_in_the_interrupted_call_would_wait_for_itself(fak
 INTERRUPTIONS = [KeyboardInterrupt(), SystemExit(0), ValueError("raised by a handler")]
 
 
+@pytest.mark.parametrize("full", [True, False], ids=["before the inbox is emptied", "before the lanes have it"])
 @pytest.mark.parametrize("error", INTERRUPTIONS, ids=lambda error: type(error).__name__)
 def test_an_exception_inside_a_change_of_lanes_fails_what_was_accepted(
-    fake: FakeBroker, error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fake: FakeBroker,
+    error: BaseException,
+    full: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A signal handler may raise at any point, here after the inbox was emptied and before the lanes have it."""
+    """A signal handler may raise at any point. What is left in the inbox fails too, or it would be stored behind
+    messages of the lanes that failed."""
     producer = Producer(str(fake.address))
     producer.send("orders", 0, key="k")
     with fake.asleep():
-        futures = interrupted_by(producer, error, monkeypatch)
+        futures = interrupted_by(producer, error, monkeypatch, full=full)
         for future in futures[1:]:
             with pytest.raises(Closed):
                 future.result(SECONDS)
@@ -154,6 +160,23 @@ def test_an_exception_inside_a_change_of_lanes_fails_what_was_accepted(
     stored = [int(text) for queue in range(4) for text in fake.stored("orders", queue)]
     assert stored in ([0], [0, 1])
     assert "messages that may be lost" in caplog.text
+
+
+def test_what_is_still_in_the_inbox_is_never_sent_after_an_interruption(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Callable[[], None]] = []
+    monkeypatch.setattr("lanemq.client.producer.producer.close_aside", ends.append)
+    producer = Producer(str(fake.address))
+    producer.send("orders", 0, key="k")
+    with fake.asleep():
+        futures = interrupted_by(producer, KeyboardInterrupt(), monkeypatch, full=True)
+        assert len(producer._inbox) == 0
+    (end,) = ends
+    end()
+    for future in futures[2:]:
+        with pytest.raises(Closed):
+            future.result(SECONDS)
 
 
 def test_without_the_notice_a_message_is_lost_and_the_next_one_stored(
@@ -170,7 +193,9 @@ def test_without_the_notice_a_message_is_lost_and_the_next_one_stored(
     assert stored == [0, 1, 9]
 
 
-def interrupted_by(producer: Producer, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> list[Future[Receipt]]:
+def interrupted_by(
+    producer: Producer, error: BaseException, monkeypatch: pytest.MonkeyPatch, *, full: bool = False
+) -> list[Future[Receipt]]:
     """Submits three messages of a key; the last two are in the inbox when an exception interrupts its move."""
     futures = [producer.submit("orders", number, key="k") for number in (1, 2, 3)]
     assert len(producer._inbox) == 2
@@ -178,9 +203,13 @@ def interrupted_by(producer: Producer, error: BaseException, monkeypatch: pytest
     def interrupted(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(producer._engine, "offer", interrupted)
-    with pytest.raises(type(error)):
-        producer._empty_inbox()
+    with monkeypatch.context() as patched:
+        if full:
+            patched.setattr(producer._inbox, "move_all", interrupted)
+        else:
+            patched.setattr(producer._engine, "offer", interrupted)
+        with pytest.raises(type(error)):
+            producer._empty_inbox()
     return futures
 
 

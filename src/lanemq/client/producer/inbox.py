@@ -93,10 +93,12 @@ class SendInbox:
         self._moving = {}
         return actions, wake
 
-    def left_in_transit(self, in_lanes: Container[int]) -> list[NotStored]:
-        """Messages whose move to the lanes was interrupted, except those that are in a lane, given by `id`."""
+    def left_over(self, in_lanes: Container[int]) -> list[NotStored]:
+        """Messages whose move to the lanes was interrupted, except those that are in a lane, given by `id`; and those
+        that are still in the inbox."""
         left = [each for messages in self._moving.values() for each in messages if id(each) not in in_lanes]
         self._moving = {}
+        left += [each for messages in self._intake.take_out().values() for each in messages]
         error = Closed("the producer was interrupted before it sent the message, and closed: it is not stored")
         return [NotStored(left, error)] if left else []
 

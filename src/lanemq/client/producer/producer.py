@@ -76,6 +76,7 @@ class Producer(ProducerBase):
         )
         self._changed = threading.Condition(lock)
         self._waiting = 0
+        self._gave_up = False
         self._links: dict[str, DuplexConnection] = {}
         self._ended = threading.Event()
         self._guard = CallbackGuard()
@@ -367,11 +368,12 @@ class Producer(ProducerBase):
         which a handler cannot interrupt between taking the lock and being ready to release it.
 
         Some messages may be in no lane any more, and messages behind them must not be stored. So nothing more is sent,
-        everything that is left fails, and the producer closes in the background.
+        everything that is left fails, in lanes and inbox, and the producer closes in the background.
         """
         log.error("%s interrupted a call of the producer: it closes, and what it had accepted fails", repr(error))
+        self._gave_up = True
         outcomes = self._engine.abandon()
-        outcomes += self._inbox.left_in_transit({id(each) for outcome in outcomes for each in outcome.messages})
+        outcomes += self._inbox.left_over({id(each) for outcome in outcomes for each in outcome.messages})
         was_closing, self._closing = self._closing, True
         self._adjust_inbox()
         self._changed.notify_all()
@@ -389,6 +391,8 @@ class Producer(ProducerBase):
 
     def _move_inbox(self) -> Actions:
         """With the lock held."""
+        if self._gave_up:
+            return Actions(outcomes=[*self._inbox.left_over(())])
         actions, wake = self._inbox.move_all(self._engine)
         if wake:
             self._wake.set()
