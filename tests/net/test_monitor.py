@@ -55,7 +55,6 @@ def test_paths_and_methods(running: Monitor) -> None:
 def test_silent_connections_take_few_threads_and_only_for_a_while(
     running: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the control: without the limit, the connection after the last place would get a thread as well."""
     silent = [socket.create_connection(running.address) for _ in range(monitor.MAX_REQUESTS)]
     refused = socket.create_connection(running.address, timeout=60)
     assert refused.recv(1) == b"", "no place is left"
