@@ -77,7 +77,10 @@ def test_lines_name_the_broker_unless_it_has_the_default_name(tmp_path: Path) ->
     written = [json.loads(line).get("broker") for line in path.read_text().splitlines()[1:]]
     assert written == [None] * 6 + ["broker-b"] * 6
     read = [
-        event for batch in HistoryReader([path]).batches() for event in batch if isinstance(event, events.QueueEvent)
+        event
+        for batch in HistoryReader([path]).batches()
+        for event in batch
+        if isinstance(event, events.QueueLineEvent)
     ]
     assert [event.broker for event in read] == ["lanemq"] * 6 + ["broker-b"] * 6
 

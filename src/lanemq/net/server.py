@@ -126,8 +126,10 @@ class Peer(asyncio.Protocol):
 
     _numbers = itertools.count(1)
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: "Server", joining: "asyncio.Task[None] | None" = None) -> None:
         self.number = next(self._numbers)
+        self.joining = joining
+        """The task that accepts it."""
         self.remote = Address("0.0.0.0", 0)
         self.last_seen = 0.0
         """When it sent its last whole frame, or connected; the event loop's time."""
@@ -348,7 +350,7 @@ class Server:
         """Warns about peers that speak another protocol."""
         self._tls_detector = tls_detector
         self._listener: Listener | None = None
-        self._joining: dict[asyncio.Task[None], str] = {}
+        self._joining: dict[asyncio.Task[None], str | None] = {}
         self._of_address: dict[str, int] = {}
         """Connections by host, those that join included; no zeros."""
         self._newcomers: OrderedDict[Peer, None] = OrderedDict()
@@ -415,16 +417,19 @@ class Server:
             self._of_address.pop(host, None)
 
     def _joined(self, joining: asyncio.Task[None]) -> None:
-        self._count(self._joining.pop(joining), -1)
+        host = self._joining.pop(joining)
+        if host is not None:
+            self._count(host, -1)
 
     async def _join(self, connection: socket.socket, address: Address) -> None:
+        joining = asyncio.current_task()
         try:
             context = None if self._tls_detector is None else await self._tls_detector.context_for(connection)
             if context is None:
-                await self.loop.connect_accepted_socket(lambda: Peer(self), connection)
+                await self.loop.connect_accepted_socket(lambda: Peer(self, joining), connection)
             else:
                 await self.loop.connect_accepted_socket(
-                    lambda: Peer(self),
+                    lambda: Peer(self, joining),
                     connection,
                     ssl=context,
                     ssl_handshake_timeout=HANDSHAKE_SECONDS,
@@ -495,7 +500,10 @@ class Server:
 
     def adopt(self, peer: Peer) -> None:
         self._empty.clear()
-        self._count(peer.remote.host, 1)
+        if peer.joining is not None and self._joining.get(peer.joining) is not None:
+            self._joining[peer.joining] = None  # what was counted as a handshake is counted as a peer now
+        else:
+            self._count(peer.remote.host, 1)
         if self._stopping or len(self.peers) >= self.limits.total:
             self.refusals.add(RefusalReason.CONNECTIONS)
             self._refused_peers.add(peer)
