@@ -381,8 +381,8 @@ class Server:
                 return
             host = address[0]
             if (full := self._full(host)) is not None:
-                connection.close()
                 self._refuse(host, *full)
+                connection.close()
                 continue
             connection.setblocking(False)
             joining = self.loop.create_task(self._join(connection, Address(*address[:2])))
