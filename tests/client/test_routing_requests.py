@@ -7,7 +7,7 @@ import pytest
 from tests.client.fake_broker import FakeBroker
 
 from lanemq.client.routing import REFRESH_MILLIS, AsyncRoutes, BlockingRoutes, TopicRoute
-from lanemq.model.errors import ConnectFailed, TopicNotFound
+from lanemq.model.errors import ConnectFailed, TopicNotFound, TransportError
 from lanemq.model.units import Millis
 from lanemq.net.address import Address
 from lanemq.net.connection import ConnectionPool
@@ -142,3 +142,21 @@ def test_idle_connection_closed_by_the_server_is_replaced(broker: FakeBroker, lo
 
     _, second = lookup([broker.address], clock, [("orders", False)] * 2, [idle])
     assert second.ordered
+
+
+def test_a_question_asked_while_the_last_one_fails_is_answered_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a producer that connects again at this moment waits for its route for ever."""
+    routes = BlockingRoutes([NOT_LISTENING], HandClock())
+    usual, asked_again = routes._none_answered, []
+
+    def fails(error: TransportError) -> None:
+        usual(error)
+        if not asked_again:
+            asked_again.append(routes.refresh("orders"))
+
+    monkeypatch.setattr(routes, "_none_answered", fails)
+    with pytest.raises(ConnectFailed):
+        routes.get("orders", timeout=60)
+    (question,) = asked_again
+    assert question.answered.wait(60)
+    routes.close()

@@ -453,7 +453,10 @@ class BlockingRoutes(_CachedRoutes):
             except Exception as error:  # noqa: BLE001 - the caller raises it
                 question.settle(error)
             with self._lock:
-                self._questions.pop((topic, provisional), None)
+                # Only this question: when no server answered, the same may have been asked again since, and would get
+                # no answer.
+                if self._questions.get((topic, provisional)) is question:
+                    del self._questions[topic, provisional]
 
     def _none_answered(self, error: TransportError) -> None:
         """No name server answered: all questions that wait now get the known route, or the error."""

@@ -50,8 +50,6 @@ def stored_by_key(broker: FakeBroker) -> dict[str, list[str]]:
     return found
 
 
-# Open: in about one of ten whole runs a future of the blocking producer was not settled within 60 s.
-@pytest.mark.extended
 @outages
 def test_everything_submitted_during_an_outage_is_stored_once_and_in_order(
     broker: FakeBroker, kind: Open, away: Outage
