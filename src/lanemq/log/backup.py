@@ -190,7 +190,7 @@ def _copy_state(data: Path, target: Path, kept: contextlib.ExitStack) -> None:
 
 
 def _copy_open_database(source: Path, target: Path) -> None:
-    """Read-only: if the broker is killed meanwhile, closing this connection must leave the write-ahead log in place."""
+    """Read-only, so that closing this connection leaves the write-ahead log in place if the broker is killed."""
     reading = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
     try:
         writing = sqlite3.connect(target)

@@ -39,7 +39,7 @@ MAX_TURNS = 10_000
 
 
 class VirtualTime:
-    """A clock that moves only when it is told to."""
+    """A clock that only `TestApp` moves."""
 
     def __init__(self) -> None:
         self.millis = 0

@@ -59,8 +59,8 @@ async def _user_session(console: Console, user: str, secret: str) -> str | None:
         return True
 
     def accepted() -> bool:
-        nobody = Credentials(f"no-user-{secrets.token_hex(8)}", secrets.token_hex(16))
-        return not accepts(nobody) and accepts(credentials)
+        unknown = Credentials(f"no-user-{secrets.token_hex(8)}", secrets.token_hex(16))
+        return not accepts(unknown) and accepts(credentials)
 
     return console.sessions.sign_in_user(credentials) if await console.reading.do(accepted) else None
 
