@@ -14,6 +14,7 @@ from tests.certificates import Authority
 from tests.guarded_broker import SECRET, users_file
 
 from lanemq.cli.main import main
+from lanemq.testing.embedded import EmbeddedBroker
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,25 @@ def test_commands_use_tls_and_credentials_from_the_environment(
     for name, value in (("TLS_CA", authority.ca), ("ACCESS_KEY", "root"), ("SECRET_KEY", SECRET), ("SERVER", server)):
         monkeypatch.setenv(f"LANEMQ_{name}", str(value))
     assert lanemq("topic", "list").exit_code == 0
+
+
+def test_a_mirror_uses_tls_and_credentials_for_one_side_only(
+    server: str, authority: Authority, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded = ("--server", server, "--tls-ca", authority.ca, "--access-key", "root", "--secret-key-file", secret)
+    with EmbeddedBroker() as source:
+        both = ("mirrored", "--from", source.address, "--to", server)
+        assert lanemq("topic", "create", "mirrored", "--ordered", "--server", source.address).exit_code == 0
+        assert lanemq("topic", "create", "mirrored", "--ordered", *guarded).exit_code == 0
+        assert lanemq("send", "mirrored", "hello", "--key", "a", "--server", source.address).exit_code == 0
+        refused = lanemq("mirror", "verify", *both)
+        assert refused.exit_code == 1, "the target takes nothing without them"
+        for name, value in (("TLS_CA", authority.ca), ("ACCESS_KEY", "root"), ("SECRET_KEY", SECRET)):
+            monkeypatch.setenv(f"LANEMQ_TO_{name}", str(value))
+        copied = lanemq("mirror", "run", *both, "--until-drained")
+        assert (copied.exit_code, "1 message copied" in copied.stdout) == (0, True), copied.output
+        equal = lanemq("mirror", "verify", *both)
+        assert (equal.exit_code, "both sides are equal" in equal.stdout) == (0, True), equal.output
 
 
 def test_flags_override_the_environment_and_restore_it(
