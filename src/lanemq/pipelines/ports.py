@@ -280,9 +280,9 @@ class Results:
     positions: Mapping[str, SinkPosition] = field(default_factory=dict)
     """How far the batch read each queue, by `topic/broker/number`. In a consumer group this keeps messages that come
     again in a later batch from being applied twice. Empty if the stage drops repeats itself."""
-    late: frozenset[tuple[str, int, int]] = frozenset()
-    """Messages (topic, queue, offset) that an operator redrove from the dead letters. Their rows are out of their
-    key's order on purpose."""
+    late: frozenset[tuple[str, str, int, int]] = frozenset()
+    """Messages (topic, broker, queue, offset) that an operator redrove from the dead letters. Their rows are out of
+    their key's order on purpose."""
 
 
 class Stage(ABC):

@@ -67,7 +67,7 @@ class _Decision(msgspec.Struct, frozen=True):
     end: dict[str, dict[str, int]] = {}
     """Where the batch ended, as Spark planned it; empty for a retry pass."""
     positions: dict[str, SinkPosition] = {}
-    late: frozenset[tuple[str, int, int]] = frozenset()
+    late: frozenset[tuple[str, str, int, int]] = frozenset()
     folder: str = ""
     """The folder of the files, if it is not the decision's own."""
 

@@ -50,11 +50,13 @@ class EffectHistory:
         """
         table = results.outputs.table()
         rows = zip(*(column.to_pylist() for column in table.select(COORDINATES).columns), strict=True)
-        brokers = table.column(BROKER).to_pylist() if BROKER in table.column_names else repeat(DEFAULT_BROKER_NAME)
+        named = BROKER in table.column_names
+        brokers = table.column(BROKER).to_pylist() if named else repeat(DEFAULT_BROKER_NAME)
+        late = results.late if named else {(topic, DEFAULT_BROKER_NAME, *where) for topic, _, *where in results.late}
         seen: set[Place] = set()
         for (topic, queue, offset, key), broker in zip(rows, brokers, strict=False):
             # A message may make several rows, and a row of `on_expire` comes from no message.
-            if offset is None or (topic, queue, offset) in results.late:
+            if offset is None or (topic, broker, queue, offset) in late:
                 continue
             place = Place(self._group, topic, queue, offset, broker)
             if place not in seen:

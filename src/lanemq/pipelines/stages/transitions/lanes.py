@@ -68,8 +68,8 @@ class LaneTable:
         self.grown = 0
         """Bytes by which the lanes have grown."""
         self.counts: Counter[str] = Counter()
-        self.late: list[tuple[str, int, int]] = []
-        """Topic, queue and offset of redriven dead letters that were applied."""
+        self.late: list[tuple[str, str, int, int]] = []
+        """Topic, broker, queue and offset of redriven dead letters that were applied."""
         self._rules = rules
         self._span = rules.limits.expire_after_ms
         self._checked: set[type] = {type(None)}
@@ -423,7 +423,7 @@ class HeldLanes:
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
             return self._fail(name, message, error, poison=poison, failures=failures + 1)
         if message.late:
-            table.late.append((message.topic, message.queue_id, message.offset))
+            table.late.append((message.topic, message.broker, message.queue_id, message.offset))
             self._settle_redriven(name, message)
         return True
 

@@ -135,7 +135,7 @@ class ShardSummary(msgspec.Struct):
     dead: tuple[str, int]
     """The same for dead letters."""
     counts: dict[str, int]
-    late: list[tuple[str, int, int]] = []
+    late: list[tuple[str, str, int, int]] = []
     """Topic, queue and offset of redriven dead letters that were applied."""
 
 
