@@ -8,7 +8,8 @@ import pytest
 from tests.client.fake_cluster import FakeCluster
 from tests.client.test_routing_requests import HandClock
 
-from lanemq.client.routing import REFRESH_MILLIS, AsyncRoutes, BlockingRoutes, TopicRoute
+from lanemq.client.routing import AsyncRoutes, BlockingRoutes
+from lanemq.client.topic_route import REFRESH_MILLIS, TopicRoute
 from lanemq.model.errors import RemoteProtocolError, TopicNotFound
 from lanemq.net.address import parse_addresses
 from lanemq.net.connection import ConnectionPool

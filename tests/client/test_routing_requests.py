@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.client.fake_broker import FakeBroker
 
-from lanemq.client.routing import REFRESH_MILLIS, AsyncRoutes, BlockingRoutes, TopicRoute
+from lanemq.client.routing import AsyncRoutes, BlockingRoutes
+from lanemq.client.topic_route import REFRESH_MILLIS, TopicRoute
 from lanemq.model.errors import ConnectFailed, TopicNotFound, TransportError
 from lanemq.model.units import Millis
 from lanemq.net.address import Address

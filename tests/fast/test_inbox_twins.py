@@ -11,7 +11,7 @@ from lanemq.client.producer.batches import MESSAGE_OVERHEAD, PendingMessage
 from lanemq.client.producer.inbox import MAX_MESSAGES, KeyTargets
 from lanemq.client.producer.waiters import NO_WAITER, SubmittedFuture, ThreadBatchWaiter
 from lanemq.client.receipt import Receipt, StoredAs
-from lanemq.client.routing import TopicRoute
+from lanemq.client.topic_route import TopicRoute
 from lanemq.model.queue import MessageQueue
 
 pytestmark = needs_twins

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from lanemq.client.message import Message
 from lanemq.client.producer.batches import RequestBuilder
-from lanemq.client.routing import TopicRoute
 from lanemq.client.security import SecuritySettings
+from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.backoff import Backoff
 from lanemq.mirror.arrivals import FIRST_EPOCH, Arrivals, LayoutChanged, first_needed

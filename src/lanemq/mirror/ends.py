@@ -9,8 +9,9 @@ from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.identity import new_client_id
 from lanemq.client.message import Message
 from lanemq.client.producer.batches import heartbeat
-from lanemq.client.routing import BlockingRoutes, TopicRoute
+from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import SecuritySettings, security_of
+from lanemq.client.topic_route import TopicRoute
 from lanemq.client.topics import checked
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import GroupNotFound, LaneError

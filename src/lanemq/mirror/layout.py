@@ -6,7 +6,7 @@ nothing but the two layouts. Every session decides the same.
 
 from collections.abc import Sequence
 
-from lanemq.client.routing import TopicRoute
+from lanemq.client.topic_route import TopicRoute
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
 

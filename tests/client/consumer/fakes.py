@@ -18,7 +18,7 @@ from lanemq.client.consumer.queues.link import BrokerLink
 from lanemq.client.consumer.turns.handler import HandlerCall, async_batch_handler
 from lanemq.client.consumer.turns.subscription import Subscription
 from lanemq.client.message import Message, MessageSource, read_messages
-from lanemq.client.routing import BrokerRoute, TopicRoute
+from lanemq.client.topic_route import BrokerRoute, TopicRoute
 from lanemq.core.brokering.lock_table import LockTable
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent

@@ -23,7 +23,7 @@ from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.queues.assigned_queue import Assignment
 from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.client.message import Message
-from lanemq.client.routing import BrokerRoute, TopicRoute
+from lanemq.client.topic_route import BrokerRoute, TopicRoute
 from lanemq.core.consuming.allocation import averagely_by_circle
 from lanemq.core.consuming.queue_lease import LANE_TIMES, QueueLease
 from lanemq.model.errors import ConnectFailed

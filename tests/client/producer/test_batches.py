@@ -22,7 +22,7 @@ from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.outcomes import Stored
 from lanemq.client.producer.waiters import NO_WAITER, ThreadBatchWaiter, Waiter
 from lanemq.client.receipt import Receipt, StoredAs
-from lanemq.client.routing import BrokerRoute, TopicRoute
+from lanemq.client.topic_route import BrokerRoute, TopicRoute
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.errors import LaneError, MessageTooLarge, TopicNotFound
 from lanemq.model.queue import MessageQueue

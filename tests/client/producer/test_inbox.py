@@ -13,7 +13,7 @@ from lanemq.client.producer.batches import MESSAGE_OVERHEAD, Packer
 from lanemq.client.producer.inbox import KNOWN_KEYS, MAX_BYTES, MAX_KEY, MAX_MESSAGES, Intake, KeyTargets, SendInbox
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import NO_WAITER, SubmittedFuture
-from lanemq.client.routing import TopicRoute
+from lanemq.client.topic_route import TopicRoute
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.errors import Closed, CodecError, LaneFrozen, MessageTooLarge
 from lanemq.model.queue import MessageQueue

@@ -18,7 +18,7 @@ from lanemq.client.producer.engine import Actions
 from lanemq.client.producer.inbox import SendInbox
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import BatchWaiter, LoopFuture, SingleWaiter, SubmittedFuture, ThreadWaiter
-from lanemq.client.routing import TopicRoute
+from lanemq.client.topic_route import TopicRoute
 from lanemq.model.errors import LaneError, LaneFrozen, MessageRefused
 from lanemq.model.units import Millis
 from lanemq.wire.headers import SendHeader

@@ -8,7 +8,8 @@ import pytest
 from tests.client.fake_broker import FakeBroker, serving
 from tests.client.producer.producers import Blocking, OnALoop, Open
 
-from lanemq.client.routing import BlockingRoutes, TopicRoute
+from lanemq.client.routing import BlockingRoutes
+from lanemq.client.topic_route import TopicRoute
 from lanemq.model.errors import LaneError, RequestTimedOut
 from lanemq.wire.codes import RequestCode
 

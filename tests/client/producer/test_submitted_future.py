@@ -15,7 +15,7 @@ from lanemq.client.producer.inbox import Intake, KeyTargets
 from lanemq.client.producer.outcomes import Stored
 from lanemq.client.producer.waiters import SubmittedFuture
 from lanemq.client.receipt import Receipt, StoredAs
-from lanemq.client.routing import TopicRoute
+from lanemq.client.topic_route import TopicRoute
 from lanemq.model.errors import RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset

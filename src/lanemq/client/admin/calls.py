@@ -5,8 +5,9 @@ from typing import Self, TypeVar, Unpack
 
 from lanemq.client.codec import codec_named
 from lanemq.client.message import Message, MessageSource
-from lanemq.client.routing import BlockingRoutes, TopicRoute
+from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import SecuritySettings, security_of
+from lanemq.client.topic_route import TopicRoute
 from lanemq.client.topics import Steps, checked, read_masters, run
 from lanemq.clock import Clock, SystemClock
 from lanemq.forking import tell_child

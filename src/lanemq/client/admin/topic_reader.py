@@ -5,8 +5,9 @@ from typing import Self
 
 from lanemq.client.codec import BytesCodec
 from lanemq.client.message import Message, MessageSource, read_messages
-from lanemq.client.routing import BlockingRoutes, TopicRoute
+from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import security_of
+from lanemq.client.topic_route import TopicRoute
 from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch

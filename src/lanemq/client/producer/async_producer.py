@@ -36,7 +36,8 @@ from lanemq.client.producer.waiters import (
     receipt_seconds,
 )
 from lanemq.client.receipt import Receipt
-from lanemq.client.routing import AsyncRoutes, TopicRoute
+from lanemq.client.routing import AsyncRoutes
+from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError, LaneFrozen
 from lanemq.model.keys import Key, key_text

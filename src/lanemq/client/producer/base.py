@@ -31,7 +31,7 @@ from lanemq.client.producer.options import ProducerOptions, ProducerSettings, pr
 from lanemq.client.producer.outcomes import Outcome
 from lanemq.client.producer.waiters import SingleWaiter
 from lanemq.client.receipt import Receipt
-from lanemq.client.routing import TopicRoute
+from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock, SystemClock
 from lanemq.forking import tell_child
 from lanemq.model.checks import seconds

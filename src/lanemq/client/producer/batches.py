@@ -21,7 +21,8 @@ from lanemq.client.codec import BytesCodec, JsonCodec, SendArgument, codec_named
 from lanemq.client.identity import new_message_ids
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import NO_WAITER, BatchWaiter, Waiter
-from lanemq.client.routing import TopicRoute, keys_would_move, no_such_topic
+from lanemq.client.routing import no_such_topic
+from lanemq.client.topic_route import TopicRoute, keys_would_move
 from lanemq.core.sending.sharding import Selector, pick_queue, round_robin
 from lanemq.model.checks import check_callable, check_kind
 from lanemq.model.errors import CodecError, InvalidOption, MessageTooLarge, MissingKey, NotAllowed

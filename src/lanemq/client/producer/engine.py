@@ -32,7 +32,7 @@ from lanemq.client.producer.outcomes import (
     without,
 )
 from lanemq.client.producer.waiters import BatchWaiter, SingleWaiter
-from lanemq.client.routing import TopicRoute
+from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock
 from lanemq.core.sending.frozen_keys import Freeze, FrozenKeys
 from lanemq.core.sending.send_lane import SendLane, SendOptions

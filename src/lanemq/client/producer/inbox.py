@@ -19,7 +19,7 @@ from lanemq.client.producer.engine import Actions, QueueLane, SendEngine
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.outcomes import NotStored
 from lanemq.client.producer.waiters import Waiter
-from lanemq.client.routing import TopicRoute
+from lanemq.client.topic_route import TopicRoute
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.errors import Closed, LaneFrozen
 from lanemq.model.keys import is_unicode

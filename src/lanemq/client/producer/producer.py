@@ -41,7 +41,8 @@ from lanemq.client.producer.waiters import (
     receipt_seconds,
 )
 from lanemq.client.receipt import Receipt
-from lanemq.client.routing import BlockingRoutes, TopicRoute
+from lanemq.client.routing import BlockingRoutes
+from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError, LaneFrozen, UsageError
 from lanemq.model.keys import Key, key_text

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from lanemq.client.consumer.tag_filter import TagFilter
 from lanemq.client.identity import new_client_id
-from lanemq.client.routing import BlockingRoutes, TopicRoute
+from lanemq.client.routing import BlockingRoutes
+from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError, OffsetNotFound, TopicNotFound
 from lanemq.model.names import MAX_GROUP_CHARS

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from lanemq.client.identity import new_client_id
 from lanemq.client.producer.batches import MESSAGE_OVERHEAD, Extras, PendingMessage, RequestBuilder, properties_text
-from lanemq.client.routing import BlockingRoutes, TopicRoute
+from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import security_of
+from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.errors import InvalidOption, MissingKey, TransportError

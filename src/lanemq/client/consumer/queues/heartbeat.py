@@ -15,7 +15,8 @@ from msgspec import UNSET
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.turns.subscription import Subscription
-from lanemq.client.routing import AsyncRoutes, BrokerRoute
+from lanemq.client.routing import AsyncRoutes
+from lanemq.client.topic_route import BrokerRoute
 from lanemq.model.errors import GroupConflict, LaneError
 from lanemq.model.units import Millis
 from lanemq.net.address import Address

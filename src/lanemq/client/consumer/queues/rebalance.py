@@ -23,7 +23,7 @@ from lanemq.client.consumer.queues.parking import LaneParker
 from lanemq.client.consumer.queues.pull import Puller
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import MessageSource
-from lanemq.client.routing import TopicRoute
+from lanemq.client.topic_route import TopicRoute
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent, QueueStage, queue_changes
 from lanemq.core.consuming.runs import Order

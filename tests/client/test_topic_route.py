@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.client.routing import (
+from lanemq.client.topic_route import (
     REFRESH_MILLIS,
     RETRY_MILLIS,
     RouteCache,
