@@ -29,6 +29,8 @@ GOES_ON_SECONDS = 2.0
 """How much longer than the cluster's own switch the keys of a killed master may wait, in the middle of all rounds."""
 FROZEN, MEMBER_FROZEN = 12.0, 40.0
 """Seconds. A member that is frozen for more than 30 s no longer trusts its locks."""
+pytestmark = pytest.mark.timeout(600 + 240 * ROUNDS)
+"""Seconds. A round may wait for a switch, for its keys and for the cluster to be complete again."""
 FAULTS = [
     (what, freeze) for freeze in (False, True) for what in ("master", "replica", "name server", "controller", "member")
 ]
