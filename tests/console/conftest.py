@@ -128,7 +128,7 @@ def client(stage: Stage) -> Iterator[TestClient]:
 
 def _is_complete(client: TestClient) -> bool:
     text = client.get("/waiting").text
-    return "the payment service does not answer" in text and "%25DLQ%25mail" in text
+    return "the payment service does not answer" in text and "/dead?group=mail" in text
 
 
 @pytest.fixture

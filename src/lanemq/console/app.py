@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 from lanemq.clock import Clock, SystemClock
 from lanemq.console.protection import Protection, Sessions
 from lanemq.console.reading import ConsoleBusy, ConsoleReads, Watch
-from lanemq.console.routes import check, groups, home, key, messages, pipelines, sign_in, topics, waiting
+from lanemq.console.routes import check, dead, groups, home, key, messages, pipelines, sign_in, topics, waiting
 from lanemq.console.routes import settings as settings_screen
 from lanemq.console.screens import Console, Context, Screen, show
 from lanemq.console.settings import ConsoleSettings
@@ -63,7 +63,7 @@ def console_app(settings: ConsoleSettings, token: str, *, clock: Clock | None = 
                     task.cancel()
         console.reading.close()
 
-    screens = (home, topics, groups, waiting, key, messages, pipelines, check, settings_screen, sign_in)
+    screens = (home, topics, groups, waiting, dead, key, messages, pipelines, check, settings_screen, sign_in)
     return Starlette(
         routes=[*(route for each in screens for route in each.routes()), Mount("/assets", _Assets(directory=ASSETS))],
         lifespan=lifespan,

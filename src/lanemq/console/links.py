@@ -27,3 +27,18 @@ def lane_query(group: str, topic: str, broker: str, queue: int, key: str | None)
     """The part of an address that names a lane; a lane without a key has no `key`."""
     named = {"group": group, "topic": topic, "broker": broker, "queue": str(queue)}
     return urlencode(named if key is None else {**named, "key": key})
+
+
+def dead_link(group: str) -> str:
+    """The dead letters of a group."""
+    return f"/dead?{urlencode({'group': group})}"
+
+
+def dead_letter_link(group: str, id: str) -> str:
+    return f"/dead/letter?{urlencode({'group': group, 'id': id})}"
+
+
+def dead_change_link(what: str, group: str, *, id: str = "", key: str = "") -> str:
+    """The page before a `redrive` or `discard`; without id and key, of all dead letters of the group."""
+    named = {"group": group, "id": id, "key": key}
+    return f"/dead/{what}?{urlencode({name: value for name, value in named.items() if value})}"

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.dead_letters import dead_letter_queues
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import QueueProgress
 from lanemq.client.admin.topic_reader import TopicReader
@@ -60,6 +62,7 @@ class GroupDeadLetters:
     group: str
     topic: str
     messages: int
+    """Without discarded ones."""
     newest: datetime | None
 
 
@@ -152,7 +155,7 @@ class SnapshotReader:
             groups=groups,
             parked=tuple(self._parked.lanes()),
             held=held,
-            dead=tuple(_dead_letters(each) for each in topics if each.topic.startswith(DEAD_LETTER_PREFIX)),
+            dead=tuple(_dead_letters(admin, each) for each in topics if each.topic.startswith(DEAD_LETTER_PREFIX)),
             notes=tuple(notes),
         )
 
@@ -194,11 +197,11 @@ class SnapshotReader:
         return tuple(found)
 
 
-def _dead_letters(topic: TopicDescription) -> GroupDeadLetters:
+def _dead_letters(admin: Admin, topic: TopicDescription) -> GroupDeadLetters:
     newest = [each.last_stored_at for each in topic.queues if each.last_stored_at is not None and each.messages]
     return GroupDeadLetters(
         topic.topic.removeprefix(DEAD_LETTER_PREFIX),
         topic.topic,
-        sum(each.messages for each in topic.queues),
+        sum(each.count for each in dead_letter_queues(admin, topic)),
         max(newest, default=None),
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from lanemq.console.links import group_link, key_link
+from lanemq.console.links import dead_link, group_link, key_link
 from lanemq.console.snapshot import GroupNow, Snapshot
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.queue import MessageQueue
@@ -177,4 +177,4 @@ def _of_dead_letters(before: Snapshot, now: Snapshot) -> Iterable[ConsoleEvent]:
         more = each.messages - known.get(each.group, 0)
         if more > 0:
             what = "a message" if more == 1 else f"{more} messages"
-            yield ConsoleEvent(now.taken, f"group {each.group} gave up {what}", "/waiting#dead", bad=True)
+            yield ConsoleEvent(now.taken, f"group {each.group} gave up {what}", dead_link(each.group), bad=True)

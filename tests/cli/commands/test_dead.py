@@ -7,6 +7,7 @@ from tests.cli.conftest import Run
 from tests.client.consumer.with_broker import wait_for
 
 from lanemq import Admin, App, Outgoing, Producer, ToDeadLetter
+from lanemq.client.admin.dead_letters import count_dead_letters, discard_dead_letters, parse_id, read_dead_letters
 from lanemq.testing import EmbeddedBroker
 
 
@@ -36,15 +37,16 @@ def listed(run: Run, group: str) -> dict[str, dict[str, str]]:
 
 
 def test_groups_and_their_dead_letters_are_counted(run: Run, letters: str) -> None:
-    assert json.loads(run("dead", "list", "--json").stdout) == [{"group": "billing", "dead_letters": 2}]
-    (group,) = json.loads(run("group", "list", "--json").stdout)
+    assert {"group": letters, "dead_letters": 2} in json.loads(run("dead", "list", "--json").stdout)
+    (group,) = [each for each in json.loads(run("group", "list", "--json").stdout) if each["group"] == letters]
     assert (group["held"], group["parked"], group["dead"]) == (0, 0, 2)
     assert run("group", "list").stdout.split()[:7] == ["group", "members", "lag", "held", "parked", "dead", "topics"]
 
 
 def test_a_dead_letter_is_shown_with_its_reason_and_properties(run: Run, letters: str) -> None:
+    assert listed(run, letters)["order-2"]["state"] == "open"
     found = listed(run, letters)["order-1"]
-    assert (found["topic"], found["state"], found["reason"]) == ("bills", "open", "no address")
+    assert (found["topic"], found["reason"]) == ("bills", "no address")
     shown = json.loads(run("dead", "show", found["id"], "--group", letters, "--json").stdout)
     assert shown["properties"]["region"] == "eu"
     assert shown["value"] == -1
@@ -70,6 +72,49 @@ def test_a_redrive_sends_a_copy_once_with_everything_that_the_sender_set(run: Ru
     assert "nothing to do" in again.stdout
 
 
+@pytest.fixture(scope="module")
+def given_up(broker: EmbeddedBroker) -> list[str]:
+    """The ids of the three dead letters of another group."""
+    app = App(broker.address, group="mailing")
+
+    @app.ordered("letters")
+    def handle(event: int) -> None:
+        raise ToDeadLetter("no address")
+
+    with Admin(broker.address) as admin:
+        admin.create_topic("letters", 1, ordered=True)
+    with Producer(broker.address) as producer:
+        producer.send_many("letters", [("k", 1), ("k", 2), ("k", 3)])
+    with app:
+        wait_for(lambda: len(list(read_dead_letters(broker.address, "mailing"))) == 3)
+    return [each.id for each in read_dead_letters(broker.address, "mailing")]
+
+
+def test_a_discard_takes_the_dead_letter_and_the_older_ones(
+    run: Run, given_up: list[str], broker: EmbeddedBroker
+) -> None:
+    def ids() -> list[str]:
+        return [each["id"] for each in json.loads(run("dead", "list", "--group", "mailing", "--json").stdout)]
+
+    assert "2 dead letters" in run("dead", "discard", given_up[1], "--group", "mailing", "--dry-run").stdout
+    refused = run("dead", "discard", given_up[1], "--group", "mailing")
+    assert refused.exit_code == 1
+    assert "2 of them without having been redriven" in refused.stderr
+    assert ids() == given_up
+    assert run("dead", "discard", given_up[1], "--group", "mailing", "--yes").exit_code == 0
+    assert ids() == given_up[2:]
+    with Admin(broker.address) as admin:
+        assert count_dead_letters(admin)["mailing"] == 1
+        assert [name for name in admin.groups() if "%" in name] == []
+        (figures,) = admin.figures()
+        assert figures.table['lanemq_dead_letters{group="mailing"}'] == "1"
+        assert not [name for name in figures.table if "lag" in name and "DLQ" in name]
+        # one that arrived after the list was read stays
+        assert discard_dead_letters(admin, "mailing", {}) == 0
+        assert discard_dead_letters(admin, "mailing", {parse_id("mailing", given_up[0])[0]: 99}) == 1
+    assert "nothing to do" in run("dead", "discard", "--all", "--group", "mailing", "--yes").stdout
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -78,6 +123,7 @@ def test_a_redrive_sends_a_copy_once_with_everything_that_the_sender_set(run: Ru
         (("show", "lanemq/0/0", "--group", "unknown"), "group unknown has no dead letter"),
         (("redrive", "--group", "billing"), "exactly one of ID"),
         (("list", "--key", "k"), "--key needs --group"),
+        (("discard", "--group", "billing"), "either ID or --all"),
     ],
 )
 def test_mistakes_are_explained(run: Run, letters: str, words: tuple[str, ...], why: str) -> None:

@@ -66,7 +66,9 @@ LANES = Metric(
     "lanemq_lanes", GAUGE, "Lanes set aside at the broker: held, parked or redriving.", (*_OF_GROUP, "status")
 )
 LANE_MESSAGES = Metric("lanemq_lane_messages", GAUGE, "Messages in lanes set aside.", (*_OF_GROUP, "status"))
-DEAD_LETTERS = Metric("lanemq_dead_letters", GAUGE, "Messages kept in the dead-letter topic of a group.", ("group",))
+DEAD_LETTERS = Metric(
+    "lanemq_dead_letters", GAUGE, "Dead letters of a group that are kept and not discarded.", ("group",)
+)
 DELAYED = Metric("lanemq_delayed_messages", GAUGE, "Messages that wait for their delivery time.")
 
 CATALOGUE = tuple(value for value in globals().copy().values() if isinstance(value, Metric))

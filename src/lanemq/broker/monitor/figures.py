@@ -133,8 +133,11 @@ class Figures:
             yield MetricSample(names.MEMBERS, len(self._parts.members.members(group)), (group,))
         for topic in self._parts.topics.topics():
             if topic.name.startswith(DEAD_LETTER_PREFIX):
-                count = sum(high - low for low, high in self._bounds(topic.name, topic.write_queues))
-                yield MetricSample(names.DEAD_LETTERS, count, (topic.name.removeprefix(DEAD_LETTER_PREFIX),))
+                yield MetricSample(
+                    names.DEAD_LETTERS,
+                    self._dead_letters(topic.name, topic.write_queues),
+                    (topic.name.removeprefix(DEAD_LETTER_PREFIX),),
+                )
         waiting = (
             self._parts.store.bounds(SCHEDULE_TOPIC, level - 1)[1] - self._parts.delays.next_offset(level)
             for level in range(1, MAX_LEVEL + 1)
@@ -142,8 +145,18 @@ class Figures:
         yield MetricSample(names.DELAYED, sum(max(0, count) for count in waiting))
         yield MetricSample(names.DAMAGED, self._parts.store.checkpoints.damaged_places)
 
+    def _dead_letters(self, topic: str, queues: int) -> int:
+        """Without those below the offset of the group that has the topic's name: they are discarded."""
+        discarded = (self._parts.offsets.committed(topic, topic, number) or 0 for number in range(queues))
+        return sum(
+            max(0, high - max(low, below))
+            for (low, high), below in zip(self._bounds(topic, queues), discarded, strict=True)
+        )
+
     def _lags(self) -> Iterator[MetricSample | None]:
         for group in self._parts.offsets.groups():
+            if group.startswith(DEAD_LETTER_PREFIX):
+                continue  # it marks discarded dead letters, and does not consume
             lags: dict[str, Lag] = {}
             wall = self._parts.clock.wall()
             for (topic, queue_id), offset in tuple(self._parts.offsets.of_group(group).items()):

@@ -1,21 +1,25 @@
-"""`lanemq dead`: lists, shows and redrives the dead letters of a group.
+"""`lanemq dead`: lists, shows, redrives and discards the dead letters of a group.
 
 The dead letters of a pipeline are in its checkpoint: `lanemq pipeline dead-letters`.
 """
 
 import time
-from itertools import islice
 
 import click
 
-from lanemq.cli.options import YES, CliError, InOrder, asks_server, confirm
+from lanemq.cli.options import YES, InOrder, asks_server, confirm
 from lanemq.cli.output import Grid, body_for_json, cell, plural, progress, show, time_text
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.dead_letters import (
     GroupDeadLetter,
+    check_topic_is_known,
     count_dead_letters,
+    discard_dead_letters,
+    last_of_each_queue,
+    open_dead_letters,
     read_dead_letter,
     read_dead_letters,
+    send_again,
     was_redriven,
 )
 
@@ -27,7 +31,7 @@ GROUP = click.option("--group", required=True, help="Group that gave the message
 
 @click.group(cls=InOrder)
 def dead() -> None:
-    """List and show the dead letters of groups, and redrive them.
+    """List, show, redrive and discard the dead letters of groups.
 
     A dead letter is a message that a group gave up: its retries were used up, or its handler decided so. Its key
     continued without it. Dead letters of a pipeline: lanemq pipeline dead-letters.
@@ -149,26 +153,66 @@ def redrive(
     )
 
 
+@dead.command()
+@click.argument("id", required=False)
+@GROUP
+@click.option("--all", "everything", is_flag=True, help="Every dead letter of the group.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+@YES
+@asks_server
+def discard(id: str | None, group: str, everything: bool, dry_run: bool, yes: bool, server: str, as_json: bool) -> None:
+    """Discard the dead letter ID and the older ones before it.
+
+    Discarded dead letters are not listed, counted or redriven any more. Those that arrive while you decide stay.
+    """
+    if (id is not None) == everything:
+        raise click.UsageError("give either ID or --all")
+    listed = list(read_dead_letters(server, group))
+    if id is not None:
+        last = read_dead_letter(server, group, id).message
+        listed = [
+            each
+            for each in listed
+            if each.message.queue == last.queue and each.message.queue_offset <= last.queue_offset
+        ]
+    with Admin(server) as admin:
+        unused = 0 if yes or dry_run else sum(not was_redriven(admin, each) for each in listed)
+        if listed and not dry_run:
+            confirm(
+                yes,
+                f"{plural(len(listed), 'dead letter')} of group {group} will be discarded, {unused} of them without "
+                f"having been redriven",
+                Grid(("id", "topic", "key", "since", "reason"), [_short(each) for each in listed[:MAX_LISTED]]),
+            )
+            discard_dead_letters(admin, group, last_of_each_queue(listed))
+    would = "would be discarded" if dry_run else "discarded"
+    show(
+        as_json,
+        lambda: {"dry_run": dry_run, "discarded": [each.id for each in listed]},
+        f"{plural(len(listed), 'dead letter')} of group {group} {would}" if listed else "nothing to do",
+        *(["nothing was changed (--dry-run)"] if dry_run else []),
+    )
+
+
+def _short(letter: GroupDeadLetter) -> tuple[object, ...]:
+    return letter.id, letter.topic, letter.message.key, letter.since, letter.why
+
+
 def _chosen(server: str, group: str, id: str | None, key: str | None) -> list[GroupDeadLetter]:
     """The dead letters to redrive; one that is named by its id also if it was redriven before."""
     if id is not None:
-        found = [read_dead_letter(server, group, id)]
-    else:
-        letters = [each for each in read_dead_letters(server, group) if key is None or each.message.key == key]
-        with Admin(server) as admin:
-            found = [each for each in letters if not was_redriven(admin, each)]
-    for each in found:
-        if not each.topic:
-            raise CliError(f"dead letter {each.id} does not say which topic it was sent to; send it with lanemq send")
-    return found
+        named = read_dead_letter(server, group, id)
+        check_topic_is_known(named)
+        return [named]
+    letters = [each for each in read_dead_letters(server, group) if key is None or each.message.key == key]
+    with Admin(server) as admin:
+        return open_dead_letters(admin, letters)
 
 
 def _readers(admin: Admin, topic: str) -> list[str]:
     """The groups that have offsets in a topic."""
     return [
-        name
-        for name in admin.groups()
-        if any(each.queue.topic == topic for each in islice(admin.describe_group(name).queues, None))
+        name for name in admin.groups() if any(each.queue.topic == topic for each in admin.describe_group(name).queues)
     ]
 
 
@@ -177,15 +221,7 @@ def _send(server: str, letters: list[GroupDeadLetter], rate: float | None) -> No
 
     with Producer(server, codec="bytes") as producer:
         for each in progress(letters, "redriving"):
-            message = each.message
-            producer.send(
-                each.topic,
-                message.body,
-                key=message.key,
-                tag=message.tag,
-                keys=[*message.keys, each.search_key],
-                properties=each.own_properties,
-            )
+            send_again(producer, each)
             if rate:
                 time.sleep(1 / rate)
 

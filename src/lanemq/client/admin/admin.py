@@ -34,7 +34,7 @@ from lanemq.clock import wall_ms, wall_time
 from lanemq.model.checks import check_kind, check_queue, check_text, check_whole
 from lanemq.model.errors import GroupNotFound, InvalidOption, LaneError, OffsetNotFound, RequestTimedOut, UsageError
 from lanemq.model.keys import Key, key_text
-from lanemq.model.names import DEFAULT_TOPIC, RETRY_PREFIX, check_group, check_topic
+from lanemq.model.names import DEAD_LETTER_PREFIX, DEFAULT_TOPIC, RETRY_PREFIX, check_group, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset, Seconds, to_millis, to_seconds
 from lanemq.net.address import Address
@@ -258,9 +258,17 @@ class Admin(AdminClient):
             self._calls.ask(master, RequestCode.UPDATE_CONSUMER_OFFSET, update)
 
     def reset_offsets(
-        self, group: str, topic: str, *, to: Position, queues: Collection[int] | None = None, dry_run: bool = False
+        self,
+        group: str,
+        topic: str,
+        *,
+        to: Position,
+        queues: Collection[int | MessageQueue] | None = None,
+        dry_run: bool = False,
     ) -> tuple[OffsetChange, ...]:
-        """Moves a group to another position, in all queues of a topic or in those with the given ids.
+        """Moves a group to another position, in all queues of a topic or in the given ones.
+
+        A number in `queues` names the queue of this number on every broker.
 
         Going back repeats messages; going forward skips them. Connected members continue from the new position.
         With `dry_run`, only returns what would change.
@@ -273,7 +281,7 @@ class Admin(AdminClient):
             here = [
                 OffsetChange(queue, self.committed(group, queue), self._offset_of(queue, to))
                 for queue in self._calls.routes.get(topic).subscribe
-                if queue.broker == name and (queues is None or queue.queue_id in queues)
+                if queue.broker == name and (queues is None or queue.queue_id in queues or queue in queues)
             ]
             changes += here
             if here and not dry_run:
@@ -283,12 +291,12 @@ class Admin(AdminClient):
     # groups
 
     def groups(self) -> list[str]:
-        """The names of all groups that the brokers know."""
+        """The names of all groups that the brokers know, without those that mark discarded dead letters."""
         names: set[str] = set()
         for address, _ in self._calls.masters().values():
             reply = self._calls.ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             names |= SubscriptionGroupTable.decode(reply.body).subscription_group_table.keys()
-        return sorted(names)
+        return sorted(name for name in names if not name.startswith(DEAD_LETTER_PREFIX))
 
     def describe_group(self, group: str) -> GroupDescription:
         """Members, queues, offsets, lag and owners of a group."""

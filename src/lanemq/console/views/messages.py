@@ -45,13 +45,13 @@ def message_row(message: Message) -> MessageRow:
         message.key,
         message.tag,
         message.stored_at,
-        preview(_body(message)),
+        preview(body_of(message)),
         message_link(message.queue, message.queue_offset),
         key_link(message.queue.topic, message.key),
     )
 
 
-def _body(message: Message) -> bytes:
+def body_of(message: Message) -> bytes:
     """The body; one that claims to be compressed and is not is shown as it is stored."""
     try:
         return message.body
@@ -121,7 +121,7 @@ def matches(search: Search, message: Message) -> bool:
     at = message.record.store_timestamp
     if (search.after is not None and at < search.after) or (search.before is not None and at >= search.before):
         return False
-    return not search.text or search.text.encode() in _body(message)
+    return not search.text or search.text.encode() in body_of(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class MessageView:
 
 
 def message_view(message: Message, now: Snapshot) -> MessageView:
-    body, record = _body(message), message.record
+    body, record = body_of(message), message.record
     return MessageView(
         message_row(message),
         message.message_id,
