@@ -160,6 +160,10 @@ class Rows(Protocol):
     def table(self) -> pa.Table:
         """The rows as an Arrow table on the driver, for sinks with one connection."""
 
+    @property
+    def emptied_below(self) -> int | str | None:
+        """For a merge: the sink first deletes all rows of its table with a sequence below this one. None: no rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
@@ -177,6 +181,7 @@ class FileRows:
 
     schema: StructType
     files: Sequence[RowFile]
+    emptied_below: int | str | None = None
 
     def count(self) -> int:
         return sum(file.rows for file in self.files)
@@ -199,6 +204,7 @@ class TableRows:
 
     schema: StructType
     rows: pa.Table
+    emptied_below: int | str | None = None
 
     def count(self) -> int:
         return int(self.rows.num_rows)
@@ -305,6 +311,9 @@ class Stage(ABC):
     evolves: bool = False
     """Whether outputs may have more columns than `schema` declares. Needs a sink with `widens`."""
 
+    def accept_sink(self, sink: "Sink") -> None:
+        """Called before `open` with the sink, for stages whose rows depend on what it can do."""
+
     def open(self, spark: SparkSession, folder: StorePath) -> None:
         """Called before the first batch of a run. `folder` lies in the checkpoint and belongs to the stage."""
 
@@ -344,6 +353,8 @@ class Sink(ABC):
     """Whether the sink cannot merge rows."""
     widens: bool = False
     """Whether rows may have columns that the table does not have yet."""
+    empties: bool = False
+    """Whether a merge observes `Rows.emptied_below`. Otherwise a truncation of the source becomes a dead letter."""
     last_stale: int = 0
     """Rows of the last `write` that a merge left out because the table's rows were as new or newer."""
     last_replaced: int = 0

@@ -74,6 +74,9 @@ class DyingStage(Stage):
         self.columns, self.schema, self.how = stage.columns, stage.schema, stage.how
         self.on_queue_change, self.on_damaged, self.evolves = stage.on_queue_change, stage.on_damaged, stage.evolves
 
+    def accept_sink(self, sink: Sink) -> None:
+        self._stage.accept_sink(sink)
+
     def open(self, spark: SparkSession, folder: StorePath) -> None:
         self._stage.open(spark, folder)
         self.columns, self.schema, self.how = self._stage.columns, self._stage.schema, self._stage.how
@@ -111,6 +114,7 @@ class DyingSink(Sink):
         self._kill_point = kill_point
         self._step = step
         self.all_at_once, self.appends_only, self.widens = sink.all_at_once, sink.appends_only, sink.widens
+        self.empties = sink.empties
 
     def __str__(self) -> str:
         return str(self._sink)

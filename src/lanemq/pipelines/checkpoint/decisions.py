@@ -68,6 +68,7 @@ class _Decision(msgspec.Struct, frozen=True):
     """Where the batch ended, as Spark planned it; empty for a retry pass."""
     positions: dict[str, SinkPosition] = {}
     late: frozenset[tuple[str, str, int, int]] = frozenset()
+    emptied_below: int | str | None = None
     folder: str = ""
     """The folder of the files, if it is not the decision's own."""
 
@@ -105,7 +106,7 @@ class Decisions:
         schema = _checked(found, batch, schema, grows=self._grows)
         _check_range(found, batch, end)
         return Results(
-            outputs=FileRows(schema, _files(folder, found.outputs)),
+            outputs=FileRows(schema, _files(folder, found.outputs), found.emptied_below),
             dead_letters=_dead_letters(_files(folder, found.dead)) if found.dead else None,
             counts=found.counts,
             state=found.state,
@@ -131,6 +132,7 @@ class Decisions:
                 end=end,
                 positions=dict(results.positions),
                 late=results.late,
+                emptied_below=results.outputs.emptied_below,
                 folder="" if self._renames else own.name,
             )
             self._put(decision, own)

@@ -88,6 +88,7 @@ class BatchProcessor:
         """Open the stage first, since it determines the sink's columns, then the sinks; refuse what does not fit."""
         folder = self._checkpoint.stage_folder
         folder.mkdir(parents=True, exist_ok=True)
+        self._stage.accept_sink(self._sink)
         self._stage.open(spark, folder)
         self._effects.check(self._stage.schema)
         query, epoch = self._checkpoint.query, self._checkpoint.epoch

@@ -6,7 +6,8 @@ application ids, and `open` writes the epoch before anything else. So a run that
 began its write earlier.
 
 A merge replaces a row only by one with a higher sequence. Deletions stay as rows with `_deleted`, because otherwise a
-late older change would bring the row back; `read_table` hides them, `purge_tombstones` removes them.
+late older change would bring the row back; `read_table` hides them, `purge_tombstones` removes them. A truncation of
+the source deletes all rows that are older, in the same commit.
 
 Appended rows become files of the table: placed in its folder first, named in its log afterwards. A file is visible only
 through the commit that names it, and no two attempts share a file name; what a crash leaves is invisible to readers and
@@ -90,6 +91,8 @@ class DeltaSink(ExactSink):
             with `spark.hadoop.fs.s3a.`, and the environment.
     """
 
+    empties = True
+
     def __init__(
         self,
         path: str | StorePath,
@@ -164,12 +167,11 @@ class DeltaSink(ExactSink):
         An older change of such a key that arrives afterwards is taken for a new row: choose a sequence so old that no
         change before it can still arrive.
         """
-        bound = _text(below) if isinstance(below, str) else str(int(below))
-        return self._until_committed(lambda: self._purge(bound), "purging deletions")
+        return self._until_committed(lambda: self._purge(_older(below)), "purging deletions")
 
-    def _purge(self, bound: str) -> int:
+    def _purge(self, older: str) -> int:
         table = DeltaTable(self._path, storage_options=self._storage or None)
-        return int(table.delete(f'"{DELETED}" AND "{SEQUENCE}" < {bound}')["num_deleted_rows"])
+        return int(table.delete(f"{_quoted(DELETED)} AND {older}")["num_deleted_rows"])
 
     def _find_table(self, terms: Terms) -> bool:
         self._table = _open_table(self._path, terms, self._partition_by, self._storage, evolve=self._evolve)
@@ -216,7 +218,7 @@ class DeltaSink(ExactSink):
             wider = terms.widened(rows) if self.widens else terms
             changes = merge_table(rows, wider.schema, terms.how.keys)
             keys = terms.how.keys
-            return lambda: self._merge(changes, keys, batch, named)
+            return lambda: self._merge(changes, rows.emptied_below, keys, batch, named)
         if "://" in self._path or not _takes_files(self._delta()):
             table = fit(rows.table(), terms.schema)
             return lambda: self._append_streamed(table, named)
@@ -241,8 +243,12 @@ class DeltaSink(ExactSink):
         write_deltalake(self._delta(), rows, mode="append", commit_properties=named)
         return True
 
-    def _merge(self, changes: pa.Table, keys: Sequence[str], batch: Batch, named: CommitProperties) -> bool:
+    def _merge(
+        self, changes: pa.Table, below: int | str | None, keys: Sequence[str], batch: Batch, named: CommitProperties
+    ) -> bool:
         table = self._delta()
+        if below is not None and not changes.num_rows:
+            table.delete(_older(below), commit_properties=named)
         if changes.num_rows:
             same = " AND ".join(f"s.{_quoted(key)} = t.{_quoted(key)}" for key in keys)
             declared = self._opened().schema.names
@@ -250,6 +256,8 @@ class DeltaSink(ExactSink):
             merge = table.merge(
                 changes, same, source_alias="s", target_alias="t", merge_schema=bool(missing), commit_properties=named
             )
+            if below is not None:
+                merge = _emptying(merge, below)
             done = _updating(merge, changes).when_not_matched_insert_all().execute()
             self._stale = changes.num_rows - done["num_target_rows_inserted"] - done["num_target_rows_updated"]
         if table.transaction_version(batch.query) != batch.number:
@@ -351,6 +359,17 @@ def _updating(merge: TableMerger, changes: pa.Table) -> TableMerger:
         same = f"{newer} AND {kept} = {_text(names)}"
         merge = merge.when_matched_update_all(same, except_cols=json.loads(names))
     return merge.when_matched_update_all(f"{newer} AND {kept} IS NULL")
+
+
+def _emptying(merge: TableMerger, below: int | str) -> TableMerger:
+    """Older rows are deleted; if a row with the same key follows, it keeps no column of the old one."""
+    older = f"t.{_older(below)}"
+    return merge.when_not_matched_by_source_delete(older).when_matched_update_all(older)
+
+
+def _older(sequence: int | str) -> str:
+    """The condition for rows with a lower sequence."""
+    return f"{_quoted(SEQUENCE)} < {_text(sequence) if isinstance(sequence, str) else int(sequence)}"
 
 
 def _text(value: str) -> str:

@@ -5,7 +5,8 @@ of two runs one waits for the other and then sees what it did. A batch that the 
 changes nothing. A table that has to be created has no batches, whatever the ledger says. After an error it is unknown
 whether the commit arrived, so the next attempt reads the ledger again.
 
-A merge replaces a row only by one with a higher sequence. Deletions stay as rows with `_deleted`.
+A merge replaces a row only by one with a higher sequence. Deletions stay as rows with `_deleted`; a truncation of the
+source deletes all rows that are older.
 """
 
 from abc import ABC, abstractmethod
@@ -56,6 +57,7 @@ class Column:
 class SqlSink(ExactSink, ABC):
     """What SQLite and PostgreSQL have in common; the abstract methods are the differences."""
 
+    empties = True
     adding = "ADD COLUMN"
     """Adds a column that another session may be adding at the same time."""
     for_update = ""
@@ -128,6 +130,10 @@ class SqlSink(ExactSink, ABC):
         if changes is None:
             self._append(connection, shard_tables(rows, terms.schema), terms)
             return 0
+        if rows.emptied_below is not None:
+            self._execute(
+                connection, f"DELETE FROM {self._name} WHERE {self._older(rows.emptied_below)}", (rows.emptied_below,)
+            )
         if not changes.num_rows:
             return 0
         changes, terms = self._add_columns(connection, changes, terms)
@@ -280,10 +286,13 @@ class SqlSink(ExactSink, ABC):
             return self._entry(connection, query).batch if there else None
 
     def _purge_once(self, below: int | str) -> int:
-        order = self.bytewise if isinstance(below, str) else ""
-        old = f"{quoted(DELETED)} AND {quoted(SEQUENCE)} < ?{order}"
+        old = f"{quoted(DELETED)} AND {self._older(below)}"
         with self._transaction() as connection:
             return len(self._execute(connection, f"DELETE FROM {self._name} WHERE {old} RETURNING 1", (below,)))
+
+    def _older(self, sequence: int | str) -> str:
+        """The condition for rows with a lower sequence than the one that is given as a value."""
+        return f"{quoted(SEQUENCE)} < ?{self.bytewise if isinstance(sequence, str) else ''}"
 
     # The differences between databases.
 

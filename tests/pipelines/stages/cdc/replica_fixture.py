@@ -94,6 +94,9 @@ class Replica:
         return results
 
     def merge(self, results: Results) -> None:
+        below = results.outputs.emptied_below
+        if below is not None:
+            self._rows = {key: row for key, row in self._rows.items() if row[SEQUENCE] >= below}
         for row in results.outputs.table().to_pylist():
             key = tuple(row[name] for name in self._stage.how.keys)
             known = self._rows.get(key)

@@ -15,7 +15,8 @@ from tests.pipelines.stages.cdc.test_formats import debezium
 
 from lanemq.model.errors import OrderError
 from lanemq.pipelines.stages.cdc import LastState
-from lanemq.pipelines.stages.cdc.formats.debezium import UNAVAILABLE, precise
+from lanemq.pipelines.stages.cdc.formats.debezium import UNAVAILABLE
+from lanemq.pipelines.stages.cdc.meanings import precise
 
 COLUMNS = "id bigint, note string, raw binary, tags array<string>, more map<string,string>, price decimal(10,2)"
 WHOLE = {"id": 1, "note": "long", "raw": "aGk=", "tags": ["a"], "more": {"a": "b"}, "price": "1.50"}

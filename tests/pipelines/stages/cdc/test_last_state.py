@@ -61,7 +61,8 @@ def test_a_topic_gives_the_same_row_per_key_every_time(
     assert rows[0]["raw"] == b"hi"
     assert rows[0]["ok"] is True
     assert dict(first.counts) == {
-        "events": 200, "keys": 10, "deletes": 1, "key_changes": 0, "misfits": 0, "poison": 1, "ddl": 0, "ignored": 0,
+        "events": 200, "keys": 10, "deletes": 1, "key_changes": 0, "truncations": 0, "misfits": 0,
+        "poison": 1, "ddl": 0, "ignored": 0,
     }  # fmt: skip
     assert first.dead_letters is not None
     [letter] = first.dead_letters.table().to_pylist()

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lanemq.pipelines.stages.cdc.documents import Document, RowTypes
+from lanemq.pipelines.stages.cdc.meanings import Columns
 
 
 @dataclass(slots=True)
@@ -31,6 +32,8 @@ class RowChanges:
     """Heartbeats, transaction marks, events of other tables, tombstones after their deletion."""
     moved: list[int] = field(default_factory=list)
     """Messages that change a row's key."""
+    truncations: list[int] = field(default_factory=list)
+    """Messages that empty the table: every older row is deleted."""
     half_applied: set[int] = field(default_factory=set)
     """Poison of which the deletion of the old row is applied: no later change would remove that row."""
 
@@ -91,6 +94,10 @@ class Reading:
     changes: RowChanges
     sequences: pa.Array
     keys: list[pa.Array]
+    meanings: list[Columns] | None = None
+    """What the columns of each message mean, as far as it embeds a schema; None if no message does."""
+    truncations: dict[int, int | str] = field(default_factory=dict)
+    """The sequences of the messages that empty the table."""
     columns: dict[str, pa.Array] = field(default_factory=dict)
     left: dict[str, list[int]] | None = None
     """By column, the changes that leave it out; None if not searched yet."""
@@ -112,6 +119,9 @@ class Format(Protocol):
     def unwrap(self, documents: list[Document | None]) -> list[Document | None]:
         """The events without their envelopes."""
 
+    def schemas(self, documents: Sequence[Document | None]) -> list[bytes] | None:
+        """The schema that each envelope embeds, empty where there is none; None if no envelope has one."""
+
     def read(self, documents: Sequence[Document | None], names: "KeyNames", changes: RowChanges) -> None:
         """Adds the changes of the documents, except those that are in `changes.poison` already."""
 
@@ -126,7 +136,8 @@ class KeyNames:
         self._row_types = row_types
         self._single = len(names) == 1
         self._keys = keys
-        envelope = msgspec.defstruct("Key", [("payload", row_types.only_key | None, None)], gc=False)
+        fields = [("payload", row_types.only_key | None, None), ("schema", msgspec.Raw, msgspec.Raw())]
+        envelope = msgspec.defstruct("Key", fields, gc=False)
         self._bare = msgspec.json.Decoder(row_types.only_key)
         self._wrapped: msgspec.json.Decoder[Any] = msgspec.json.Decoder(envelope)
 
@@ -141,6 +152,16 @@ class KeyNames:
         except (msgspec.DecodeError, RecursionError):
             return None
         return row if self._row_types.has_key(row) else None
+
+    def schema(self, message: int) -> bytes:
+        """The schema that the message key embeds; empty if there is none."""
+        text = self._keys[message]
+        if not text or '"schema"' not in text:
+            return b""
+        try:
+            return bytes(self._wrapped.decode(text).schema)
+        except (msgspec.DecodeError, RecursionError):
+            return b""
 
     def row(self, message: int) -> Document | None:
         """The row's key from any form of message key; the message key itself if the row's key is one column."""

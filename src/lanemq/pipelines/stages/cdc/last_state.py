@@ -34,6 +34,7 @@ from lanemq.pipelines.ports import (
     Merge,
     OnQueueChange,
     Results,
+    Sink,
     SinkPosition,
     Stage,
     TableRows,
@@ -54,11 +55,12 @@ from lanemq.pipelines.stages.cdc.options import (
 from lanemq.pipelines.stages.cdc.reading import SUMMARY, QueueSummary, fold_task
 from lanemq.pipelines.stages.cdc.sequence import before, sequence_type
 from lanemq.pipelines.stages.cdc.table import declare_table
+from lanemq.pipelines.stages.cdc.truncation import Truncation, newer_bound, refuse_unordered
 from lanemq.spark.versions import to_arrow_schema
 
 log = logging.getLogger(__name__)
 _NEEDED = ("topic", "broker", "queue_id", "queue_offset", "key", "value", "store_timestamp")
-COUNTS = ("events", "keys", "deletes", "key_changes", "misfits", "poison", "ddl", "ignored")
+COUNTS = ("events", "keys", "deletes", "key_changes", "truncations", "misfits", "poison", "ddl", "ignored")
 
 
 class LastState(Stage):
@@ -71,9 +73,10 @@ class LastState(Stage):
         format: `json` (the row; no value deletes it), `debezium`, `canal`, `maxwell`. Events must carry whole rows.
         sequence: Paths in the event that say what is newer, the most significant first, such as `("source.lsn",)` or
             `("source.file:file", "source.pos", "source.row")`. None: queue offsets, which order the changes of a row
-            as long as all of them have one message key; a change of a row's key is then refused.
+            as long as all of them have one message key; a change of a row's key is then refused, and a truncation is
+            a dead letter.
         one_queue: Promises that all changes of the table are in one queue, so that offsets order them all, including
-            changes of keys. A batch with messages of a second queue is refused.
+            changes of keys and truncations. A batch with messages of a second queue is refused.
         fold_first: Whether only the newest message of each message key is read. None: where the message key is an
             object that names the row's key, as Debezium's are, so that it can be proved correct. True: you guarantee
             that a message key always stands for the same one row, and that a key's messages are in order; if this is
@@ -85,10 +88,11 @@ class LastState(Stage):
             (`dead_letter`; every row is then read completely, which costs about half of the speed).
         on_poison: `dead_letter`: messages that cannot be understood become dead letters. `fail`: they end the query.
         time_unit: The unit of numbers in timestamp columns, since 1970; or one for each such column, `{"seen": "us"}`,
-            where `ms` applies to the others. A wrong unit gives other times, or nulls.
+            where `ms` applies to the others. A wrong unit gives other times, or nulls. A schema that a Debezium event
+            embeds counts before this.
         decimals: How decimal columns are written where they are texts: `text` ("12.50"), or `base64`, the unscaled
             number as Debezium's `decimal.handling.mode=precise` writes it, with the declared scale. If this is wrong,
-            they are null or other numbers.
+            they are null or other numbers. A schema that a Debezium event embeds counts before this.
         left_out: What to do with a change that leaves a column out, as Debezium does with large columns of PostgreSQL
             that an update did not touch. `dead_letter`: the message becomes a dead letter and the row stays as it is.
             `keep`: the column keeps its value. The table then has a column `_kept`, which names the columns that a
@@ -137,7 +141,7 @@ class LastState(Stage):
         checked = check_options(
             declared, format, sequence or (), fold_first, table, deleted, misfits, time_unit, decimals
         )
-        self._options = replace(checked, evolves=evolve)
+        self._options = replace(checked, evolves=evolve, one_queue=one_queue)
         self.evolves = evolve
         if on_poison not in ("dead_letter", "fail"):
             raise InvalidOption(f"on_poison: {on_poison!r} is not one of dead_letter, fail")
@@ -149,6 +153,7 @@ class LastState(Stage):
         self.how: Append | Merge = Merge(declared.keys)
         self._work: StorePath | None = None
         self._ends, self._fields, self._evolution = QueueEnds(), SkippedFields(), Evolution()
+        self._truncation = Truncation()
 
     @property
     def options(self) -> ReplicaOptions:
@@ -163,12 +168,16 @@ class LastState(Stage):
         """
         return before(self._options.parts, position)
 
+    def accept_sink(self, sink: Sink) -> None:
+        self._options = replace(self._options, empties=sink.empties)
+
     def open(self, spark: SparkSession, folder: StorePath) -> None:
         """Opens the stage's folder; refuses one whose rows were made with other keys or another sequence."""
         FrozenTable.of(self._options).check(folder)
         self._work = folder / "work"
         self._ends, self._fields = QueueEnds(folder / "ends.json"), SkippedFields()
         self._evolution = Evolution(folder / "columns.json" if self.evolves else None)
+        self._truncation = Truncation(folder / "emptied.json")
         remove_tree(self._work)  # left by a run that was killed
 
     def process(self, messages: DataFrame, batch: Batch) -> Results:
@@ -196,7 +205,8 @@ class LastState(Stage):
         return sorted(summaries, key=lambda each: each.queue)
 
     def settle(self, batch: Batch, state: str) -> None:
-        """Stores how far each queue was read, if offsets say what is newer, and the columns that were added."""
+        """Stores how far each queue was read, if offsets say what is newer, added columns and the last truncation."""
+        self._truncation.settle(state, batch.epoch)
         if self.evolves:
             self._evolution.settle(state, batch.epoch)
         if not self._options.parts:
@@ -211,7 +221,8 @@ class LastState(Stage):
         dead_letters = self._dead_letters(queues, batch)
         self._refuse_disorder(queues, counts, batch)
         schema = options.table.merged(sequence_type(options.parts))
-        rows = self._rows(queues, schema, batch)
+        emptied_below = newer_bound(each.emptied_below for each in queues)
+        rows = self._truncation.drop_older(self._rows(queues, schema, batch), emptied_below)
         counts["keys"] = rows.num_rows
         counts["deletes"] = pc.sum(rows[DELETED]).as_py() or 0
         if new := self._fields.count((name for each in queues for name in each.skipped), batch):
@@ -222,7 +233,8 @@ class LastState(Stage):
         state = "" if self._options.parts or not queues else self._ends.state_after(queues, batch)
         if self.evolves and queues:
             state = self._evolution.state_after(fresh, state)
-        return Results(TableRows(schema, rows), dead_letters, dict(counts), state, _positions(queues))
+        state = self._truncation.state_after(emptied_below, state)
+        return Results(TableRows(schema, rows, emptied_below), dead_letters, dict(counts), state, _positions(queues))
 
     def _refuse_disorder(self, queues: Sequence[QueueSummary], counts: Counter[str], batch: Batch) -> None:
         """Refuses a batch whose order offsets cannot tell: those of different queues cannot be compared."""
@@ -242,6 +254,8 @@ class LastState(Stage):
         if not queues:
             return wanted.empty_table()
         rows = [(each.queue, self._read_table(batch, each.rows)) for each in queues]
+        bounds = (each.emptied_below for each in queues)
+        refuse_unordered([(*one, bound) for one, bound in zip(rows, bounds, strict=True)], batch)
         return newest_of_queues(rows, self._options.table.keys).cast(wanted)
 
     def _read_table(self, batch: Batch, name: str) -> pa.Table:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import msgspec
+import pyarrow as pa
 
 from lanemq.files import StorePath, read_json, write_json
 from lanemq.model.errors import InvalidOption
@@ -18,6 +19,7 @@ from lanemq.pipelines.stages.cdc.changes import Format
 from lanemq.pipelines.stages.cdc.formats.binlog import CanalFormat, MaxwellFormat
 from lanemq.pipelines.stages.cdc.formats.debezium import DebeziumFormat
 from lanemq.pipelines.stages.cdc.formats.rows import RowFormat
+from lanemq.pipelines.stages.cdc.meanings import Meaning
 from lanemq.pipelines.stages.cdc.sequence import Part, parse_parts
 from lanemq.pipelines.stages.cdc.table import ReplicaTable
 
@@ -45,14 +47,31 @@ class ReplicaOptions:
     misfits: OnMisfit = "null"
     time_unit: TimeUnit | Mapping[str, TimeUnit] = "ms"
     decimals: Decimals = "text"
+    one_queue: bool = False
+    empties: bool = True
+    """Whether the sink can delete all rows that are older than a truncation."""
     evolves: bool = False
     """Whether tasks look for fields that the table does not have."""
     added: tuple[str, ...] = ()
     """Columns that the table got in this way; a value that does not fit one of them never makes its message poison."""
 
-    def unit(self, column: str) -> str:
-        """The unit of numbers in a timestamp column."""
-        return self.time_unit if isinstance(self.time_unit, str) else self.time_unit.get(column, "ms")
+    def meaning(self, column: str, wanted: pa.DataType) -> Meaning:
+        """What values of a column mean if their message does not say it."""
+        unit = self.time_unit if isinstance(self.time_unit, str) else self.time_unit.get(column, "ms")
+        is_base64 = self.decimals == "base64" and pa.types.is_decimal(wanted)
+        return Meaning(unit, wanted.scale if is_base64 else None)
+
+    @property
+    def why_not_emptied(self) -> str:
+        """Why a truncation cannot be applied; empty if it can."""
+        if not self.empties:
+            return "the sink cannot delete rows that no change names"
+        if not self.parts and not self.one_queue:
+            return (
+                "queue offsets cannot order it against changes in other queues: declare a sequence of the source, or "
+                "one_queue if the topic has only one"
+            )
+        return ""
 
     def make_format(self) -> Format:
         """The format, ready to decode. Each task makes its own, because its types cannot be pickled."""

@@ -27,10 +27,11 @@ from lanemq.pipelines.stages.cdc.changes import KeyNames, Reading, RowChanges
 from lanemq.pipelines.stages.cdc.evolving import Fields, combine_fields, new_fields, skipped_fields
 from lanemq.pipelines.stages.cdc.fold import fill_left_out, kept_column, newest, newest_rows
 from lanemq.pipelines.stages.cdc.fold_first import FoldFirst
-from lanemq.pipelines.stages.cdc.formats.debezium import left_out, precise
+from lanemq.pipelines.stages.cdc.formats.debezium import left_out
+from lanemq.pipelines.stages.cdc.meanings import Columns, SchemaCache, convert_as
 from lanemq.pipelines.stages.cdc.options import ReplicaOptions
 from lanemq.pipelines.stages.cdc.sequence import encode
-from lanemq.pipelines.stages.cdc.values import convert
+from lanemq.pipelines.stages.cdc.truncation import Bound, newer_bound
 
 CHUNK_BYTES: Final = 256 * 1024 * 1024
 """Bytes of messages that are folded at once."""
@@ -47,11 +48,13 @@ Counts = dict[str, int]
 
 @dataclass(slots=True)
 class Folded:
-    """The newest rows, the dead letters, and the counts."""
+    """The newest rows, the dead letters, the counts, and whether the table was emptied."""
 
     rows: pa.Table
     dead: pa.Table
     counts: Counts
+    emptied_below: Bound = None
+    """The sequence of the newest truncation."""
 
 
 Span: TypeAlias = tuple[int, int, int, int]
@@ -75,6 +78,8 @@ class QueueSummary(msgspec.Struct):
     """Store time of the message with the lowest offset, in milliseconds."""
     stored: int
     """The highest store time, in milliseconds."""
+    emptied_below: Bound = None
+    """The sequence of its newest truncation."""
     skipped: list[str] = []
     """Fields of its last row that the table does not have."""
     fields: Fields = {}
@@ -164,7 +169,8 @@ def _write(queue: str, folded: Folded, span: Span, folder: StorePath) -> QueueSu
     _write_table(folded.rows, rows)
     if folded.dead.num_rows:
         _write_table(folded.dead, dead)
-    return QueueSummary(queue, rows.name, dead.name if folded.dead.num_rows else None, folded.counts, *span)
+    dead_name = dead.name if folded.dead.num_rows else None
+    return QueueSummary(queue, rows.name, dead_name, folded.counts, *span, emptied_below=folded.emptied_below)
 
 
 def _write_table(table: pa.Table, path: StorePath) -> None:
@@ -198,6 +204,8 @@ class Reader:
         self._decoder = documents.decoder(self._format.document, [each.dataType for each in fields])
         self._fold_first = FoldFirst(options, self._row_types)
         self._types = {each.name: each.type for each in options.table.arrow()}
+        self._meanings = {name: options.meaning(name, kind) for name, kind in self._types.items()}
+        self._schemas = SchemaCache()
         self._sequence = [self._format.path(part.path) for part in options.parts]
         self.conflicts: set[str] = set()
         """Added columns that values did not fit."""
@@ -232,7 +240,8 @@ class Reader:
             for name, count in part.counts.items():
                 counts[name] = counts.get(name, 0) + count
         chosen = newest_rows(rows, self._options.table.keys)
-        return Folded(chosen, pa.concat_tables([part.dead for part in parts]), counts)
+        emptied_below = newer_bound(part.emptied_below for part in parts)
+        return Folded(chosen, pa.concat_tables([part.dead for part in parts]), counts, emptied_below)
 
     def _read(self, messages: pa.Table) -> Reading:
         decoded = documents.Decoded(documents.listed(messages["value"]), self._decoder)
@@ -243,24 +252,47 @@ class Reader:
         parts = [[None if each is None else get(each) for each in events] for get in self._sequence]
         sequences = encode(self._options.parts, parts, messages["queue_offset"].combine_chunks())
         reading = Reading(messages, names, changes, sequences.take(pa.array(changes.message, pa.int64())), [])
+        reading.meanings = self._read_meanings(decoded.documents, names)
         self._check_sequences(reading)
+        self._read_truncations(reading, sequences)
         self._read_keys(reading)
         if self._options.misfits == "dead_letter":
             self._find_left_out(reading)
             self._refuse_misfits(reading)
         return reading
 
+    def _read_meanings(self, found: Sequence[documents.Document | None], names: KeyNames) -> list[Columns] | None:
+        """What the messages say about their columns. A tombstone has no value, so its message key says it."""
+        schemas = self._format.schemas(found)
+        tombstones = {message: names.schema(message) for message, each in enumerate(found) if each is None}
+        if schemas is None and not any(tombstones.values()):
+            return None
+        schemas = schemas or [b""] * len(found)
+        return self._schemas.columns([tombstones.get(message, schema) for message, schema in enumerate(schemas)])
+
+    def _read_truncations(self, reading: Reading, sequences: pa.Array) -> None:
+        """Finds how new each truncation is. One that cannot be ordered, or that the sink cannot apply, is poison."""
+        for message in reading.changes.truncations:
+            sequence = sequences[message].as_py()
+            if why := self._options.why_not_emptied:
+                reading.changes.poison[message] = f"a truncation: {why}"
+            elif sequence is None:
+                reading.changes.poison[message] = self._no_sequence()
+            else:
+                reading.truncations[message] = sequence
+
+    def _no_sequence(self) -> str:
+        paths = ", ".join(part.path for part in self._options.parts)
+        return f"the sequence ({paths}) is missing or out of range"
+
     def _check_sequences(self, reading: Reading) -> None:
         if reading.sequences.null_count:
-            paths = ", ".join(part.path for part in self._options.parts)
             for index in pc.indices_nonzero(reading.sequences.is_null()).to_pylist():
-                reading.changes.poison.setdefault(
-                    reading.changes.message[index], f"the sequence ({paths}) is missing or out of range"
-                )
+                reading.changes.poison.setdefault(reading.changes.message[index], self._no_sequence())
 
     def _read_keys(self, reading: Reading) -> None:
         for name in self._options.table.keys:
-            column, _ = self._column(name, reading.changes, None)
+            column, _ = self._column(name, reading)
             reading.keys.append(column)
             if column.null_count:
                 for index in pc.indices_nonzero(column.is_null()).to_pylist():
@@ -271,7 +303,7 @@ class Reader:
     def _refuse_misfits(self, reading: Reading) -> None:
         for name in self._options.table.columns:
             if name not in self._options.table.keys and name not in self._options.added:
-                reading.columns[name], misfits = self._column(name, reading.changes, None)
+                reading.columns[name], misfits = self._column(name, reading)
                 for index in misfits:
                     reading.changes.refuse_row(index, f"the value of {name} does not fit {self._types[name]}")
 
@@ -314,9 +346,11 @@ class Reader:
             return self._finish(reading, leave_out)
         dead = {index: why for index, why in changes.poison.items() if index not in leave_out}
         counted = {"key_changes": changes.moved, "ddl": changes.ddl, "ignored": changes.ignored}
+        counted["truncations"] = list(reading.truncations)
         counts = {name: sum(message not in unwanted for message in messages) for name, messages in counted.items()}
         counts |= {"misfits": misfits, "poison": len(dead)}
-        return Folded(rows, _dead(reading.messages, dead), counts)
+        emptied_below = newer_bound(reading.truncations.values())
+        return Folded(rows, _dead(reading.messages, dead), counts, emptied_below)
 
     def _rows(self, reading: Reading, keys: pa.Table, indices: pa.Array) -> tuple[pa.Table | None, int]:
         """Rows for the chosen changes, and the number of misfits. No rows if a left-out column is found only now."""
@@ -330,7 +364,7 @@ class Reader:
                 values = self._values(name, reading.changes, chosen)
                 if reading.left is None and left_out(values, self._types[name]):
                     return None, 0
-                column, wrong = self._converted(name, values)
+                column, wrong = self._converted(name, values, reading, chosen)
                 columns.append(column)
                 misfits += len(wrong)
                 self.conflicts |= {name} & {*self._options.added} if wrong else set()
@@ -340,15 +374,19 @@ class Reader:
             rows = rows.append_column(KEPT, [kept_column(chosen, reading.left or {})])
         return rows, misfits
 
-    def _column(self, name: str, changes: RowChanges, chosen: list[int] | None) -> tuple[pa.Array, list[int]]:
-        """One column of the chosen changes, or of all, and the indices of values that do not fit it."""
-        return self._converted(name, self._values(name, changes, chosen))
+    def _column(self, name: str, reading: Reading) -> tuple[pa.Array, list[int]]:
+        """One column of all changes, and the indices of values that do not fit it."""
+        values = self._values(name, reading.changes, None)
+        return self._converted(name, values, reading, range(len(values)))
 
-    def _converted(self, name: str, values: list[Any]) -> tuple[pa.Array, list[int]]:
-        wanted = self._types[name]
-        if self._options.decimals == "base64" and pa.types.is_decimal(wanted):
-            values = precise(values, wanted.scale)
-        return convert(values, wanted, self._options.unit(name))
+    def _converted(
+        self, name: str, values: list[Any], reading: Reading, changes: Sequence[int]
+    ) -> tuple[pa.Array, list[int]]:
+        meanings = None
+        if reading.meanings is not None:
+            messages = reading.changes.message
+            meanings = [reading.meanings[messages[change]].get(name) for change in changes]
+        return convert_as(values, self._types[name], self._meanings[name], meanings)
 
     def _values(self, name: str, changes: RowChanges, chosen: list[int] | None) -> list[Any]:
         """The decoded values of a column. Deletions have only a key."""

@@ -2,7 +2,7 @@
 
 Both carry the rows after the change and, for updates, the former values of the columns that changed; if a key column is
 among those, the row has moved. Canal puts several rows into one message and writes all values as text. DDL changes no
-row. TRUNCATE removes rows that no message names, so it becomes a dead letter.
+row. TRUNCATE empties the table.
 """
 
 from abc import ABC, abstractmethod
@@ -51,6 +51,9 @@ class BinlogFormat(ABC):
     def unwrap(self, documents: list[Document | None]) -> list[Document | None]:
         return documents
 
+    def schemas(self, documents: Sequence[Document | None]) -> list[bytes] | None:
+        return None
+
     def read(self, documents: Sequence[Document | None], names: KeyNames, changes: RowChanges) -> None:
         for message, event in enumerate(documents):
             if message not in changes.poison:
@@ -67,7 +70,7 @@ class BinlogFormat(ABC):
         elif kind in self.marks or (self._only_table and not belongs(self._only_table, event.database, event.table)):
             changes.ignored.append(message)
         elif "truncate" in kind:
-            changes.poison[message] = "truncation affects rows that the event does not name"
+            changes.truncations.append(message)
         elif self.is_ddl(event):
             changes.ddl.append(message)
         elif event.data is None or kind not in (*self.puts, "update", "delete"):

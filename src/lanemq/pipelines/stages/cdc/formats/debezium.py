@@ -2,16 +2,15 @@
 
 `op` is c, u, r (read in a snapshot) or d. An update of the key normally comes as deletion, tombstone and creation; one
 that comes as a single update is split in the same way. A tombstone repeats the deletion before it. Truncation (t)
-affects rows that no message names, so it becomes a dead letter. Schema changes, heartbeats and transaction marks change
-no row.
+empties the table. Schema changes, heartbeats and transaction marks change no row.
 
 Invariants for values: the mark of an untouched column is never taken for a value, in whatever form it comes; a decimal
-is decoded as Base64 only if it was declared so, because digits alone are Base64 too and would be another number.
+is decoded as Base64 only if the schema in the message or the user says so, because digits alone are Base64 too and
+would be another number.
 """
 
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -26,8 +25,7 @@ from lanemq.pipelines.stages.cdc.table import ReplicaTable
 UNAVAILABLE: Final = "__debezium_unavailable_value"
 """The mark of a large (TOAST) column of PostgreSQL that an update did not touch; the log does not have its value."""
 _AS_BYTES: Final = b64encode(UNAVAILABLE.encode()).decode()
-_MAX_BYTES: Final = 64
-"""Bytes of an unscaled number; decimals have at most 38 digits."""
+_NO_SCHEMA: Final = msgspec.Raw()
 
 
 class DebeziumFormat:
@@ -44,7 +42,13 @@ class DebeziumFormat:
         names = ("source.db", "source.schema", "source.table") if only_table else ()
         event = object_type(with_paths(fields, [*(part.path for part in parts), *names]))
         self.document = (
-            msgspec.defstruct("Envelope", [("payload", event | None, None)], bases=(event,), gc=False) | None
+            msgspec.defstruct(
+                "Envelope",
+                [("payload", event | None, None), ("schema", msgspec.Raw, _NO_SCHEMA)],
+                bases=(event,),
+                gc=False,
+            )
+            | None
         )
         self._only_table = only_table
         self._sequenced = bool(parts)
@@ -54,6 +58,10 @@ class DebeziumFormat:
 
     def unwrap(self, documents: list[Document | None]) -> list[Document | None]:
         return [each if each is None or each.payload is None else each.payload for each in documents]
+
+    def schemas(self, documents: Sequence[Document | None]) -> list[bytes] | None:
+        found = [_NO_SCHEMA if each is None else each.schema for each in documents]
+        return list(map(bytes, found)) if any(found) else None
 
     def read(self, documents: Sequence[Document | None], names: KeyNames, changes: RowChanges) -> None:
         for message, event in enumerate(documents):
@@ -69,10 +77,12 @@ class DebeziumFormat:
                 self._put(message, event, changes)
             elif event.op == "d":
                 self._delete(message, event, names, changes)
+            elif event.op == "t":
+                changes.truncations.append(message)
             elif event.op == "m":
                 changes.ignored.append(message)
             else:
-                changes.poison[message] = f"operation {event.op!r} affects rows that the event does not name"
+                changes.poison[message] = f"operation {event.op!r} is unknown"
 
     def others(self, documents: Sequence[Document | None], keys: Sequence[Any]) -> list[int]:
         key, none = self.row_types.key, self.row_types.no_key
@@ -81,7 +91,8 @@ class DebeziumFormat:
             for index, (event, mine) in enumerate(zip(documents, keys, strict=True))
             if event is not None
             and (
-                (event.after is not None and key(event.after) != mine)
+                event.op == "t"
+                or (event.after is not None and key(event.after) != mine)
                 or (event.before is not None and key(event.before) not in (mine, none))
             )
         ]
@@ -141,24 +152,3 @@ def _marks(wanted: pa.DataType) -> tuple[Any, ...]:
     if pt.is_nested(wanted):
         return UNAVAILABLE, [UNAVAILABLE], {UNAVAILABLE: UNAVAILABLE}
     return (UNAVAILABLE,) if pt.is_string(wanted) or pt.is_decimal(wanted) else ()
-
-
-def precise(values: Sequence[Any], scale: int) -> list[Any]:
-    """Decodes decimals of `decimal.handling.mode=precise`: unscaled numbers in Base64. Other values are unchanged."""
-    return [_exact(value, scale) if isinstance(value, str | dict) else value for value in values]
-
-
-def _exact(value: Any, scale: int) -> Any:
-    if isinstance(value, dict):  # a column without a fixed scale: every value has its own
-        return _exact(value["value"], value["scale"]) if _has_scale(value) else value
-    try:
-        number = b64decode(value, validate=True)
-    except ValueError:
-        return value
-    if not 0 < len(number) <= _MAX_BYTES:
-        return value
-    return Decimal(f"{int.from_bytes(number, 'big', signed=True)}E{-scale}")
-
-
-def _has_scale(value: dict[str, Any]) -> bool:
-    return isinstance(value.get("value"), str) and type(value.get("scale")) is int and abs(value["scale"]) < 1000

@@ -34,6 +34,9 @@ class RowFormat:
     def unwrap(self, documents: list[Document | None]) -> list[Document | None]:
         return documents
 
+    def schemas(self, documents: Sequence[Document | None]) -> list[bytes] | None:
+        return None
+
     def read(self, documents: Sequence[Document | None], names: KeyNames, changes: RowChanges) -> None:
         if self._deleted is None and not changes.poison and None not in documents:
             changes.message = list(range(len(documents)))
