@@ -15,7 +15,7 @@ HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
 JAVA = JAVA_HOME="$$(bash scripts/java.sh --home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test pure check format lint types contracts fast slow extended browser bench sim spark-proof spark-stores chaos effects soak abuse fuzz mirror-proof interop interop-cluster clean spark-versions
+.PHONY: help setup run test pure check format lint types contracts fast slow extended browser bench sim dist spark-proof spark-stores chaos effects soak abuse fuzz mirror-proof interop interop-cluster clean spark-versions
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ format: setup ## reformat and fix what ruff can fix
 bench: setup ## benchmarks, one JSON line each; those with Spark: make bench WHAT=spark
 	@$(JAVA) $(BIN)/python -m benchmarks $(WHAT)
 
+dist: setup ## sdist, compiled wheel and pure wheel in dist/, each wheel tried in a clean environment without a compiler
+	@$(BIN)/python scripts/dist.py
+
 sim: setup ## the whole system on virtual time, a fault schedule per seed: make sim SEEDS=20000
 	@$(BIN)/python -m lanemq.testing.sim --seeds $(or $(SEEDS),300) --jobs 2
 
@@ -109,4 +112,4 @@ interop-cluster: setup ## a real Apache cluster whose processes are killed and f
 	@$(BIN)/python -m pytest -q --no-header interop/spark interop/mirror --backend cluster
 
 clean: ## remove .venv and everything generated
-	rm -rf $(VENV) var .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) var dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,7 +5,8 @@ Runs with every wheel and every editable install (the files then lie beside thei
     python hatch_build.py
 
 Invariant: an install never fails because a compiler, Python's headers or Cython are missing. Without them the same
-functions run, only slower.
+functions run, only slower. `LANEMQ_BUILD=pure` builds a wheel without them, `LANEMQ_BUILD=compiled` one with them or
+none at all; `make dist` uses both.
 """
 
 import hashlib
@@ -33,7 +34,10 @@ class CompiledTwins(BuildHookInterface):  # type: ignore[misc]
     """The hook that hatchling calls."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        built = build(Path(self.root))
+        wanted = os.environ.get("LANEMQ_BUILD", "")
+        built = [] if wanted == "pure" else build(Path(self.root))
+        if wanted == "compiled" and not built:
+            sys.exit("lanemq: no compiled wheel: install a C compiler, Python's headers and Cython")
         if built:
             build_data["pure_python"] = False
             build_data["infer_tag"] = True

@@ -4,7 +4,7 @@
     python scripts/plot_pipeline.py progress.jsonl -o orders.png
 
 Every batch and retry pass of the file is drawn. Other lines are counted and reported: a log has other lines, and a run
-that was killed may leave half of one. Needs matplotlib: `pip install "lanemq[plots]"`.
+that was killed may leave half of one. Needs matplotlib: `pip install '.[plots]'` in the checkout.
 """
 
 import argparse
@@ -160,7 +160,7 @@ def main(arguments: list[str] | None = None) -> int:
             given.out,
         )
     except ModuleNotFoundError as missing:
-        print(f"plots need {missing.name}: pip install 'lanemq[plots]'", file=sys.stderr)
+        print(f"plots need {missing.name}: pip install '.[plots]' in the checkout", file=sys.stderr)
         return 1
     print(
         f"{given.out}: {batches} batches, {passes} retry passes" + (f"; {other} other lines left out" if other else "")

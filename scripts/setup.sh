@@ -37,7 +37,7 @@ echo "setup 1 of 3: a virtual environment in $venv, with $("$python" -V 2>&1)"
 echo "setup 2 of 3: packages, Spark among them: about 1.3 GB once installed, a few minutes the first time"
 echo "              (the whole output is in $log)"
 if ! "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt \
-    --editable ".[dev,fast,spark,postgres,sqlalchemy,plots,console]" 2>&1 | tee "$log" | tell_steps; then
+    --editable ".[dev,fast,spark,postgres,sqlalchemy,plots,console,docs]" 2>&1 | tee "$log" | tell_steps; then
     echo "setup failed; the end of $log:" >&2
     tail -n 20 "$log" >&2
     exit 1

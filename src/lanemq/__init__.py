@@ -6,6 +6,7 @@ command line starts quickly.
 
 from typing import TYPE_CHECKING
 
+from lanemq.model.environment import install_extra
 from lanemq.model.lazy_names import lazy_names
 
 if TYPE_CHECKING:
@@ -207,6 +208,6 @@ else:
             "lanemq.net.security": ("TlsOptions",),
             "lanemq.wire.signing": ("Credentials",),
         },
-        install="pip install lanemq[otel]",
+        install=install_extra("otel"),
         extra_packages=("opentelemetry",),
     )

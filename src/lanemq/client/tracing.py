@@ -7,7 +7,7 @@
 
 The context travels in the message's properties (`traceparent`, `tracestate`), so it survives the broker, also an Apache
 one. A turn with one message continues the trace of its sender; a turn with several links to all of them. Needs
-`pip install lanemq[otel]`, which is OpenTelemetry's API; without its SDK, spans cost little and go nowhere.
+the extra `otel`, which is OpenTelemetry's API; without its SDK, spans cost little and go nowhere.
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
 from lanemq.files.paths import RemotePath
+from lanemq.model.environment import install_extra
 from lanemq.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -111,5 +112,5 @@ def _client(root: str, settings: tuple[tuple[str, str], ...]) -> "Client":
     try:
         from hdfs_native import Client
     except ImportError as error:
-        raise UsageError(f"{root} needs the package hdfs-native: pip install 'lanemq[hdfs]'") from error
+        raise UsageError(f"{root} needs the package hdfs-native: {install_extra('hdfs')}") from error
     return Client(root, config={name.removeprefix("spark.hadoop."): value for name, value in settings})

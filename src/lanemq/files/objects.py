@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, BinaryIO, Final, Self
 
 from lanemq.files.paths import RemotePath
+from lanemq.model.environment import install_extra
 from lanemq.model.errors import StorageError, UsageError
 
 _S3A: Final = {
@@ -135,7 +136,7 @@ def _store(root: str, settings: tuple[tuple[str, str], ...]) -> Any:
     try:
         from obstore.store import from_url
     except ImportError as error:
-        raise UsageError(f"{root} needs the package obstore: pip install 'lanemq[objects]'") from error
+        raise UsageError(f"{root} needs the package obstore: {install_extra('objects')}") from error
     config, client = store_config(root, settings)
     options: Any = {"config": config or None, "client_options": client or None}
     return from_url(root, **options)

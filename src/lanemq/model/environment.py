@@ -23,6 +23,7 @@ VARIABLES: Final = (
     TLS, TLS_CA, TLS_CERT, TLS_KEY, TLS_VERIFY, ACCESS_KEY, SECRET_KEY, SECRET_KEY_FILE, SECURITY_TOKEN,
 )  # fmt: skip
 
-INSTALL_SPARK: Final = "install LaneMQ with its extra `spark`, in the checkout: pip install '.[spark]'"
-INSTALL_CONSOLE: Final = "install LaneMQ with its extra `console`, in the checkout: pip install '.[console]'"
-"""LaneMQ is on no package index, so `pip install 'lanemq[spark]'` would not find it."""
+
+def install_extra(extra: str) -> str:
+    """How to install the packages of an extra. LaneMQ is on no package index, so the command is that of a checkout."""
+    return f"install LaneMQ with its extra `{extra}`, in the checkout: pip install '.[{extra}]'"

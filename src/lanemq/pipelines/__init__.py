@@ -5,7 +5,7 @@ Public names are imported on first use, so that an executor that runs one stage 
 
 from typing import TYPE_CHECKING
 
-from lanemq.model.environment import INSTALL_SPARK
+from lanemq.model.environment import install_extra
 from lanemq.model.lazy_names import lazy_names
 
 if TYPE_CHECKING:
@@ -124,6 +124,6 @@ else:
             ),
             "lanemq.pipelines.stages.transitions.stage": ("Transitions",),
         },
-        install=INSTALL_SPARK,
+        install=install_extra("spark"),
         extra_packages=("pyspark", "pyarrow", "numpy", "deltalake"),
     )

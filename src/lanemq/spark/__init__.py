@@ -1,6 +1,6 @@
 """Reads and writes topics as tables and streams in Spark: `register(spark)`, then `format("lanemq")`."""
 
-from lanemq.model.environment import INSTALL_SPARK
+from lanemq.model.environment import install_extra
 
 try:
     from lanemq.spark.lag import LagListener, QueueLag, lag_of
@@ -9,7 +9,7 @@ try:
 except ModuleNotFoundError as missing:
     package = (missing.name or "").partition(".")[0]
     if package in ("pyspark", "pyarrow", "numpy"):
-        message = f"lanemq.spark needs {package}: {INSTALL_SPARK}"
+        message = f"lanemq.spark needs {package}: {install_extra('spark')}"
         raise ModuleNotFoundError(message, name=package) from missing
     raise
 

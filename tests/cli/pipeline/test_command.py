@@ -17,7 +17,7 @@ from tests.spark.spark_driver import send, until
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
-from lanemq.model.environment import INSTALL_SPARK
+from lanemq.model.environment import install_extra
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, SparkLog
 from lanemq.pipelines.ports import batch_number
 from lanemq.testing.embedded import EmbeddedBroker
@@ -213,7 +213,7 @@ def test_without_spark_the_extra_is_named(place: Place, package: str) -> None:
     words = [sys.executable, "-c", code, "pipeline", "check", str(place.file)]
     result = subprocess.run(words, capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert result.stderr == f"Error: pipelines need {package}: {INSTALL_SPARK}, and Java 17 or newer\n"
+    assert result.stderr == f"Error: pipelines need {package}: {install_extra('spark')}, and Java 17 or newer\n"
 
 
 def test_a_missing_java_is_reported(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

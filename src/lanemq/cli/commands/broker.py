@@ -352,7 +352,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """A faster event loop where it is installed (`pip install lanemq[fast]`)."""
+    """A faster event loop where it is installed (extra `fast`)."""
     try:
         import uvloop
     except ImportError:

@@ -14,7 +14,7 @@ from lanemq.checker.checking import CheckOptions
 from lanemq.checker.checking import check as check_files
 from lanemq.checker.command import print_verdict, with_check_options
 from lanemq.checker.verdict import Report
-from lanemq.model.environment import INSTALL_SPARK
+from lanemq.model.environment import install_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +43,7 @@ def check(spark: bool, master: str, **asked: Any) -> None:
     try:
         from lanemq.pipelines.audit.job import check_with_spark
     except ImportError as error:
-        raise click.UsageError(f"--spark needs pyspark and pyarrow ({error}): {INSTALL_SPARK}") from error
+        raise click.UsageError(f"--spark needs pyspark and pyarrow ({error}): {install_extra('spark')}") from error
 
     def judge(paths: Sequence[Path], options: CheckOptions) -> Report:
         with _spark_session(master) as session:

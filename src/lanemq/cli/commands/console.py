@@ -9,7 +9,7 @@ import click
 from lanemq.cli.listening import BIND_ERRORS
 from lanemq.cli.options import CliError, connects, duration
 from lanemq.cli.output import log_to_stderr
-from lanemq.model.environment import INSTALL_CONSOLE
+from lanemq.model.environment import install_extra
 from lanemq.net.address import Address, parse_address
 
 DEFAULT_LISTEN = "127.0.0.1:9870"
@@ -64,7 +64,7 @@ def run_console(listen: Address, server: str, *, open_page: bool, **settings: An
         from lanemq.console.server import listening_socket, new_token, serve, url_of
         from lanemq.console.settings import ConsoleSettings
     except ImportError as error:
-        raise CliError(f"the console needs more packages ({error}): {INSTALL_CONSOLE}") from error
+        raise CliError(f"the console needs more packages ({error}): {install_extra('console')}") from error
     checked = ConsoleSettings(server, **settings)
     try:
         listener = listening_socket(listen)

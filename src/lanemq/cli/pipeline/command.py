@@ -24,7 +24,7 @@ from lanemq.cli.pipeline.run_output import (
     unfinished_keys,
 )
 from lanemq.cli.pipeline.status import status
-from lanemq.model.environment import INSTALL_SPARK
+from lanemq.model.environment import install_extra
 
 if TYPE_CHECKING:
     from lanemq.pipelines.pipeline import Pipeline
@@ -42,7 +42,7 @@ class NeedsSpark(InOrder):
             package = (missing.name or "").partition(".")[0]
             if package not in ("pyspark", "pyarrow", "numpy", "deltalake"):
                 raise
-            raise CliError(f"pipelines need {package}: {INSTALL_SPARK}, and Java 17 or newer") from missing
+            raise CliError(f"pipelines need {package}: {install_extra('spark')}, and Java 17 or newer") from missing
 
 
 @click.group(cls=NeedsSpark)

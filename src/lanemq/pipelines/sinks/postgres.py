@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from lanemq.clock import Clock
+from lanemq.model.environment import install_extra
 from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, LaneError, RequestTimedOut, StorageError
 from lanemq.model.units import Seconds
 from lanemq.pipelines.ports import SEQUENCE, Merge
@@ -295,7 +296,7 @@ def _driver() -> ModuleType:
     try:
         import psycopg
     except ImportError as error:
-        raise InvalidOption('the PostgreSQL sink needs psycopg: pip install "lanemq[postgres]"') from error
+        raise InvalidOption(f"the PostgreSQL sink needs psycopg: {install_extra('postgres')}") from error
     found: ModuleType = psycopg
     return found
 

@@ -1,0 +1,67 @@
+"""What `make dist` builds: wheels with every file, and commands in errors and documents that work in a checkout."""
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+from tests.documents import DOCUMENTS, ROOT, name_of
+
+SOURCES = ROOT / "src" / "lanemq"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The names in a pure wheel of this tree."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LANEMQ_BUILD", "pure")
+        made = next(
+            WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("wheel")), versions=["standard"])
+        )
+    assert made.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(made) as opened:
+        return opened.namelist()
+
+
+def test_a_pure_wheel_has_every_source_template_asset_and_licence(wheel: list[str]) -> None:
+    wanted = {
+        path.relative_to(ROOT / "src").as_posix()
+        for path in SOURCES.rglob("*")
+        if path.is_file() and path.suffix not in {".so", ".pyc", ".new"}
+    }
+    assert len(wanted) > 300
+    assert sorted(wanted - {*wheel}) == []
+
+
+def test_a_pure_wheel_has_nothing_compiled_and_no_tests(wheel: list[str]) -> None:
+    assert [name for name in wheel if name.endswith(".so") or name.startswith("tests/")] == []
+
+
+def test_no_error_and_no_document_names_a_package_that_no_index_has() -> None:
+    """`lanemq[spark]` in a command finds nothing, because LaneMQ is on no package index."""
+    files = [*SOURCES.rglob("*.py"), *(ROOT / "scripts").glob("*"), *DOCUMENTS]
+    found = [name_of(path) for path in files if re.search(r"pip install .?lanemq(\[|\b(?!-))", path.read_text("utf-8"))]
+    assert found == []
+
+
+def test_every_extra_that_an_error_names_exists() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    named = {
+        extra
+        for path in SOURCES.rglob("*.py")
+        for extra in re.findall(r"install_extra\([\"'](\w+)[\"']\)", path.read_text("utf-8"))
+    }
+    assert {"spark", "console", "otel"} <= named
+    assert named <= {*extras}
+    assert {"spark", "console", "otel", "all"} <= {*extras}
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(1200)
+def test_make_dist_builds_and_tries_both_wheels() -> None:
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "dist.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len([*(ROOT / "dist").glob("lanemq-*")]) == 3
