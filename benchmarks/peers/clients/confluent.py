@@ -1,0 +1,115 @@
+"""Apache Kafka with confluent-kafka: idempotent producer (the setting that keeps order), `consume(1000)` loop."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.aio import AIOProducer
+
+from benchmarks.peers.clients.job import Job
+from benchmarks.peers.order import Messages
+
+BATCH = 1_000
+
+
+def create(job: Job) -> None:
+    config = {"flush.messages": "1"} if job.number("durable") else {}
+    admin = AdminClient({"bootstrap.servers": job.address})
+    for done in admin.create_topics([NewTopic(job.topic, job.queues, 1, config=config)]).values():
+        done.result()
+
+
+def _settings(job: Job, **more: Any) -> dict[str, Any]:
+    common = {"bootstrap.servers": job.address, "enable.idempotence": True, "queue.buffering.max.messages": 1_000_000}
+    return {**common, "queue.buffering.max.kbytes": 1_048_576, **more}
+
+
+class sender:  # noqa: N801 - a context manager, used as a function
+    """`linger.ms` is 0 for single sends and for latency, the default (5) with callbacks, 50 for batches."""
+
+    def __init__(self, job: Job) -> None:
+        self._topic = job.topic
+        self._single = Producer(_settings(job, **{"linger.ms": 0}))
+        self._pipelined = Producer(_settings(job))
+        self._batch = Producer(_settings(job, **{"linger.ms": 50}))
+        self._failed: list[Any] = []
+
+    def __enter__(self) -> "sender":
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        pass
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self._failed.append(error)
+
+    def _flush(self, producer: Any) -> None:
+        producer.flush()
+        if self._failed:
+            raise RuntimeError(f"not stored: {self._failed[0]}")
+
+    def send(self, key: str, value: bytes) -> None:
+        self._single.produce(self._topic, value, key, on_delivery=self._delivered)
+        self._flush(self._single)
+
+    def pipelined(self, messages: Messages) -> None:
+        produce, poll, topic, delivered = self._pipelined.produce, self._pipelined.poll, self._topic, self._delivered
+        for key, value in messages:
+            produce(topic, value, key, on_delivery=delivered)
+            poll(0)
+        self._flush(self._pipelined)
+
+    def batch(self, messages: Messages) -> None:
+        for first in range(0, len(messages), BATCH):
+            part = [{"key": key, "value": value} for key, value in messages[first : first + BATCH]]
+            self._batch.produce_batch(self._topic, part, on_delivery=self._delivered)
+            self._batch.poll(0)
+        self._flush(self._batch)
+
+    def offer(self, messages: Messages) -> None:
+        for key, value in messages:
+            self._single.produce(self._topic, value, key, on_delivery=self._delivered)
+        self._single.poll(0)
+
+    def settle(self) -> None:
+        self._flush(self._single)
+
+
+class async_sender:  # noqa: N801
+    """`AIOProducer` with its defaults: it collects 1,000 messages, or waits a second."""
+
+    def __init__(self, job: Job) -> None:
+        self._topic, self._job = job.topic, job
+
+    async def __aenter__(self) -> "async_sender":
+        self._producer = AIOProducer(_settings(self._job))
+        return self
+
+    async def __aexit__(self, *failure: Any) -> None:
+        await self._producer.close()
+
+    async def pipelined(self, messages: Messages) -> None:
+        futures = [await self._producer.produce(self._topic, value=value, key=key) for key, value in messages]
+        await self._producer.flush()
+        await asyncio.gather(*futures)
+
+
+def consume(job: Job, handle: Any) -> None:
+    settings = {"bootstrap.servers": job.address, "group.id": job.group, "auto.offset.reset": "earliest"}
+    if session := job.number("session_ms", 0):
+        settings |= {"session.timeout.ms": session, "heartbeat.interval.ms": session // 3}
+    # `consume(n)` waits for n messages or its timeout, which suits a backlog; `consume(1)` suits messages as they come.
+    many = BATCH if job.text("do") == "read" and not job.number("handler_ms", 0) else 1
+    decode = msgspec.json.decode
+    consumer = Consumer(settings)
+    consumer.subscribe([job.topic])
+    done = False
+    while not done:
+        for message in consumer.consume(many, 0.5):
+            if message.error() is not None:
+                raise RuntimeError(str(message.error()))
+            done = handle(message.key().decode(), decode(message.value()), message.offset())
+    consumer.close()

@@ -1,0 +1,92 @@
+"""Who takes part, with which client, and on which paths."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.peers import packages
+from benchmarks.peers.processes import PeerServer
+from benchmarks.peers.servers.kafka import KafkaServer
+from benchmarks.peers.servers.lane import LaneServer
+from benchmarks.peers.servers.nats import NatsServer
+from benchmarks.peers.servers.redis import RedisServer
+
+OURS = "LaneMQ"
+BLOCKING = ("one", "pipelined", "batch")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A client with its server. A path that it does not have is a dash in the results."""
+
+    name: str
+    server: type[PeerServer]
+    command: Callable[[], list[str]]
+    """How its client starts; raises `UnavailableError` if that cannot be had."""
+    settings: str
+    """Of the client, in words."""
+    ways: tuple[str, ...] = ()
+    """Ways of sending."""
+    reads: bool = True
+    lanes: int = 0
+    """Keys that it handles at once within one queue; 0: one after the other."""
+    paces: bool = True
+    takes_over: bool = True
+    session_ms: int = 0
+    """Session time-out of its members that is set for the take-over; 0: its default."""
+    helper: str = ""
+    """The contender whose client creates its topics and fills them, if it cannot itself."""
+
+
+def _python(module: str) -> Callable[[], list[str]]:
+    return lambda: [str(packages.python_clients()), "-m", "benchmarks.peers.clients", module]
+
+
+def _own(module: str) -> Callable[[], list[str]]:
+    return lambda: [sys.executable, "-m", "benchmarks.peers.clients", module]
+
+
+CONTENDERS = (
+    Contender(
+        OURS,
+        LaneServer,
+        _own("lane"),
+        "`send`, `submit`, `send_many`; `App.ordered` with its defaults, 32 lanes for the slow handler",
+        ways=(*BLOCKING, "async one", "async pipelined", "async tasks", "async batch"),
+        lanes=32,
+    ),
+    Contender(
+        "confluent-kafka",
+        KafkaServer,
+        _python("confluent"),
+        "confluent-kafka 2.16.1, idempotent producer; `produce` + `flush` with linger 0 (one at a time), a delivery "
+        "callback each with the default linger (pipelined), `produce_batch` with linger 50 (batches), `AIOProducer`; "
+        "`consume(1000)` with automatic commits",
+        ways=(*BLOCKING, "async pipelined"),
+    ),
+    Contender(
+        "aiokafka",
+        KafkaServer,
+        _python("aiokafka_client"),
+        "aiokafka 0.14.0, idempotent producer, `getmany(max_records=1000)` with automatic commits",
+        ways=("async one", "async pipelined", "async tasks"),
+        helper="confluent-kafka",
+    ),
+    Contender(
+        "Redis Streams",
+        RedisServer,
+        _python("redis_streams"),
+        "redis-py 8.1.0 with hiredis; a stream per queue; `XADD`, pipelines of 1,000; 50 connections for tasks; "
+        "`XREADGROUP` of 1,000 and one `XACK` for all",
+        ways=("one", "batch", "async one", "async tasks"),
+        takes_over=False,
+    ),
+    Contender(
+        "NATS JetStream",
+        NatsServer,
+        _python("nats_jetstream"),
+        "nats-py 2.16.0; key in the subject; `publish`, `publish_async`; pull consumer, 1,000 at a time, the last "
+        "acknowledged for all; take-over with `max_ack_pending=1`, the only ordered way to share it",
+        ways=("async one", "async pipelined", "async tasks"),
+    ),
+)

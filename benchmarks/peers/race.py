@@ -1,0 +1,161 @@
+"""One run: all servers of a mode run side by side on loopback, and the contenders take turns, round by round."""
+
+import contextlib
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks.peers.contenders import Contender
+from benchmarks.peers.processes import ClientFailed, ClientProcess, PeerServer
+
+KEYS, QUEUES = 100, 4
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured. Smaller numbers make a run shorter and its figures less sure."""
+
+    rounds: int
+    """Of each path; take-over counts trials."""
+    send_ms: int
+    """Length of a timed send."""
+    read: int
+    """Messages that a reader works through, a multiple of 1,000."""
+    slow: int
+    """Messages for a 5 ms handler, for contenders that handle one at a time; 20 times as many for those with lanes."""
+    latency_seconds: int
+    rates: tuple[int, ...]
+    sizes: tuple[int, ...]
+    patience: float
+    """Seconds that a take-over may last."""
+
+
+FULL = Scale(5, 1_000, 100_000, 600, 5, (1_000, 10_000), (100, 1_000), 120.0)
+QUICK = Scale(1, 200, 10_000, 100, 1, (1_000,), (100,), 20.0)
+
+
+class Records:
+    """One JSON line per round and figure, in a file, as they are measured."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a")
+
+    def add(self, **record: Any) -> None:
+        line = {**record, "load": round(os.getloadavg()[0], 1), "time": round(time.time())}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        short = {name: value for name, value in record.items() if name not in ("round", "count")}
+        print(json.dumps(short), flush=True)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Entrant:
+    """A contender whose server runs."""
+
+    def __init__(self, contender: Contender, server: PeerServer, command: list[str], helper: list[str]) -> None:
+        self.contender, self.server = contender, server
+        self._command, self._helper = command, helper
+        self._topics = itertools.count()
+
+    @property
+    def name(self) -> str:
+        return self.contender.name
+
+    def client(self, topic: str, **words: Any) -> ClientProcess:
+        return self._start(self._command, topic, words)
+
+    def helper(self, topic: str, **words: Any) -> ClientProcess:
+        """The client that creates topics and fills them."""
+        return self._start(self._helper, topic, words)
+
+    def _start(self, command: list[str], topic: str, words: dict[str, Any]) -> ClientProcess:
+        pids = ",".join(map(str, self.server.pids))
+        common = {"address": self.server.address, "topic": topic, "queues": QUEUES, "pids": pids}
+        return ClientProcess(command, {**common, **words})
+
+    def topic(self, queues: int = QUEUES) -> str:
+        """Creates a new topic; its name."""
+        name = f"bench-{self.name.split()[0].lower()}-{next(self._topics)}"
+        create = getattr(self.server, "create_topic", None)
+        if create is not None:
+            create(name, queues)
+        else:
+            self.helper(name, do="create", queues=queues, durable=int(self.server.durable)).lines()
+        return name
+
+    def fill(self, topic: str, count: int, size: int, keys: int = KEYS, **words: Any) -> None:
+        self.helper(topic, do="fill", count=count, size=size, keys=keys, **words).lines()
+
+    def read(self, topic: str, expect: int, group: str, **words: Any) -> dict[str, Any]:
+        """Reads the whole topic; the figures and the verdict."""
+        (line,) = self.client(topic, do="read", expect=expect, group=group, **words).lines()
+        return line
+
+
+class Race:
+    """The entrants of one mode, and what was measured."""
+
+    def __init__(self, contenders: Sequence[Contender], everyone: Sequence[Contender], scale: Scale, records: Records):
+        self._contenders, self._everyone = contenders, {each.name: each for each in everyone}
+        self.scale, self._records = scale, records
+        self.entrants: list[Entrant] = []
+
+    def only(self, contender: Contender) -> "Race":
+        """The same race with one contender."""
+        return Race([contender], list(self._everyone.values()), self.scale, self._records)
+
+    @contextlib.contextmanager
+    def running(self, *, durable: bool) -> Iterator[Self]:
+        """Starts the servers; contenders that use the same kind share one."""
+        self.mode = "durable" if durable else "relaxed"
+        with contextlib.ExitStack() as stack:
+            servers: dict[type[PeerServer], PeerServer] = {}
+            for contender in self._contenders:
+                if contender.server not in servers:
+                    servers[contender.server] = stack.enter_context(contender.server(durable=durable))
+                helper = self._everyone[contender.helper or contender.name].command()
+                self.entrants.append(Entrant(contender, servers[contender.server], contender.command(), helper))
+            yield self
+        self.entrants = []
+
+    def turns(self, who: Sequence[Entrant], rounds: int | None = None) -> Iterator[tuple[int, Entrant]]:
+        """Alternating rounds: each round starts with another contender."""
+        for number in range(self.scale.rounds if rounds is None else rounds):
+            shift = number % len(who) if who else 0
+            yield from ((number, each) for each in [*who[shift:], *who[:shift]])
+
+    @contextlib.contextmanager
+    def attempt(self, entrant: Entrant, path: str) -> Iterator[None]:
+        """A contender that fails on a path gets a line that says so; the others go on."""
+        try:
+            yield
+        except ClientFailed as failure:
+            why = " ".join(str(failure).split())
+            print(f"failed: {entrant.name}, {path}, {self.mode}: {why}", file=sys.stderr, flush=True)
+            self._records.add(path=path, contender=entrant.name, mode=self.mode, failed=why[-200:])
+
+    def rate(self, path: str, entrant: Entrant, line: dict[str, Any], **more: Any) -> None:
+        """Records messages per second, and CPU microseconds per message of client and server."""
+        count = line["count"]
+        self.value(
+            path,
+            entrant,
+            round(count / line["seconds"], 1),
+            "msg/s",
+            count=count,
+            client_cpu_us=round(line["client_cpu"] / count * 1e6, 2),
+            server_cpu_us=round(line["server_cpu"] / count * 1e6, 2),
+            **more,
+        )
+
+    def value(self, path: str, entrant: Entrant, value: float, unit: str, **more: Any) -> None:
+        self._records.add(path=path, contender=entrant.name, mode=self.mode, value=value, unit=unit, **more)

@@ -1,0 +1,44 @@
+"""The check of `make bench-peers`: a run with a lost, overtaken or missing message does not pass."""
+
+import msgspec
+import pytest
+from benchmarks.peers.order import Numbered, OrderCheck, body, checked, verdict
+
+
+def seen(made: Numbered, count: int) -> list[tuple[str, int]]:
+    return [(key, msgspec.json.decode(value)["n"]) for key, value in made.messages(count)]
+
+
+@pytest.mark.parametrize("size", [100, 1000])
+def test_a_body_is_json_of_the_wanted_size_with_its_key_and_number(size: int) -> None:
+    made = body("key-7", 12, size, at=123_456_789)
+    assert len(made) == size
+    event = msgspec.json.decode(made)
+    assert (event["key"], event["n"], event["at"]) == ("key-7", 12, 123_456_789)
+
+
+def test_numbers_go_on_from_call_to_call() -> None:
+    made = Numbered(3, 100)
+    received = [*seen(made, 4), *seen(made, 5)]
+    assert [number for key, number in received if key == "key-0"] == [0, 1, 2]
+    check = checked(received)
+    assert (verdict(check, made.made), check.repeats) == ("pass", 0)
+
+
+def test_a_message_that_is_delivered_again_is_a_repeat_and_no_fault() -> None:
+    check = checked([("a", 0), ("a", 1), ("a", 0), ("a", 1), ("a", 2)])
+    assert (verdict(check, 3), check.repeats) == ("pass", 2)
+
+
+@pytest.mark.parametrize("received", [[("a", 0), ("a", 2), ("a", 1)], [("a", 0), ("a", 2)], [("a", 1)]])
+def test_a_skipped_number_is_a_fault(received: list[tuple[str, int]]) -> None:
+    assert "out of order or lost" in verdict(checked(received), len(received))
+
+
+def test_missing_messages_at_the_end_of_a_key_are_a_fault() -> None:
+    assert verdict(checked([("a", 0), ("b", 0)]), 3) == "2 of 3 messages"
+
+
+def test_keys_are_independent() -> None:
+    check = OrderCheck()
+    assert all(check.see(key, number) for key, number in [("a", 0), ("b", 0), ("b", 1), ("a", 1)])
