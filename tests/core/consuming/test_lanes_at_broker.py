@@ -21,6 +21,7 @@ from tests.core.consuming.lanes_at_broker_fixture import (
 )
 
 from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.lanes_at_broker import (
     NextRequest,
     ParkedAtBroker,
@@ -266,6 +267,33 @@ def test_parked_messages_that_are_pulled_again_count_as_finished_ranges() -> Non
     put(scheduler, (0, "i"), (1, "k"), (2, "k"))
     assert (scheduler.committable(Q), scheduler.finished_ranges(Q).ranges()) == (0, [(1, 3)])
     assert work(scheduler) == []
+
+
+def pulled_after_the_lane_ended() -> LaneScheduler[M]:
+    """A former owner parked offsets 0 and 1 of key k without committing past them, and the lane ran here."""
+    scheduler = member(0, parked=(ParkedAtBroker("k", LaneStatus.REDRIVING, 1),))
+    give(scheduler, M(0, "k"), M(1, "k"))
+    found = run(scheduler)
+    assert found is not None
+    scheduler.finish(found, DONE, now=Millis(0))
+    assert give(scheduler, status=None) == NextRequest("k", 1)
+    put(scheduler, (0, "k"), (1, "k"), (2, "i"), (3, "k"))
+    return scheduler
+
+
+def test_messages_of_a_lane_that_ended_do_not_run_when_they_are_pulled_after_it() -> None:
+    scheduler = pulled_after_the_lane_ended()
+    runs = [run(scheduler), run(scheduler)]
+    assert [each.messages for each in runs if each is not None] == [(M(2, "i"),), (M(3, "k"),)]
+    assert scheduler.committable(Q) == 2
+
+
+def test_without_the_end_of_the_lane_its_messages_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test before."""
+    monkeypatch.setattr(KeyedQueue, "lane_ended", lambda *_: None)
+    again = run(pulled_after_the_lane_ended())
+    assert again is not None
+    assert again.messages == (M(0, "k"), M(1, "k"))
 
 
 # held lanes

@@ -63,6 +63,9 @@ class KeyedQueue(LaneQueue[M]):
         self._ranges = finished
         # Every lane with a waiting or running message, by key, or the run that stands for it. Unused without order.
         self._lanes: dict[str | None, LaneOrRun[M]] = {}
+        # Lanes of former owners that ended here, and up to which offset they are done, as long as pulls may bring such
+        # messages: a former owner may have parked them without committing past them.
+        self._ended: dict[str | None, int] = {}
         self._next = finished.past(start)
         # All offsets from the first unfinished one on, ascending, and which of them are finished.
         self._offsets: deque[QueueOffset] = deque()
@@ -94,6 +97,8 @@ class KeyedQueue(LaneQueue[M]):
         if self.order is Order.NONE:
             self.ready.extend(cut_runs(messages, self._chunk, self.queue, self))
             return
+        if self._ended:
+            messages = self._without_ended(messages)
         for lane in lay_in_lanes(self._lanes, self.ready, messages, self.queue, self):
             self._arrived(lane)
 
@@ -205,6 +210,20 @@ class KeyedQueue(LaneQueue[M]):
         self._finish(self.parked_lanes.take_settled(lane))
         self.parked_lanes.arrived(lane)
 
+    def lane_ended(self, key: str | None, through: int) -> None:
+        if through >= self._next:
+            self._ended[key] = through
+
+    def _without_ended(self, messages: Sequence[M]) -> Sequence[M]:
+        """Finishes the messages of ended lanes, and returns the others."""
+        ended = self._ended
+        settled = [message for message in messages if message.queue_offset <= ended.get(message.key, -1)]
+        self._ended = {key: through for key, through in ended.items() if through >= self._next}
+        if not settled:
+            return messages
+        self._finish(settled)
+        return [message for message in messages if message.queue_offset > ended.get(message.key, -1)]
+
     def resume(self, key: str | None) -> bool:
         return self.parked_lanes.resume(key) if self.parked_lanes is not None else super().resume(key)
 
@@ -248,6 +267,7 @@ class KeyedQueue(LaneQueue[M]):
         super().forget()
         self._lanes.clear()
         self._held.clear()
+        self._ended.clear()
 
     def _left_to_do(self, messages: Sequence[M], next_offset: QueueOffset) -> tuple[Sequence[M], QueueOffset]:
         """Leaves out what former owners finished; finished ranges right behind the pull are not pulled at all."""

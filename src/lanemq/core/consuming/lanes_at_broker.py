@@ -94,6 +94,9 @@ class ParkingQueue(Protocol[M]):
     def reset_failures(self, lane: Lane[M]) -> None:
         """Counts the failures of the lane from zero again."""
 
+    def lane_ended(self, key: str | None, through: int) -> None:
+        """The broker has nothing left of a lane that a former owner parked; its messages up to `through` are done."""
+
 
 class ParkedAtBroker(NamedTuple):
     """A lane that the broker has set aside, as the queue's owner reads it."""
@@ -438,6 +441,8 @@ class LanesAtBroker(Generic[M]):
         lane = entry.lane
         del self._lanes[lane.key]
         self._open.pop(lane.key, None)
+        if entry.through != NOTHING_DONE:
+            self._queue.lane_ended(lane.key, entry.through)
         lane.redriven, lane.watched = None, False
         if not lane.pending:
             self._queue.remove_lane(lane)
