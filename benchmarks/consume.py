@@ -1,17 +1,20 @@
-"""How fast a consumer works through stored messages with a handler that does nothing.
+"""How fast a consumer works through stored messages.
 
     python -m benchmarks consume
 
-The whole path: pull, lanes, workers, handler, offsets; 4 queues, one member; 100 keys, and with order by key also
-10,000 of them, where hardly any lane has a second message. The clock runs from the first call of the handler to the
-last. `verdict` is the checker's verdict on a shorter run of the same kind.
+The whole path: pull, lanes, workers, decoding, handler, offsets; 4 queues, one member; 100 keys, and with order by key
+also 10,000 of them, where hardly any lane has a second message. With `handler` "event" (the published figure) the
+handler takes a decoded event and reads key, offset and one property; with "empty" it reads nothing. The clock runs from
+the first call of the handler to the last. `verdict` is the checker's verdict on a shorter run of the same kind.
 """
 
 import threading
 import time
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from benchmarks.events import HANDLERS, made_events
 from benchmarks.harness import KEYS, TOPIC, BrokerProcess, Messages, Round, report_rounds
 from benchmarks.judged import verdict
 from lanemq.client.consumer.app import App
@@ -28,31 +31,49 @@ CASES = (("queue", FEW), ("key", FEW), ("key", MANY), ("none", FEW))
 def main() -> None:
     for size in (100, 1000):
         with BrokerProcess() as broker:
-            with Producer(broker.address, codec="bytes") as producer:
-                for keys in (FEW, MANY):
-                    broker.create_topic(_topic(keys))
-                    producer.send_many(_topic(keys), _messages(MESSAGES, keys, size))
+            for keys in (FEW, MANY):
+                store(broker, keys, MESSAGES, size)
             for order, keys in CASES:
-                rounds = [consume(broker, order, keys, f"{order}-{keys}-{number}") for number in range(ROUNDS)]
-                more = {"keys": keys, "bytes": size, "verdict": judged(order, keys)}
-                report_rounds(f"consume/{order}_order", rounds, **more)
+                for handler in HANDLERS:
+                    names = (f"{handler}-{order}-{keys}-{number}" for number in range(ROUNDS))
+                    rounds = [consume(broker, order, keys, MESSAGES, name, handler) for name in names]
+                    more = {"handler": handler, "keys": keys, "bytes": size, "verdict": judged(order, keys)}
+                    report_rounds(f"consume/{order}_order", rounds, **more)
 
 
-def consume(broker: BrokerProcess, order: str, keys: int, group: str) -> Round:
+def store(broker: BrokerProcess, keys: int, messages: int, size: int) -> None:
+    """Fills the topic of this number of keys."""
+    broker.create_topic(_topic(keys))
+    with Producer(broker.address) as producer:
+        producer.send_many(_topic(keys), made_events(messages, keys, size))
+
+
+def consume(broker: BrokerProcess, order: str, keys: int, messages: int, group: str, handler: str) -> Round:
+    """One member of a new group reads everything that `store` sent."""
     begun: list[tuple[float, float, float]] = []
-    numbers, finished = count(1), threading.Event()
+    finished = threading.Event()
 
-    def handler(message: Message) -> None:
+    def start() -> None:
+        begun.append((broker.cpu_seconds(), time.process_time(), time.perf_counter()))
+
+    with _app(broker.address, group, order, _topic(keys), HANDLERS[handler](_counter(start, messages, finished.set))):
+        assert finished.wait(240), "the consumer did not finish"
+        seconds, cpu = time.perf_counter() - begun[0][2], time.process_time() - begun[0][1]
+        return Round(messages, seconds, cpu, broker.cpu_seconds() - begun[0][0])
+
+
+def _counter(first: Callable[[], None], messages: int, last: Callable[[], None]) -> Callable[[], None]:
+    """Calls `first` with the first message and `last` with the last one."""
+    numbers = count(1)
+
+    def counted() -> None:
         number = next(numbers)
         if number == 1:
-            begun.append((broker.cpu_seconds(), time.process_time(), time.perf_counter()))
-        elif number == MESSAGES:
-            finished.set()
+            first()
+        elif number == messages:
+            last()
 
-    with _app(broker.address, group, order, _topic(keys), handler):
-        assert finished.wait(120), "the consumer did not finish"
-        seconds, cpu = time.perf_counter() - begun[0][2], time.process_time() - begun[0][1]
-        return Round(MESSAGES, seconds, cpu, broker.cpu_seconds() - begun[0][0])
+    return counted
 
 
 def judged(order: str, keys: int) -> str:
@@ -70,7 +91,7 @@ def judged(order: str, keys: int) -> str:
 
 
 def _app(address: str, group: str, order: str, topic: str, handler: Any, **options: Any) -> Any:
-    app: Any = App(address, group=group, codec="bytes", **options)
+    app: Any = App(address, group=group, **options)
     if order == "none":
         app.concurrent(topic)(handler)
     else:

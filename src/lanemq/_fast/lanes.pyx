@@ -11,11 +11,12 @@ include "guard.pxi"
 
 from types import GenericAlias
 
+cimport cython
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t
 
-from lanemq._fast.messages cimport MessageBase, key_of
+from lanemq._fast.messages cimport EventCall, MessageBase, call_with_event, key_of
 
 
 cdef extern from *:
@@ -49,6 +50,7 @@ cdef class RunPermit:
         self.usable_until = usable_until
 
 
+@cython.freelist(512)
 cdef class LaneRun:
     """Twin of `core.consuming.runs.LaneRun`."""
 
@@ -146,6 +148,21 @@ def lay_in_lanes(dict lanes not None, ready, messages, queue, RunPermit permit):
     return watched
 
 
+def add_offsets(offsets, messages):
+    """Twin of `core.consuming.runs.add_offsets`."""
+    cdef int64_t size = 0
+    cdef list added = []
+    for message in messages:
+        if isinstance(message, MessageBase):
+            size += (<MessageBase>message).size
+            added.append((<MessageBase>message).queue_offset)
+        else:
+            size += message.size
+            added.append(message.queue_offset)
+    offsets.extend(added)
+    return size
+
+
 def cut_runs(messages, Py_ssize_t size, queue, RunPermit permit):
     """Twin of `core.consuming.runs.cut_runs`."""
     cdef list runs = []
@@ -206,6 +223,21 @@ def count_messages(list runs not None):
     for run in runs:
         count += len(run.messages)
     return count
+
+
+def by_permit(runs):
+    """Twin of `core.consuming.runs.by_permit`."""
+    cdef list groups = [], group = None
+    cdef RunPermit last = None
+    cdef LaneRun run
+    for run in runs:
+        if not run.running:
+            continue
+        if group is None or run.permit is not last:
+            last, group = run.permit, []
+            groups.append((last, group))
+        group.append(run)
+    return groups
 
 
 def end_runs(runs, dict lanes):
@@ -277,16 +309,18 @@ cdef class PlainHandler:
     cdef bint batched
 
     def __call__(self, batch, run):
-        return called(self, batch)
+        return called(self, batch if self.batched else batch[0], batch)
 
 
-cdef inline object called(PlainHandler handler, batch):
+cdef inline object called(PlainHandler handler, given, batch):
+    """`batch` is None if `given` is its only message: a tuple for it is made when it fails."""
+    call = handler.call
     try:
-        result = handler.call(batch if handler.batched else batch[0])
+        result = call_with_event(<EventCall>call, given) if type(call) is EventCall else call(given)
         if result is not None:
             handler.check_result(result)
     except BaseException as error:
-        return handler.stop_after(error, batch)
+        return handler.stop_after(error, (given,) if batch is None else batch)
     return None
 
 
@@ -305,6 +339,8 @@ def run_waiting(worker, handler, Py_ssize_t batch_size, now, withdrawn):
     cdef tuple batch
     cdef int64_t time
     cdef bint own_clock = now is OUR_CLOCK and lane_running_ms() >= 0
+    cdef PlainHandler plain = <PlainHandler>handler if type(handler) is PlainHandler else None
+    cdef bint single = plain is not None and not plain.batched and batch_size == 1
     waiting = worker.waiting
     first, end = waiting.popleft, worker.ended.append
     while waiting:
@@ -322,9 +358,12 @@ def run_waiting(worker, handler, Py_ssize_t batch_size, now, withdrawn):
                 return runs, messages, withdrawn, done
             if not done:
                 run.began = time
-            if batch_size < count:
-                batch = run.messages[done:done + batch_size]
-            stop = handled(handler, batch, run)
+            if single:
+                stop = called(plain, batch[done], None)
+            else:
+                if batch_size < count:
+                    batch = run.messages[done:done + batch_size]
+                stop = handled(handler, batch, run)
             if stop is not None:
                 return runs, messages, stop, done + <Py_ssize_t>stop.succeeded
             done += batch_size
@@ -338,8 +377,7 @@ def run_waiting(worker, handler, Py_ssize_t batch_size, now, withdrawn):
 
 cdef inline int mark(message, int retried) except -1:
     if isinstance(message, MessageBase):
-        if retried or (<MessageBase>message).retried_here != 0:
-            (<MessageBase>message).retried_here = retried
+        (<MessageBase>message).retried_here = retried
     else:
         message.retried_here = retried
     return 0
@@ -347,7 +385,9 @@ cdef inline int mark(message, int retried) except -1:
 
 cdef inline object handled(handler, tuple batch, LaneRun run):
     """Calls the handler; a plain function is called directly."""
-    return called(<PlainHandler>handler, batch) if type(handler) is PlainHandler else handler(batch, run)
+    if type(handler) is not PlainHandler:
+        return handler(batch, run)
+    return called(<PlainHandler>handler, batch if (<PlainHandler>handler).batched else batch[0], batch)
 
 
 TWINS = {
@@ -355,6 +395,8 @@ TWINS = {
     "core.consuming.runs.LaneRun": LaneRun,
     "core.consuming.runs.Lane": Lane,
     "core.consuming.runs.lay_in_lanes": lay_in_lanes,
+    "core.consuming.runs.add_offsets": add_offsets,
+    "core.consuming.runs.by_permit": by_permit,
     "core.consuming.runs.cut_runs": cut_runs,
     "core.consuming.runs.take_runs": take_runs,
     "core.consuming.runs.count_messages": count_messages,

@@ -5,12 +5,18 @@ cdef class MessageBase:
     cdef public object _source
     cdef public object _buffer
     cdef public object _view
-    cdef public object retried_here
     cdef public int64_t queue_offset
     cdef public Py_ssize_t _start
     cdef public int32_t size
+    cdef public int32_t retried_here
     cdef bint _known
     cdef object _key
 
 
+cdef class EventCall:
+    cdef object handler, decode, errors, explain
+    cdef int message_at
+
+
 cdef object key_of(MessageBase message)
+cdef object call_with_event(EventCall call, message)

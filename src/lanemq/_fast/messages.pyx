@@ -1,17 +1,20 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twins of messages and records in the bytes of a pull. The references are in `client/message.py` and `wire/record.py`.
+"""Twins of messages and records in the bytes of a pull, and of decoding their bodies. The references are in
+`client/message.py`, `client/codec.py` (`checked_decoder`), `client/consumer/turns/arguments.py` and `wire/record.py`.
 
 Every length is compared with what is left before a byte is read.
 """
 
 include "guard.pxi"
 
+from collections.abc import Mapping
 from struct import Struct
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.string cimport memchr, memcmp
 
 from lanemq._fast.bytes cimport (
     HEAD, MAGIC_V1, MAGIC_V2, SMALLEST, Bytes, Part, find_entry, lane_get32, lane_get64, record_parts
@@ -23,12 +26,18 @@ from lanemq._fast.keys import find_key
 cdef extern from *:
     ctypedef struct PyTypeObject:
         object (*tp_new)(object kind, object arguments, PyObject *names)
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+    bint PyUnicode_IS_ASCII(object text)
 
 
 cdef object SIZE_AND_OFFSET = Struct(">i16xq").unpack_from
 cdef tuple NOTHING = ()
 cdef enum:
     KEY_NAME = 14
+    COMPRESSED = 1
+
+
+# --- messages
 
 
 cdef class MessageBase:
@@ -44,24 +53,157 @@ cdef class MessageBase:
         """The key, which decides its lane; None if it was sent without one."""
         return key_of(self)
 
+    @property
+    def offset(self):
+        """Its offset in the queue."""
+        return self.queue_offset
+
+    @property
+    def queue(self):
+        return self._source.queue
+
+    @property
+    def body(self):
+        """The bytes as the producer sent them, decompressed."""
+        return body_of(self)
+
+    @property
+    def properties(self):
+        cdef MessageProperties properties
+        cdef Part topic
+        cdef Bytes record = record_of(self)
+        if record == NULL:
+            return MessageProperties(self.record)
+        properties = MessageProperties.__new__(MessageProperties)
+        if not record_parts(record, self.size, &topic, &properties._text):
+            return MessageProperties(self.record)
+        properties._buffer, properties._start = self._buffer, self._start
+        return properties
+
+    @property
+    def record(self):
+        """The stored record itself, for fields that have no property here."""
+        if self._view is None:
+            self._view = RecordView(self._buffer, self._start)
+        return self._view
+
+
+cdef inline Bytes record_of(MessageBase message) noexcept:
+    """The record of a message, if all of it is in the buffer."""
+    buffer = message._buffer
+    if type(buffer) is bytes and SMALLEST <= message.size and 0 <= message._start <= PyBytes_GET_SIZE(buffer) - message.size:
+        return <Bytes>PyBytes_AS_STRING(buffer) + message._start
+    return NULL
+
 
 cdef object key_of(MessageBase message):
     cdef Part topic, properties, value
     cdef Bytes record
     if message._known:
         return message._key
-    buffer = message._buffer
-    if type(buffer) is bytes and 0 <= message._start <= PyBytes_GET_SIZE(buffer) - message.size:
-        record = <Bytes>PyBytes_AS_STRING(buffer) + message._start
-        if record_parts(record, message.size, &topic, &properties):
-            value = find_entry(properties, b"__SHARDINGKEY\x01", KEY_NAME)
-            if value.at != NULL:
-                message._key = PyUnicode_DecodeUTF8(<char *>value.at, value.size, b"replace")
-            message._known = True
-            return message._key
-    message._key = find_key(buffer, message._start)
+    record = record_of(message)
+    if record != NULL and record_parts(record, message.size, &topic, &properties):
+        value = find_entry(properties, b"__SHARDINGKEY\x01", KEY_NAME)
+        if value.at != NULL:
+            message._key = PyUnicode_DecodeUTF8(<char *>value.at, value.size, b"replace")
+    else:
+        message._key = find_key(message._buffer, message._start)
     message._known = True
     return message._key
+
+
+cdef object body_of(MessageBase message):
+    cdef Part topic, properties
+    cdef Bytes record = record_of(message)
+    if record == NULL or record[39] & COMPRESSED or not record_parts(record, message.size, &topic, &properties):
+        return references["MessageBase"].body.fget(message)
+    return PyBytes_FromStringAndSize(<char *>(record + HEAD + 4), <int32_t>lane_get32(record + HEAD))
+
+
+cdef class MessageProperties:
+    """Twin of `client.message.MessageProperties`. All but the look-up of one name it leaves to the decoded dict."""
+
+    cdef object _buffer, _record
+    cdef Py_ssize_t _start
+    cdef Part _text
+
+    def __init__(self, record):
+        self._record = record
+
+    def __getitem__(self, name):
+        found = self._find(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def get(self, name, default=None):
+        found = self._find(name)
+        return default if found is None else found
+
+    def __contains__(self, name):
+        return self._find(name) is not None
+
+    def __iter__(self):
+        return iter(self._all())
+
+    def __len__(self):
+        return len(self._all())
+
+    def keys(self):
+        return self._all().keys()
+
+    def values(self):
+        return self._all().values()
+
+    def items(self):
+        return self._all().items()
+
+    def __eq__(self, other):
+        return self._all() == dict(other.items()) if isinstance(other, Mapping) else NotImplemented
+
+    __hash__ = None
+
+    def __repr__(self):
+        return repr(self._all())
+
+    cdef object _find(self, name):
+        cdef Part value
+        cdef const char *sought
+        cdef Py_ssize_t size
+        if self._buffer is None or type(name) is not str or not PyUnicode_IS_ASCII(name):
+            return self._all().get(name)
+        sought = PyUnicode_AsUTF8AndSize(name, &size)
+        value = find_named(self._text, sought, size)
+        if value.at == NULL:
+            return None
+        return PyUnicode_DecodeUTF8(<char *>value.at, value.size, b"replace")
+
+    cdef dict _all(self):
+        if self._record is None:
+            self._record = RecordView(self._buffer, self._start)
+        return self._record.properties
+
+
+Mapping.register(MessageProperties)
+
+
+cdef inline Part find_named(Part text, const char *name, Py_ssize_t length) noexcept:
+    """As `find_entry`, for a name without the separator behind it."""
+    cdef Bytes at = text.at
+    cdef Bytes end = text.at + text.size
+    cdef Bytes stop
+    cdef Part found
+    found.at, found.size = NULL, 0
+    if not length or memchr(name, 1, length) != NULL:
+        return found
+    while at < end:
+        stop = <Bytes>memchr(at, 2, end - at)
+        if stop == NULL:
+            stop = end
+        if stop - at > length + 1 and at[length] == 1 and not memcmp(at, name, length):
+            found.at, found.size = at + length + 1, stop - at - length - 1
+        at = stop + 1
+    return found
 
 
 def make_messages(kind, source, body):
@@ -87,6 +229,63 @@ def make_messages(kind, source, body):
         messages.append(message)
         position += size
     return messages if position == end else references["make_messages"](kind, source, body)
+
+
+# --- decoding bodies
+
+
+cdef class CheckedDecoder:
+    """What `checked_decoder` makes."""
+
+    cdef object decode, errors, explain
+
+    def __call__(self, body):
+        return decoded(self, body)
+
+
+cdef inline object decoded(CheckedDecoder decoder, body):
+    try:
+        return decoder.decode(body)
+    except decoder.errors as error:
+        raise decoder.explain(error) from error
+
+
+def checked_decoder(decode, errors, explain):
+    """Twin of `client.codec.checked_decoder`."""
+    cdef CheckedDecoder decoder = CheckedDecoder.__new__(CheckedDecoder)
+    decoder.decode, decoder.errors, decoder.explain = decode, errors, explain
+    return decoder
+
+
+cdef class EventCall:
+    """What `event_call` makes."""
+
+    def __call__(self, message):
+        return call_with_event(self, message)
+
+
+cdef object call_with_event(EventCall call, message):
+    """Calls the handler; anything but a plain body of JSON is decoded by the reference."""
+    decode = call.decode
+    try:
+        body = body_of(<MessageBase>message) if isinstance(message, MessageBase) else message.body
+        event = decoded(<CheckedDecoder>decode, body) if type(decode) is CheckedDecoder else decode(body)
+    except call.errors as error:
+        raise call.explain(message, error) from error
+    if call.message_at < 0:
+        return call.handler(event)
+    return call.handler(event, message) if call.message_at else call.handler(message, event)
+
+
+def event_call(handler, decode, int message_at, errors, explain):
+    """Twin of `client.consumer.turns.arguments.event_call`."""
+    cdef EventCall call = EventCall.__new__(EventCall)
+    call.handler, call.decode, call.message_at = handler, decode, message_at
+    call.errors, call.explain = errors, explain
+    return call
+
+
+# --- records
 
 
 cdef class RecordView:
@@ -193,7 +392,10 @@ cdef class RecordView:
 
 
 TWINS = {
+    "client.codec.checked_decoder": checked_decoder,
+    "client.consumer.turns.arguments.event_call": event_call,
     "client.message.MessageBase": MessageBase,
+    "client.message.MessageProperties": MessageProperties,
     "client.message.make_messages": make_messages,
     "wire.record.RecordView": RecordView,
 }

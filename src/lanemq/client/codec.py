@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, get_args
 
 import msgspec
 
+from lanemq._fast import compiled
 from lanemq.model.errors import CodecError, InvalidOption
 
 T = TypeVar("T")
@@ -180,11 +181,23 @@ def _msgspec_decoder(wanted: Any) -> Decode:
     except (TypeError, ValueError) as error:
         _refuse(wanted, str(error))
 
+    def explain(error: Exception) -> CodecError:
+        return CodecError(f"the body is not JSON for {type_name(wanted)}: {error}")
+
+    return checked_decoder(decode, (ValueError, msgspec.MsgspecError), explain)
+
+
+@compiled
+def checked_decoder(
+    decode: Decode, errors: tuple[type[Exception], ...], explain: Callable[[Exception], CodecError]
+) -> Decode:
+    """`decode`, with its errors turned into those of `explain`."""
+
     def decoded(body: bytes) -> Any:
         try:
             return decode(body)
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise CodecError(f"the body is not JSON for {type_name(wanted)}: {error}") from error
+        except errors as error:
+            raise explain(error) from error
 
     return decoded
 
@@ -197,14 +210,11 @@ def _pydantic_decoder(wanted: Any) -> Decode:
     except Exception as error:  # noqa: BLE001 - Pydantic's errors of this kind have no common base
         _refuse(wanted, f"Pydantic cannot make it: {str(error).splitlines()[0]}")
 
-    def decoded(body: bytes) -> Any:
-        try:
-            return validate(body)
-        except pydantic.ValidationError as error:
-            wrong = "; ".join(_problem(each) for each in error.errors(include_url=False, include_context=False))
-            raise CodecError(f"the body is not JSON for {type_name(wanted)}: {wrong}") from error
+    def explain(error: Any) -> CodecError:
+        wrong = "; ".join(_problem(each) for each in error.errors(include_url=False, include_context=False))
+        return CodecError(f"the body is not JSON for {type_name(wanted)}: {wrong}")
 
-    return decoded
+    return checked_decoder(validate, (pydantic.ValidationError,), explain)
 
 
 def _problem(found: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from lanemq.core.consuming.runs import (
     LaneRun,
     M,
     Order,
+    add_offsets,
     cut_runs,
     end_runs,
     grow,
@@ -30,7 +31,6 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
 _offset_of = attrgetter("queue_offset")
-_size_of = attrgetter("size")
 
 FOLD_AT = 1_024
 """Number of finished offsets above an unfinished one that are kept one by one, before they become ranges."""
@@ -91,8 +91,7 @@ class KeyedQueue(LaneQueue[M]):
     def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None:
         if self._ranges.bounds:
             messages, next_offset = self._left_to_do(messages, next_offset)
-        self._offsets.extend(map(_offset_of, messages))
-        self._bytes += sum(map(_size_of, messages))
+        self._bytes += add_offsets(self._offsets, messages)
         self._next = max(self._next, next_offset)
         if self.order is Order.NONE:
             self.ready.extend(cut_runs(messages, self._chunk, self.queue, self))

@@ -14,9 +14,11 @@ on.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from lanemq._fast import compiled
@@ -56,6 +58,7 @@ class LaneMessage(OffsetMessage, Protocol):
 
 
 M = TypeVar("M", bound=LaneMessage)
+_permit_of = attrgetter("permit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +265,13 @@ def lay_in_lanes(
     return watched
 
 
+@compiled
+def add_offsets(offsets: deque[QueueOffset], messages: Sequence[OffsetMessage]) -> int:
+    """Appends the offsets of messages; returns their size in bytes."""
+    offsets.extend([QueueOffset(message.queue_offset) for message in messages])
+    return sum([message.size for message in messages])
+
+
 def grow(run: LaneRun[M]) -> Lane[M]:
     """Makes the lane that the run stood for. A waiting run keeps its place in `ready` for the lane."""
     lane: Lane[M] = Lane(run.key, [] if run.running else list(run.messages))
@@ -334,6 +344,13 @@ def count_messages(runs: list[LaneRun[M]]) -> int:
 
 
 # and back
+
+
+@compiled
+def by_permit(runs: Iterable[LaneRun[M]]) -> list[tuple[RunPermit, list[LaneRun[M]]]]:
+    """Groups successive runs of one queue; leaves out those that have ended."""
+    running = [run for run in runs if run.running]
+    return [(permit, list(group)) for permit, group in groupby(running, _permit_of)]
 
 
 @compiled

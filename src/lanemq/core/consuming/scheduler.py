@@ -18,8 +18,7 @@ Not thread-safe: the caller holds one mutex around every call. Knows no handlers
 import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import count, groupby
-from operator import attrgetter
+from itertools import count
 from typing import Generic
 
 from lanemq.core.consuming.flow_control import Cached
@@ -46,6 +45,7 @@ from lanemq.core.consuming.runs import (
     Suspend,
     Wait,
     Why,
+    by_permit,
     count_messages,
     take_runs,
 )
@@ -56,7 +56,6 @@ from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
-_lane_queue_of = attrgetter("permit")
 _SLICE_USED_UP = Again(SLICE_PAUSE, whole_queue=False)
 
 
@@ -190,11 +189,12 @@ class LaneScheduler(Generic[M]):
         A run whose queue was dropped is reported with that reason; a run that has ended already is left out.
         """
         ended: list[tuple[MessageQueue, Why]] = []
-        for lane_queue, group in groupby([run for run in runs if run.running], _lane_queue_of):
+        for lane_queue, group in by_permit(runs):
+            assert isinstance(lane_queue, LaneQueue)
             if lane_queue.dropped:
                 ended += [(run.queue, self.finish(run, DONE, now=now).why) for run in group]
                 continue
-            for lane in lane_queue.settle_done(list(group), commit=self._auto):
+            for lane in lane_queue.settle_done(group, commit=self._auto):
                 self._go_on(lane_queue, lane, now)
             self._line.enlist(lane_queue)
             ended.append((lane_queue.queue, Why.DONE))

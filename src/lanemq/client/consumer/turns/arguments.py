@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
+from lanemq._fast import compiled
 from lanemq.client.codec import Codec, Decode, JsonCodec, decoder_for, type_name
 from lanemq.client.consumer.turns.handler import Batch, Handler, HandlerCall, function_of, returns_awaitable
 from lanemq.client.message import Message
@@ -108,13 +109,48 @@ def plain_call(handler: Handler, signature: Signature) -> HandlerCall:
     roles, decode = signature.parameters, signature.event
     if decode is None:
         return HandlerCall(name, is_async, handler)
-    event = _events if signature.batched else _event
-    function: Callable[..., Any] = handler
-    if len(roles) == 1:
-        return HandlerCall(name, is_async, lambda given: function(event(decode, given)))
-    if roles[0] is None:
-        return HandlerCall(name, is_async, lambda given: function(event(decode, given), given))
-    return HandlerCall(name, is_async, lambda given: function(given, event(decode, given)))
+    message_at = -1 if len(roles) == 1 else 1 if roles[0] is None else 0
+    if signature.batched:
+        return HandlerCall(name, is_async, _batch_call(handler, decode, message_at))
+    return HandlerCall(name, is_async, event_call(handler, decode, message_at, (CodecError,), _undecodable))
+
+
+@compiled
+def event_call(
+    handler: Callable[..., Any],
+    decode: Decode,
+    message_at: int,
+    errors: tuple[type[Exception], ...],
+    explain: Callable[[Message, Exception], Exception],
+) -> Callable[[Message], Any]:
+    """Calls the handler with the decoded event, and with the message as argument number `message_at`; -1: without it.
+
+    `errors` of the decoder become those of `explain`.
+    """
+
+    def event_of(message: Message) -> Any:
+        try:
+            return decode(message.body)
+        except errors as error:
+            raise explain(message, error) from error
+
+    if message_at < 0:
+        return lambda message: handler(event_of(message))
+    if message_at:
+        return lambda message: handler(event_of(message), message)
+    return lambda message: handler(message, event_of(message))
+
+
+def _batch_call(handler: Callable[..., Any], decode: Decode, message_at: int) -> Callable[[Batch], Any]:
+    if message_at < 0:
+        return lambda messages: handler(_events(decode, messages))
+    if message_at:
+        return lambda messages: handler(_events(decode, messages), messages)
+    return lambda messages: handler(messages, _events(decode, messages))
+
+
+def _undecodable(message: Message, error: Exception) -> Undecodable:
+    return Undecodable(f"{message}: {error}")
 
 
 def call_in_context(
@@ -216,7 +252,7 @@ def _event(decode: Decode, message: Message) -> Any:
     try:
         return decode(message.body)
     except CodecError as error:
-        raise Undecodable(f"{message}: {error}") from error
+        raise _undecodable(message, error) from error
 
 
 def _events(decode: Decode, messages: Batch) -> list[Any]:
