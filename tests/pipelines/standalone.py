@@ -30,23 +30,30 @@ class Cluster(NamedTuple):
 
 
 @contextmanager
-def standalone(folder: Path) -> Iterator[Cluster]:
-    """Start both processes; they end with the block, and the executors with them."""
+def standalone(folder: Path, path: str | None = None) -> Iterator[Cluster]:
+    """Start both processes; they end with the block, and the executors with them.
+
+    `path`: where executors look for programs such as Python, in place of the PATH of the tests.
+    """
     local = ["--host", "127.0.0.1", "--webui-port", "0"]
     with _running(folder / "master", "master.Master", *local, "--port", "0") as (_, log):
         master = _said(log, r"Starting Spark master at (spark://\S+)")
         work = ["--cores", str(CORES), "--memory", MEMORY, "--work-dir", str(folder / "work"), master]
-        with _running(folder / "worker", "worker.Worker", *local, *work) as (worker, log):
+        with _running(folder / "worker", "worker.Worker", *local, *work, path=path) as (worker, log):
             _said(log, r"(Successfully registered with master)")
             yield Cluster(master, worker.pid)
 
 
 @contextmanager
-def _running(folder: Path, name: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def _running(
+    folder: Path, name: str, *arguments: str, path: str | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     folder.mkdir(parents=True)
     log = folder / "log"
     command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
     plain = {each: os.environ[each] for each in ("PATH", "HOME", "JAVA_HOME") if each in os.environ}
+    if path is not None:
+        plain["PATH"] = path
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, cwd=folder, env=plain | {"SPARK_HOME": str(SPARK_HOME)}, stdout=out, stderr=out

@@ -36,10 +36,11 @@ COMMANDS = {
     "key": LazyCommand("lanemq.cli.commands.key", "Show the messages of KEY, and each group's progress with it."),
     "why": LazyCommand("lanemq.cli.commands.key", "Say in one sentence what KEY waits for, for each group."),
     "parked": LazyCommand("lanemq.cli.commands.parked", "List, show, redrive and discard parked lanes."),
-    "dead": LazyCommand("lanemq.cli.commands.dead", "List and show the dead letters of groups, and redrive them."),
+    "dead": LazyCommand("lanemq.cli.commands.dead", "List, show, redrive and discard the dead letters of groups."),
     "pipeline": LazyCommand(
         "lanemq.cli.pipeline.command", "Run and inspect pipelines, which a .toml or .py file declares."
     ),
+    "spark": LazyCommand("lanemq.cli.commands.spark", "Prepare what a Spark cluster needs to run pipelines."),
     "mirror": LazyCommand(
         "lanemq.cli.commands.mirror", "Copy topics to another broker or cluster, in order, and move groups over."
     ),

@@ -63,7 +63,8 @@ def pipeline() -> None:
     default="local[*]",
     show_default=True,
     metavar="URL",
-    help="Spark master. Workers of a cluster need a Python with lanemq: --conf spark.pyspark.python=/path/to/python.",
+    help="Spark master. Workers of a cluster need lanemq: --conf spark.pyspark.python=/path/to/python, or see "
+    "`lanemq spark pack`.",
 )
 @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Spark setting; may be repeated.")
 @click.option("--checkpoint", metavar="PATH", help="Checkpoint folder or address, instead of that in FILE.")

@@ -45,10 +45,13 @@ _hooked = False
 
 def open_session(pipeline: Pipeline, master: str, conf: Mapping[str, str], level: str = ON_TERMINAL) -> SparkSession:
     """A session with the recommended settings, overridden by the pipeline's, overridden by `conf`."""
-    builder = recommended().master(master).appName(pipeline.name)
     quiet = {"spark.ui.showConsoleProgress": "false", "spark.log.level": level}
     elsewhere = {} if isinstance(pipeline.folder, Path) else REMOTE_SETTINGS
-    for name, value in {**quiet, **elsewhere, **pipeline.spark, **conf}.items():
+    settings = {**quiet, **elsewhere, **pipeline.spark, **conf}
+    if python := settings.get("spark.pyspark.python"):
+        os.environ["PYSPARK_PYTHON"] = python  # PySpark reads the setting only in programs that spark-submit started
+    builder = recommended().master(master).appName(pipeline.name)
+    for name, value in settings.items():
         builder = builder.config(name, value)
     try:
         with children_in_own_group():
