@@ -15,7 +15,7 @@ HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
 JAVA = JAVA_HOME="$$(bash scripts/java.sh --home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test pure check format lint types contracts fast slow extended browser bench bench-peers sim dist spark-proof spark-stores chaos effects soak abuse fuzz mirror-proof interop interop-cluster clean spark-versions
+.PHONY: help setup run test pure check format lint types contracts fast slow extended browser bench bench-peers sim docs dist spark-proof spark-stores chaos effects soak abuse fuzz mirror-proof interop interop-cluster clean spark-versions
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,7 +70,10 @@ format: setup ## reformat and fix what ruff can fix
 bench: setup ## benchmarks, one JSON line each; those with Spark: make bench WHAT=spark
 	@$(JAVA) $(BIN)/python -m benchmarks $(WHAT)
 
-dist: setup ## sdist, compiled wheel and pure wheel in dist/, each wheel tried in a clean environment without a compiler
+docs: setup ## the documents as a site, built offline; the console serves it under /docs
+	@$(BIN)/python -m scripts.site.build
+
+dist: setup docs ## sdist, compiled wheel and pure wheel in dist/, each wheel tried in a clean environment without a compiler
 	@$(BIN)/python scripts/dist.py
 
 bench-peers: setup ## LaneMQ beside Kafka, RocketMQ, Redis and NATS, about an hour: make bench-peers ROUNDS=1 QUICK=1 takes minutes
@@ -115,4 +118,4 @@ interop-cluster: setup ## a real Apache cluster whose processes are killed and f
 	@$(BIN)/python -m pytest -q --no-header interop/spark interop/mirror --backend cluster
 
 clean: ## remove .venv and everything generated
-	rm -rf $(VENV) var dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) var dist src/lanemq/console/documents .mypy_cache .ruff_cache .pytest_cache .hypothesis

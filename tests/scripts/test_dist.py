@@ -42,8 +42,12 @@ def test_a_pure_wheel_has_nothing_compiled_and_no_tests(wheel: list[str]) -> Non
 
 def test_no_error_and_no_document_names_a_package_that_no_index_has() -> None:
     """`lanemq[spark]` in a command finds nothing, because LaneMQ is on no package index."""
-    files = [*SOURCES.rglob("*.py"), *(ROOT / "scripts").glob("*"), *DOCUMENTS]
-    found = [name_of(path) for path in files if re.search(r"pip install .?lanemq(\[|\b(?!-))", path.read_text("utf-8"))]
+    files = [*SOURCES.rglob("*.py"), *(ROOT / "scripts").rglob("*.*"), *DOCUMENTS]
+    found = [
+        name_of(path)
+        for path in files
+        if re.search(r"pip install .?lanemq(\[|\b(?!-))", path.read_text("utf-8", "replace"))
+    ]
     assert found == []
 
 

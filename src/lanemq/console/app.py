@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from lanemq.clock import Clock, SystemClock
@@ -26,6 +26,8 @@ from lanemq.model.errors import LaneError, NotAllowed, TransportError, UsageErro
 
 log = logging.getLogger(__name__)
 ASSETS = Path(__file__).parent / "assets"
+DOCUMENTS = Path(__file__).parent / "documents"
+"""The site that `make docs` builds. Wheels have it; a checkout where it was not built does not."""
 
 
 class _Assets(StaticFiles):
@@ -35,6 +37,19 @@ class _Assets(StaticFiles):
         found = super().file_response(*args, **options)  # type: ignore[arg-type]
         found.headers["cache-control"] = "no-cache"
         return found
+
+
+def document_routes(folder: Path = DOCUMENTS) -> list[BaseRoute]:
+    """The site under /docs, or a page that says how to build it."""
+    if (folder / "index.html").is_file():
+        return [Mount("/docs", _Assets(directory=folder, html=True))]
+    return [Route("/docs{rest:path}", _no_documents)]
+
+
+async def _no_documents(request: Request) -> Response:
+    raise HTTPException(
+        404, "The documents are not built. Run `make docs` in the checkout, then start the console again."
+    )
 
 
 def console_app(settings: ConsoleSettings, token: str, *, clock: Clock | None = None) -> Starlette:
@@ -65,7 +80,11 @@ def console_app(settings: ConsoleSettings, token: str, *, clock: Clock | None = 
 
     screens = (home, topics, groups, waiting, dead, key, messages, pipelines, check, settings_screen, sign_in)
     return Starlette(
-        routes=[*(route for each in screens for route in each.routes()), Mount("/assets", _Assets(directory=ASSETS))],
+        routes=[
+            *(route for each in screens for route in each.routes()),
+            Mount("/assets", _Assets(directory=ASSETS)),
+            *document_routes(),
+        ],
         lifespan=lifespan,
         middleware=[Middleware(Protection, hosts=frozenset(name.lower() for name in settings.allow_hosts))],
         exception_handlers={HTTPException: _refused, LaneError: _failed},
