@@ -8,6 +8,7 @@ plots and the sentences go into `benchmarks/RESULTS.md`, those of a quick run to
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.peers.contenders import CONTENDERS, Contender
@@ -32,10 +33,10 @@ DURABLE = {"sending": sending, "latency": latency}
 FOOTPRINT = "footprint"
 
 
-def available(wanted: list[str]) -> list[Contender]:
+def available(wanted: list[str], everyone: Sequence[Contender] = CONTENDERS) -> list[Contender]:
     """Those whose packages can be had; a line for each of the others."""
     found = []
-    for contender in CONTENDERS:
+    for contender in everyone:
         if wanted and contender.name not in wanted:
             continue
         try:

@@ -1,6 +1,7 @@
 """Who takes part, with which client, and on which paths."""
 
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from benchmarks.peers.servers.kafka import KafkaServer
 from benchmarks.peers.servers.lane import LaneServer
 from benchmarks.peers.servers.nats import NatsServer
 from benchmarks.peers.servers.redis import RedisServer
+from benchmarks.peers.servers.rocketmq import RocketServer
 
 OURS = "LaneMQ"
 BLOCKING = ("one", "pipelined", "batch")
@@ -44,6 +46,15 @@ def _python(module: str) -> Callable[[], list[str]]:
 
 def _own(module: str) -> Callable[[], list[str]]:
     return lambda: [sys.executable, "-m", "benchmarks.peers.clients", module]
+
+
+def _java(name: str) -> Callable[[], list[str]]:
+    def command() -> list[str]:
+        logs = f"{tempfile.gettempdir()}/lanemq-peers-logs"
+        home = [f"-Duser.home={logs}", f"-Drocketmq.client.logRoot={logs}"]
+        return ["java", "-Xmx512m", *home, "-cp", packages.java_client(name), f"{name.title()}Client"]
+
+    return command
 
 
 CONTENDERS = (
@@ -88,5 +99,32 @@ CONTENDERS = (
         "nats-py 2.16.0; key in the subject; `publish`, `publish_async`; pull consumer, 1,000 at a time, the last "
         "acknowledged for all; take-over with `max_ack_pending=1`, the only ordered way to share it",
         ways=("async one", "async pipelined", "async tasks"),
+    ),
+    Contender(
+        "RocketMQ (Java)",
+        RocketServer,
+        _java("rocketmq"),
+        "rocketmq-client 5.3.3; `send` to the queue of the key, 64 threads for pipelining (its async send keeps no "
+        "order), batches of 1,000 in a thread for each queue; `MessageListenerOrderly`, 32 at a time",
+        ways=BLOCKING,
+    ),
+    Contender(
+        "Parallel Consumer (Java)",
+        KafkaServer,
+        _java("parallel"),
+        "Confluent's parallel-consumer-core 0.5.3.2, order by key, 32 keys at once",
+        lanes=32,
+        paces=False,
+        takes_over=False,
+        helper="confluent-kafka",
+    ),
+    Contender(
+        "confluent-kafka (session 6 s)",
+        KafkaServer,
+        _python("confluent"),
+        "session time-out 6 s, the shortest that a broker accepts by default, instead of 45 s; take-over only",
+        reads=False,
+        paces=False,
+        session_ms=6_000,
     ),
 )

@@ -149,8 +149,9 @@ def _ready(made: Numbered, count: int, job: Job) -> tuple[Messages, Stopwatch]:
 
 
 def _read(client: ModuleType, job: Job) -> None:
-    """Reads `expect` messages with a handler that uses key, event and position. The clock runs from the first call to
-    the last. `handler_ms` makes each call wait so long."""
+    """Reads `expect` messages with a handler that uses key, event and position. The clock runs from the end of
+    the first `warm` calls to the last. `handler_ms` makes each call wait so long."""
+    warm = job.number("warm", 1)
     expect, pause = job.number("expect"), job.number("handler_ms", 0) / 1000
     check, watch = OrderCheck(), Stopwatch(job.server_pids)
     turns, ended, positions = itertools.count(1), [], {}
@@ -163,7 +164,7 @@ def _read(client: ModuleType, job: Job) -> None:
             last[0] += 1  # a repeat does not count towards the end
         positions[key] = position
         turn = next(turns)
-        if turn == 1:
+        if turn == warm:
             watch.start()
         if turn == last[0]:
             ended.append(watch.stop())
@@ -171,7 +172,7 @@ def _read(client: ModuleType, job: Job) -> None:
 
     gc.collect()
     client.consume(job, handle)
-    say(count=expect, repeats=check.repeats, verdict=verdict(check, expect), **ended[0])
+    say(count=expect - warm, repeats=check.repeats, verdict=verdict(check, expect), **ended[0])
 
 
 # latency

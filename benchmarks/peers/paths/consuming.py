@@ -25,12 +25,13 @@ def slow_handler(race: Race) -> None:
     def count(each: Entrant) -> int:
         return race.scale.slow * (20 if each.contender.lanes else 1)
 
+    who = [each for each in race.entrants if each.contender.reads]
     topics: dict[str, str] = {}
-    for each in race.entrants:
+    for each in who:
         with race.attempt(each, "slow handler"):
             topics[each.name] = each.topic(queues=1)
             each.fill(topics[each.name], count(each), 100, SLOW_KEYS, queues=1)
-    for number, each in race.turns([each for each in race.entrants if each.name in topics]):
+    for number, each in race.turns([each for each in who if each.name in topics]):
         with race.attempt(each, "slow handler"):
             words = {"handler_ms": HANDLER_MS, "lanes": each.contender.lanes, "queues": 1}
             line = each.read(topics[each.name], count(each), f"slow-{number}", **words)
