@@ -10,7 +10,7 @@ import click
 import pytest
 
 from lanemq.broker.monitor.catalogue import CATALOGUE
-from lanemq.cli.commands.broker import broker
+from lanemq.cli.server.broker import broker
 from lanemq.cli.settings import option_names, read_settings
 from lanemq.client.metrics import CONSUMER_CATALOGUE, PRODUCER_CATALOGUE
 from lanemq.model.figures import Kind

@@ -16,8 +16,8 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner, Result
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.cli.commands.broker import _start_failed
 from lanemq.cli.main import COMMANDS, main
+from lanemq.cli.server.broker import _start_failed
 
 LANEMQ = [sys.executable, "-m", "lanemq.cli.main"]
 ASKING = [

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.cli.commands.broker import broker
 from lanemq.cli.main import main
 from lanemq.cli.output import LogFormat, log_to_stderr
+from lanemq.cli.server.broker import broker
 from lanemq.cli.settings import option_names
 
 

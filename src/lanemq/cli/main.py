@@ -20,8 +20,8 @@ class LazyCommand(NamedTuple):
 
 
 COMMANDS = {
-    "broker": LazyCommand("lanemq.cli.commands.broker", "Run a broker, which is its own name server, on one port."),
-    "config": LazyCommand("lanemq.cli.commands.config", "Show the settings of a broker."),
+    "broker": LazyCommand("lanemq.cli.server.broker", "Run a broker, which is its own name server, on one port."),
+    "config": LazyCommand("lanemq.cli.server.config", "Show the settings of a broker."),
     "status": LazyCommand(
         "lanemq.cli.commands.status",
         "Show on one screen whether the brokers are healthy, and how far every group is behind.",
@@ -45,16 +45,16 @@ COMMANDS = {
         "lanemq.cli.commands.mirror", "Copy topics to another broker or cluster, in order, and move groups over."
     ),
     "backup": LazyCommand(
-        "lanemq.cli.commands.backup", "Copy the data folder of a broker to FOLDER, also while the broker runs."
+        "lanemq.cli.server.backup", "Copy the data folder of a broker to FOLDER, also while the broker runs."
     ),
-    "restore": LazyCommand("lanemq.cli.commands.backup", "Make a data folder from the backup in FOLDER."),
-    "doctor": LazyCommand("lanemq.cli.commands.doctor", "Examine a data folder and this machine, and say what to do."),
+    "restore": LazyCommand("lanemq.cli.server.backup", "Make a data folder from the backup in FOLDER."),
+    "doctor": LazyCommand("lanemq.cli.server.doctor", "Examine a data folder and this machine, and say what to do."),
     "context": LazyCommand("lanemq.cli.commands.context", "Name brokers, and choose the one that commands talk to."),
     "check": LazyCommand("lanemq.cli.commands.check", "Check the order of a recorded run."),
     "console": LazyCommand(
-        "lanemq.cli.commands.console", "Serve the console: pages about topics, keys, groups, and everything that waits."
+        "lanemq.cli.server.console", "Serve the console: pages about topics, keys, groups, and everything that waits."
     ),
-    "up": LazyCommand("lanemq.cli.commands.up", "Run a broker and its console."),
+    "up": LazyCommand("lanemq.cli.server.up", "Run a broker and its console."),
     "history": LazyCommand("lanemq.cli.commands.history", "Work with histories, the files that `lanemq check` reads."),
 }
 """The commands in the order of the help. A test compares each line with the command's own help."""

@@ -32,6 +32,8 @@ PIPE_WIDTH = 10_000
 
 NONE = "–"
 
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
 AUDIT_BYTES = 10 * 1024 * 1024
 
 GAP = 3
@@ -216,6 +218,14 @@ def body_for_json(body: bytes) -> object:
 def short_text(text: str) -> str:
     """The beginning of a text that fits into a table cell."""
     return text if len(text) <= SHORT_CHARS else text[: SHORT_CHARS - 1] + "…"
+
+
+def size_text(count: float) -> str:
+    """A number of bytes for people: `1.5 GiB`."""
+    unit = 0
+    while count >= 1024 and unit + 1 < len(_UNITS):
+        count, unit = count / 1024, unit + 1
+    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import json
 import pytest
 from tests.cli.conftest import Run
 
+from lanemq.cli import output
 from lanemq.cli.commands import status
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.views import AtOffset, BrokerFigures
@@ -41,4 +42,4 @@ def test_an_apache_broker_shows_what_it_reports() -> None:
 
 
 def test_sizes() -> None:
-    assert [status.size_text(size) for size in (0, 1023, 1536, 5 * 2**40)] == ["0 B", "1023 B", "1.5 KiB", "5.0 TiB"]
+    assert [output.size_text(size) for size in (0, 1023, 1536, 5 * 2**40)] == ["0 B", "1023 B", "1.5 KiB", "5.0 TiB"]

@@ -5,15 +5,13 @@ from collections.abc import Iterator
 import click
 
 from lanemq.cli.options import asks_server
-from lanemq.cli.output import NONE, Grid, Part, duration_text, plural, show
+from lanemq.cli.output import NONE, Grid, Part, duration_text, plural, show, size_text
 from lanemq.cli.security import ConnectingCommand
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.views import BrokerFigures
 
 MAX_GROUPS = 15
 """Rows of the table of groups: those that are most behind."""
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @click.command(cls=ConnectingCommand)
@@ -153,11 +151,3 @@ def _groups(broker: BrokerFigures) -> list[tuple[object, ...]]:
         )
         for (group, topic), lag in rows
     ]
-
-
-def size_text(count: float) -> str:
-    """A number of bytes for people: `1.5 GiB`."""
-    unit = 0
-    while count >= 1024 and unit + 1 < len(_UNITS):
-        count, unit = count / 1024, unit + 1
-    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import click
 
-from lanemq.cli.commands.status import size_text
-from lanemq.cli.output import time_text
+from lanemq.cli.output import size_text, time_text
 from lanemq.clock import SystemClock, wall_time
 from lanemq.log import backup as backups
 

@@ -2,9 +2,9 @@
 
 import click
 
-from lanemq.cli.commands.broker import broker
 from lanemq.cli.options import InOrder, json_option
 from lanemq.cli.output import Grid, show
+from lanemq.cli.server.broker import broker
 from lanemq.cli.settings import settings_of
 
 

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import click
 
 from lanemq._fast import VARIANT
-from lanemq.cli.commands.status import size_text
 from lanemq.cli.options import json_option
-from lanemq.cli.output import Grid, plural, show, time_text
+from lanemq.cli.output import Grid, plural, show, size_text, time_text
 from lanemq.clock import SystemClock, wall_time
 from lanemq.log.examination import Examined, examine
 from lanemq.log.state import VERSION

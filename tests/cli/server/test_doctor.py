@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.cli.commands import doctor
 from lanemq.cli.main import main
+from lanemq.cli.server import doctor
 from lanemq.client.producer.producer import Producer
 from lanemq.client.topics import NewTopic
 from lanemq.log.examination import Examined
