@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.peers.report import BEGIN, END, behind, replaced, section
+from benchmarks.peers.report import BEGIN, END, behind, busy, replaced, section
 from benchmarks.peers.rounds import figures
 
 
@@ -50,6 +50,12 @@ def test_the_table_has_a_dash_for_a_missing_figure_and_marks_the_best() -> None:
 def test_a_round_that_broke_its_order_is_named() -> None:
     rounds = [record("LaneMQ", 100.0, verdict="3 messages out of order or lost")]
     assert "LaneMQ, consume in order" in section(figures(rounds), rounds, []).partition("What did not work")[2]
+
+
+def test_results_of_a_busy_machine_carry_a_warning() -> None:
+    assert busy([1.0, 2.5, 9.0], 2) == []
+    (warning,) = busy([3.0, 12.0, 14.0], 2)
+    assert "median load 12 on 2 cores" in warning
 
 
 def test_a_new_section_replaces_the_old_one_and_leaves_the_rest() -> None:
