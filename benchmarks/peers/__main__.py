@@ -7,6 +7,7 @@ plots and the sentences go into `benchmarks/RESULTS.md`, those of a quick run to
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,6 +51,7 @@ def available(wanted: list[str], everyone: Sequence[Contender] = CONTENDERS) -> 
 
 def main(words: list[str]) -> None:
     options = _options(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the servers end too
     folder = ROOT / "var" / "bench-peers"
     file = folder / ("quick.jsonl" if options.quick else "rounds.jsonl")
     if not options.append:
