@@ -15,7 +15,7 @@ HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
 JAVA = JAVA_HOME="$$(bash scripts/java.sh --home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test pure check format lint types contracts fast slow extended browser bench bench-peers sim docs dist spark-proof spark-stores chaos effects soak abuse fuzz mirror-proof interop interop-cluster clean spark-versions
+.PHONY: help setup run test pure check format lint types contracts fast slow extended browser bench bench-peers bench-check sim docs dist spark-proof spark-stores chaos effects soak abuse fuzz mirror-proof interop interop-cluster clean spark-versions
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ dist: setup docs ## sdist, compiled wheel and pure wheel in dist/, each wheel tr
 
 bench-peers: setup ## LaneMQ beside Kafka, RocketMQ, Redis and NATS, about an hour: make bench-peers ROUNDS=1 QUICK=1 takes minutes
 	@$(BIN)/python -m benchmarks.peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
+
+bench-check: setup ## CPU time per message against a committed baseline, beside a reference loop: fails beyond 15 %
+	@$(BIN)/python -m benchmarks check
 
 sim: setup ## the whole system on virtual time, a fault schedule per seed: make sim SEEDS=20000
 	@$(BIN)/python -m lanemq.testing.sim --seeds $(or $(SEEDS),300) --jobs 2

@@ -2,7 +2,7 @@
 
 Those with Spark take long and need Java: only by name, or all of them with `python -m benchmarks spark`. So do those
 about lanes (`python -m benchmarks lanes`), of which the last two kill and restart members for minutes, and `effects`,
-which needs PostgreSQL.
+which needs PostgreSQL. `check` compares with a baseline and fails (`make bench-check`).
 """
 
 import sys
@@ -20,7 +20,7 @@ SPARK = (
     "spark_memory",
     "check_spark",
 )
-ALONE = ("effects",)
+ALONE = ("effects", "check")
 GROUPS = {"plain": PLAIN, "lanes": LANES, "spark": SPARK}
 
 
