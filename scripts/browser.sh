@@ -1,35 +1,43 @@
 #!/usr/bin/env bash
 # Finds Chromium for the console's tests, or installs it with apt-get when run as root, and fetches axe-core with npm.
-# Prints one line, or with --path only the path of Chromium. Exit code 1: there is none, and `make browser` ends with
-# the message below.
+# Prints one line for each. With --path prints only the path of Chromium, and installs nothing. With --axe prints only
+# the path of axe-core, which is fetched into var/ once. Exit code 1: there is none, and the line says what to do.
 set -uo pipefail
 
-AXE=axe-core@4.14.0
+AXE_VERSION=4.14.0
+AXE="var/axe/$AXE_VERSION/package/axe.min.js"
 
-found() {
+find_browser() {
     for name in "${LANEMQ_CHROMIUM:-}" chromium chromium-browser google-chrome google-chrome-stable; do
-        if [ -n "$name" ] && path=$(command -v "$name"); then
-            if [ "${1:-}" = "--path" ]; then echo "$path"; else echo "browser: $path"; fi
-            return 0
-        fi
+        if [ -n "$name" ] && command -v "$name"; then return 0; fi
     done
     return 1
 }
 
 fetch_axe() {
-    [ -f var/axe/package/axe.min.js ] && return 0
-    command -v npm >/dev/null || { echo "npm is not installed: the accessibility test is skipped"; return 0; }
-    mkdir -p var/axe && (cd var/axe && npm pack --silent "$AXE" >/dev/null 2>&1 && tar xzf axe-core-*.tgz) \
-        || echo "$AXE could not be fetched: the accessibility test is skipped"
+    if [ ! -f "$AXE" ]; then
+        command -v npm >/dev/null || { echo "The accessibility tests need npm, which fetches axe-core: install Node.js."; return 1; }
+        # Unpacked beside its place and then moved, so that two tests at once do not read half of it.
+        local made="var/axe/$AXE_VERSION.$$"
+        mkdir -p "$made" && (cd "$made" && npm pack --silent "axe-core@$AXE_VERSION" >/dev/null 2>&1 && tar xzf axe-core-*.tgz) \
+            || { rm -rf "$made"; echo "axe-core $AXE_VERSION could not be fetched with npm: the accessibility tests need it."; return 1; }
+        if [ -d "var/axe/$AXE_VERSION" ]; then rm -rf "$made"; else mv "$made" "var/axe/$AXE_VERSION"; fi
+    fi
+    echo "$AXE"
 }
 
-if [ "${1:-}" = "--path" ]; then found --path; exit $?; fi
-fetch_axe
-found && exit 0
-if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+case "${1:-}" in
+    --path) find_browser; exit ;;
+    --axe) fetch_axe; exit ;;
+esac
+
+if ! path=$(find_browser) && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
     echo "installing Chromium for the console's tests (once)"
     { apt-get update && apt-get install --yes --no-install-recommends chromium; } >/dev/null 2>&1
-    found && exit 0
 fi
-echo "The console's tests need Chromium: install it (Debian: apt-get install chromium; macOS: brew install chromium) or set LANEMQ_CHROMIUM."
-exit 1
+if ! path=$(find_browser); then
+    echo "The console's tests need Chromium: install it (Debian: apt-get install chromium; macOS: brew install chromium) or set LANEMQ_CHROMIUM."
+    exit 1
+fi
+echo "browser: $path"
+fetch_axe

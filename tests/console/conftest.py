@@ -1,10 +1,12 @@
 """A broker with sample state, and a console for it: one of each for all tests of the console."""
 
 import contextlib
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from starlette.testclient import TestClient
@@ -22,6 +24,10 @@ from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey
 from lanemq.history import open_history
 from lanemq.testing.embedded import EmbeddedBroker
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "the-token"
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 BASE = "http://127.0.0.1:9870"
@@ -136,3 +142,28 @@ def signed_in(client: TestClient) -> Iterator[TestClient]:
     client.post("/sign-in", data={"token": TOKEN, "then": "/"}, headers={"origin": BASE})
     yield client
     client.cookies.clear()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """Chromium. While it runs, the thread of the tests has an event loop, so it ends with the module."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    script = ["bash", ROOT / "scripts" / "browser.sh", "--path"]
+    found = subprocess.run(script, capture_output=True, text=True, check=False, cwd=ROOT)
+    if found.returncode:
+        pytest.skip("the console's browser tests need Chromium: scripts/browser.sh says how to get it")
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=found.stdout.strip(), args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> Path:
+    """The script of axe-core, which scripts/browser.sh fetches in the version that it names."""
+    found = subprocess.run(
+        ["bash", ROOT / "scripts" / "browser.sh", "--axe"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    if found.returncode:
+        pytest.skip(found.stdout.strip() or "axe-core could not be fetched")
+    return ROOT / found.stdout.strip()

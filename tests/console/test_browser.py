@@ -1,11 +1,8 @@
 """The console in a real browser: no errors, no violations of the policy, live changes; what strangers wrote stays text.
 
-`make browser` runs these tests and makes the screenshots of the guide. They need Chromium: scripts/browser.sh says how
-to get it. All tests share one browser.
+They need Chromium: scripts/browser.sh says how to get it. All tests share one browser.
 """
 
-import os
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,15 +19,10 @@ from lanemq.client.producer.producer import Producer
 from lanemq.console.app import console_app
 from lanemq.console.server import listening_socket, url_of
 from lanemq.console.settings import ConsoleSettings
+from lanemq.core.sending.sharding import text_hash
 from lanemq.net.address import Address
 
 playwright = pytest.importorskip("playwright.sync_api")
-
-ROOT = Path(__file__).resolve().parents[2]
-IMAGES = ROOT / "docs" / "images"
-AXE = ROOT / "var" / "axe" / "package" / "axe.min.js"
-SHOTS = os.environ.get("LANEMQ_SCREENSHOTS") == "1"
-"""Whether the images of the guide are made anew."""
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300), pytest.mark.xdist_group("browser")]
 
@@ -49,9 +41,27 @@ SCREENS = {
     "pipelines": "/pipelines",
     "check": "/check",
     "settings": "/settings",
+    "dead": "/dead",
+    "dead-of-group": "/dead?group=mail",
+    "dead-letter": "/dead/letter?group=mail&id=lanemq/0/0",
+    "search": "/messages",
+    "find": "/key",
+    "no-such-key": "/key?key=nothing-has-this",
     "sign-in": "/sign-in",
     "not-found": "/nothing",
 }
+QUEUE_OF_HOSTILE = str(abs(text_hash(HOSTILE)) % 2)
+LANE = {"group": "shipping", "topic": "orders", "broker": "lanemq", "queue": QUEUE_OF_HOSTILE, "key": HOSTILE}
+FORMS = {
+    "lane": f"/waiting/lane?{urlencode(LANE)}",
+    "new-topic": "/topic/new",
+    "delete-topic": "/topics/orders/delete",
+    "reset": "/groups/shipping/reset",
+    "reset-preview": "/groups/shipping/reset?topic=orders&to=first",
+    "redrive-dead": "/dead/redrive?group=mail",
+    "discard-dead": "/dead/discard?group=mail",
+}
+"""Pages with a form for a person who has signed in. The others see the page without the form."""
 
 
 @dataclass
@@ -90,21 +100,8 @@ def served(stage: Stage) -> Iterator[str]:
     listener.close()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator["playwright.Browser"]:
-    found = subprocess.run(
-        ["bash", ROOT / "scripts" / "browser.sh", "--path"], capture_output=True, text=True, check=False
-    )
-    if found.returncode:
-        pytest.skip("the console's browser tests need Chromium: scripts/browser.sh says how to get it")
-    with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=found.stdout.strip(), args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
-@pytest.fixture(params=["laptop"])
-def window(browser: "playwright.Browser", served: str, request: pytest.FixtureRequest) -> Iterator[Window]:
+@pytest.fixture
+def window(browser: "playwright.Browser", served: str) -> Iterator[Window]:
     context = browser.new_context(locale="en-US", viewport={"width": 1280, "height": 800})
     page = context.new_page()
     found = Window(page, served)
@@ -115,10 +112,10 @@ def window(browser: "playwright.Browser", served: str, request: pytest.FixtureRe
     context.close()
 
 
-@pytest.mark.parametrize("name", SCREENS)
+@pytest.mark.parametrize("name", SCREENS | FORMS)
 def test_a_screen_opens_without_complaints_and_fits_its_window(window: Window, name: str) -> None:
     """Violations of the policy, and scripts in names and bodies, would be complaints."""
-    window.open(SCREENS[name])
+    window.open((SCREENS | FORMS)[name])
     assert window.page.locator("h1").count() == 1
     for width in (390, 1280):
         window.page.set_viewport_size({"width": width, "height": 800})
@@ -189,85 +186,49 @@ def test_the_keyboard_reaches_the_search_and_the_content(window: Window) -> None
     assert window.page.evaluate("document.activeElement.className") == "skip"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_issue(browser: "playwright.Browser", served: str, scheme: str) -> None:
-    if not AXE.is_file():
-        pytest.skip("axe-core is not there: scripts/browser.sh fetches it")
-    # The page's policy forbids the injected script, and it is a tool of the test, not of the page.
-    context = browser.new_context(locale="en-US", color_scheme=scheme, bypass_csp=True)
+@pytest.fixture
+def signed_in_page(
+    browser: "playwright.Browser", served: str, request: pytest.FixtureRequest
+) -> Iterator["playwright.Page"]:
+    """A page of a person who has signed in, with the scheme of the parameter. Its policy allows injected scripts."""
+    context = browser.new_context(locale="en-US", color_scheme=request.param, bypass_csp=True)
     page = context.new_page()
-    issues = []
-    for name, path in SCREENS.items():
-        page.goto(served + path)
-        page.add_script_tag(path=AXE)
-        found = page.evaluate("axe.run().then(result => result.violations)")
-        issues += [
-            (name, each["id"], each["nodes"][0]["html"][:200])
-            for each in found
-            if each["impact"] in ("serious", "critical")
-        ]
+    page.goto(f"{served}/sign-in")
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Sign in").first.click()
+    page.get_by_role("button", name="Sign out").wait_for()
+    yield page
     context.close()
+
+
+def serious_issues(page: "playwright.Page", axe: Path) -> list[tuple[str, str]]:
+    page.add_script_tag(path=axe)
+    found = page.evaluate("axe.run().then(result => result.violations)")
+    return [
+        (each["id"], node["html"][:200])
+        for each in found
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]
+
+
+@pytest.mark.parametrize(("signed_in_page", "width"), [("light", 390), ("dark", 1280)], indirect=["signed_in_page"])
+def test_axe_finds_no_serious_issue(signed_in_page: "playwright.Page", served: str, axe: Path, width: int) -> None:
+    """Every screen and every form, in both schemes, in the wide layout and in the narrow one."""
+    signed_in_page.set_viewport_size({"width": width, "height": 800})
+    issues = []
+    for name, path in (SCREENS | FORMS).items():
+        signed_in_page.goto(served + path)
+        issues += [(name, *each) for each in serious_issues(signed_in_page, axe)]
     assert issues == []
 
 
-@pytest.mark.skipif(not SHOTS, reason="only `make browser` makes the images of the guide")
-def test_screenshots_of_every_screen(browser: "playwright.Browser", screenshots_of: str) -> None:
-    """Made from the traffic of `lanemq up --demo`."""
-    for scheme, width, names in (
-        ("light", 1280, DEMO_SCREENS),
-        ("dark", 1280, ("home",)),
-        ("light", 390, ("home", "key")),
-    ):
-        context = browser.new_context(
-            locale="en-US", color_scheme=scheme, viewport={"width": width, "height": 860 if width > 400 else 844}
-        )
-        page = context.new_page()
-        for name in names:
-            page.goto(screenshots_of + DEMO_SCREENS[name])
-            page.locator(".uplot").first.wait_for(timeout=60_000) if name == "home" else page.wait_for_timeout(300)
-            suffix = f"{'-dark' if scheme == 'dark' else ''}{'-phone' if width < 400 else ''}"
-            page.screenshot(path=IMAGES / f"console-{name}{suffix}.png")
-        context.close()
-
-
-DEMO_SCREENS = {
-    "home": "/",
-    "topics": "/topics",
-    "topic": "/topics/orders",
-    "messages": "/messages?topic=orders",
-    "message": "/message?topic=orders&broker=lanemq&queue=0&offset=1",
-    "key": "/key?topic=orders&key=order-7",
-    "groups": "/groups",
-    "group": "/groups/shipping",
-    "waiting": "/waiting",
-    "check": "/check",
-    "settings": "/settings",
-    "pipelines": "/pipelines",
-    "sign-in": "/sign-in",
-}
-
-
-@pytest.fixture
-def screenshots_of(tmp_path: Path) -> Iterator[str]:
-    """`lanemq up --demo`, until a key is parked and the order was checked."""
-    import re
-    import signal
-    import sys
-    import urllib.request
-
-    command = [sys.executable, "-m", "lanemq.cli.main", "up", "--demo", "--data", str(tmp_path)]
-    ports = ["--listen", "127.0.0.1:0", "--console", "127.0.0.1:0"]
-    with subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        found = re.match(r"console +(\S+)/", running.stdout.readline())
-        assert found is not None
-
-        def shows(path: str, text: str) -> bool:
-            with urllib.request.urlopen(found[1] + path, timeout=30) as answer:
-                return text in answer.read().decode()
-
-        until("a key to be parked", lambda: shows("/waiting", "parked</span>"), 120)
-        until("the order to be checked", lambda: shows("/", "0 violations"), 120)
-        time.sleep(20)  # so that the plots show something
-        yield found[1]
-        running.send_signal(signal.SIGTERM)
+@pytest.mark.parametrize("signed_in_page", ["light"], indirect=True)
+def test_axe_hears_of_an_issue(signed_in_page: "playwright.Page", served: str, axe: Path) -> None:
+    """Control: text that cannot be read, and a field without a label, are issues."""
+    signed_in_page.goto(served)
+    signed_in_page.evaluate(
+        "document.querySelector('main').insertAdjacentHTML('beforeend', '<p id=pale>pale</p><input>');"
+        "document.getElementById('pale').style.color = '#eee'"
+    )
+    assert {"color-contrast", "label"} <= {name for name, _ in serious_issues(signed_in_page, axe)}

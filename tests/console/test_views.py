@@ -13,12 +13,13 @@ from lanemq.client.admin.queue_progress import QueueProgress
 from lanemq.client.admin.views import GroupMember, GroupQueue, LaneStateView, QueueBounds, TopicDescription
 from lanemq.client.admin.watching import BrokerView
 from lanemq.console.key_history import read_key_history
-from lanemq.console.snapshot import GroupNow, Snapshot
+from lanemq.console.snapshot import GroupDeadLetters, GroupNow, Snapshot
 from lanemq.console.trends import Trend, Trends
 from lanemq.console.views.groups import group_rows
 from lanemq.console.views.home import OrderVerdict, home_view, plot_series
 from lanemq.console.views.key import step_of
 from lanemq.console.views.messages import Search, parse_search
+from lanemq.console.views.topics import topic_rows
 from lanemq.console.views.waiting import waiting_view
 from lanemq.console.wording import ago, rate, size, span
 from lanemq.core.lane_status import LaneStatus
@@ -82,6 +83,20 @@ def test_messages_that_wait_only_for_the_commit_are_not_behind() -> None:
     """One held key at offset 10 keeps the committed offset there while hundreds above it are finished."""
     (row,) = group_rows(snapshot(0, group(10, 500, finished=489)), Trends())
     assert row.lag == 1
+
+
+def test_the_size_of_a_topic_comes_from_the_mean_size_of_what_was_sent() -> None:
+    counters = {'lanemq_messages_in_total{topic="orders"}': "4", 'lanemq_bytes_in_total{topic="orders"}': "1000"}
+    now = snapshot(0, end=10)
+    assert [row.size for row in topic_rows(now, Trends())] == [None]
+    counted = replace(now, brokers=(BrokerView("b", "x", True, counters), BrokerView("a", "y", False, {})))
+    assert [row.size for row in topic_rows(counted, Trends())] == [2500]
+
+
+def test_a_group_shows_its_dead_letters_and_not_those_of_others() -> None:
+    dead = tuple(GroupDeadLetters(name, f"%DLQ%{name}", 3, NOW) for name in ("shipping", "other"))
+    (row,) = group_rows(replace(snapshot(0, group(5, 5)), dead=dead), Trends())
+    assert row.dead == 3
 
 
 def test_rates_and_trends_come_from_the_snapshots() -> None:

@@ -10,6 +10,9 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// On a phone the navigation is one line that scrolls: the current screen is made visible.
+document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
 // Plots: drawn once, then given new data.
 const plots = new Map();
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -23,10 +26,14 @@ function axis(unit) {
     font: "12px system-ui, sans-serif", size: unit === "y" ? 52 : 36 };
 }
 
-const clock = (seconds) => {
-  const when = new Date(seconds * 1000);
-  return [when.getHours(), when.getMinutes()].map((part) => String(part).padStart(2, "0")).join(":");
-};
+// Hours and minutes; with seconds if the ticks are less than a minute apart.
+function clocks(times) {
+  const parts = times.length > 1 && times[1] - times[0] < 60 ? 3 : 2;
+  return times.map((seconds) => {
+    const when = new Date(seconds * 1000);
+    return [when.getHours(), when.getMinutes(), when.getSeconds()].slice(0, parts).map((part) => String(part).padStart(2, "0")).join(":");
+  });
+}
 
 function draw(element, data) {
   const wanted = SERIES[element.dataset.plot];
@@ -39,9 +46,9 @@ function draw(element, data) {
   if (data.time.length < 2) return;
   element.textContent = "";
   const options = {
-    width: element.clientWidth, height: 185, legend: { show: false }, cursor: { show: false },
+    width: element.clientWidth, height: 185, legend: { show: false }, cursor: { show: false }, padding: [10, 28, 0, 0],
     scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
-    axes: [{ ...axis("x"), space: 70, values: (_, times) => times.map(clock) }, axis("y")],
+    axes: [{ ...axis("x"), space: 70, values: (_, times) => clocks(times) }, axis("y")],
     series: [{}, ...wanted.map(([name, tone]) => ({ label: name, stroke: colour(tone), width: 2, points: { show: false } }))],
   };
   plots.set(element, new uPlot(options, columns, element));

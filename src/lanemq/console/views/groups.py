@@ -29,6 +29,8 @@ class GroupRow:
     """Seconds until the lag is gone at the present rate; None if it does not shrink."""
     held: int
     parked: int
+    dead: int
+    """Dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def _row(group: GroupNow, now: Snapshot, trends: Trends) -> GroupRow:
         group.lag / rate if group.lag and rate and trend is Trend.SHRINKING else None,
         sum(row.state == "held" for row in waiting),
         sum(row.state == "parked" for row in waiting),
+        sum(each.messages for each in now.dead if each.group == group.name),
     )
 
 

@@ -53,7 +53,7 @@ def setting_rows(found: Sequence[BrokerSetting]) -> tuple[SettingRow, ...]:
         SettingRow(
             each.broker,
             each.name,
-            each.value or NONE,
+            {"True": "yes", "False": "no"}.get(each.value, each.value) or NONE,
             "not reported" if each.is_default is None else "default" if each.is_default else "set at its start",
             each.is_default is False,
             _plain(each.name, each.value),

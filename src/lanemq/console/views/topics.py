@@ -1,9 +1,11 @@
 """Topics: all of them, and one with its queues and readers."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from lanemq.client.admin.views import TopicDescription
+from lanemq.client.admin.views import BrokerFigures, TopicDescription
 from lanemq.console.snapshot import GroupNow, Snapshot
 from lanemq.console.trends import Trends
 
@@ -16,6 +18,8 @@ class TopicRow:
     ordered: bool
     queues: int
     messages: int
+    size: float | None
+    """About how many bytes its messages take: their number times the mean size of those that the brokers counted."""
     rate: float | None
     newest: datetime | None
     readers: tuple[str, ...]
@@ -58,7 +62,18 @@ class TopicView:
 
 
 def topic_rows(now: Snapshot, trends: Trends) -> tuple[TopicRow, ...]:
-    return tuple(_row(each, now, trends) for each in now.topics)
+    means = mean_sizes(now)
+    return tuple(_row(each, now, trends, means) for each in now.topics)
+
+
+def mean_sizes(now: Snapshot) -> dict[str, float]:
+    """The mean size of a stored message, by topic, from the counters of LaneMQ brokers."""
+    sent, stored = Counter[str](), Counter[str]()
+    for broker in now.brokers:
+        figures = BrokerFigures(broker.name, broker.address, broker.lane, broker.info)
+        sent.update({topic: int(count) for (topic,), count in figures.series("lanemq_messages_in_total").items()})
+        stored.update({topic: int(count) for (topic,), count in figures.series("lanemq_bytes_in_total").items()})
+    return {topic: stored[topic] / count for topic, count in sent.items() if count}
 
 
 def topic_view(name: str, now: Snapshot, trends: Trends) -> TopicView | None:
@@ -84,15 +99,19 @@ def topic_view(name: str, now: Snapshot, trends: Trends) -> TopicView | None:
         )
         for each in topic.queues
     )
-    return TopicView(_row(topic, now, trends), queues, tuple(_reader(group, topic) for group in groups), topic.away)
+    return TopicView(
+        _row(topic, now, trends, mean_sizes(now)), queues, tuple(_reader(group, topic) for group in groups), topic.away
+    )
 
 
-def _row(topic: TopicDescription, now: Snapshot, trends: Trends) -> TopicRow:
+def _row(topic: TopicDescription, now: Snapshot, trends: Trends, means: Mapping[str, float]) -> TopicRow:
+    kept = sum(each.messages for each in topic.queues)
     return TopicRow(
         topic.topic,
         topic.ordered,
         len(topic.queues),
-        sum(each.messages for each in topic.queues),
+        kept,
+        means[topic.topic] * kept if topic.topic in means else None,
         trends.stored_rate(topic.topic),
         max((each.last_stored_at for each in topic.queues if each.last_stored_at is not None), default=None),
         tuple(group.name for group in now.groups if topic.topic in group.topics),

@@ -1,0 +1,170 @@
+"""The screenshots of the console's guide, made from the traffic of `lanemq up --demo`.
+
+Only `make screenshots` runs this. It writes every screen, light and dark, wide and narrow, into var/screens, and those
+that the guide shows into docs/images.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.console.conftest import ROOT, until
+
+from lanemq.client.admin.parked import ParkedAdmin
+from lanemq.console.links import lane_query
+from lanemq.core.lane_status import LaneStatus
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.skipif(os.environ.get("LANEMQ_SCREENSHOTS") != "1", reason="only `make screenshots` makes the images"),
+]
+
+IMAGES = ROOT / "docs" / "images"
+GUIDE = ROOT / "docs" / "guides" / "console.md"
+ALL = ROOT / "var" / "screens"
+HEIGHTS = {1280: (560, 1150), 390: (844, 1600)}
+"""The least and the largest height of an image, by its width."""
+SCREENS = {
+    "home": "/",
+    "topics": "/topics",
+    "topic": "/topics/orders",
+    "messages": "/messages?topic=orders",
+    "message": "/message?topic=orders&broker=lanemq&queue=0&offset=1",
+    "key": "/key?topic=orders&key=order-7",
+    "groups": "/groups",
+    "group": "/groups/shipping",
+    "waiting": "/waiting",
+    "dead": "/dead?group=mail",
+    "dead-letter": "/dead/letter?group=mail&id=lanemq/0/0",
+    "pipelines": "/pipelines",
+    "check": "/check",
+    "settings": "/settings",
+    "find": "/key",
+    "not-found": "/nothing",
+}
+FORMS = {
+    "redrive-dead": "/dead/redrive?group=mail",
+    "discard-dead": "/dead/discard?group=mail",
+    "reset": "/groups/billing/reset?topic=orders&to=10m",
+    "new-topic": "/topic/new",
+    "delete-topic": "/topics/orders/delete",
+}
+"""Pages for a person who has signed in."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The addresses of the demonstration."""
+
+    console: str
+    server: str
+    token: str
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder with a short name, because images show it."""
+    found = Path(tempfile.gettempdir()) / "shop"
+    shutil.rmtree(found, ignore_errors=True)
+    found.mkdir()
+    yield found
+    shutil.rmtree(found, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def demo(folder: Path) -> Iterator[Demo]:
+    """`lanemq up --demo`, until there is something to see on every screen."""
+    with contextlib.ExitStack() as running:
+        up = _start(running, folder, "up", "--demo", "--listen", "127.0.0.1:0", "--console", "127.0.0.1:0")
+        console, server = _line(up, r"console +(\S+)/"), _line(up, r"broker +(\S+)")
+        found = Demo(console, server, _line(up, r"token +(\S+)"))
+        until("a key to be parked", lambda: "parked</span>" in _text(found, "/waiting"), 120)
+        until("a dead letter", lambda: "/dead?group=mail" in _text(found, "/waiting"), 120)
+        until("the order to be checked", lambda: "0 violations" in _text(found, "/"), 120)
+        time.sleep(20)  # so that the plots show something
+        yield found
+
+
+def _start(
+    running: contextlib.ExitStack, folder: Path, *arguments: str, output: int = subprocess.PIPE
+) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "lanemq.cli.main", *arguments]
+    made = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    running.enter_context(made)  # waits for its end
+    running.callback(made.send_signal, signal.SIGTERM)
+    return made
+
+
+def _line(process: "subprocess.Popen[str]", pattern: str) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := re.search(pattern, line):
+            return found[1]
+    raise AssertionError(f"the process ended without {pattern}")
+
+
+def _text(demo: Demo, path: str) -> str:
+    with urllib.request.urlopen(demo.console + path, timeout=60) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def _forms(demo: Demo) -> dict[str, str]:
+    """The forms, with the page of the first parked lane."""
+    with ParkedAdmin(demo.server) as admin:
+        lane = next(each for each in admin.lanes("shipping") if each.status is LaneStatus.PARKED)
+    named = lane_query(lane.group, lane.queue.topic, lane.queue.broker, lane.queue.queue_id, lane.key)
+    return {"lane": f"/waiting/lane?{named}", **FORMS}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_screenshots_of_every_screen(browser: "Browser", demo: Demo, scheme: str, width: int) -> None:
+    suffix = f"{'-dark' if scheme == 'dark' else ''}{'-phone' if width < 1000 else ''}"
+    context = browser.new_context(locale="en-US", color_scheme="dark" if scheme == "dark" else "light")
+    page = context.new_page()
+    names = [*_shoot(page, demo, SCREENS, width, suffix)]
+    page.goto(f"{demo.console}/sign-in")
+    names += _shoot(page, demo, {"sign-in": "/sign-in"}, width, suffix)
+    page.get_by_label("Token").fill(demo.token)
+    page.get_by_role("button", name="Sign in").first.click()
+    page.get_by_role("button", name="Sign out").wait_for()
+    names += _shoot(page, demo, _forms(demo), width, suffix)
+    context.close()
+    assert all((ALL / f"{name}{suffix}.png").stat().st_size > 5_000 for name in names)
+
+
+def _shoot(page: "Page", demo: Demo, screens: dict[str, str], width: int, suffix: str) -> Iterator[str]:
+    low, high = HEIGHTS[width]
+    ALL.mkdir(parents=True, exist_ok=True)
+    for name, path in screens.items():
+        page.set_viewport_size({"width": width, "height": low})
+        page.goto(demo.console + path)
+        page.wait_for_load_state("load")
+        if name == "home":
+            page.locator(".uplot").first.wait_for(timeout=60_000)
+        full = page.evaluate("document.documentElement.scrollHeight")
+        page.set_viewport_size({"width": width, "height": max(low, min(full, high))})
+        image = ALL / f"{name}{suffix}.png"
+        page.screenshot(path=image)
+        shown = f"console-{name}{suffix}.png"
+        if f"../images/{shown}" in GUIDE.read_text():
+            (IMAGES / shown).write_bytes(image.read_bytes())
+        yield name
