@@ -107,8 +107,8 @@ effects: setup ## each effect in a database once, with members killed and frozen
 soak: setup ## steady load, flat memory: make soak MINUTES=10
 	@$(JAVA) LANEMQ_SOAK_SECONDS=$$(( $(or $(MINUTES),10) * 60 )) $(BIN)/pytest -s tests/load/test_soak.py
 
-abuse: setup ## a good client beside clients that hurt the broker, idle connections, a disk filled and freed: make abuse SECONDS=5
-	@LANEMQ_ABUSE_SECONDS=$(or $(SECONDS),5) LANEMQ_IDLE_CONNECTIONS=9500 $(BIN)/pytest -s tests/load/test_abuse.py tests/load/test_disk_cycles.py tests/load/test_connections.py
+abuse: setup ## a good client beside clients that hurt the broker, 10,000 idle connections, disks filled, backups: make abuse SECONDS=5
+	@LANEMQ_ABUSE_SECONDS=$(or $(SECONDS),5) LANEMQ_IDLE_CONNECTIONS=10000 $(BIN)/pytest -s tests/load/test_abuse.py tests/load/test_disk_cycles.py tests/load/test_backup_cycles.py tests/load/test_connections.py
 
 fuzz: setup ## bad input: half of MINUTES for decoders and log reader, half for a running broker: make fuzz MINUTES=10
 	@$(JAVA) LANEMQ_FUZZ_SECONDS=$$(( $(or $(MINUTES),10) * 30 )) $(BIN)/pytest -s tests/fuzz

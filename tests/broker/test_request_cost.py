@@ -1,7 +1,7 @@
 """No request holds the event loop for long: every request code, with the largest legal body and full tables.
 
-The promise is a few milliseconds on an idle core. Processor time is measured, the best of several runs, and the limit
-leaves room for a machine whose cores are shared.
+The promise is ten milliseconds of processor time on an idle core. The best of several runs counts. A core that is slow
+or shared needs more for everything, so the limit grows with what a fixed piece of work takes at the same time.
 """
 
 import time
@@ -18,8 +18,10 @@ from lanemq.broker.handlers.locks import MAX_QUEUES
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 
-LIMIT_SECONDS = 0.1
-"""Ten times the promise: a busy machine shares its caches and its cores."""
+LIMIT_SECONDS = 0.01
+RUNS = 5
+FIXED_WORK_SECONDS = 0.002
+"""What `fixed_work` takes on an idle core of the machine of `docs/reference/evidence.md`."""
 GROUPS, TOPICS, QUEUES = 300, 300, 1_024
 
 
@@ -41,15 +43,7 @@ LARGEST = {
     RequestCode.PULL_MESSAGE: (pull_ext("T", 0, most=4096, laneMaxBytes=str(4 << 20)), b""),
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: ({"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}, b""),
 }
-SLOW_BY_NATURE = {
-    RequestCode.GET_ALL_TOPIC_CONFIG,
-    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
-    RequestCode.GET_CONSUME_STATS,
-    RequestCode.GET_TOPIC_STATS_INFO,
-}
-"""Answers that grow with the tables of the broker; only administrators and tools ask for them."""
 FIELDS = {"topic": "T", "queueId": "0", "consumerGroup": "g", "group": "g", "clientId": "c", "offset": "0"}
-CODES = [code for code in RequestCode if code not in SLOW_BY_NATURE]
 
 
 @pytest.fixture(scope="module")
@@ -72,22 +66,34 @@ def created(name: str) -> dict[str, str]:
     return {"topic": name, "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
 
 
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("code", RequestCode, ids=lambda code: code.name)
 def test_a_request_holds_the_loop_for_milliseconds(full: RunningBroker, code: RequestCode) -> None:
     topic = "t0" if code in (RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.UPDATE_AND_CREATE_TOPIC) else "T"
     ext, body = LARGEST.get(code, ({**FIELDS, "topic": topic}, b'{"a":[' + b"0," * (SMALL_BODY // 2 - 8) + b"0]}"))
     running = full.broker.running
     peer = full.call(lambda: next(iter(running.server.peers)))
     times: list[float] = []
+    work: list[float] = []
 
     def measured() -> None:
         request = Command(code, 1 << 30, 2, dict(ext), bytes(bytearray(body)))  # oneway: no answer is sent
         begin = time.thread_time()
         running.server.dispatcher.received(peer, request)
-        times.append(time.thread_time() - begin)
+        end = time.thread_time()
+        times.append(end - begin)
+        fixed_work()
+        work.append(time.thread_time() - end)
 
-    for _ in range(3):
+    for _ in range(RUNS):
         full.call(measured)
         full.settle()
-    print(f"{code.name}: {min(times) * 1000:.1f} ms")
-    assert min(times) < LIMIT_SECONDS, [round(each * 1000, 1) for each in times]
+        if min(times) < LIMIT_SECONDS / 5:
+            break
+    slowness = max(1.0, min(work) / FIXED_WORK_SECONDS)
+    print(f"{code.name}: {min(times) * 1000:.1f} ms, {slowness:.1f} times slower than an idle core")
+    assert min(times) < LIMIT_SECONDS * slowness, [round(each * 1000, 1) for each in times]
+
+
+def fixed_work() -> None:
+    table = {number: (number, str(number)) for number in range(10_000)}
+    sum(len(text) for _, text in table.values())

@@ -16,7 +16,7 @@ from lanemq.net.address import parse_address
 from lanemq.wire.codes import RequestCode
 
 IDLE = int(os.environ.get("LANEMQ_IDLE_CONNECTIONS", "5000"))
-MOST_BYTES_EACH = 16 * 1024
+MOST_BYTES_EACH = 10 * 1024
 ASKED = 1_000
 DEAF = 20
 DEAF_BYTES = 8 * MIB

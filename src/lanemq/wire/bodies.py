@@ -4,6 +4,7 @@ Every attribute has a default and unknown ones are ignored, because each RocketM
 leave some out. Routes and the tables of administration are in `route_bodies` and `stats_bodies`.
 """
 
+from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
@@ -53,11 +54,12 @@ class Body(Struct, kw_only=True, rename="camel"):
     def encode(self) -> bytes:
         if not self.left_out:
             return encode_json(self)
-        members = msgspec.to_builtins(self)
-        for name in self.left_out:
-            if not members.get(name):
-                members.pop(name, None)
-        return encode_json(members)
+        # Not `to_builtins`, which would convert every value of every list.
+        values = ((name, getattr(self, field)) for name, field in _names_and_fields(type(self)))
+        left_out = self.left_out
+        return encode_json(
+            {name: value for name, value in values if (value or name not in left_out) and value is not UNSET}
+        )
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
@@ -76,6 +78,12 @@ class Body(Struct, kw_only=True, rename="camel"):
         body = decode_json(cls, data, OF_SERVER)
         last[:] = (data, body)
         return body
+
+
+@cache
+def _names_and_fields(kind: type[Body]) -> tuple[tuple[str, str], ...]:
+    """The names of a body's members on the wire, and of its attributes."""
+    return tuple(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
 
 
 class QueueBody(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -8,8 +8,10 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient
 from tests.broker.running import ManualClock, RunningBroker
 
+from lanemq.broker.access.guard import Guard
 from lanemq.broker.access.permissions import _NEEDS, _OPEN, Need, needs
 from lanemq.broker.access.users import Right, User, read_users
+from lanemq.broker.handlers.send import SendHandler
 from lanemq.model.errors import InvalidOption
 from lanemq.net.address import parse_address
 from lanemq.net.blocking import BlockingConnection, connect
@@ -19,6 +21,7 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, encode_command
 from lanemq.wire.headers import PullHeader, SendBackHeader, SendHeader
 from lanemq.wire.lane_bodies import LaneBody
+from lanemq.wire.properties import LANE_STAMP, encode_properties
 from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView
 from lanemq.wire.signing import Credentials, sign
 
@@ -87,6 +90,13 @@ def send(topic: str = "orders", code: RequestCode = RequestCode.SEND_MESSAGE_V2)
     return Command(code, 0, ext=header.to_ext_v2(), body=b"body")
 
 
+def stamped(topic: str, stamp: str) -> Command:
+    """A send of a producer with this id."""
+    command = send(topic)
+    command.ext["i"] = encode_properties({LANE_STAMP: stamp})
+    return command
+
+
 def pull(topic: str = "orders", group: str = "g") -> Command:
     header = PullHeader(
         consumer_group=group, topic=topic, queue_id=0, queue_offset=0, max_msg_nums=1, sys_flag=PULL_SUBSCRIPTION,
@@ -101,6 +111,70 @@ def test_a_send_needs_the_right_to_send(ask: Ask, code: RequestCode) -> None:
     refused = ask(READER, send(code=code))
     assert refused.code == ResponseCode.NO_PERMISSION
     assert refused.remark == "user 'reader' may not send to topic 'orders'"
+
+
+def test_a_producer_id_belongs_to_the_access_key_that_used_it_first(ask: Ask) -> None:
+    """Another user could otherwise take its place, and its own messages would count as repeats."""
+    assert ask(WRITER, stamped("orders", "p.0.0")).code == ResponseCode.SUCCESS
+    refused = ask(ROOT, stamped("orders", "p.9.0"))
+    assert refused.code == ResponseCode.NO_PERMISSION
+    assert refused.remark == "producer id 'p' belongs to another user"
+    assert ask(WRITER, stamped("orders", "p.0.1")).code == ResponseCode.SUCCESS
+    assert ask(ROOT, stamped("orders", "q.0.0")).code == ResponseCode.SUCCESS
+
+
+def test_without_that_check_another_user_fences_the_producer(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test before."""
+    monkeypatch.setattr(SendHandler, "_refuse_foreign_producer", lambda *_: None)
+    assert ask(WRITER, stamped("orders", "p.0.0")).code == ResponseCode.SUCCESS
+    assert ask(ROOT, stamped("orders", "p.9.0")).code == ResponseCode.SUCCESS
+    assert ask(WRITER, stamped("orders", "p.0.1")).code != ResponseCode.SUCCESS
+
+
+def wrongly_signed(raw: RawClient, codes: list[int]) -> tuple[int, list[object]]:
+    """How many requests were sent with every kind of missing or wrong signature, and those that passed."""
+    stranger, wrong = Credentials("stranger", "no secret"), Credentials("root", "not the secret")
+    fields = {"topic": "orders", "queueId": "0", "consumerGroup": "g", "group": "g", "clientId": "c", "offset": "0"}
+    bodies = (b"", b"{}", b'{"clientID":"c","clientId":"c","consumerGroup":"g","mqSet":[]}')
+    passed: list[object] = []
+    asked = 0
+    for code in codes:
+        for body in bodies:
+            forms = [
+                fields,
+                {**fields, "AccessKey": "root"},
+                signed(fields, body, stranger),
+                signed(fields, body, wrong),
+                signed(fields, body + b" ", ROOT),
+                {**signed(fields, body, ROOT), "topic": "others"},
+            ]
+            for ext in forms:
+                asked += 1
+                if (reply := raw.ask(code, ext, body)).code != ResponseCode.NO_PERMISSION:
+                    passed.append((code, ext, reply.code))
+    return asked, passed
+
+
+def test_no_request_of_any_code_passes_without_a_right_signature(guarded: RunningBroker) -> None:
+    codes, raw = [*map(int, RequestCode), 0, 1, 99_999, 2**31 - 1], guarded.connect()
+    asked, passed = wrongly_signed(raw, codes)
+    print(f"{asked} requests of {len(codes)} codes without a right signature: {len(passed)} passed")
+    assert passed == []
+    listed = raw.ask(RequestCode.GET_ALL_TOPIC_CONFIG, signed({}, b"", ROOT))
+    assert listed.code == ResponseCode.SUCCESS
+
+
+def test_without_the_guard_they_pass(guarded: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test before."""
+    monkeypatch.setattr(Guard, "_refusal", lambda *_: None)
+    asked, passed = wrongly_signed(guarded.connect(), [int(RequestCode.GET_ALL_TOPIC_CONFIG)])
+    assert len(passed) == asked
+
+
+def signed(fields: dict[str, str], body: bytes, user: Credentials) -> dict[str, str]:
+    command = Command(0, 0, ext=fields, body=body)
+    sign(command, user)
+    return command.ext
 
 
 def test_a_request_without_a_signature_is_refused(ask: Ask) -> None:

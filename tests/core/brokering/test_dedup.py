@@ -30,9 +30,10 @@ def store(
     producer: str = "p",
     topic: str = "t",
     at: int = 0,
+    user: str | None = None,
 ) -> None:
     stamp = Stamp(producer, epoch, sequence)
-    table.record(topic, 0, stamp, count, QueueOffset(offset), stored_at=Millis(at))
+    table.record(topic, 0, stamp, count, QueueOffset(offset), stored_at=Millis(at), user=user)
 
 
 def judge(table: ProducerTable, sequence: int, count: int = 1, *, epoch: int = 0, producer: str = "p") -> Judgement:
@@ -230,6 +231,32 @@ def test_a_flood_of_producers_in_one_topic_forgets_none_of_another() -> None:
     assert judge(table, 1, producer="quiet") == Fresh()
     assert len(table) == 11
     table._check()
+
+
+@pytest.mark.parametrize(("user", "survives"), [("flooder", True), (None, False)], ids=["counted", "control"])
+def test_a_flood_of_producers_of_one_user_in_many_topics_forgets_none_of_another(user: str, survives: bool) -> None:
+    """Control: if the user is not counted, the flood takes the whole table."""
+    table = ProducerTable(capacity=100, topic_capacity=10, user_capacity=20)
+    store(table, 0, 1, 0, producer="quiet", user="other")
+    for number in range(300):
+        store(table, 0, 1, number, producer=f"flood-{number}", topic=f"t{number % 30}", user=user)
+        table._check()
+    assert judge(table, 1, producer="quiet") == (Fresh() if survives else Gap(0))
+    assert len(table) == (21 if survives else 100)
+
+
+def test_a_producer_counts_for_the_user_that_used_it_last() -> None:
+    table = ProducerTable(capacity=100, user_capacity=2)
+    for number, producer in enumerate("abc"):
+        store(table, 0, 1, number, producer=producer, user="u" if producer != "c" else "v")
+    store(table, 1, 1, 3, producer="a", user="u")
+    store(table, 0, 1, 4, producer="d", user="u")
+    table.forget_topic("other")
+    table._check()
+    assert judge(table, 1, producer="b") == Gap(0), "the longest idle one"
+    assert [judge(table, 2, producer="a"), judge(table, 1, producer="c"), judge(table, 1, producer="d")] == [
+        Fresh()
+    ] * 3
 
 
 @pytest.mark.parametrize(("lost", "expected"), [(3, Duplicate(QueueOffset(102))), (2, Fresh()), (0, Gap(0))])

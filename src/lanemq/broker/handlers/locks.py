@@ -74,7 +74,7 @@ class LockHandler:
             kept = self._parts.locks.keep_alive(body.client_id, header.lane_keep_alive, now=now)
             answer(peer, request, _answer_fields(header.lane_keep_alive if kept else 0, member=member), _NO_QUEUES)
             return
-        queues = [queue for queue in (each.queue for each in body.mq_set) if self._exists(queue)]
+        queues = self._existing(body.mq_set)
         if queues:
             self._parts.use_group(peer, request, body.consumer_group)
             self._charge_new(peer, request, body.consumer_group, queues)
@@ -129,15 +129,19 @@ class LockHandler:
             until = self._parts.clock.now()
         return lease._replace(expires_at=until, changed=lease.changed or lease.queue in new)
 
-    def _exists(self, queue: MessageQueue) -> bool:
-        """Whether this broker has the queue. Others are left out of the answer, as if another member held them.
+    def _existing(self, named: Sequence[QueueBody]) -> list[MessageQueue]:
+        """The queues that this broker has. Others are left out of the answer, as if another member held them.
 
         Otherwise leases could grow without bound, and a queue under two broker names could have two owners.
         """
-        topic = self._parts.topics.get(queue.topic)
-        if topic is None or queue.broker != self._parts.options.name:
-            return False
-        return 0 <= queue.queue_id < max(topic.read_queues, topic.write_queues)
+        broker = self._parts.options.name
+        found = map(self._parts.topics.get, dict.fromkeys(each.topic for each in named))
+        ends = {topic.name: max(topic.read_queues, topic.write_queues) for topic in found if topic is not None}
+        return [
+            MessageQueue(each.topic, broker, each.queue_id)
+            for each in named
+            if each.broker_name == broker and 0 <= each.queue_id < ends.get(each.topic, 0)
+        ]
 
     def _lease(self, wish: int | None) -> Millis | None:
         return None if wish is None else Millis(max(wish, to_millis(self._parts.options.min_lane_lease)))
@@ -247,8 +251,9 @@ def _decode(data: bytes) -> LockRequest:
         raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"clientId must have 1 to {MAX_NAME_CHARS} characters")
     if len(body.mq_set) > MAX_QUEUES:
         raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"at most {MAX_QUEUES} queues in one lock request")
+    for topic in dict.fromkeys(queue.topic for queue in body.mq_set):
+        check_topic(topic)
     for queue in body.mq_set:
-        check_topic(queue.topic)
         if not 0 <= queue.queue_id <= MAX_QUEUE_ID:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"queueId {queue.queue_id} of {queue.topic} cannot exist")
         if len(queue.broker_name) > MAX_NAME_CHARS:

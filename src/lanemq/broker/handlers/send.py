@@ -187,6 +187,7 @@ class SendHandler:
                 len(fresh),
                 QueueOffset(staged.first_offset),
                 stored_at=Millis(staged.store_time),
+                user=None if self._parts.options.users is None else request.ext.get(ACCESS_KEY),
             )
         positions = staged.positions if header.lane_client is None else staged.positions[:1]
         ext["msgId"] = ",".join([encode_offset_id(*self._parts.advertised, position) for position in positions])

@@ -14,7 +14,8 @@ the hole is not a duplicate, and storing it now would put it after its successor
 producer were unknown, so that its sender learns that the outcome is unknown.
 
 Memory is bounded: producers that stored nothing for `idle_ms` (elapsed time) are forgotten, and those idle for longest
-beyond `capacity`, of which one topic may take an eighth: a flood of producers in one topic forgets only its own. A
+beyond `capacity`, of which one topic and one user may each take an eighth: a flood of producers in one topic, or of one
+user in many topics, forgets only its own. A
 forgotten producer that continues is answered `Gap(0)` and must start a new epoch. The price: a repeat of a producer's
 very first batch (sequence 0) that arrives after it was forgotten is stored again, and a replaced producer is no longer
 fenced.
@@ -158,15 +159,26 @@ class _Producer:
 class ProducerTable:
     """The producers that send stamps to one broker, by queue."""
 
-    def __init__(self, *, capacity: int = CAPACITY, idle_ms: int = IDLE_MS, topic_capacity: int | None = None) -> None:
-        """`topic_capacity` is the share of one topic; None: an eighth."""
+    def __init__(
+        self,
+        *,
+        capacity: int = CAPACITY,
+        idle_ms: int = IDLE_MS,
+        topic_capacity: int | None = None,
+        user_capacity: int | None = None,
+    ) -> None:
+        """`topic_capacity` and `user_capacity` are the shares of one topic and of one user; None: an eighth."""
         self._capacity = capacity
         self._topic_capacity = max(64, capacity // 8) if topic_capacity is None else topic_capacity
+        self._user_capacity = max(64, capacity // 8) if user_capacity is None else user_capacity
         self._idle_ms = idle_ms
         # Longest idle first: `_remember` moves a producer to the end.
         self._producers: dict[ProducerKey, _Producer] = {}
         # The same by topic; no empty entries.
         self._of_topic: dict[str, dict[ProducerKey, None]] = {}
+        # The same by user, of the producers whose user is known; no empty entries.
+        self._of_user: dict[str, dict[ProducerKey, None]] = {}
+        self._users: dict[ProducerKey, str] = {}
         # Disjoint: a key is either to be written or to be deleted.
         self._dirty: set[ProducerKey] = set()
         self._gone: set[ProducerKey] = set()
@@ -197,11 +209,35 @@ class ProducerTable:
         first_offset: QueueOffset,
         *,
         stored_at: Millis,
+        user: str | None = None,
     ) -> None:
-        """Record messages that were just staged. `first` is the first stamp stored, after the skipped ones."""
+        """Record messages that were just staged. `first` is the first stamp stored, after the skipped ones.
+
+        `user` is charged for the producer; None on a broker without users. Users are not saved: a producer counts for
+        its user from its first message after a start.
+        """
         if self.judge(topic, queue_id, first, count) is not _FRESH:
             raise ValueError(f"{first} does not continue queue {topic}/{queue_id}: judge it before storing it")
-        self._remember((topic, queue_id, first.producer), first, count, first_offset, stored_at)
+        key = (topic, queue_id, first.producer)
+        self._remember(key, first, count, first_offset, stored_at)
+        if user is not None and key in self._producers:
+            self._charge(key, user)
+
+    def _charge(self, key: ProducerKey, user: str) -> None:
+        """Count a producer for a user, as the last one; above the user's share, its longest idle one is forgotten."""
+        self._uncharge(key)
+        self._users[key] = user
+        of_user = self._of_user.setdefault(user, {})
+        of_user[key] = None
+        while len(of_user) > self._user_capacity:
+            self._forget(next(iter(of_user)))
+
+    def _uncharge(self, key: ProducerKey) -> None:
+        user = self._users.pop(key, None)
+        if user is not None:
+            del self._of_user[user][key]
+            if not self._of_user[user]:
+                del self._of_user[user]
 
     def replay(
         self,
@@ -308,6 +344,7 @@ class ProducerTable:
         del of_topic[key]
         if not of_topic:
             del self._of_topic[key[0]]
+        self._uncharge(key)
         self._dirty.discard(key)
         self._gone.add(key)
 
@@ -319,6 +356,9 @@ class ProducerTable:
         assert len(self._producers) <= self._capacity
         assert self._of_topic.keys() == {key[0] for key in self._producers}
         assert {key for held in self._of_topic.values() for key in held} == self._producers.keys()
+        assert self._users.keys() <= self._producers.keys()
+        assert {(key, user) for user, held in self._of_user.items() for key in held} == set(self._users.items())
+        assert all(0 < len(held) <= self._user_capacity for held in self._of_user.values())
         assert not self._dirty & self._gone
         assert self._dirty <= self._producers.keys()
         for known in self._producers.values():
