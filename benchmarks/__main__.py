@@ -20,7 +20,7 @@ SPARK = (
     "spark_memory",
     "check_spark",
 )
-ALONE = ("effects", "check")
+ALONE = ("effects", "check", "start")
 GROUPS = {"plain": PLAIN, "lanes": LANES, "spark": SPARK}
 
 
