@@ -150,3 +150,39 @@ def test_a_record_with_addresses_of_version_6_or_magic_2_is_read_alike() -> None
         for start in (0, 1):
             whole = bytes(other)
             assert fields_of(twins["RecordView"], whole, start) == fields_of(references["RecordView"], whole, start)
+
+
+TEXTS = st.lists(
+    st.sampled_from(
+        ["TAGS\x01a", "TAGS\x01", "TAGS\x01ä", "XTAGS\x01b", "KEYS\x01TAGS\x01c", "TAGS\x01long tag", "k\x01v"]
+    ),
+    max_size=3,
+).map(lambda entries: "\x02".join(entries).encode())
+STORED = st.lists(
+    st.tuples(st.sampled_from([b"topic", b"topics", b"\xc3\xa4"]), st.integers(-1, 2), st.binary(max_size=40), TEXTS),
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(STORED, st.integers(0, 40), st.integers(0, 3), st.booleans(), st.data())
+def test_whole_windows_are_indexed_alike(
+    stored: list[tuple[bytes, int, bytes, bytes]], gap_at: int, dropped: int, damage: bool, data: st.DataObject
+) -> None:
+    position, parts, offsets, positions = 1000, [], {}, []
+    for number, (topic, queue_id, body, text) in enumerate(stored):
+        offset = offsets.get((topic, queue_id), 7) + (number == gap_at)
+        offsets[topic, queue_id] = offset + 1
+        items = [(body, text, 0, 0, 0, 5, 0)]
+        (record,) = references["seal_records"](items, topic, queue_id, offset, position, HOST, 100 + number, HOST)
+        parts.append(record)
+        positions.append(position)
+        position += len(record)
+    buffer = b"".join(parts)
+    if damage and buffer:
+        buffer = data.draw(damaged(st.just(buffer)))
+    until = {b"topic": positions[dropped]} if dropped and len(positions) > dropped else {}
+    found = same("index_runs", buffer, 1000, until)
+    if not damage and gap_at >= len(stored):
+        assert found[1] == len(stored)
+        assert found[3] == len(buffer)

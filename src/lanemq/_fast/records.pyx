@@ -10,8 +10,9 @@ include "guard.pxi"
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
+from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
 
 from lanemq._fast.bytes cimport (
     lane_crc, lane_crc_prepare, lane_get16, lane_get32, lane_get64, lane_put16, lane_put32, lane_put64,
@@ -26,11 +27,13 @@ cdef enum:
     CHECKSUM_AT = 76
     MAX_TOPIC = 127
     MAX_PROPERTIES = 32767
+    MAX_RECORD = 67108864
     ENTRY = 20
 
 cdef uint32_t MAGIC_V1 = 0xDAA320A7
 cdef uint32_t MAGIC_V2 = 0xDAA320AB
 cdef int64_t INT32_LIMIT = 0x7FFFFFFF
+cdef int64_t NOT_PLAIN = 0x7FFFFFFFFFFF
 
 
 cdef inline bint _is_int(int64_t number) noexcept:
@@ -254,7 +257,130 @@ cdef inline bint _proves(uint64_t stored, uint64_t check) noexcept:
     return stored == check or stored == check ^ <uint64_t>0x1FFFFFFFF
 
 
+def index_runs(buffer, position, dropped):
+    """Twin of `log.record_bytes.index_runs`."""
+    if type(buffer) is not bytes or type(dropped) is not dict:
+        return references["index_runs"](buffer, position, dropped)
+    found = _index_runs(buffer, position, dropped)
+    return references["index_runs"](buffer, position, dropped) if found is None else found
+
+
+cdef class _Run:
+    """The entries of one queue, and where its topic was last seen."""
+
+    cdef bytes topic
+    cdef int32_t queue_id
+    cdef int64_t first, following
+    cdef bytearray entries
+    cdef Py_ssize_t size
+
+
+cdef tuple _index_runs(bytes buffer, int64_t position, dict dropped):
+    """None for what the reference has to look at."""
+    cdef const unsigned char *data = <const unsigned char *>PyBytes_AS_STRING(buffer)
+    cdef const unsigned char *record
+    cdef const unsigned char *text
+    cdef Py_ssize_t length = PyBytes_GET_SIZE(buffer), at = 0
+    cdef int64_t size, body, topic_at, text_at, offset, store_time, tag_code, newest = 0, count = 0
+    cdef Py_ssize_t topic_size, text_size
+    cdef int32_t queue_id
+    cdef dict runs = {}
+    cdef _Run run = None
+    cdef bytes topic
+    while at + HEAD <= length:
+        record = data + at
+        size = <int32_t>lane_get32(record)
+        if (lane_get32(record + 4) != MAGIC_V1 or <int64_t>lane_get64(record + 28) != position + at
+                or size < SMALLEST or size > MAX_RECORD or size > length - at):
+            break
+        if not _proves(lane_get64(record + CHECKSUM_AT),
+                       lane_crc(record + HEAD, size - HEAD, lane_crc(record, CHECKSUM_AT, 0))):
+            break
+        body = <int32_t>lane_get32(record + HEAD)
+        topic_at = HEAD + 4 + body
+        if body < 0 or topic_at + 3 > size:
+            break
+        topic_size = record[topic_at]
+        text_at = topic_at + 1 + topic_size + 2
+        if text_at > size:
+            break
+        text_size = <int16_t>lane_get16(record + text_at - 2)
+        if text_size < 0 or text_at + text_size > size:
+            break
+        queue_id = <int32_t>lane_get32(record + 12)
+        offset = <int64_t>lane_get64(record + 20)
+        if (run is None or run.queue_id != queue_id or PyBytes_GET_SIZE(run.topic) != topic_size
+                or memcmp(PyBytes_AS_STRING(run.topic), record + topic_at + 1, topic_size) != 0):
+            topic = PyBytes_FromStringAndSize(<const char *>(record + topic_at + 1), topic_size)
+            run = runs.get((topic, queue_id))
+            if run is None:
+                run = _Run.__new__(_Run)
+                run.topic, run.queue_id, run.first, run.following = topic, queue_id, offset, offset
+                run.entries, run.size = bytearray(), 0
+                if not dropped or position + at >= dropped.get(topic, 0):
+                    runs[topic, queue_id] = run
+        if not dropped or position + at >= dropped.get(run.topic, 0):
+            if run.size == 0:
+                # It may have begun with records of a dropped topic, which have no entry.
+                run.first = run.following = offset
+                runs[run.topic, queue_id] = run
+            if run.following != offset:
+                break
+            tag_code = _tag_code(record + text_at, text_size)
+            if tag_code == NOT_PLAIN:
+                return None
+            _add_entry(run, position + at, size, <int32_t>tag_code)
+        store_time = <int64_t>lane_get64(record + 56)
+        if store_time > newest:
+            newest = store_time
+        count += 1
+        at += size
+    found = []
+    for run in runs.values():
+        if run.size:
+            found.append((run.topic, run.queue_id, run.first, bytes(run.entries[:run.size])))
+        else:
+            found.append((run.topic, run.queue_id, run.first, b""))
+    return found, count, newest, at
+
+
+cdef int _add_entry(_Run run, int64_t position, int64_t size, int32_t tag_code) except -1:
+    cdef Py_ssize_t room = PyByteArray_GET_SIZE(run.entries)
+    if run.size + ENTRY > room:
+        PyByteArray_Resize(run.entries, 2 * room + 64 * ENTRY)
+    cdef unsigned char *at = <unsigned char *>PyByteArray_AS_STRING(run.entries) + run.size
+    lane_put64(at, <uint64_t>position)
+    lane_put32(at + 8, <uint32_t>size)
+    lane_put32(at + 12, <uint32_t>tag_code)
+    lane_put32(at + 16, lane_crc(at, 16, <uint32_t>run.following))
+    run.size += ENTRY
+    run.following += 1
+    return 0
+
+
+cdef int64_t _tag_code(const unsigned char *text, Py_ssize_t size) noexcept:
+    """As `wire.properties.tag_code_of` for a plain tag, or none; `NOT_PLAIN` for what the reference has to look at."""
+    cdef Py_ssize_t i, at = -1
+    cdef uint32_t hashed = 0
+    for i in range(size - 4):
+        if text[i] == 84 and memcmp(text + i, b"TAGS\x01", 5) == 0:
+            if at >= 0 or (i and text[i - 1] != 2):
+                return NOT_PLAIN
+            at = i + 5
+    if at < 0:
+        return 0
+    if at == size or text[at] == 2:
+        return NOT_PLAIN
+    while at < size and text[at] != 2:
+        if text[at] >= 128:
+            return NOT_PLAIN
+        hashed = 31 * hashed + text[at]
+        at += 1
+    return <int32_t>hashed
+
+
 TWINS = {
+    "log.record_bytes.index_runs": index_runs,
     "wire.record.seal_records": seal_records,
     "wire.batch.seal_columns": seal_columns,
     "wire.record.record_starts": record_starts,

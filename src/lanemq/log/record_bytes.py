@@ -5,9 +5,13 @@ record all agree. Anything less may be garbage, or a copy at the wrong place. Th
 this is the fast path for records that the log wrote itself.
 """
 
+import zlib
+from collections.abc import Mapping
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from lanemq._fast import compiled
+from lanemq.wire.properties import tag_code_of
 from lanemq.wire.record import HEAD_BYTES, MAGIC_V1, MIN_RECORD_BYTES, PROOF, STORE_TIME_AT, checksum_of, proves
 
 MAGIC_BYTES = MAGIC_V1.to_bytes(4, "big")
@@ -60,3 +64,47 @@ def facts_of(buffer: bytes, start: int) -> RecordFacts:
     topic = buffer[at + 1 : topic_end].decode()
     properties = buffer[topic_end + 2 : topic_end + 2 + length].decode(errors="replace")
     return RecordFacts(size, topic, queue_id, offset, store_time_at(buffer, start), properties)
+
+
+RecordRun: TypeAlias = tuple[bytes, int, int, bytes]
+"""Topic, queue id, first offset and packed index entries (`log/queue_index`) of records with consecutive offsets."""
+
+_ENTRY = Struct(">qii")
+_CHECK = Struct(">I")
+
+
+@compiled
+def index_runs(buffer: bytes, position: int, dropped: Mapping[bytes, int]) -> tuple[list[RecordRun], int, int, int]:
+    """The index entries of the intact records at the start of `buffer`, which belongs at a log position.
+
+    Stops at the first bytes that are no whole intact record, and at a record that does not continue its queue's run.
+    Records below the position at which their topic was dropped have no entry. Returns the runs, one for each queue,
+    the number of records, their newest store time, and the number of bytes that they take.
+    """
+    runs: dict[tuple[bytes, int], tuple[int, bytearray]] = {}
+    count = newest = at = 0
+    while (size := size_at(buffer, at, position + at)) > 0:
+        _size, _magic, queue_id, offset, _position, _check = PROOF.unpack_from(buffer, at)
+        (body,) = _LENGTH.unpack_from(buffer, at + HEAD_BYTES)
+        topic_at = at + HEAD_BYTES + 4 + body
+        if body < 0 or topic_at + 3 > at + size:
+            break
+        topic_end = topic_at + 1 + buffer[topic_at]
+        if topic_end + 2 > at + size:
+            break
+        (length,) = _SHORT.unpack_from(buffer, topic_end)
+        if length < 0 or topic_end + 2 + length > at + size:
+            break
+        topic = buffer[topic_at + 1 : topic_end]
+        if position + at >= dropped.get(topic, 0):
+            first, entries = runs.setdefault((topic, queue_id), (offset, bytearray()))
+            if first + len(entries) // 20 != offset:
+                break
+            properties = buffer[topic_end + 2 : topic_end + 2 + length].decode(errors="replace")
+            entry = _ENTRY.pack(position + at, size, tag_code_of(properties))
+            entries += entry + _CHECK.pack(zlib.crc32(entry, offset & 0xFFFFFFFF))
+        newest = max(newest, store_time_at(buffer, at))
+        count += 1
+        at += size
+    found = [(topic, queue_id, first, bytes(entries)) for (topic, queue_id), (first, entries) in runs.items()]
+    return found, count, newest, at

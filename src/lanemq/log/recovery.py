@@ -2,7 +2,8 @@
 
 Three layers, from the bottom: `scan` tells intact records from damage; `Rebuilder` enters the records into the queue
 table; `Startup` decides how much of the log to scan and cuts off a torn end. After a clean stop nothing is scanned,
-otherwise the log from the last checkpoint on, and all of it if index files are missing.
+otherwise the log from the last checkpoint on, and all of it if index files are missing. Below the checkpoint only the
+index is needed, so whole windows are indexed at once (`record_bytes.index_runs`): 5 million messages take seconds.
 
 Invariants:
 
@@ -24,10 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from lanemq.log.commit_log import CommitLog
+from lanemq.log.commit_log import CommitLog, Segment
 from lanemq.log.filesystem import Disk, write_fully
-from lanemq.log.queue_index import IndexFiles, QueueIndex, QueueTable
-from lanemq.log.record_bytes import MAGIC_AT, MAGIC_BYTES, RecordFacts, facts_of, size_at
+from lanemq.log.queue_index import ENTRY_BYTES, IndexFiles, QueueIndex, QueueTable
+from lanemq.log.record_bytes import MAGIC_AT, MAGIC_BYTES, RecordFacts, facts_of, index_runs, size_at
 from lanemq.log.state import DamageRow, LogCheckpoint, QueueRow, State
 from lanemq.model.errors import StorageError
 from lanemq.wire.properties import tag_code_of
@@ -60,15 +61,25 @@ class Damaged(NamedTuple):
 
 def scan(log: CommitLog, position: int, window: int = _WINDOW) -> Iterator[Found | Damaged]:
     """Every record and every damaged range from a position to the end of the log, in order."""
-    segments = list(log.segments)
-    for segment, following in zip(segments, [*segments[1:], None], strict=False):
-        end = segment.end if following is None else min(segment.end, following.start)
+    for segment, end in _parts(log):
         if position < segment.start:
             yield Damaged(position, segment.start - position, b"", "missing: a segment file is lost or short")
             position = segment.start
         if position < end:
             yield from _scan_part(log, position, end, window)
             position = end
+
+
+def _parts(log: CommitLog) -> Iterator[tuple[Segment, int]]:
+    """The segments, each with the end of what belongs to it."""
+    segments = list(log.segments)
+    for segment, following in zip(segments, [*segments[1:], None], strict=False):
+        yield segment, segment.end if following is None else min(segment.end, following.start)
+
+
+def _part_end(log: CommitLog, position: int) -> int:
+    """The end of the segment that contains a position; the position itself if none does."""
+    return next((end for segment, end in _parts(log) if segment.start <= position < end), position)
 
 
 def shows_synced(log: CommitLog, position: int) -> bool:
@@ -164,19 +175,63 @@ class Rebuilder:
         self._log = log
         self._queues = queues
         self._dropped = dropped
+        self._dropped_bytes = {topic.encode(): position for topic, position in dropped.items()}
         self._known = known
         self._damage_at = 0
         self._guesses: list[_Place] = []
         self._result = Rebuilt()
 
     def run(self, begin: int, on_record: OnRecord | None) -> Rebuilt:
-        for part in scan(self._log, begin):
-            if isinstance(part, Found):
-                self._add(part, on_record)
-            elif not self._kept(part):
+        position = begin
+        while position < self._known:
+            if (reached := self._index_runs(position)) == position:
+                # Damage, a missing segment, or a record that is larger than the window: a single step.
+                part = next(iter(scan(self._log, position)), None)
+                if part is None:
+                    break
+                reached = part.position + (part.size if isinstance(part, Found) else part.length)
+                if not self._take(part, on_record):
+                    self._keep_guessed_places()
+                    return self._result
+            position = reached
+        for part in scan(self._log, position):
+            if not self._take(part, on_record):
                 break
         self._keep_guessed_places()
         return self._result
+
+    def _take(self, part: Found | Damaged, on_record: OnRecord | None) -> bool:
+        """Enter one part of the log; False if it is a torn end."""
+        if isinstance(part, Found):
+            self._add(part, on_record)
+            return True
+        return self._kept(part)
+
+    def _index_runs(self, position: int) -> int:
+        """Index a window of records below the checkpoint; returns where they end."""
+        end = min(_part_end(self._log, position), self._known)
+        window = _read(self._log, position, min(_WINDOW, end - position)) if position < end else b""
+        runs, count, newest, used = index_runs(window, position, self._dropped_bytes)
+        self._result.records += count
+        self._result.last_store_time = max(self._result.last_store_time, newest)
+        for topic, queue_id, first, entries in runs:
+            queue = self._queue(topic.decode(), queue_id, first)
+            while queue.end < first:
+                self._put(queue, self._damage_at, 0, 0)
+            queue.publish(entries[(queue.end - first) * ENTRY_BYTES :])
+            queue.staged_end = queue.end
+            self._queues.touch(queue)
+        return position + used
+
+    def _queue(self, topic: str, queue_id: int, offset: int) -> QueueIndex:
+        """The queue, which begins at this offset if it is new and older records were deleted."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            queue = self._queues.obtain(topic, queue_id)
+            if self._log.start > 0:
+                # The records before this one were deleted with their segments; they are not damaged.
+                queue.begin_at(offset)
+        return queue
 
     def _kept(self, part: Damaged) -> bool:
         """Note damage; False if it is a torn end."""
@@ -211,12 +266,7 @@ class Rebuilder:
             on_record(RecordView(found.buffer, found.start))
 
     def _index(self, found: Found, facts: RecordFacts) -> None:
-        queue = self._queues.find(facts.topic, facts.queue_id)
-        if queue is None:
-            queue = self._queues.obtain(facts.topic, facts.queue_id)
-            if self._log.start > 0:
-                # The records before this one were deleted with their segments; they are not damaged.
-                queue.begin_at(facts.queue_offset)
+        queue = self._queue(facts.topic, facts.queue_id, facts.queue_offset)
         while queue.end < facts.queue_offset:
             self._put(queue, self._damage_at, 0, 0)
         if queue.end == facts.queue_offset:
