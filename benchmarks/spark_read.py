@@ -3,8 +3,9 @@
 All three read the same rows with all their columns, in turns, so that a busy moment of the machine and a cold JVM hit
 them alike; the first turn warms up and is not counted. The reader of rows is the obvious one: an object per message, a
 tuple per row, the same pulls from the same broker. `value` is the median of ours; `rows` and `parquet` are the others',
-`key_value` is ours with two columns only. `*_cpu_us` is CPU time per message of everything but the broker, and on a
-machine that others use it says more than a rate; `broker_us` is the broker's.
+`default` is ours with the columns that a query gets if it names none, `key_value` with two columns only. `*_cpu_us` is
+CPU time per message of everything but the broker, and on a machine that others use it says more than a rate;
+`broker_us` is the broker's.
 
 `spark_decode` are messages per CPU second of the decoding alone, without broker and Spark.
 
@@ -107,7 +108,8 @@ def frames(spark: SparkSession, address: str, topic: str, copy: Path) -> Kinds:
         return spark.read.format(source).options(servers=address, topic=topic, **more).load()
 
     return {
-        "arrow": lambda: messages("lanemq"),
+        "arrow": lambda: messages("lanemq", columns="*"),
+        "default": lambda: messages("lanemq"),
         "key_value": lambda: messages("lanemq", columns="key,value"),
         "rows": lambda: messages("lanemq_rows"),
         "parquet": lambda: spark.read.parquet(str(copy)),

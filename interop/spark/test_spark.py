@@ -67,7 +67,7 @@ def sent_by_key(first: int = 0) -> dict[str, list[int]]:
 
 def test_a_batch_has_every_message_at_the_offset_of_its_receipt(spark: Any, address: str, topic: str) -> None:
     receipts = filled(address, topic)
-    rows = spark.read.format("lanemq").options(servers=address, topic=topic).load().collect()
+    rows = spark.read.format("lanemq").options(servers=address, topic=topic, columns="*").load().collect()
     assert by_key(rows) == sent_by_key()
     places = {(row.broker, row.queue_id, row.queue_offset, row.message_id) for row in rows}
     assert places == {(each.queue.broker, each.queue.queue_id, each.offset, each.message_id) for each in receipts}

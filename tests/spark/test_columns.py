@@ -9,8 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.wire.encoding import encode_record
 
-from lanemq.model.errors import RemoteProtocolError
-from lanemq.spark.columns import COLUMNS, DecodeOptions, OnDamaged, arrow_schema, decode, select_columns
+from lanemq.model.errors import InvalidOption, RemoteProtocolError
+from lanemq.spark.columns import (
+    COLUMNS,
+    DEFAULT_COLUMNS,
+    ON_REQUEST,
+    DecodeOptions,
+    OnDamaged,
+    arrow_schema,
+    decode,
+    select_columns,
+)
 from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib, decompress
 from lanemq.wire.properties import LANE_STAMP, PropertyName, decode_stamp
 from lanemq.wire.record import RecordView, encode_offset_id, pack_host, record_starts
@@ -213,3 +222,12 @@ def test_a_part_that_would_overlap_the_next_record_is_refused(field: str, length
     bad = good[:at] + length.to_bytes(width, "big", signed=True) + good[at + width :]
     with pytest.raises(RemoteProtocolError, match=f"byte {len(good)}"):
         rows(good + bad + good + good, schema=arrow_schema(select_columns(["tags", "value", "topic"])))
+
+
+def test_maps_and_structs_are_read_only_on_request() -> None:
+    """They cost as much as all other columns together, and most queries use none of them."""
+    assert set(COLUMNS.names) - set(DEFAULT_COLUMNS.names) == ON_REQUEST == {"properties", "message_id", "stamp"}
+    assert select_columns(["*"]) == COLUMNS
+    assert select_columns(["stamp"]).names == ["stamp"]
+    with pytest.raises(InvalidOption, match="choose from"):
+        select_columns(["*", "key"])

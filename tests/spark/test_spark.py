@@ -9,7 +9,7 @@ from tests.spark.spark_driver import send, until
 
 from lanemq import App, Message
 from lanemq.client.admin.admin import Admin
-from lanemq.spark.columns import COLUMNS
+from lanemq.spark.columns import COLUMNS, DEFAULT_COLUMNS
 from lanemq.testing.embedded import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -38,7 +38,9 @@ def stream(spark: Any, **options: object) -> Any:
 
 def test_a_batch_query_reads_all_columns_of_all_messages(spark: Any, broker: EmbeddedBroker, topic: str) -> None:
     send(broker.address, topic, range(300), tag="paid")
-    frame = spark.read.format("lanemq").option("servers", broker.address).option("topic", topic).load()
+    reader = spark.read.format("lanemq").option("servers", broker.address).option("topic", topic)
+    assert reader.load().schema == DEFAULT_COLUMNS
+    frame = reader.option("columns", "*").load()
     assert frame.schema == COLUMNS
     rows = frame.collect()
     assert sorted(int(bytes(row.value)) for row in rows) == list(range(300))

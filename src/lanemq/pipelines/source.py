@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from lanemq.files import StorePath
 from lanemq.model.errors import InvalidOption
 from lanemq.spark import register
-from lanemq.spark.columns import select_columns
+from lanemq.spark.columns import ALL_COLUMNS, select_columns
 from lanemq.spark.options import SECRETS, ReadOptions, parse_read_options
 from lanemq.spark.source import FORMAT
 from lanemq.spark.versions import check_stream_options
@@ -94,8 +94,8 @@ class Topic:
         reader = spark.readStream.format(FORMAT).options(**self.with_damaged(damaged))
         if checkpoint is not None:
             reader = reader.option("checkpointLocation", str(checkpoint))
-        if columns and not self.parsed.columns:
-            reader = reader.schema(select_columns(columns))
+        if not self.parsed.columns:
+            reader = reader.schema(select_columns(columns or ALL_COLUMNS))
         return reader.load()
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ _KAFKA: Final = {
     "maxRecordsPerPartition": "there is no equivalent, as it would split a queue over tasks; use maxOffsetsPerTrigger",
     "kafka.group.id": "use group",
     "groupIdPrefix": "there is no equivalent; a query without group joins no group and stores no offsets",
-    "includeHeaders": "use columns; a message's headers are in the column properties",
+    "includeHeaders": "use columns=*; a message's headers are in the column properties",
     "fetchOffset.numRetries": "use brokerWait, a duration instead of a number of attempts",
     "fetchOffset.retryIntervalMs": "use brokerWait, a duration instead of a number of attempts",
     "kafkaConsumer.pollTimeoutMs": "use brokerWait",

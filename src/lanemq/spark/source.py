@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from lanemq.model.errors import InvalidOption
-from lanemq.spark.columns import COLUMNS, select_columns
+from lanemq.spark.columns import DEFAULT_COLUMNS, select_columns
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.read.batch_reader import LaneBatchReader
 from lanemq.spark.read.stream_reader import LaneStreamReader
@@ -32,7 +32,7 @@ class LaneDataSource(DataSource):
 
     def schema(self) -> StructType:
         columns = parse_read_options(self.options, streaming=None).columns
-        return select_columns(columns) if columns else COLUMNS
+        return select_columns(columns) if columns else DEFAULT_COLUMNS
 
     def reader(self, schema: StructType) -> LaneBatchReader:
         return LaneBatchReader(parse_read_options(self.options, streaming=False), schema)
