@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from lanemq.pipelines.operate.parked import LaneState as LaneState
     from lanemq.pipelines.operate.parked import ParkedLanes as ParkedLanes
     from lanemq.pipelines.operate.parked import parked as parked
+    from lanemq.pipelines.operate.state import lane_state as lane_state
+    from lanemq.pipelines.operate.state import state_table as state_table
     from lanemq.pipelines.pipeline import Pipeline as Pipeline
     from lanemq.pipelines.ports import Append as Append
     from lanemq.pipelines.ports import Batch as Batch
@@ -72,6 +74,10 @@ else:
                 "LaneState",
                 "ParkedLanes",
                 "parked",
+            ),
+            "lanemq.pipelines.operate.state": (
+                "lane_state",
+                "state_table",
             ),
             "lanemq.pipelines.pipeline": ("Pipeline",),
             "lanemq.pipelines.ports": (

@@ -23,6 +23,7 @@ from lanemq.cli.pipeline.run_output import (
     start_line,
     unfinished_keys,
 )
+from lanemq.cli.pipeline.state import state
 from lanemq.cli.pipeline.status import status
 from lanemq.model.environment import install_extra
 
@@ -172,6 +173,7 @@ def check(file: Path, as_json: bool) -> None:
 
 
 pipeline.add_command(status)
+pipeline.add_command(state)
 pipeline.add_command(parked)
 pipeline.add_command(dead_letters)
 

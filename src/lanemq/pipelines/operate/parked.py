@@ -132,7 +132,7 @@ def parked(pipeline: Pipeline | StorePath | str) -> ParkedLanes:
 
 def list_parked(folder: StorePath, *, held: bool = True) -> list[HeldLane]:
     """The lanes that are held or parked, by shard; `held=False` leaves out those that are retried automatically."""
-    found = _read_newest(folder, lambda manifest: _waiting(folder, manifest))
+    found = read_newest(folder, lambda manifest: _waiting(folder, manifest))
     return [each for each in found if held or each.why is not WaitReason.HELD]
 
 
@@ -144,15 +144,15 @@ def show(folder: StorePath, key: str) -> list[LaneState]:
             packed = ShardFiles(folder, manifest.query, shard).load(entry.version).lanes.get(key)
             if packed is not None:
                 lane = read_plain(packed)
-                held = _held(shard, key, lane)
+                held = held_lane(shard, key, lane)
                 yield LaneState(
                     key, shard, lane.state, lane.number, wall_time(lane.seen) if lane.seen > 0 else None, held
                 )
 
-    return _read_newest(folder, states)
+    return read_newest(folder, states)
 
 
-def _read_newest(folder: StorePath, read: Callable[[Manifest], Iterable[T]]) -> list[T]:
+def read_newest(folder: StorePath, read: Callable[[Manifest], Iterable[T]]) -> list[T]:
     """What `read` returns for the newest manifest. If a running pipeline removes its files, there is a newer one."""
     unit_log, failed = UnitLog(folder), None
     while True:
@@ -170,12 +170,12 @@ def _waiting(folder: StorePath, manifest: Manifest) -> Iterator[HeldLane]:
         if entry.waiting:
             shard = ShardFiles(folder, manifest.query, name).load(entry.version)
             for lane in shard.meta.waiting:
-                held = _held(name, lane, read_plain(shard.lanes[lane]))
+                held = held_lane(name, lane, read_plain(shard.lanes[lane]))
                 if held is not None:
                     yield held
 
 
-def _held(shard: str, name: str, lane: KeyLane) -> HeldLane | None:
+def held_lane(shard: str, name: str, lane: KeyLane) -> HeldLane | None:
     waiting = lane.waiting
     if waiting is None:
         return None
