@@ -64,7 +64,7 @@ def collect() -> dict[Path, bytes]:
     for folder in FILES:
         for path in (ROOT / folder).glob("*.*"):
             if path.suffix != ".md":
-                found[Path("files") / folder / path.name] = path.read_bytes()
+                found[opened(path)] = path.read_bytes()
     found |= {Path(new): (ROOT / old).read_bytes() for old, new in PAGES.items()}
     origin = {Path(new): ROOT / old for old, new in PAGES.items()}
     for target in [path for path in found if path.suffix == ".md"]:
@@ -74,6 +74,11 @@ def collect() -> dict[Path, bytes]:
         found[Path("reference") / name] = text.encode()
     add_order(found)
     return found
+
+
+def opened(path: Path) -> Path:
+    """Where a file of the repository is on the site: as text, which browsers show, and which no tool takes for code."""
+    return Path("files") / f"{path.relative_to(ROOT)}.txt"
 
 
 def update(folder: Path, files: dict[Path, bytes]) -> None:
@@ -100,7 +105,7 @@ def turn_links(text: str, page: Path, target: Path) -> str:
         elif wanted.is_relative_to(ROOT / "docs"):
             found = wanted.relative_to(ROOT / "docs")
         elif wanted.is_relative_to(ROOT) and wanted.relative_to(ROOT).parts[0] in FILES:
-            found = Path("files") / wanted.relative_to(ROOT)
+            found = opened(wanted)
         else:
             return match[0]  # Sphinx refuses it
         found = Path("index.md") if found == Path("README.md") else found

@@ -31,7 +31,7 @@ def test_links_lead_to_the_same_things_on_the_site() -> None:
         "[a](../concepts.md#glossary)": "[a](../concepts.md#glossary)",
         "[a](../../README.md)": "[a](../readme.md)",
         "[a](../../benchmarks/RESULTS.md#messages)": "[a](../measurements.md#messages)",
-        "[a](../../examples/visits.py)": "[a](../files/examples/visits.py)",
+        "[a](../../examples/visits.py)": "[a](../files/examples/visits.py.txt)",
         "[a](../README.md)": "[a](../index.md)",
         "```\n[a](../../README.md)\n```": "```\n[a](../../README.md)\n```",
     }
@@ -116,6 +116,7 @@ def test_make_docs_builds_every_page_and_refuses_a_broken_link() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     site = ROOT / "src" / "lanemq" / "console" / "documents"
     assert (site / "reference" / "api" / "client.html").is_file()
+    assert [*site.rglob("*.py")] == [], "tests and tools would take them for code of the package"
     assert "Producer" in (site / "reference" / "api" / "client.html").read_text("utf-8")
     broken.write_text("# Broken\n\n[nowhere](nowhere.md)\n")
     try:
