@@ -8,7 +8,7 @@ import pytest
 
 from lanemq.checker import reading
 from lanemq.checker.checking import CheckOptions, check
-from lanemq.checker.reading import HistoryReader, find_files
+from lanemq.checker.reading import HistoryReader, bytes_of, find_files
 from lanemq.checker.verdict import Verdict
 
 
@@ -48,6 +48,16 @@ def test_block_size_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     whole = list(times(*files))
     monkeypatch.setattr(reading, "BLOCK_BYTES", block)
     assert list(times(*files)) == whole == sorted(whole)
+
+
+def test_progress_ends_at_the_size_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 64)
+    files = [write(tmp_path / f"{name}.jsonl", *(turn(10 * i, i) for i in range(20))) for name in "ab"]
+    seen: list[int] = []
+    check(files, on_read=seen.append)
+    assert len(seen) > 2
+    assert seen == sorted(seen)
+    assert seen[-1] == sum(map(bytes_of, files))
 
 
 @pytest.mark.parametrize("block", [1, 60, 100, 1000])

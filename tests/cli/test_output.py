@@ -1,12 +1,24 @@
 """Output: tables, JSON, and no control sequences from message bodies."""
 
+import io
+import sys
 from datetime import UTC, datetime
 
 import msgspec
 import pytest
 
 from lanemq.cli.options import parse_time
-from lanemq.cli.output import Grid, cell, duration_text, printable, rendered, show, to_json
+from lanemq.cli.output import (
+    Grid,
+    cell,
+    duration_text,
+    moving_line,
+    printable,
+    progress_bar,
+    rendered,
+    show,
+    to_json,
+)  # fmt: skip
 from lanemq.model.queue import MessageQueue
 
 
@@ -98,3 +110,26 @@ def test_a_table_without_room_becomes_blocks_of_lines() -> None:
 def test_every_table_of_normal_width_fits_eighty_columns() -> None:
     narrow = Grid(("group", "members", "lag"), [("billing", 3, 12)])
     assert rendered(narrow, 80).splitlines()[0] == "group     members   lag"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_long_work_shows_a_bar_and_a_moving_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_bar("checking", 200) as done:
+        done(200)
+    with moving_line("starting Spark"):
+        pass
+    assert "checking" in terminal.getvalue()
+    assert "100%" in terminal.getvalue()
+    assert "starting Spark" in terminal.getvalue()
+
+
+def test_long_work_shows_nothing_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar("checking", 200) as done, moving_line("starting Spark"):
+        done(200)
+    assert capsys.readouterr() == ("", "")

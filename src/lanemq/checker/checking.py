@@ -132,8 +132,13 @@ class Checker:
         }
 
 
-def check(paths: Iterable[Path], options: CheckOptions | None = None) -> Report:
-    """Judges the history files under `paths`. The first violation is reported with the events around it."""
+def check(
+    paths: Iterable[Path], options: CheckOptions | None = None, on_read: Callable[[int], object] | None = None
+) -> Report:
+    """Judges the history files under `paths`. The first violation is reported with the events around it.
+
+    `on_read` is called again and again with the number of bytes that were read so far.
+    """
     files = find_files(paths)
     checker = Checker(options)
     reader = HistoryReader(files)
@@ -142,6 +147,8 @@ def check(paths: Iterable[Path], options: CheckOptions | None = None) -> Report:
     try:
         for batch in reader.batches():
             checker.feed(batch)
+            if on_read is not None:
+                on_read(reader.bytes_read)
     finally:
         if was_enabled:
             gc.enable()

@@ -67,6 +67,11 @@ class HistoryReader:
     def problems(self) -> list[str]:
         return first_problems(file.problems for file in self._files)
 
+    @property
+    def bytes_read(self) -> int:
+        """How far the files have been read, of `bytes_of` all of them."""
+        return sum(file.bytes_read for file in self._files)
+
     def batches(self) -> Iterator[list[HistoryEvent]]:
         """Lists of events, in time order within and between lists."""
         streams = [_Stream(file) for file in self._files]
@@ -84,6 +89,12 @@ class HistoryReader:
             else:
                 for stream in waiting:
                     stream.read_beyond(horizon)
+
+
+def bytes_of(path: Path) -> int:
+    """The size of a history, which may be a folder of Parquet files."""
+    parts = path.rglob(f"*{PARQUET}") if path.is_dir() else [path]
+    return sum(part.stat().st_size for part in parts)
 
 
 def first_problems(by_file: Iterable[Sequence[str]]) -> list[str]:
@@ -136,6 +147,7 @@ class HistoryFile:
         self.problems: list[str] = []
         self.processes: list[Process] = []
         """Every run of a process found in the file, in order."""
+        self.bytes_read = 0
         self._number = number
         self._claims = claims if claims is not None else {}
         self._runs: dict[str, int] = {}
@@ -145,9 +157,11 @@ class HistoryFile:
 
     def blocks(self) -> Iterator[list[HistoryEvent]]:
         """Lists of events, in time order within and between lists."""
-        source = ParquetRows if self.path.suffix == PARQUET else JsonLines
-        for events in source(self.path, self._problem).blocks():
+        reader = (ParquetRows if self.path.suffix == PARQUET else JsonLines)(self.path, self._problem)
+        for events in reader.blocks():
+            self.bytes_read = reader.bytes_read
             yield self._check(events)
+        self.bytes_read = reader.bytes_read
 
     def _problem(self, text: str) -> None:
         if len(self.problems) < MAX_PROBLEMS:
@@ -211,12 +225,14 @@ class JsonLines:
         self._path = path
         self._problem = on_problem
         self._last_n = -1
+        self.bytes_read = 0
 
     def blocks(self) -> Iterator[Sequence[HistoryEvent]]:
         tail = b""
         started = False
         with self._path.open("rb") as file:
             while data := file.read(BLOCK_BYTES):
+                self.bytes_read += len(data)
                 whole, newline, rest = data.rpartition(b"\n")
                 if not newline:
                     tail += data
@@ -304,6 +320,7 @@ class ParquetRows:
     def __init__(self, path: Path, on_problem: OnProblem) -> None:
         self._path = path
         self._problem = on_problem
+        self.bytes_read = 0
         self._fields = {str(kind.__struct_config__.tag): (kind, _fields_of(kind)) for kind in AnyEvent.__args__}
 
     def blocks(self) -> Iterator[Sequence[HistoryEvent]]:
@@ -311,6 +328,7 @@ class ParquetRows:
         parts = sorted(self._path.glob("*.parquet")) if self._path.is_dir() else [self._path]
         for part in parts:
             yield from self._part(parquet, part)
+            self.bytes_read += part.stat().st_size
 
     def _part(self, parquet: Any, part: Path) -> Iterator[Sequence[HistoryEvent]]:
         """The events of one file. An incomplete file, whose process died while it wrote it, cannot be read."""

@@ -23,6 +23,7 @@ from lanemq.model.wording import plural as plural
 from lanemq.model.wording import printable as printable
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
     from rich.table import Table
 
 T = TypeVar("T")
@@ -248,6 +249,42 @@ def progress(items: Sequence[T], what: str) -> Iterator[T]:
     from rich.progress import track
 
     yield from track(items, what, console=Console(stderr=True), transient=True)
+
+
+@contextlib.contextmanager
+def moving_line(text: str) -> Iterator[None]:
+    """A line on stderr that moves while the block runs, with the time since its start; on a terminal only."""
+    with _rich_progress("spinner") as shown:
+        if shown is not None:
+            shown.add_task(text, total=None)
+        yield
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A function that says how much of `total` is done, as a bar on stderr; it does nothing if that is no terminal."""
+    with _rich_progress("bar") as shown:
+        if shown is None:
+            yield lambda done: None
+            return
+        task = shown.add_task(what, total=total)
+        yield lambda done: shown.update(task, completed=done)
+
+
+@contextlib.contextmanager
+def _rich_progress(kind: str) -> "Iterator[Progress | None]":
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    middle = (BarColumn(), TaskProgressColumn()) if kind == "bar" else ()
+    before = () if kind == "bar" else (SpinnerColumn(),)
+    text = TextColumn("{task.description}", markup=False)
+    console = Console(stderr=True)
+    with Progress(*before, text, *middle, TimeElapsedColumn(), console=console, transient=True) as shown:
+        yield shown
 
 
 def _named(value: Any) -> Any:

@@ -3,8 +3,8 @@
 The checker does not depend on Spark; `--spark` imports it here.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,9 @@ import click
 from lanemq.checker.checking import CheckOptions
 from lanemq.checker.checking import check as check_files
 from lanemq.checker.command import print_verdict, with_check_options
+from lanemq.checker.reading import bytes_of, find_files
 from lanemq.checker.verdict import Report
+from lanemq.cli.output import moving_line, progress_bar
 from lanemq.model.environment import install_extra
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def check(spark: bool, master: str, **asked: Any) -> None:
     the run did too little. The verdict with --spark is the same.
     """
     if not spark:
-        print_verdict(check_files, **asked)
+        print_verdict(_check_here, **asked)
         return
     try:
         from lanemq.pipelines.audit.job import check_with_spark
@@ -46,10 +48,18 @@ def check(spark: bool, master: str, **asked: Any) -> None:
         raise click.UsageError(f"--spark needs pyspark and pyarrow ({error}): {install_extra('spark')}") from error
 
     def judge(paths: Sequence[Path], options: CheckOptions) -> Report:
-        with _spark_session(master) as session:
-            return check_with_spark(session, paths, options)
+        with contextlib.ExitStack() as stack:
+            with moving_line("starting Spark"):
+                session = stack.enter_context(_spark_session(master))
+            with moving_line("checking with Spark"):
+                return check_with_spark(session, paths, options)
 
     print_verdict(judge, **asked)
+
+
+def _check_here(paths: Sequence[Path], options: CheckOptions) -> Report:
+    with progress_bar("checking", sum(map(bytes_of, find_files(paths)))) as on_read:
+        return check_files(paths, options, on_read)
 
 
 _QUIET = {
@@ -59,7 +69,7 @@ _QUIET = {
 }
 
 
-@contextmanager
+@contextlib.contextmanager
 def _spark_session(master: str) -> "Iterator[SparkSession]":
     """A quiet Spark session for this command. A session that is already active is used and left running."""
     from pyspark.sql import SparkSession

@@ -1,16 +1,24 @@
 """`lanemq history`: converts recorded histories."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
+from lanemq.checker.parquet_writing import ConvertedFile
 from lanemq.checker.parquet_writing import convert as convert_files
+from lanemq.cli.output import moving_line
 
 
 @click.group()
 def history() -> None:
     """Work with histories, the files that `lanemq check` reads."""
+
+
+def _next(converted: Iterator[ConvertedFile]) -> ConvertedFile | None:
+    with moving_line("converting"):
+        return next(converted, None)
 
 
 @history.command()
@@ -24,7 +32,8 @@ def convert(source: Path, into: Path, as_json: bool) -> None:
     """
     files = 0
     try:
-        for done in convert_files(source, into):
+        converted = convert_files(source, into)
+        while (done := _next(converted)) is not None:
             files += 1
             for problem in done.problems:
                 click.echo(problem, err=True)

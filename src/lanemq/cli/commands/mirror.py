@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from lanemq.cli.options import CliError, InOrder, duration, errors_name_flags, json_lines_option, json_option
-from lanemq.cli.output import Grid, log_to_stderr, plural, print_parts, show, to_json
+from lanemq.cli.output import Grid, log_to_stderr, moving_line, plural, print_parts, show, to_json
 from lanemq.cli.security import with_security_options
 from lanemq.client.security import security_of_side
 from lanemq.mirror.copying import Mirror, MirrorOptions, MirrorReport
@@ -93,7 +93,8 @@ def verify(options: MirrorOptions, as_json: bool) -> None:
 
     Exit code 1 if a message is missing, repeated, out of order or different, or not copied yet.
     """
-    found = compare(options)
+    with moving_line("comparing both sides"):
+        found = compare(options)
     show(
         as_json,
         lambda: {

@@ -82,6 +82,7 @@ def progress_output(name: str, *, as_json: bool, quiet: bool) -> Iterator[Report
 def _live_table(name: str) -> Iterator[Report]:
     from rich.console import Console, Group
     from rich.live import Live
+    from rich.spinner import Spinner
     from rich.text import Text
 
     from lanemq.pipelines.running.progress import counted
@@ -94,7 +95,8 @@ def _live_table(name: str) -> Iterator[Report]:
         summed = ", ".join(counted(number, count) for count, number in totals.items() if number)
         live.update(Group(Text(progress.line()), Text(f"since the start: {summed}"), table_of(lag_grid(progress))))
 
-    with Live(Text(f"{name}: starting"), console=console, refresh_per_second=4) as live:
+    starting = Spinner("line", Text(f"{name}: starting Spark"))  # it moves until the first batch
+    with Live(starting, console=console, refresh_per_second=4) as live:
         yield report
 
 
