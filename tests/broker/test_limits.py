@@ -115,6 +115,16 @@ def test_a_heartbeat_names_a_limited_number_of_groups(broker: RunningBroker) -> 
     assert broker.broker.running.parts.members.groups() == ()
 
 
+def test_a_flood_of_refused_heartbeats_is_one_line_in_the_log(
+    broker: RunningBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each line would cost as much as the request itself."""
+    limited(broker, groups=1)
+    raw = broker.connect()
+    assert [raw.heartbeat("c", f"g{number}").code == 0 for number in range(20)] == [True] + [False] * 19
+    assert len([each for each in caplog.records if "a heartbeat of a" in each.message]) == 1
+
+
 def test_a_body_beyond_its_limit_is_refused_before_it_is_read(broker: RunningBroker) -> None:
     raw = broker.connect()
     for code in (RequestCode.HEART_BEAT, RequestCode.LOCK_BATCH_MQ, RequestCode.GET_MAX_OFFSET):

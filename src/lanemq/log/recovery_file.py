@@ -46,6 +46,7 @@ class RecoveryFile:
         self._running = folder / "running"
         self._lock = threading.Lock()
         self._gathering = False
+        self._gathered_topics: dict[str, str] | None = None
         self._facts = SavedFacts()
         self._exists = self._path.exists()
         if self._exists:
@@ -92,12 +93,23 @@ class RecoveryFile:
 
     def save_topic(self, name: str, settings: str) -> None:
         with self._lock:
-            self._replace(msgspec.structs.replace(self._facts, topics={**self._facts.topics, name: settings}))
+            topics = self._new_topics()
+            topics[name] = settings
+            self._replace(msgspec.structs.replace(self._facts, topics=topics))
 
     def delete_topic(self, name: str) -> None:
         with self._lock:
-            topics = {topic: settings for topic, settings in self._facts.topics.items() if topic != name}
+            topics = self._new_topics()
+            topics.pop(name, None)
             self._replace(msgspec.structs.replace(self._facts, topics=topics))
+
+    def _new_topics(self) -> dict[str, str]:
+        """The topics, to be changed. Copied once for all changes of a block: there may be thousands of topics."""
+        if not self._gathering:
+            return dict(self._facts.topics)
+        if self._gathered_topics is None:
+            self._gathered_topics = dict(self._facts.topics)
+        return self._gathered_topics
 
     def drop_topic(self, name: str, position: int) -> None:
         with self._lock:
@@ -118,7 +130,7 @@ class RecoveryFile:
     def together(self) -> Iterator[None]:
         """Write the changes of this block at once, at its end. If the block fails, none of them."""
         before = self._facts
-        self._gathering = True
+        self._gathering, self._gathered_topics = True, None
         try:
             yield
         except BaseException:

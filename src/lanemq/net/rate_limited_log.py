@@ -13,6 +13,8 @@ from lanemq.model.units import Millis
 AGAIN_AFTER = Millis(60_000)
 MAX_TEXTS = 1_000
 """Texts remembered at once; while that many are, a new text is not logged."""
+LOOK_EVERY = Millis(1_000)
+"""Time between two looks for texts that may be forgotten."""
 REMIND_AFTER = Millis(30_000)
 
 
@@ -23,11 +25,17 @@ class RateLimitedLog:
         self._log = log
         self._clock = clock
         self._logged: dict[tuple[str, str], Millis] = {}
+        self._looked_at = clock.now()
 
     def warn(self, about: str, text: str) -> None:
-        now = self._clock.now()
-        self._logged = {key: at for key, at in self._logged.items() if now - at < AGAIN_AFTER}
-        if (about, text) not in self._logged and len(self._logged) < MAX_TEXTS:
+        """Cheap if the text is not logged, so that a flood of refusals costs little."""
+        now, last = self._clock.now(), self._logged.get((about, text))
+        if last is not None and now - last < AGAIN_AFTER:
+            return
+        if now - self._looked_at >= LOOK_EVERY:
+            self._looked_at = now
+            self._logged = {key: at for key, at in self._logged.items() if now - at < AGAIN_AFTER}
+        if last is not None or len(self._logged) < MAX_TEXTS:
             self._logged[about, text] = now
             self._log.warning("%s", text)
 

@@ -1,8 +1,9 @@
 """The listening side: reads bytes, passes commands to a dispatcher, writes replies.
 
 It is an asyncio protocol, not streams: one read of the socket may hold hundreds of requests, and their replies leave in
-one write, at the end of the read or of the loop iteration. Handlers run in the read callback itself. A handler that
-must wait (a durable send, a long poll) keeps the peer and replies later. There is no task, future or timer per request.
+one write, at the end of the read or of the loop iteration. Handlers run in the read callback itself, for one turn
+(`net/turns`); what is left waits for the next one. A handler that must wait (a durable send, a long poll) keeps the
+peer and replies later. There is no task, future or timer per request.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from lanemq.model.errors import ProtocolError, TlsFailed, TransportError
 from lanemq.net.address import Address
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.server_tls import CLOSING_ALERT_SECONDS, HANDSHAKE_SECONDS, TlsDetector
+from lanemq.net.turns import Turns
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import BadHeader, Command, Frame, FrameDecoder, decode_command, encode_response
 from lanemq.wire.other_protocols import OtherProtocol
@@ -50,6 +52,9 @@ MAX_LOOKS = 1_000
 
 BACKLOG = 1024
 """Connections that wait to be accepted (RocketMQ's NettyServerConfig)."""
+
+MAX_ACCEPTED = 16
+"""Connections accepted in one iteration of the loop; each costs about a tenth of a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +156,15 @@ class Peer(asyncio.Protocol):
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
         self._closing = False
+        self._cut_off: asyncio.TimerHandle | None = None
         self._stopped = False
         self._reading = False
         """True while a read is handled: replies queued during it are written at its end."""
+        self._waits_for_turn = False
+        self._turns = 0
+        """Turns that ended before everything received was handled."""
+        self._long = False
+        """Whether its last requests took more than a turn: then the next ones wait for a turn from the start."""
 
     def __str__(self) -> str:
         return f"peer {self.number} at {self.remote}"
@@ -176,7 +187,7 @@ class Peer(asyncio.Protocol):
         self._drop_received()
         self._flush()
         self._transport.close()
-        self._server.loop.call_later(CLOSE_SECONDS, self._transport.abort)
+        self._cut_off = self._server.loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
     def abort(self) -> None:
         """Breaks the connection without writing what is queued."""
@@ -230,20 +241,36 @@ class Peer(asyncio.Protocol):
         self._server.adopt(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
-            return
+        if not self._closing:
+            self._handle(data, 0)
+
+    def _take_turn(self, end: int) -> bool:
+        """Handles requests that waited for a turn, until `end`; whether there are more."""
+        self._waits_for_turn = False
+        if self.is_open and not self._closing:
+            self._handle(b"", end)
+        return self._waits_for_turn
+
+    def _handle(self, data: bytes, end: int) -> None:
+        """Handles what was read, and replies in one write. `end` is the end of the turn; 0: it begins now."""
         reads = self._server.reads
         # A write for what was queued before is already scheduled.
         self._reading = not self._outgoing
         reads.begin()
         try:
-            if frames := self._decoder.feed(data):
+            if data and (frames := self._decoder.feed(data)):
                 # Not for the bytes of an unfinished frame: one byte a minute would keep a connection for ever.
                 self.last_seen = self._server.loop.time()
                 self.known = self.known or not self._server.limits.signed
                 self._incoming.extend(frames)
             self._count_unfinished()
-            self._work()
+            if self._waits_for_turn:
+                pass  # TLS may pass on what it had read before
+            elif end or not self._long:
+                self._work(end)
+            else:
+                self._wait_for_turn()
+                self._server.turns.add(self._take_turn)
         except ProtocolError as error:
             self._close_other_protocol(error)
         finally:
@@ -254,22 +281,37 @@ class Peer(asyncio.Protocol):
                     self._reading = False
                     self._flush()
 
-    def _work(self) -> None:
-        """Handles received requests as long as the peer reads its replies."""
+    def _work(self, end: int = 0) -> None:
+        """Handles received requests for a turn, as long as the peer reads its replies."""
         server, incoming = self._server, self._incoming
-        received, together = server.dispatcher.received, server.together
+        received, together, turns = server.dispatcher.received, server.together, server.turns
+        is_first = not end
+        if is_first and len(incoming) > 1:
+            end = turns.end()
         while incoming and not self._waits:
             if together is not None and len(incoming) > 1 and (taken := together(self, incoming)):
                 for _ in range(min(taken, len(incoming))):  # a peer that was closed in between has none left
                     incoming.popleft()
-                continue
-            frame = incoming.popleft()
-            try:
-                command = decode_command(frame)
-            except BadHeader as error:
-                self._refuse(error)
             else:
-                received(self, command)
+                frame = incoming.popleft()
+                try:
+                    command = decode_command(frame)
+                except BadHeader as error:
+                    self._refuse(error)
+                else:
+                    received(self, command)
+            if incoming and turns.nanoseconds() >= end:
+                self._turns += 1
+                self._wait_for_turn()
+                if is_first:
+                    turns.add(self._take_turn)
+                return
+        self._long = self._turns > 0
+        self._turns = 0
+        self._read_or_wait()
+
+    def _wait_for_turn(self) -> None:
+        self._waits_for_turn = True
         self._read_or_wait()
 
     def _refuse(self, error: BadHeader) -> None:
@@ -285,7 +327,7 @@ class Peer(asyncio.Protocol):
     def _read_or_wait(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._waits:
+        if self._waits or self._waits_for_turn:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -301,7 +343,7 @@ class Peer(asyncio.Protocol):
             self._server.loop.call_soon(self._continue)
 
     def _continue(self) -> None:
-        if not self.is_open:
+        if not self.is_open or self._waits_for_turn:
             return
         try:
             self._work()
@@ -313,6 +355,8 @@ class Peer(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
+        if self._cut_off is not None:
+            self._cut_off.cancel()
         self._drop_received()
         self._outgoing.clear()
         self._server.forget(self)
@@ -332,7 +376,9 @@ class Server:
         together: Together | None = None,
         reads: Reads | None = None,
         tls_detector: TlsDetector | None = None,
+        nanoseconds: Callable[[], int] | None = None,
     ) -> None:
+        """`nanoseconds` measures the turns of the peers."""
         self.dispatcher = dispatcher
         self.together = together
         self.reads: Reads = reads or NoReads()
@@ -341,6 +387,7 @@ class Server:
         """Bytes of unfinished frames over all peers."""
         self._max_unfinished_bytes = max_unfinished_bytes
         self.loop = asyncio.get_running_loop()
+        self.turns = Turns(self.loop, nanoseconds or SystemClock().now_ns)
         self.peers: dict[Peer, None] = {}
         """In the order of connection, so that a simulated run can be repeated exactly."""
         self.limits = limits or ConnectionLimits()
@@ -371,7 +418,7 @@ class Server:
 
     def _accept(self, listener: socket.socket) -> None:
         """Accepts connections itself: asyncio's server loses the socket if it is closed during an accept."""
-        for _ in range(BACKLOG):
+        for _ in range(MAX_ACCEPTED):
             try:
                 connection, address = listener.accept()
             except (BlockingIOError, InterruptedError):

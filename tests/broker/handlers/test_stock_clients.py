@@ -97,7 +97,7 @@ def test_without_numbered_enums_a_cpp_client_receives_nothing(
     with caplog.at_level(logging.WARNING):
         assert beat_like_cpp(cpp) == ResponseCode.SYSTEM_ERROR
     assert cpp.pull("T", tags=None).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
-    assert "(CPP client) is refused: an enum is expected as text" in caplog.text
+    assert "CPP client at 127.0.0.1 is refused: an enum is expected as text" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_without_numbered_enums_a_cpp_client_receives_nothing(
         CPP_HEARTBEAT.replace(b'"topic":"T"', b'"topic":"not a topic"'),
     ],
 )
-def test_every_refused_heartbeat_is_a_warning(
+def test_a_refused_heartbeat_is_a_warning_that_is_not_repeated(
     running: RunningBroker, caplog: pytest.LogCaptureFixture, body: bytes
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert beat_like_cpp(running.connect(), body) != 0
     warnings = [record.getMessage() for record in caplog.records if "heartbeat" in record.getMessage()]
-    assert len(warnings) == 2
-    assert all("127.0.0.1" in text and "is refused: " in text for text in warnings)
+    (text,) = warnings
+    assert "127.0.0.1 is refused: " in text
     assert members(running.connect()) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lanemq.broker.storage.group_commit import GroupCommit
+from lanemq.broker.storage.group_commit import GroupCommit, LogThread
 from lanemq.broker.storage.topic_keeper import TopicRows
 from lanemq.clock import SystemClock
 from lanemq.core.brokering.long_poll import LongPolls
@@ -17,6 +17,7 @@ from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.units import Millis
+from lanemq.net.turns import TURN_NS
 from lanemq.wire.record import NO_HOST
 
 ANN, BOB = 1, 2
@@ -33,7 +34,9 @@ class ManualThread:
     def idle(self) -> bool:
         return not self.jobs
 
-    def submit(self, job: Callable[[], object], done: Callable[[object, StorageError | None], None]) -> None:
+    def submit(
+        self, job: Callable[[], object], done: Callable[[object, StorageError | None], None], *, urgent: bool = False
+    ) -> None:
         self.jobs.append(lambda: done(job(), None))
 
     def run_all(self) -> None:
@@ -167,3 +170,43 @@ def test_records_appended_outside_a_read_are_committed_in_the_same_loop_iteratio
         assert counted.acknowledged == [b"due"]
 
     on_a_loop(tmp_path, test, durable=durable)
+
+
+def _handled(rows: list[StorageError | None], *, share: float = 0.25) -> list[str]:
+    """The order in which outcomes of row jobs, of an urgent job and of another one behind them are handled.
+
+    Each takes a share of a turn.
+    """
+
+    async def run() -> list[str]:
+        handled, clock = [], 0
+
+        def note(name: str, error: StorageError | None) -> None:
+            nonlocal clock
+            handled.append("error" if error is not None else name)
+            clock += int(TURN_NS * share)
+
+        thread = LogThread(asyncio.get_running_loop())
+        thread._turns.nanoseconds = lambda: clock
+        thread._rows_finished([(lambda _, error: note("row", error), (None, error)) for error in rows])
+        thread._one_finished(lambda _, error: note("urgent", error), (None, None), urgent=True)
+        thread._one_finished(lambda _, error: note("last", error), (None, None), urgent=False)
+        await thread.call(lambda: None)
+        thread.stop()
+        return handled
+
+    return asyncio.run(run())
+
+
+def test_an_urgent_outcome_does_not_wait_for_hundreds_of_saved_rows() -> None:
+    assert _handled([None] * 200) == ["row"] * 4 + ["urgent"] + ["row"] * 196 + ["last"]
+
+
+def test_a_failed_row_is_handled_before_anything_behind_it_is_answered() -> None:
+    failed = StorageError("as asked")
+    assert _handled([None] * 50 + [failed]) == ["row"] * 50 + ["error", "urgent", "last"]
+
+
+def test_without_turns_an_urgent_outcome_waits_for_all_rows() -> None:
+    """Negative control of the first of these tests."""
+    assert _handled([None] * 200, share=0) == ["row"] * 200 + ["urgent", "last"]

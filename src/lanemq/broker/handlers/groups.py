@@ -15,6 +15,7 @@ from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, Storage
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis, to_millis
 from lanemq.net.address import Address
+from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.server import Peer
 from lanemq.wire import bodies as wire
 from lanemq.wire.admin_headers import DeleteGroupHeader, GroupHeader, ProducerGroupHeader
@@ -61,6 +62,7 @@ class GroupHandler:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._producers: dict[str, dict[ConnectionId, _Producer]] = {}
+        self._warnings = RateLimitedLog(log, parts.clock)
         self._groups_of: dict[ConnectionId, set[str]] = {}
         """The producer groups of each connection, so that a disconnect touches no others."""
 
@@ -100,7 +102,8 @@ class GroupHandler:
             changes = self._take_heartbeat(peer, request)
         except LaneError as error:
             # The client may show nothing of it, and would only seem to receive no messages.
-            log.warning("the heartbeat of %s (%s client) is refused: %s", peer, request.language, error)
+            client = f"{request.language[:32]} client at {peer.remote.host}"
+            self._warnings.warn(peer.remote.host, f"a heartbeat of a {client} is refused: {error}")
             raise
         answer(peer, request)
         self._parts.notices.group_changed(changes.groups)

@@ -11,18 +11,20 @@ A full disk, and a lack of descriptors, pause the sends (`pause`): the group is 
 senders are asked to try again, and the housekeeping lets sends go on (`resume`). Any other failed write is final.
 
 Jobs that only change `state.db` are committed in groups too (`submit_rows`): a flood of them costs the sends between
-them one transaction, not hundreds.
+them one transaction, not hundreds. Their outcomes are handled on the loop in turns, so that a large group of them does
+not delay other clients.
 """
 
 import asyncio
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from lanemq.clock import Clock, nanoseconds_of
+from lanemq.clock import Clock, SystemClock, nanoseconds_of
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.log.appender import Arrival, NewRecords, Pending, Staged
@@ -30,6 +32,7 @@ from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, DiskFull, NoDescriptors, StorageError, WriteFailed
 from lanemq.model.figures import Distribution
 from lanemq.model.units import Millis, QueueOffset
+from lanemq.net.turns import Turns
 from lanemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
@@ -68,6 +71,10 @@ class _RowJob(NamedTuple):
 _Job: TypeAlias = Callable[[], None] | _RowJob | None
 
 
+_Outcome: TypeAlias = tuple[Any, StorageError | None]
+_Finished: TypeAlias = Callable[[Any, StorageError | None], None]
+
+
 class LogThread:
     """One thread for all disk writes: a slow disk does not block the event loop, and writes keep their order."""
 
@@ -75,15 +82,23 @@ class LogThread:
         self._loop = loop
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._in_progress = 0
+        self._turns = Turns(loop, SystemClock().now_ns)
+        self._outcomes: deque[tuple[_Finished, _Outcome]] = deque()
+        """Outcomes that wait for a turn on the loop, in the order of their jobs."""
         self._thread = threading.Thread(target=self._run, name="lanemq-log", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None]) -> None:
-        """Run `job` on the log thread, then `done` on the loop with its result or its storage error."""
+    def submit(
+        self, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None], *, urgent: bool = False
+    ) -> None:
+        """Run `job` on the log thread, then `done` on the loop with its result or its storage error.
+
+        `done` is called in the order of the jobs. If it is `urgent`, it does not wait for outcomes of earlier jobs that
+        succeeded.
+        """
 
         def run() -> None:
-            result, error = outcome_of(job)
-            self._loop.call_soon_threadsafe(finished, result, error)
+            self._loop.call_soon_threadsafe(self._one_finished, finished, outcome_of(job), urgent)
 
         def finished(result: G | None, error: StorageError | None) -> None:
             self._in_progress -= 1
@@ -106,6 +121,33 @@ class LogThread:
 
         self._in_progress += 1
         self._jobs.put(_RowJob(rows, job, finished))
+
+    def _one_finished(self, finished: _Finished, outcome: _Outcome, urgent: bool) -> None:
+        if urgent or not self._outcomes:
+            finished(*outcome)
+        else:
+            self._outcomes.append((finished, outcome))
+
+    def _rows_finished(self, outcomes: Sequence[tuple[_Finished, _Outcome]]) -> None:
+        """On the loop: handle outcomes in turns. An error may stop the writes, so nothing is answered before it."""
+        waited = bool(self._outcomes)
+        self._outcomes.extend(outcomes)
+        if any(error is not None for _, (_, error) in outcomes):
+            self._handle_outcomes(None)
+        elif not waited and self._handle_outcomes(self._turns.end()):
+            self._turns.add(self._handle_outcomes)
+
+    def _handle_outcomes(self, end: int | None) -> bool:
+        """Handle outcomes until a time, or all of them; whether there are more."""
+        while self._outcomes:
+            finished, outcome = self._outcomes.popleft()
+            try:
+                finished(*outcome)
+            except Exception:
+                log.exception("the outcome of a write could not be handled")
+            if end is not None and self._turns.nanoseconds() >= end:
+                break
+        return bool(self._outcomes)
 
     @property
     def idle(self) -> bool:
@@ -152,8 +194,8 @@ class LogThread:
         else:
             following = _NONE_YET
         outcomes = _outcomes_together(jobs) if len(jobs) > 1 else [outcome_of(first.job)]
-        for each, outcome in zip(jobs, outcomes, strict=True):
-            self._loop.call_soon_threadsafe(each.finished, *outcome)
+        finished = [(each.finished, outcome) for each, outcome in zip(jobs, outcomes, strict=True)]
+        self._loop.call_soon_threadsafe(self._rows_finished, finished)
         return self._jobs.get() if following is _NONE_YET else following
 
 
@@ -391,7 +433,7 @@ class GroupCommit:
         def flushed(_: object, error: StorageError | None) -> None:
             self._flushed(pending, waiting, error)
 
-        self._thread.submit(lambda: self._write(pending, now), flushed)
+        self._thread.submit(lambda: self._write(pending, now), flushed, urgent=True)
 
     def _write(self, pending: Pending, now: Millis | None = None) -> None:
         """On the log thread, or on the loop in its place; one at a time. Rows that messages rely on come first."""

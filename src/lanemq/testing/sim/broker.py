@@ -46,7 +46,9 @@ class SimLogThread(LogThread):
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._busy_until = 0.0
 
-    def submit(self, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None]) -> None:
+    def submit(
+        self, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None], *, urgent: bool = False
+    ) -> None:
         def run() -> None:
             result, error = outcome_of(job)
             self._busy_until = max(self._busy_until, self._loop.time() + self._delay() / 4)
@@ -91,7 +93,8 @@ class SimServer(Server):
     """Listens on the simulated network."""
 
     def __init__(self, dispatcher: Dispatcher, host: Host, network: Network, together: Together, reads: Reads) -> None:
-        super().__init__(dispatcher, together=together, reads=reads)
+        # Virtual time stands still while requests are handled, so no turn ends early.
+        super().__init__(dispatcher, together=together, reads=reads, nanoseconds=lambda: 0)
         self._host = host
         self._network = network
 

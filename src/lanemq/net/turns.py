@@ -1,0 +1,55 @@
+"""Turns: long work on the event loop is done in pieces, and between two pieces every other connection is served.
+
+A read may hold hundreds of requests, and each of them may take a tenth of a millisecond. Handled at once, they would
+delay all other clients by their sum. So a connection works for one turn at a time. Those that need more take their
+turns one after the other, one turn in each iteration of the loop: however many they are, a client with a single
+request waits for one turn, not for all of them.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+TURN_NS = 1_000_000
+"""Length of a turn. Long: other clients wait longer. Short: more time goes to iterations of the loop."""
+
+Work = Callable[[int], bool]
+"""Does a piece of work until a time in nanoseconds is reached; returns whether there is more."""
+
+
+class Turns:
+    """What waits for a turn, in order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, nanoseconds: Callable[[], int]) -> None:
+        """`nanoseconds` is the time. A clock that stands still makes every turn endless: nothing is cut in pieces."""
+        self.nanoseconds = nanoseconds
+        self._loop = loop
+        self._waiting: deque[Work] = deque()
+
+    def end(self) -> int:
+        """When a turn that begins now is over."""
+        return self.nanoseconds() + TURN_NS
+
+    def add(self, work: Work) -> None:
+        """Wait for a turn, behind all others; it comes in a later iteration of the loop."""
+        if not self._waiting:
+            self._loop.call_soon(self._take)
+        self._waiting.append(work)
+
+    def _take(self) -> None:
+        end, again = self.end(), []
+        try:
+            while self._waiting:
+                # It stays in place until it is done: what is added in between must not start a second `_take`.
+                work = self._waiting[0]
+                try:
+                    if work(end):
+                        again.append(work)
+                finally:
+                    self._waiting.popleft()
+                if self.nanoseconds() >= end:
+                    break
+        finally:
+            self._waiting.extend(again)
+            if self._waiting:
+                self._loop.call_soon(self._take)

@@ -1,0 +1,171 @@
+"""Long work on the event loop is done in turns: a client with one request does not wait for the hundreds of another."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import pytest
+from tests.net.test_server_reads import Wire, request
+
+from lanemq.net.server import Peer, Server
+from lanemq.net.turns import TURN_NS, Turns
+from lanemq.wire.command import Command, encode_response
+
+
+class Ticking:
+    """A clock that stands still, unless it is moved."""
+
+    def __init__(self) -> None:
+        self.time = 0
+
+    def __call__(self) -> int:
+        return self.time
+
+
+class Slow:
+    """A dispatcher for which every request takes a part of a turn."""
+
+    def __init__(self, share: float) -> None:
+        self.clock = Ticking()
+        self.server = Server(self, nanoseconds=self.clock)
+        self.handled: list[tuple[Peer, int]] = []
+        self._share = share
+
+    def connected(self, peer: Peer) -> None: ...
+
+    def closed(self, peer: Peer) -> None: ...
+
+    def received(self, peer: Peer, command: Command) -> None:
+        self.handled.append((peer, command.opaque))
+        self.clock.time += int(TURN_NS * self._share)
+        peer.send(encode_response(command.opaque))
+
+    def connect(self) -> tuple[Peer, Wire]:
+        peer, wire = Peer(self.server), Wire()
+        peer.connection_made(wire)
+        return peer, wire
+
+
+def requests(count: int) -> bytes:
+    return b"".join(request(number) for number in range(count))
+
+
+async def iterations(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def on_loop(test: Callable[[], Coroutine[object, object, None]]) -> None:
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("floods", [1, 5])
+def test_a_single_request_waits_for_one_turn_of_floods(floods: int) -> None:
+    async def test() -> None:
+        slow = Slow(0.1)
+        flooding = [slow.connect()[0] for _ in range(floods)]
+        for _ in range(2):  # what they read next waits from the start
+            for each in flooding:
+                each.data_received(requests(50))
+                await asyncio.sleep(0)
+            await iterations(10 * floods)
+            assert len(slow.handled) == 50 * floods
+            slow.handled.clear()
+        for each in flooding:
+            each.data_received(requests(50))
+        before = len(slow.handled)
+        single, wire = slow.connect()
+        single.data_received(request(7))
+        assert wire.writes == [encode_response(7)]
+        assert before == 0
+        await asyncio.sleep(0)
+        assert len(slow.handled) - 1 <= 10, "one turn of one of them"
+        await iterations(10 * floods)
+        assert len(slow.handled) == 50 * floods + 1
+
+    on_loop(test)
+
+
+def test_requests_are_handled_and_answered_in_order_over_many_turns() -> None:
+    async def test() -> None:
+        slow = Slow(0.4)
+        peer, wire = slow.connect()
+        peer.data_received(requests(20))
+        assert len(slow.handled) == 3
+        await asyncio.sleep(0)
+        assert len(slow.handled) == 6
+        assert len(wire.writes) == 2, "one write for each turn"
+        peer.data_received(request(20))  # may arrive although reading is paused, over TLS
+        await iterations(10)
+        assert slow.handled == [(peer, number) for number in range(21)]
+        assert b"".join(wire.writes) == b"".join(encode_response(number) for number in range(21))
+
+    on_loop(test)
+
+
+def test_without_turns_all_requests_of_a_read_come_first() -> None:
+    """Negative control of the tests before: on a clock that stands still, no turn ends."""
+
+    async def test() -> None:
+        slow = Slow(0.0)
+        peer, wire = slow.connect()
+        peer.data_received(requests(500))
+        assert len(slow.handled) == 500
+        assert len(wire.writes) == 1
+
+    on_loop(test)
+
+
+def test_reading_is_paused_while_requests_wait_for_a_turn() -> None:
+    async def test() -> None:
+        slow = Slow(0.5)
+        peer, wire = slow.connect()
+        paused: list[bool] = []
+        wire.pause_reading = lambda: paused.append(True)  # type: ignore[method-assign]
+        wire.resume_reading = lambda: paused.append(False)  # type: ignore[method-assign]
+        peer.data_received(requests(6))
+        assert paused == [True]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(slow.handled) == 6
+        assert paused[-1] is False
+
+    on_loop(test)
+
+
+def test_a_closed_connection_has_no_more_turns() -> None:
+    async def test() -> None:
+        slow = Slow(1.0)
+        peer, _ = slow.connect()
+        other, _ = slow.connect()
+        peer.data_received(requests(5))
+        other.data_received(requests(2))
+        peer.connection_lost(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert slow.handled == [(peer, 0), (other, 0), (other, 1)]
+
+    on_loop(test)
+
+
+def test_failing_work_does_not_take_the_turns_of_others() -> None:
+    async def test() -> None:
+        clock, done, failures = Ticking(), [], []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
+        turns = Turns(asyncio.get_running_loop(), clock)
+
+        def work(end: int) -> bool:
+            done.append(end)
+            return len(done) < 3
+
+        def fails(_: int) -> bool:
+            raise ValueError("as asked")
+
+        turns.add(work)
+        turns.add(fails)
+        turns.add(work)
+        for _ in range(6):
+            await asyncio.sleep(0)
+        assert len(done) == 4
+        assert [str(each) for each in failures] == ["as asked"]
+
+    on_loop(test)
