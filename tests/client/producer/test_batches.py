@@ -1,8 +1,10 @@
 """From a call to a request: unique ids, queues of keys, chunks, receipts, and the requests field by field."""
 
 import threading
+from collections.abc import Iterator
 
 import pytest
+from tests.client.virtual_time import ManualClock
 from tests.wire.encoding import encode_batch, split_batch
 
 from lanemq.client.identity import new_message_ids
@@ -15,6 +17,7 @@ from lanemq.client.producer.batches import (
     PendingMessage,
     QueueChooser,
     RequestBuilder,
+    gathered,
     maybe_compressed,
     properties_text,
 )
@@ -207,3 +210,51 @@ def test_a_body_that_does_not_shrink_is_sent_uncompressed() -> None:
     assert maybe_compressed(noise) == (noise, 0)
     packed, flag = maybe_compressed(b"a" * 5000)
     assert decompress(flag, packed) == b"a" * 5000
+
+
+class TestGathered:
+    """With many queues, `send_many` joins chunks before it hands them over."""
+
+    def joined(
+        self, count: int, *, wanted: int = 2_000, max_bytes: int = 2**30, max_ms: int = 20, step: int = 0
+    ) -> list[int]:
+        packer, waiter, clock = Packer(ProducerOptions(codec="bytes")), ThreadBatchWaiter(), ManualClock()
+
+        def chunks() -> Iterator[list[PendingMessage]]:
+            for chunk in packer.chunks([("k", b"x")] * count, waiter):
+                clock.at += step
+                yield chunk
+
+        found = list(gathered(chunks(), waiter, lambda: wanted, max_bytes, max_ms, clock))
+        assert [message.index for each in found for message in each] == list(range(count))
+        return [len(each) for each in found]
+
+    def test_few_queues_get_single_chunks(self) -> None:
+        assert self.joined(1_200, wanted=128) == [500, 500, 200]
+
+    def test_many_queues_get_all_that_they_need_for_batches(self) -> None:
+        assert self.joined(5_100) == [2_000, 2_000, 1_100]
+
+    def test_joining_ends_at_the_time_and_at_the_size(self) -> None:
+        assert self.joined(2_000, step=10) == [1_000, 1_000]
+        assert self.joined(1_500, max_bytes=1) == [500, 500, 500]
+
+    def test_what_was_read_before_an_error_is_handed_over(self) -> None:
+        def failing() -> Iterator[tuple[str, bytes]]:
+            yield from [("k", b"x")] * 1_000
+            raise KeyError("no more")
+
+        packer, waiter = Packer(ProducerOptions(codec="bytes")), ThreadBatchWaiter()
+        found = gathered(packer.chunks(failing(), waiter), waiter, lambda: 5_000, 2**30, 20, ManualClock())
+        assert len(next(found)) == 1_000
+        with pytest.raises(KeyError):
+            next(found)
+
+    def test_nothing_is_handed_over_after_a_failed_message(self) -> None:
+        packer, waiter = Packer(ProducerOptions(codec="bytes")), ThreadBatchWaiter()
+
+        def one_fails() -> Iterator[list[PendingMessage]]:
+            yield from packer.chunks([("k", b"x")] * 600, waiter)
+            waiter.failed(0, LaneError("gone"))
+
+        assert list(gathered(one_fails(), waiter, lambda: 5_000, 2**30, 20, ManualClock())) == []

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Self, TypeAlias, Unpack
 
 from lanemq.client.producer.base import (
+    ASYNC_GATHER_MILLIS,
     TICK_SECONDS,
     AsyncBatchBlock,
     ProducerBase,
@@ -143,7 +144,7 @@ class AsyncProducer(ProducerBase):
         waiter, count, interrupted = TaskBatchWaiter(), 0, True
         try:
             try:
-                for chunk in self._packer.chunks(messages, waiter):
+                for chunk in self._chunks(messages, waiter, lambda: self._known_route(topic), ASYNC_GATHER_MILLIS):
                     await self._accept_chunk(topic, chunk)
                     count += len(chunk)
                     await asyncio.sleep(0)  # a long iterable must not keep the loop from reading replies

@@ -7,20 +7,23 @@ inbox does so under `_lock`, which is a null context on an event loop.
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
 from lanemq.client import metrics as names
 from lanemq.client.identity import new_client_id, new_producer_id
 from lanemq.client.producer.batches import (
+    GATHERED_PER_QUEUE,
     Many,
     MessageArguments,
     Outgoing,
     Packer,
+    PendingMessage,
     QueueChoice,
     QueueChooser,
     RequestBuilder,
+    gathered,
     heartbeat,
 )
 from lanemq.client.producer.ending import watch
@@ -29,7 +32,7 @@ from lanemq.client.producer.freezes import Frozen
 from lanemq.client.producer.inbox import SendInbox
 from lanemq.client.producer.options import ProducerOptions, ProducerSettings, producer_options
 from lanemq.client.producer.outcomes import Outcome
-from lanemq.client.producer.waiters import SingleWaiter
+from lanemq.client.producer.waiters import BatchWaiter, SingleWaiter
 from lanemq.client.receipt import Receipt
 from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock, SystemClock
@@ -49,6 +52,9 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
 """How exact deadlines are. Idle ticks cost next to nothing; waking the maintenance thread for every send would not."""
+
+GATHER_MILLIS, ASYNC_GATHER_MILLIS = 20, 5
+"""How long `send_many` packs messages for many queues before it sends them. On an event loop, other tasks wait."""
 
 CLOSE_SPARE_SECONDS = 1.0
 """How long `close` waits beyond the deadline of the youngest message, because deadlines are not exact."""
@@ -96,6 +102,18 @@ class ProducerBase(ABC):
         self._closing = self._closed = False
         self._in_child = False
         self._next_heartbeat = 0
+
+    def _chunks(
+        self, messages: Many, waiter: BatchWaiter, route: Callable[[], TopicRoute | None], max_ms: int
+    ) -> Iterator[list[PendingMessage]]:
+        """What `send_many` hands over at once: as much as the topic's queues need for batches worth a request."""
+
+        def wanted() -> int:
+            known = route()
+            return 0 if known is None else GATHERED_PER_QUEUE * len(known.publish)
+
+        chunks, max_bytes = self._packer.chunks(messages, waiter), self._options.buffer_bytes // 4
+        return gathered(chunks, waiter, wanted, max_bytes, max_ms, self._clock)
 
     @abstractmethod
     def end_with_program(self, seconds: float) -> None:

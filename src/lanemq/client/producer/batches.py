@@ -23,6 +23,7 @@ from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import NO_WAITER, BatchWaiter, Waiter
 from lanemq.client.routing import no_such_topic
 from lanemq.client.topic_route import TopicRoute, keys_would_move
+from lanemq.clock import Clock
 from lanemq.core.sending.sharding import Selector, pick_queue, round_robin
 from lanemq.model.checks import check_callable, check_kind
 from lanemq.model.errors import CodecError, InvalidOption, MessageTooLarge, MissingKey, NotAllowed
@@ -56,6 +57,10 @@ longer ones is checked."""
 CHUNK_MESSAGES, CHUNK_BYTES = 500, 1024 * 1024
 """How much `send_many` hands over at once: enough to fill batches, little enough to let other callers in between. At
 most a quarter of the buffer, so that the next chunk is packed while one is under way."""
+
+GATHERED_PER_QUEUE = 32
+"""Messages per queue of a topic that `send_many` hands over at once, where that is more than a chunk. A request costs
+as much as 30 messages."""
 
 STAMP_BYTES = 128
 """Room that the properties leave for the stamp, which its lane adds."""
@@ -322,6 +327,38 @@ class Packer:
             f"the body has {size} bytes, the limit is {self._max_body_bytes}: "
             f"keep large data elsewhere and send where it is"
         )
+
+
+def gathered(
+    chunks: Iterator[list[PendingMessage]],
+    waiter: BatchWaiter,
+    wanted: Callable[[], int],
+    max_bytes: int,
+    max_ms: int,
+    clock: Clock,
+) -> Iterator[list[PendingMessage]]:
+    """Joins chunks until they have `wanted` messages or `max_bytes`, or until `max_ms` have passed.
+
+    With many queues, one chunk would have a message or two for each of them. If reading fails, what was read before is
+    still yielded; after a failed message, nothing is.
+    """
+    whole, size, began = list[PendingMessage](), 0, clock.now()
+    while True:
+        try:
+            chunk = next(chunks, None)
+        except BaseException:
+            if whole:
+                yield whole
+            raise
+        if chunk is None:
+            break
+        whole += chunk
+        size += total_size(chunk)
+        if len(whole) >= wanted() or size >= max_bytes or clock.now() - began >= max_ms:
+            yield whole
+            whole, size, began = [], 0, clock.now()
+    if whole and not waiter.errors:
+        yield whole
 
 
 @compiled

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Self, Unpack
 
 from lanemq.client.producer.base import (
+    GATHER_MILLIS,
     TICK_SECONDS,
     BatchBlock,
     ProducerBase,
@@ -157,7 +158,7 @@ class Producer(ProducerBase):
         waiter, count, interrupted = ThreadBatchWaiter(), 0, True
         try:
             try:
-                for chunk in self._packer.chunks(messages, waiter):
+                for chunk in self._chunks(messages, waiter, lambda: self._routes.cached(topic), GATHER_MILLIS):
                     self._accept_chunk(topic, chunk)
                     count += len(chunk)
             except LaneError as error:
