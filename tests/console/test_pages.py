@@ -116,6 +116,7 @@ def test_what_does_not_exist_is_not_found(client: TestClient) -> None:
     )  # fmt: skip
     for path in paths:
         assert client.get(path).status_code == 404, path
+    assert "There is no page at this address." in client.get("/nothing").text
     assert client.get("/message?topic=orders&queue=x&offset=y").status_code == 400
 
 

@@ -97,7 +97,8 @@ _ERROR = Screen("", "", "error.html", lambda console, request: asyncio.sleep(0, 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     title = {403: "Not allowed", 404: "Not found", 405: "Not found"}.get(error.status_code, "That did not work")
-    return await _error_page(request, title, str(error.detail), error.status_code)
+    text = "There is no page at this address." if error.detail == "Not Found" else str(error.detail)
+    return await _error_page(request, title, text, error.status_code)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
