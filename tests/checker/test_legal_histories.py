@@ -473,6 +473,25 @@ def test_messages_of_foreign_producers_are_accepted(judge: Judge) -> None:
     assert judge(script, CheckOptions(foreign_producers=True)).verdict is Verdict.PASS
 
 
+def test_a_long_lane_is_redriven_twice_below_the_committed_offset(judge: Judge) -> None:
+    """The checker keeps no list of a long lane's offsets below the commit."""
+    lane = range(1, 100)
+    report = judge(
+        "\n".join(
+            (
+                "a turn 0 i epoch=1\na turn 1 k epoch=1\na end 1 k retry epoch=1",
+                *(f"broker parked {n} k\na parked {n} k" for n in lane),
+                "broker redriven 1 k 99",
+                *(f"a turn {n} k epoch=1\na end {n} k ok epoch=1" for n in range(1, 81)),
+                "a end 0 i ok epoch=1\na commit 100 epoch=1",
+                "broker redriven 1 k 99",
+                *(f"b turn {n} k epoch=2\nb end {n} k ok epoch=2" for n in lane),
+            )
+        )
+    )
+    assert report.verdict is Verdict.PASS, report
+
+
 def test_parked_messages_are_counted_by_how_they_ended(judge: Judge) -> None:
     """One is redriven (and runs twice, because its removal was lost), one discarded, one still parked."""
     report = judge(
