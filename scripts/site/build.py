@@ -38,7 +38,9 @@ FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 def main() -> None:
     source, html = WORK / "source", WORK / "html"
-    update(source, collect())
+    if update(source, collect()):  # Sphinx would leave the pages of a document that is gone
+        shutil.rmtree(WORK / "cache", ignore_errors=True)
+        shutil.rmtree(html, ignore_errors=True)
     sphinx = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", "--builder", "html"]
     folders = ["--conf-dir", HERE, "--doctree-dir", WORK / "cache", source, html]
     if subprocess.run([*sphinx, *map(str, folders)], check=False).returncode:
@@ -81,15 +83,20 @@ def opened(path: Path) -> Path:
     return Path("files") / f"{path.relative_to(ROOT)}.txt"
 
 
-def update(folder: Path, files: dict[Path, bytes]) -> None:
-    """Makes the folder hold these files. What is unchanged is left alone, so that Sphinx does not read it again."""
-    for old in [path for path in folder.rglob("*") if path.is_file() and path.relative_to(folder) not in files]:
+def update(folder: Path, files: dict[Path, bytes]) -> bool:
+    """Makes the folder hold these files, and returns whether others had to go.
+
+    What is unchanged is left alone, so that Sphinx does not read it again.
+    """
+    gone = [path for path in folder.rglob("*") if path.is_file() and path.relative_to(folder) not in files]
+    for old in gone:
         old.unlink()
     for name, content in files.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists() or target.read_bytes() != content:
             target.write_bytes(content)
+    return bool(gone)
 
 
 def turn_links(text: str, page: Path, target: Path) -> str:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripts.site.build import FILES, PAGES, listed, seal, turn_links
+from scripts.site.build import FILES, PAGES, listed, seal, turn_links, update
 from scripts.site.conf import as_rest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -44,6 +44,16 @@ def test_every_link_out_of_the_documents_has_a_place_on_the_site() -> None:
         for link in re.findall(r"\]\(([^)#:\s]+)", text):
             target = (page.parent / link).resolve().relative_to(ROOT)
             assert target.parts[0] in {"docs", *FILES} or str(target) in PAGES, f"{page.name}: {link}"
+
+
+def test_only_what_changed_is_written_and_what_is_gone_is_removed(tmp_path: Path) -> None:
+    update(tmp_path, {Path("a.md"): b"one", Path("guides/b.md"): b"two"})
+    kept = (tmp_path / "a.md").stat().st_mtime_ns
+    assert not update(tmp_path, {Path("a.md"): b"one", Path("guides/b.md"): b"new"})
+    assert (tmp_path / "a.md").stat().st_mtime_ns == kept
+    assert (tmp_path / "guides" / "b.md").read_bytes() == b"new"
+    assert update(tmp_path, {Path("a.md"): b"one"}), "the site must be built from the start"
+    assert not (tmp_path / "guides" / "b.md").exists()
 
 
 def test_docstrings_keep_their_code_and_their_names() -> None:
