@@ -60,7 +60,7 @@ most a quarter of the buffer, so that the next chunk is packed while one is unde
 
 GATHERED_PER_QUEUE = 32
 """Messages per queue of a topic that `send_many` hands over at once, where that is more than a chunk. A request costs
-as much as 30 messages."""
+far more than a message."""
 
 STAMP_BYTES = 128
 """Room that the properties leave for the stamp, which its lane adds."""
