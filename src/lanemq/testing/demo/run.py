@@ -93,6 +93,10 @@ def until(what: str) -> Iterator[None]:
     raise LaneError(f"waited {MAX_STEP_SECONDS:.0f} s for {what}")
 
 
+BROKER_READY = re.compile(r"^LaneMQ \S+ on (\S+:\d+)", re.MULTILINE)
+"""The line by which the broker says that it is ready. The address of its monitor may follow."""
+
+
 def start_broker(run: DemoRun) -> str:
     """Starts the broker and returns its address."""
     run.start(
@@ -102,7 +106,7 @@ def start_broker(run: DemoRun) -> str:
     )  # fmt: skip
     for _ in until("the broker to start"):
         run.check_alive()
-        found = re.search(r"^LaneMQ .* on (\S+:\d+)", run.log_of("broker").read_text(), re.MULTILINE)
+        found = BROKER_READY.search(run.log_of("broker").read_text())
         if found:
             return found[1]
     raise AssertionError
