@@ -202,7 +202,7 @@ def test_decisions_are_numbered_complete_and_listed() -> None:
     paths = sorted((DOCS / "decisions").glob("0*.md"))
     listed = re.findall(r"\]\((0[^)]+)\)", (DOCS / "decisions" / "README.md").read_text("utf-8"))
     assert listed == [path.name for path in paths]
-    assert len({path.name[:4] for path in paths}) == len(paths), "each number once"
+    assert [int(path.name[:4]) for path in paths] == list(range(1, len(paths) + 1)), "without a gap"
     for path in paths:
         titles = re.findall(r"^## (.+)$", path.read_text("utf-8"), re.MULTILINE)
         assert titles == ["Context", "Choice", "What we gave up", "When to look again"], path.name
