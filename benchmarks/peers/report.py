@@ -136,8 +136,8 @@ def _about(measured: dict[Case, Figure], records: list[dict[str, Any]], names: l
         "",
         f"- Median of up to {rounds} alternating rounds, best round in brackets; messages per second unless a unit is "
         "named. All servers run side by side on loopback, clients in processes of their own.",
-        "- 100 keys over 4 queues, JSON events decoded by msgspec everywhere. Relaxed: acknowledged before "
-        "fsync; durable: after it.",
+        "- 100 keys over 4 queues (NATS: one stream), JSON events decoded by msgspec everywhere. Relaxed: acknowledged "
+        "before fsync; durable: after it.",
         "- The messages of every round were read back: none missing, the order of each key kept, unless a line below "
         "says otherwise.",
         "- A dash: the client has no such form.",

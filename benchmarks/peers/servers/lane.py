@@ -5,6 +5,7 @@ import sys
 from interop.ports import listens
 
 from benchmarks.peers.processes import PeerServer
+from lanemq.client.admin.admin import Admin
 
 
 class LaneServer(PeerServer):
@@ -16,4 +17,8 @@ class LaneServer(PeerServer):
         self.run([*command, "--data", str(self.folder / "data"), *([] if self.durable else ["--relaxed"])])
 
     def is_ready(self) -> bool:
-        return bool(listens(self.port))
+        if not listens(self.port):
+            return False
+        with Admin(self.address) as admin:
+            admin.topics()
+        return True
