@@ -143,7 +143,7 @@ def broker() -> Iterator[EmbeddedBroker]:
 def topic(broker: EmbeddedBroker) -> str:
     """A topic of two queues that no other test knows."""
     name = f"t-{uuid.uuid4().hex[:12]}"
-    with Admin(broker.address) as admin:
+    with Admin(broker.address, timeout=60) as admin:
         admin.create_topic(name, 2)
     return name
 

@@ -294,7 +294,7 @@ def test_a_crash_leaves_no_lock(tmp_path: Path, postgres: Server) -> None:
 
 def test_without_psycopg_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(InvalidOption, match=r"lanemq\[postgres\]"):
+    with pytest.raises(InvalidOption, match=r"pip install \'\.\[postgres\]\'"):
         PostgresSink("host=nowhere", "rows")
 
 
