@@ -17,6 +17,7 @@ from lanemq.client.producer.producer import Producer
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.mirror.positions import NotMovable, translate
 from lanemq.mirror.verifying import compare
+from lanemq.model.errors import NotAllowed
 
 
 def consume(address: str, topic: str, group: str, count: int) -> list[tuple[str | None, int]]:
@@ -156,3 +157,17 @@ def test_a_sealed_source_can_take_messages_again(pair: Pair) -> None:
     assert call(pair, "cut-over", "undone", "--undo").exit_code == 0
     send(pair.source, "undone", 10, first=10)
     assert call(pair, "verify", "undone").exit_code == 1
+
+
+def test_a_move_is_not_undone_after_producers_were_switched(pair: Pair) -> None:
+    pair.create("switched")
+    send(pair.source, "switched", 10)
+    assert call(pair, "cut-over", "switched", "--seal").exit_code == 0
+    send(pair.target, "switched", 3, first=10)
+    refused = call(pair, "cut-over", "switched", "--undo")
+    assert refused.exit_code == 1
+    assert "the target has 3 messages that are not from this mirror" in refused.output
+    with pytest.raises(NotAllowed):
+        send(pair.source, "switched", 1)
+    assert call(pair, "cut-over", "switched", "--undo", "--force").exit_code == 0
+    send(pair.source, "switched", 1)

@@ -12,7 +12,7 @@ from lanemq.mirror.copying import Mirror, MirrorOptions, MirrorReport
 from lanemq.mirror.ends import Side
 from lanemq.mirror.positions import translate
 from lanemq.mirror.verifying import compare
-from lanemq.model.errors import LaneError
+from lanemq.model.errors import LaneError, OrderError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,17 @@ class CutOver:
             if not passed:
                 return
 
-    def undo(self) -> None:
-        """Makes the source take messages again."""
+    def undo(self, *, force: bool = False) -> None:
+        """Makes the source take messages again.
+
+        `OrderError` if the target has messages that are no copies: its producers were switched, and keys would be in
+        both places. `force` does not look.
+        """
+        if not force and (own := compare(self._options).not_copies):
+            raise OrderError(
+                f"the target has {own} messages that are not from this mirror, so producers send there: messages of "
+                f"one key would be at both sides. Stop those producers first, then use --force"
+            )
         with self._options.open_source() as source:
             for topic in self._options.topics:
                 source.admin.set_writable(topic, writable=True)

@@ -155,10 +155,11 @@ def positions(options: MirrorOptions, groups: tuple[str, ...], online: bool, dry
 @click.option("--group", "groups", multiple=True, metavar="NAME", help="Only this group; may be repeated.")
 @click.option("--seal", is_flag=True, help="Make the source refuse sends to the topics.")
 @click.option("--quiet", type=duration, default="5s", show_default=True, help="Without --seal: time without a message.")
-@click.option("--undo", is_flag=True, help="Only make the source take messages again.")
+@click.option("--undo", is_flag=True, help="Only make the source take messages again, if nothing was switched yet.")
+@click.option("--force", is_flag=True, help="With --undo: even if the target has messages of its own.")
 @json_lines_option("step")
 def cut_over(
-    options: MirrorOptions, groups: tuple[str, ...], seal: bool, quiet: float, undo: bool, as_json: bool
+    options: MirrorOptions, groups: tuple[str, ...], seal: bool, quiet: float, undo: bool, force: bool, as_json: bool
 ) -> None:
     """Do the last steps before producers and consumers are switched to the target.
 
@@ -167,7 +168,7 @@ def cut_over(
     """
     moving = CutOver(options, groups, seal=seal, quiet=quiet)
     if undo:
-        moving.undo()
+        moving.undo(force=force)
         click.echo("the source takes messages again")
         return
     passed = False
@@ -178,7 +179,7 @@ def cut_over(
         else:
             click.echo(f"{'ok    ' if step.passed else 'failed'}  {step.name}: {step.text}")
     if not passed:
-        raise CliError("the cut-over is not complete; producers and consumers stay at the source")
+        raise CliError("the cut-over is not complete: do not switch producers and consumers yet")
     if not as_json:
         click.echo(f"switch: start consumers, then producers, with --server '{options.target}'")
 
