@@ -358,7 +358,7 @@ def test_an_apache_broker_reports_no_owners_and_the_note_says_so() -> None:
             assert admin.locks() == ()
             described = admin.describe_group("g")
     assert described.members == ()
-    assert described.note == "owners are not known: fake is not a LaneMQ broker"
+    assert described.note == "owners are not known: not LaneMQ brokers: fake"
 
 
 def test_a_commit_creates_a_group_that_an_apache_broker_does_not_know() -> None:

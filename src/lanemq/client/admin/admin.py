@@ -457,7 +457,7 @@ class Admin(AdminClient):
                 silent.append(name)
                 continue
             leases += map(_lease_view, msgspec.json.decode(checked(reply).body, type=_LeaseTable).leases)
-        note = f"owners are not known: {', '.join(silent)} is not a LaneMQ broker" if silent else ""
+        note = f"owners are not known: not LaneMQ brokers: {', '.join(silent)}" if silent else ""
         return tuple(sorted(leases, key=lambda each: (each.group, each.queue))), note
 
     def _query(self, topic: str, key: str, limit: int, *, by_unique_id: bool) -> list[Message]:
