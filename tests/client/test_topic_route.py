@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lanemq.client.routing import report_change
 from lanemq.client.topic_route import (
     REFRESH_MILLIS,
     RETRY_MILLIS,
@@ -130,6 +131,15 @@ def test_a_provisional_route_is_refreshed_soon() -> None:
     assert book.fresh("t", now=Millis(RETRY_MILLIS)) is None
 
 
+def test_a_route_with_a_broker_that_has_no_master_is_refreshed_soon() -> None:
+    """Its replica becomes the master within a second or two, and the broker's queues wait until clients know."""
+    data = TopicRouteData(broker_datas=[broker("a"), broker("b", ids=(1,))], queue_datas=[queues("a"), queues("b")])
+    book, route = RouteCache(), topic_route("t", data)
+    book.put(route, now=Millis(0))
+    assert route.away == {"b"}
+    assert book.fresh("t", now=Millis(RETRY_MILLIS)) is None
+
+
 def test_a_contradicted_route_is_known_but_not_fresh() -> None:
     book, route = RouteCache(), TopicRoute("t", (), (), {})
     book.put(route, now=Millis(0))
@@ -167,3 +177,24 @@ def test_a_route_with_an_unreachable_broker_is_asked_for_again_after_a_second() 
     assert cache.fresh("t", now=Millis(30_000)) is route
     cache.unreachable("unknown")
     assert cache.fresh("unknown", now=Millis(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "logged"),
+    [
+        ([broker("a"), broker("b", ids=(1,))], "topic t: messages of keys at b wait for it, others go on"),
+        ([broker("a")], "the queues of topic t changed from 4 to 2: keys may have moved to other queues"),
+    ],
+    ids=["its replica is there", "it is gone"],
+)
+def test_only_a_changed_list_of_queues_is_reported_as_a_move(
+    now: list[BrokerData], logged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker between two masters moves no key."""
+    both = TopicRouteData(broker_datas=[broker("a"), broker("b")], queue_datas=[queues("a"), queues("b")])
+    fewer = TopicRouteData(broker_datas=now, queue_datas=[queues(each.broker_name) for each in now])
+    report_change(topic_route("t", both), topic_route("t", fewer))
+    assert caplog.messages == [logged]
+    caplog.clear()
+    report_change(topic_route("t", fewer), topic_route("t", both))
+    assert bool(caplog.messages) == (len(now) == 1)

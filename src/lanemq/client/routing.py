@@ -134,7 +134,7 @@ class _CachedRoutes:
         before = self._cache.known(topic)
         self._cache.put(route, now=self._clock.now())
         if before is not None and not before.provisional:
-            _report_change(before, route)
+            report_change(before, route)
         return route
 
     def _with_key_queues(self, route: TopicRoute) -> TopicRoute:
@@ -159,10 +159,11 @@ class _CachedRoutes:
         return route
 
 
-def _report_change(before: TopicRoute, now: TopicRoute) -> None:
+def report_change(before: TopicRoute, now: TopicRoute) -> None:
+    """Warns if keys would move, may have moved, or wait for a broker that is away."""
     if now.moved and now.moved != before.moved:
         log.warning("%s", keys_would_move(now))
-    elif now.publish != before.publish:
+    elif {queue.broker for queue in set(before.publish) ^ set(now.publish)} - before.away - now.away:
         log.warning(
             "the queues of topic %s changed from %d to %d: keys may have moved to other queues",
             now.topic,

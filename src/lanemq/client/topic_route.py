@@ -27,7 +27,7 @@ REFRESH_MILLIS = 30_000
 """How long a route is used before it is asked for again (RocketMQ's ClientConfig.pollNameServerInterval)."""
 
 RETRY_MILLIS = 3_000
-"""How long a known route is used after a failed refresh before the next attempt."""
+"""How long a known route is used after a failed refresh, or while a broker in it has no master."""
 UNREACHABLE_MILLIS = 1_000
 """How long a route is used at most while a broker in it cannot be reached."""
 
@@ -207,7 +207,8 @@ class RouteCache:
         self._contradicted.discard(route.topic)
         changed = self._routes.get(route.topic) != route
         self._routes[route.topic] = route
-        self._due[route.topic] = now + (RETRY_MILLIS if route.provisional else REFRESH_MILLIS)
+        # A broker without a master gets one within a second or two where the cluster has replicas.
+        self._due[route.topic] = now + (RETRY_MILLIS if route.provisional or route.away else REFRESH_MILLIS)
         self._answered_at[route.topic] = now
         return changed
 
