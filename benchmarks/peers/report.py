@@ -159,7 +159,7 @@ def busy(loads: list[float], cores: int) -> list[str]:
 
 
 def _rows(measured: dict[Case, Figure]) -> list[Case]:
-    """One case for each row: all that was measured, whoever has it."""
+    """The rows of the table: each case that at least one contender was measured in."""
     return sorted({case._replace(contender="") for case in measured}, key=_place)
 
 

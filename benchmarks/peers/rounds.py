@@ -50,7 +50,7 @@ def is_better(one: float, other: float, unit: str) -> bool:
 
 
 def figures(records: Iterable[dict[str, Any]]) -> dict[Case, Figure]:
-    """Groups the rounds. A case with a failed round is told by its verdict, even if other rounds passed."""
+    """Groups the rounds by case. One round with wrong messages decides the verdict; the report lists failed rounds."""
     grouped: dict[Case, list[dict[str, Any]]] = {}
     for record in records:
         case = Case(record["path"], record["mode"], record.get("bytes", 0), record["contender"])
