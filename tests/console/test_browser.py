@@ -55,6 +55,7 @@ LANE = {"group": "shipping", "topic": "orders", "broker": "lanemq", "queue": QUE
 FORMS = {
     "lane": f"/waiting/lane?{urlencode(LANE)}",
     "new-topic": "/topic/new",
+    "new-topic-preview": "/topic/new?name=invoices&queues=8&order=key",
     "delete-topic": "/topics/orders/delete",
     "reset": "/groups/shipping/reset",
     "reset-preview": "/groups/shipping/reset?topic=orders&to=first",
@@ -172,6 +173,23 @@ def test_a_person_signs_in_and_redrives_a_key(window: Window, stage: Stage) -> N
     window.page.locator("tr", has_text="order-7").get_by_role("link", name="Inspect").first.click()
     window.page.get_by_role("button", name="Redrive 2 messages").click()
     assert "of key order-7 are redriven" in window.page.get_by_role("status").inner_text()
+    assert window.problems == []
+
+
+def test_a_person_creates_a_topic_after_its_preview(window: Window, stage: Stage) -> None:
+    window.open("/topic/new")
+    window.page.get_by_label("Name").fill("made-in-a-browser")
+    window.page.get_by_role("button", name="Preview").click()
+    window.page.get_by_role("heading", name="Cannot be changed later").wait_for()
+    window.page.get_by_role("link", name="Sign in to create it").click()
+    window.page.get_by_label("Token").fill(TOKEN)
+    window.page.get_by_role("button", name="Sign in").first.click()
+    with Admin(stage.address) as admin:
+        assert "made-in-a-browser" not in admin.topics()
+        window.page.get_by_role("button", name="Create topic").click()
+        assert "was created" in window.page.get_by_role("status").inner_text()
+        assert "made-in-a-browser" in admin.topics()
+        admin.delete_topic("made-in-a-browser")
     assert window.problems == []
 
 

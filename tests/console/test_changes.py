@@ -18,13 +18,13 @@ from lanemq.console.settings import ConsoleSettings
 OURS = {"origin": BASE}
 
 
-def secret_of(client: TestClient, path: str = "/topic/new") -> str:
+def secret_of(client: TestClient, path: str = "/topics/orders/delete") -> str:
     found = re.search(r'name="secret" value="([^"]+)"', client.get(path).text)
     return found[1] if found else ""
 
 
 def create(client: TestClient, name: str, headers: Mapping[str, str], **fields: str) -> int:
-    form = {"name": name, "queues": "1", "ordered": "yes", **fields}
+    form = {"name": name, "queues": "1", "order": "key", "broker": "lanemq", **fields}
     return client.post("/topic/new", data=form, headers=dict(headers), follow_redirects=False).status_code
 
 
@@ -90,9 +90,8 @@ def test_another_machine_may_look_and_not_change(stage: Stage) -> None:
         remote.post("/sign-in", data={"token": TOKEN}, headers=OURS)
         page = remote.get("/topics")
         assert "read-only" not in page.text  # it has a session, and still:
-        answer = remote.post(
-            "/topic/new", data={"name": "remote", "queues": "1", "secret": secret_of(remote)}, headers=OURS
-        )
+        form = {"name": "remote", "queues": "1", "order": "key", "broker": "lanemq", "secret": secret_of(remote)}
+        answer = remote.post("/topic/new", data=form, headers=OURS)
         assert answer.status_code == 403
         assert "--remote-writes" in answer.text
     assert "remote" not in topics(stage)
@@ -140,6 +139,50 @@ def test_a_topic_is_created_and_deleted_by_its_name(signed_in: TestClient, stage
     assert "short-lived" not in topics(stage)
 
 
+def test_a_new_topic_is_previewed_and_then_created(signed_in: TestClient, stage: Stage) -> None:
+    asked = {"name": "previewed", "queues": "3", "order": "key"}
+    page = signed_in.get(f"/topic/new?{urlencode(asked)}").text
+    assert "will be created with 3 queues on 1 broker, ordered: by key" in page
+    assert stage.address in page
+    assert "the number of queues: another one would move keys away from their messages" in page
+    assert "previewed" not in topics(stage)
+    form = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', page))
+    answer = signed_in.post("/topic/new", data=form, headers=OURS)
+    assert "Topic previewed was created." in answer.text
+    with Admin(stage.address) as admin:
+        found = admin.describe_topic("previewed")
+        assert (found.ordered, len(found.queues)) == (True, 3)
+    assert "exists already, as you ask for it" in signed_in.get(f"/topic/new?{urlencode(asked)}").text
+    other = signed_in.get(f"/topic/new?{urlencode({**asked, 'queues': '4'})}").text
+    assert "exists with 3 queues per broker and is ordered" in other
+    assert "Create topic" not in other
+
+
+def test_a_new_topic_is_not_created_on_other_brokers_than_the_preview_showed(
+    signed_in: TestClient, stage: Stage
+) -> None:
+    assert create(signed_in, "elsewhere", OURS, secret=secret_of(signed_in), broker="gone") == 409
+    assert "elsewhere" not in topics(stage)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"name": "a b", "queues": "1", "order": "key"}, "a b"),
+        ({"name": "t", "queues": "0", "order": "key"}, "is not a number of queues"),
+        ({"name": "t", "queues": "1", "order": "other"}, "is not an order"),
+    ],
+)
+def test_a_new_topic_that_cannot_be_is_refused_before_the_preview(
+    signed_in: TestClient, asked: dict[str, str], why: str
+) -> None:
+    page = signed_in.get(f"/topic/new?{urlencode(asked)}").text
+    assert 'role="alert"' in page
+    assert why in page
+    assert "What will happen" not in page
+    assert create(signed_in, secret=secret_of(signed_in), headers=OURS, **asked) == 400
+
+
 def test_a_reset_is_previewed_and_then_done(signed_in: TestClient, stage: Stage) -> None:
     with Admin(stage.address) as admin:
         admin.create_topic("replayed", 1, ordered=True)
@@ -160,13 +203,12 @@ def test_a_reset_is_previewed_and_then_done(signed_in: TestClient, stage: Stage)
 
 def lane_form(signed_in: TestClient, key: str) -> tuple[str, dict[str, str]]:
     """The page of a lane of `shipping`, and what its forms send."""
-    found = re.search(r'name="secret" value="([^"]+)"', signed_in.get("/topic/new").text)
-    assert found is not None
+    secret = secret_of(signed_in)
     for queue in ("0", "1"):
         named = {"group": "shipping", "topic": "orders", "broker": "lanemq", "queue": queue, "key": key}
         page = signed_in.get(f"/waiting/lane?{urlencode(named)}")
         if page.status_code == 200:
-            return page.text, {**named, "secret": found[1]}
+            return page.text, {**named, "secret": secret}
     raise AssertionError(f"{key} is not parked")
 
 

@@ -63,7 +63,7 @@ FORMS = {
     "redrive-dead": "/dead/redrive?group=mail",
     "discard-dead": "/dead/discard?group=mail",
     "reset": "/groups/billing/reset?topic=orders&to=10m",
-    "new-topic": "/topic/new",
+    "new-topic": "/topic/new?name=invoices&queues=8&order=key",
     "delete-topic": "/topics/orders/delete",
 }
 """Pages for a person who has signed in."""

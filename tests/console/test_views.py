@@ -19,7 +19,7 @@ from lanemq.console.views.groups import group_rows
 from lanemq.console.views.home import OrderVerdict, home_view, plot_series
 from lanemq.console.views.key import step_of
 from lanemq.console.views.messages import Search, parse_search
-from lanemq.console.views.topics import topic_rows
+from lanemq.console.views.topics import new_topic_view, parse_new_topic, topic_rows
 from lanemq.console.views.waiting import waiting_view
 from lanemq.console.wording import ago, rate, size, span
 from lanemq.core.lane_status import LaneStatus
@@ -91,6 +91,18 @@ def test_the_size_of_a_topic_comes_from_the_mean_size_of_what_was_sent() -> None
     assert [row.size for row in topic_rows(now, Trends())] == [None]
     counted = replace(now, brokers=(BrokerView("b", "x", True, counters), BrokerView("a", "y", False, {})))
     assert [row.size for row in topic_rows(counted, Trends())] == [2500]
+
+
+def test_a_new_topic_cannot_be_created_while_a_broker_is_away_or_if_it_would_need_two_queues() -> None:
+    away, here = BrokerView("a", "x", True, {}, "refused"), BrokerView("b", "y", True, {})
+    by_key = parse_new_topic("new", "4", "key")
+    assert new_topic_view(by_key, replace(snapshot(0), brokers=(here,))).possible
+    view = new_topic_view(by_key, replace(snapshot(0), brokers=(away, here)))
+    assert (view.possible, view.away, view.queues) == (False, ("a",), 8)
+    assert not new_topic_view(by_key, Snapshot(Millis(0), error="refused")).possible
+    globally = parse_new_topic("new", "", "global")
+    assert new_topic_view(globally, replace(snapshot(0), brokers=(here,))).queues == 1
+    assert "needs one queue" in new_topic_view(globally, replace(snapshot(0), brokers=(here, here))).problem
 
 
 def test_a_group_shows_its_dead_letters_and_not_those_of_others() -> None:

@@ -8,8 +8,10 @@ from starlette.routing import BaseRoute, Route
 from lanemq.client.admin.admin import Admin
 from lanemq.console.links import topic_link
 from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of
-from lanemq.console.views.topics import TopicView, topic_rows, topic_view
-from lanemq.model.names import check_topic
+from lanemq.console.views.topics import TopicView, new_topic_view, parse_new_topic, topic_rows, topic_view
+from lanemq.model.errors import InvalidName, InvalidOption
+
+NEW_FIELDS = ("name", "queues", "order")
 
 
 async def _list(console: Console, request: Request) -> Context:
@@ -41,7 +43,16 @@ async def _retention(console: Console) -> tuple[str, str]:
 
 
 async def _new(console: Console, request: Request) -> Context:
-    return {"title": "New topic"}
+    """The form; with a name, also the preview."""
+    asked = {field: request.query_params.get(field, "") for field in NEW_FIELDS}
+    preview, problem = None, ""
+    if any(asked.values()):
+        try:
+            preview = new_topic_view(parse_new_topic(**asked), await console.watch.fresh())
+        except (InvalidName, InvalidOption) as error:
+            problem = str(error)
+    retention = await _retention(console)
+    return {"title": "New topic", "asked": asked, "preview": preview, "problem": problem, "retention": retention}
 
 
 async def _deleting(console: Console, request: Request) -> Context:
@@ -53,16 +64,16 @@ async def _create(request: Request) -> Response:
     console = console_of(request)
     session = await console.check_write(request)
     form = await request.form()
-    name, queues = check_topic(str(form.get("name", "")).strip()), str(form.get("queues", "")).strip()
-    if not queues.isdecimal() or not 1 <= int(queues) <= 4096:
-        raise HTTPException(400, f"{queues!r} is not a number of queues: write 1 to 4096")
-    ordered = form.get("ordered") == "yes"
+    topic = parse_new_topic(**{field: str(form.get(field, "")) for field in NEW_FIELDS})
+    brokers = {each.name for each in (await console.watch.fresh()).brokers}
+    if set(form.getlist("broker")) != brokers:
+        raise HTTPException(409, "there are other brokers than the preview showed: open the page again")
 
     def create() -> bool:
         with Admin(console.settings.server, **console.credentials(session)) as admin:
-            return admin.ensure_topic(name, int(queues), ordered=ordered)
+            return admin.ensure_topic(topic.name, topic.count, ordered=topic.ordered)
 
-    created = await console.reading.do(create)
+    name, created = topic.name, await console.reading.do(create)
     await console.watch.changed()
     return back(topic_link(name), f"Topic {name} was created." if created else f"Topic {name} exists already.")
 

@@ -1,4 +1,4 @@
-"""Topics: all of them, and one with its queues and readers."""
+"""Topics: all of them, one with its queues and readers, and the preview of a new one."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -6,8 +6,16 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from lanemq.client.admin.views import BrokerFigures, TopicDescription
+from lanemq.client.topics import NewTopic, Order
 from lanemq.console.snapshot import GroupNow, Snapshot
 from lanemq.console.trends import Trends
+from lanemq.model.errors import InvalidOption
+from lanemq.model.wording import plural
+
+MAX_QUEUES = 4096
+"""Queues per broker that the form accepts. Each costs the broker files and the members leases."""
+ORDERS: dict[str, Order] = {"key": True, "global": "global", "none": False}
+"""What the form calls each order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +132,85 @@ def _reader(group: GroupNow, topic: TopicDescription) -> TopicReaderRow:
     kept = sum(each.messages for each in topic.queues)
     late = max((each.lag_ms for each in here if each.lag_ms is not None), default=0) / 1000
     return TopicReaderRow(group.name, len(group.members), lag, late, 1.0 if not kept else max(0.0, 1 - lag / kept))
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopicView:
+    """What creating a topic will do, before it is done."""
+
+    topic: NewTopic
+    brokers: tuple[tuple[str, str], ...]
+    """Name and address of each broker that gets the topic."""
+    away: tuple[str, ...]
+    """Brokers that do not answer, so that nothing can be created now."""
+    problem: str
+    """Why the topic cannot be created; empty if it can."""
+    exists: bool
+    """Whether the topic is there already as asked for, so that nothing will change."""
+    order: str
+    fixed: tuple[str, ...]
+    """What cannot be changed later."""
+    open: tuple[str, ...]
+    """What can."""
+
+    @property
+    def queues(self) -> int:
+        """Queues on all brokers."""
+        return self.topic.count * len(self.brokers)
+
+    @property
+    def possible(self) -> bool:
+        return not (self.problem or self.exists or self.away) and bool(self.brokers)
+
+
+def parse_new_topic(name: str, queues: str, order: str) -> NewTopic:
+    """The topic that a form asks for. Raises `InvalidOption` or `InvalidName`."""
+    if order not in ORDERS:
+        raise InvalidOption(f"{order[:40]!r} is not an order: write key, global or none")
+    if ORDERS[order] == "global":
+        return NewTopic(name.strip(), None, "global")
+    if not queues.strip().isdecimal() or not 1 <= int(queues) <= MAX_QUEUES:
+        raise InvalidOption(f"{queues[:40]!r} is not a number of queues: write 1 to {MAX_QUEUES}")
+    return NewTopic(name.strip(), int(queues), ORDERS[order])
+
+
+def new_topic_view(topic: NewTopic, now: Snapshot) -> NewTopicView:
+    found = now.topic(topic.name)
+    fixed, rest = _later(topic)
+    return NewTopicView(
+        topic,
+        tuple((each.name, each.address) for each in now.brokers),
+        tuple(each.name for each in now.brokers if each.error),
+        _problem(topic, found, len(now.brokers)),
+        found is not None,
+        {True: "by key", False: "not fixed", "global": "all messages in one order"}[topic.ordered],
+        fixed,
+        rest,
+    )
+
+
+def _problem(topic: NewTopic, found: TopicDescription | None, brokers: int) -> str:
+    if found is not None:
+        per_broker = max(Counter(each.queue.broker for each in found.queues).values(), default=0)
+        if (found.ordered, per_broker) != (bool(topic.ordered), topic.count):
+            order = "ordered" if found.ordered else "not ordered"
+            return f"Topic {topic.name} exists with {plural(per_broker, 'queue')} per broker and is {order}."
+    if topic.ordered == "global" and brokers > 1:
+        return f"One order of all messages needs one queue, and there are {brokers} brokers: order by key."
+    return ""
+
+
+def _later(topic: NewTopic) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is fixed once the topic exists, and what is not."""
+    name = "its name: a topic is not renamed"
+    kept = "how long messages are kept: the option retention of each broker"
+    if topic.ordered == "global":
+        order = "one queue, and one message at a time: more members do not make it faster"
+        return (name, order, "that it is ordered"), (kept,)
+    if topic.ordered:
+        queues = "the number of queues: another one would move keys away from their messages"
+        members = "how many keys run at once: an option of each member"
+        return (name, "that it is ordered", queues), (kept, members)
+    queues = f"the number of queues: lanemq topic create {topic.name} --queues N"
+    order = f"that it is not ordered, while it has no messages: lanemq topic create {topic.name} --ordered"
+    return (name,), (queues, order, kept)
