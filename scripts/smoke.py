@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
@@ -20,6 +21,8 @@ from pathlib import Path
 from urllib.parse import urldefrag, urljoin
 
 MAX_PAGES = 500
+"""Pages of the console that are fetched at most, beside the files of the wheel."""
+MAX_OF_A_KIND = 3
 SECONDS = 60
 
 
@@ -36,7 +39,7 @@ def main(variant: str, console: bool) -> None:
     assert "Usage:" in lane("--help")
     if console:
         with served_console() as address:
-            fetch_all(address, installed / "console" / "assets")
+            fetch_all(address, installed / "console")
     else:
         assert "pip install '.[console]'" in lane("console", code=1)
 
@@ -110,40 +113,55 @@ def wait_for_keys(address: str) -> None:
 
 
 class Links(HTMLParser):
-    """Collects what a page links to or loads."""
+    """Collects what a page links to, and what it loads."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: set[str] = set()
+        self.links: set[str] = set()
+        self.loads: set[str] = set()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         names = {"a": "href", "link": "href", "script": "src", "img": "src"}
         if value := dict(attributes).get(names.get(tag, "")):
-            self.found.add(value)
+            (self.links if tag == "a" else self.loads).add(value)
 
 
-def fetch_all(address: str, assets: Path) -> None:
-    """Fetches every page that can be reached by links, all that they load, and every asset of the wheel."""
-    waiting = {address, *(urljoin(address, f"/assets/{file.name}") for file in assets.iterdir() if file.is_file())}
-    done: set[str] = set()
-    patterns: dict[str, int] = {}
+def fetch_all(address: str, console: Path) -> None:
+    """Fetches every page that can be reached by links, all that they load, and every asset and document of the wheel.
+
+    Pages of the same kind, such as one for each key, are fetched three times, because sample traffic never ends.
+    """
+    files = {
+        urljoin(address, f"/{path}/{file.relative_to(folder).as_posix()}")
+        for path, folder in (("assets", console / "assets"), ("docs", console / "documents"))
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+    assert urljoin(address, "/docs/index.html") in files, "the wheel has no documents"
+    waiting, done, kinds = {address, *files}, set[str](), Counter[str]()
     while waiting:
         page = waiting.pop()
         done.add(page)
         kind, text = fetch(page)
         if "html" not in kind:
             continue
-        links = Links()
-        links.feed(text)
-        for link in links.found:
+        found = Links()
+        found.feed(text)
+        in_documents = page.startswith(f"{address}docs/")
+        for link in found.links | found.loads:
             target = urldefrag(urljoin(page, link))[0]
-            assert target.startswith(address), f"{page} loads from elsewhere: {link}"
+            if not target.startswith(address):
+                assert in_documents, f"{page} leads to another host: {link}"
+                assert link not in found.loads, f"{page} loads from another host: {link}"
+                continue
             pattern = re.sub(r"[^/]*\d[^/]*|\?.*", "*", target)
-            if target not in done | waiting and patterns.get(pattern, 0) < 3:  # three of a kind are enough
-                patterns[pattern] = patterns.get(pattern, 0) + 1
+            if target not in done | waiting and kinds[pattern] < MAX_OF_A_KIND:
+                kinds[pattern] += 1
                 waiting.add(target)
-        assert len(done) < MAX_PAGES, sorted(done)
-    screens = ("", "topics", "messages", "groups", "waiting", "pipelines", "check", "settings")
+        if not in_documents and page not in files:
+            assert "/docs/" in found.links, f"{page} has no link to the documents"
+        assert len(done - files) < MAX_PAGES, sorted(done - files)
+    screens = ("", "topics", "messages", "groups", "waiting", "pipelines", "check", "settings", "docs/")
     assert {address + screen for screen in screens} <= done, sorted(done)
     assert any("/key" in page for page in done), sorted(done)
 

@@ -142,7 +142,7 @@ def test_a_topic_is_created_and_deleted_by_its_name(signed_in: TestClient, stage
 def test_a_new_topic_is_previewed_and_then_created(signed_in: TestClient, stage: Stage) -> None:
     asked = {"name": "previewed", "queues": "3", "order": "key"}
     page = signed_in.get(f"/topic/new?{urlencode(asked)}").text
-    assert "will be created with 3 queues on 1 broker, ordered: by key" in page
+    assert "will be created with 3 queues on 1 broker, order: by key" in page
     assert stage.address in page
     assert "the number of queues: another one would move keys away from their messages" in page
     assert "previewed" not in topics(stage)

@@ -33,6 +33,7 @@ def test_a_page_shows_what_it_is_about_under_the_strict_policy(client: TestClien
     assert answer.status_code == 200
     assert text in answer.text
     assert answer.headers["content-security-policy"] == POLICY
+    assert '<a class="apart" href="/docs/">Documents</a>' in answer.text
     assert not re.search(r"<script(?! src=\"/assets/)|<style|<[^<>]*\s(?:style|on\w+)=|https?://(?!127)", answer.text)
 
 
