@@ -143,6 +143,25 @@ def test_an_open_page_shows_a_change(window: Window, stage: Stage) -> None:
     assert window.problems == []
 
 
+def test_a_group_plots_its_lag_and_has_the_figures_as_a_table(window: Window, stage: Stage) -> None:
+    """The lag of a group without members grows while the page is open, and the table stays open."""
+    with Admin(stage.address) as admin, Producer(stage.address) as producer:
+        admin.ensure_topic("plotted", 1, ordered=True)
+        (queue,) = [each.queue for each in admin.describe_topic("plotted").queues]
+        admin.commit("plotters", queue, 0)
+        until("the console to know the group", lambda: _opens(window, "/groups/plotters"))
+        window.page.locator(".uplot canvas").nth(1).wait_for(timeout=60_000)
+        window.page.locator("#course summary").click()
+        producer.send_many("plotted", [("k", number) for number in range(7)])
+        window.page.locator("#course tbody tr").first.get_by_role("cell", name="7", exact=True).wait_for(timeout=60_000)
+        assert window.page.locator("#course").get_attribute("open") is not None
+        values = "fetch('/groups/plotters/plots').then(answer => answer.json()).then(data => data.behind.at(-1))"
+        assert window.page.evaluate(values) == 7
+        assert window.page.locator(".uplot canvas").count() == 2
+        admin.delete_topic("plotted")
+    assert window.problems == []
+
+
 def test_the_live_tail_shows_new_messages_as_text(window: Window, stage: Stage) -> None:
     with Admin(stage.address) as admin:
         admin.ensure_topic("tailed", 1, ordered=True)

@@ -104,9 +104,11 @@ def test_search_finds_by_key_by_id_by_time_and_by_words(client: TestClient) -> N
 
 
 def test_the_plots_have_one_figure_per_sample(client: TestClient) -> None:
-    series = client.get("/plots").json()
-    assert len({len(values) for values in series.values()}) == 1
-    assert len(series["time"]) >= 2
+    for path in ("/plots", "/groups/shipping/plots"):
+        series = client.get(path).json()
+        assert len({len(values) for values in series.values()}) == 1
+        assert len(series["time"]) >= 2
+    assert set(client.get("/groups/none/plots").json()["behind"]) == {None}
 
 
 def test_what_does_not_exist_is_not_found(client: TestClient) -> None:

@@ -158,7 +158,7 @@ def _shoot(page: "Page", demo: Demo, screens: dict[str, str], width: int, suffix
         page.set_viewport_size({"width": width, "height": low})
         page.goto(demo.console + path)
         page.wait_for_load_state("load")
-        if name == "home":
+        if name in ("home", "group"):
             page.locator(".uplot").first.wait_for(timeout=60_000)
         full = page.evaluate("document.documentElement.scrollHeight")
         page.set_viewport_size({"width": width, "height": max(low, min(full, high))})

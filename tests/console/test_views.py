@@ -15,7 +15,7 @@ from lanemq.client.admin.watching import BrokerView
 from lanemq.console.key_history import read_key_history
 from lanemq.console.snapshot import GroupDeadLetters, GroupNow, Snapshot
 from lanemq.console.trends import Trend, Trends
-from lanemq.console.views.groups import group_rows
+from lanemq.console.views.groups import group_rows, lag_course, lag_series
 from lanemq.console.views.home import OrderVerdict, home_view, plot_series
 from lanemq.console.views.key import step_of
 from lanemq.console.views.messages import Search, parse_search
@@ -125,6 +125,22 @@ def test_rates_and_trends_come_from_the_snapshots() -> None:
     for second in range(10, 80):
         trends.add(snapshot(second * 1000, group(180, 180), end=180))
     assert trends.trend("shipping") is Trend.STEADY
+
+
+def test_the_course_of_a_lag_has_the_figures_of_its_plot_as_text() -> None:
+    trends = Trends()
+    trends.add(snapshot(0))  # the group is not known yet
+    assert lag_course("shipping", trends.samples) is None
+    for second in range(1, 150):
+        late = None if second > 100 else second * 1000
+        trends.add(snapshot(second * 1000, group(0, 900 if second == 77 else second, late_ms=late)))
+    series = lag_series("shipping", list(trends.samples))
+    assert {len(values) for values in series.values()} == {150}
+    assert (series["behind"][:3], series["late"][:3]) == ([None, 1, 2], [None, 1.0, 2.0])
+    course = lag_course("shipping", trends.samples)
+    assert course is not None
+    assert [(row.lag, row.lag_seconds) for row in course.rows] == [(149, 0.0), (89, 89.0), (29, 29.0), (1, 1.0)]
+    assert course.most.lag == 900, "a peak between two rows is not lost"
 
 
 def test_the_memory_is_bounded() -> None:

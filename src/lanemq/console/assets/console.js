@@ -13,12 +13,16 @@ document.addEventListener("keydown", (event) => {
 // On a phone the navigation is one line that scrolls: the current screen is made visible.
 document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
+// What a person has opened stays open when the page is brought up to date.
+htmx.config.morphIgnore.push("open");
+
 // Plots: drawn once, then given new data.
 const plots = new Map();
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const SERIES = {
   rates: [["stored", "--accent"], ["finished", "--busy"]],
   late: [["late", "--warn"]],
+  behind: [["behind", "--accent"]],
 };
 
 function axis(unit) {
@@ -57,13 +61,15 @@ function draw(element, data) {
 async function refreshPlots() {
   const elements = [...document.querySelectorAll("[data-plot]")];
   if (!elements.length || document.hidden) return;
-  try {
-    const answer = await fetch("/plots");
-    if (!answer.ok) return;
-    const data = await answer.json();
-    elements.forEach((element) => draw(element, data));
-  } catch {
-    // The console is away; the next refresh tries again.
+  for (const source of new Set(elements.map((element) => element.dataset.source))) {
+    try {
+      const answer = await fetch(source);
+      if (!answer.ok) continue;
+      const data = await answer.json();
+      elements.filter((element) => element.dataset.source === source).forEach((element) => draw(element, data));
+    } catch {
+      // The console is away; the next refresh tries again.
+    }
   }
 }
 

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from lanemq.client.admin.admin import Admin, Position
@@ -12,7 +12,7 @@ from lanemq.client.admin.views import AtOffset, AtTime, OffsetChange
 from lanemq.client.security import SecuritySettings
 from lanemq.console.links import group_link
 from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of
-from lanemq.console.views.groups import GroupScreen, group_rows, group_view, reset_preview
+from lanemq.console.views.groups import GroupScreen, group_rows, group_view, lag_series, reset_preview
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import QueueOffset, parse_duration
 
@@ -34,6 +34,11 @@ async def _found(console: Console, request: Request) -> GroupScreen:
     if view is None:
         raise HTTPException(404, now.error or f"there is no group {name!r}")
     return view
+
+
+async def _plots(request: Request) -> Response:
+    """The data of a group's plots. A group that is not known has no figures."""
+    return JSONResponse(lag_series(request.path_params["group"], list(console_of(request).watch.trends.samples)))
 
 
 async def _resetting(console: Console, request: Request) -> Context:
@@ -107,5 +112,6 @@ def routes() -> list[BaseRoute]:
     )
     return [
         *(route for screen in screens for route in routes_of(screen)),
+        Route("/groups/{group}/plots", _plots),
         Route("/groups/{group}/reset", _do_reset, methods=["POST"]),
     ]

@@ -1,13 +1,17 @@
 """Groups: all of them, one with its queues and owners, and the preview of a reset."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from lanemq.client.admin.views import GroupMember, OffsetChange
+from lanemq.clock import wall_time
 from lanemq.console.snapshot import GroupNow, Snapshot
-from lanemq.console.trends import Trend, Trends
+from lanemq.console.trends import Trend, Trends, TrendSample
 from lanemq.console.views.waiting import WaitingRow, waiting_rows
 
+COURSE_STEP_MS = 60_000
+"""The table of a group's lag has a row for each minute."""
 FULL_LEASE = 5.0
 """Seconds of a LaneMQ member's lease by default; a lease bar is full at this length."""
 
@@ -52,10 +56,31 @@ class OwnedQueue:
 
 
 @dataclass(frozen=True, slots=True)
+class LagRow:
+    """How far a group was behind at one moment."""
+
+    at: datetime
+    lag: int
+    lag_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LagCourse:
+    """The course of a group's lag since the console started, at most ten minutes: what its plots show, as text."""
+
+    rows: tuple[LagRow, ...]
+    """About one per minute, the newest first."""
+    most: LagRow
+    """The largest lag of all samples, not only of the rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupScreen:
     """One group."""
 
     row: GroupRow
+    course: LagCourse | None
+    """None until there are two samples."""
     queues: tuple[OwnedQueue, ...]
     members: tuple[tuple[GroupMember, int], ...]
     """Each member, and how many queues it owns."""
@@ -90,7 +115,36 @@ def group_view(name: str, now: Snapshot, trends: Trends) -> GroupScreen | None:
     owned = {member.client_id: sum(each.owner == member.client_id for each in queues) for member in group.members}
     members = tuple((member, owned[member.client_id]) for member in group.members)
     waiting = tuple(row for row in waiting_rows(now) if row.group == name)
-    return GroupScreen(_row(group, now, trends), queues, members, waiting, group.note)
+    course = lag_course(name, trends.samples)
+    return GroupScreen(_row(group, now, trends), course, queues, members, waiting, group.note)
+
+
+def lag_series(name: str, samples: Sequence[TrendSample]) -> dict[str, list[float | None]]:
+    """The plots of a group: messages and seconds behind. A sample in which the group was not known is a gap."""
+    late = [sample.lag_seconds.get(name) for sample in samples]
+    return {
+        "time": [sample.at / 1000 for sample in samples],
+        "behind": [sample.lag.get(name) for sample in samples],
+        "late": [None if each is None else round(each, 2) for each in late],
+    }
+
+
+def lag_course(name: str, samples: Iterable[TrendSample]) -> LagCourse | None:
+    """The same figures as text."""
+    known = [
+        LagRow(wall_time(sample.at), sample.lag[name], sample.lag_seconds[name])
+        for sample in samples
+        if name in sample.lag
+    ]
+    if len(known) < 2:
+        return None
+    rows = [known[-1]]
+    for each in reversed(known):
+        if (rows[-1].at - each.at).total_seconds() * 1000 >= COURSE_STEP_MS:
+            rows.append(each)
+    if rows[-1] is not known[0]:
+        rows.append(known[0])
+    return LagCourse(tuple(rows), max(known, key=lambda each: (each.lag, each.lag_seconds)))
 
 
 def _row(group: GroupNow, now: Snapshot, trends: Trends) -> GroupRow:
