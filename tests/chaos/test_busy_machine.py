@@ -30,7 +30,11 @@ def busy_processes(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def outside_of_its_transactions(sink: Path) -> Iterator[None]:
-    """No member is between the record of an effect in its history and the commit, which a kill would prevent."""
+    """No member is inside a transaction.
+
+    A kill there would leave an effect in the history that was never committed, and a frozen member would keep the
+    database locked for all others.
+    """
     with contextlib.closing(sqlite3.connect(sink, timeout=60, isolation_level=None)) as table:
         table.execute("BEGIN IMMEDIATE")
         yield
@@ -48,7 +52,7 @@ def test_a_busy_machine_raises_no_alarm(system: SystemUnderTest) -> None:
         system.until("all work", lambda: all(len(system.seen("turn", name)) > 20 for name in "abc"))
         with outside_of_its_transactions(system.folder / "sink.db"):
             system.kill(a)
-        system.freeze(b)
+            system.freeze(b)
         frozen_at = system.seen("fault")[-1]["t"]
         system.until(
             "the third has all queues",
