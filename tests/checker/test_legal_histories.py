@@ -142,6 +142,11 @@ LEGAL = {
         "a granted a 1\na turn 0 k epoch=1\nb granted b 2\nb reset 5 epoch=2\na effect 0 k epoch=1\n"
         "a end 0 k late epoch=1\nb turn 5 k epoch=2\nb effect 5 k epoch=2\nb end 5 k ok epoch=2\nb commit 6 epoch=2"
     ),
+    "a reset while a redriven message runs, whose end the broker does not hear of": (
+        "a granted a 1\na turn 0 k epoch=1\na end 0 k retry epoch=1\na parked 0 k\na parked 1 k\na commit 2 epoch=1\n"
+        "broker redriven 0 k 1\na turn 0 k epoch=1\na end 0 k ok epoch=1\na reset 5 epoch=1\nbroker commit 5 epoch=1\n"
+        "broker redriven 0 k 1\na turn 0 k epoch=1\na end 0 k ok epoch=1\na turn 1 k epoch=1\na end 1 k ok epoch=1"
+    ),
     "two resets skip the same running handler": (
         "a granted a 1\na turn 0 k epoch=1\nb granted b 2\nb reset 5 epoch=2\nb reset 7 epoch=2\n"
         "a effect 0 k epoch=1\na end 0 k late epoch=1\nb turn 7 k epoch=2\nb effect 7 k epoch=2\nb end 7 k ok epoch=2"

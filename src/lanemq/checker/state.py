@@ -211,13 +211,15 @@ class GroupProgress:
             key: lane.after_reset(offset, self.parked) for key, lane in self.lanes.items() if lane.running is not None
         }
         for parked, lane in list(self.parked.items()):
-            if parked not in lane.unfinished:
+            is_open = parked in lane.unfinished
+            if not is_open and parked not in lane.redriven_done:
                 del self.parked[parked]
                 continue
             self.parked[parked] = kept = self.lane(lane.key)
             kept.redriven = lane.redriven
             kept.redrive_first, kept.redrive_last = lane.redrive_first, lane.redrive_last
-            kept.unfinished.add(parked)
+            # One that is done runs again if the broker was not told: the member forgets its lanes.
+            (kept.unfinished if is_open else kept.redriven_done).add(parked)
             if parked >= offset:
                 self.finished[parked] = t  # it stays parked, and a commit may pass it
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, records
@@ -386,6 +387,34 @@ def test_a_failed_write_is_answered_with_an_error_and_repeated_by_the_next(
     assert owner.park(5, failed=False).settled == 1
     running.restart()
     assert parked_offsets(running.connect()) == [2, 3, 5]
+
+
+def test_a_discard_that_is_written_late_is_in_the_history_once(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its operator was told of the error, and the next change repeats it: the history must explain the missing one."""
+    running = start(history=folder / "history")
+    fill(running.connect())
+    owner = Owner(running)
+    owner.park(2, 3)
+    real, faults = ParkedRows.apply, [True]
+
+    def apply(self: ParkedRows, changes: tuple[ParkedChange, ...]) -> None:
+        if faults and faults.pop():
+            raise StorageError("the disk is full")
+        real(self, changes)
+
+    monkeypatch.setattr(ParkedRows, "apply", apply)
+    refused = owner.raw.ask(RequestCode.LANE_PARKED_DISCARD, {}, lane(through=2))
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    redrive(running.connect())
+    running.stop()
+    events = [
+        (each["e"], each["offset"])
+        for line in (folder / "history" / "broker-lanemq.jsonl").read_bytes().splitlines()
+        if (each := msgspec.json.decode(line))["e"] in ("parked", "discarded", "redriven")
+    ]
+    assert events == [("parked", 2), ("parked", 3), ("discarded", 2), ("redriven", 3)]
 
 
 def test_requests_that_come_together_share_one_write(running: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,10 @@ def parking(tmp_path: Path) -> Iterator[ParkingFixture]:
     made.close()
 
 
+def is_moving(app: App) -> bool:
+    return any(each.moving is not None for each in app._require_engine().assignment)
+
+
 def park_bad(parking: ParkingFixture) -> None:
     """Key "bad" has offsets 0, 2 and 4, all parked; "good" has 1, 3 and 5."""
     parking.failing.add("bad")
@@ -400,6 +404,38 @@ def test_a_reset_leaves_parked_lanes_parked(parking: ParkingFixture) -> None:
     until("the good key ran again", lambda: parking.of("good") == [1, 3, 5, 1, 3, 5])
     parking.wait_committed(6)
     assert (parking.calls["bad"], parking.parked("bad")) == (before, [0, 2, 4])
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_reset_in_a_redrive_does_not_repeat_what_is_done(
+    parking: ParkingFixture, monkeypatch: pytest.MonkeyPatch, reported: bool
+) -> None:
+    """The member forgets its lanes with the reset, so it reports first. Without the report the message runs again."""
+    if not reported:
+        monkeypatch.setattr(LanesAtBroker, "last_reports", lambda _: [])
+    app = parking.member()
+    park_bad(parking)
+    parking.wait_committed(6)
+    parking.failing.clear()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait_inside(message: Message) -> None:
+        if message.key == "bad" and not go_on.is_set():
+            inside.set()
+            assert go_on.wait(TIMEOUT)
+
+    parking.before = wait_inside
+    parking.redrive("bad")
+    assert inside.wait(TIMEOUT)
+    with Admin(parking.broker.address) as admin:
+        admin.reset_offsets(GROUP, TOPIC, to="first")
+    until("the member waits for its handler", lambda: is_moving(app))
+    go_on.set()
+    until("the lane is through", lambda: parking.of("bad")[-1:] == [4])
+    until("the good key ran again", lambda: len(parking.of("good")) == 6)
+    assert parking.of("bad") == ([0, 2, 4] if reported else [0, 0, 2, 4])
+    report = parking.judge()
+    assert report.verdict is Verdict.PASS, report
 
 
 def test_messages_without_a_key_are_parked_as_one_lane(tmp_path: Path) -> None:

@@ -96,13 +96,15 @@ class OperatorParkingHandler:
         reply = ParkedResult(changed=int(changed), left=len(lane.offsets))
 
         def saved(error: StorageError | None) -> None:
-            if error is None and self._parts.recording.on and changed:
-                self._parts.recording.redriven(name, given[0], given[-1])
             answer_saved(peer, request, error, reply.encode())
+
+        def stored() -> None:
+            if self._parts.recording.on:
+                self._parts.recording.redriven(name, given[0], given[-1])
 
         if changed:
             log.info("group %s: key %r of %s/%s is redriven", name.group, name.key, name.topic, name.queue_id)
-            parking.save(name, saved)
+            parking.save(name, saved, stored=stored)
         else:
             parking.settled(saved)
 
@@ -120,12 +122,14 @@ class OperatorParkingHandler:
             )  # fmt: skip
 
         def saved(error: StorageError | None) -> None:
-            if error is None and self._parts.recording.on:
-                self._parts.recording.discarded(name, noted)
             answer_saved(peer, request, error, reply.encode())
 
+        def stored() -> None:
+            if self._parts.recording.on:
+                self._parts.recording.discarded(name, noted)
+
         if removed:
-            parking.save(name, saved)
+            parking.save(name, saved, stored=stored)
         else:
             parking.settled(saved)
 

@@ -66,12 +66,14 @@ class OwnerParkingHandler:
         noted = (*((body.again,) if parked_again else ()), *outcome.fresh)
 
         def saved(error: StorageError | None) -> None:
-            if error is None and self._parts.recording.on:
-                self._parts.recording.parked(name, noted)
             answer_saved(peer, request, error, reply.encode())
 
+        def stored() -> None:
+            if self._parts.recording.on:
+                self._parts.recording.parked(name, noted)
+
         if outcome.fresh or failure is not None:
-            parking.save(name, saved, chunks=outcome.rows)
+            parking.save(name, saved, stored=stored, chunks=outcome.rows)
         else:
             parking.settled(saved)
 

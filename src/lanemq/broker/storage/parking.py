@@ -31,9 +31,14 @@ MAX_GIVEN = 32
 discards may already be on their way. Few: a redrive takes longer, because each answer waits for the disk."""
 
 Saved: TypeAlias = Callable[[StorageError | None], None]
+Stored: TypeAlias = Callable[[], None]
 Records: TypeAlias = dict[int, bytes]
 """Offset → record, ascending."""
 Found: TypeAlias = Callable[[Records, StorageError | None], None]
+
+
+def _nothing() -> None:
+    """Nobody waits for this change."""
 
 
 class Parking:
@@ -46,7 +51,7 @@ class Parking:
         self._thread = thread
         self._recording = recording
         # Decided and not on disk, in that order; the first ones may be being written.
-        self._unsaved: list[ParkedChange] = []
+        self._unsaved: list[tuple[ParkedChange, Stored]] = []
         self._waiting: list[Saved] = []
         self._writing = False
 
@@ -67,13 +72,20 @@ class Parking:
                     self._recording.redriven(lane.name, lane.first, given[-1])
 
     def save(
-        self, name: LaneName, then: Saved, *, chunks: Sequence[ChunkRow] = (), copies: Records | None = None
+        self,
+        name: LaneName,
+        then: Saved,
+        *,
+        stored: Stored = _nothing,
+        chunks: Sequence[ChunkRow] = (),
+        copies: Records | None = None,
     ) -> None:
         """Save the current state of a lane.
 
-        `then` is called on the loop when it and everything before it are on disk.
+        `then` is called on the loop when it and everything before it are on disk, or with the error. `stored` is called
+        when it is on disk, also if that is a repetition after an error.
         """
-        self._unsaved.append(self._change(name, chunks, copies or {}))
+        self._unsaved.append((self._change(name, chunks, copies or {}), stored))
         self.settled(then)
 
     def settled(self, then: Saved) -> None:
@@ -87,13 +99,15 @@ class Parking:
 
     def _write(self) -> None:
         """Write all unsaved changes. One write at a time: changes decided during it share the next one."""
-        changes, waiting = tuple(self._unsaved), self._waiting
+        changes, waiting = tuple(change for change, _ in self._unsaved), self._waiting
         self._waiting, self._writing = [], True
 
         def written(_: object, error: StorageError | None) -> None:
             self._writing = False
             if error is None:
-                del self._unsaved[: len(changes)]
+                on_disk, self._unsaved = self._unsaved[: len(changes)], self._unsaved[len(changes) :]
+                for _, stored in on_disk:
+                    stored()
             else:
                 log.error("parked lanes could not be saved, trying again with the next change: %s", error)
             for then in waiting:

@@ -297,6 +297,14 @@ class LanesAtBroker(Generic[M]):
                 found.append(request)
         return found
 
+    def last_reports(self) -> list[NextRequest]:
+        """What the broker does not know to be done, of a queue that forgets its lanes; asks for no messages."""
+        return [
+            NextRequest(key, entry.done, wanted=0)
+            for key, entry in self._lanes.items()
+            if entry.at_broker and entry.done > NOTHING_DONE
+        ]
+
     def parked(
         self, request: ParkRequest[M], settled: int, status: LaneStatus | None, *, now: Millis, pause: Millis
     ) -> None:

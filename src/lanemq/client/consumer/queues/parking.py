@@ -109,6 +109,19 @@ class LaneParker:
                     else:
                         return
 
+    async def report_done(self, assigned: AssignedQueue) -> None:
+        """Reports what is done of the lanes at the broker, so that the member does not get it again after a reset.
+
+        Gives up after `FLUSH_SECONDS`, or if the broker does not answer: then those messages run again.
+        """
+        if not assigned.keeps_parked:
+            return
+        reports = assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.last_reports()) or []
+        with contextlib.suppress(TimeoutError, LaneError):
+            async with asyncio.timeout(FLUSH_SECONDS):
+                for report in reports:
+                    await self._calls.next(assigned.queue, assigned.epoch, report)
+
     def _begin(self, assigned: AssignedQueue, tasks: asyncio.TaskGroup) -> None:
         serial = self._changed.pop(assigned.queue, None)
         if serial is not None:
