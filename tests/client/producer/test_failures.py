@@ -6,6 +6,7 @@ import pytest
 from tests.client.fake_broker import FakeBroker, Fault, serving
 from tests.client.producer.producers import Open
 
+from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import (
     BrokerRefused,
@@ -74,6 +75,19 @@ def test_a_send_does_not_recreate_a_deleted_topic(broker: FakeBroker, kind: Open
         assert "orders" not in broker.topics
         broker.create("orders", queues=1, ordered=True)
         assert producer.send("orders", 3, key="k").queue.queue_id == 0  # the route was asked for again
+
+
+def test_a_contradicted_route_is_not_used_by_whoever_learns_of_it(broker: FakeBroker) -> None:
+    """A program may create the topic again and send, as soon as its future has failed."""
+    usable = []
+    with Producer(str(broker.address)) as producer:
+        producer.send("orders", 1, key="k")
+        del broker.topics["orders"]
+        future = producer.submit("orders", 2, key="k")
+        future.add_done_callback(lambda _: usable.append(producer._routes.usable("orders")))
+        with pytest.raises(TopicNotFound):
+            future.result(10)
+    assert usable == [None]
 
 
 def test_unknown_topic_is_created_by_its_first_messages_without_a_key(broker: FakeBroker, kind: Open) -> None:

@@ -347,10 +347,10 @@ class AsyncProducer(ProducerBase):
             self._routes.outages.answered(request.broker)
 
     def _finish(self, actions: Actions) -> None:
+        for topic in actions.stale_topics:  # first: whoever learns of the failure may send again at once
+            self._routes.stale(topic)
         for outcome in actions.outcomes:
             outcome.notify()
-        for topic in actions.stale_topics:
-            self._routes.stale(topic)
         for topic in actions.silent_topics:
             self._routes.unreachable(topic)
             if self._routes.is_due(topic):

@@ -444,6 +444,8 @@ class Producer(ProducerBase):
             self._outages.answered(request.broker)
 
     def _finish(self, actions: Actions) -> None:
+        for topic in actions.stale_topics:  # first: whoever learns of the failure may send again at once
+            self._routes.stale(topic)
         guard = self._guard
         was_in_callback, guard.in_callback = guard.in_callback, True
         try:
@@ -451,8 +453,6 @@ class Producer(ProducerBase):
                 outcome.notify()
         finally:
             guard.in_callback = was_in_callback
-        for topic in actions.stale_topics:
-            self._routes.stale(topic)
         for topic in actions.silent_topics:
             self._routes.unreachable(topic)
             if self._routes.is_due(topic):
