@@ -298,6 +298,49 @@ def test_a_lost_connection_pauses_turns_of_an_apache_broker_too() -> None:
     assert run_virtual(main) == (500, True)
 
 
+def test_a_member_that_was_frozen_starts_no_turn_before_it_knows_of_its_lost_connection() -> None:
+    """Nothing happens on its loop for 4 s, less than its lease; then it learns that the master is gone."""
+
+    async def main() -> tuple[bool, bool, bool]:
+        broker = FakeBroker([queue(0)], lane=False)
+        member = Member(broker, times=CLUSTER_TIMES)
+        await member.take(queue(0))
+        keeping = asyncio.create_task(member.keeper.run())
+        await asyncio.sleep(1.5)
+        now, until = broker.clock.now(), member.scheduler.usable_until[queue(0)]
+        runs, frozen = now < until, now + 4_000 < until
+        broker.faults.append(no_answer)
+        member.keeper.suspend("a")
+        await asyncio.sleep(2)
+        after = broker.clock.now() < member.scheduler.usable_until[queue(0)]
+        keeping.cancel()
+        return runs, frozen, after
+
+    assert run_virtual(main) == (True, False, False)
+
+
+def test_without_a_sign_of_the_loop_turns_of_an_apache_broker_go_on_for_the_whole_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The control of the test above: without `_stay_awake` a frozen member's workers could start turns for 4 s."""
+
+    async def idle(_: LeaseKeeper) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(LeaseKeeper, "_stay_awake", idle)
+
+    async def main() -> bool:
+        broker = FakeBroker([queue(0)], lane=False)
+        member = Member(broker, times=CLUSTER_TIMES)
+        await member.take(queue(0))
+        keeping = asyncio.create_task(member.keeper.run())
+        await asyncio.sleep(1.5)
+        keeping.cancel()
+        return broker.clock.now() + 4_000 < member.scheduler.usable_until[queue(0)]
+
+    assert run_virtual(main)
+
+
 def test_keep_alives_let_turns_start_between_renewals() -> None:
     async def main() -> tuple[list[int], list[int], bool]:
         broker = FakeBroker([queue(0)])

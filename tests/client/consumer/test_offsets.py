@@ -8,6 +8,7 @@ import pytest
 from tests.client.consumer.fakes import FakeBroker, FakeCalls, member, no_answer, queue, record, until
 from tests.client.virtual_time import run_virtual
 
+from lanemq.client.consumer.queues.assigned_queue import AssignedQueue
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import HoldQueue
 from lanemq.core.consuming.runs import Order
@@ -143,6 +144,28 @@ def test_an_apache_broker_gets_offsets_only() -> None:
     reported, seen = run_virtual(main)
     assert reported <= {NOTHING_FINISHED}
     assert sorted(seen) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_an_offset_is_not_committed_to_an_apache_broker_that_came_back_empty(
+    monkeypatch: pytest.MonkeyPatch, checked: bool
+) -> None:
+    """It would accept it, and the group would skip new messages. Without the check it does."""
+    if not checked:
+        monkeypatch.setattr(AssignedQueue, "check_end", property(lambda _: False, lambda *_: None), raising=False)
+
+    async def main() -> int:
+        broker, seen = broker_with_messages(lane=False), list[int]()
+        async with member(broker, "a", noting(seen)) as engine:
+            await until(lambda: broker.offsets[Q] == COUNT)
+            del broker.messages[Q][:]
+            broker.offsets[Q] = 0
+            (assigned,) = engine.assignment
+            engine.offsets.report_again(assigned.queue.broker)
+            await engine.offsets.commit(assigned)
+        return broker.offsets[Q]
+
+    assert run_virtual(main) == (0 if checked else COUNT)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,8 @@ class AssignedQueue:
         self.progress = progress
         self.confirmed: ReportedProgress | None = progress
         """What the broker confirmed last; None if it may have lost that."""
+        self.check_end = False
+        """An Apache broker was away, and may have lost messages: its queue may be shorter now than what was read."""
 
     def advance(self, progress: ReportedProgress) -> None:
         """Takes over the newest progress; ignores it if the queue is no longer ours (A99)."""

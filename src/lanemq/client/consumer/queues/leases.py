@@ -19,6 +19,7 @@ connection is taken for dead and closed, and the next request dials again: TCP w
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -26,7 +27,7 @@ from lanemq.client.consumer.calls import ConsumerCalls, Granted
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import NANOS, AssignedQueue, Assignment
 from lanemq.core.consuming.queue_lease import LANE_TIMES, Grant, LeaseTimes, QueueLease
-from lanemq.model.errors import LaneError, RequestTimedOut
+from lanemq.model.errors import ConnectFailed, LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 from lanemq.net.address import Address
@@ -50,6 +51,11 @@ before this process was frozen, and its answer may wait in the socket."""
 
 ANSWERS_IN_A_TIMEOUT = 3
 """A keep-alive timeout has room for this many answers: one on its way, one late, and one to spare."""
+
+
+AWAKE_EVERY_MS, AWAKE_MS = Millis(200), Millis(600)
+"""Apache brokers get no keep-alives. Every 200 ms the event loop lets turns of their queues start for 600 ms more, so
+that none starts in a process that was frozen, before it has read what happened to its connections."""
 
 
 class _Pace:
@@ -123,6 +129,8 @@ class LeaseKeeper:
         self._on_parked = on_parked
         self._on_removed = on_removed
         self._paces: dict[str, _Pace] = {}
+        self._suspended: set[str] = set()
+        """Brokers whose connection was lost, until their leases are renewed."""
         self._new_broker = asyncio.Event()
         self._rate_limited = RateLimitedLog(log, options.clock)
 
@@ -130,6 +138,7 @@ class LeaseKeeper:
         """Runs one loop per broker until cancelled. A failed renewal does not end them: leases would be lost (A23)."""
         started: set[str] = set()
         async with asyncio.TaskGroup() as loops:
+            loops.create_task(self._stay_awake())
             while True:
                 self._new_broker.clear()
                 for broker in self._paces.keys() - started:
@@ -176,6 +185,7 @@ class LeaseKeeper:
         """
         for assigned in self._assignment.at_broker(broker):
             self._set_usable_until(assigned, self._clock.now())
+        self._suspended.add(broker)
         pace = self._pace(broker)
         pace.urgent = True
         pace.changed.set()
@@ -194,6 +204,21 @@ class LeaseKeeper:
         except LaneError as error:
             text = f"{queue} could not be unlocked; others wait for the lease's end"
             self._rate_limited.failed(str(queue), text, error)
+
+    async def _stay_awake(self) -> None:
+        """Limits how long turns at Apache brokers may start without a sign of the event loop.
+
+        A new master has no locks and gives the queues of a frozen member to others. The frozen one learns of its lost
+        connection when it wakes up; its workers may be faster than its event loop.
+        """
+        while True:
+            await asyncio.sleep(AWAKE_EVERY_MS / 1000)
+            for _ in range(3):  # let the loop handle lost connections first, which takes it more than one iteration
+                await asyncio.sleep(0)
+            until = Millis(self._clock.now() + AWAKE_MS)
+            for assigned in self._assignment:
+                if assigned.lease is not None and not assigned.lane and assigned.queue.broker not in self._suspended:
+                    assigned.scheduler.set_usable_until(assigned.queue, min(until, assigned.usable_until))
 
     # the loop of one broker
 
@@ -281,6 +306,7 @@ class LeaseKeeper:
             self._failed(error, names[0].topic, broker, asked_at, first.times)
             return
         self._pace(broker).reached()
+        self._suspended.discard(broker)
         for assigned in queues:
             if not assigned.released:
                 self._renewed(assigned, granted.get(assigned.queue), asked_at, timeout)
@@ -294,7 +320,8 @@ class LeaseKeeper:
         if not isinstance(error, RequestTimedOut):
             pace.reached()  # the broker refused, or a connection could not be made: there is none to close
         elif pace.unanswered(asked_at, self._clock.now()) >= (silence := min(times.broker_lease_ms, DEAD_MS)):
-            self._calls.close_silent(topic, broker, silence)
+            with contextlib.suppress(ConnectFailed):  # the route has no master any more: nothing to close
+                self._calls.close_silent(topic, broker, silence)
 
     def _renewed(self, assigned: AssignedQueue, answer: Granted | None, asked_at: Millis, timeout: Millis) -> None:
         lease = assigned.lease

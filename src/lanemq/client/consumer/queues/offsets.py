@@ -130,8 +130,12 @@ class OffsetKeeper:
         """Reports all offsets of a broker again after a lost connection.
 
         The broker may have crashed and lost its last commits; a queue without new messages would never be reported.
+        An Apache broker may even have come back with an empty store.
         """
-        self._doubt(assigned for assigned in self._assignment if assigned.queue.broker == broker)
+        queues = [assigned for assigned in self._assignment if assigned.queue.broker == broker]
+        self._doubt(queues)
+        for assigned in queues:
+            assigned.check_end = not assigned.lane
 
     def _doubt(self, queues: Iterable[AssignedQueue]) -> None:
         for assigned in queues:
@@ -164,6 +168,8 @@ class OffsetKeeper:
             self._rate_limited.failed(str(assigned), text, error)
 
     async def _commit(self, assigned: AssignedQueue) -> None:
+        if assigned.check_end and not await self._is_in_queue(assigned):
+            return
         queue, progress, epoch = assigned.queue, assigned.progress, assigned.epoch
         history = self._options.history
         asked = history.now() if history.on else 0
@@ -178,6 +184,21 @@ class OffsetKeeper:
         if history.on and taken:
             history.committed(place, epoch=epoch, asked=asked)
         assigned.confirmed = progress
+
+    async def _is_in_queue(self, assigned: AssignedQueue) -> bool:
+        """Whether the queue still reaches to the offset that is to be committed, at a broker that was away.
+
+        One that comes back with an empty store accepts any offset, and the group would skip new messages up to it.
+        """
+        end, offset = await self._calls.last_offset(assigned.queue), assigned.progress.offset
+        assigned.check_end = offset > end
+        if assigned.check_end:
+            self._rate_limited.warn(
+                str(assigned),
+                f"{assigned} ends at offset {end} now, before offset {offset}, up to which this group had read: "
+                f"the broker has lost messages. The offset is not committed",
+            )
+        return not assigned.check_end
 
 
 # broadcasting: each member keeps its own offsets
