@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from lanemq.pipelines.sinks.delta import read_table as read_table
     from lanemq.pipelines.sinks.factory import open_sink as open_sink
     from lanemq.pipelines.sinks.foreach import ForeachSink as ForeachSink
+    from lanemq.pipelines.sinks.iceberg import IcebergSink as IcebergSink
+    from lanemq.pipelines.sinks.iceberg import read_iceberg as read_iceberg
     from lanemq.pipelines.sinks.parquet import ParquetSink as ParquetSink
     from lanemq.pipelines.sinks.postgres import PostgresSink as PostgresSink
     from lanemq.pipelines.sinks.sqlite import SqliteSink as SqliteSink
@@ -106,6 +108,10 @@ else:
             ),
             "lanemq.pipelines.sinks.factory": ("open_sink",),
             "lanemq.pipelines.sinks.foreach": ("ForeachSink",),
+            "lanemq.pipelines.sinks.iceberg": (
+                "IcebergSink",
+                "read_iceberg",
+            ),
             "lanemq.pipelines.sinks.parquet": ("ParquetSink",),
             "lanemq.pipelines.sinks.postgres": ("PostgresSink",),
             "lanemq.pipelines.sinks.sqlite": ("SqliteSink",),

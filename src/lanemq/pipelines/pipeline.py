@@ -98,8 +98,8 @@ def _check_fit(pipeline: Pipeline) -> None:
     if isinstance(pipeline.stage.how, Merge) and pipeline.sink.appends_only:
         stage, sink = type(pipeline.stage).__name__, type(pipeline.sink).__name__
         raise InvalidOption(
-            f"sink: {sink} only adds rows, and {stage} replaces them: use DeltaSink, SqliteSink, PostgresSink or "
-            f"TopicSink (in a file: kind delta, sqlite, postgres or topic)"
+            f"sink: {sink} only adds rows, and {stage} replaces them: use DeltaSink, IcebergSink, SqliteSink, "
+            f"PostgresSink or TopicSink (in a file: kind delta, iceberg, sqlite, postgres or topic)"
         )
 
 
@@ -108,7 +108,8 @@ def _check_evolution(pipeline: Pipeline) -> None:
     if pipeline.stage.evolves and not pipeline.sink.widens:
         raise InvalidOption(
             f"stage: evolve needs a sink that adds columns, and {type(pipeline.sink).__name__} cannot, or was made "
-            f"with evolve=False: use DeltaSink, SqliteSink or PostgresSink with evolve=True, or leave evolve out"
+            f"with evolve=False: use DeltaSink, IcebergSink, SqliteSink or PostgresSink with evolve=True, or "
+            f"leave evolve out"
         )
 
 

@@ -8,16 +8,24 @@ from typing import Any
 import pytest
 from tests.files.servers import BUCKET
 from tests.pipelines.sinks.runs import Runs
-from tests.pipelines.sinks.targets import DeltaTarget, ParquetTarget, PostgresTarget, SqliteTarget, Target, TopicTarget
+from tests.pipelines.sinks.targets import (
+    DeltaTarget,
+    IcebergTarget,
+    ParquetTarget,
+    PostgresTarget,
+    SqliteTarget,
+    Target,
+    TopicTarget,
+)
 
 
 def _remote(*kinds: str) -> list[Any]:
     return [pytest.param(kind, marks=pytest.mark.extended) for kind in kinds]
 
 
-ORDERED = ("delta", "sqlite", "postgres", "parquet", "topic")
+ORDERED = ("delta", "iceberg", "sqlite", "postgres", "parquet", "topic")
 """Targets whose rows have the order of their shard."""
-MERGING = ("delta", "sqlite", "postgres", *_remote("delta on s3", "delta on hdfs"))
+MERGING = ("delta", "iceberg", "sqlite", "postgres", *_remote("delta on s3", "delta on hdfs"))
 FENCING = (*MERGING, "parquet", *_remote("parquet on hdfs"))
 ALL = (*FENCING, "topic")
 
@@ -43,6 +51,8 @@ def _make(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Target:
         return DeltaTarget(tmp_path, f"s3a://{BUCKET}/{uuid.uuid4().hex}")
     if kind == "delta":
         return DeltaTarget(tmp_path)
+    if kind == "iceberg":
+        return IcebergTarget(tmp_path)
     if kind == "parquet":
         return ParquetTarget(tmp_path)
     if kind == "sqlite":

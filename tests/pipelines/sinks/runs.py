@@ -6,7 +6,15 @@ from typing import Any
 
 from tests.pipelines.checkpoint.test_checkpoint import used_by_spark
 from tests.pipelines.fakes import FakeSink, FakeStage
-from tests.pipelines.sinks.targets import EVENTS, DeltaTarget, ParquetTarget, PostgresTarget, SqliteTarget, Target
+from tests.pipelines.sinks.targets import (
+    EVENTS,
+    DeltaTarget,
+    IcebergTarget,
+    ParquetTarget,
+    PostgresTarget,
+    SqliteTarget,
+    Target,
+)
 
 from lanemq.files import remove_tree
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
@@ -61,5 +69,7 @@ def emptied(target: Target) -> None:
         target.ask(f"DROP TABLE {target.schema}.rows")
     elif isinstance(target, SqliteTarget):
         target.ask("DROP TABLE rows")
+    elif isinstance(target, IcebergTarget):
+        remove_tree(target.folder / "warehouse")
     elif isinstance(target, DeltaTarget | ParquetTarget):
         remove_tree(target.place)

@@ -20,7 +20,16 @@ from tests.spark.spark_driver import Query
 
 from lanemq.files import arrow_source, locate
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile, Runs, TableRows
-from lanemq.pipelines.sinks import DeltaSink, ParquetSink, PostgresSink, SqliteSink, TopicSink, read_table
+from lanemq.pipelines.sinks import (
+    DeltaSink,
+    IcebergSink,
+    ParquetSink,
+    PostgresSink,
+    SqliteSink,
+    TopicSink,
+    read_iceberg,
+    read_table,
+)
 from lanemq.pipelines.sinks.sql import SqlSink
 
 QUERY = "3f1c-query"
@@ -42,8 +51,8 @@ KEYED = Merge(("id",))
 Change = tuple[int, str | None, int, bool]
 
 
-class Died(Exception):
-    """The process ended here."""
+class Died(BaseException):
+    """The process ended here, so no code that handles errors runs."""
 
 
 class Steps:
@@ -92,6 +101,33 @@ class SteppedParquet(Steps, ParquetSink):
     def _move_away(self, *args: Any) -> None:
         self.reached("older run found")
         super()._move_away(*args)
+
+
+class SteppedIceberg(Steps, IcebergSink):
+    def _prepare(self, *args: Any) -> Any:
+        fill = super()._prepare(*args)
+
+        def stepped(change: Any) -> None:
+            fill(change)
+            self.reached("files placed")
+
+        return stepped
+
+    def _publish(self, change: Any) -> None:
+        self.reached("staged")
+        catalog = self._place.catalog()
+        written = type(catalog)._write_metadata
+
+        def write_metadata(*args: Any, **named: Any) -> None:
+            written(*args, **named)
+            self.reached("metadata written")
+
+        catalog._write_metadata = write_metadata
+        try:
+            super()._publish(change)
+        finally:
+            del catalog._write_metadata
+        self.reached("committed")
 
 
 class SteppedSql(Steps, SqlSink):
@@ -203,6 +239,20 @@ class DeltaTarget(Target):
 
     def changed(self) -> dict[int, str | None]:
         return {row["id"]: row["text"] for row in read_table(self.place).to_pylist()}
+
+
+class IcebergTarget(Target):
+    def make(self) -> IcebergSink:
+        return SteppedIceberg("shop.rows", warehouse=self.folder / "warehouse")
+
+    def rows(self) -> list[dict[str, Any]]:
+        return list(read_iceberg("shop.rows", warehouse=self.folder / "warehouse").to_pylist())
+
+    def events(self) -> list[dict[str, Any]]:
+        return self.rows()
+
+    def changed(self) -> dict[int, str | None]:
+        return {row["id"]: row["text"] for row in self.rows()}
 
 
 class ParquetTarget(Target):

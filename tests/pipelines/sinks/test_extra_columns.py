@@ -9,9 +9,10 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql.types import DoubleType, StructField, StructType
 from tests.pipelines.sinks.conftest import MERGING
-from tests.pipelines.sinks.targets import CHANGES, Change, Died, Target, changes, dies_at, named
+from tests.pipelines.sinks.targets import CHANGES, Change, Died, IcebergTarget, Target, changes, dies_at, named
 
 from lanemq.pipelines.ports import TableRows
+from lanemq.pipelines.sinks import read_iceberg
 
 WIDE = StructType([*CHANGES.fields, StructField("price", DoubleType())])
 
@@ -31,7 +32,10 @@ def prices(target: Any) -> dict[int, float | None] | None:
             return dict(target.ask(f"SELECT id, price FROM {table}"))
         except (sqlite3.OperationalError, psycopg.errors.UndefinedColumn):
             return None
-    found = pa.table(DeltaTable(target.folder / "table").to_pyarrow_table())
+    if isinstance(target, IcebergTarget):
+        found = read_iceberg("shop.rows", warehouse=target.folder / "warehouse")
+    else:
+        found = pa.table(DeltaTable(target.folder / "table").to_pyarrow_table())
     if "price" not in found.column_names:
         return None
     return dict(zip(found["id"].to_pylist(), found["price"].to_pylist(), strict=True))

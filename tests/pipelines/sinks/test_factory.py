@@ -11,6 +11,7 @@ from lanemq.pipelines.ports import Append, Batch
 from lanemq.pipelines.sinks import (
     DeltaSink,
     ForeachSink,
+    IcebergSink,
     ParquetSink,
     PostgresSink,
     SqliteSink,
@@ -35,6 +36,8 @@ from lanemq.pipelines.sinks import (
             DeltaSink,
         ),
         ("delta", {"path": "s3://b/t", "partition_by": "day, hour", "storage_options": {"region": "x"}}, DeltaSink),
+        ("iceberg", {"table": "a.b", "warehouse": "w", "partition_by": ["day(at)"], "keep_files": "1h"}, IcebergSink),
+        ("iceberg", {"table": "a.b", "catalog": {"type": "rest", "uri": "http://c"}, "vacuum": True}, IcebergSink),
         ("parquet", {"path": "p"}, ParquetSink),
         ("sqlite", {"path": "f.db", "table": "t", "wait": "10s"}, SqliteSink),
         ("postgres", {"dsn": "host=x", "table": "s.t", "wait": 0.5}, PostgresSink),

@@ -12,11 +12,20 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.pipelines.sinks.targets import DeltaTarget, Died, ParquetTarget, SqliteTarget, Target, dies_at, named
+from tests.pipelines.sinks.targets import (
+    DeltaTarget,
+    Died,
+    IcebergTarget,
+    ParquetTarget,
+    SqliteTarget,
+    Target,
+    dies_at,
+    named,
+)
 
 from lanemq.model.errors import SinkFenced
 
-TARGETS = {"delta": DeltaTarget, "parquet": ParquetTarget, "sqlite": SqliteTarget}
+TARGETS = {"delta": DeltaTarget, "iceberg": IcebergTarget, "parquet": ParquetTarget, "sqlite": SqliteTarget}
 NEVER = 1_000
 DONE = ("committed", "published")
 
@@ -93,7 +102,7 @@ class World:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("kind", ["delta", "parquet", "sqlite", pytest.param("iceberg", marks=pytest.mark.extended)])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=acts)
 def test_a_table_always_holds_a_prefix_of_all_batches(kind: str, history: list[tuple[str, int, int]]) -> None:

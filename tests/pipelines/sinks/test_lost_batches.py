@@ -29,7 +29,9 @@ def moved_away(target: Target) -> Callable[[], object]:
         except Exception as error:
             raise LookupError(name) from error
         return lambda: ask(f"ALTER TABLE {away} RENAME TO rows")
-    found = next((target.folder / each for each in ("table", "files") if (target.folder / each).exists()), None)
+    found = next(
+        (target.folder / each for each in ("table", "files", "warehouse") if (target.folder / each).exists()), None
+    )
     if found is None:
         raise LookupError(target.folder)
     found.rename(target.folder / "away")

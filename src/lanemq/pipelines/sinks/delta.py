@@ -50,6 +50,7 @@ from lanemq.pipelines.sinks.exact_sink import (
     fit,
     merge_table,
     shards,
+    without_deletions,
 )
 
 log = logging.getLogger(__name__)
@@ -343,11 +344,7 @@ def read_table(path: str | StorePath, storage_options: Mapping[str, str] | None 
     found = DeltaTable(str(path), storage_options=dict(storage_options or {}) or None)
     # Not `to_pyarrow_table`: Arrow's threads call back into Python, which aborts a program that exits at that moment.
     rows = QueryBuilder().register("rows", found).execute("select * from rows").read_all()
-    table = pa.table(rows).cast(pa.schema(found.schema().to_arrow()))
-    if DELETED in table.schema.names and SEQUENCE in table.schema.names:
-        ours = [name for name in (SEQUENCE, DELETED, KEPT) if name in table.schema.names]
-        table = table.filter(pc.invert(pc.fill_null(table[DELETED], False))).drop_columns(ours)
-    return table
+    return without_deletions(pa.table(rows).cast(pa.schema(found.schema().to_arrow())))
 
 
 def _updating(merge: TableMerger, changes: pa.Table) -> TableMerger:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
@@ -256,6 +257,14 @@ def merge_table(rows: Rows, wanted: pa.Schema, keys: Sequence[str]) -> pa.Table:
             raise UsageError(f"{table[name].null_count} rows to merge have no {name}: give every row a value for it")
     if table.num_rows > 1 and table.group_by(list(keys)).aggregate([]).num_rows != table.num_rows:
         raise UsageError(f"rows to merge have a key ({', '.join(keys)}) twice: fold them to one row per key first")
+    return table
+
+
+def without_deletions(table: pa.Table) -> pa.Table:
+    """The rows of a merged table that are not deleted, without the columns that belong to the merge."""
+    if DELETED in table.schema.names and SEQUENCE in table.schema.names:
+        ours = [name for name in (SEQUENCE, DELETED, KEPT) if name in table.schema.names]
+        table = table.filter(pc.invert(pc.fill_null(table[DELETED], False))).drop_columns(ours)
     return table
 
 

@@ -12,6 +12,7 @@ from lanemq.model.units import parse_duration
 from lanemq.pipelines.declare.options import near
 from lanemq.pipelines.ports import Sink
 from lanemq.pipelines.sinks.delta import DeltaSink
+from lanemq.pipelines.sinks.iceberg import IcebergSink
 from lanemq.pipelines.sinks.parquet import ParquetSink
 from lanemq.pipelines.sinks.postgres import PostgresSink
 from lanemq.pipelines.sinks.sqlite import SqliteSink
@@ -124,6 +125,20 @@ _KINDS: dict[str, _Kind] = {
             "keep_files": _seconds,
             "evolve": _yes_or_no,
             "storage_options": _table_of_texts,
+        },
+    ),
+    "iceberg": _Kind(
+        IcebergSink,
+        ("table",),
+        {
+            "table": _text,
+            "warehouse": _text,
+            "catalog": _table_of_texts,
+            "partition_by": _texts,
+            "maintain_every": _count,
+            "vacuum": _yes_or_no,
+            "keep_files": _seconds,
+            "evolve": _yes_or_no,
         },
     ),
     "parquet": _Kind(ParquetSink, ("path",), {"path": _text}),

@@ -69,7 +69,7 @@ class ParquetSink(ExactSink):
         if isinstance(how, Merge):
             raise InvalidOption(
                 f"path {self._path}: Parquet files cannot replace rows; "
-                "use a sink of kind delta, sqlite or postgres for last-state pipelines"
+                "use a sink of kind delta, iceberg, sqlite or postgres for last-state pipelines"
             )
         terms = self._agree(query, epoch, schema, how)
         self._notes(terms.query).mkdir(parents=True, exist_ok=True)

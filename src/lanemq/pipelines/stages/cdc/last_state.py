@@ -103,8 +103,8 @@ class LastState(Stage):
         evolve: New fields of rows become columns of the table: `bigint`, `double`, `string` or `boolean` by their
             first value that is not null; objects and lists become the text of their JSON. If values of the same
             batch have a fraction, whole numbers give a `double` column; a fraction in a later batch is a misfit. A
-            value that does not fit becomes null and is counted. For Delta, SQLite and PostgreSQL. Every field of
-            every row is examined.
+            value that does not fit becomes null and is counted. For Delta, Iceberg, SQLite and PostgreSQL. Every
+            field of every row is examined.
     """
 
     columns: tuple[str, ...] = (*_NEEDED, "message_id")

@@ -1,0 +1,111 @@
+"""A merge computed with Arrow, for tables whose library cannot merge: which rows of a file change, and how.
+
+The rules are those of every merging sink: a row is replaced only by one with a higher sequence; deletions are rows with
+`_deleted`; columns named in `_kept` keep the stored value; a truncation removes older rows, and a row that follows it
+keeps nothing of the row before. The table is read file by file, so at most one of its files is in memory.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lanemq.pipelines.ports import KEPT, SEQUENCE
+
+_ROW, _CHANGE = "_lanemq_row", "_lanemq_change"
+"""Names of the columns with positions while rows and changes are joined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """What a merge does with the rows of one file."""
+
+    stays: pa.BooleanArray
+    """For each row of the file: whether it stays as it is."""
+    rows: pa.Array
+    """Positions of the rows that changes replace."""
+    changes: pa.Array
+    """Positions of these changes, in the same order."""
+    older: pa.Array
+    """For each replaced row: whether it is from before a truncation."""
+
+
+class ArrowMerge:
+    """The merge of one batch; give it every file that may have one of the keys, then ask for what is left to insert.
+
+    Args:
+        changes: At most one row per key, with the types of the table's columns.
+        keys: The columns that identify a row.
+        below: Rows with a sequence below this one are removed. None: none of them.
+    """
+
+    def __init__(self, changes: pa.Table, keys: tuple[str, ...], below: int | str | None) -> None:
+        self._changes = changes
+        self._keys = keys
+        self._below = below
+        self._found: list[pa.Array] = []
+        self.stale = 0
+        """Changes that are not newer than the table's rows."""
+
+    @property
+    def index_columns(self) -> tuple[str, ...]:
+        """The columns that decide what happens to a file."""
+        return (*self._keys, SEQUENCE)
+
+    def plan(self, index: pa.Table) -> Rewrite | None:
+        """What happens to a file with these keys and sequences; None if it stays as it is."""
+        rows, changes = self._pairs(index)
+        self._found.append(changes)
+        old, new = index[SEQUENCE], self._changes[SEQUENCE]
+        removed = pc.less(old, self._below) if self._below is not None else pa.repeat(False, index.num_rows)
+        older = _array(pc.take(removed, rows))
+        newer = _array(pc.or_(older, pc.greater(pc.take(new, changes), pc.take(old, rows))))
+        self.stale += len(newer) - (pc.sum(newer).as_py() or 0)
+        rows, changes, older = rows.filter(newer), changes.filter(newer), older.filter(newer)
+        if not len(rows) and not pc.any(removed).as_py():
+            return None
+        replaced = pc.is_in(pa.array(range(index.num_rows), pa.int64()), value_set=rows)
+        return Rewrite(_array(pc.invert(pc.or_(removed, replaced))), rows, changes, older)
+
+    def rewritten(self, table: pa.Table, rewrite: Rewrite) -> pa.Table:
+        """All rows of the file after the merge. `table` has every column of the changes."""
+        before, after = table.take(rewrite.rows), self._changes.take(rewrite.changes)
+        for name in after.schema.names:
+            column = self._kept(before, after, name, rewrite.older)
+            before = before.set_column(before.schema.get_field_index(name), before.schema.field(name), column)
+        return pa.concat_tables([table.filter(rewrite.stays), before])
+
+    def inserted(self) -> pa.Table:
+        """The changes whose key no file had."""
+        found = pa.concat_arrays([pa.array([], pa.int64()), *self._found])
+        at = pa.array(range(self._changes.num_rows), pa.int64())
+        return self._changes.filter(pc.invert(pc.is_in(at, value_set=found)))
+
+    def _kept(self, before: pa.Table, after: pa.Table, name: str, older: pa.Array) -> pa.ChunkedArray:
+        """The new values of a column, except where a change keeps the stored one."""
+        column = after[name]
+        if KEPT not in after.schema.names:
+            return column
+        texts = [text for text in pc.unique(after[KEPT].drop_null()).to_pylist() if name in json.loads(text)]
+        if not texts:
+            return column
+        keeps = pc.is_in(after[KEPT], value_set=pa.array(texts, after[KEPT].type))
+        return pc.if_else(pc.and_(keeps, pc.invert(older)), before[name], column)
+
+    def _pairs(self, index: pa.Table) -> tuple[pa.Array, pa.Array]:
+        """The positions of rows and changes with the same key."""
+        rows = _positioned(index.select(self._keys), _ROW)
+        changes = _positioned(self._changes.select(self._keys), _CHANGE)
+        pairs = rows.join(changes, list(self._keys), join_type="inner")
+        return _array(pairs[_ROW]), _array(pairs[_CHANGE])
+
+
+def _positioned(table: pa.Table, name: str) -> pa.Table:
+    return table.append_column(name, pa.array(range(table.num_rows), pa.int64()))
+
+
+def _array(column: Any) -> Any:
+    """One array, however many chunks a column has."""
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

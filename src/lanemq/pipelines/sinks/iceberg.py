@@ -1,0 +1,415 @@
+"""Batches in an Iceberg table: rows, new columns, batch number and epoch in one commit of its catalog.
+
+The ledger is part of the table (`iceberg_table.py`). A commit is made against the snapshot at which it was read, and
+`open` makes a snapshot of its own to record the epoch. So a run that was replaced is refused even if it began its write
+earlier: the catalog does not take its commit, and the next look at the ledger says why.
+
+A merge rewrites the files that have a key of the batch (`arrow_merge.py`), on the driver and one file at a time.
+Deletions stay as rows with `_deleted`; `read_iceberg` hides them, `purge_tombstones` removes them.
+
+Files are visible only through the commit that names them, and no two attempts share a file name. What a crash leaves is
+invisible to readers.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from lanemq.clock import Clock, SystemClock
+from lanemq.model.environment import install_extra
+from lanemq.model.errors import InvalidOption, StorageError
+from lanemq.model.units import Seconds, to_millis
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, Merge, Rows
+from lanemq.pipelines.sinks.arrow_merge import ArrowMerge
+from lanemq.pipelines.sinks.exact_sink import (
+    ExactSink,
+    ExtraColumns,
+    LedgerEntry,
+    Terms,
+    fit,
+    merge_table,
+    without_deletions,
+)
+
+if TYPE_CHECKING:
+    from lanemq.pipelines.sinks.iceberg_table import IcebergTable, TableChange
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_ATTEMPTS = 50
+"""Commits that may fail because other writers change the table, before the batch fails."""
+
+
+class IcebergSink(ExactSink):
+    """Appends or merges batches. Needs the extra `iceberg`.
+
+    Args:
+        table: The table with its namespace, such as `shop.orders`. Both are created if they do not exist.
+        warehouse: A local folder for tables, with its catalog in the SQLite file `catalog.db`. For one machine.
+        catalog: Properties of any catalog that pyiceberg knows, such as `{"type": "rest", "uri": "https://..."}`, with
+            the settings of its file system (`s3.endpoint` ...). `{"name": "prod"}`: the catalog of that name in
+            pyiceberg's own configuration. Either `warehouse` or `catalog` is needed.
+        partition_by: Columns whose values divide the files, or `year(x)`, `month(x)`, `day(x)`, `hour(x)` of a time.
+            Columns with many values make many small files. Default: no partitions, or those that the table has.
+        maintain_every: Batches between compactions, 0 for never. Low values cost time; high values leave many small
+            files to read.
+        vacuum: Whether old snapshots, and files that no snapshot needs any more, are deleted after a compaction.
+            Default: only in tables that such a sink created, because other programs may rely on the old snapshots of
+            their own tables. Without it, a merged table grows with every batch until another program cleans it.
+        keep_files: Seconds that old snapshots are kept for slow readers and time travel. Default: the table's property
+            `history.expire.max-snapshot-age-ms`, or 5 days. High values cost disk space, since a merge rewrites the
+            files it touches. A value below the duration of the longest query breaks that query.
+        evolve: Whether a run with new columns, or a row with an undeclared one, may add them to the table.
+    """
+
+    empties = True
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        warehouse: str | Path | None = None,
+        catalog: Mapping[str, str] | None = None,
+        partition_by: Sequence[str] = (),
+        maintain_every: int = 100,
+        vacuum: bool | None = None,
+        keep_files: Seconds | None = None,
+        evolve: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self._keep = None if keep_files is None else to_millis(keep_files)
+        if maintain_every < 0 or (self._keep is not None and self._keep < 0):
+            raise InvalidOption("maintain_every and keep_files cannot be negative; use 0 or more")
+        if "." not in table.strip("."):
+            raise InvalidOption(f"table {table!r}: write it with its namespace, such as 'shop.orders'")
+        self._name = table
+        self._place = _Place(warehouse, catalog)
+        self._partition_by = tuple(partition_by)
+        self._maintain_every = maintain_every
+        self._vacuum = vacuum
+        self._evolve = self.widens = evolve
+        self._clock = clock or SystemClock()
+        self._table: IcebergTable | None = None
+        self._since_maintained = 0
+        self._stale = 0
+        """Rows that the last attempt to merge left out."""
+        self._extra_columns = ExtraColumns(f"table {table}")
+
+    def __str__(self) -> str:
+        return f"Iceberg table {self._name}"
+
+    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
+        terms = self._agree(query, epoch, schema, how)
+        self._until_committed(lambda: self._find_table(terms), f"opening for {query}")
+        self._until_committed(lambda: self._claim(terms), f"epoch {epoch} of {query}")
+
+    def applied_before_open(self, query: str) -> int | None:
+        table = self._place.find(self._name)
+        return None if table is None else table.batch_of(query)
+
+    def applied(self) -> int | None:
+        return self._entry(self._opened()).batch
+
+    def write(self, rows: Rows, batch: Batch) -> bool:
+        terms = self._terms_for(batch)
+        self._stale = self.last_stale = 0
+        if not self._entry(terms).admits(batch):
+            return False
+        new = self._commit(self._prepare(rows, terms), batch, terms)
+        if new:
+            self._count_stale(batch, rows.count(), self._stale)
+            self._maintain()
+        return new
+
+    def close(self) -> None:
+        super().close()
+        self._table = None
+        self._place.close()
+
+    def purge_tombstones(self, below: int | str) -> int:
+        """Remove deletions with a sequence below this one, and return how many there were.
+
+        An older change of such a key that arrives afterwards is taken for a new row: choose a sequence so old that no
+        change before it can still arrive.
+        """
+        return self._until_committed(lambda: self._purge(below), "purging deletions")
+
+    def _purge(self, below: int | str) -> int:
+        table = self._place.find(self._name)
+        if table is None:
+            return 0
+        change, purged = table.change(), 0
+        for file in table.files():
+            index = table.read([file], (SEQUENCE, DELETED))
+            gone = pc.fill_null(pc.and_(index[DELETED], pc.less(index[SEQUENCE], below)), False)
+            count = pc.sum(gone).as_py() or 0
+            if count:
+                change.remove(file)
+                change.add(table.read([file]).filter(pc.invert(gone)))
+            purged += count
+        if purged:
+            change.stage("", {}, {})
+            change.commit()
+        return purged
+
+    def _find_table(self, terms: Terms) -> None:
+        table = self._place.find(self._name)
+        if table is None:
+            table = _library().IcebergTable.create(self._place.catalog(), self._name, terms.schema, self._partition_by)
+        elif self._partition_by and table.partition_by != self._partition_by:
+            raise InvalidOption(
+                f"partition_by: the table {self._name} is partitioned by ({', '.join(table.partition_by)}), "
+                f"not by ({', '.join(self._partition_by)})"
+            )
+        assert table is not None, "create() returns one"
+        _check_columns(table, terms.schema, evolve=self._evolve)
+        self._table = table
+
+    def _claim(self, terms: Terms) -> None:
+        """Record the run's epoch in the table, which fences older runs, and add the columns that the table lacks."""
+        entry = self._entry(terms)
+        entry.check_opener(terms)
+        moves = entry.has_other_owner(terms)
+        table = self._opened_table()
+        missing = [field for field in terms.schema if field.name not in table.columns.names]
+        if not moves and not missing and not entry.lacks_epoch_of(terms):
+            return
+        if moves:
+            self._warn_new_owner(terms)
+        change = table.change()
+        if missing:
+            change.add_columns(missing)
+        self._stage(change, terms, entry.batch, owner=terms.owner if moves else None)
+        change.commit()
+
+    def _entry(self, terms: Terms) -> LedgerEntry:
+        """Read the ledger from the newest snapshot; the next commit is checked against this snapshot."""
+        table = self._opened_table()
+        table.refresh()
+        owner = table.owner_of(terms.pipeline) if terms.pipeline else None
+        return LedgerEntry(table.batch_of(terms.query), table.epoch_of(terms.query), owner)
+
+    def _prepare(self, rows: Rows, terms: Terms) -> Callable[["TableChange"], None]:
+        """Check and load the rows; the returned function writes them to a change, as often as it takes."""
+        if isinstance(terms.how, Merge):
+            wider = terms.widened(rows) if self.widens else terms
+            changes = merge_table(rows, wider.schema, terms.how.keys)
+            keys, below = terms.how.keys, rows.emptied_below
+            return lambda change: self._merge(change, changes, keys, below)
+        table = fit(rows.table(), terms.schema)
+        return lambda change: change.add(table)
+
+    def _commit(self, fill: Callable[["TableChange"], None], batch: Batch, terms: Terms) -> bool:
+        def attempt() -> bool:
+            if not self._entry(terms).admits(batch):
+                return False
+            change = self._opened_table().change()
+            fill(change)
+            self._stage(change, terms, batch.number, owner=terms.owner if terms.pipeline else None)
+            self._publish(change)
+            return True
+
+        return self._until_committed(attempt, str(batch))
+
+    def _stage(self, change: "TableChange", terms: Terms, batch: int | None, *, owner: int | None) -> None:
+        library = _library()
+        summary = {library.QUERY: terms.query, library.EPOCH: str(terms.epoch)}
+        if batch is not None:
+            summary[library.BATCH] = str(batch)
+        change.stage(
+            terms.query, library.ledger_entries(terms.query, terms.epoch, batch, terms.pipeline, owner), summary
+        )
+
+    def _publish(self, change: "TableChange") -> None:
+        change.commit()
+
+    def _merge(self, change: "TableChange", changes: pa.Table, keys: tuple[str, ...], below: int | str | None) -> None:
+        library, table = _library(), self._opened_table()
+        declared = self._opened().schema.names
+        types = {field.name: library.plain_type(field.type) for field in table.columns}
+        changes, missing = self._extra_columns.fit(changes, declared, types, _is_type)
+        if missing:
+            change.add_columns(missing)
+        after = change.columns
+        changes = library.aligned(changes, pa.schema([after.field(name) for name in changes.schema.names]))
+        merge = ArrowMerge(changes, keys, below)
+        for file in table.files(None if below is not None else library.key_range(changes, keys, pc.min_max)):
+            rewrite = merge.plan(table.read([file], merge.index_columns))
+            if rewrite is not None:
+                change.remove(file)
+                change.add(merge.rewritten(library.aligned(table.read([file]), after), rewrite))
+        change.add(merge.inserted())
+        self._stale = merge.stale
+
+    def _until_committed(self, attempt: Callable[[], T], what: str) -> T:
+        refused = _library().CommitFailedException
+        for number in range(MAX_ATTEMPTS):
+            try:
+                return attempt()
+            except refused as error:
+                log.info("%s: another writer changed table %s, attempt %d: %s", what, self._name, number + 1, error)
+                last = error
+        raise StorageError(
+            f"{what}: other writers change the table {self._name} faster than it can be written; let fewer of them "
+            f"write at once"
+        ) from last
+
+    def _maintain(self) -> None:
+        """Compact and vacuum when it is time. A failure is logged, and the next time tries again."""
+        self._since_maintained += 1
+        if not self._maintain_every or self._since_maintained < self._maintain_every:
+            return
+        self._since_maintained = 0
+        from lanemq.pipelines.sinks import iceberg_maintenance as maintenance
+
+        table = self._opened_table()
+        try:
+            table.refresh()
+            maintenance.compact(table)
+            own = _library().CREATED_BY in table.properties
+            if own if self._vacuum is None else self._vacuum:
+                table.refresh()
+                maintenance.vacuum(table, self._keep, self._clock.wall())
+        except (StorageError, _library().CommitFailedException) as error:
+            log.warning("table %s was not compacted: %s", self._name, error)
+
+    def _opened_table(self) -> "IcebergTable":
+        self._opened()
+        assert self._table is not None, "open() sets it"
+        return self._table
+
+
+def read_iceberg(
+    table: str, *, warehouse: str | Path | None = None, catalog: Mapping[str, str] | None = None
+) -> pa.Table:
+    """The current rows of a table, without deletions and without the columns `_sequence`, `_deleted` and `_kept`."""
+    with _Place(warehouse, catalog) as place:
+        found = place.find(table)
+        if found is None:
+            raise InvalidOption(f"table {table}: there is no such table in {place}")
+        return without_deletions(found.read(found.files()))
+
+
+class _Place:
+    """The catalog of a table, connected when it is first needed."""
+
+    def __init__(self, warehouse: str | Path | None, catalog: Mapping[str, str] | None) -> None:
+        if (warehouse is None) == (not catalog):
+            raise InvalidOption(
+                "warehouse, catalog: an Iceberg table needs one of them: a local folder, or the properties of a catalog"
+            )
+        if warehouse is not None and "://" in str(warehouse):
+            raise InvalidOption(
+                f"warehouse {warehouse}: the catalog of a warehouse is a local file; name a catalog with catalog=, and "
+                f"give it this address as its property `warehouse`"
+            )
+        self._folder = None if warehouse is None else Path(warehouse)
+        self._options = dict(catalog or {})
+        self._catalog: Any = None
+
+    def __str__(self) -> str:
+        return f"the catalog {self._folder or self._options.get('uri') or self._options.get('name')}"
+
+    def __enter__(self) -> "_Place":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def find(self, table: str) -> "IcebergTable | None":
+        """The table; None if there is none. Creates nothing."""
+        if self._folder is not None and not _catalog_file(self._folder).exists():
+            return None
+        found: IcebergTable | None = _library().IcebergTable.find(self.catalog(), table)
+        return found
+
+    def catalog(self) -> Any:
+        if self._catalog is None:
+            options = self._options
+            if self._folder is not None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                file = _catalog_file(self._folder).absolute()
+                options = {"type": "sql", "uri": f"sqlite:///{file}", "warehouse": str(self._folder.absolute())}
+            self._catalog = _library().open_catalog(options)
+        return self._catalog
+
+    def close(self) -> None:
+        if self._catalog is not None:
+            self._catalog.close()
+            self._catalog = None
+
+
+def _catalog_file(folder: Path) -> Path:
+    return folder / "catalog.db"
+
+
+def _check_columns(table: "IcebergTable", wanted: pa.Schema, *, evolve: bool) -> None:
+    library = _library()
+    library.iceberg_schema(wanted)
+    there = {field.name: field for field in table.columns}
+    _check_nested(table, [*there.values(), *(field for field in wanted if field.name not in there)])
+    folded = {name.casefold(): name for name in there}
+    for field in wanted:
+        found = there.get(field.name)
+        if found is None and field.name.casefold() in folded:
+            raise InvalidOption(
+                f"column {field.name} differs from {folded[field.name.casefold()]} of the table {table.name} only in "
+                f"case, and most engines cannot tell them apart: rename it"
+            )
+        if found is not None and library.plain_type(found.type) != library.stored_type(field.type):
+            raise InvalidOption(
+                f"column {field.name} is {found.type} in the table {table.name} and would become {field.type}: cast "
+                f"it, or write to another table"
+            )
+        if found is None and not evolve:
+            raise InvalidOption(
+                f"column {field.name} is not in the table {table.name}: add it, or allow it with evolve = true"
+            )
+    merged, merges = {SEQUENCE, DELETED} <= set(there), {SEQUENCE, DELETED} <= set(wanted.names)
+    if merged != merges:
+        kinds = ("is merged by key", "appends rows") if merged else ("holds plain rows", "merges by key")
+        raise InvalidOption(f"the table {table.name} {kinds[0]} and this pipeline {kinds[1]}: write to another table")
+    for name, found in there.items():
+        if not found.nullable and (name not in wanted.names or wanted.field(name).nullable):
+            raise InvalidOption(f"column {name} of the table {table.name} must not be null, and the rows may have none")
+
+
+def _check_nested(table: "IcebergTable", fields: Sequence[pa.Field]) -> None:
+    for field in fields:
+        if _has_repeated_structs(field.type):
+            raise InvalidOption(
+                f"column {field.name} of the table {table.name} is {field.type}: pyiceberg turns a null list or map of "
+                f"structs into an empty one; select to_json({field.name}), or write to another table"
+            )
+
+
+def _has_repeated_structs(kind: pa.DataType) -> bool:
+    """Whether a list or a map has structs as its values, at any depth."""
+    if pa.types.is_struct(kind):
+        return any(_has_repeated_structs(kind.field(at).type) for at in range(kind.num_fields))
+    if pa.types.is_map(kind):
+        return pa.types.is_struct(kind.item_type) or _has_repeated_structs(kind.item_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.types.is_struct(kind.value_type) or _has_repeated_structs(kind.value_type)
+    return False
+
+
+def _is_type(declared: str, kind: pa.DataType) -> bool:
+    return bool(declared == _library().stored_type(kind))
+
+
+def _library() -> Any:
+    """The module that uses pyiceberg, imported when it is needed."""
+    try:
+        from lanemq.pipelines.sinks import iceberg_table
+    except ImportError as error:
+        raise InvalidOption(f"the Iceberg sink needs pyiceberg: {install_extra('iceberg')}") from error
+    return iceberg_table
