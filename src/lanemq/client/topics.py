@@ -164,10 +164,15 @@ def create(topic: NewTopic, servers: Sequence[Address]) -> Steps[tuple[Address, 
     """Creates the topic on every broker, or changes it; returns the name servers that its layout did not reach."""
     masters = yield from _masters_for(topic)
     layout = _layout_of(topic, masters) if topic.ordered else ""
-    if not any(is_lane for _, is_lane in masters.values()):  # a LaneMQ broker refuses such changes itself
-        layout = _unchanged(topic.name, (yield from read_layout(topic.name, servers)), layout)
+    if any(is_lane for _, is_lane in masters.values()):
+        # One request changes topic and layout, and is refused if keys would move. What the topic has can be set again.
+        yield from _create_on(topic, masters)
+        return (yield from put_layout(topic.name, layout, servers)) if layout else ()
+    layout = _unchanged(topic.name, (yield from read_layout(topic.name, servers)), layout)
+    # The layout first: a producer that finds the topic on some brokers only would choose over their queues.
+    missed = (yield from put_layout(topic.name, layout, servers)) if layout else ()
     yield from _create_on(topic, masters)
-    return (yield from put_layout(topic.name, layout, servers)) if layout else ()
+    return missed
 
 
 def put_layout(topic: str, layout: str, servers: Iterable[Address]) -> Steps[tuple[Address, ...]]:
@@ -206,7 +211,13 @@ Masters: TypeAlias = dict[str, tuple[Address, bool]]
 
 
 def _masters_for(topic: NewTopic) -> Steps[Masters]:
-    masters = read_masters((yield None, Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0)))
+    cluster = yield None, Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0)
+    masters = read_masters(cluster)
+    if topic.ordered and (away := sorted(read_replicas(cluster).keys() - masters.keys())):
+        raise UsageError(
+            f"topic {topic.name!r} is ordered, and broker {', '.join(away)} has no master now: the topic's layout "
+            f"would lack its queues. Try again when it is back; nothing was changed"
+        )
     if topic.ordered == "global" and len(masters) > 1:
         raise UsageError(f"topic {topic.name!r} cannot be globally ordered on {len(masters)} brokers: order it by key")
     return masters

@@ -79,6 +79,28 @@ def test_order_warns_before_it_moves_keys(run: Run, cluster: FakeCluster) -> Non
     assert [table["two"] for table in cluster.layouts] == [FULL, FULL]
 
 
+def test_order_leaves_no_broker_out_that_is_away(run: Run, cluster: FakeCluster) -> None:
+    """Its replica is still in the route. A layout without it would move its keys."""
+    cluster.add_replica("broker-b")
+    cluster.create("plain")
+    cluster.kill("broker-b")
+    refused = run("topic", "order", "plain", "--yes")
+    assert refused.exit_code == 2
+    assert "broker broker-b is away" in refused.stderr
+    assert cluster.layouts == [{}, {}]
+    chosen = run("topic", "order", "plain", "--layout", FULL)
+    assert "Keys will move to other queues: broker-a:4 is in use now" in chosen.stderr
+    assert run("topic", "order", "plain", "--layout", FULL, "--yes").exit_code == 0
+    assert [table["plain"] for table in cluster.layouts] == [FULL, FULL]
+
+
+def test_order_warns_of_moving_keys_if_the_topic_had_no_layout(run: Run, cluster: FakeCluster) -> None:
+    cluster.create("plain")
+    warned = run("topic", "order", "plain", "--layout", "broker-a:4", "--dry-run")
+    assert f"Keys will move to other queues: {FULL} is in use now" in warned.stdout
+    assert "move" not in run("topic", "order", "plain", "--layout", FULL, "--dry-run").stdout.partition("\n")[0]
+
+
 def test_order_of_a_topic_that_does_not_exist_says_so(run: Run) -> None:
     missing = run("topic", "order", "absent")
     assert missing.exit_code == 1

@@ -4,12 +4,14 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from tests.client.fake_cluster import FakeCluster
+from tests.client.fake_cluster import Answer, FakeCluster
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
 from lanemq.client.topics import NewTopic
 from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.wire.codes import RequestCode
+from lanemq.wire.command import Command
 
 FULL = "broker-a:4;broker-b:4"
 
@@ -53,6 +55,37 @@ def test_a_topic_without_order_gets_no_layout(cluster: FakeCluster, admin: Admin
     assert cluster.layouts == [{}, {}]
     assert not admin.describe_topic("metrics").ordered
     assert admin.topic_order("metrics").layouts == ()
+
+
+@pytest.mark.parametrize("make", ["create_topic", "ensure_topic"])
+def test_the_layout_is_set_before_any_broker_has_the_topic(cluster: FakeCluster, admin: Admin, make: str) -> None:
+    """A producer that finds the topic on the first broker only would otherwise choose over its queues."""
+    creates = cluster.brokers["broker-a"].answers[RequestCode.UPDATE_AND_CREATE_TOPIC]
+    seen = list[dict[str, str]]()
+
+    def noted(command: Command) -> Answer:
+        seen.extend(map(dict, cluster.layouts))
+        return creates(command)
+
+    cluster.brokers["broker-a"].answers[RequestCode.UPDATE_AND_CREATE_TOPIC] = noted
+    getattr(admin, make)("orders", 4, ordered=True)
+    assert seen == [{"orders": FULL}, {"orders": FULL}]
+
+
+@pytest.mark.parametrize("make", ["create_topic", "ensure_topic"])
+def test_an_ordered_topic_is_not_created_while_a_broker_has_no_master(
+    cluster: FakeCluster, admin: Admin, make: str
+) -> None:
+    """Its replica is known, so the layout would be known to be too short."""
+    cluster.add_replica("broker-b")
+    cluster.kill("broker-b")
+    with pytest.raises(UsageError, match="broker-b has no master now"):
+        getattr(admin, make)("orders", 4, ordered=True)
+    assert cluster.layouts == [{}, {}]
+    admin.create_topic("metrics", 4)
+    cluster.restart("broker-b")
+    getattr(admin, make)("orders", 4, ordered=True)
+    assert cluster.layouts[0] == {"orders": FULL}
 
 
 def test_creating_it_again_changes_nothing_and_with_other_queues_is_refused(cluster: FakeCluster, admin: Admin) -> None:

@@ -145,10 +145,10 @@ def order(name: str, layout: str | None, dry_run: bool, yes: bool, server: str, 
         if not plan.is_needed:
             done = f"topic {name}: nothing to repair"
         elif dry_run:
-            done = f"topic {name}: would be repaired"
+            done = f"topic {name}: would be repaired{_moves(plan, report)}"
         else:
-            moves = " Keys will move to other queues." if report.layouts not in ((), (plan.layout,)) else ""
-            confirm(yes, f"topic {name} will get the layout {plan.layout}.{moves}", *_plan_parts(plan, report))
+            gets = f"topic {name} will get the layout {plan.layout}{_moves(plan, report)}"
+            confirm(yes, gets, *_plan_parts(plan, report))
             admin.repair_order(name, layout=layout)
             report, done = admin.topic_order(name), f"topic {name}: repaired"
     show(
@@ -264,6 +264,11 @@ def _plan_parts(plan: OrderRepair, report: OrderReport) -> list[str | Grid]:
     rows = [("name server", each, before.get(each, ""), plan.layout) for each in plan.servers]
     rows += [("broker", each, "without order flag", "order flag") for each in plan.flags]
     return [Grid(("what", "where", "now", "becomes"), rows), *(f"problem: {each}" for each in report.problems)]
+
+
+def _moves(plan: OrderRepair, report: OrderReport) -> str:
+    """The warning that producers choose over other queues now; empty if they do not."""
+    return "" if report.in_use == plan.layout else f". Keys will move to other queues: {report.in_use} is in use now"
 
 
 def _order_document(report: OrderReport | None) -> dict[str, object]:

@@ -72,6 +72,18 @@ class OrderReport:
         return tuple(sorted({each.layout for each in self.servers if each.layout}))
 
     @property
+    def away(self) -> tuple[str, ...]:
+        """Brokers that have no master now. How many queues they have is not known."""
+        return tuple(each.broker for each in self.brokers if not each.up)
+
+    @property
+    def in_use(self) -> str:
+        """The queues over which producers choose now, as a layout: the one that is set, or what the brokers have."""
+        if self.layouts:
+            return " or ".join(self.layouts)
+        return layout_text({each.broker: each.queues for each in self.brokers if each.queues})
+
+    @property
     def in_all_routes(self) -> bool:
         """Whether RocketMQ's own producers get the layout too, whichever name server they ask."""
         return all(each.in_routes for each in self.servers)
@@ -209,7 +221,8 @@ def counts_of(layout: str) -> Mapping[str, int]:
 def plan_repair(order: OrderReport, layout: str | None = None) -> OrderRepair:
     """What repairs the order: the layout at every name server, the order flag at every broker.
 
-    `layout` is needed if name servers have different ones. Without any, it becomes what the brokers have now.
+    `layout` is needed if name servers have different ones. Without any, it becomes what the brokers have now. If one of
+    them is away, that is refused (`UsageError`): its queues would be left out, and its keys would move.
     """
     if layout is not None and parse_layout(order.topic, layout) is None:
         raise InvalidOption(f"the layout {layout!r} cannot be read: write broker-a:4;broker-b:4")
@@ -217,12 +230,13 @@ def plan_repair(order: OrderReport, layout: str | None = None) -> OrderRepair:
         raise UsageError(
             f"the name servers have different layouts of topic {order.topic!r} ({', '.join(order.layouts)}): choose one"
         )
-    if layout is None:
-        layout = (
-            order.layouts[0]
-            if order.layouts
-            else layout_text({each.broker: each.queues for each in order.brokers if each.queues})
+    if layout is None and not order.layouts and order.away:
+        raise UsageError(
+            f"topic {order.topic!r} has no layout yet, and broker {', '.join(order.away)} is away: a layout of the "
+            f"others would move its keys to them. Wait until it is back, or name the whole layout"
         )
+    if layout is None:
+        layout = order.in_use
     if not layout:
         raise UsageError(f"topic {order.topic!r} has no queue that takes messages: start its brokers first")
     return OrderRepair(
