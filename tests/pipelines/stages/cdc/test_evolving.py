@@ -3,6 +3,8 @@
 import json
 import sqlite3
 from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from tests.pipelines.stages.cdc.replica_fixture import Frame, messages
+from tests.pipelines.stages.cdc.test_meanings import CONNECT, DAY, DEBEZIUM, MOMENT, SECOND, base64, event, field
 
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.pipelines import DeltaSink, Pipeline, SqliteSink, Topic, TopicSink, load
@@ -123,6 +126,46 @@ def test_a_new_field_becomes_a_column_of_the_type_of_its_first_value(table: Any)
     assert third["age"] is None
     assert "new_columns" not in table.process({"id": 3, "name": "c", "age": 9}).counts
     assert [row["age"] for row in table.rows()] == [None, 7, 9]
+
+
+def test_the_schema_of_a_message_says_the_types_of_new_columns(tmp_path: Path) -> None:
+    """Without it, the same values give numbers and texts."""
+    fields = [
+        field("price", "bytes", CONNECT + "Decimal", scale="2", **{"connect.decimal.precision": "10"}),
+        field("paid_at", "int64", DEBEZIUM + "MicroTimestamp"),
+        field("born", "int32", DEBEZIUM + "Date"),
+        field("seen_at", "string", DEBEZIUM + "ZonedTimestamp"),
+        field("photo", "bytes"),
+        field("rate", "double"),
+        field("size", "int16"),
+    ]
+    row = {
+        "id": 1, "name": "a", "price": base64(1050), "paid_at": SECOND * 10**6, "born": DAY,
+        "seen_at": "2023-11-15T00:00:00Z", "photo": "/wA=", "rate": 10, "size": 3,
+    }  # fmt: skip
+    with_schema = Delta(tmp_path, format="debezium")
+    with_schema.process(event(row | {"price": None}, *fields), event(row, *fields))
+    kinds = {
+        "price": "decimal(10,2)", "paid_at": "timestamp", "born": "date", "seen_at": "timestamp", "photo": "binary",
+        "rate": "double", "size": "long",
+    }  # fmt: skip
+    assert {name: kind for name, kind in with_schema.columns().items() if name in kinds} == kinds
+    assert with_schema.rows()[-1] == row | {
+        "price": Decimal("10.50"), "paid_at": MOMENT, "born": date(2023, 11, 15), "seen_at": MOMENT,
+        "photo": b"\xff\x00", "rate": 10.0,
+    }  # fmt: skip
+    with_schema.restart()
+    with_schema.process(event(row | {"price": base64(2)}, *fields))
+    assert with_schema.rows()[-1]["price"] == Decimal("0.02"), "the type is known after a restart"
+    with_schema.sink.close()
+
+    without = Delta(tmp_path / "without", format="debezium")
+    without.process(event(row, *fields)["payload"])
+    assert {name: kind for name, kind in without.columns().items() if name in kinds} == {
+        **dict.fromkeys(("paid_at", "born", "rate", "size"), "long"),
+        **dict.fromkeys(("price", "seen_at", "photo"), "string"),
+    }
+    without.sink.close()
 
 
 def test_a_column_is_known_after_a_restart_and_keeps_its_type(table: Any) -> None:

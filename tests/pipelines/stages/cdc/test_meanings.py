@@ -13,7 +13,7 @@ from tests.pipelines.stages.cdc.replica_fixture import Replica, messages
 from tests.pipelines.stages.cdc.test_formats import debezium
 
 from lanemq.pipelines.stages.cdc import LastState, meanings
-from lanemq.pipelines.stages.cdc.meanings import Meaning, SchemaCache, convert_as, parse_schema
+from lanemq.pipelines.stages.cdc.meanings import Meaning, SchemaCache, column_types, convert_as, parse_schema
 
 DEBEZIUM, CONNECT = "io.debezium.time.", "org.apache.kafka.connect.data."
 SECOND = 1_700_006_400
@@ -49,6 +49,27 @@ TIMES = [
     (DEBEZIUM + "Date", DAY),
     (CONNECT + "Date", DAY),
 ]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        (field("x", "int32"), "long"),
+        (field("x", "float"), "double"),
+        (field("x", "array"), "string"),
+        (field("x", "bytes"), "binary"),
+        (field("x", "bytes", CONNECT + "Decimal", scale="3"), "decimal(38,3)"),
+        (field("x", "bytes", CONNECT + "Decimal", scale="0", **{"connect.decimal.precision": "65"}), "string"),
+        (field("x", "bytes", CONNECT + "Decimal", scale="-2"), "string"),
+        (field("x", "bytes", CONNECT + "Decimal"), None),
+        (field("x", "struct", "io.debezium.data.VariableScaleDecimal"), "string"),
+        (field("x", "int32", DEBEZIUM + "Time"), "long"),
+        (field("x", "string", "io.debezium.data.Json"), "string"),
+        (field("x", "something"), None),
+    ],
+)
+def test_a_schema_gives_a_column_its_type(column: dict[str, Any], kind: str | None) -> None:
+    assert column_types(json.dumps(schema(column)).encode()).get("x") == kind
 
 
 @pytest.mark.parametrize(("name", "value"), TIMES)

@@ -1,9 +1,10 @@
 """Fields of rows that the table does not have: they become columns (`evolve=True`), or are reported once.
 
 With `evolve=True` tasks examine every row; the driver makes columns of new fields, and only then is the batch folded.
-The type of a column is that of its first value. But JSON writes the price 10.00 as 10, so a whole number gives a whole
-number column only if no value of the batch has a fraction. Without `evolve` decoding skips such fields unread, which is
-most of its speed, so only the last message of each queue and batch is examined.
+The first message with a value decides the type of a column: by the schema that it embeds, else by the value. But JSON
+writes the price 10.00 as 10, so a whole number gives a whole number column only if no value of the batch has a
+fraction. Without `evolve` decoding skips such fields unread, which is most of its speed, so only the last message of
+each queue and batch is examined.
 
 Invariants: which columns a batch adds depends only on its messages and the columns before it, so a repeated batch adds
 the same ones; a column never changes its type; a reserved name, or one that some database could not hold, never becomes
@@ -14,17 +15,31 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.types import BooleanType, DataType, DoubleType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from lanemq.files import StorePath
 from lanemq.pipelines.checkpoint.fencing import read_fenced_json, write_as
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Batch
 from lanemq.pipelines.stages.cdc.changes import belongs
 from lanemq.pipelines.stages.cdc.documents import UNREADABLE, listed
+from lanemq.pipelines.stages.cdc.meanings import column_types
 from lanemq.pipelines.stages.cdc.options import ReplicaOptions
 
 log = logging.getLogger(__name__)
@@ -41,7 +56,11 @@ _TYPES: Final[dict[str, DataType]] = {
     "long": LongType(),
     "double": DoubleType(),
     "string": StringType(),
+    "date": DateType(),
+    "timestamp": TimestampType(),
+    "binary": BinaryType(),
 }
+_DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
 _NAME: Final = re.compile(r"[^\W\d]\w*")
 _MAX_NAME_BYTES: Final = 63
 """PostgreSQL's limit for a name."""
@@ -119,7 +138,7 @@ class Evolution:
         """The options with all added columns, except those that are declared by now."""
         known = {name.casefold() for name in (*declared.table.columns, KEPT)}
         added = {name: kind for name, kind in {**self.columns, **(fresh or {})}.items() if name.casefold() not in known}
-        fields = [StructField(name, _TYPES[kind]) for name, kind in added.items()]
+        fields = [StructField(name, _column_type(kind)) for name, kind in added.items()]
         table = replace(declared.table, schema=StructType([*declared.table.schema.fields, *fields]))
         return replace(declared, table=table, added=tuple(added))
 
@@ -148,12 +167,15 @@ def new_fields(options: ReplicaOptions, messages: pa.Table) -> Fields:
     taken = {name.casefold() for name in options.table.columns}
     found: Fields = {}
     for offset, value in zip(listed(messages["queue_offset"]), listed(messages["value"]), strict=True):
-        for row in _rows(options, value):
-            for name in () if row.keys() <= known else row.keys() - known:
+        for row, schema in _rows(options, value):
+            if row.keys() <= known:
+                continue
+            types = _types_of(schema)
+            for name in row.keys() - known:
                 kind = _kind(row[name]) if name not in found or memoryview(row[name])[0] in _NUMBER else None
                 if kind is not None:
-                    found[name] = _with_value(found.get(name), offset, kind)
-                if kind == "double" or not can_be_column(name, taken):
+                    found[name] = _with_value(found.get(name), offset, types.get(name, kind))
+                if kind == "double" or (kind is not None and name in types) or not can_be_column(name, taken):
                     known.add(name)  # later values cannot change the result
     return found
 
@@ -173,29 +195,44 @@ def _deletion_field(options: ReplicaOptions) -> set[str]:
     return {options.deleted.partition(".")[0]} if options.deleted else set()
 
 
-def _rows(options: ReplicaOptions, value: bytes | None) -> Iterator[dict[str, msgspec.Raw]]:
-    """The rows that a message puts into the table, with undecoded values; none for poison, deletions, other tables."""
+def _column_type(kind: str) -> DataType:
+    decimal = _DECIMAL.fullmatch(kind)
+    return DecimalType(int(decimal[1]), int(decimal[2])) if decimal else _TYPES[kind]
+
+
+@lru_cache(maxsize=64)
+def _types_of(schema: bytes) -> Mapping[str, str]:
+    """The types that a schema gives the columns. Only messages with new fields get here, nearly all with one schema."""
+    return column_types(schema)
+
+
+def _rows(options: ReplicaOptions, value: bytes | None) -> Iterator[tuple[dict[str, msgspec.Raw], bytes]]:
+    """The rows that a message puts into the table, with undecoded values, and the schema that it embeds.
+
+    None for poison, deletions and other tables.
+    """
     try:
         event = _raw.decode(value or b"{}")
         if options.format == "json":
-            yield event
+            yield event, b""
         elif options.format == "debezium":
             yield from _after(options, event)
         elif _is_wanted(options, event) and str(_plain(event, "type")).lower() in _PUTS:
             data = bytes(event.get("data", b"null"))
-            yield from (row for row in _raw_rows.decode(data if data[:1] == b"[" else b"[" + data + b"]") if row)
+            yield from ((row, b"") for row in _raw_rows.decode(data if data[:1] == b"[" else b"[" + data + b"]") if row)
     except UNREADABLE:
         return
 
 
-def _after(options: ReplicaOptions, event: dict[str, msgspec.Raw]) -> Iterator[dict[str, msgspec.Raw]]:
+def _after(options: ReplicaOptions, event: dict[str, msgspec.Raw]) -> Iterator[tuple[dict[str, msgspec.Raw], bytes]]:
     inner = bytes(event.get("payload", b"null"))
+    schema = bytes(event.get("schema", b"")) if inner != b"null" else b""
     event = _raw.decode(inner) if inner != b"null" else event
     source = _plain(event, "source") if options.only_table is not None else {}
     names = [source.get(name) for name in ("db", "schema", "table")] if isinstance(source, dict) else [None]
     after = bytes(event.get("after", b"null"))
     if after != b"null" and belongs(options.only_table, *names):
-        yield _raw.decode(after)
+        yield _raw.decode(after), schema
 
 
 def _is_wanted(options: ReplicaOptions, event: dict[str, msgspec.Raw]) -> bool:

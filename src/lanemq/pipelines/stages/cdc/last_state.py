@@ -100,11 +100,11 @@ class LastState(Stage):
         on_queue_change: What to do when the topic gets more queues and there is no `sequence`. `fail`, because a row
             whose changes moved to a queue with lower offsets would keep its old values; `continue` if no message key
             moved.
-        evolve: New fields of rows become columns of the table: `bigint`, `double`, `string` or `boolean` by their
-            first value that is not null; objects and lists become the text of their JSON. If values of the same
-            batch have a fraction, whole numbers give a `double` column; a fraction in a later batch is a misfit. A
-            value that does not fit becomes null and is counted. For Delta, Iceberg, SQLite and PostgreSQL. Every
-            field of every row is examined.
+        evolve: New fields of rows become columns of the table. The schema that the message embeds says the type;
+            without one it is `bigint`, `double`, `string` or `boolean` by the first value that is not null, and objects
+            and lists become the text of their JSON. If values of the same batch have a fraction, whole numbers give a
+            `double` column; a fraction in a later batch is a misfit. A value that does not fit becomes null and is
+            counted. For Delta, Iceberg, SQLite and PostgreSQL. Every field of every row is examined.
     """
 
     columns: tuple[str, ...] = (*_NEEDED, "message_id")

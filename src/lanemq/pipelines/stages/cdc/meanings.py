@@ -58,6 +58,26 @@ _NAMES: Final[Mapping[str, Meaning]] = {
     "org.apache.kafka.connect.data.Time": Meaning("ms", is_known=True),
     "org.apache.kafka.connect.data.Timestamp": Meaning("ms", is_known=True),
 }
+_TIME_TYPES: Final[Mapping[str, str]] = {
+    "io.debezium.time.Date": "date",
+    "io.debezium.time.IsoDate": "date",
+    "io.debezium.time.Timestamp": "timestamp",
+    "io.debezium.time.MicroTimestamp": "timestamp",
+    "io.debezium.time.NanoTimestamp": "timestamp",
+    "io.debezium.time.IsoTimestamp": "timestamp",
+    "io.debezium.time.ZonedTimestamp": "timestamp",
+    "org.apache.kafka.connect.data.Date": "date",
+    "org.apache.kafka.connect.data.Timestamp": "timestamp",
+}
+_PLAIN_TYPES: Final[Mapping[str, str]] = {
+    "boolean": "boolean",
+    **dict.fromkeys(("int8", "int16", "int32", "int64"), "long"),
+    **dict.fromkeys(("float", "float32", "double", "float64"), "double"),
+    **dict.fromkeys(("string", "array", "map", "struct"), "string"),
+    "bytes": "binary",
+}
+"""Types of Kafka Connect. Whole numbers are wide, because the source may widen its column later."""
+_MAX_DIGITS: Final = 38
 _DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
 
 
@@ -80,16 +100,27 @@ _NOTHING: Final[Columns] = {}
 
 def parse_schema(text: bytes) -> Columns:
     """The meanings that a schema names. A schema of any other form names none."""
+    found = {name: _meaning(field) for name, field in _fields(text).items()}
+    return {name: meaning for name, meaning in found.items() if meaning is not None}
+
+
+def column_types(text: bytes) -> Mapping[str, str]:
+    """The columns' types as Spark writes them. Columns whose type the schema leaves open are missing."""
+    found = {name: _type(field) for name, field in _fields(text).items()}
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def _fields(text: bytes) -> Mapping[str, _Field]:
+    """The columns of a row by name."""
     try:
         schema = _schema.decode(text) if text else None
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return _NOTHING
+        return {}
     if schema is None:
-        return _NOTHING
+        return {}
     rows = [each for each in schema.fields or () if each.field in ("after", "before") and each.fields]
     columns = rows[-1].fields if rows else schema.fields
-    found = {each.field: _meaning(each) for each in columns or () if each.field is not None}
-    return {name: meaning for name, meaning in found.items() if meaning is not None}
+    return {each.field: each for each in columns or () if each.field is not None}
 
 
 def _meaning(field: _Field) -> Meaning | None:
@@ -98,6 +129,27 @@ def _meaning(field: _Field) -> Meaning | None:
     if isinstance(field.name, str) and field.name in _NAMES:
         return _NAMES[field.name]
     return TEXT if field.type == "string" else None
+
+
+def _type(field: _Field) -> str | None:
+    if field.name == _DECIMAL:
+        return _decimal_type(field.parameters)
+    if isinstance(field.name, str) and field.name in _TIME_TYPES:
+        return _TIME_TYPES[field.name]
+    return _PLAIN_TYPES.get(field.type) if isinstance(field.type, str) else None
+
+
+def _decimal_type(parameters: Any) -> str | None:
+    """Debezium names the precision; without it, the column takes as many digits as there can be."""
+    meaning = _decimal(parameters)
+    if meaning is None or meaning.scale is None:
+        return None
+    try:
+        precision = int(parameters.get("connect.decimal.precision", _MAX_DIGITS))
+    except ValueError:
+        return None
+    fits = 0 <= meaning.scale <= precision and 0 < precision <= _MAX_DIGITS
+    return f"decimal({precision},{meaning.scale})" if fits else "string"
 
 
 def _decimal(parameters: Any) -> Meaning | None:
