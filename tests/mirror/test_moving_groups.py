@@ -133,9 +133,9 @@ def test_a_cut_over_reports_each_step_and_moves_the_group(pair: Pair) -> None:
     assert done.exit_code == 0, done.output
     steps = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(each["step"], each["passed"]) for each in steps] == [
-        ("producers", True), ("drained", True), ("verified", True), ("positions", True),
+        ("ready", True), ("producers", True), ("drained", True), ("verified", True), ("positions", True),
     ]  # fmt: skip
-    assert steps[1]["text"] == "20 messages copied, 0 left"
+    assert steps[2]["text"] == "20 messages copied, 0 left"
     assert len(consume(pair.target, "move", "billing", 80)) == 80 - len(finished)
     assert call(pair, "verify", "move").exit_code == 0
 

@@ -24,6 +24,7 @@ from lanemq.mirror.ends import PAGE, Side, TargetLink
 from lanemq.mirror.fence import wait_for_earlier_sends, wait_until_alone, wait_until_readable
 from lanemq.mirror.layout import QueueMapping, layout_of
 from lanemq.mirror.origin import mirror_name, producer_id, source_group, target_group, watermarks_of
+from lanemq.mirror.others import OtherMirrors, check_not_at_target, check_not_from_target
 from lanemq.mirror.shipping import Copy, add_watermarks, copies_by_queue, requests
 from lanemq.model.errors import (
     BrokerBusy,
@@ -154,11 +155,19 @@ class Mirror:
                 if self._stop.wait(AGAIN.delay(failures) / 1000):
                     return report
 
+    def check(self) -> None:
+        """Begins a session and ends it: raises what would end `run`, and copies nothing."""
+        with ExitStack() as ending:
+            self._begin(ending).look_ahead()
+
+    def _begin(self, ending: ExitStack) -> "_Session":
+        source = ending.enter_context(self.options.open_source())
+        target = ending.enter_context(self.options.open_target())
+        return _Session(self.options, source, target, self._clock, ending)
+
     def _session(self, until_drained: bool) -> int:
         with ExitStack() as ending:
-            source = ending.enter_context(self.options.open_source())
-            target = ending.enter_context(self.options.open_target())
-            session = _Session(self.options, source, target, self._clock, ending)
+            session = self._begin(ending)
             told = self._clock.now()
             while not self._stop.is_set():
                 copied, read = session.round(self._stop.is_set)
@@ -184,7 +193,7 @@ class Mirror:
 class _Topic:
     """One topic in a session."""
 
-    def __init__(self, layout: QueueMapping, sources: tuple[MessageQueue, ...]) -> None:
+    def __init__(self, layout: QueueMapping, sources: tuple[MessageQueue, ...], from_target: OtherMirrors) -> None:
         self.layout = layout
         self.sources = sources
         self.arrivals: dict[MessageQueue, Arrivals] = {}
@@ -194,6 +203,8 @@ class _Topic:
         """Everything of a source queue below this offset is at the target."""
         self.marked: dict[MessageQueue, int] = {}
         """The offset of the newest watermarks in each target queue, if it is not committed yet."""
+        self.from_target = from_target
+        """Messages of the source that another mirror brought there from the target."""
 
 
 class _Session:
@@ -209,6 +220,8 @@ class _Session:
         self._builders: dict[MessageQueue, RequestBuilder] = {}
         self._earlier: deque[tuple[Millis, dict[MessageQueue, int]]] = deque()
         routes = {topic: (source.route(topic), target.route(topic)) for topic in options.topics}
+        for here, there in routes.values():
+            _check_different(here, there)
         for _, route in routes.values():
             for broker in sorted({queue.broker for queue in route.publish}):
                 if broker not in self._links:
@@ -226,15 +239,18 @@ class _Session:
     # what the target has
 
     def _begin(self, source: TopicRoute, target: TopicRoute) -> _Topic:
-        topic = _Topic(layout_of(source, target), source.subscribe)
+        from_target = OtherMirrors(self._mirror, source.topic, self._target)
+        topic = _Topic(layout_of(source, target), source.subscribe, from_target)
+        others = OtherMirrors(self._mirror, source.topic, self._source)
         copied = {queue: self._source.committed(queue) or 0 for queue in topic.sources}
         starts = [(queue, max(copied[queue], self._source.bounds(queue)[0])) for queue in topic.sources]
         for broker, link in self._links.items():
             queues = [queue for queue in target.publish if queue.broker == broker]
             for queue, end in wait_until_readable(link, queues, self._clock).items():
                 topic.read_end[queue] = end
-                topic.arrivals[queue] = self._read_arrivals(queue, end, topic.layout.counts)
+                topic.arrivals[queue] = self._read_arrivals(queue, end, topic.layout.counts, others)
                 topic.arrivals[queue].begin(starts)
+        check_not_at_target(others)
         for queue, needed in first_needed(topic.sources, topic.arrivals.values()).items():
             # A target queue without new messages has old watermarks; what is below `copied` is there nevertheless.
             start = max(needed, copied[queue])
@@ -249,7 +265,7 @@ class _Session:
                 )
         return topic
 
-    def _read_arrivals(self, queue: MessageQueue, end: int, counts: tuple[int, int]) -> Arrivals:
+    def _read_arrivals(self, queue: MessageQueue, end: int, counts: tuple[int, int], others: OtherMirrors) -> Arrivals:
         """Reads the end of a target queue, from the last known watermarks on; all of it if they are not there."""
         first, _ = self._target.bounds(queue)
         known = self._target.committed(queue) or 0
@@ -261,6 +277,7 @@ class _Session:
                 if start == known > first and message.queue_offset == known and not watermarks_of(text, self._mirror):
                     break  # the target lost messages, or the topic was created again
                 arrivals.see(text)
+                others.see(message)
             if start == first or arrivals.has_watermarks:
                 break
         return arrivals
@@ -283,6 +300,17 @@ class _Session:
                     copied += self._copy(topic, source, messages)
                     read += len(messages)
         return copied, read
+
+    def look_ahead(self) -> None:
+        """Checks the next messages of every source queue without copying them."""
+        for topic in self._topics.values():
+            for source in topic.sources:
+                self._check_origins(topic, self._source.read(source, PAGE))
+
+    def _check_origins(self, topic: _Topic, messages: list[Message]) -> None:
+        for message in messages:
+            topic.from_target.see(message)
+        check_not_from_target(topic.from_target)
 
     def left(self) -> int:
         """How many messages of the source are not at the target."""
@@ -317,6 +345,7 @@ class _Session:
         log.warning("%s", text)
 
     def _copy(self, topic: _Topic, source: MessageQueue, messages: list[Message]) -> int:
+        self._check_origins(topic, messages)
         needed = copies_by_queue(messages, topic.layout, topic.arrivals, self._mirror)
         for queue, copies in needed.items():
             for request in requests(copies):
@@ -374,3 +403,12 @@ class _Session:
             born=request[-1].born_ms,
             creates=False,
         )
+
+
+def _check_different(source: TopicRoute, target: TopicRoute) -> None:
+    for broker in source.brokers.keys() & target.brokers.keys():
+        address = source.master_of(broker)
+        if address is not None and address == target.master_of(broker):
+            raise InvalidOption(
+                f"source and target have the same broker {broker!r} at {address}: a topic cannot be copied onto itself"
+            )

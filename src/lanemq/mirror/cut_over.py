@@ -25,7 +25,7 @@ class CutOverStep:
 
 
 class CutOver:
-    """Runs the steps: producers, drained, verified, positions."""
+    """Runs the steps: ready, producers, drained, verified, positions."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class CutOver:
     def steps(self) -> Iterator[CutOverStep]:
         """Runs one step after the other, up to the first that fails."""
         every = (
+            ("ready", self._ready),
             ("producers", self._producers),
             ("drained", self._drained),
             ("verified", self._verified),
@@ -74,6 +75,11 @@ class CutOver:
         with self._options.open_source() as source:
             for topic in self._options.topics:
                 source.admin.set_writable(topic, writable=True)
+
+    def _ready(self) -> tuple[bool, str]:
+        """Everything that can be found out before the source refuses sends."""
+        Mirror(self._options).check()
+        return True, "both sides can be read, and the target can be written"
 
     def _producers(self) -> tuple[bool, str]:
         with self._options.open_source() as source:

@@ -14,7 +14,7 @@ from lanemq.client.security import SecuritySettings, security_of
 from lanemq.client.topic_route import TopicRoute
 from lanemq.client.topics import checked
 from lanemq.clock import Clock, SystemClock
-from lanemq.model.errors import GroupNotFound, LaneError
+from lanemq.model.errors import GroupNotFound, LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_addresses
@@ -74,13 +74,25 @@ class Side:
         """The next messages of a queue; none at its end."""
         return self._pull.read(queue, limit)
 
+    def read_one(self, queue: MessageQueue, offset: int) -> Message | None:
+        """The message at an offset; None if it is not there any more."""
+        self.seek(queue, offset)
+        return next((message for message in self.read(queue, 1)[:1] if message.queue_offset == offset), None)
+
     def read_range(self, queue: MessageQueue, first: int, end: int) -> Iterator[Message]:
-        """Messages from `first` up to, but not including, `end`; those deleted by retention are skipped."""
+        """Messages from `first` up to, but not including, `end`; those deleted by retention are skipped.
+
+        Raises `RequestTimedOut` if the broker gives none although the queue goes on: a replica that is behind, or
+        messages that are stored and not readable yet. A range that ends early would look complete.
+        """
         self.seek(queue, first)
         while self.position(queue) < end:
             page = self.read(queue)
-            if not page:
-                return
+            if not page and self.position(queue) < end:
+                raise RequestTimedOut(
+                    f"{queue} at {self.servers} has messages up to offset {end}, and none can be read from offset "
+                    f"{self.position(queue)} on: try again, and look whether its master and replicas are up"
+                )
             yield from (message for message in page if message.queue_offset < end)
 
     def close(self) -> None:

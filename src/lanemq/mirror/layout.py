@@ -12,8 +12,8 @@ from lanemq.model.queue import MessageQueue
 
 
 def layout_of(source: TopicRoute, target: TopicRoute) -> "QueueMapping":
-    """The layout of a topic. The source may refuse sends, and then has no queues to publish to."""
-    return QueueMapping(source.publish if source.ordered else source.subscribe, target.publish)
+    """The layout of a topic. A side that refuses sends may have no queues to publish to."""
+    return QueueMapping(source.publish if source.ordered else source.subscribe, target.publish or target.subscribe)
 
 
 class QueueMapping:

@@ -19,6 +19,7 @@ from lanemq.wire.properties import (
     LANE_WATERMARKS,
     NAME_END,
     PropertyName,
+    decode_properties,
     find_property,
 )
 
@@ -33,6 +34,7 @@ _NOT_COPIED = frozenset(
     }
 )  # fmt: skip
 """Properties that say how a broker handled the original. Its delay is over; its stamp counts in another queue."""
+_SYSTEM = _NOT_COPIED | {value for name, value in vars(PropertyName).items() if name.isupper()}
 
 
 class CopyOrigin(NamedTuple):
@@ -93,6 +95,11 @@ def copied_properties(text: str, mirror: str, source: MessageQueue, offset: int)
     entries = [entry for entry in text.split(ENTRY_END) if entry and entry.partition(NAME_END)[0] not in _NOT_COPIED]
     entries.append(f"{LANE_ORIGIN}\x01{mirror}:{source.queue_id}:{offset}:{source.broker}\x02")
     return ENTRY_END.join(entries)
+
+
+def user_properties(text: str) -> dict[str, str]:
+    """The properties that a program gave a message."""
+    return {name: value for name, value in decode_properties(text).items() if name not in _SYSTEM}
 
 
 def origin_of(text: str, topic: str) -> CopyOrigin | None:

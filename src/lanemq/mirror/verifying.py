@@ -1,11 +1,13 @@
 """Verification: compares what both sides hold, key by key, and names the first difference.
 
 It trusts nothing that the copying code computed: it reads both sides and compares the sequences of messages (id, body,
-tag, search keys) of each key. Only origins are used, to tell copies from messages that were sent to the target.
+tag, search keys, user properties) of each key. Only origins are used, to tell copies from messages that were sent to
+the target.
 
 Two readings: the first keeps a count and a hash for each key; the second keeps the messages of the keys that differ.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -16,8 +18,8 @@ from lanemq.mirror.copying import MirrorOptions
 from lanemq.mirror.ends import Side
 from lanemq.mirror.layout import layout_of
 from lanemq.mirror.origin import origin_of
+from lanemq.mirror.others import OtherMirrors, content_of
 from lanemq.model.queue import MessageQueue
-from lanemq.wire.properties import PropertyName, find_property
 
 MAX_DIFFERENCES = 10
 TELL_EVERY = 10_000
@@ -45,12 +47,16 @@ class Comparison:
     not_copied: int
     """Messages at the end of the source that the target does not have yet."""
     not_copies: int
-    """Messages at the target that this mirror did not copy."""
+    """Messages at the target that the source does not have: this mirror did not copy them, in either direction."""
     differences: tuple[str, ...]
 
     @property
     def equal(self) -> bool:
-        """The target has every message of the source, once and in order."""
+        """The target has every message of the source, once and in order.
+
+        Messages that were sent to the target do not count. Copies of the same messages by another mirror do: they are
+        `differences`.
+        """
         return not self.differences and not self.not_copied
 
 
@@ -101,38 +107,56 @@ class _Topic:
         """First and last offset of a source queue in a target queue."""
         self._expired: set[MessageQueue] = set()
         """Target queues whose first messages are gone."""
+        self._first: dict[MessageQueue, int] = {}
+        """The first offset that each target queue still has."""
         self._not_copied = 0
-        self._not_copies = 0
+        self._own: Counter[MessageQueue] = Counter()
+        """Messages that this mirror did not copy to the target, by queue there."""
+        self._returned: Counter[MessageQueue] = Counter()
+        """Those of them that the source has, as copies that this mirror made in the other direction."""
 
     def compare(self) -> Comparison:
         with self._options.open_source() as source, self._options.open_target() as target:
             self._source, self._target = source, target
             self._layout = layout_of(source.route(self._topic), target.route(self._topic))
             self._bounds = {queue: source.bounds(queue) for queue in source.route(self._topic).subscribe}
+            self._again = OtherMirrors(self._options.mirror, self._topic, source)
+            self._from_target = OtherMirrors(self._options.mirror, self._topic, target)
             here, there = Sums(), Sums()
-            for unit, seen, queue in self._copies():
+            for unit, seen, queue in self._copies(count=True):
                 there.add(unit, seen.content, queue)
             for unit, seen, queue in self._originals(count=True):
                 here.add(unit, seen.content, queue)
             differing = list(here.differing(there))
-            texts = [f"{_name(unit)} is in more than one queue of the target" for unit in there.scattered]
+            texts = [*self._copied_by_others()]
+            texts += [f"{_name(unit)} is in more than one queue of the target" for unit in there.scattered]
             texts += self._explain(differing[:MAX_DIFFERENCES]) if differing else []
             if len(differing) > MAX_DIFFERENCES:
                 texts.append(f"{len(differing) - MAX_DIFFERENCES} more keys of {self._topic} differ")
-            return Comparison(here.messages, len(here.by_unit), self._not_copied, self._not_copies, tuple(texts))
+            own = (self._own - self._returned).total()
+            return Comparison(here.messages, len(here.by_unit), self._not_copied, own, tuple(texts))
 
-    def _copies(self) -> Iterator[tuple[Unit, Seen, MessageQueue]]:
+    def _copied_by_others(self) -> Iterator[str]:
+        for other, queue, count in self._again.found():
+            yield f"the target also has {count} messages of {queue} as copies of mirror {other!r}"
+        for other, queue, count in self._from_target.found():
+            yield f"the source has {count} messages that mirror {other!r} copied from {queue} of the target"
+
+    def _copies(self, *, count: bool = False) -> Iterator[tuple[Unit, Seen, MessageQueue]]:
         """The copies at the target of what the source still has."""
         self._spans.clear()
-        self._not_copies = 0
+        self._own.clear()
         for queue in self._target.route(self._topic).subscribe:
             first, end = self._target.bounds(queue)
+            self._first[queue] = first
             if first > 0:
                 self._expired.add(queue)
             for message in self._counted(self._target, queue, first, end):
                 origin = origin_of(message.properties_text, self._topic)
                 if origin is None or origin.mirror != self._options.mirror:
-                    self._not_copies += 1
+                    self._own[queue] += 1
+                    if count:
+                        self._again.see(message)
                     continue
                 low, _ = self._spans.get((origin.queue, queue), (origin.offset, 0))
                 self._spans[origin.queue, queue] = low, origin.offset
@@ -147,7 +171,11 @@ class _Topic:
             for message in self._counted(self._source, queue, first, end):
                 origin = origin_of(message.properties_text, self._topic)
                 if origin is not None and origin.mirror == self._options.mirror:
+                    if origin.offset >= self._first.get(origin.queue, 0):
+                        self._returned[origin.queue] += count
                     continue  # it came from the target
+                if count:
+                    self._from_target.see(message)
                 target = self._layout.queue_for(queue, message.key)
                 low, high = self._spans.get((queue, target), (0, -1))
                 if message.queue_offset > high:
@@ -167,13 +195,6 @@ class _Topic:
         copies = _collected(self._copies(), units)
         originals = _collected(self._originals(), units)
         return [f"{_name(unit)}: {first_difference(originals[unit], copies[unit])}" for unit in units]
-
-
-def content_of(message: Message) -> bytes:
-    """A hash of what a consumer sees of a message, besides its place."""
-    text = message.properties_text
-    parts = (message.message_id, find_property(text, PropertyName.TAGS), find_property(text, PropertyName.KEYS))
-    return blake2b(repr(parts).encode() + message.body, digest_size=12).digest()
 
 
 def first_difference(originals: list[Seen], copies: list[Seen]) -> str:
