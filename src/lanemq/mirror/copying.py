@@ -20,7 +20,7 @@ from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.backoff import Backoff
 from lanemq.mirror.arrivals import FIRST_EPOCH, Arrivals, LayoutChanged, first_needed
-from lanemq.mirror.ends import PAGE, Side, TargetLink
+from lanemq.mirror.ends import PAGE, BrokersAway, Side, TargetLink
 from lanemq.mirror.fence import wait_for_earlier_sends, wait_until_alone, wait_until_readable
 from lanemq.mirror.layout import QueueMapping, layout_of
 from lanemq.mirror.origin import mirror_name, producer_id, source_group, target_group, watermarks_of
@@ -135,7 +135,8 @@ class Mirror:
         """Copies until `stop`, or with `until_drained` until the target has everything that the source has.
 
         Brokers that cannot be reached are tried again for ever. Raises what a repetition cannot mend: a topic that does
-        not exist, a changed layout, another mirror, messages that retention removed.
+        not exist, a changed layout, another mirror, messages that retention removed; at the start, a broker of the
+        source that is away.
         """
         failures = 0
         while True:
@@ -144,9 +145,9 @@ class Mirror:
             try:
                 left = self._session(until_drained)
                 return self._report(left)
-            except (TransportError, BrokerRefused, SequenceGap, LayoutChanged) as error:
+            except (TransportError, BrokerRefused, SequenceGap, LayoutChanged, BrokersAway) as error:
                 # A topic or queue that is not there is a mistake at the start, and later a broker that is away.
-                at_start = isinstance(error, TopicNotFound | LayoutChanged) and self._sessions == 1
+                at_start = isinstance(error, TopicNotFound | LayoutChanged | BrokersAway) and self._sessions == 1
                 if at_start or isinstance(error, NotAllowed | MessageRefused):
                     raise
                 failures = 0 if self._copied > before else failures + 1
@@ -219,7 +220,7 @@ class _Session:
         self._links: dict[str, TargetLink] = {}
         self._builders: dict[MessageQueue, RequestBuilder] = {}
         self._earlier: deque[tuple[Millis, dict[MessageQueue, int]]] = deque()
-        routes = {topic: (source.route(topic), target.route(topic)) for topic in options.topics}
+        routes = {topic: (source.full_route(topic), target.route(topic)) for topic in options.topics}
         for here, there in routes.values():
             _check_different(here, there)
         for _, route in routes.values():

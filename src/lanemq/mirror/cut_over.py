@@ -73,8 +73,7 @@ class CutOver:
                 f"one key would be at both sides. Stop those producers first, then use --force"
             )
         with self._options.open_source() as source:
-            for topic in self._options.topics:
-                source.admin.set_writable(topic, writable=True)
+            _set_writable(source, self._options.topics, writable=True)
 
     def _ready(self) -> tuple[bool, str]:
         """Everything that can be found out before the source refuses sends."""
@@ -84,8 +83,7 @@ class CutOver:
     def _producers(self) -> tuple[bool, str]:
         with self._options.open_source() as source:
             if self._seal:
-                for topic in self._options.topics:
-                    source.admin.set_writable(topic, writable=False)
+                _set_writable(source, self._options.topics, writable=False)
                 return True, "the source refuses sends to the topics"
             before = _ends(source, self._options.topics)
             time.sleep(self._quiet)
@@ -113,4 +111,12 @@ class CutOver:
 
 
 def _ends(source: Side, topics: Collection[str]) -> list[int]:
-    return [source.admin.max_offset(queue) for topic in topics for queue in source.route(topic).subscribe]
+    return [source.admin.max_offset(queue) for topic in topics for queue in source.full_route(topic).subscribe]
+
+
+def _set_writable(side: Side, topics: Collection[str], *, writable: bool) -> None:
+    """Changes all topics, or none if a broker is away: that one would not learn of it."""
+    for topic in topics:
+        side.full_route(topic)
+    for topic in topics:
+        side.admin.set_writable(topic, writable=writable)

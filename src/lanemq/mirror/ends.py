@@ -14,7 +14,7 @@ from lanemq.client.security import SecuritySettings, security_of
 from lanemq.client.topic_route import TopicRoute
 from lanemq.client.topics import checked
 from lanemq.clock import Clock, SystemClock
-from lanemq.model.errors import GroupNotFound, LaneError, RequestTimedOut
+from lanemq.model.errors import GroupNotFound, LaneError, OrderError, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_addresses
@@ -32,6 +32,10 @@ SEND_SECONDS = 15.0
 """How long a send may take. Short: a slow broker costs a new session, which reads the target's ends again."""
 
 
+class BrokersAway(OrderError):
+    """Brokers that have queues of the topic are away: what was read would look complete and is not."""
+
+
 class Side:
     """One side of a mirror, for reading: its queues, offsets and messages. Not thread-safe."""
 
@@ -47,6 +51,21 @@ class Side:
     def route(self, topic: str) -> TopicRoute:
         """The topic's route; raises `TopicNotFound` if the topic does not exist."""
         return self._routes.get(topic)
+
+    def full_route(self, topic: str) -> TopicRoute:
+        """The topic's route if all of its brokers are there.
+
+        Raises `BrokersAway` otherwise: the queues of a broker that is away are not in the list of those to read, and
+        would be left out without a word.
+        """
+        route = self.route(topic)
+        if route.away:
+            names = ", ".join(sorted(route.away))
+            raise BrokersAway(
+                f"topic {topic!r} at {self.servers} has queues on brokers without a master at the moment: {names}. "
+                f"What they hold cannot be read or counted: start them, then try again"
+            )
+        return route
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         """The first offset that is kept, and the next one to be written."""

@@ -99,11 +99,12 @@ def first_unfinished(
 def _of_topic(
     options: MirrorOptions, source: Side, target: Side, topic: str, wanted: Collection[str]
 ) -> Iterable[Moved]:
+    source.full_route(topic)
     known = groups_of(source, topic, (source.group, target.group))
     if missing := sorted(set(wanted) - known.keys()):
         raise NotMovable(f"group {missing[0]!r} has no offsets in topic {topic!r} at {options.source}")
     for group in sorted(wanted or known):
-        for queue in target.route(topic).publish:
+        for queue in target.full_route(topic).publish:
             first, end = target.bounds(queue)
             found = first_unfinished(
                 lambda start, stop, queue=queue: (  # type: ignore[misc]

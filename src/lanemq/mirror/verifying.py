@@ -118,23 +118,28 @@ class _Topic:
     def compare(self) -> Comparison:
         with self._options.open_source() as source, self._options.open_target() as target:
             self._source, self._target = source, target
-            self._layout = layout_of(source.route(self._topic), target.route(self._topic))
-            self._bounds = {queue: source.bounds(queue) for queue in source.route(self._topic).subscribe}
+            here, there = source.full_route(self._topic), target.full_route(self._topic)
+            self._layout = layout_of(here, there)
+            self._bounds = {queue: source.bounds(queue) for queue in here.subscribe}
             self._again = OtherMirrors(self._options.mirror, self._topic, source)
             self._from_target = OtherMirrors(self._options.mirror, self._topic, target)
-            here, there = Sums(), Sums()
+            originals, copies = Sums(), Sums()
             for unit, seen, queue in self._copies(count=True):
-                there.add(unit, seen.content, queue)
+                copies.add(unit, seen.content, queue)
             for unit, seen, queue in self._originals(count=True):
-                here.add(unit, seen.content, queue)
-            differing = list(here.differing(there))
+                originals.add(unit, seen.content, queue)
+            differing = list(originals.differing(copies))
             texts = [*self._copied_by_others()]
-            texts += [f"{_name(unit)} is in more than one queue of the target" for unit in there.scattered]
+            texts += [
+                f"the target has copies of {queue}, which the source does not list: is its broker away?"
+                for queue in sorted({queue for queue, _ in self._spans} - self._bounds.keys())
+            ]
+            texts += [f"{_name(unit)} is in more than one queue of the target" for unit in copies.scattered]
             texts += self._explain(differing[:MAX_DIFFERENCES]) if differing else []
             if len(differing) > MAX_DIFFERENCES:
                 texts.append(f"{len(differing) - MAX_DIFFERENCES} more keys of {self._topic} differ")
             own = (self._own - self._returned).total()
-            return Comparison(here.messages, len(here.by_unit), self._not_copied, own, tuple(texts))
+            return Comparison(originals.messages, len(originals.by_unit), self._not_copied, own, tuple(texts))
 
     def _copied_by_others(self) -> Iterator[str]:
         for other, queue, count in self._again.found():
