@@ -14,8 +14,8 @@ GUIDE = ROOT / "docs" / "guides" / "mirroring.md"
 
 
 @pytest.mark.slow
-def test_the_script_of_the_guide_moves_topic_and_group(pair: Pair, tmp_path: Path) -> None:
-    (script,) = [each.code for each in snippets("sh", [GUIDE]) if "cut-over" in each.code and "set -e" in each.code]
+def test_the_scripts_of_the_guide_move_topic_and_group_there_and_back(pair: Pair, tmp_path: Path) -> None:
+    there, back = [each.code for each in snippets("sh", [GUIDE]) if "cut-over" in each.code and "set -e" in each.code]
     (tmp_path / "lanemq").write_text(f'#!/bin/sh\nexec {sys.executable} -m lanemq.cli.main "$@"\n')
     (tmp_path / "lanemq").chmod(0o755)
     pair.create("orders")
@@ -24,8 +24,13 @@ def test_the_script_of_the_guide_moves_topic_and_group(pair: Pair, tmp_path: Pat
     environment = {
         **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "FROM": pair.source, "TO": pair.target,
     }  # fmt: skip
-    done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(["sh", "-c", there], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ok      verified: 40 messages of 10 keys are equal" in done.stdout
     assert f"group billing: 0 members, lag {40 - len(finished)} messages" in done.stdout
+    assert by_key(pair.target, "orders") == by_key(pair.source, "orders")
+    send(pair.target, "orders", 20, first=40)
+    done = subprocess.run(["sh", "-c", back], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"ok      positions: 1 groups moved, {60 - len(finished)} messages left for them" in done.stdout
     assert by_key(pair.target, "orders") == by_key(pair.source, "orders")

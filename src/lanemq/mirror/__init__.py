@@ -5,6 +5,7 @@ from lanemq.mirror.copying import MirrorOptions as MirrorOptions
 from lanemq.mirror.copying import MirrorReport as MirrorReport
 from lanemq.mirror.cut_over import CutOver as CutOver
 from lanemq.mirror.cut_over import CutOverStep as CutOverStep
+from lanemq.mirror.cut_over import unseal as unseal
 from lanemq.mirror.positions import Moved as Moved
 from lanemq.mirror.positions import translate as translate
 from lanemq.mirror.verifying import Comparison as Comparison
@@ -20,4 +21,5 @@ __all__ = [
     "Moved",
     "compare",
     "translate",
+    "unseal",
 ]

@@ -40,7 +40,7 @@ from lanemq.model.errors import (
 from lanemq.model.names import NOT_SENDABLE, RETRY_PREFIX, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
-from lanemq.wire.codes import STORED_CODES, error_for
+from lanemq.wire.codes import STORED_CODES, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_EXPECTED
 
@@ -223,6 +223,7 @@ class _Session:
         routes = {topic: (source.full_route(topic), target.route(topic)) for topic in options.topics}
         for here, there in routes.values():
             _check_different(here, there)
+            _check_writable(there, options)
         for _, route in routes.values():
             for broker in sorted({queue.broker for queue in route.publish}):
                 if broker not in self._links:
@@ -413,3 +414,15 @@ def _check_different(source: TopicRoute, target: TopicRoute) -> None:
             raise InvalidOption(
                 f"source and target have the same broker {broker!r} at {address}: a topic cannot be copied onto itself"
             )
+
+
+def _check_writable(target: TopicRoute, options: MirrorOptions) -> None:
+    """Raises `NotAllowed` if a broker of the target that is up refuses messages of the topic."""
+    taking = {queue.broker for queue in target.writable}
+    if sealed := sorted(target.broker_names - target.away - taking):
+        raise NotAllowed(
+            ResponseCode.NO_PERMISSION,
+            f"topic {target.topic!r} may not be written at the target ({', '.join(sealed)}). If a cut-over sealed it "
+            f"and you are on the way back: lanemq mirror unseal {target.topic} --from '{options.source}' "
+            f"--to '{options.target}'",
+        )

@@ -110,6 +110,12 @@ class CutOver:
         return True, f"{len(groups)} groups moved, {sum(each.left for each in moved)} messages left for them"
 
 
+def unseal(options: MirrorOptions) -> None:
+    """Makes the target take messages again, after a cut-over in the other direction has sealed it."""
+    with options.open_target() as target:
+        _set_writable(target, options.topics, writable=True)
+
+
 def _ends(source: Side, topics: Collection[str]) -> list[int]:
     return [source.admin.max_offset(queue) for topic in topics for queue in source.full_route(topic).subscribe]
 

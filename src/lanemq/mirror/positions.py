@@ -4,16 +4,18 @@ Invariant: no message is skipped that the group has not finished at the source. 
 delivered again, in order, if a target queue contains several source queues.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.mirror.copying import MirrorOptions
 from lanemq.mirror.ends import Side
+from lanemq.mirror.layout import QueueMapping, layout_of
 from lanemq.mirror.origin import Watermarks, origin_of, watermarks_of
 from lanemq.model.errors import UsageError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
+from lanemq.wire.properties import PropertyName, find_property
 
 SCAN = 2_000
 """Messages that are read one by one instead of bisecting further."""
@@ -72,12 +74,18 @@ def groups_of(side: Side, topic: str, own: Collection[str]) -> dict[str, dict[Me
 
 
 def first_unfinished(
-    read: Read, first: int, end: int, finished: Mapping[MessageQueue, int], mirror: str, topic: str
+    read: Read,
+    first: int,
+    end: int,
+    finished: Mapping[MessageQueue, int],
+    mirror: str,
+    topic: str,
+    own_finished: Callable[[int, str], bool] = lambda _, __: False,
 ) -> int:
     """The first offset of a target queue whose message is not finished; `end` if there is none.
 
-    `finished` has the group's offset in each source queue. A message that is not a copy of this mirror counts as not
-    finished.
+    `finished` has the group's offset in each source queue. `own_finished` decides about a message that is not a copy of
+    this mirror, by its offset and properties.
     """
     low = first
     if _holds_only_copies(read, first, end, mirror):
@@ -91,28 +99,83 @@ def first_unfinished(
                 low = at + 1
     for offset, text in read(low, end):
         origin = origin_of(text, topic)
-        if origin is None or origin.mirror != mirror or origin.offset >= finished.get(origin.queue, 0):
+        if origin is None or origin.mirror != mirror:
+            if not own_finished(offset, text):
+                return offset
+        elif origin.offset >= finished.get(origin.queue, 0):
             return offset
     return end
+
+
+def copied_below(read: Read, first: int, end: int, mirror: str, topic: str) -> dict[MessageQueue, int]:
+    """How far this mirror had copied each queue of the other side into a queue when it reached offset `end`.
+
+    Reads backwards to the last watermarks, which name every queue that has copies in this one.
+    """
+    reached: dict[MessageQueue, int] = {}
+    marked = False
+    while end > first and not marked:
+        start = max(first, end - SCAN)
+        for _, text in read(start, end):
+            origin, marks = origin_of(text, topic), watermarks_of(text, mirror)
+            found = [(origin.queue, origin.offset + 1)] if origin is not None and origin.mirror == mirror else []
+            if marks is not None:
+                marked = True
+                found += [(queue, next_offset) for queue, next_offset in _reached(marks, topic)]
+            for queue, next_offset in found:
+                reached[queue] = max(reached.get(queue, 0), next_offset)
+        end = start
+    return reached
+
+
+class OwnMessages:
+    """The messages that were in the target first, and that this mirror copied in the other direction.
+
+    After a move there and back, a group's offsets at the source cover the copies of these messages. An original is
+    finished if its copy is. What the source has no copy of any more counts as not finished.
+    """
+
+    def __init__(self, source: Side, topic: str, back: QueueMapping, offsets: Mapping[MessageQueue, int], mirror: str):
+        """`back` says where the messages of each target queue are at the source, `offsets` are those of the group."""
+        self._source = source
+        self._topic = topic
+        self._back = back
+        self._offsets = offsets
+        self._mirror = mirror
+        self._reached: dict[MessageQueue, dict[MessageQueue, int]] = {}
+
+    def finished(self, queue: MessageQueue, offset: int, text: str) -> bool:
+        """Whether the group has finished the copy of this message of a target queue."""
+        where = self._back.queue_for(queue, find_property(text, PropertyName.KEY))
+        if where not in self._reached:
+            first, end = self._source.bounds(where)
+            end = min(self._offsets.get(where, 0), end)
+            self._reached[where] = copied_below(_reading(self._source, where), first, end, self._mirror, self._topic)
+        return offset < self._reached[where].get(queue, 0)
 
 
 def _of_topic(
     options: MirrorOptions, source: Side, target: Side, topic: str, wanted: Collection[str]
 ) -> Iterable[Moved]:
-    source.full_route(topic)
+    here, there = source.full_route(topic), target.full_route(topic)
     known = groups_of(source, topic, (source.group, target.group))
     if missing := sorted(set(wanted) - known.keys()):
         raise NotMovable(f"group {missing[0]!r} has no offsets in topic {topic!r} at {options.source}")
     for group in sorted(wanted or known):
-        for queue in target.full_route(topic).publish:
+        own = OwnMessages(source, topic, layout_of(there, here), known[group], options.mirror)
+        for queue in there.publish or there.subscribe:
             first, end = target.bounds(queue)
             found = first_unfinished(
-                lambda start, stop, queue=queue: (  # type: ignore[misc]
-                    (message.queue_offset, message.properties_text) for message in target.read_range(queue, start, stop)
-                ),
-                first, end, known[group], options.mirror, topic,
+                _reading(target, queue), first, end, known[group], options.mirror, topic,
+                lambda offset, text, own=own, queue=queue: own.finished(queue, offset, text),  # type: ignore[misc]
             )  # fmt: skip
             yield Moved(group, queue, target.admin.committed(group, queue), found, end)
+
+
+def _reading(side: Side, queue: MessageQueue) -> Read:
+    return lambda start, stop: (
+        (message.queue_offset, message.properties_text) for message in side.read_range(queue, start, stop)
+    )
 
 
 def _check_movable(options: MirrorOptions, source: Side, target: Side, group: str, *, online: bool) -> None:
@@ -157,8 +220,10 @@ def _next_watermarks(read: Read, start: int, end: int, mirror: str) -> tuple[int
 
 def _exceeds(marks: Watermarks, finished: Mapping[MessageQueue, int], topic: str) -> bool:
     """Whether the queue may contain a message up to here that is not finished."""
-    return any(
-        next_offset > finished.get(MessageQueue(topic, broker, queue_id), 0)
-        for broker, queues in marks.reached.items()
-        for queue_id, (next_offset, _, _) in queues.items()
-    )
+    return any(next_offset > finished.get(queue, 0) for queue, next_offset in _reached(marks, topic))
+
+
+def _reached(marks: Watermarks, topic: str) -> Iterator[tuple[MessageQueue, int]]:
+    for broker, queues in marks.reached.items():
+        for queue_id, (next_offset, _, _) in queues.items():
+            yield MessageQueue(topic, broker, queue_id), next_offset

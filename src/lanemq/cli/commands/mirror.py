@@ -15,6 +15,7 @@ from lanemq.cli.security import with_security_options
 from lanemq.client.security import security_of_side
 from lanemq.mirror.copying import Mirror, MirrorOptions, MirrorReport
 from lanemq.mirror.cut_over import CutOver
+from lanemq.mirror.cut_over import unseal as unseal_target
 from lanemq.mirror.layout import layout_of
 from lanemq.mirror.positions import Moved, groups_of, translate
 from lanemq.mirror.verifying import compare
@@ -182,6 +183,18 @@ def cut_over(
         raise CliError("the cut-over is not complete: do not switch producers and consumers yet")
     if not as_json:
         click.echo(f"switch: start consumers, then producers, with --server '{options.target}'")
+
+
+@mirror.command()
+@mirrors
+def unseal(options: MirrorOptions) -> None:
+    """Let the target take messages again, for the way back.
+
+    A cut-over with --seal leaves its source sealed. To go back, exchange --from and --to, and run this before `mirror
+    run`. The topic then takes messages from every program: none may still have the old address.
+    """
+    unseal_target(options)
+    click.echo("the target takes messages again: no program may send to it before the cut-over back")
 
 
 def _preview(options: MirrorOptions, as_json: bool) -> None:
