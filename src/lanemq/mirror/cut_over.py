@@ -7,12 +7,19 @@ when all steps have passed.
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
+from lanemq.clock import SystemClock
 from lanemq.mirror.copying import Mirror, MirrorOptions, MirrorReport
+from lanemq.mirror.delayed import DelayedMessage, delayed_messages
 from lanemq.mirror.ends import Side
 from lanemq.mirror.positions import translate
 from lanemq.mirror.verifying import compare
 from lanemq.model.errors import LaneError, OrderError
+
+DelayedChoice: TypeAlias = Literal["refuse", "wait", "leave"]
+DELAYED_SECONDS = 0.5
+"""Pause between two looks at the delayed messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +32,7 @@ class CutOverStep:
 
 
 class CutOver:
-    """Runs the steps: ready, producers, drained, verified, positions."""
+    """Runs the steps: ready, producers, delayed, drained, verified, positions."""
 
     def __init__(
         self,
@@ -34,13 +41,19 @@ class CutOver:
         *,
         seal: bool = False,
         quiet: float = 5.0,
+        delayed: DelayedChoice = "refuse",
         report: Callable[[MirrorReport], object] = lambda _: None,
     ) -> None:
-        """`seal` makes the source refuse sends; otherwise no message may arrive for `quiet` seconds."""
+        """`seal` makes the source refuse sends; otherwise no message may arrive for `quiet` seconds.
+
+        `delayed` says what happens if delayed messages wait at the source: the cut-over fails, waits until they are
+        due, or leaves them behind.
+        """
         self._options = options
         self._groups = groups
         self._seal = seal
         self._quiet = quiet
+        self._delayed = delayed
         self._report = report
 
     def steps(self) -> Iterator[CutOverStep]:
@@ -48,6 +61,7 @@ class CutOver:
         every = (
             ("ready", self._ready),
             ("producers", self._producers),
+            ("delayed", self._delays),
             ("drained", self._drained),
             ("verified", self._verified),
             ("positions", self._positions),
@@ -78,6 +92,8 @@ class CutOver:
     def _ready(self) -> tuple[bool, str]:
         """Everything that can be found out before the source refuses sends."""
         Mirror(self._options).check()
+        if self._delayed == "refuse" and (waiting := self._waiting()):
+            return False, _still_delayed(waiting)
         return True, "both sides can be read, and the target can be written"
 
     def _producers(self) -> tuple[bool, str]:
@@ -91,6 +107,19 @@ class CutOver:
         if arrived:
             return False, f"{arrived} messages arrived within {self._quiet:g} s: stop the producers, or use --seal"
         return True, f"no message arrived for {self._quiet:g} s"
+
+    def _delays(self) -> tuple[bool, str]:
+        while waiting := self._waiting():
+            if self._delayed == "refuse":
+                return False, _still_delayed(waiting)
+            if self._delayed == "leave":
+                return True, f"{len(waiting)} delayed messages stay at the source, and are not copied"
+            time.sleep(DELAYED_SECONDS)
+        return True, "no delayed message waits at the source"
+
+    def _waiting(self) -> list[DelayedMessage]:
+        with self._options.open_source() as source:
+            return delayed_messages(source, self._options.topics)
 
     def _drained(self) -> tuple[bool, str]:
         report = Mirror(self._options, report=self._report).run(until_drained=True)
@@ -108,6 +137,14 @@ class CutOver:
         moved = translate(self._options, self._groups)
         groups = {each.group for each in moved}
         return True, f"{len(groups)} groups moved, {sum(each.left for each in moved)} messages left for them"
+
+
+def _still_delayed(waiting: list[DelayedMessage]) -> str:
+    last = max(0, max(each.due_ms for each in waiting) - SystemClock().wall()) / 1000
+    return (
+        f"{len(waiting)} delayed messages or retries wait at the source, the last for about {last:.0f} s, and would be "
+        f"left behind: run this again then, wait for them with --delayed wait, or leave them with --delayed leave"
+    )
 
 
 def unseal(options: MirrorOptions) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.mirror.copying import MirrorOptions
+from lanemq.mirror.delayed import delayed_messages
 from lanemq.mirror.ends import Side
 from lanemq.mirror.layout import QueueMapping, layout_of
 from lanemq.mirror.origin import Watermarks, origin_of, watermarks_of
@@ -54,7 +55,10 @@ def translate(
     """
     with options.open_source() as source, options.open_target() as target:
         found = [each for topic in options.topics for each in _of_topic(options, source, target, topic, groups)]
+        delayed = {each.topic for each in delayed_messages(source, options.topics)}
         for group in sorted({each.group for each in found}):
+            if RETRY_PREFIX + group in delayed:
+                raise NotMovable(f"group {group!r} has retries at the source that are not due yet: let it finish them")
             _check_movable(options, source, target, group, online=online)
         if not dry_run:
             for each in found:

@@ -14,7 +14,7 @@ from lanemq.cli.output import Grid, log_to_stderr, moving_line, plural, print_pa
 from lanemq.cli.security import with_security_options
 from lanemq.client.security import security_of_side
 from lanemq.mirror.copying import Mirror, MirrorOptions, MirrorReport
-from lanemq.mirror.cut_over import CutOver
+from lanemq.mirror.cut_over import CutOver, DelayedChoice
 from lanemq.mirror.cut_over import unseal as unseal_target
 from lanemq.mirror.layout import layout_of
 from lanemq.mirror.positions import Moved, groups_of, translate
@@ -156,18 +156,32 @@ def positions(options: MirrorOptions, groups: tuple[str, ...], online: bool, dry
 @click.option("--group", "groups", multiple=True, metavar="NAME", help="Only this group; may be repeated.")
 @click.option("--seal", is_flag=True, help="Make the source refuse sends to the topics.")
 @click.option("--quiet", type=duration, default="5s", show_default=True, help="Without --seal: time without a message.")
+@click.option(
+    "--delayed",
+    type=click.Choice(["refuse", "wait", "leave"]),
+    default="refuse",
+    show_default=True,
+    help="If delayed messages or retries are not due yet: fail, wait for them, or leave them at the source.",
+)
 @click.option("--undo", is_flag=True, help="Only make the source take messages again, if nothing was switched yet.")
 @click.option("--force", is_flag=True, help="With --undo: even if the target has messages of its own.")
 @json_lines_option("step")
 def cut_over(
-    options: MirrorOptions, groups: tuple[str, ...], seal: bool, quiet: float, undo: bool, force: bool, as_json: bool
+    options: MirrorOptions,
+    groups: tuple[str, ...],
+    seal: bool,
+    quiet: float,
+    delayed: DelayedChoice,
+    undo: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Do the last steps before producers and consumers are switched to the target.
 
-    Steps: producers stopped, everything copied, both sides equal, groups moved. Stop `mirror run` and the consumers
-    first. Exit code 0 if all steps passed; then start consumers and producers at the target.
+    Steps: producers stopped, no message delayed, everything copied, both sides equal, groups moved. Stop `mirror run`
+    and the consumers first. Exit code 0 if all steps passed; then start consumers and producers at the target.
     """
-    moving = CutOver(options, groups, seal=seal, quiet=quiet)
+    moving = CutOver(options, groups, seal=seal, quiet=quiet, delayed=delayed)
     if undo:
         moving.undo(force=force)
         click.echo("the source takes messages again")
