@@ -5,17 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from lanemq.files import can_rename, locate
-from lanemq.pipelines import DeadLetter, DeltaSink, Event, IcebergSink, ParquetSink, Pipeline, Sink, Topic, Transitions
+from lanemq.pipelines import DeadLetter, DeltaSink, Event, ParquetSink, Pipeline, Topic, Transitions
 from lanemq.testing.dying import DyingSink, DyingStage, KillPoint
 
 PLACE = os.environ["LANEMQ_PROOF_PLACE"]
 """A folder, or an address on another file system, for checkpoint and tables."""
 DEAD = f"{PLACE}/dead"
-SINK: Sink = (
-    IcebergSink("proof.rows", warehouse=f"{PLACE}/lake")
-    if os.environ["LANEMQ_PROOF_SINK"] == "iceberg"
-    else DeltaSink(f"{PLACE}/table")
-)
 KILL_POINT = KillPoint(Path(os.environ["LANEMQ_PROOF_FOLDER"]) / "seen")
 
 
@@ -42,7 +37,7 @@ pipeline = Pipeline(
         KILL_POINT,
         locate(f"{PLACE}/checkpoint"),
     ),
-    sink=DyingSink(SINK, KILL_POINT, "sink"),
+    sink=DyingSink(DeltaSink(f"{PLACE}/table"), KILL_POINT, "sink"),
     dead_letters=DyingSink(
         ParquetSink(DEAD) if can_rename(locate(DEAD)) else DeltaSink(DEAD), KILL_POINT, "dead_letters"
     ),

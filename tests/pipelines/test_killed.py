@@ -7,7 +7,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,28 +16,27 @@ from lanemq import Producer
 from lanemq.client.admin.admin import Admin
 from lanemq.files import StorePath, arrow_source, can_rename, locate
 from lanemq.model.queue import MessageQueue
-from lanemq.pipelines import read_iceberg, read_table
+from lanemq.pipelines import read_table
 from lanemq.pipelines.ports import Batch
 from lanemq.testing.dying import STEPS, KillPoint
 from lanemq.testing.embedded import EmbeddedBroker
 
 MESSAGES, KEYS = 140, 7
 SECONDS = 600
-KINDS = ("local", *(pytest.param(kind, marks=pytest.mark.extended) for kind in ("hdfs", "s3", "iceberg")))
+KINDS = ("local", *(pytest.param(kind, marks=pytest.mark.extended) for kind in ("hdfs", "s3")))
 
 
 class Runs:
     """Runs of one checkpoint, each a separate process."""
 
     def __init__(
-        self, folder: Path, place: str, settings: Mapping[str, str], broker: EmbeddedBroker, topic: str, kind: str
+        self, folder: Path, place: str, settings: Mapping[str, str], broker: EmbeddedBroker, topic: str
     ) -> None:
         """`place`: where checkpoint and tables are. `settings`: of Spark."""
         self.folder = folder
         self.place = place
-        self.iceberg = kind == "iceberg"
         self._count = 0
-        self._env = {"FOLDER": str(folder), "PLACE": place, "SERVERS": broker.address, "TOPIC": topic, "SINK": kind}
+        self._env = {"FOLDER": str(folder), "PLACE": place, "SERVERS": broker.address, "TOPIC": topic}
         self._settings = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
 
     def run(self, die_at: str = "", *, group: str = "") -> int:
@@ -61,12 +59,6 @@ class Runs:
             batch, epoch = map(int, line.split())
             found[batch].add(epoch)
         return found
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of the table."""
-        if self.iceberg:
-            return list(read_iceberg("proof.rows", warehouse=f"{self.place}/lake").to_pylist())
-        return list(read_table(f"{self.place}/table").to_pylist())
 
     def log(self) -> str:
         return (self.folder / "log").read_text()[-3000:]
@@ -91,7 +83,7 @@ def runs(
         place, settings = f"s3a://{BUCKET}/{topic}", s3a_settings(variables)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-    return Runs(tmp_path, place, settings, broker, topic, request.param)
+    return Runs(tmp_path, place, settings, broker, topic)
 
 
 @pytest.mark.slow
@@ -108,7 +100,7 @@ def test_a_driver_killed_at_any_step_leaves_every_message_in_one_table_once(
 
     seen = runs.runs_of()
     assert [len(seen[number]) for number in range(len(STEPS))] == [2, 2, 2, 2, 1], "all but the last were repeated"
-    rows = runs.rows()
+    rows = read_table(f"{runs.place}/table").to_pylist()
     dead_letters = [int(value.decode().strip('{"n: }')) for value in dead_values(locate(f"{runs.place}/dead"))]
     assert sorted([row["n"] for row in rows] + dead_letters) == list(range(MESSAGES)), "in one of them, once"
     assert dead_letters

@@ -1,5 +1,8 @@
 """What the Iceberg sink does beyond the contract of all sinks: columns, partitions, other writers, upkeep."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -32,7 +35,7 @@ from lanemq.model.errors import InvalidOption, SinkFenced, StorageError
 from lanemq.model.units import Millis
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, TableRows
 from lanemq.pipelines.sinks import IcebergSink, iceberg_maintenance, open_sink, read_iceberg
-from lanemq.pipelines.sinks.iceberg_table import IcebergTable
+from lanemq.pipelines.sinks.iceberg_table import OWN_PROPERTIES, IcebergTable
 from lanemq.spark.versions import to_arrow_schema
 
 NAME = "shop.rows"
@@ -246,6 +249,41 @@ def test_upkeep_replaces_small_files_and_deletes_what_no_snapshot_needs(tmp_path
     rows = read_iceberg(NAME, warehouse=tmp_path / "warehouse").to_pylist()
     assert {row["id"]: row["text"] for row in rows} == {0: "newest", 1: "row 1", 2: "row 2", 3: "row 3"}
     assert sink.applied() == 3
+    sink.close()
+
+
+WRITER = """
+import os, signal, sys
+from pathlib import Path
+from tests.pipelines.sinks.targets import IcebergTarget, named
+target, number, step = IcebergTarget(Path(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
+sink = target.opened(epoch=number + 1)
+sink.reached = lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == step else None
+sink.write(target.batch_rows(a=[2 * number], b=[2 * number + 1]), named(number + 1, number))
+"""
+
+
+@pytest.mark.extended
+def test_a_process_killed_at_any_step_leaves_each_batch_in_the_table_once(target: IcebergTarget) -> None:
+    """Batch n is first written by a process that is killed at a step, then by another one."""
+    steps = ("files placed", "staged", "metadata written", "committed")
+    for number, step in enumerate(steps):
+        command = [sys.executable, "-c", WRITER, str(target.folder), str(number), step]
+        assert subprocess.run(command, check=False, cwd=Path(__file__).parents[3]).returncode == -signal.SIGKILL
+        found = target.numbers()
+        assert found == list(range(2 * number + (2 if step == "committed" else 0)))
+        again = target.opened(epoch=number + 1)
+        rows = target.batch_rows(a=[2 * number], b=[2 * number + 1])
+        assert again.write(rows, named(number + 1, number)) is (step != "committed")
+    assert target.numbers() == list(range(2 * len(steps)))
+
+
+def test_a_table_keeps_a_limited_number_of_metadata_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OWN_PROPERTIES, "write.metadata.previous-versions-max", "3")
+    sink = opened(tmp_path)
+    for number in range(6):
+        sink.write(table_rows(EVENTS), named(1, number, "q"))
+    assert len(list((tmp_path / "warehouse").rglob("*.metadata.json"))) == 4
     sink.close()
 
 

@@ -43,6 +43,13 @@ from lanemq.model.errors import InvalidOption, LaneError, StorageError
 
 CREATED_BY: Final = "lanemq.created"
 """The property of tables that a sink created."""
+OWN_PROPERTIES: Final = {
+    CREATED_BY: "true",
+    "format-version": "2",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+"""Of tables that a sink creates. Each commit writes a file of metadata; without a limit they would all stay."""
 RETRIES: Final = "commit.retry.num-retries"
 QUERY, BATCH, EPOCH = "lanemq.query", "lanemq.batch", "lanemq.epoch"
 """What the summary of a snapshot says."""
@@ -121,9 +128,7 @@ class IcebergTable:
         spec = partitioning(schema, partition_by)
         with named(f"table {name}"):
             catalog.create_namespace_if_not_exists(catalog.namespace_from(name))
-            made = catalog.create_table_if_not_exists(
-                name, schema, partition_spec=spec, properties={CREATED_BY: "true", "format-version": "2"}
-            )
+            made = catalog.create_table_if_not_exists(name, schema, partition_spec=spec, properties=OWN_PROPERTIES)
         return cls(catalog, made)
 
     def refresh(self) -> None:
