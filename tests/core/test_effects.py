@@ -57,12 +57,12 @@ def test_an_owner_is_judged_by_the_highest_epoch_that_has_written(
 def test_a_message_is_judged_by_the_last_applied_one_of_its_lane(
     place: LogPlace, redriven: bool, verdict: EffectVerdict
 ) -> None:
-    assert judge_effect(APPLIED, PendingEffect("k", place, redriven)) is verdict
-    assert judge_effect(None, PendingEffect("k", place, redriven)) is NEW
+    assert judge_effect(APPLIED, PendingEffect(0, "k", place, redriven)) is verdict
+    assert judge_effect(None, PendingEffect(0, "k", place, redriven)) is NEW
 
 
 def test_a_batch_is_judged_by_the_first_message_of_each_lane_and_remembers_the_last() -> None:
-    batch = [PendingEffect(lane, LogPlace(at, at)) for at, lane in enumerate("bababb")]
+    batch = [PendingEffect(0, lane, LogPlace(at, at)) for at, lane in enumerate("bababb")]
     assert [(each.lane, each.first.place.position, each.last.place.position) for each in by_lane(batch)] == [
         ("a", 1, 3),
         ("b", 0, 5),
@@ -127,7 +127,7 @@ def test_whatever_is_delivered_again_and_whoever_wakes_up_each_effect_happens_on
         at = owners[epoch - 1][lane]
         if at < len(lanes[lane]):
             place = LogPlace(lanes[lane][at], 0)
-            owners[epoch - 1][lane] += database.apply(epoch, PendingEffect(lane, place))
+            owners[epoch - 1][lane] += database.apply(epoch, PendingEffect(0, lane, place))
     for lane, places in lanes.items():
         applied = [position for found, position, _ in database.effects if found == lane]
         assert applied == places[: len(applied)]

@@ -5,7 +5,9 @@ from tests.effects import forms
 from tests.effects.forms import Form
 from tests.effects.messages import HOUR, QUEUE, WallClock, delivered
 
-from lanemq.effects import AlreadyApplied, EffectRefused
+from lanemq.client.copies import OriginalPlace
+from lanemq.client.message import Message
+from lanemq.effects import AlreadyApplied, EffectRefused, transaction
 from lanemq.errors import LeaseLost, UsageError
 from lanemq.model.queue import MessageQueue
 
@@ -97,6 +99,48 @@ def test_forgotten_messages_are_applied_again(form: Form) -> None:
     form.forget(group="shop", topic="payments")
     form.apply(delivered(5, "b", epoch=1), "b from a broker that counts anew")
     assert form.effects() == ["a", "a again", "b", "b from a broker that counts anew"]
+
+
+@every_form
+def test_a_copy_at_another_broker_counts_as_its_original(form: Form) -> None:
+    """Positions of the two logs and epochs of the two queues have nothing to do with each other."""
+    there = MessageQueue("payments", "broker-a", 1)
+
+    def copy(offset: int, key: str = "k") -> Message:
+        place = OriginalPlace(QUEUE, offset * 1000, offset * 10)
+        return delivered(offset - 5, key, queue=there, epoch=0, copied_from=place, stored_ms=9_000)
+
+    form.apply(delivered(8, epoch=7), "at the source")
+    for offset in (7, 8):
+        with pytest.raises(AlreadyApplied):
+            form.apply(copy(offset), "again")
+    form.apply(copy(9), "next")
+    with pytest.raises(AlreadyApplied):
+        form.apply(delivered(9, epoch=7), "still at the source")
+    form.apply([copy(10), delivered(6, queue=there, epoch=0)], "a copy, and one that was sent there")
+    with pytest.raises(AlreadyApplied):
+        form.apply(copy(10), "again")
+    assert form.effects() == ["a copy, and one that was sent there", "at the source", "next"]
+
+
+@pytest.mark.parametrize("form", [next(iter(forms.SQLITE))], indirect=True)
+def test_without_the_place_of_its_original_a_copy_is_applied_again(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above."""
+    monkeypatch.setattr(transaction, "original_place", lambda *_: None)
+    form.apply(delivered(8), "at the source")
+    there = MessageQueue("payments", "broker-a", 1)
+    form.apply(delivered(1, queue=there, copied_from=OriginalPlace(QUEUE, 8000, 80)), "again")
+    assert form.effects() == ["again", "at the source"]
+
+
+@every_form
+def test_copies_of_a_queue_that_was_never_read_itself_can_be_forgotten(form: Form) -> None:
+    there = MessageQueue("payments", "broker-a", 1)
+    message = delivered(1, queue=there, epoch=0, copied_from=OriginalPlace(QUEUE, 5000, 50))
+    form.apply(message, "first")
+    form.forget(group="shop", topic="payments", key="k")
+    form.apply(message, "again")
+    assert form.effects() == ["again", "first"]
 
 
 @every_form

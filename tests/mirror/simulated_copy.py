@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+from lanemq.client.copies import origin_of, producer_id
 from lanemq.client.message import Message
 from lanemq.core.brokering.dedup import Duplicate, Fresh, ProducerTable
 from lanemq.mirror.arrivals import FIRST_EPOCH, Arrivals, first_needed
 from lanemq.mirror.layout import QueueMapping
-from lanemq.mirror.origin import origin_of, producer_id
 from lanemq.mirror.shipping import Copy, add_watermarks, copies_by_queue, requests
 from lanemq.model.queue import MessageQueue
 from lanemq.model.stamp import Stamp
@@ -27,7 +27,7 @@ def queues(broker: str, count: int) -> list[MessageQueue]:
 
 
 def message(queue: MessageQueue, offset: int, key: str | None, text: str = "") -> Message:
-    record = SimpleNamespace(sys_flag=0, born_timestamp=1)
+    record = SimpleNamespace(sys_flag=0, position=0, store_timestamp=0, born_timestamp=1)
     properties = text or f"UNIQ_KEY\x01{queue.queue_id}-{offset}\x02"
     return cast(
         Message,

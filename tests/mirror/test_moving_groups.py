@@ -1,7 +1,10 @@
 """Verification, positions and the cut-over between two brokers."""
 
 import json
+import sqlite3
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,6 +18,7 @@ from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.core.consuming.retry_policy import HoldKey
+from lanemq.effects import once
 from lanemq.mirror.positions import NotMovable, translate
 from lanemq.mirror.verifying import compare
 from lanemq.model.errors import NotAllowed
@@ -92,6 +96,52 @@ def test_a_group_with_a_parked_lane_is_not_moved_because_its_offset_has_passed_t
         for lane in parked.lanes("parks"):
             parked.discard(lane, lane.last)
     assert sum(each.left for each in translate(pair.options("parked-lane"), ["parks"])) == 0
+
+
+@pytest.mark.slow
+def test_an_effect_happens_once_although_the_move_delivers_its_message_again(pair: Pair, tmp_path: Path) -> None:
+    """From four queues to three, so that the group's offsets cannot be exact."""
+    topic, count = "effects", 60
+    path = tmp_path / "shop.db"
+    with sqlite3.connect(path) as shop:
+        shop.execute("CREATE TABLE effects (key TEXT, n INTEGER)")
+    pair.create(topic, 4, 3)
+    send(pair.source, topic, count)
+    apply_effects(pair.source, topic, path, lambda: rows(path) == count)
+    with Admin(pair.source) as admin:
+        for each in admin.describe_topic(topic).queues:
+            admin.commit(topic, each.queue, max(0, each.end - 3))  # as if the last commits were lost
+    pair.drain(topic)
+    assert sum(each.left for each in translate(pair.options(topic))) > 0
+    send(pair.target, topic, 20, first=count)
+    apply_effects(pair.target, topic, path, lambda: lag(pair.target, topic) == 0)
+    found = sqlite3.connect(path).execute("SELECT key, n FROM effects").fetchall()
+    assert len(found) == len(set(found)) == count + 20
+
+
+def apply_effects(address: str, topic: str, path: Path, ended: Callable[[], bool]) -> None:
+    """Lets the group of the topic's name handle messages, until `ended`."""
+    app = App(address, group=topic, commit_every=0.05)
+
+    @app.ordered(topic)
+    def handle(value: dict[str, int], message: Message) -> None:
+        with once(message, lambda: sqlite3.connect(path, timeout=30)) as shop:
+            shop.execute("INSERT INTO effects VALUES (?, ?)", (message.key, value["n"]))
+
+    with app:
+        deadline = time.monotonic() + 60
+        while not ended():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def rows(path: Path) -> int:
+    return int(sqlite3.connect(path).execute("SELECT count(*) FROM effects").fetchone()[0])
+
+
+def lag(address: str, group: str) -> int:
+    with Admin(address) as admin:
+        return sum(each.lag for each in admin.describe_group(group).queues)
 
 
 def test_an_unknown_group_is_an_error(pair: Pair) -> None:

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from tests.mirror.simulated_copy import MIRROR, TOPIC, Session, Target, queues
 from tests.mirror.test_resume import filled
 
+from lanemq.client.copies import origin_of
 from lanemq.mirror import positions
 from lanemq.mirror.layout import QueueMapping
-from lanemq.mirror.origin import origin_of
 from lanemq.mirror.positions import first_unfinished
 
 

@@ -5,13 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.mirror.simulated_copy import queues
 
+from lanemq.client.copies import CopyOrigin, OriginalPlace, origin_of, original_place, producer_id
 from lanemq.client.producer.batches import PendingMessage
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.mirror.copying import MirrorOptions
 from lanemq.mirror.layout import QueueMapping
-from lanemq.mirror.origin import CopyOrigin, copied_properties, mirror_name, origin_of
+from lanemq.mirror.origin import copied_properties, mirror_name
 from lanemq.mirror.shipping import MAX_BYTES, MAX_MESSAGES, Copy, requests
 from lanemq.model.errors import InvalidOption
+from lanemq.model.queue import MessageQueue
 from lanemq.wire.properties import decode_properties
 
 
@@ -34,18 +36,45 @@ def test_with_other_numbers_a_key_goes_where_the_target_puts_it() -> None:
 def test_a_copy_keeps_what_its_sender_set_and_says_where_it_was_read() -> None:
     source = queues("from", 9)[8]
     before = "KEYS\x01k1 k2\x02LANE_STAMP\x01p.1.7\x02TAGS\x01paid\x02DELAY\x013\x02color\x01red"
-    text = copied_properties(before, "move", source, 41)
+    text = copied_properties(before, "move", 41, OriginalPlace(source, 5000, 77))
     assert decode_properties(text) == {
         "KEYS": "k1 k2", "TAGS": "paid", "color": "red", "LANE_ORIGIN": "move:8:41:from",
+        "LANE_PLACE": f"8:5000:77:{source.topic}:from",
     }  # fmt: skip
     assert origin_of(text, source.topic) == CopyOrigin("move", source, 41)
     assert text.endswith("\x02")
 
 
 def test_a_copy_of_a_copy_names_the_last_origin_only() -> None:
-    source = queues("from", 1)[0]
-    text = copied_properties(copied_properties("", "one", source, 1), "two", source, 2)
-    assert decode_properties(text) == {"LANE_ORIGIN": "two:0:2:from"}
+    (first,), (second,) = queues("from", 1), queues("between", 1)
+    text = copied_properties("", "one", 1, OriginalPlace(first, 10, 5))
+    text = copied_properties(stamped(text, "one", first), "two", 2, OriginalPlace(second, 20, 6))
+    assert origin_of(text, first.topic) == CopyOrigin("two", second, 2)
+    assert text.count("LANE_ORIGIN") == text.count("LANE_PLACE") == 1
+
+
+def test_a_copy_of_a_copy_has_the_place_of_the_message_that_was_sent() -> None:
+    (first,), (second,) = queues("from", 1), queues("between", 1)
+    sent = OriginalPlace(first, 10, 5)
+    text = stamped(copied_properties("", "one", 1, sent), "one", first)
+    text = stamped(copied_properties(text, "two", 2, OriginalPlace(second, 20, 6)), "two", second)
+    assert original_place(text, first.topic) == sent
+
+
+def test_a_place_is_believed_only_if_a_mirror_wrote_it() -> None:
+    """A program may send a message on with its properties: that is another message, at another place."""
+    (source,) = queues("from", 1)
+    text = copied_properties("", "move", 1, OriginalPlace(source, 10, 5))
+    assert original_place(stamped(text, "move", source), source.topic) is not None
+    assert original_place(text, source.topic) is None
+    assert original_place(f"{text}LANE_STAMP\x01p1.1.0\x02", source.topic) is None
+    assert original_place(stamped(text, "move", source), "another-topic") is None
+    for odd in ("LANE_PLACE\x01nonsense\x02", "LANE_PLACE\x011:2:3:t:b\x02LANE_ORIGIN\x01odd\x02"):
+        assert original_place(stamped(odd, "move", source), source.topic) is None
+
+
+def stamped(text: str, mirror: str, source: MessageQueue) -> str:
+    return f"{text}LANE_STAMP\x01{producer_id(mirror, source)}.1.0\x02"
 
 
 def test_both_directions_have_one_name() -> None:

@@ -8,7 +8,8 @@ message is a repeat, because nothing passes a message of its lane. If the eviden
 refused: to skip it could lose an effect, to apply it could repeat one.
 
 Positions are those of the broker's commit log (RocketMQ's physical offset), not queue offsets: they go on growing when
-a topic is deleted and created again.
+a topic is deleted and created again. A mirror's copies count by the places of their originals, so what was applied
+before a move to another broker is a repeat after it.
 """
 
 from collections.abc import Sequence
@@ -42,6 +43,8 @@ class LogPlace(NamedTuple):
 class PendingEffect(NamedTuple):
     """One delivered message, as far as the rule needs it."""
 
+    queue: int
+    """The number of the queue in which the message was sent. A copy that a mirror made has that of its original."""
     lane: str
     place: LogPlace
     redriven: bool = False
@@ -75,6 +78,7 @@ def judge_effect(applied: LogPlace | None, effect: PendingEffect) -> EffectVerdi
 class LaneEffects(NamedTuple):
     """The messages of one lane in a batch, in order; `first` and `last` may be the same message."""
 
+    queue: int
     lane: str
     first: PendingEffect
     last: PendingEffect
@@ -82,10 +86,11 @@ class LaneEffects(NamedTuple):
 
 def by_lane(batch: Sequence[PendingEffect]) -> list[LaneEffects]:
     """Sorted by lane: transactions that lock several lanes take them in the same order, so none waits in a circle."""
-    lanes: dict[str, LaneEffects] = {}
+    lanes: dict[tuple[int, str], LaneEffects] = {}
     for effect in batch:
-        known = lanes.get(effect.lane)
-        lanes[effect.lane] = LaneEffects(effect.lane, known.first if known else effect, effect)
+        at = effect.queue, effect.lane
+        known = lanes.get(at)
+        lanes[at] = LaneEffects(*at, known.first if known else effect, effect)
     return sorted(lanes.values())
 
 

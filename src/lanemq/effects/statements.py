@@ -1,7 +1,8 @@
 """The tables of `lanemq.effects` and the statements about them, for each kind of database.
 
 Two tables. `<table>_epochs` has a row for each queue of a group, with the highest epoch that has written. `<table>` has
-a row for each lane, with the last message that was applied and the hour in which the row may be deleted.
+a row for each lane, with the last message that was applied and the hour in which the row may be deleted. A copy that a
+mirror made has its row under the queue of its original, and the epoch of the queue that it is in.
 
 Statements have `?` for values; the drivers' adapters write them in their own style. Rows are found by numbers and short
 texts in lower-case ASCII, which compare alike in every database and collation.
@@ -139,7 +140,7 @@ class EffectTables:
             "SELECT (SELECT epoch FROM owner), (SELECT count(*) FROM taken)",
             (
                 *(_lock_class(scope), _lock_number(epoch), scope.number),
-                *(scope.number, effects.lane, *effects.last.place, expiry_hour, epoch, effects.first.place.position),
+                *(effects.queue, effects.lane, *effects.last.place, expiry_hour, epoch, effects.first.place.position),
             ),
         )
 
@@ -165,6 +166,10 @@ class EffectTables:
             return [upsert]
         return [Statement(f"SELECT set_config('lock_timeout', '{LOCK_WAIT_MS}', true)"), upsert]
 
+    def known_queue(self, scope: EffectScope) -> Statement:
+        """A row if the queue has one."""
+        return Statement(f"SELECT 1 FROM {self._epochs} WHERE queue = ?", (scope.number,))
+
     def end_older_owners(self, scope: EffectScope, epoch: int) -> Statement:
         """PostgreSQL: ends sessions that are in a transaction of an older epoch while their client is silent."""
         return Statement(
@@ -178,7 +183,7 @@ class EffectTables:
 
     # the lanes
 
-    def take_place(self, scope: EffectScope, effects: LaneEffects, expiry_hour: int) -> Statement | None:
+    def take_place(self, effects: LaneEffects, expiry_hour: int) -> Statement | None:
         """Stores the place of the last message if the first one is new; returns a row if it did.
 
         None where a database has no such statement.
@@ -187,7 +192,7 @@ class EffectTables:
             return None
         return Statement(
             self._upsert("VALUES (?, ?, ?, ?, ?)"),
-            (scope.number, effects.lane, *effects.last.place, expiry_hour, effects.first.place.position),
+            (effects.queue, effects.lane, *effects.last.place, expiry_hour, effects.first.place.position),
         )
 
     def _upsert(self, row: str) -> str:
@@ -198,25 +203,25 @@ class EffectTables:
             "RETURNING 1"
         )
 
-    def locked_place(self, scope: EffectScope, lane: str) -> Statement:
+    def locked_place(self, queue: int, lane: str) -> Statement:
         lock = "" if self.dialect is Dialect.SQLITE else " FOR UPDATE"
         return Statement(
             f"SELECT log_position, stored_ms FROM {self._lanes} WHERE queue = ? AND lane = ?{lock}",
-            (scope.number, lane),
+            (queue, lane),
         )
 
-    def store_place(self, scope: EffectScope, effects: LaneEffects, expiry_hour: int, there: bool) -> Statement:
+    def store_place(self, effects: LaneEffects, expiry_hour: int, there: bool) -> Statement:
         """Stores the place of the last message, after `locked_place`. `there`: whether the lane has a row."""
         place = effects.last.place
         if there:
             return Statement(
                 f"UPDATE {self._lanes} SET log_position = ?, stored_ms = ?, expiry_hour = ? "
                 "WHERE queue = ? AND lane = ?",
-                (*place, expiry_hour, scope.number, effects.lane),
+                (*place, expiry_hour, effects.queue, effects.lane),
             )
         return Statement(
             f"INSERT INTO {self._lanes} (log_position, stored_ms, expiry_hour, queue, lane) VALUES (?, ?, ?, ?, ?)",
-            (*place, expiry_hour, scope.number, effects.lane),
+            (*place, expiry_hour, effects.queue, effects.lane),
         )
 
     # deleting rows

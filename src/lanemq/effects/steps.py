@@ -63,7 +63,7 @@ T = TypeVar("T")
 Step: TypeAlias = BeginTransaction | Execute | Commit | RollBack
 Steps: TypeAlias = Generator[Step, Rows, T]
 
-MAX_ROUNDS = 5
+MAX_ROUNDS = 6
 """How often `begin_effect` begins: the tables may be missing, and other owners may store epochs at the same time."""
 
 
@@ -77,6 +77,8 @@ class EffectBatch:
     messages: tuple[Message, ...]
     """The message of each effect, for errors and verdicts."""
     expiry_hour: int
+    originals: tuple[EffectScope, ...] = ()
+    """The queues of the originals, if some messages are copies that a mirror made."""
 
 
 def begin_effect(tables: EffectTables, batch: EffectBatch) -> Steps[None]:
@@ -105,6 +107,11 @@ def begin_effect(tables: EffectTables, batch: EffectBatch) -> Steps[None]:
         highest = found[0][0] if found else None
         owner = judge_owner(highest, batch.epoch)
         if owner is EffectOwner.CURRENT:
+            unknown = yield from _unknown_queues(tables, batch)
+            if unknown:
+                yield RollBack()
+                yield from _add_queues(tables, unknown)
+                continue
             taken = len(found[0]) > 1 and found[0][1]
             yield from _take_places(tables, batch, others if taken else [first, *others])
             return
@@ -147,27 +154,49 @@ def _raise_epoch(tables: EffectTables, batch: EffectBatch, there: bool) -> Steps
         yield Commit()
 
 
+def _unknown_queues(tables: EffectTables, batch: EffectBatch) -> Steps[list[EffectScope]]:
+    """The queues of originals that have no row yet. `forget` finds the lanes of a queue by it."""
+    unknown = []
+    for scope in batch.originals:
+        if not (yield Execute(tables.known_queue(scope))):
+            unknown.append(scope)
+    return unknown
+
+
+def _add_queues(tables: EffectTables, scopes: Sequence[EffectScope]) -> Steps[None]:
+    """Stores epoch 0, which any owner replaces, in a transaction of its own: all keys of the queue would wait."""
+    yield BeginTransaction()
+    try:
+        for scope in scopes:
+            for statement in tables.raise_epoch(scope, 0, there=False):
+                yield Execute(statement)
+        yield Commit()
+    except Exception:
+        yield RollBack()
+        raise
+
+
 def _take_places(tables: EffectTables, batch: EffectBatch, lanes: Sequence[LaneEffects]) -> Steps[None]:
-    refused: dict[str, LogPlace | None] = {}
+    refused: dict[tuple[int, str], LogPlace | None] = {}
     for lane in lanes:
         place = yield from _take_place(tables, batch, lane)
         if place is not None:
-            refused[lane.lane] = place
+            refused[lane.queue, lane.lane] = place
     if refused:
         yield RollBack()
-        raise _refusal(batch, [judge_effect(refused.get(each.lane), each) for each in batch.effects])
+        raise _refusal(batch, [judge_effect(refused.get((each.queue, each.lane)), each) for each in batch.effects])
 
 
 def _take_place(tables: EffectTables, batch: EffectBatch, lane: LaneEffects) -> Steps[LogPlace | None]:
     """Stores the place of a lane; returns the last applied message if the lane's first one is not new."""
-    upsert = tables.take_place(batch.scope, lane, batch.expiry_hour)
+    upsert = tables.take_place(lane, batch.expiry_hour)
     if upsert is not None and (yield Execute(upsert)):
         return None
-    found = yield Execute(tables.locked_place(batch.scope, lane.lane))
+    found = yield Execute(tables.locked_place(lane.queue, lane.lane))
     applied = LogPlace(*found[0]) if found else None
     if judge_effect(applied, lane.first) is not NEW:
         return applied
-    yield Execute(tables.store_place(batch.scope, lane, batch.expiry_hour, applied is not None))
+    yield Execute(tables.store_place(lane, batch.expiry_hour, applied is not None))
     return None
 
 

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from lanemq.client.consumer.turns.handler import HandlerVerdict
+from lanemq.client.copies import original_place
 from lanemq.client.message import Message
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.effects import LogPlace, PendingEffect
@@ -291,19 +292,31 @@ def effect_batch(messages: tuple[Message, ...], expiry_hour: int) -> EffectBatch
         )
     if any(message.source.queue != source.queue or message.source.epoch != source.epoch for message in messages):
         raise UsageError("the messages of once() must be those of one batch: they come from several queues")
-    in_order = source.in_order and not source.is_retry
-    if in_order:
-        scope = scope_of(source.group, source.queue)
-        effects = tuple(
-            PendingEffect(
-                lane_name(each.key), LogPlace(each.record.position, each.record.store_timestamp), source.redriven
-            )
-            for each in messages
-        )
-    else:
+    if not source.in_order or source.is_retry:
         scope = unordered_scope(source.group, messages[0].topic)
-        effects = tuple(PendingEffect(lane_name(each.message_id), LogPlace(0, 0)) for each in messages)
-    return EffectBatch(scope, source.epoch if in_order else 0, effects, messages, expiry_hour)
+        effects = tuple(PendingEffect(scope.number, lane_name(each.message_id), LogPlace(0, 0)) for each in messages)
+        return EffectBatch(scope, 0, effects, messages, expiry_hour)
+    scope = scope_of(source.group, source.queue)
+    places = [_place_of(each) for each in messages]
+    scopes = {queue: scope_of(source.group, queue) for queue in {queue for queue, _ in places}}
+    effects = tuple(
+        PendingEffect(scopes[queue].number, lane_name(each.key), place, source.redriven)
+        for each, (queue, place) in zip(messages, places, strict=True)
+    )
+    originals = tuple(found for queue, found in sorted(scopes.items()) if queue != source.queue)
+    return EffectBatch(scope, source.epoch, effects, messages, expiry_hour, originals)
+
+
+def _place_of(message: Message) -> tuple[MessageQueue, LogPlace]:
+    """Where the message is; where its original is, if it is a copy that a mirror made.
+
+    What a group applied before a move to another broker is then a repeat after it. If both brokers have one name, the
+    queues cannot be told apart, and places of both logs would be mixed in one row.
+    """
+    original = original_place(message.properties_text, message.queue.topic)
+    if original is None or original.queue == message.queue:
+        return message.queue, LogPlace(message.record.position, message.record.store_timestamp)
+    return original.queue, LogPlace(original.position, original.stored_ms)
 
 
 def unordered_scope(group: str, topic: str) -> EffectScope:

@@ -6,7 +6,8 @@ one request at a time is under way to the queue and its answer is awaited.
 
 from collections.abc import Iterable
 
-from lanemq.mirror.origin import CopyOrigin, Reached, Watermarks, origin_of, table_of, watermarks_of, with_watermarks
+from lanemq.client.copies import CopyOrigin, origin_of
+from lanemq.mirror.origin import Reached, Watermarks, table_of, watermarks_of, with_watermarks
 from lanemq.model.errors import OrderError
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.properties import find_stamp

@@ -9,10 +9,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from lanemq.client.copies import producer_id
 from lanemq.client.message import Message
 from lanemq.client.producer.batches import RequestBuilder
 from lanemq.client.security import SecuritySettings
@@ -23,7 +24,7 @@ from lanemq.mirror.arrivals import FIRST_EPOCH, Arrivals, LayoutChanged, first_n
 from lanemq.mirror.ends import PAGE, BrokersAway, Side, TargetLink
 from lanemq.mirror.fence import wait_for_earlier_sends, wait_until_alone, wait_until_readable
 from lanemq.mirror.layout import QueueMapping, layout_of
-from lanemq.mirror.origin import mirror_name, producer_id, source_group, target_group, watermarks_of
+from lanemq.mirror.origin import mirror_name, source_group, target_group, watermarks_of
 from lanemq.mirror.others import OtherMirrors, check_not_at_target, check_not_from_target
 from lanemq.mirror.shipping import Copy, add_watermarks, copies_by_queue, requests
 from lanemq.model.errors import (
@@ -191,6 +192,16 @@ class Mirror:
         return report
 
 
+def _warn_of_equal_names(options: MirrorOptions, routes: Iterable[tuple[TopicRoute, TopicRoute]]) -> None:
+    shared = sorted({name for source, target in routes for name in source.brokers.keys() & target.brokers.keys()})
+    if shared:
+        log.warning(
+            "%s and %s both have a broker named %s: `once` cannot tell their queues apart. If handlers use it, start "
+            "the target's broker with another name",
+            options.source, options.target, ", ".join(shared),
+        )  # fmt: skip
+
+
 class _Topic:
     """One topic in a session."""
 
@@ -229,6 +240,7 @@ class _Session:
                 if broker not in self._links:
                     self._links[broker] = link = self._connect(route, broker)
                     ending.callback(link.close)
+        _warn_of_equal_names(options, routes.values())
         for link in self._links.values():
             wait_for_earlier_sends(link, clock)
         self._topics = {topic: self._begin(*found) for topic, found in routes.items()}

@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from lanemq.client.copies import OriginalPlace, original_place, place_text
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.properties import (
     ENTRY_END,
     LANE_ORIGIN,
     LANE_PASSED,
+    LANE_PLACE,
     LANE_STAMP,
     LANE_WATERMARKS,
     NAME_END,
@@ -25,7 +27,7 @@ from lanemq.wire.properties import (
 
 _NOT_COPIED = frozenset(
     {
-        LANE_STAMP, LANE_ORIGIN, LANE_WATERMARKS, LANE_PASSED,
+        LANE_STAMP, LANE_ORIGIN, LANE_PLACE, LANE_WATERMARKS, LANE_PASSED,
         PropertyName.DELAY, PropertyName.TIMER_DELAY_SECONDS, PropertyName.TIMER_DELAY_MILLIS,
         PropertyName.TIMER_DELIVER_MILLIS, "TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES",
         PropertyName.REAL_TOPIC, PropertyName.REAL_QUEUE, PropertyName.TRANSACTION, PropertyName.PRODUCER_GROUP,
@@ -35,14 +37,6 @@ _NOT_COPIED = frozenset(
 )  # fmt: skip
 """Properties that say how a broker handled the original. Its delay is over; its stamp counts in another queue."""
 _SYSTEM = _NOT_COPIED | {value for name, value in vars(PropertyName).items() if name.isupper()}
-
-
-class CopyOrigin(NamedTuple):
-    """Where a copy was read."""
-
-    mirror: str
-    queue: MessageQueue
-    offset: int
 
 
 class Reached(NamedTuple):
@@ -84,31 +78,19 @@ def target_group(mirror: str) -> str:
     return check_group(f"mirrored-{mirror}")
 
 
-def producer_id(mirror: str, source: MessageQueue) -> str:
-    """The producer in the stamps of all copies of one source queue, the same in every run."""
-    name = f"{mirror}|{source.broker}|{source.queue_id}"
-    return "m" + blake2b(name.encode(), digest_size=8).hexdigest()
-
-
-def copied_properties(text: str, mirror: str, source: MessageQueue, offset: int) -> str:
-    """The properties of a message's copy."""
+def copied_properties(text: str, mirror: str, offset: int, place: OriginalPlace) -> str:
+    """The properties of a message's copy. `place` is where the message is, and kept if it is a copy itself."""
+    source = place.queue
     entries = [entry for entry in text.split(ENTRY_END) if entry and entry.partition(NAME_END)[0] not in _NOT_COPIED]
-    entries.append(f"{LANE_ORIGIN}\x01{mirror}:{source.queue_id}:{offset}:{source.broker}\x02")
+    entries.append(f"{LANE_ORIGIN}\x01{mirror}:{source.queue_id}:{offset}:{source.broker}")
+    first = original_place(text, source.topic) or place
+    entries.append(f"{LANE_PLACE}\x01{place_text(first)}\x02")
     return ENTRY_END.join(entries)
 
 
 def user_properties(text: str) -> dict[str, str]:
     """The properties that a program gave a message."""
     return {name: value for name, value in decode_properties(text).items() if name not in _SYSTEM}
-
-
-def origin_of(text: str, topic: str) -> CopyOrigin | None:
-    """The origin among a message's properties; None if it is not a copy."""
-    value = find_property(text, LANE_ORIGIN)
-    if value is None:
-        return None
-    mirror, queue_id, offset, broker = value.split(":", 3)
-    return CopyOrigin(mirror, MessageQueue(topic, broker, int(queue_id)), int(offset))
 
 
 def with_watermarks(text: str, marks: Watermarks) -> str:

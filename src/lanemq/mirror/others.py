@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import NamedTuple
 
+from lanemq.client.copies import origin_of
 from lanemq.client.message import Message
 from lanemq.mirror.ends import Side
-from lanemq.mirror.origin import origin_of, user_properties
+from lanemq.mirror.origin import user_properties
 from lanemq.model.errors import OrderError
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.properties import LANE_ORIGIN, PropertyName, find_property

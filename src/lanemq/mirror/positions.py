@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lanemq.client.admin.parked import ParkedAdmin
+from lanemq.client.copies import origin_of
 from lanemq.mirror.copying import MirrorOptions
 from lanemq.mirror.delayed import delayed_messages
 from lanemq.mirror.ends import Side
 from lanemq.mirror.layout import QueueMapping, layout_of
-from lanemq.mirror.origin import Watermarks, origin_of, watermarks_of
+from lanemq.mirror.origin import Watermarks, watermarks_of
 from lanemq.model.errors import UsageError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue

@@ -6,11 +6,12 @@ Invariant: a target queue gets the messages of a source queue in offset order, w
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from lanemq.client.copies import OriginalPlace, origin_of
 from lanemq.client.message import Message
 from lanemq.client.producer.batches import MESSAGE_OVERHEAD, PendingMessage
 from lanemq.mirror.arrivals import Arrivals
 from lanemq.mirror.layout import QueueMapping
-from lanemq.mirror.origin import copied_properties, origin_of
+from lanemq.mirror.origin import copied_properties
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.properties import LANE_ORIGIN, MAX_PROPERTIES_BYTES
 from lanemq.wire.record import COMPRESSED, COMPRESSION_MASK
@@ -39,7 +40,8 @@ def copies_by_queue(
         target = layout.queue_for(source, message.key)
         if offset < arrivals[target].reached(source).next or _came_from_there(text, source.topic, mirror):
             continue
-        needed.setdefault(target, []).append(_copy(message, copied_properties(text, mirror, source, offset)))
+        place = OriginalPlace(source, message.record.position, message.record.store_timestamp)
+        needed.setdefault(target, []).append(_copy(message, copied_properties(text, mirror, offset, place)))
     return needed
 
 

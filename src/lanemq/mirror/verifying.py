@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
 
+from lanemq.client.copies import origin_of
 from lanemq.client.message import Message
 from lanemq.mirror.copying import MirrorOptions
 from lanemq.mirror.ends import Side
 from lanemq.mirror.layout import layout_of
-from lanemq.mirror.origin import origin_of
 from lanemq.mirror.others import OtherMirrors, content_of
 from lanemq.model.queue import MessageQueue
 

@@ -141,6 +141,8 @@ LANE_WHY: Final = "LANE_WHY"
 """Of a dead letter: why the consumer gave it up."""
 LANE_ORIGIN: Final = "LANE_ORIGIN"
 """In a copy that a mirror made: the mirror, and the queue and offset that it read."""
+LANE_PLACE: Final = "LANE_PLACE"
+"""In a copy that a mirror made: where its first original is, in the log of the broker that a producer sent it to."""
 LANE_WATERMARKS: Final = "LANE_WATERMARKS"
 """In the last copy of a mirror's request: how far each queue of the source is contained in this queue."""
 

@@ -21,11 +21,11 @@ from lanemq.model.errors import TopicNotFound, UsageError
 from lanemq.model.names import DEAD_LETTER_PREFIX, check_group, dead_letter_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
-from lanemq.wire.properties import LANE_ORIGIN, LANE_STAMP, LANE_WHY, PropertyName
+from lanemq.wire.properties import LANE_ORIGIN, LANE_PLACE, LANE_STAMP, LANE_WHY, PropertyName
 
 _SYSTEM = frozenset(
     {name for name in vars(PropertyName).values() if isinstance(name, str) and name.isupper()}
-    | {LANE_ORIGIN, LANE_STAMP, LANE_WHY}
+    | {LANE_ORIGIN, LANE_PLACE, LANE_STAMP, LANE_WHY}
 )
 """Properties that are set anew when a message is sent."""
 
