@@ -88,9 +88,12 @@ class RunningBroker:
 
     def crash_image(self, folder: Path) -> Path:
         """Copy all files as a kill -9 at this moment would leave them."""
-        thread = self.broker.running.parts.thread
         self.wait_for(self.broker.running.parts.search_thread.call(lambda: None))
-        self.wait_for(thread.call(lambda: shutil.copytree(self.options.data, folder)))
+        gate = Gate(self)
+        try:
+            shutil.copytree(self.options.data, folder)
+        finally:
+            gate.open()
         return folder
 
     # calls from the test's thread into the broker's loop
@@ -128,6 +131,7 @@ class RunningBroker:
         self.wait_for(self.broker.running.parts.group_commit.drained())
         self.wait_for(self.broker.running.parts.search_thread.call(lambda: None))
         self.wait_for(self.broker.running.parts.thread.call(lambda: None))
+        self.wait_for(self.broker.running.parts.row_thread.call(lambda: None))
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -136,17 +140,19 @@ class RunningBroker:
 
 
 class Gate:
-    """Blocks the log thread between two jobs: staged records do not reach the disk before `open`."""
+    """Blocks the threads that write between two jobs: records and rows do not reach the disk before `open`."""
 
     def __init__(self, running: RunningBroker) -> None:
-        self._opened, closed = threading.Event(), threading.Event()
+        self._opened, closed = threading.Event(), threading.Barrier(3)
 
         def wait() -> None:
-            closed.set()
+            closed.wait(60)
             self._opened.wait(60)
 
-        running.call(lambda: running.broker.running.parts.thread.submit(wait, lambda *_: None))
-        assert closed.wait(60)
+        parts = running.broker.running.parts
+        for thread in (parts.thread, parts.row_thread):
+            running.call(partial(thread.submit, wait, lambda *_: None))
+        closed.wait(60)
 
     def open(self) -> None:
         self._opened.set()

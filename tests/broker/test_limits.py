@@ -208,9 +208,9 @@ def test_a_failing_row_fails_alone(broker: RunningBroker, folder: Path) -> None:
         works(name, settings)
 
     def submit() -> None:
-        parts.thread.submit(lambda: None, lambda *_: None)
+        parts.row_thread.submit(lambda: None, lambda *_: None)
         for name in ("a", "bad", "c"):
-            parts.thread.submit_rows(
+            parts.row_thread.submit_rows(
                 parts.state, lambda name=name: save(name, "{}"), lambda _, error: outcomes.append(error is None)
             )
 

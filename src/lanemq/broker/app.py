@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lanemq.broker.access.audit import Audit
 from lanemq.broker.access.guard import Guard
@@ -43,7 +43,8 @@ from lanemq.broker.recording import Recording
 from lanemq.broker.recovery import Tables, recovered, undo_stamps
 from lanemq.broker.storage.checkpoints import Checkpoints, unsaved_stamps
 from lanemq.broker.storage.delays import DelayDelivery
-from lanemq.broker.storage.group_commit import GroupCommit, HeldPull, LogThread
+from lanemq.broker.storage.disk_thread import DiskThread
+from lanemq.broker.storage.group_commit import GroupCommit, HeldPull
 from lanemq.broker.storage.topic_keeper import TopicKeeper, TopicRows
 from lanemq.clock import Clock, SystemClock, nanoseconds_of
 from lanemq.core.brokering.disk_space import LowSpace
@@ -107,15 +108,14 @@ class Broker:
             undo.callback(store.close)
             recording = self._open_history()
             undo.callback(recording.close)
-            thread = self._new_thread()
-            undo.callback(thread.stop)
-            search_thread = self._new_search_thread(thread)
-            undo.callback(search_thread.stop)
-            tables = recovered(self.options, self._clock, store, thread, recording)
+            threads = self._new_threads()
+            for each in threads:
+                undo.callback(each.stop)
+            tables = recovered(self.options, self._clock, store, threads.rows, recording)
             listener = self._new_listener()
             undo.callback(listener.close)
             self.address = listener.address
-            self._running = self._assemble(store, thread, search_thread, recording, tables)
+            self._running = self._assemble(store, threads, recording, tables)
             self._running.server.accept_from(listener)
             undo.pop_all()
         self._health.running(self.running.parts, self.running.figures, lambda: self.running.housekeeping.last_tick)
@@ -138,14 +138,15 @@ class Broker:
         await parts.group_commit.drained()
         await parts.search_thread.call(_nothing)  # after all submitted jobs, so that their outcomes are handled
         await parts.thread.call(_nothing)
+        await parts.row_thread.call(_nothing)
         await running.server.close()
         saved = False
         try:
             running.checkpoints.save_offsets_now()
             saved = True
         finally:
-            parts.search_thread.stop()
-            parts.thread.stop()
+            for thread in (parts.search_thread, parts.thread, parts.row_thread):
+                thread.stop()
             parts.recording.close()
             parts.store.close(unsaved_stamps(parts.producers), clean=saved)
             self.close_monitor()
@@ -182,10 +183,8 @@ class Broker:
 
     # wiring
 
-    def _assemble(
-        self, store: Store, thread: LogThread, search_thread: LogThread, recording: Recording, tables: Tables
-    ) -> "Running":
-        parts = self._new_parts(store, thread, search_thread, recording, tables)
+    def _assemble(self, store: Store, threads: "Threads", recording: Recording, tables: Tables) -> "Running":
+        parts = self._new_parts(store, threads, recording, tables)
         pull, groups = PullHandler(parts), GroupHandler(parts)
         figures = Figures(parts)
         handlers = (
@@ -215,8 +214,9 @@ class Broker:
             self.options,
             self._clock,
             store=store,
-            thread=thread,
-            search_thread=search_thread,
+            thread=threads.log,
+            row_thread=threads.rows,
+            search_thread=threads.search,
             group_commit=parts.group_commit,
             topic_keeper=parts.topic_keeper,
             producers=parts.producers,
@@ -237,16 +237,14 @@ class Broker:
             ticking,
         )
 
-    def _new_parts(
-        self, store: Store, thread: LogThread, search_thread: LogThread, recording: Recording, tables: Tables
-    ) -> Parts:
+    def _new_parts(self, store: Store, threads: "Threads", recording: Recording, tables: Tables) -> Parts:
         options, clock = self.options, self._clock
         advertised = Address(options.advertised_host, self.address.port)
         polls: LongPolls[HeldPull] = LongPolls(capacity=options.max_held_pulls)
-        counters, topic_rows = Counters(), TopicRows(store.state)
+        counters, topic_rows = Counters(), TopicRows(store.state, threads.rows)
         group_commit = GroupCommit(
             store,
-            thread,
+            threads.log,
             clock,
             polls,
             pack_host(*advertised),
@@ -261,8 +259,9 @@ class Broker:
             clock=clock,
             store=store,
             state=store.state,
-            thread=thread,
-            search_thread=search_thread,
+            thread=threads.log,
+            row_thread=threads.rows,
+            search_thread=threads.search,
             group_commit=group_commit,
             notices=Notices(members),
             advertised=advertised,
@@ -270,7 +269,6 @@ class Broker:
             topic_keeper=TopicKeeper(
                 tables.topics,
                 topic_rows,
-                thread,
                 on_failure=group_commit.stop_writing,
                 on_full=group_commit.pause,
                 clock=clock,
@@ -290,13 +288,10 @@ class Broker:
             parking=tables.parking,
         )
 
-    def _new_thread(self) -> LogThread:
-        """Simulations override this with one that needs no thread."""
-        return LogThread(asyncio.get_running_loop())
-
-    def _new_search_thread(self, _: LogThread) -> LogThread:
-        """Simulations use the log thread."""
-        return self._new_thread()
+    def _new_threads(self) -> "Threads":
+        """Simulations override this with some that need no thread."""
+        loop = asyncio.get_running_loop()
+        return Threads(DiskThread(loop, "log"), DiskThread(loop, "rows"), DiskThread(loop, "search"))
 
     def _new_listener(self) -> Listener:
         """Simulations override this with one that needs no socket."""
@@ -340,6 +335,14 @@ class Broker:
         folder, name, now = self.options.history, f"broker-{self.options.name}", nanoseconds_of(self._clock)
         alive = last_time(folder, name, now())
         return Recording(open_history(folder, name, now, "broker"), self.options.name, alive)
+
+
+class Threads(NamedTuple):
+    """The threads that use the disk."""
+
+    log: DiskThread
+    rows: DiskThread
+    search: DiskThread
 
 
 @dataclass(frozen=True, slots=True)

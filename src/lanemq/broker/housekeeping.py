@@ -203,7 +203,7 @@ class UnusedGroups:
             state.delete_group(group)
             state.forget_group_leases(group, floor)
 
-        parts.thread.submit_rows(state, delete, _log_failure)
+        parts.row_thread.submit_rows(state, delete, _log_failure)
         retry = retry_topic(group)
         if parts.topics.get(retry) is not None and not any(parts.store.bounds(retry, 0)):
             parts.topic_keeper.delete(retry)

@@ -7,7 +7,8 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.broker.notices import Notices
 from lanemq.broker.recording import Recording
 from lanemq.broker.storage.delays import DelayDelivery
-from lanemq.broker.storage.group_commit import GroupCommit, HeldPull, LogThread
+from lanemq.broker.storage.disk_thread import DiskThread
+from lanemq.broker.storage.group_commit import GroupCommit, HeldPull
 from lanemq.broker.storage.parking import Parking
 from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
@@ -84,9 +85,12 @@ class Parts:
     clock: Clock
     store: Store
     state: State
-    thread: LogThread
-    search_thread: LogThread
-    """For searches by key: they take long, and must not delay what the log thread writes."""
+    thread: DiskThread
+    """For messages only."""
+    row_thread: DiskThread
+    """For everything in `state.db`, and for indexes: a flood of changes must not delay messages."""
+    search_thread: DiskThread
+    """For searches by key: they take long, and must not delay what the others write."""
     group_commit: GroupCommit
     notices: Notices
     advertised: Address

@@ -13,7 +13,7 @@ from lanemq.broker.storage.checkpoints import (
     restored_producer,
     unsaved_stamps,
 )
-from lanemq.broker.storage.group_commit import LogThread
+from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.broker.storage.parking import Parking
 from lanemq.broker.storage.topic_keeper import restored_topic
 from lanemq.clock import Clock
@@ -46,7 +46,9 @@ class Tables(NamedTuple):
     parking: Parking
 
 
-def recovered(options: BrokerOptions, clock: Clock, store: Store, thread: LogThread, recording: Recording) -> Tables:
+def recovered(
+    options: BrokerOptions, clock: Clock, store: Store, row_thread: DiskThread, recording: Recording
+) -> Tables:
     """The tables of a broker, restored from disk. Makes the store usable."""
     state = store.state
     topics = TopicTable(
@@ -72,7 +74,7 @@ def recovered(options: BrokerOptions, clock: Clock, store: Store, thread: LogThr
     if not report.clean:
         offsets.cut_offsets(end_of)
     offsets.cut_finished(end_of)
-    parking = Parking(store, thread, recording, clock.wall())
+    parking = Parking(store, row_thread, recording, clock.wall())
     parking.recover(end_of)
     store.retention.begin(now=clock.now(), wall=clock.wall())
     if recording.on:

@@ -1,6 +1,6 @@
 """Checkpoints: up to which log position the indexes and the broker's producer rows are on disk.
 
-    take (loop) ─▶ write (log thread) ─▶ finish or give_back (loop)
+    take (loop) ─▶ write (row thread) ─▶ finish or give_back (loop)
 
 Invariant: a checkpoint never claims more than is on disk. Index files are synced first; then one transaction records
 the position together with the rows that belong to it.
@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lanemq.log.appender import Appender
-from lanemq.log.options import StoreOptions
 from lanemq.log.queue_index import IndexFiles, IndexPart, QueueTable
 from lanemq.log.state import DamageRow, LogCheckpoint, ProducerRow, State
 from lanemq.model.errors import StorageError
@@ -31,14 +30,11 @@ class IndexWork(NamedTuple):
 class Checkpointer:
     """Collects what a checkpoint must contain, and writes it."""
 
-    def __init__(
-        self, appender: Appender, queues: QueueTable, files: IndexFiles, state: State, options: StoreOptions
-    ) -> None:
+    def __init__(self, appender: Appender, queues: QueueTable, files: IndexFiles, state: State) -> None:
         self._appender = appender
         self._queues = queues
         self._files = files
         self._state = state
-        self._options = options
         self._damage: dict[int, DamageRow] = {}
         self._damaged = {row.position for row in state.damage()}
 
@@ -67,9 +63,10 @@ class Checkpointer:
         producers: Iterable[ProducerRow] = (),
         gone_producers: Iterable[tuple[str, int, str]] = (),
     ) -> None:
-        """On the log thread. A failure loses nothing: the previous checkpoint stays valid."""
-        if not self._options.durable:
-            self._appender.sync()
+        """On the row thread, after the log is synced up to the mark.
+
+        A failure loses nothing: the previous checkpoint stays valid.
+        """
         try:
             for part in work.parts:
                 if part.entries and not part.queue.dropped:

@@ -142,7 +142,7 @@ class IndexFiles:
     A chunk holds a fixed number of entries, so the place of an offset follows from the offset, and old chunks can be
     deleted whole. No path contains a topic name; each file's head says which queue it belongs to, and a file with
     another head is never read. Reading shares at most `max_open` open files; `write` opens its own, so it may run on
-    the log thread.
+    the row thread.
     """
 
     def __init__(self, folder: Path, disk: Disk, max_open: int, on_lost: Callable[[], None]) -> None:

@@ -1,12 +1,12 @@
 """The store: the messages of one data folder.
 
     Appender         stage (loop) ─▶ flush (log thread) ─▶ publish (loop)
-    Checkpointer     take (loop) ─▶ write (log thread) ─▶ finish (loop)
+    Checkpointer     take (loop) ─▶ write (row thread) ─▶ finish (loop)
     retention        retire (loop) ─▶ forget_keys (search thread) ─▶ delete_retired (log thread)
     KeyIndex         search thread only: `query`, `index_keys`, `forget_keys`
 
-Everything else belongs to the loop. There is one loop, one log thread and one search thread. The log reads no clock:
-times are arguments.
+Everything else belongs to the loop. There is one loop, one log thread, one row thread for `state` and
+indexes, and one search thread. The log reads no clock: times are arguments.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ class Store:
         )
         self._queues = QueueTable(self._log, self._files)
         self.appender = Appender(self._log, self._queues, self.options)
-        self.checkpoints = Checkpointer(self.appender, self._queues, self._files, self.state, self.options)
+        self.checkpoints = Checkpointer(self.appender, self._queues, self._files, self.state)
         self.retention = Retention(self._log, self.options)
         self.times = TimeSearch(self._log, self._queues)
         self._keys = KeyIndex(folder / "keys", disk, self._log, lambda: self.appender.published)
@@ -250,6 +250,8 @@ class Store:
         work = self.checkpoints.take(self.appender.staged)
         if work is None:
             raise StorageError("records are staged and not published: flush and publish them first")
+        if not self.options.durable:
+            self.appender.sync()
         self.checkpoints.write(work, producers)
         self.checkpoints.finish(work)
 
@@ -299,7 +301,7 @@ class Store:
         """Make everything stored or staged so far for a topic unreachable; a new topic of that name starts at 0.
 
         This lasts until the next restart only. To make it permanent, the caller passes the returned position to
-        `state.drop_topic` on the log thread, before anything about a new topic of that name is written there.
+        `state.drop_topic` on the row thread, before anything about a new topic of that name is written there.
         """
         position = self.appender.staged
         self._queues.drop(topic)

@@ -159,7 +159,8 @@ async def _crash(broker: Broker) -> None:
     for peer in tuple(running.server.peers):
         peer.abort()
     await running.server.close()
-    parts.thread.stop()
+    for thread in (parts.search_thread, parts.thread, parts.row_thread):
+        thread.stop()
     parts.recording.close()
     parts.store.close(clean=False)
     broker.close_monitor()

@@ -130,7 +130,7 @@ def test_loop_does_not_wait_for_the_disk(clocked: RunningBroker) -> None:
 
     parts.state.drop_topic = noting  # type: ignore[method-assign]
     delete(clocked)
-    assert wrote == [clocked.broker.running.parts.thread._thread]
+    assert wrote == [clocked.broker.running.parts.row_thread._thread]
 
 
 def test_crash_halfway_leaves_an_empty_topic_and_no_old_messages(

@@ -24,6 +24,7 @@ class GrowingLog:
             clock,
             store=store_and_thread,
             thread=store_and_thread,
+            row_thread=store_and_thread,
             search_thread=store_and_thread,
             group_commit=self.group_commit,
             **unused,

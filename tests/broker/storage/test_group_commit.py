@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lanemq.broker.storage.group_commit import GroupCommit, LogThread
+from lanemq.broker.storage.disk_thread import DiskThread, outcome_of
+from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.topic_keeper import TopicRows
 from lanemq.clock import SystemClock
 from lanemq.core.brokering.long_poll import LongPolls
@@ -15,7 +16,8 @@ from lanemq.core.brokering.refusals import RefusalCounts
 from lanemq.log.appender import Pending
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
-from lanemq.model.errors import StorageError
+from lanemq.model.errors import DiskFull, StorageError
+from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.units import Millis
 from lanemq.net.turns import TURN_NS
 from lanemq.wire.record import NO_HOST
@@ -25,7 +27,7 @@ ANN, BOB = 1, 2
 
 
 class ManualThread:
-    """A log thread whose jobs run when the test says so."""
+    """A disk thread whose jobs run when the test says so."""
 
     def __init__(self) -> None:
         self.jobs: list[Callable[[], None]] = []
@@ -37,7 +39,12 @@ class ManualThread:
     def submit(
         self, job: Callable[[], object], done: Callable[[object, StorageError | None], None], *, urgent: bool = False
     ) -> None:
-        self.jobs.append(lambda: done(job(), None))
+        self.jobs.append(lambda: done(*outcome_of(job)))
+
+    def submit_rows(
+        self, _: object, job: Callable[[], object], done: Callable[[object, StorageError | None], None]
+    ) -> None:
+        self.submit(job, done)
 
     def run_all(self) -> None:
         while self.jobs:
@@ -47,14 +54,17 @@ class ManualThread:
 class CountedCommits:
     """A group commit over a real store; counts flushes and collects what was acknowledged."""
 
-    def __init__(self, folder: Path, *, durable: bool) -> None:
+    def __init__(self, folder: Path, *, durable: bool, rows: type[TopicRows] = TopicRows) -> None:
         self.store = Store(folder, StoreOptions(durable=durable))
         self.store.recover()
         self.flushes = 0
         self._flush = self.store.appender.flush
         self.store.appender.flush = self._counted_flush  # type: ignore[method-assign]
         self.thread = ManualThread()
+        self.row_thread = ManualThread()
         thread: Any = self.thread
+        row_thread: Any = self.row_thread
+        self.rows = rows(self.store.state, row_thread)
         self.commits = GroupCommit(
             self.store,
             thread,
@@ -62,7 +72,7 @@ class CountedCommits:
             LongPolls(),
             NO_HOST,
             1 << 20,
-            rows=TopicRows(self.store.state),
+            rows=self.rows,
             refusals=RefusalCounts(),
             on_undone=lambda _: None,
         )
@@ -72,21 +82,27 @@ class CountedCommits:
         self.flushes += 1
         self._flush(pending, now)
 
-    def append(self, body: bytes) -> None:
+    def append(self, body: bytes, topic: str = "T") -> None:
         parts = (body, b"", 0, 0, 0, 0, 0)
-        self.commits.append("T", 0, [parts], NO_HOST, 1, lambda error: self.acknowledged.append(body))
+        self.commits.append(topic, 0, [parts], NO_HOST, 1, lambda error: self.acknowledged.append(body))
 
-    def read(self, peer: int, *bodies: bytes) -> None:
+    def read(self, peer: int, *bodies: bytes, topic: str = "T") -> None:
         """Append as a server does that handles one socket read."""
         self.commits.begin()
         for body in bodies:
-            self.append(body)
+            self.append(body, topic)
         self.commits.end(peer)
 
 
-def on_a_loop(folder: Path, test: Callable[[CountedCommits], Any], *, durable: bool = False) -> None:
+def on_a_loop(
+    folder: Path,
+    test: Callable[[CountedCommits], Any],
+    *,
+    durable: bool = False,
+    rows: type[TopicRows] = TopicRows,
+) -> None:
     async def run() -> None:
-        counted = CountedCommits(folder, durable=durable)
+        counted = CountedCommits(folder, durable=durable, rows=rows)
         try:
             await test(counted)
         finally:
@@ -142,7 +158,7 @@ def test_no_sender_is_answered_before_a_durable_write_has_ended(tmp_path: Path) 
 
 
 def test_a_write_waits_for_earlier_jobs_of_the_log_thread(tmp_path: Path) -> None:
-    """Such a job may save the row of a new topic, which must be on disk before the topic's messages."""
+    """Such a job may sync what was written before."""
 
     async def test(counted: CountedCommits) -> None:
         counted.read(ANN, b"1")
@@ -154,6 +170,100 @@ def test_a_write_waits_for_earlier_jobs_of_the_log_thread(tmp_path: Path) -> Non
         assert counted.acknowledged == [b"1", b"2"]
 
     on_a_loop(tmp_path, test)
+
+
+class UnorderedRows(TopicRows):
+    """Lets no message wait for a row."""
+
+    def needed_by(self, queues: object) -> bool:
+        return False
+
+
+async def first_written(counted: CountedCommits, topic: str) -> list[bytes]:
+    """What is acknowledged while the row of the topic `new` waits for the disk, and a message was sent to `topic`."""
+    counted.rows.save("new", "{}", lambda _: None)
+    counted.read(ANN, b"1", topic=topic)
+    await loop_iteration()
+    counted.thread.run_all()
+    early = list(counted.acknowledged)
+    counted.row_thread.run_all()
+    counted.thread.run_all()
+    assert counted.acknowledged == [b"1"]
+    assert counted.store.state.topics() == {"new": "{}"}
+    return early
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("topic", ["new", SCHEDULE_TOPIC])
+def test_a_message_waits_for_the_row_of_its_topic(tmp_path: Path, topic: str, durable: bool) -> None:
+    """A delayed message too, which is stored under another topic."""
+
+    async def test(counted: CountedCommits) -> None:
+        assert await first_written(counted, topic) == []
+
+    async def control(counted: CountedCommits) -> None:
+        assert await first_written(counted, topic) == [b"1"]
+
+    on_a_loop(tmp_path / "ordered", test, durable=durable)
+    on_a_loop(tmp_path / "unordered", control, durable=durable, rows=UnorderedRows)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_message_does_not_wait_for_the_rows_of_other_topics(tmp_path: Path, durable: bool) -> None:
+    async def test(counted: CountedCommits) -> None:
+        assert await first_written(counted, "T") == [b"1"]
+
+    on_a_loop(tmp_path, test, durable=durable)
+
+
+def test_a_row_that_a_full_disk_did_not_take_is_saved_before_the_next_message(tmp_path: Path) -> None:
+    """Whatever its topic: the disk that took the message took the row."""
+
+    async def test(counted: CountedCommits) -> None:
+        works, errors = counted.store.state.save_topic, []
+
+        def full(name: str, settings: str) -> None:
+            raise DiskFull("as asked")
+
+        counted.store.state.save_topic = full  # type: ignore[method-assign]
+        counted.rows.save("new", "{}", errors.append)
+        counted.row_thread.run_all()
+        counted.read(ANN, b"1")
+        await loop_iteration()
+        counted.row_thread.run_all()
+        counted.thread.run_all()
+        assert [type(error) for error in errors] == [DiskFull]
+        assert counted.commits.undone == 1
+        counted.store.state.save_topic = works  # type: ignore[method-assign]
+        counted.commits.resume()
+        counted.read(ANN, b"2")
+        await loop_iteration()
+        counted.row_thread.run_all()
+        assert counted.store.state.topics() == {"new": "{}"}
+        counted.thread.run_all()
+        assert counted.acknowledged == [b"1", b"2"], "the first one with an error"
+        assert counted.store.bounds("T", 0) == (0, 1)
+
+    on_a_loop(tmp_path, test, durable=True)
+
+
+def test_a_group_whose_rows_failed_is_not_written(tmp_path: Path) -> None:
+    """It could outlive its topic."""
+
+    async def test(counted: CountedCommits) -> None:
+        def broken(name: str, settings: str) -> None:
+            raise StorageError("as asked")
+
+        counted.store.state.save_topic = broken  # type: ignore[method-assign]
+        counted.rows.save("new", "{}", lambda error: counted.commits.stop_writing(error or StorageError("none")))
+        counted.read(ANN, b"1", topic="new")
+        await loop_iteration()
+        counted.row_thread.run_all()
+        counted.thread.run_all()
+        assert counted.flushes == 0
+        assert counted.acknowledged == [b"1"], "with an error"
+
+    on_a_loop(tmp_path, test, durable=True)
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -186,7 +296,7 @@ def _handled(rows: list[StorageError | None], *, share: float = 0.25) -> list[st
             handled.append("error" if error is not None else name)
             clock += int(TURN_NS * share)
 
-        thread = LogThread(asyncio.get_running_loop())
+        thread = DiskThread(asyncio.get_running_loop(), "test")
         thread._turns.nanoseconds = lambda: clock
         thread._rows_finished([(lambda _, error: note("row", error), (None, error)) for error in rows])
         thread._one_finished(lambda _, error: note("urgent", error), (None, None), urgent=True)

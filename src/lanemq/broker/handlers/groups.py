@@ -198,7 +198,7 @@ class GroupHandler:
             answer_saved(peer, request, error)
 
         state = self._parts.state
-        self._parts.thread.submit_rows(state, lambda: state.save_group(group, text), saved)
+        self._parts.row_thread.submit_rows(state, lambda: state.save_group(group, text), saved)
 
     def _all_settings(self, peer: Peer, request: Command) -> None:
         known = {*self._parts.groups, *self._parts.members.groups(), *self._parts.offsets.groups()}
@@ -229,7 +229,7 @@ class GroupHandler:
             self._parts.state.delete_group(group)
             self._parts.state.save_offsets(kept, rows.Sync.FULL)
 
-        self._parts.thread.submit(delete, lambda _, error: answer_saved(peer, request, error))
+        self._parts.row_thread.submit(delete, lambda _, error: answer_saved(peer, request, error))
 
     def _check_client(self, peer: Peer, request: Command) -> None:
         """Refuse unsupported filters when the client starts, not at each pull.

@@ -223,7 +223,7 @@ class LockHandler:
             saved()
 
         state = self._parts.state
-        self._parts.thread.submit_rows(state, lambda: state.save_leases(map(lease_row, rows)), done)
+        self._parts.row_thread.submit_rows(state, lambda: state.save_leases(map(lease_row, rows)), done)
 
     def _show(self, peer: Peer, request: Command) -> None:
         now, wanted = self._parts.clock.now(), request.ext.get("consumerGroup")

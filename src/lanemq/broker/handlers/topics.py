@@ -55,16 +55,15 @@ class TopicHandler:
         self._parts.begin_row(peer)
         try:
             self._parts.topic_keeper.take(self._parts.topics.put(wanted))
-            # The log thread handles this after the row just saved, so the answer means that it is on disk.
-            self._parts.group_commit.barrier(partial(self._created, peer, request))
         except LaneError:
             self._parts.end_row(peer)
             self._parts.uncharge_topic(wanted.name)
             raise
+        self._parts.topic_keeper.when_saved(wanted.name, partial(self._created, peer, request))
 
     def _created(self, peer: Peer, request: Command, error: StorageError | None) -> None:
         self._parts.end_row(peer)
-        answer_saved(peer, request, error)
+        answer_saved(peer, request, error or self._parts.group_commit.failure)
 
     def _all(self, peer: Peer, request: Command) -> None:
         table = {topic.name: _describe(topic) for topic in self._parts.topics.topics()}

@@ -12,7 +12,8 @@ import logging
 import msgspec
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.broker.storage.group_commit import GroupCommit, LogThread
+from lanemq.broker.storage.disk_thread import DiskThread
+from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
 from lanemq.core.brokering.dedup import ProducerTable, SavedProducer, SequenceRange, Unsaved
@@ -46,8 +47,9 @@ class Checkpoints:
         clock: Clock,
         *,
         store: Store,
-        thread: LogThread,
-        search_thread: LogThread,
+        thread: DiskThread,
+        row_thread: DiskThread,
+        search_thread: DiskThread,
         group_commit: GroupCommit,
         topic_keeper: TopicKeeper,
         producers: ProducerTable,
@@ -57,6 +59,7 @@ class Checkpoints:
         self._clock = clock
         self._store = store
         self._thread = thread
+        self._row_thread = row_thread
         self._search_thread = search_thread
         self._group_commit = group_commit
         self._topic_keeper = topic_keeper
@@ -65,6 +68,9 @@ class Checkpoints:
         self._delays = delays
         self._saving_offsets = False
         self._saving_index = False
+        self._syncing = False
+        self._synced = 0
+        """The log position up to which this object has synced the log; used without `durable`."""
         self._indexing_keys = False
         self._mark: tuple[int, Unsaved] | None = None
         self._mark_changes = (0, 0)
@@ -110,7 +116,7 @@ class Checkpoints:
                 self._last_offsets = Millis(self._clock.now() + AFTER_FAILURE_MS)
                 log.error("offsets could not be saved: %s", error)
 
-        self._thread.submit(lambda: self._write_offsets(rows, cursors, state.Sync.NORMAL), written)
+        self._row_thread.submit(lambda: self._write_offsets(rows, cursors, state.Sync.NORMAL), written)
 
     def _write_offsets(self, rows: tuple[SavedOffset, ...], cursors: dict[int, QueueOffset], sync: state.Sync) -> None:
         self._store.state.save_offsets([state.OffsetRow(*row) for row in rows], sync)
@@ -129,7 +135,7 @@ class Checkpoints:
         if self._group_commit.failure is not None:
             self._mark = None
             return
-        work = self._store.checkpoints.take(mark)
+        work = self._store.checkpoints.take(mark) if self._is_synced(mark) else None
         if work is None:
             return  # records below the mark are not on disk yet; the next tick tries again
         self._mark = None
@@ -139,7 +145,25 @@ class Checkpoints:
         def written(_: object, error: StorageError | None) -> None:
             self._index_written(work, unsaved, error)
 
-        self._thread.submit(lambda: self._store.checkpoints.write(work, rows, unsaved.gone), written)
+        self._row_thread.submit(lambda: self._store.checkpoints.write(work, rows, unsaved.gone), written)
+
+    def _is_synced(self, mark: int) -> bool:
+        """Whether what is published below a mark is synced. Without `durable`, starts the sync for a later call."""
+        end = self._store.log_end
+        if self._store.options.durable or self._synced >= min(mark, end):
+            return True
+        if not self._syncing:
+            self._syncing = True
+
+            def synced(_: object, error: StorageError | None) -> None:
+                self._syncing = False
+                if error is None:
+                    self._synced = end
+                else:
+                    self._group_commit.stop_writing(error)
+
+            self._thread.submit(self._store.appender.sync, synced)
+        return False
 
     def _index_written(self, work: IndexWork, unsaved: Unsaved, error: StorageError | None) -> None:
         self._saving_index = False

@@ -1,4 +1,4 @@
-"""How a broker writes: the log thread, and group commit, in which many appends share one write and one fdatasync.
+"""Group commit: many appends share one write and one fdatasync.
 
 Handlers append on the event loop and know positions and offsets immediately. At the end of the loop iteration
 everything staged goes to the log thread as one group; while that is written, the next group gathers. If only one peer
@@ -10,37 +10,29 @@ before an earlier one, and nothing is acknowledged that was not flushed.
 A full disk, and a lack of descriptors, pause the sends (`pause`): the group is undone with everything behind it, its
 senders are asked to try again, and the housekeeping lets sends go on (`resume`). Any other failed write is final.
 
-Jobs that only change `state.db` are committed in groups too (`submit_rows`): a flood of them costs the sends between
-them one transaction, not hundreds. Their outcomes are handled on the loop in turns, so that a large group of them does
-not delay other clients.
+A message may rely on rows of `state.db`, above all on that of its topic. The row thread writes those; a group whose
+messages rely on rows that are not on disk yet waits for them before it goes to the log thread (`RowsFirst`).
 """
 
 import asyncio
 import logging
-import queue
-import threading
-from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from typing import Protocol
 
-from lanemq.clock import Clock, SystemClock, nanoseconds_of
+from lanemq.broker.storage.disk_thread import DiskThread
+from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.log.appender import Arrival, NewRecords, Pending, Staged
+from lanemq.log.queue_index import QueueIndex
 from lanemq.log.store import Store
-from lanemq.model.errors import BrokerBusy, DiskFull, NoDescriptors, StorageError, WriteFailed
+from lanemq.model.errors import BrokerBusy, DiskFull, NoDescriptors, StorageError
 from lanemq.model.figures import Distribution
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.net.turns import Turns
 from lanemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
-
-G = TypeVar("G")
-
-MAX_ROW_JOBS = 500
-"""Jobs of one transaction. Many: the sends behind it wait longer. Few: more transactions, each with its own sync."""
 
 BARRIER_BYTES = 512
 """What a barrier counts as, so that callers that store nothing are bounded too."""
@@ -56,180 +48,14 @@ class HeldPull(Hashable, Protocol):
         """Answer the pull."""
 
 
-class RowTransactions(Protocol):
-    """A database whose changes can be joined into one transaction."""
+class RowsFirst(Protocol):
+    """Rows that messages rely on, and that are not on disk yet. On the loop."""
 
-    def together(self) -> AbstractContextManager[None]: ...
+    def needed_by(self, queues: Iterable[QueueIndex]) -> bool:
+        """Whether messages of these queues must wait for rows."""
 
-
-class _RowJob(NamedTuple):
-    rows: RowTransactions
-    job: Callable[[], Any]
-    finished: Callable[[Any, StorageError | None], None]
-
-
-_Job: TypeAlias = Callable[[], None] | _RowJob | None
-
-
-_Outcome: TypeAlias = tuple[Any, StorageError | None]
-_Finished: TypeAlias = Callable[[Any, StorageError | None], None]
-
-
-class LogThread:
-    """One thread for all disk writes: a slow disk does not block the event loop, and writes keep their order."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._in_progress = 0
-        self._turns = Turns(loop, SystemClock().now_ns)
-        self._outcomes: deque[tuple[_Finished, _Outcome]] = deque()
-        """Outcomes that wait for a turn on the loop, in the order of their jobs."""
-        self._thread = threading.Thread(target=self._run, name="lanemq-log", daemon=True)
-        self._thread.start()
-
-    def submit(
-        self, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None], *, urgent: bool = False
-    ) -> None:
-        """Run `job` on the log thread, then `done` on the loop with its result or its storage error.
-
-        `done` is called in the order of the jobs. If it is `urgent`, it does not wait for outcomes of earlier jobs that
-        succeeded.
-        """
-
-        def run() -> None:
-            self._loop.call_soon_threadsafe(self._one_finished, finished, outcome_of(job), urgent)
-
-        def finished(result: G | None, error: StorageError | None) -> None:
-            self._in_progress -= 1
-            done(result, error)
-
-        self._in_progress += 1
-        self._jobs.put(run)
-
-    def submit_rows(
-        self, rows: RowTransactions, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None]
-    ) -> None:
-        """As `submit`, for a job that only changes these rows: consecutive ones share a transaction.
-
-        If one of them fails, they are repeated one by one, so that each has its own outcome.
-        """
-
-        def finished(result: G | None, error: StorageError | None) -> None:
-            self._in_progress -= 1
-            done(result, error)
-
-        self._in_progress += 1
-        self._jobs.put(_RowJob(rows, job, finished))
-
-    def _one_finished(self, finished: _Finished, outcome: _Outcome, urgent: bool) -> None:
-        if urgent or not self._outcomes:
-            finished(*outcome)
-        else:
-            self._outcomes.append((finished, outcome))
-
-    def _rows_finished(self, outcomes: Sequence[tuple[_Finished, _Outcome]]) -> None:
-        """On the loop: handle outcomes in turns. An error may stop the writes, so nothing is answered before it."""
-        waited = bool(self._outcomes)
-        self._outcomes.extend(outcomes)
-        if any(error is not None for _, (_, error) in outcomes):
-            self._handle_outcomes(None)
-        elif not waited and self._handle_outcomes(self._turns.end()):
-            self._turns.add(self._handle_outcomes)
-
-    def _handle_outcomes(self, end: int | None) -> bool:
-        """Handle outcomes until a time, or all of them; whether there are more."""
-        while self._outcomes:
-            finished, outcome = self._outcomes.popleft()
-            try:
-                finished(*outcome)
-            except Exception:
-                log.exception("the outcome of a write could not be handled")
-            if end is not None and self._turns.nanoseconds() >= end:
-                break
-        return bool(self._outcomes)
-
-    @property
-    def idle(self) -> bool:
-        """On the loop: whether every submitted job has run and its `done` was called."""
-        return self._in_progress == 0
-
-    async def call(self, job: Callable[[], G]) -> G:
-        """Run `job` on the log thread and return its result."""
-        future: asyncio.Future[G] = self._loop.create_future()
-
-        def done(result: G | None, error: StorageError | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]
-
-        self.submit(job, done)
-        return await future
-
-    def stop(self) -> None:
-        """End the thread after every submitted job has run."""
-        self._jobs.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        job: _Job = self._jobs.get()
-        while job is not None:
-            if isinstance(job, _RowJob):
-                job = self._run_rows(job)
-            else:
-                job()
-                job = self._jobs.get()
-
-    def _run_rows(self, first: _RowJob) -> _Job:
-        """Run a job together with those of its kind behind it; returns the job that follows them."""
-        jobs, following = [first], None
-        while len(jobs) < MAX_ROW_JOBS and not self._jobs.empty():
-            following = self._jobs.get()
-            if not (isinstance(following, _RowJob) and following.rows is first.rows):
-                break
-            jobs.append(following)
-        else:
-            following = _NONE_YET
-        outcomes = _outcomes_together(jobs) if len(jobs) > 1 else [outcome_of(first.job)]
-        finished = [(each.finished, outcome) for each, outcome in zip(jobs, outcomes, strict=True)]
-        self._loop.call_soon_threadsafe(self._rows_finished, finished)
-        return self._jobs.get() if following is _NONE_YET else following
-
-
-def _nothing_yet() -> None:
-    """Stands for a job that was not taken yet."""
-
-
-_NONE_YET: _Job = _nothing_yet
-
-
-def _outcomes_together(jobs: Sequence[_RowJob]) -> list[tuple[Any, StorageError | None]]:
-    try:
-        with jobs[0].rows.together():
-            return [(each.job(), None) for each in jobs]
-    except Exception:  # noqa: BLE001 - each job shows its own error when it is repeated
-        return [outcome_of(each.job) for each in jobs]
-
-
-def outcome_of(job: Callable[[], G]) -> tuple[G | None, StorageError | None]:
-    """The result of a job, or its error; an unexpected exception counts as a failed write."""
-    try:
-        return job(), None
-    except StorageError as error:
-        return None, error
-    except Exception as error:  # must stop the writes, not the thread
-        log.exception("the log thread failed")
-        return None, WriteFailed(f"the log thread failed: {error!r}")
-
-
-class LateRows(Protocol):
-    """Rows that must be on disk before the next message, and could not be written yet."""
-
-    def save_late(self) -> None:
-        """On the log thread: write them; raises if that fails again."""
+    def save_first(self, done: Done) -> None:
+        """Call `done` once all rows decided so far are on disk, or with the error that prevents it."""
 
     def cut_dropped(self, end: int) -> None:
         """Lower the positions of dropped topics to `end`, before the next message is written."""
@@ -265,13 +91,13 @@ class GroupCommit:
     def __init__(
         self,
         store: Store,
-        thread: LogThread,
+        thread: DiskThread,
         clock: Clock,
         polls: "LongPolls[HeldPull]",
         store_host: bytes,
         max_pending_bytes: int,
         *,
-        rows: LateRows,
+        rows: RowsFirst,
         refusals: RefusalCounts,
         on_undone: Callable[[Sequence[bytes]], None],
     ) -> None:
@@ -426,6 +252,22 @@ class GroupCommit:
         self._flushing_since, self._waiting_since = self._waiting_since, None
         self.times.group_taken()
         pending, now = self._log.take_pending(), self._clock.now()
+        if self._rows.needed_by(pending.queues):
+            self._rows.save_first(partial(self._rows_saved, pending, waiting, now))
+        else:
+            self._write_group(pending, waiting, now)
+
+    def _rows_saved(
+        self, pending: Pending, waiting: list[tuple[Done, int]], now: Millis, error: StorageError | None
+    ) -> None:
+        """Write the group whose rows are on disk now. Without them it is not written: it could outlive its topic."""
+        error = error or self.failure
+        if error is None:
+            self._write_group(pending, waiting, now)
+        else:
+            self._flushed(pending, waiting, error)
+
+    def _write_group(self, pending: Pending, waiting: list[tuple[Done, int]], now: Millis) -> None:
         if not self._options.durable and self._thread.idle:
             self._flushed(pending, waiting, self._write_here(pending))
             return
@@ -436,16 +278,15 @@ class GroupCommit:
         self._thread.submit(lambda: self._write(pending, now), flushed, urgent=True)
 
     def _write(self, pending: Pending, now: Millis | None = None) -> None:
-        """On the log thread, or on the loop in its place; one at a time. Rows that messages rely on come first."""
+        """On the log thread, or on the loop in its place; one at a time."""
         began = self.times.nanoseconds()
-        self._rows.save_late()
         self._log.flush(pending, now)
         self.times.flushed(began)
 
     def _write_here(self, pending: Pending) -> StorageError | None:
         """Write on the loop, without `durable`: a copy into the page cache is cheaper than a change of thread.
 
-        Only while the log thread is idle: earlier jobs, such as saving the row of a new topic, come first.
+        Only while the log thread is idle: it may be syncing.
         """
         try:
             self._write(pending)

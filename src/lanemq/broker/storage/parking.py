@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from lanemq.broker.recording import Recording
-from lanemq.broker.storage.group_commit import LogThread
+from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.core.brokering.lane_offsets import ChunkRow, LaneOffsets
 from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLane, ParkedLaneTable
 from lanemq.core.lane_status import Failure, LaneStatus
@@ -44,7 +44,7 @@ def _nothing() -> None:
 class Parking:
     """The parked lanes of one broker."""
 
-    def __init__(self, store: Store, thread: LogThread, recording: Recording, wall: int) -> None:
+    def __init__(self, store: Store, thread: DiskThread, recording: Recording, wall: int) -> None:
         self.lanes = ParkedLaneTable(serial=wall)
         self.rows = ParkedRows(store.state)
         self._store = store

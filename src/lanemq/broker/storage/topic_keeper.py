@@ -1,16 +1,16 @@
 """Topics on disk.
 
-A new topic is usable immediately. The log thread saves its row before any message that was sent to it, so no
-acknowledged message can outlive its topic. If the row cannot be saved, the broker stops writing for the same reason; on
-a full disk, until it can.
+A new topic is usable immediately. Its row is saved before any message that was sent to it, so no acknowledged message
+can outlive its topic. If the row cannot be saved, the broker stops writing for the same reason; on a full disk, until
+it can. Messages of other topics do not wait for the row.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-from lanemq.broker.storage.group_commit import LogThread
+from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.clock import Clock
 from lanemq.core.brokering.topic_table import (
     Changed,
@@ -24,50 +24,113 @@ from lanemq.core.brokering.topic_table import (
     TopicTable,
     WhyRefused,
 )
+from lanemq.log.queue_index import QueueIndex
 from lanemq.log.state import State
 from lanemq.model.errors import BrokerRefused, DiskFull, NoDescriptors, StorageError, TopicNotFound
+from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
 OnFailure = Callable[[StorageError], None]
-OnForgotten = Callable[[StorageError | None], None]
+OnWritten = Callable[[StorageError | None], None]
 
 
 class TopicRows:
-    """The rows of topics in `state.db`, those included that a full disk did not take yet. On the log thread only."""
+    """The rows of topics in `state.db`, and which messages have to wait for them.
 
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self._late: dict[str, str] = {}
-        """Topic → its settings, not on disk yet."""
+    The row thread runs its jobs in the order of the decisions. So a job that is behind all others (`save_first`) is
+    done when every row decided before it is on disk, or has failed.
+    """
+
+    def __init__(self, state: State, thread: DiskThread) -> None:
+        self._state = state
+        self._thread = thread
+        # On the loop.
+        self._unsaved: dict[str, int] = {}
+        """Topic → how many changes of its row are not on disk yet."""
+        self._waiting: dict[str, list[OnWritten]] = {}
+        """Topic → what to call once its row is on disk."""
+        self._left = False
+        """Whether there may be rows in `_late`."""
         self._cut: int | None = None
+        # On the row thread.
+        self._late: dict[str, str] = {}
+        """Topic → its settings, which a full disk did not take yet."""
 
-    def save(self, name: str, settings: str) -> None:
+    def save(self, name: str, settings: str, done: OnWritten) -> None:
+        self._unsaved[name] = self._unsaved.get(name, 0) + 1
+
+        def saved(_: object, error: StorageError | None) -> None:
+            self._unsaved[name] -= 1
+            last = not self._unsaved[name]
+            if last:
+                del self._unsaved[name]
+            self._left = self._left or isinstance(error, (DiskFull, NoDescriptors))
+            done(error)
+            for each in self._waiting.pop(name, ()) if last else ():
+                each(error)
+
+        self._thread.submit_rows(self._state, lambda: self._save(name, settings), saved)
+
+    def forget(self, name: str, delete_contents: Callable[[], None], done: OnWritten) -> None:
+        """Delete the row of a topic, and before it its contents."""
+
+        def forget() -> None:
+            delete_contents()
+            self._late.pop(name, None)
+            self._state.delete_topic(name)
+
+        self._thread.submit(forget, lambda _, error: done(error))
+
+    def needed_by(self, queues: Iterable[QueueIndex]) -> bool:
+        if self._left or self._cut is not None:
+            return True
+        # A delayed message is stored under another name than that of its topic.
+        return bool(self._unsaved) and any(
+            queue.topic in self._unsaved or queue.topic == SCHEDULE_TOPIC for queue in queues
+        )
+
+    def when_saved(self, name: str, done: OnWritten) -> None:
+        """Call `done` once the row of a topic is on disk, immediately if it is."""
+        if name in self._unsaved:
+            self._waiting.setdefault(name, []).append(done)
+        elif self._left:
+            self.save_first(done)
+        else:
+            done(None)
+
+    def save_first(self, done: OnWritten) -> None:
+        cut = self._cut
+
+        def save() -> None:
+            if cut is not None:
+                self._state.cut_dropped(cut)
+            for name, settings in tuple(self._late.items()):
+                self._save(name, settings)
+
+        def saved(_: object, error: StorageError | None) -> None:
+            if error is None:
+                self._left = False
+                if self._cut == cut:
+                    self._cut = None
+            done(error)
+
+        self._thread.submit(save, saved, urgent=True)
+
+    def cut_dropped(self, end: int) -> None:
+        self._cut = end if self._cut is None else min(end, self._cut)
+
+    def _save(self, name: str, settings: str) -> None:
         self._late[name] = settings
         try:
-            self.state.save_topic(name, settings)
+            self._state.save_topic(name, settings)
         except (DiskFull, NoDescriptors):
-            raise  # `save_late` tries again before the next message is written
+            raise  # `save_first` tries again before the next message is written
         except StorageError:
             del self._late[name]  # the broker stops writing
             raise
         del self._late[name]
-
-    def delete(self, name: str) -> None:
-        self._late.pop(name, None)
-        self.state.delete_topic(name)
-
-    def cut_dropped(self, end: int) -> None:
-        """From the loop, while no message is being written. Takes effect with `save_late`."""
-        self._cut = end if self._cut is None else min(end, self._cut)
-
-    def save_late(self) -> None:
-        if self._cut is not None:
-            self.state.cut_dropped(self._cut)
-            self._cut = None
-        for name, settings in tuple(self._late.items()):
-            self.save(name, settings)
 
 
 class TopicKeeper:
@@ -77,7 +140,6 @@ class TopicKeeper:
         self,
         table: TopicTable,
         rows: TopicRows,
-        thread: LogThread,
         on_failure: OnFailure,
         on_full: OnFailure,
         clock: Clock,
@@ -90,7 +152,6 @@ class TopicKeeper:
         self.deletions = 0
         """The number of deletions; data copied before a deletion may contain the deleted topic."""
         self._rows = rows
-        self._thread = thread
         self._on_failure = on_failure
         self._on_full = on_full
 
@@ -128,28 +189,27 @@ class TopicKeeper:
             raise _refusal(name, outcome.why)
         self.deletions += 1
 
-    def forget(self, name: str, delete_contents: Callable[[], None], done: OnForgotten) -> None:
+    def forget(self, name: str, delete_contents: Callable[[], None], done: OnWritten) -> None:
         """Remove everything of a deleted topic from disk; called in the same loop step as `delete`.
 
         The topic's own row goes last: a crash in between leaves an empty topic, never a deleted one whose messages
         reappear in the next topic of that name.
         """
 
-        def forget() -> None:
-            delete_contents()
-            self._rows.delete(name)
-
-        def forgotten(_: object, error: StorageError | None) -> None:
-            self._saved(None, error)
+        def forgotten(error: StorageError | None) -> None:
+            self._saved(error)
             done(error)
 
-        self._thread.submit(forget, forgotten)
+        self._rows.forget(name, delete_contents, forgotten)
+
+    def when_saved(self, name: str, done: OnWritten) -> None:
+        """Call `done` once a topic is on disk, immediately if it is."""
+        self._rows.when_saved(name, done)
 
     def _save(self, topic: TopicConfig) -> None:
-        settings = _encode(topic)
-        self._thread.submit_rows(self._rows.state, lambda: self._rows.save(topic.name, settings), self._saved)
+        self._rows.save(topic.name, _encode(topic), self._saved)
 
-    def _saved(self, _: object, error: StorageError | None) -> None:
+    def _saved(self, error: StorageError | None) -> None:
         if isinstance(error, (DiskFull, NoDescriptors)):
             self._on_full(error)
         elif error is not None:

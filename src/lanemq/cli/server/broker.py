@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import gc
 import ipaddress
 import os
 import signal
@@ -269,6 +270,8 @@ async def serve(options: BrokerOptions) -> None:
     keep_freed_memory()
     with _stop_signal() as stop:
         await _start(running, options)
+        # What the start made stays for good. Otherwise every full collection would walk it, while no client is served.
+        gc.freeze()
         with _reload_signal(running):
             safety = "durable" if options.durable else "relaxed"
             first = f"LaneMQ {version('lanemq')} on {running.address}, {safety}, data in {options.data}"

@@ -1,4 +1,4 @@
-"""The shipped broker on a simulated machine: only its sockets, log thread and disk are replaced.
+"""The shipped broker on a simulated machine: only its sockets, disk threads and disk are replaced.
 
 The machine outlives the broker. A killed broker loses its memory; a power cut also loses what was not synced.
 """
@@ -10,13 +10,13 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from lanemq.broker.app import Broker
+from lanemq.broker.app import Broker, Threads
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
 from lanemq.broker.handlers.send import SendBursts
 from lanemq.broker.parts import Parts
 from lanemq.broker.recording import Recording
-from lanemq.broker.storage.group_commit import LogThread, RowTransactions, outcome_of
+from lanemq.broker.storage.disk_thread import DiskThread, RowTransactions, outcome_of
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
@@ -35,7 +35,7 @@ MAX_STARTS = 20
 """Attempts to start the broker; faults of the disk are over long before."""
 
 
-class SimLogThread(LogThread):
+class SimDiskThread(DiskThread):
     """Runs jobs one after the other on the loop, each with a delay before it runs and before its result."""
 
     def __init__(self, host: Host, delay: Callable[[], float]) -> None:
@@ -129,11 +129,9 @@ class SimBroker(Broker):
         self._host = host
         self._machine = machine
 
-    def _new_thread(self) -> LogThread:
-        return SimLogThread(self._host, self._machine.disk_delay)
-
-    def _new_search_thread(self, thread: LogThread) -> LogThread:
-        return thread
+    def _new_threads(self) -> Threads:
+        log, rows = (SimDiskThread(self._host, self._machine.disk_delay) for _ in range(2))
+        return Threads(log, rows, search=log)
 
     def _new_listener(self) -> Listener:
         return SimListener(self.options.listen)
