@@ -10,8 +10,10 @@ from lanemq.mirror.fence import (
     AnotherMirror,
     wait_for_earlier_sends,
     wait_until_alone,
+    wait_until_confirmed,
     wait_until_readable,
 )
+from lanemq.model.errors import RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 
@@ -30,6 +32,9 @@ class FakeBroker:
     busy: bool = False
     """New sends of other producers always wait in the queue."""
     readable_at: float = 0
+    confirmed_at: float = 0
+    """Until when the replicas confirm nothing, and readers see nothing new."""
+    marks: int = 0
     time: float = 0
     open: int = 0
     slept: list[float] = field(default_factory=list)
@@ -65,6 +70,13 @@ class FakeBroker:
             "dispatchBehindBytes": str(behind),
         }
 
+    def mark(self) -> int | None:
+        self.marks += 1
+        return self.marks - 1 if self.time >= self.confirmed_at else None
+
+    def marked_end(self) -> int:
+        return self.marks if self.time >= self.readable_at else 0
+
     def ends(self, queue: MessageQueue) -> tuple[int, int]:
         return (7 if self.time < self.readable_at + 1 else 9), 9
 
@@ -95,6 +107,21 @@ def test_sends_that_wait_in_the_queue_are_waited_for_and_newer_ones_are_not(busy
     broker = FakeBroker(queue_until=12, busy=busy)
     wait_for_earlier_sends(broker, broker, broker.sleep)
     assert 12 + IN_HAND_SECONDS <= broker.time < 15
+
+
+def test_a_marker_must_be_confirmed_and_readable_before_the_target_is_read() -> None:
+    """In controller mode a broker reports nothing about messages that its replicas have not confirmed."""
+    broker = FakeBroker(confirmed_at=5, readable_at=8)
+    wait_until_confirmed(broker, broker, broker.sleep)
+    assert broker.time >= 8
+    with pytest.raises(RequestTimedOut, match="whether its replicas are up"):
+        wait_until_confirmed(FakeBroker(confirmed_at=1e9), broker, broker.sleep)
+
+
+def test_a_lane_broker_needs_no_marker() -> None:
+    broker = FakeBroker(is_lane=True, confirmed_at=1e9)
+    wait_until_confirmed(broker, broker, broker.sleep)
+    assert broker.marks == 0
 
 
 def test_a_queue_ends_where_everything_stored_is_readable() -> None:

@@ -22,7 +22,7 @@ from lanemq.clock import Clock, SystemClock
 from lanemq.core.backoff import Backoff
 from lanemq.mirror.arrivals import FIRST_EPOCH, Arrivals, LayoutChanged, first_needed
 from lanemq.mirror.ends import PAGE, BrokersAway, Side, TargetLink
-from lanemq.mirror.fence import wait_for_earlier_sends, wait_until_alone, wait_until_readable
+from lanemq.mirror.fence import wait_for_earlier_sends, wait_until_alone, wait_until_confirmed, wait_until_readable
 from lanemq.mirror.layout import QueueMapping, layout_of
 from lanemq.mirror.origin import mirror_name, source_group, target_group, watermarks_of
 from lanemq.mirror.others import OtherMirrors, check_not_at_target, check_not_from_target
@@ -41,7 +41,7 @@ from lanemq.model.errors import (
 from lanemq.model.names import NOT_SENDABLE, RETRY_PREFIX, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
-from lanemq.wire.codes import STORED_CODES, ResponseCode, error_for
+from lanemq.wire.codes import LATE_CODES, STORED_CODES, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_EXPECTED
 
@@ -180,7 +180,7 @@ class Mirror:
                     self._report(session.left())
                     told = now
                 if not read:
-                    if until_drained and session.left() == 0:
+                    if until_drained and session.left() == 0 and session.is_confirmed():
                         break
                     self._stop.wait(IDLE_SECONDS)
             session.commit()
@@ -231,6 +231,8 @@ class _Session:
         self._links: dict[str, TargetLink] = {}
         self._builders: dict[MessageQueue, RequestBuilder] = {}
         self._earlier: deque[tuple[Millis, dict[MessageQueue, int]]] = deque()
+        self._unconfirmed: set[str] = set()
+        """Brokers of the target that stored something whose confirmation was late: a fail-over may lose it."""
         routes = {topic: (source.full_route(topic), target.route(topic)) for topic in options.topics}
         for here, there in routes.values():
             _check_different(here, there)
@@ -243,6 +245,7 @@ class _Session:
         _warn_of_equal_names(options, routes.values())
         for link in self._links.values():
             wait_for_earlier_sends(link, clock)
+            wait_until_confirmed(link, clock)
         self._topics = {topic: self._begin(*found) for topic, found in routes.items()}
 
     def _connect(self, route: TopicRoute, broker: str) -> TargetLink:
@@ -334,11 +337,21 @@ class _Session:
             for queue, done in topic.done.items()
         )
 
+    def is_confirmed(self) -> bool:
+        """Whether the target has confirmed every copy, by its replicas and disks.
+
+        A broker that was late is asked with a marker: its log is confirmed in order, so a marker speaks for all that is
+        before it.
+        """
+        self._unconfirmed = {broker for broker in self._unconfirmed if self._links[broker].mark() is None}
+        return not self._unconfirmed
+
     def commit(self) -> None:
         """Stores hints: what is copied at the source, and where the newest watermarks are at the target."""
         now = self._clock.now()
         done = {queue: offset for topic in self._topics.values() for queue, offset in topic.done.items()}
-        self._earlier.append((now, done))
+        if self.is_confirmed():
+            self._earlier.append((now, done))
         certain: dict[MessageQueue, int] = {}
         while self._earlier and now - self._earlier[0][0] >= CERTAIN_MS:
             _, certain = self._earlier.popleft()
@@ -388,6 +401,9 @@ class _Session:
                 time.sleep(BUSY.delay(attempt) / 1000)
             else:
                 raise error
+        if reply.code in LATE_CODES and queue.broker not in self._unconfirmed:
+            log.warning("%s has stored copies, and its replicas or disk have not confirmed them yet", queue.broker)
+            self._unconfirmed.add(queue.broker)
         arrivals.stored(source, last, len(request))
         first = int(reply.ext.get("queueOffset", -1))
         if LANE_DUPLICATE in reply.ext:
@@ -430,8 +446,8 @@ def _check_different(source: TopicRoute, target: TopicRoute) -> None:
 
 def _check_writable(target: TopicRoute, options: MirrorOptions) -> None:
     """Raises `NotAllowed` if a broker of the target that is up refuses messages of the topic."""
-    taking = {queue.broker for queue in target.writable}
-    if sealed := sorted(target.broker_names - target.away - taking):
+    needed = {queue.broker for queue in target.publish or target.subscribe}
+    if sealed := sorted(needed - target.away - {queue.broker for queue in target.writable}):
         raise NotAllowed(
             ResponseCode.NO_PERMISSION,
             f"topic {target.topic!r} may not be written at the target ({', '.join(sealed)}). If a cut-over sealed it "

@@ -8,18 +8,19 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.identity import new_client_id
 from lanemq.client.message import Message
-from lanemq.client.producer.batches import heartbeat
+from lanemq.client.producer.batches import PendingMessage, RequestBuilder, heartbeat
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import SecuritySettings, security_of
 from lanemq.client.topic_route import TopicRoute
 from lanemq.client.topics import checked
 from lanemq.clock import Clock, SystemClock
-from lanemq.model.errors import GroupNotFound, LaneError, OrderError, RequestTimedOut
+from lanemq.model.errors import GroupNotFound, LaneError, OrderError, RequestTimedOut, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_addresses
 from lanemq.net.blocking import BlockingConnection
-from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.admin_headers import CreateTopicHeader
+from lanemq.wire.codes import LATE_CODES, STORED_CODES, RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import OffsetResponse, QueueHeader
 from lanemq.wire.route_bodies import KVTable
@@ -138,6 +139,7 @@ class TargetLink:
         self._group = group
         self._clock = clock or SystemClock()
         self._client_id = new_client_id()
+        self._marks = MessageQueue(group, broker, 0)
         self._link = BlockingConnection(route.master(broker), security=security_of(**side.protection))
         self._beaten_at = self._clock.now()
         try:
@@ -171,10 +173,30 @@ class TargetLink:
         """The broker's figures about itself."""
         return KVTable.decode(self._ask(RequestCode.GET_BROKER_RUNTIME_INFO, {}).body).table
 
+    def mark(self) -> int | None:
+        """Stores a marker in a topic of the mirror's own; its offset, or None if its confirmation was late.
+
+        Creates the topic, which has the name of the mirror's group at the target, if it does not exist.
+        """
+        reply = self.send(self._marker())
+        if isinstance(error_for(reply.code, reply.remark), TopicNotFound):
+            header = CreateTopicHeader(topic=self._marks.topic, read_queue_nums=1, write_queue_nums=1)
+            self._ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
+            reply = self.send(self._marker())
+        if reply.code in LATE_CODES:
+            return None
+        if reply.code not in STORED_CODES:
+            raise error_for(reply.code, reply.remark)
+        return int(reply.ext["queueOffset"])
+
+    def marked_end(self) -> int:
+        """The end of the marker queue for readers."""
+        return self.ends(self._marks)[0]
+
     def ends(self, queue: MessageQueue) -> tuple[int, int]:
         """The queue's end for readers, and the end that includes what is stored and not readable yet.
 
-        Brokers older than RocketMQ 5 give the first for both.
+        Many brokers give the first for both, RocketMQ 5.3.3 among them.
         """
         readable, stored = (
             OffsetResponse.from_ext(
@@ -190,6 +212,12 @@ class TargetLink:
     def close(self) -> None:
         with contextlib.suppress(LaneError):
             self._link.close()
+
+    def _marker(self) -> Command:
+        now = self._clock.wall()
+        marker = PendingMessage(b"mark", "", "", None, 0, True, size=4)
+        builder = RequestBuilder(self._group, self._client_id, self._client_id)
+        return builder.send(self._marks, [marker], epoch=now, sequence=0, born=now, creates=False)
 
     def _beat(self) -> None:
         self._beaten_at = self._clock.now()

@@ -4,6 +4,10 @@ A mirror that was killed, or a session that ended with an error, may have left a
 broker's send queue, or stored and not readable yet. Each is waited for. The order matters: register, then look for
 others. Of two mirrors that do so at the same time, at least one sees the other.
 
+What is stored and not readable cannot be asked for: in controller mode a broker shows messages to readers when its
+replicas have confirmed them, and reports none that wait. So a marker is stored behind them. Replicas and readers get a
+broker's log in its order, so when the marker is confirmed and readable, everything before it is too.
+
 A LaneMQ broker recognises late sends by their stamps, so there a short wait is enough.
 """
 
@@ -39,6 +43,10 @@ class Link(Protocol):
     def others(self) -> list[str]: ...
 
     def runtime(self) -> dict[str, str]: ...
+
+    def mark(self) -> int | None: ...
+
+    def marked_end(self) -> int: ...
 
     def ends(self, queue: MessageQueue) -> tuple[int, int]: ...
 
@@ -85,6 +93,20 @@ def wait_for_earlier_sends(
         sleep(IN_HAND_SECONDS)
 
 
+def wait_until_confirmed(link: Link, clock: Clock | None = None, sleep: Callable[[float], object] = time.sleep) -> None:
+    """Waits until everything that the broker has stored is confirmed by its replicas and readable."""
+    if link.is_lane:
+        return
+    clock = clock or SystemClock()
+    began = clock.now()
+    while (marker := link.mark()) is None:
+        _check_time(link, clock.now() - began)
+        sleep(PAUSE_SECONDS)
+    while link.marked_end() <= marker:
+        _check_time(link, clock.now() - began)
+        sleep(PAUSE_SECONDS)
+
+
 def wait_until_readable(
     link: Link,
     queues: Iterable[MessageQueue],
@@ -116,4 +138,6 @@ def _oldest_waiting(runtime: dict[str, str]) -> int | None:
 
 def _check_time(link: Link, waited: int) -> None:
     if waited > READABLE_MS:
-        raise RequestTimedOut(f"{link.broker} does not make stored messages readable: look at its log")
+        raise RequestTimedOut(
+            f"{link.broker} does not make stored messages readable: look at its log, and whether its replicas are up"
+        )
