@@ -19,15 +19,17 @@ from tests.pipelines.sinks.targets import (
 )
 
 
-def _remote(*kinds: str) -> list[Any]:
+def _extended(*kinds: str) -> list[Any]:
     return [pytest.param(kind, marks=pytest.mark.extended) for kind in kinds]
 
 
 ORDERED = ("delta", "iceberg", "sqlite", "postgres", "parquet", "topic")
 """Targets whose rows have the order of their shard."""
-MERGING = ("delta", "iceberg", "sqlite", "postgres", *_remote("delta on s3", "delta on hdfs"))
-FENCING = (*MERGING, "parquet", *_remote("parquet on hdfs"))
+MERGING = ("delta", "iceberg", "sqlite", "postgres", *_extended("delta on s3", "delta on hdfs"))
+FENCING = (*MERGING, "parquet", *_extended("parquet on hdfs"))
 ALL = (*FENCING, "topic")
+CHECKPOINTED = (*(kind for kind in FENCING if kind != "iceberg"), *_extended("iceberg"))
+"""For what the pipeline does with a sink's ledger, which is the same code for all of them."""
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 from tests.pipelines.checkpoint.test_checkpoint import used_by_spark
-from tests.pipelines.sinks.conftest import FENCING
+from tests.pipelines.sinks.conftest import CHECKPOINTED
 from tests.pipelines.sinks.runs import Runs, emptied
 from tests.pipelines.sinks.targets import Target
 
 from lanemq.model.errors import SinkFenced, StateLost
 from lanemq.pipelines.ports import Sink
 
-exact = pytest.mark.parametrize("target", FENCING, indirect=True)
+exact = pytest.mark.parametrize("target", CHECKPOINTED, indirect=True)
 
 
 def lose_checkpoint(runs: Runs) -> None:

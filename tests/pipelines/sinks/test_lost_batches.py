@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.pipelines.checkpoint.test_checkpoint import used_by_spark
-from tests.pipelines.sinks.conftest import FENCING
+from tests.pipelines.sinks.conftest import CHECKPOINTED
 from tests.pipelines.sinks.runs import Runs, emptied
 from tests.pipelines.sinks.targets import EVENTS, PostgresTarget, SqliteTarget, Target
 
@@ -15,7 +15,7 @@ from lanemq.model.errors import StateLost
 from lanemq.pipelines.ports import Append, Results, batch_number
 from lanemq.pipelines.sinks import ForeachSink, SqliteSink
 
-exact = pytest.mark.parametrize("target", FENCING, indirect=True)
+exact = pytest.mark.parametrize("target", CHECKPOINTED, indirect=True)
 
 
 def moved_away(target: Target) -> Callable[[], object]:
