@@ -10,7 +10,9 @@ import pytest
 from tests.log.conftest import OpenStore, read_all, send
 
 from lanemq.log import state
+from lanemq.log.filesystem import RealDisk
 from lanemq.log.state import VERSION, State
+from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull, StorageError
 
 
@@ -89,3 +91,13 @@ def test_other_users_of_the_machine_cannot_read_the_data(
         os.umask(before)
     assert {each.name: oct(mode) for each, mode in modes.items() if mode & 0o027} == {}
     assert (tmp_path / "new" / "state.db") in modes
+
+
+def test_an_interrupted_start_lets_go_of_the_folder(tmp_path: Path) -> None:
+    class Interrupted(RealDisk):
+        def names(self, path: Path) -> list[str]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Store(tmp_path, disk=Interrupted())
+    Store(tmp_path).close()

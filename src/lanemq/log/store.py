@@ -70,7 +70,7 @@ class Store:
             self._log = CommitLog(folder / "log", disk)
             self._copy = RecoveryFile(folder)
             self.state = _open_state(folder / "state.db", self._log, self._copy, open_state, self.options.recover)
-        except (OSError, StorageError):
+        except BaseException:  # also an interrupt: this process may open the folder again
             self._lock.close()
             raise
         self._files = IndexFiles(
