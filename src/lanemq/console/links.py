@@ -42,3 +42,9 @@ def dead_change_link(what: str, group: str, *, id: str = "", key: str = "") -> s
     """The page before a `redrive` or `discard`; without id and key, of all dead letters of the group."""
     named = {"group": group, "id": id, "key": key}
     return f"/dead/{what}?{urlencode({name: value for name, value in named.items() if value})}"
+
+
+def pipeline_link(number: int, page: str = "", **named: str) -> str:
+    """A page of the pipeline with this number in the console's settings. Browsers never name a folder."""
+    query = urlencode({name: value for name, value in named.items() if value})
+    return f"/pipelines/{number}{f'/{page}' if page else ''}{f'?{query}' if query else ''}"

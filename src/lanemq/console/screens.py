@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 from lanemq.client.security import SecuritySettings
 from lanemq.clock import Clock
 from lanemq.console import wording
-from lanemq.console.links import dead_change_link, dead_link, group_link, key_link, topic_link
+from lanemq.console.links import dead_change_link, dead_link, group_link, key_link, pipeline_link, topic_link
 from lanemq.console.protection import COOKIE, ConsoleSession, Sessions, is_loopback
 from lanemq.console.reading import ConsoleReads, Watch
 from lanemq.console.settings import ConsoleSettings
@@ -115,7 +115,7 @@ def environment() -> Environment:
         exact_time=wording.exact_time,
         time_of_day=wording.time_of_day,
     )
-    links = (topic_link, group_link, key_link, dead_link, dead_change_link)
+    links = (topic_link, group_link, key_link, dead_link, dead_change_link, pipeline_link)
     made.globals.update(plural=plural, **{each.__name__: each for each in links})
     return made
 

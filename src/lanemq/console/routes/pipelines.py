@@ -1,54 +1,230 @@
-"""`/pipelines`: the pipelines whose checkpoints the console was given.
+"""`/pipelines`: the pipelines whose checkpoints the console was given, their keys that wait and their dead letters.
 
-A status is read by a child process: reading a checkpoint imports Spark's library, which would fill the console's
-memory. It is read again after ten seconds at the earliest, and only while the page is open.
+Everything is read and changed by `lanemq pipeline`, in a child process: reading a checkpoint imports Spark's library,
+which would fill the console's memory. A status is read again after ten seconds at the earliest, and only while the
+page is open.
+
+A change is a request that is written to the checkpoint; the running pipeline carries it out, or its next start does. It
+needs the console's own token: a checkpoint is a folder, about which the users of a broker say nothing.
 """
 
+import asyncio
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.routing import BaseRoute
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 
 from lanemq.console.child import run_module
-from lanemq.console.screens import Console, Context, Screen, routes_of
-from lanemq.console.views.pipelines import PipelineRow, PipelineStatus, StatusAt, pipeline_row
+from lanemq.console.links import pipeline_link
+from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of
+from lanemq.console.views.pipelines import (
+    PipelineAction,
+    PipelineChange,
+    PipelineDeadLetter,
+    PipelineLane,
+    PipelineRow,
+    PipelineStatus,
+    ShownLane,
+    StatusAt,
+    dead_letter_change,
+    lane_change,
+    pipeline_row,
+    value_text,
+)
 from lanemq.model.errors import LaneError
+from lanemq.model.wording import plural
+
+T = TypeVar("T")
 
 STATUS_AGE = 10.0
 STATUS_SECONDS = 60.0
+MAX_SHOWN = 100
+"""Keys, messages and dead letters that a list shows."""
+ACTIONS: tuple[PipelineAction, ...] = ("redrive", "discard", "discard-first", "redrive-dead")
 
 
-async def _load(console: Console, request: Request) -> Context:
+class _Chosen(msgspec.Struct):
+    """The answer of `lanemq pipeline dead-letters redrive --dry-run --json`."""
+
+    dead_letters: list[str]
+
+
+async def _list(console: Console, request: Request) -> Context:
     await console.watch.fresh()
-    rows: list[PipelineRow] = []
+    rows: list[tuple[int, PipelineRow]] = []
     problems: list[tuple[str, str]] = []
-    for place in console.settings.pipelines:
+    for number, place in enumerate(console.settings.pipelines):
         try:
-            now = await console.reading.ask(
-                ("pipeline", place), partial(read_status, console, place), max_age=STATUS_AGE
-            )
+            rows.append((number, await _row(console, place)))
         except LaneError as error:
             problems.append((str(place), str(error)))
-            continue
-        newest, before = console.pipelines.get(str(place), (now, None))
-        if newest.at != now.at:
-            newest, before = now, newest
-        console.pipelines[str(place)] = newest, before
-        rows.append(pipeline_row(newest, before))
     page = console.settings.spark_page
     return {"title": "Pipelines", "rows": rows, "problems": problems, "spark_page": page}
 
 
+async def _row(console: Console, place: Path) -> PipelineRow:
+    now = await console.reading.ask(("pipeline", place), partial(read_status, console, place), max_age=STATUS_AGE)
+    newest, before = console.pipelines.get(str(place), (now, None))
+    if newest.at != now.at:
+        newest, before = now, newest
+    console.pipelines[str(place)] = newest, before
+    return pipeline_row(newest, before)
+
+
 def read_status(console: Console, place: Path) -> StatusAt:
-    ended = run_module("lanemq.cli.main", "pipeline", "status", str(place), "--json", seconds=STATUS_SECONDS)
+    return StatusAt(console.clock.wall(), ask_pipeline(PipelineStatus, "status", "--json", "--", str(place)))
+
+
+def ask_pipeline(kind: type[T], *words: str) -> T:
+    """What `lanemq pipeline` answers. Names from a browser come after `--`, or after `=`, so none is an option."""
+    if any("\0" in word for word in words):
+        raise HTTPException(400, "a name with a zero byte is not a key")
+    ended = run_module("lanemq.cli.main", "pipeline", *words, seconds=STATUS_SECONDS)
     try:
-        return StatusAt(console.clock.wall(), msgspec.json.decode(ended.out, type=PipelineStatus))
+        return msgspec.json.decode(ended.out, type=kind)
     except msgspec.MsgspecError:
         why = ended.error.splitlines()[-1] if ended.error else "it printed nothing"
         raise LaneError(why.removeprefix("Error: ")) from None
 
 
+def _place(console: Console, request: Request) -> tuple[int, str]:
+    number = int(request.path_params["number"])
+    if number >= len(console.settings.pipelines):
+        raise HTTPException(404, "the console was not started with so many pipelines")
+    return number, str(console.settings.pipelines[number])
+
+
+def _lanes(place: str) -> list[PipelineLane]:
+    return ask_pipeline(list[PipelineLane], "parked", "list", "--held", "--json", "--", place)
+
+
+def _letters(place: str) -> list[PipelineDeadLetter]:
+    return ask_pipeline(list[PipelineDeadLetter], "dead-letters", "list", "--all", "--json", "--", place)
+
+
+async def _one(console: Console, request: Request) -> Context:
+    number, place = _place(console, request)
+    row, lanes, letters = await asyncio.gather(
+        _row(console, console.settings.pipelines[number]),
+        console.reading.ask(("pipeline lanes", place), partial(_lanes, place)),
+        console.reading.ask(("pipeline letters", place), partial(_letters, place)),
+        return_exceptions=True,
+    )
+    for found in (row, lanes):
+        if isinstance(found, BaseException):
+            raise found
+    # Dead letters in a sink of the pipeline's own cannot be listed; the answer says so.
+    problem = str(letters) if isinstance(letters, LaneError) else ""
+    return {
+        "title": f"Pipeline {row.name}" if isinstance(row, PipelineRow) else "Pipeline",
+        "number": number, "row": row, "lanes": lanes, "letters": [] if isinstance(letters, BaseException) else letters,
+        "problem": problem, "max_shown": MAX_SHOWN,
+    }  # fmt: skip
+
+
+async def _key(console: Console, request: Request) -> Context:
+    """One key: its state, and its messages in the order in which a redrive passes them to the step."""
+    number, place = _place(console, request)
+    key = request.query_params.get("key", "")
+    words = ("parked", "show", "--json", "--", place, key)
+    try:
+        lane = await console.reading.ask(words, partial(ask_pipeline, ShownLane, *words))
+    except LaneError as error:
+        raise HTTPException(404, str(error)) from None
+    messages = [(each, value_text(each.value)) for each in lane.messages[:MAX_SHOWN]]
+    state = value_text(lane.state)
+    return {"title": f"Key {key}", "number": number, "lane": lane, "state": state, "messages": messages}
+
+
+async def _letter(console: Console, request: Request) -> Context:
+    number, place = _place(console, request)
+    words = ("dead-letters", "show", "--json", "--", place, request.query_params.get("id", ""))
+    try:
+        found = await console.reading.ask(words, partial(ask_pipeline, list[PipelineDeadLetter], *words))
+    except LaneError as error:
+        raise HTTPException(404, str(error)) from None
+    letter = found[-1]
+    return {
+        "title": f"Dead letter {letter.dead_letter}", "number": number, "letter": letter, "times": found,
+        "text": value_text(letter.value),
+    }  # fmt: skip
+
+
+async def _preview(console: Console, request: Request) -> Context:
+    number, place = _place(console, request)
+    action, key, id = (request.query_params.get(name, "") for name in ("action", "key", "id"))
+    try:
+        change = await console.reading.do(lambda: _change(place, action, key, id))
+    except LaneError as error:
+        raise HTTPException(404, str(error)) from None
+    return {"title": "What will happen", "number": number, "change": change, "max_shown": MAX_SHOWN}
+
+
+def _change(place: str, action: str, key: str, id: str) -> PipelineChange:
+    if action not in ACTIONS:
+        raise HTTPException(400, f"{action[:40]!r} is not one of {', '.join(ACTIONS)}")
+    if action != "redrive-dead":
+        return lane_change(action, key, _lanes(place))
+    words = ("dead-letters", "redrive", "--dry-run", "--json", *_which(place, key, id))
+    return dead_letter_change(key, id, ask_pipeline(_Chosen, *words).dead_letters, _letters(place))
+
+
+def _which(place: str, key: str, id: str) -> Sequence[str]:
+    """The arguments that choose dead letters: one, those of a key, or all that are open."""
+    if id:
+        return ("--", place, id)
+    return (f"--key={key}", "--", place) if key else ("--all", "--", place)
+
+
+async def _do(request: Request) -> Response:
+    console = console_of(request)
+    session = await console.check_write(request)
+    if session.credentials is not None:
+        raise HTTPException(
+            403,
+            "sign in with the console's token: a checkpoint is a folder, and a user of the broker has no rights there",
+        )
+    number, place = _place(console, request)
+    form = await request.form()
+    action, key, id, shown = (str(form.get(name, "")) for name in ("action", "key", "id", "shown"))
+    change = await console.reading.do(partial(_done, place, action, key, id, shown))
+    await console.watch.changed()
+    then = "become dead letters" if action.startswith("discard") else "are passed to the step again"
+    said = f"{plural(change.messages, 'message')} of {plural(change.keys, 'key')} {then}"
+    return back(pipeline_link(number), f"{said}, by the running pipeline within a second, or by its next start.")
+
+
+def _done(place: str, action: str, key: str, id: str, shown: str) -> PipelineChange:
+    """Asks for the change, if it still is what the page showed."""
+    change = _change(place, action, key, id)
+    if change.shown != shown or not change.messages:
+        raise HTTPException(409, f"nothing was done: now it would be {change.shown}. Open the page again")
+    if action == "redrive-dead":
+        words = ["dead-letters", "redrive", "--json", *_which(place, key, id)]
+    else:
+        first = ["--first-only"] if action == "discard-first" else []
+        options = ["redrive"] if action == "redrive" else ["discard", "--yes", *first]
+        words = ["parked", *options, "--json", *(["--", place, key] if key else ["--all", "--", place])]
+    ask_pipeline(dict, *words)
+    return change
+
+
 def routes() -> list[BaseRoute]:
-    return routes_of(Screen("/pipelines", "pipelines", "pipelines.html", _load))
+    below = "/pipelines/{number:int}"
+    screens = (
+        Screen("/pipelines", "pipelines", "pipelines.html", _list),
+        Screen(below, "pipelines", "pipeline.html", _one, live=False),
+        Screen(f"{below}/key", "pipelines", "pipeline_key.html", _key, live=False),
+        Screen(f"{below}/dead-letter", "pipelines", "pipeline_dead_letter.html", _letter, live=False),
+        Screen(f"{below}/change", "pipelines", "pipeline_change.html", _preview, live=False),
+    )
+    return [
+        *(route for screen in screens for route in routes_of(screen)),
+        Route(f"{below}/change", _do, methods=["POST"]),
+    ]

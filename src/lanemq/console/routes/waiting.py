@@ -22,7 +22,8 @@ MAX_SHOWN = 100
 
 
 async def _list(console: Console, request: Request) -> Context:
-    return {"title": "Waiting", "view": waiting_view(await console.watch.fresh())}
+    view = waiting_view(await console.watch.fresh())
+    return {"title": "Waiting", "view": view, "pipelines": len(console.settings.pipelines)}
 
 
 async def _lane(console: Console, request: Request) -> Context:

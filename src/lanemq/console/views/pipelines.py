@@ -1,7 +1,10 @@
-"""Pipelines: what `lanemq pipeline status` says of each."""
+"""Pipelines: what `lanemq pipeline` says of each, of its waiting keys and dead letters, and what a change will do."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
 
 import msgspec
 
@@ -42,6 +45,56 @@ class PipelineStatus(msgspec.Struct):
     note: str | None = None
 
 
+class PipelineLane(msgspec.Struct):
+    """A held or parked key, from `lanemq pipeline parked list --held --json`."""
+
+    key: str
+    state: str
+    reason: str
+    messages: int
+    failures: int = 0
+    since: datetime | None = None
+    retry_at: datetime | None = None
+    decided: str | None = None
+    """What a person has asked for, and the pipeline has not done yet."""
+
+
+class LaneMessage(msgspec.Struct):
+    """A message that waits in a key."""
+
+    queue: int
+    offset: int
+    id: str | None = None
+    value: object = None
+
+
+class ShownLane(msgspec.Struct):
+    """The answer of `lanemq pipeline parked show --json`."""
+
+    key: str
+    state: object = None
+    """The state that the step keeps for the key."""
+    held: PipelineLane | None = None
+    messages: list[LaneMessage] = []
+
+
+class PipelineDeadLetter(msgspec.Struct):
+    """A dead letter, from `lanemq pipeline dead-letters list --json`."""
+
+    dead_letter: str
+    topic: str
+    state: str
+    reason: str
+    key: str | None = None
+    tags: str | None = None
+    id: str | None = None
+    stored_at: datetime | None = None
+    attempts: int = 0
+    batch: int = 0
+    value: object = None
+    """The body; only `show` has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class StatusAt:
     """A status and when it was read, in ms."""
@@ -66,6 +119,8 @@ class PipelineRow:
     waiting: str
     needs_person: bool
     dead_letters: str
+    inspect: bool
+    """Whether there is anything to inspect."""
     note: str
 
 
@@ -90,6 +145,7 @@ def pipeline_row(now: StatusAt, before: StatusAt | None) -> PipelineRow:
         waiting or "none",
         parked > 0,
         "in a sink of their own" if dead is None else f"{dead:,}",
+        bool(waiting or dead),
         status.note or "",
     )
 
@@ -107,3 +163,58 @@ def _done(queues: list[PipelineQueue]) -> int:
 
 Readings = Mapping[str, tuple[StatusAt, StatusAt | None]]
 """The newest and the former status by place."""
+
+
+PipelineAction = Literal["redrive", "discard", "discard-first", "redrive-dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineChange:
+    """What a change will do, before it is done."""
+
+    action: PipelineAction
+    key: str
+    """The key that was chosen; empty: all, or a dead letter."""
+    id: str
+    """The dead letter that was chosen; empty: all, or those of a key."""
+    lanes: tuple[PipelineLane, ...]
+    letters: tuple[PipelineDeadLetter, ...]
+
+    @property
+    def messages(self) -> int:
+        """Messages that are redriven or discarded."""
+        if self.letters:
+            return len(self.letters)
+        return len(self.lanes) if self.action == "discard-first" else self.waiting
+
+    @property
+    def waiting(self) -> int:
+        return sum(each.messages for each in self.lanes)
+
+    @property
+    def keys(self) -> int:
+        return len({each.key for each in self.letters} if self.letters else self.lanes)
+
+    @property
+    def shown(self) -> str:
+        """What the page shows, in short. If it is something else when the form is sent, nothing is done."""
+        return f"{plural(self.messages, 'message')} of {plural(self.keys, 'key')}, {self.waiting} wait"
+
+
+def lane_change(action: PipelineAction, key: str, lanes: Sequence[PipelineLane]) -> PipelineChange:
+    """The change of one key, or without a key of all that are held or parked."""
+    return PipelineChange(action, key, "", tuple(each for each in lanes if key in ("", each.key)), ())
+
+
+def dead_letter_change(
+    key: str, id: str, chosen: Sequence[str], letters: Sequence[PipelineDeadLetter]
+) -> PipelineChange:
+    """The redrive of the chosen ids. One that was given up several times is shown once, as the last time."""
+    known = {each.dead_letter: each for each in letters}
+    found = tuple(known[each] for each in dict.fromkeys(chosen) if each in known)
+    return PipelineChange("redrive-dead", key, id, (), found)
+
+
+def value_text(value: object) -> str:
+    """A body as the command line gives it: text as it is, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)

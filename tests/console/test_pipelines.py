@@ -1,0 +1,174 @@
+"""Pipelines in the console: keys that wait and dead letters are listed, inspected, redriven and discarded.
+
+The console runs `lanemq pipeline` in child processes; here the same commands run in this process, which is faster. The
+browser's tests use child processes.
+"""
+
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+from click.testing import CliRunner
+from starlette.testclient import TestClient
+from tests.console.conftest import BASE, HOSTILE, TOKEN, Stage
+from tests.console.pipelines import given_up, parked_keys
+from tests.pipelines.stages.transitions import pipeline_fixture
+from tests.pipelines.stages.transitions.dead_letter_fixture import DeadLetterPipeline
+
+from lanemq.cli.main import main
+from lanemq.console.app import console_app
+from lanemq.console.child import Ended
+from lanemq.console.routes import pipelines
+from lanemq.console.settings import ConsoleSettings
+from lanemq.console.views.pipelines import PipelineLane, lane_change
+from lanemq.pipelines import dead_letters, parked
+from lanemq.wire.signing import Credentials
+
+OURS = {"origin": BASE}
+LETTER = "orders/broker-a/0/0"
+
+
+@dataclass
+class Opened:
+    """A console of two pipelines: the first has parked keys, the second has dead letters."""
+
+    client: TestClient
+    parked: pipeline_fixture.Pipeline
+    dead: DeadLetterPipeline
+    folders: tuple[Path, Path]
+
+    def page(self, path: str, **named: str) -> str:
+        answer = self.client.get(f"/pipelines/{path}?{urlencode(named)}")
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+    def form(self, page: str) -> dict[str, str]:
+        found = re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', page)
+        return {name: value.replace("&#34;", '"').replace("&lt;", "<").replace("&gt;", ">") for name, value in found}
+
+    def send(self, number: int, form: dict[str, str]) -> int:
+        path = f"/pipelines/{number}/change"
+        return self.client.post(path, data=form, headers=OURS, follow_redirects=False).status_code
+
+
+@pytest.fixture
+def opened(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
+    one_at_a_time = threading.Lock()
+
+    def run_here(module: str, *words: str, seconds: float) -> Ended:
+        with one_at_a_time:  # the runner replaces the process's output
+            done = CliRunner().invoke(main, words)
+        return Ended(done.exit_code, done.stdout_bytes, done.stderr)
+
+    monkeypatch.setattr(pipelines, "run_module", run_here)
+    monkeypatch.setattr("lanemq.cli.pipeline.status.BROKER_WAIT", "1ms")
+    folders = tmp_path / "parked", tmp_path / "dead"
+    keys, letters = parked_keys(folders[0]), given_up(folders[1])
+    app = console_app(ConsoleSettings(stage.address, every=0.2, pipelines=folders), TOKEN)
+    with TestClient(app, base_url=BASE, client=("127.0.0.1", 50000)) as client:
+        client.post("/sign-in", data={"token": TOKEN, "then": "/"}, headers=OURS)
+        yield Opened(client, keys, letters, folders)
+
+
+def test_keys_and_dead_letters_are_listed_and_shown_with_their_bodies(opened: Opened) -> None:
+    overview = opened.client.get("/pipelines").text
+    assert "2 keys parked" in overview
+    assert 'href="/pipelines/1"' in overview
+    assert "page of the pipelines" in opened.client.get("/waiting").text
+    listed = opened.page("0")
+    assert listed.count("attempt 1 failed") == 2
+    assert "&lt;script&gt;alert(1)" in listed
+    key = opened.page("0/key", key="a")
+    assert "Discard all 2" in key
+    assert "&#34;fails&#34;: 99" in key
+    assert "No message of this key waits" in opened.page("0/key", key="c")
+    letters = opened.page("1")
+    assert letters.count("attempt 1 failed") == 3
+    letter = opened.page("1/dead-letter", id=LETTER)
+    assert "&#34;fails&#34;: 1" in letter
+
+
+def test_what_a_browser_must_not_name_is_not_found(opened: Opened) -> None:
+    paths = ("2", "-1", "0/key?key=none", "1/dead-letter?id=none", "0/key?key=--help", "1/dead-letter?id=--help")
+    for path in (*paths, "1/change?action=redrive-dead&id=none"):
+        assert opened.client.get(f"/pipelines/{path}").status_code == 404, path
+    assert opened.client.get("/pipelines/0/change?action=remove").status_code == 400
+    assert opened.client.get("/pipelines/0/key?key=%00").status_code == 400
+
+
+def test_a_key_is_redriven_after_its_preview(opened: Opened) -> None:
+    page = opened.page("0/change", action="redrive", key="a")
+    assert "2 messages will be passed to the step again, in order, before newer messages of the key" in page
+    lanes = parked(opened.folders[0])
+    assert lanes.requested() == {}, "a preview asks for nothing"
+    assert opened.send(0, opened.form(page)) == 303
+    assert lanes.requested() == {"a": "redrive"}
+    assert "redrive asked for" in opened.page("0")
+
+
+@pytest.mark.parametrize(
+    ("action", "key", "said", "asked"),
+    [
+        ("discard", HOSTILE, "1 message will become dead letters", {HOSTILE: "discard"}),
+        ("discard-first", "a", "1 later message will be retried", {"a": "discard_first"}),
+        ("discard", "", "3 messages will become dead letters", {"a": "discard", HOSTILE: "discard"}),
+    ],
+)
+def test_messages_are_discarded_after_their_preview(
+    opened: Opened, action: str, key: str, said: str, asked: dict[str, str]
+) -> None:
+    page = opened.page("0/change", action=action, key=key)
+    assert said in page
+    form = opened.form(page) | {"key": key}
+    assert opened.send(0, form) == 303
+    assert parked(opened.folders[0]).requested() == asked
+
+
+def test_dead_letters_are_redriven_once_after_their_preview(opened: Opened) -> None:
+    page = opened.page("1/change", action="redrive-dead", key="a")
+    assert "Redrive 2 dead letters of 1 key" in page
+    letters = dead_letters(opened.folders[1])
+    assert opened.send(1, opened.form(page)) == 303
+    assert letters.requested() == 2
+    assert opened.client.get("/pipelines/1/change?action=redrive-dead&key=a").status_code == 404
+    assert opened.send(1, opened.form(opened.page("1/change", action="redrive-dead"))) == 303
+    assert letters.requested() == 3
+    opened.dead.process_retry_pass()
+    assert letters.counts() == {"open": 3, "redriven": 3}, "they failed again"
+
+
+def test_nothing_is_done_if_it_is_not_what_the_page_showed(opened: Opened) -> None:
+    form = opened.form(opened.page("0/change", action="discard", key="a"))
+    opened.parked.process(pipeline_fixture.Sent(0, 4, "a", 5))
+    assert opened.send(0, form) == 409
+    assert parked(opened.folders[0]).requested() == {}
+
+
+def test_control_without_the_comparison_the_message_that_joined_is_discarded_too(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanemq.console.views.pipelines.PipelineChange.shown", "always the same")
+    form = opened.form(opened.page("0/change", action="discard", key="a"))
+    opened.parked.process(pipeline_fixture.Sent(0, 4, "a", 5))
+    assert opened.send(0, form) == 303
+
+
+def test_a_change_needs_the_token_and_not_a_user_of_the_broker(opened: Opened) -> None:
+    form = opened.form(opened.page("0/change", action="redrive", key="a"))
+    sessions = opened.client.app.state.console.sessions  # type: ignore[attr-defined]
+    (session,) = sessions._open.values()
+    session.credentials = Credentials("user", "secret-of-a-user")
+    assert opened.send(0, form) == 403
+    opened.client.cookies.clear()
+    assert opened.send(0, form) == 403
+    assert parked(opened.folders[0]).requested() == {}
+
+
+def test_a_change_without_a_key_is_about_all() -> None:
+    lanes = [PipelineLane("a", "parked", "x", 2), PipelineLane("b", "held", "x", 3)]
+    assert lane_change("redrive", "", lanes).shown == "5 messages of 2 keys, 5 wait"
+    assert lane_change("discard-first", "b", lanes).shown == "1 message of 1 key, 3 wait"
