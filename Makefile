@@ -66,7 +66,7 @@ browser: setup ## the console in a real browser
 
 screenshots: setup ## the images of the console's guide, into docs/images; all screens in both schemes into var/screens
 	@bash scripts/browser.sh
-	@LANEMQ_SCREENSHOTS=1 $(BIN)/pytest -q tests/console/test_screenshots.py
+	@LANEMQ_SCREENSHOTS=1 $(JAVA) $(BIN)/pytest -q tests/console/test_screenshots.py
 
 format: setup ## reformat and fix what ruff can fix
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import pytest
 import uvicorn
 from tests.console.conftest import HOSTILE, TOKEN, Stage, until
+from tests.console.pipelines import given_up, parked_keys
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
@@ -39,6 +40,10 @@ SCREENS = {
     "group": "/groups/shipping",
     "waiting": "/waiting",
     "pipelines": "/pipelines",
+    "pipeline": "/pipelines/0",
+    "pipeline-key": f"/pipelines/0/key?{urlencode({'key': HOSTILE})}",
+    "pipeline-dead": "/pipelines/1",
+    "pipeline-dead-letter": "/pipelines/1/dead-letter?id=orders/broker-a/0/0",
     "check": "/check",
     "settings": "/settings",
     "dead": "/dead",
@@ -59,6 +64,8 @@ FORMS = {
     "delete-topic": "/topics/orders/delete",
     "reset": "/groups/shipping/reset",
     "reset-preview": "/groups/shipping/reset?topic=orders&to=first",
+    "pipeline-redrive": "/pipelines/0/change?action=redrive",
+    "pipeline-redrive-dead": "/pipelines/1/change?action=redrive-dead",
     "redrive-dead": "/dead/redrive?group=mail",
     "discard-dead": "/dead/discard?group=mail",
 }
@@ -85,10 +92,13 @@ class Window:
 
 
 @pytest.fixture(scope="module")
-def served(stage: Stage) -> Iterator[str]:
-    """A console with a real socket, because a browser needs one."""
+def served(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A console with a real socket, because a browser needs one, and with the checkpoints of two pipelines."""
+    folders = tmp_path_factory.mktemp("parked"), tmp_path_factory.mktemp("dead")
+    parked_keys(folders[0])
+    given_up(folders[1])
     listener = listening_socket(Address("127.0.0.1", 0))
-    settings = ConsoleSettings(stage.address, every=0.3, history=stage.history)
+    settings = ConsoleSettings(stage.address, every=0.3, history=stage.history, pipelines=folders)
     server = uvicorn.Server(
         uvicorn.Config(console_app(settings, TOKEN), log_config=None, lifespan="on", timeout_graceful_shutdown=1)
     )
@@ -209,6 +219,17 @@ def test_a_person_creates_a_topic_after_its_preview(window: Window, stage: Stage
         assert "was created" in window.page.get_by_role("status").inner_text()
         assert "made-in-a-browser" in admin.topics()
         admin.delete_topic("made-in-a-browser")
+    assert window.problems == []
+
+
+def test_a_person_discards_a_message_of_a_pipeline_after_its_preview(window: Window) -> None:
+    window.open("/pipelines/0/change?action=discard-first&key=a")
+    window.page.get_by_role("link", name="Sign in with the token to discard").click()
+    window.page.get_by_label("Token").fill(TOKEN)
+    window.page.get_by_role("button", name="Sign in").first.click()
+    window.page.get_by_role("button", name="Discard 1 message").click()
+    assert "1 message of 1 key will be turned into dead letters" in window.page.get_by_role("status").inner_text()
+    assert window.page.get_by_text("discard first asked for").count() == 1
     assert window.problems == []
 
 

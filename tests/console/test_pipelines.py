@@ -113,7 +113,7 @@ def test_a_key_is_redriven_after_its_preview(opened: Opened) -> None:
 @pytest.mark.parametrize(
     ("action", "key", "said", "asked"),
     [
-        ("discard", HOSTILE, "1 message will become dead letters", {HOSTILE: "discard"}),
+        ("discard", HOSTILE, "1 message will become a dead letter", {HOSTILE: "discard"}),
         ("discard-first", "a", "1 later message will be retried", {"a": "discard_first"}),
         ("discard", "", "3 messages will become dead letters", {"a": "discard", HOSTILE: "discard"}),
     ],

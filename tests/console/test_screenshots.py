@@ -1,4 +1,4 @@
-"""The screenshots of the console's guide, made from the traffic of `lanemq up --demo`.
+"""The screenshots of the console's guide, made from the traffic of `lanemq up --demo` and two Spark pipelines.
 
 Only `make screenshots` runs this. It writes every screen, light and dark, wide and narrow, into var/screens, and those
 that the guide shows into docs/images.
@@ -54,6 +54,9 @@ SCREENS = {
     "dead": "/dead?group=mail",
     "dead-letter": "/dead/letter?group=mail&id=lanemq/0/0",
     "pipelines": "/pipelines",
+    "pipeline": "/pipelines/0",
+    "pipeline-key": "/pipelines/0/key?key=order-7",
+    "pipeline-dead": "/pipelines/1",
     "check": "/check",
     "settings": "/settings",
     "find": "/key",
@@ -63,10 +66,32 @@ FORMS = {
     "redrive-dead": "/dead/redrive?group=mail",
     "discard-dead": "/dead/discard?group=mail",
     "reset": "/groups/billing/reset?topic=orders&to=10m",
+    "pipeline-discard": "/pipelines/0/change?action=discard-first&key=order-7",
     "new-topic": "/topic/new?name=invoices&queues=8&order=key",
     "delete-topic": "/topics/orders/delete",
 }
 """Pages for a person who has signed in."""
+
+
+PIPELINES = """
+from lanemq.pipelines import DeadLetter, Park, ParquetSink, Pipeline, Topic, Transitions
+
+
+def ship(state, event):
+    if event.value["kind"] == "packed" and event.key.endswith("7"):
+        raise ValueError(f"no carrier takes {event.key}: the address has no postal code")
+    return state, [{"order": event.key, "kind": event.value["kind"]}]
+
+
+def declared(name, policy):
+    source = Topic("SERVER", "orders", group=name, startingOffsets="earliest")
+    stage = Transitions(step=ship, outputs="order string, kind string", on_failure=policy)
+    return Pipeline(name, source, stage, ParquetSink(f"{name}-rows"), name)
+
+
+shipments = declared("shipments", Park())
+notices = declared("notices", DeadLetter(skip=True))
+"""
 
 
 @dataclass(frozen=True)
@@ -93,10 +118,18 @@ def demo(folder: Path) -> Iterator[Demo]:
     """`lanemq up --demo`, until there is something to see on every screen."""
     with contextlib.ExitStack() as running:
         up = _start(running, folder, "up", "--demo", "--listen", "127.0.0.1:0", "--console", "127.0.0.1:0")
-        console, server = _line(up, r"console +(\S+)/"), _line(up, r"broker +(\S+)")
-        found = Demo(console, server, _line(up, r"token +(\S+)"))
+        found = Demo(_line(up, r"console +(\S+)/"), _line(up, r"broker +(\S+)"), _line(up, r"token +(\S+)"))
         until("a key to be parked", lambda: "parked</span>" in _text(found, "/waiting"), 120)
         until("a dead letter", lambda: "/dead?group=mail" in _text(found, "/waiting"), 120)
+        (folder / "pipelines.py").write_text(PIPELINES.replace("SERVER", found.server))
+        for name in ("shipments", "notices"):
+            words = ("pipeline", "run", "pipelines.py", "--name", name, "--once", "--master", "local[1]", "--quiet")
+            subprocess.run([sys.executable, "-m", "lanemq.cli.main", *words], cwd=folder, check=True, timeout=200)
+        chosen = ("--pipeline", "shipments", "--pipeline", "notices", "--history", "var/up/history")
+        second = _start(
+            running, folder, "console", "--server", found.server, "--listen", "127.0.0.1:0", "--every", "1s", *chosen
+        )
+        found = Demo(_line(second, r"console on (\S+)/"), found.server, _line(second, r"token for changes: (\S+)"))
         until("the order to be checked", lambda: "0 violations" in _text(found, "/"), 120)
         time.sleep(20)  # so that the plots show something
         yield found

@@ -30,6 +30,9 @@ function axis(unit) {
     font: "12px system-ui, sans-serif", size: unit === "y" ? 52 : 36 };
 }
 
+// Steps between the lines of a plot of whole things.
+const WHOLE = [...Array(10).keys()].flatMap((power) => [1, 2, 5].map((step) => step * 10 ** power));
+
 // Hours and minutes; with seconds if the ticks are less than a minute apart.
 function clocks(times) {
   const parts = times.length > 1 && times[1] - times[0] < 60 ? 3 : 2;
@@ -52,7 +55,8 @@ function draw(element, data) {
   const options = {
     width: element.clientWidth, height: 185, legend: { show: false }, cursor: { show: false }, padding: [10, 28, 0, 0],
     scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
-    axes: [{ ...axis("x"), space: 70, values: (_, times) => clocks(times) }, axis("y")],
+    axes: [{ ...axis("x"), space: 70, values: (_, times) => clocks(times) },
+      { ...axis("y"), ...(element.dataset.plot === "behind" ? { incrs: WHOLE } : {}) }],
     series: [{}, ...wanted.map(([name, tone]) => ({ label: name, stroke: colour(tone), width: 2, points: { show: false } }))],
   };
   plots.set(element, new uPlot(options, columns, element));

@@ -137,7 +137,7 @@ async def _key(console: Console, request: Request) -> Context:
         lane = await console.reading.ask(words, partial(ask_pipeline, ShownLane, *words))
     except LaneError as error:
         raise HTTPException(404, str(error)) from None
-    messages = [(each, value_text(each.value)) for each in lane.messages[:MAX_SHOWN]]
+    messages = [(each, value_text(each.value, indent=None)) for each in lane.messages[:MAX_SHOWN]]
     state = value_text(lane.state)
     return {"title": f"Key {key}", "number": number, "lane": lane, "state": state, "messages": messages}
 
@@ -195,9 +195,9 @@ async def _do(request: Request) -> Response:
     action, key, id, shown = (str(form.get(name, "")) for name in ("action", "key", "id", "shown"))
     change = await console.reading.do(partial(_done, place, action, key, id, shown))
     await console.watch.changed()
-    then = "become dead letters" if action.startswith("discard") else "are passed to the step again"
-    said = f"{plural(change.messages, 'message')} of {plural(change.keys, 'key')} {then}"
-    return back(pipeline_link(number), f"{said}, by the running pipeline within a second, or by its next start.")
+    then = "turned into dead letters" if action.startswith("discard") else "passed to the step again"
+    said = f"{plural(change.messages, 'message')} of {plural(change.keys, 'key')} will be {then}"
+    return back(pipeline_link(number), f"{said} by the running pipeline within a second, or by its next start.")
 
 
 def _done(place: str, action: str, key: str, id: str, shown: str) -> PipelineChange:

@@ -59,7 +59,7 @@ class PipelineLane(msgspec.Struct):
     """What a person has asked for, and the pipeline has not done yet."""
 
 
-class LaneMessage(msgspec.Struct):
+class PipelineMessage(msgspec.Struct):
     """A message that waits in a key."""
 
     queue: int
@@ -75,7 +75,7 @@ class ShownLane(msgspec.Struct):
     state: object = None
     """The state that the step keeps for the key."""
     held: PipelineLane | None = None
-    messages: list[LaneMessage] = []
+    messages: list[PipelineMessage] = []
 
 
 class PipelineDeadLetter(msgspec.Struct):
@@ -118,6 +118,7 @@ class PipelineRow:
     lag_seconds: float | None
     waiting: str
     needs_person: bool
+    gave_up: bool
     dead_letters: str
     inspect: bool
     """Whether there is anything to inspect."""
@@ -144,6 +145,7 @@ def pipeline_row(now: StatusAt, before: StatusAt | None) -> PipelineRow:
         status.lag_seconds,
         waiting or "none",
         parked > 0,
+        bool(dead),
         "in a sink of their own" if dead is None else f"{dead:,}",
         bool(waiting or dead),
         status.note or "",
@@ -215,6 +217,6 @@ def dead_letter_change(
     return PipelineChange("redrive-dead", key, id, (), found)
 
 
-def value_text(value: object) -> str:
+def value_text(value: object, *, indent: int | None = 2) -> str:
     """A body as the command line gives it: text as it is, everything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value, indent=indent, ensure_ascii=False)
