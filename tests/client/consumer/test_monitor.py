@@ -2,7 +2,6 @@
 
 import json
 import urllib.request
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,14 +9,12 @@ from tests.client.consumer.with_broker import send, wait_for
 
 from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
-from lanemq.client.metrics import CONSUMER_CATALOGUE, PRODUCER_CATALOGUE
+from lanemq.client.metrics import CONSUMER_CATALOGUE
 from lanemq.client.producer.producer import Producer
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.model.errors import Closed, InvalidOption
 from lanemq.testing.embedded import EmbeddedBroker
-
-DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
 def test_an_app_shows_what_its_handlers_did_and_what_waits(broker: EmbeddedBroker, topic: str) -> None:
@@ -76,12 +73,3 @@ def test_a_wrong_or_used_address_is_refused(broker: EmbeddedBroker, topic: str) 
 
     with pytest.raises(InvalidOption, match="cannot listen there"):
         app.start()
-
-
-def test_the_document_lists_the_metrics_of_clients() -> None:
-    document = DOCUMENT.read_text("utf-8").splitlines()
-    rows = [
-        f"| `{metric.name}` | {metric.kind.value} | {', '.join(metric.labels)} | {metric.help} |"
-        for metric in (*CONSUMER_CATALOGUE, *PRODUCER_CATALOGUE)
-    ]
-    assert [row for row in rows if row not in document] == []

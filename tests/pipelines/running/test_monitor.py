@@ -1,7 +1,6 @@
 """The metrics of a pipeline, from its progress."""
 
 import urllib.request
-from pathlib import Path
 
 import pytest
 from tests.pipelines.running.test_progress import QUEUE, applied
@@ -10,11 +9,9 @@ from lanemq.cli.options import CliError
 from lanemq.cli.pipeline.run_output import monitored
 from lanemq.net.address import Address
 from lanemq.net.monitor import Monitor
-from lanemq.pipelines.running.monitor import PIPELINE_CATALOGUE, PipelineMonitor
+from lanemq.pipelines.running.monitor import PipelineMonitor
 from lanemq.pipelines.running.progress import Progress
 from lanemq.spark.lag import QueueLag
-
-DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
 def test_batches_are_added_up_and_levels_are_those_after_the_last_one() -> None:
@@ -58,12 +55,3 @@ def test_a_run_serves_its_metrics_until_its_end(monkeypatch: pytest.MonkeyPatch)
             pass
     free = Monitor(Address("127.0.0.1", opened[0].address.port), PipelineMonitor("orders"))
     free.close()
-
-
-def test_the_document_lists_the_metrics_of_pipelines() -> None:
-    document = DOCUMENT.read_text("utf-8").splitlines()
-    rows = [
-        f"| `{metric.name}` | {metric.kind.value} | {', '.join(metric.labels)} | {metric.help} |"
-        for metric in PIPELINE_CATALOGUE
-    ]
-    assert [row for row in rows if row not in document] == []
