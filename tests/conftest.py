@@ -133,10 +133,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[EmbeddedBroker]:
-    """Shared: every test has a topic and a group of its own."""
-    with EmbeddedBroker() as running:
-        yield running
+def broker(lanemq_session_broker: EmbeddedBroker) -> EmbeddedBroker:
+    """The broker of the testing kit, shared: every test has a topic and a group of its own."""
+    return lanemq_session_broker
 
 
 @pytest.fixture

@@ -142,15 +142,17 @@ def test_a_history_that_is_not_closed_ends_with_its_client(tmp_path: Path) -> No
     gc.collect()
 
 
+@pytest.mark.lanemq(own_broker=True)
 @pytest.mark.parametrize("kind", [str, Path])
-def test_a_folder_is_all_a_run_needs_to_be_checked(kind: Callable[[Path], Any], tmp_path: Path) -> None:
-    with EmbeddedBroker() as broker:
-        with Producer(broker.address, create="orders", history=kind(tmp_path)) as producer:
-            producer.send("orders", {"id": 1}, key="k")
-        with Consumer(broker.address, group="g", topics="orders", history=kind(tmp_path)) as consumer:
-            message = consumer.poll(timeout=30)
-            assert message is not None
-            consumer.done(message)
+def test_a_folder_is_all_a_run_needs_to_be_checked(
+    lanemq_broker: EmbeddedBroker, kind: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    with Producer(lanemq_broker.address, create="orders", history=kind(tmp_path)) as producer:
+        producer.send("orders", {"id": 1}, key="k")
+    with Consumer(lanemq_broker.address, group="g", topics="orders", history=kind(tmp_path)) as consumer:
+        message = consumer.poll(timeout=30)
+        assert message is not None
+        consumer.done(message)
     text = "".join(file.read_text("utf-8") for file in tmp_path.iterdir())
     assert len(list(tmp_path.iterdir())) == 2
     for event in ("send", "acked", "turn", "turn_end", "committed"):

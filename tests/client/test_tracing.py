@@ -1,6 +1,6 @@
 """Traces: a turn continues the trace of the send, through a real broker."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -15,12 +15,7 @@ from lanemq.core.backoff import Backoff
 from lanemq.testing.embedded import EmbeddedBroker
 
 TOPIC = "orders"
-
-
-@pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
+pytestmark = pytest.mark.lanemq(own_broker=True)
 
 
 def recording() -> tuple[TracerProvider, InMemorySpanExporter]:
@@ -33,13 +28,13 @@ def of_kind(exporter: InMemorySpanExporter, kind: SpanKind) -> list[ReadableSpan
     return [span for span in exporter.get_finished_spans() if span.kind is kind]
 
 
-def test_a_turn_continues_the_trace_of_its_send_and_a_failure_marks_it(broker: EmbeddedBroker) -> None:
+def test_a_turn_continues_the_trace_of_its_send_and_a_failure_marks_it(lanemq_broker: EmbeddedBroker) -> None:
     provider, exporter = recording()
-    with Producer(broker.address, create=[NewTopic(TOPIC, 1)]) as producer:
+    with Producer(lanemq_broker.address, create=[NewTopic(TOPIC, 1)]) as producer:
         with trace_send(TOPIC, key="k", provider=provider) as properties:
             producer.send(TOPIC, {"n": 1}, key="k", properties=properties)
         producer.send(TOPIC, {"n": 2}, key="untraced")
-    app = App(broker.address, group="billing")
+    app = App(lanemq_broker.address, group="billing")
     app.middleware(trace_turns(group="billing", provider=provider))
     failures = ["once"]
 
@@ -63,13 +58,13 @@ def test_a_turn_continues_the_trace_of_its_send_and_a_failure_marks_it(broker: E
     assert other.parent is None, "its sender has no trace"
 
 
-def test_a_turn_with_several_messages_links_to_all_of_their_senders(broker: EmbeddedBroker) -> None:
+def test_a_turn_with_several_messages_links_to_all_of_their_senders(lanemq_broker: EmbeddedBroker) -> None:
     provider, exporter = recording()
-    with Producer(broker.address, create=[NewTopic(TOPIC, 1)]) as producer:
+    with Producer(lanemq_broker.address, create=[NewTopic(TOPIC, 1)]) as producer:
         for number in range(3):
             with trace_send(TOPIC, key="k", provider=provider) as properties:
                 producer.send(TOPIC, number, key="k", properties=properties)
-    app = App(broker.address, group="billing")
+    app = App(lanemq_broker.address, group="billing")
     app.middleware(trace_turns(provider=provider))
     handled: list[int] = []
 

@@ -16,25 +16,25 @@ from lanemq.model.errors import LaneError
 from lanemq.testing.embedded import EmbeddedBroker
 
 
-def test_a_message_without_retries_is_a_dead_letter_after_its_first_failure() -> None:
-    with EmbeddedBroker() as broker:
-        send(broker, "t", keys=1, each=1)
-        inbox = Inbox()
-        consumer = PushConsumer(broker.address, group="g", max_reconsume_times=0, start=StartFrom.FIRST)
-        consumer.subscribe("t")
+@pytest.mark.lanemq(own_broker=True)
+def test_a_message_without_retries_is_a_dead_letter_after_its_first_failure(lanemq_broker: EmbeddedBroker) -> None:
+    send(lanemq_broker, "t", keys=1, each=1)
+    inbox = Inbox()
+    consumer = PushConsumer(lanemq_broker.address, group="g", max_reconsume_times=0, start=StartFrom.FIRST)
+    consumer.subscribe("t")
 
-        def listener(messages: Sequence[Message], context: Any) -> ConcurrentlyStatus:
-            inbox.add(messages[0].attempt)
-            return ConcurrentlyStatus.RECONSUME_LATER
+    def listener(messages: Sequence[Message], context: Any) -> ConcurrentlyStatus:
+        inbox.add(messages[0].attempt)
+        return ConcurrentlyStatus.RECONSUME_LATER
 
-        consumer.register_concurrent(listener)
-        consumer.start()
-        try:
-            inbox.wait(1)
-            wait_for(lambda: _dead_letters(broker) == 1)
-        finally:
-            consumer.shutdown()
-        assert inbox.items == [1]
+    consumer.register_concurrent(listener)
+    consumer.start()
+    try:
+        inbox.wait(1)
+        wait_for(lambda: _dead_letters(lanemq_broker) == 1)
+    finally:
+        consumer.shutdown()
+    assert inbox.items == [1]
 
 
 def _dead_letters(broker: EmbeddedBroker) -> int:

@@ -53,29 +53,31 @@ def send(broker: EmbeddedBroker, *topics: str) -> None:
                 producer.send(topic, key, key=key)
 
 
+@pytest.mark.lanemq(own_broker=True)
 @pytest.mark.slow
-def test_a_retried_message_comes_to_a_member_that_has_its_topic() -> None:
+def test_a_retried_message_comes_to_a_member_that_has_its_topic(lanemq_broker: EmbeddedBroker) -> None:
     """The retry topic's first queue belongs to the first member, which has no handler for the other topic."""
-    with EmbeddedBroker() as broker:
-        send(broker, "one", "two")
-        inbox = Inbox()
-        first, second = member(broker, "a", "one", inbox), member(broker, "b", "two", inbox)
-        try:
-            handled = set(inbox.wait(12))
-        finally:
-            first.shutdown()
-            second.shutdown()
-        assert handled == {
-            (name, topic, key, attempt)
-            for name, topic in (("a", "one"), ("b", "two"))
-            for key in "xyz"
-            for attempt in (1, 2)
-        }, "passing a message on is no attempt"
-        assert dead_letters(broker) == 0
+    send(lanemq_broker, "one", "two")
+    inbox = Inbox()
+    first, second = member(lanemq_broker, "a", "one", inbox), member(lanemq_broker, "b", "two", inbox)
+    try:
+        handled = set(inbox.wait(12))
+    finally:
+        first.shutdown()
+        second.shutdown()
+    assert handled == {
+        (name, topic, key, attempt)
+        for name, topic in (("a", "one"), ("b", "two"))
+        for key in "xyz"
+        for attempt in (1, 2)
+    }, "passing a message on is no attempt"
+    assert dead_letters(lanemq_broker) == 0
 
 
+@pytest.mark.lanemq(own_broker=True)
 @pytest.mark.slow
 def test_with_one_queue_a_retried_message_stays_with_a_member_that_does_not_have_its_topic(
+    lanemq_broker: EmbeddedBroker,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Negative control. It is not lost either: it waits for a member that has all topics."""
@@ -88,14 +90,13 @@ def test_with_one_queue_a_retried_message_stays_with_a_member_that_does_not_have
         return await real(self, message, most)
 
     monkeypatch.setattr(DeadLetterSender, "pass_on", noted)
-    with EmbeddedBroker() as broker:
-        send(broker, "one", "two")
-        inbox = Inbox()
-        first, second = member(broker, "a", "one", inbox), member(broker, "b", "two", inbox)
-        try:
-            wait_for(lambda: passed_on.count("two") >= 6)  # each message, twice
-            assert {(topic, attempt) for _, topic, _, attempt in inbox.items if topic == "two"} == {("two", 1)}
-        finally:
-            first.shutdown()
-            second.shutdown()
-        assert dead_letters(broker) == 0
+    send(lanemq_broker, "one", "two")
+    inbox = Inbox()
+    first, second = member(lanemq_broker, "a", "one", inbox), member(lanemq_broker, "b", "two", inbox)
+    try:
+        wait_for(lambda: passed_on.count("two") >= 6)  # each message, twice
+        assert {(topic, attempt) for _, topic, _, attempt in inbox.items if topic == "two"} == {("two", 1)}
+    finally:
+        first.shutdown()
+        second.shutdown()
+    assert dead_letters(lanemq_broker) == 0
