@@ -27,6 +27,8 @@ playwright = pytest.importorskip("playwright.sync_api")
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300), pytest.mark.xdist_group("browser")]
 
+MAX_WAIT_MS = 120_000
+"""How long a page may take: the pages of pipelines start processes, and the machine may be busy."""
 HOSTILE_KEY = f"/key?{urlencode({'topic': 'orders', 'key': HOSTILE})}"
 SCREENS = {
     "home": "/",
@@ -115,6 +117,7 @@ def served(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
 def window(browser: "playwright.Browser", served: str) -> Iterator[Window]:
     context = browser.new_context(locale="en-US", viewport={"width": 1280, "height": 800})
     page = context.new_page()
+    page.set_default_timeout(MAX_WAIT_MS)
     found = Window(page, served)
     page.on("console", lambda message: found.complain(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: found.complain(str(error)))
@@ -251,6 +254,7 @@ def signed_in_page(
     """A page of a person who has signed in, with the scheme of the parameter. Its policy allows injected scripts."""
     context = browser.new_context(locale="en-US", color_scheme=request.param, bypass_csp=True)
     page = context.new_page()
+    page.set_default_timeout(MAX_WAIT_MS)
     page.goto(f"{served}/sign-in")
     page.get_by_label("Token").fill(TOKEN)
     page.get_by_role("button", name="Sign in").first.click()

@@ -126,4 +126,6 @@ def test_what_does_not_exist_is_not_found(client: TestClient) -> None:
 def test_settings_say_where_a_value_came_from(client: TestClient) -> None:
     text = client.get("/settings").text
     assert re.search(r"listen.*?127\.0\.0\.1.*?set at its start", text, re.DOTALL)
-    assert re.search(r"retention</th><td><code>259200\.0</code> <span class=\"dim\">3 days", text)
+    assert re.search(
+        r"retention</th>.*?<td data-label=\"Value\"><code>259200\.0</code> <span class=\"dim\">3 days", text
+    )
