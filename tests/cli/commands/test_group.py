@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Run
 
+from lanemq.cli.commands import group
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.queue_progress import QueueProgress
 from lanemq.client.admin.views import GroupQueue
@@ -112,6 +113,15 @@ def test_dry_run_of_one_queue_makes_no_change_either(run: Run) -> None:
     result = run("group", "reset", "readers", "lines", "--to", "first", "--queue", "0", "--dry-run", "--json")
     assert json.loads(result.stdout)["dry_run"] is True
     assert queue_of(run, "readers")["offset"] == 4
+
+
+def test_queues_of_several_brokers_are_shown_with_their_brokers() -> None:
+    """Each broker of a cluster has a queue 0."""
+    queues = [MessageQueue("orders", broker, 0) for broker in ("broker-a", "broker-b")]
+    shown = group._grid_of_queues(("topic", "queue", "lag"), [("orders", 0, 7), ("orders", 0, 8)], queues, "")
+    assert shown.columns == ("topic", "broker", "queue", "lag")
+    assert shown.rows == [("orders", "broker-a", 0, 7), ("orders", "broker-b", 0, 8)]
+    assert group._grid_of_queues(("topic", "queue", "lag"), [("orders", 0, 7)], queues[:1], "").columns[1] == "queue"
 
 
 def test_unused_retry_topic_is_not_shown() -> None:

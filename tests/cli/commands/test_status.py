@@ -3,15 +3,20 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 from tests.cli.conftest import Run
+from tests.client.fake_cluster import FakeCluster
 
 from lanemq.cli import output
 from lanemq.cli.commands import status
+from lanemq.cli.main import main
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.views import AtOffset, BrokerFigures
 from lanemq.client.producer.producer import Producer
 from lanemq.model.units import QueueOffset
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.codes import RequestCode
+from lanemq.wire.route_bodies import KVTable
 
 
 def test_one_screen_shows_health_and_lag(run: Run, broker: EmbeddedBroker, producer: Producer) -> None:
@@ -39,6 +44,21 @@ def test_a_broker_that_takes_no_messages_is_exit_code_1(run: Run, monkeypatch: p
 def test_an_apache_broker_shows_what_it_reports() -> None:
     apache = BrokerFigures("b", "h:1", False, {"putTps": "1.0 2.0 3.0", "getTransferredTps": "4.0 5.0 6.0"})
     assert next(iter(status._lines(apache))) == ("messages", "2.0/s in, 5.0/s out in the last minute")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "text"),
+    [(0, "1: the name servers know no replica, so this disk is the only copy"), (1, "2: the master and 1 replica")],
+)
+def test_an_apache_broker_with_one_copy_left_says_so(monkeypatch: pytest.MonkeyPatch, replicas: int, text: str) -> None:
+    with FakeCluster(["broker-a"]) as cluster:
+        if replicas:
+            cluster.add_replica("broker-a")
+        cluster.brokers["broker-a"].answers[RequestCode.GET_BROKER_RUNTIME_INFO] = lambda _: (0, {}, KVTable().encode())
+        monkeypatch.setenv("LANEMQ_SERVER", cluster.address)
+        shown = CliRunner().invoke(main, ["status"])
+        assert shown.exit_code == 0, shown.output
+        assert f"copies {text}" in " ".join(shown.stdout.split())
 
 
 def test_sizes() -> None:

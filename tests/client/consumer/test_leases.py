@@ -96,6 +96,29 @@ def test_a_renewal_that_raises_does_not_end_the_loop() -> None:
     assert run_virtual(main) == (4, True)
 
 
+@pytest.mark.parametrize("lane", [True, False])
+def test_only_a_slow_lanemq_broker_is_reported_with_the_time_of_its_keep_alives(
+    lane: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An Apache broker gets none: turns go by its locks there."""
+
+    async def main() -> None:
+        broker = FakeBroker([queue(0), queue(1)], lane=lane)
+        member = Member(broker, times=LANE_TIMES if lane else CLUSTER_TIMES)
+        at_once = member.calls.lock
+
+        async def slow_lock(*asked: Any, **more: Any) -> Any:
+            await asyncio.sleep(0.9)
+            return await at_once(*asked, **more)
+
+        member.calls.lock = slow_lock  # type: ignore[method-assign]
+        await member.take(queue(0))
+        await member.take(queue(1))
+
+    run_virtual(main)
+    assert ("turns start within" in caplog.text) is lane
+
+
 @pytest.mark.row("A24")
 def test_a_stopped_lease_keeper_sends_nothing() -> None:
     async def main() -> int:

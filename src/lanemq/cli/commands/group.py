@@ -14,6 +14,7 @@ from lanemq.client.admin.queue_progress import QueueProgress, queue_progress
 from lanemq.client.admin.views import AtOffset, AtTime, GroupDescription, OffsetChange
 from lanemq.clock import SystemClock
 from lanemq.core.lane_status import LaneStatus
+from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 
 
@@ -88,7 +89,12 @@ def describe(name: str, server: str, as_json: bool) -> None:
         },
         f"group {name}: {plural(len(found.members), 'member')}, lag {plural(found.lag, 'message')}"
         + (f", the oldest is {duration_text(oldest)} old" if oldest is not None else ""),
-        Grid(_COLUMNS, [_row(each) for each in queues], "the group has no offsets yet"),
+        _grid_of_queues(
+            _COLUMNS,
+            [_row(each) for each in queues],
+            [each.at.queue for each in queues],
+            "the group has no offsets yet",
+        ),
         Grid(
             ("member", "address", "language"),
             [(each.client_id, each.address, each.language) for each in found.members],
@@ -142,6 +148,17 @@ def existing_group(admin: Admin, name: str) -> GroupDescription:
     return found
 
 
+def _grid_of_queues(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], queues: Sequence[MessageQueue], empty: str
+) -> Grid:
+    """A row for each queue, with its broker behind the topic if there are several: each of them has a queue 0."""
+    if len({queue.broker for queue in queues}) < 2:
+        return Grid(tuple(columns), rows, empty)
+    topic, *others = columns
+    named = [(row[0], queue.broker, *row[1:]) for row, queue in zip(rows, queues, strict=True)]
+    return Grid((topic, "broker", *others), named, empty)
+
+
 _COLUMNS = ("topic", "queue", "offset", "end", "lag", "lag time", "owner", "epoch", "lease left")
 
 
@@ -183,7 +200,8 @@ def _position(text: str) -> Position:
 
 def _change_grid(plan: tuple[OffsetChange, ...]) -> Grid:
     rows = [(each.queue.topic, each.queue.queue_id, each.before, each.after, _effect(each)) for each in plan]
-    return Grid(("topic", "queue", "offset", "new offset", "effect"), rows)
+    columns = ("topic", "queue", "offset", "new offset", "effect")
+    return _grid_of_queues(columns, rows, [each.queue for each in plan], "nothing to show")
 
 
 def _show_changes(plan: tuple[OffsetChange, ...], dry_run: bool, as_json: bool) -> None:

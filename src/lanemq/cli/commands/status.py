@@ -29,7 +29,13 @@ def status(server: str, as_json: bool) -> None:
 
 
 def _document(broker: BrokerFigures) -> dict[str, object]:
-    return {"broker": broker.broker, "address": broker.address, "lanemq": broker.lane, "figures": broker.table}
+    return {
+        "broker": broker.broker,
+        "address": broker.address,
+        "lanemq": broker.lane,
+        "replicas": broker.replicas,
+        "figures": broker.table,
+    }
 
 
 def screen(broker: BrokerFigures) -> Iterator[Part]:
@@ -61,6 +67,7 @@ def _lines(broker: BrokerFigures) -> Iterator[tuple[str, str]]:
         + " in the last minute",
     )
     if not broker.lane:
+        yield "copies", _copies(broker)
         yield "disk", broker.table.get("commitLogDirCapacity", "")
         return
     yield "disk", _disk(broker)
@@ -74,6 +81,12 @@ def _lines(broker: BrokerFigures) -> Iterator[tuple[str, str]]:
         + (f"; {stale:.0f} requests of former owners"),
     )
     yield "lanes", _lanes(broker)
+
+
+def _copies(broker: BrokerFigures) -> str:
+    if not broker.replicas:
+        return "1: the name servers know no replica, so this disk is the only copy"
+    return f"{broker.replicas + 1}: the master and {plural(broker.replicas, 'replica')}, which may lag behind"
 
 
 def _health(broker: BrokerFigures) -> str:

@@ -335,10 +335,10 @@ class Admin(AdminClient):
 
     def figures(self) -> tuple[BrokerFigures, ...]:
         """What every broker reports about itself: health, rates, disk, clients, lag."""
-        found = []
+        found, replicas = [], self._calls.replicas()
         for name, (address, lane) in sorted(self._calls.masters().items()):
             table = KVTable.decode(self._calls.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO).body).table
-            found.append(BrokerFigures(name, str(address), lane, table))
+            found.append(BrokerFigures(name, str(address), lane, table, len(replicas.get(name, ()))))
         return tuple(found)
 
     def locks(self, group: str | None = None) -> tuple[LeaseView, ...]:

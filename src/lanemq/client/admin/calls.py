@@ -8,7 +8,7 @@ from lanemq.client.message import Message, MessageSource
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import SecuritySettings, security_of
 from lanemq.client.topic_route import TopicRoute
-from lanemq.client.topics import Steps, checked, read_masters, run
+from lanemq.client.topics import Steps, checked, read_masters, read_replicas, run
 from lanemq.clock import Clock, SystemClock
 from lanemq.forking import tell_child
 from lanemq.model.checks import seconds
@@ -77,6 +77,10 @@ class AdminCalls:
     def masters(self) -> dict[str, tuple[Address, bool]]:
         """Every broker name with its master's address, and whether it is a LaneMQ broker."""
         return read_masters(self.routes.ask(_command(RequestCode.GET_BROKER_CLUSTER_INFO, None)))
+
+    def replicas(self) -> dict[str, tuple[Address, ...]]:
+        """The addresses of each broker's replicas, without its master."""
+        return read_replicas(self.routes.ask(_command(RequestCode.GET_BROKER_CLUSTER_INFO, None)))
 
     def masters_of(self, topic: str) -> Iterator[tuple[str, Address]]:
         """The brokers of a topic with their masters' addresses, from a fresh route."""

@@ -114,6 +114,8 @@ class BrokerFigures:
     """Whether it is a LaneMQ broker. Others report RocketMQ's names only."""
     table: Mapping[str, str]
     """RocketMQ's runtime info. A LaneMQ broker adds every metric of docs/reference/metrics.md under its name."""
+    replicas: int = 0
+    """Replicas that the name servers know beside the master. They forget one that is away after two minutes."""
 
     def number(self, name: str, **labels: str) -> float | None:
         """The value of a metric, summed over all series with these labels; None if the broker does not report it."""

@@ -367,7 +367,7 @@ class LeaseKeeper:
             finished=finished,
         )
         if granted:
-            self._answered(broker, asked_at, times)
+            self._answered(broker, asked_at, times, lane=lane)
             keep_alive_every = times.keep_alive_every_ms if any(each.serial for each in granted.values()) else None
             pace = self._pace(broker)
             if pace.keep_alive_every != keep_alive_every:
@@ -377,10 +377,11 @@ class LeaseKeeper:
             await self._on_removed(self._calls.address(queues[0].topic, broker))
         return granted
 
-    def _answered(self, broker: str, asked_at: Millis, times: LeaseTimes) -> None:
+    def _answered(self, broker: str, asked_at: Millis, times: LeaseTimes, *, lane: bool = True) -> None:
+        """Only a LaneMQ broker gets keep-alives, so their timeout means nothing elsewhere."""
         pace, after = self._pace(broker), Millis(self._clock.now() - asked_at)
         before = pace.keep_alive_timeout(times)
-        if pace.answered(after) and pace.keep_alive_timeout(times) > before:
+        if pace.answered(after) and lane and pace.keep_alive_timeout(times) > before:
             log.warning(
                 "%s takes %d ms to answer: from the next renewal on turns start within %d ms of a request instead of "
                 "%d, and if this member is killed, its queues wait as long",
