@@ -81,6 +81,14 @@ class FakeBroker:
         return (7 if self.time < self.readable_at + 1 else 9), 9
 
 
+class SilentBroker(FakeBroker):
+    """RocketMQ 5.3.3 in controller mode: nothing shows that messages wait for the replicas."""
+
+    def ends(self, queue: MessageQueue) -> tuple[int, int]:
+        end = 7 if self.time < self.confirmed_at else 9
+        return end, end
+
+
 def test_a_session_waits_until_the_connection_of_a_dead_mirror_is_gone() -> None:
     broker = FakeBroker(others_until=100)
     assert wait_until_alone(broker.connect, broker, broker.sleep) is broker
@@ -111,6 +119,10 @@ def test_sends_that_wait_in_the_queue_are_waited_for_and_newer_ones_are_not(busy
 
 def test_a_marker_must_be_confirmed_and_readable_before_the_target_is_read() -> None:
     """In controller mode a broker reports nothing about messages that its replicas have not confirmed."""
+    broker = SilentBroker(confirmed_at=5)
+    assert wait_until_readable(broker, [QUEUE], broker, broker.sleep) == {QUEUE: 7}, "the control: its word is wrong"
+    wait_until_confirmed(broker, broker, broker.sleep)
+    assert wait_until_readable(broker, [QUEUE], broker, broker.sleep) == {QUEUE: 9}
     broker = FakeBroker(confirmed_at=5, readable_at=8)
     wait_until_confirmed(broker, broker, broker.sleep)
     assert broker.time >= 8
