@@ -17,11 +17,15 @@ from lanemq.client.consumer.app import App
 from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
+from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.effects import once
+from lanemq.mirror import cut_over
+from lanemq.mirror.copying import MirrorOptions
+from lanemq.mirror.cut_over import CutOver
 from lanemq.mirror.positions import NotMovable, translate
-from lanemq.mirror.verifying import compare
-from lanemq.model.errors import NotAllowed
+from lanemq.mirror.verifying import Comparison, compare
+from lanemq.model.errors import BrokerBusy, NotAllowed
 
 
 def consume(address: str, topic: str, group: str, count: int) -> list[tuple[str | None, int]]:
@@ -197,6 +201,29 @@ def test_a_cut_over_stops_at_the_step_that_fails(pair: Pair, monkeypatch: pytest
     assert done.exit_code == 1
     assert "failed  producers: 5 messages arrived within 5 s" in done.stdout
     assert "drained" not in done.stdout
+
+
+@pytest.mark.parametrize(("refused", "passed"), [(3, True), (100, False)])
+def test_a_cut_over_repeats_a_step_that_a_busy_broker_refuses(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, refused: int, passed: bool
+) -> None:
+    pair.create(f"refused-{refused}")
+    send(pair.source, f"refused-{refused}", 10)
+    monkeypatch.setattr(cut_over, "BUSY", Backoff(first=0.001))
+    calls = 0
+
+    def busy_at_first(options: MirrorOptions) -> Comparison:
+        nonlocal calls
+        calls += 1
+        if calls <= refused:
+            raise BrokerBusy(2, "system busy")
+        return compare(options)
+
+    monkeypatch.setattr(cut_over, "compare", busy_at_first)
+    steps = list(CutOver(pair.options(f"refused-{refused}"), seal=True).steps())
+    assert all(step.passed for step in steps) is passed, steps
+    assert ("system busy" in steps[-1].text) is not passed
+    assert calls == (refused + 1 if passed else cut_over.BUSY_TIMES + 1)
 
 
 def test_a_sealed_source_can_take_messages_again(pair: Pair) -> None:

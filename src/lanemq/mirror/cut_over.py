@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from lanemq.clock import SystemClock
+from lanemq.core.backoff import Backoff
 from lanemq.mirror.copying import Mirror, MirrorOptions, MirrorReport
 from lanemq.mirror.delayed import DelayedMessage, delayed_messages
 from lanemq.mirror.ends import Side
 from lanemq.mirror.positions import translate
 from lanemq.mirror.verifying import compare
-from lanemq.model.errors import LaneError, OrderError
+from lanemq.model.errors import BrokerBusy, LaneError, OrderError
 
 DelayedChoice: TypeAlias = Literal["refuse", "wait", "leave"]
 DELAYED_SECONDS = 0.5
 """Pause between two looks at the delayed messages."""
+
+
+BUSY_TIMES, BUSY = 6, Backoff(first=0.2, factor=2.0, max=3.0)
+"""How often a step is repeated that a busy broker refused, about 9 s in all, and the pauses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class CutOver:
         )
         for name, run in every:
             try:
-                passed, text = run()
+                passed, text = _repeated_while_busy(run)
             except LaneError as error:
                 passed, text = False, str(error)
             yield CutOverStep(name, passed, text)
@@ -151,6 +156,16 @@ def unseal(options: MirrorOptions) -> None:
     """Makes the target take messages again, after a cut-over in the other direction has sealed it."""
     with options.open_target() as target:
         _set_writable(target, options.topics, writable=True)
+
+
+def _repeated_while_busy(run: Callable[[], tuple[bool, str]]) -> tuple[bool, str]:
+    """The result of a step. Any step may be repeated: what a busy broker refuses, it takes a little later."""
+    for attempt in range(BUSY_TIMES):
+        try:
+            return run()
+        except BrokerBusy:
+            time.sleep(BUSY.delay(attempt) / 1000)
+    return run()
 
 
 def _ends(source: Side, topics: Collection[str]) -> list[int]:

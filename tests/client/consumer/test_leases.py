@@ -119,6 +119,20 @@ def test_only_a_slow_lanemq_broker_is_reported_with_the_time_of_its_keep_alives(
     assert ("turns start within" in caplog.text) is lane
 
 
+def test_queues_that_go_on_at_a_new_master_are_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        broker = FakeBroker([queue(0)], lane=False)
+        member = Member(broker, times=CLUSTER_TIMES)
+        await member.take(queue(0))
+        await beside(member.keeper.run(), 10)
+        assert "new master" not in caplog.text
+        member.calls.address = lambda *_: Address("10.0.0.9", 10911)  # type: ignore[method-assign]
+        await beside(member.keeper.run(), 30)
+
+    run_virtual(main)
+    assert caplog.text.count("go on at its new master 10.0.0.9:10911, instead of") == 1
+
+
 @pytest.mark.row("A24")
 def test_a_stopped_lease_keeper_sends_nothing() -> None:
     async def main() -> int:

@@ -71,6 +71,8 @@ class _Pace:
         """Without leases; None: not a LaneMQ broker."""
         self.topic = ""
         """A topic of this broker."""
+        self.master: Address | None = None
+        """The master that granted leases last."""
         self.times = LANE_TIMES
         self._timeout = self._last_answer = Millis(0)
         self._unanswered = 0
@@ -368,6 +370,7 @@ class LeaseKeeper:
         )
         if granted:
             self._answered(broker, asked_at, times, lane=lane)
+            self._note_master(queues[0].topic, broker)
             keep_alive_every = times.keep_alive_every_ms if any(each.serial for each in granted.values()) else None
             pace = self._pace(broker)
             if pace.keep_alive_every != keep_alive_every:
@@ -387,6 +390,14 @@ class LeaseKeeper:
                 "%d, and if this member is killed, its queues wait as long",
                 broker, after, pace.keep_alive_timeout(times), before,
             )  # fmt: skip
+
+    def _note_master(self, topic: str, broker: str) -> None:
+        """Logs that queues go on at another master, after a fail-over or a move."""
+        with contextlib.suppress(ConnectFailed):  # the master that has just answered is gone again
+            pace, master = self._pace(broker), self._calls.address(topic, broker)
+            if pace.master not in (None, master):
+                log.warning("the queues of %s go on at its new master %s, instead of %s", broker, master, pace.master)
+            pace.master = master
 
     def _pace(self, broker: str) -> _Pace:
         if broker not in self._paces:
