@@ -6,11 +6,12 @@ import pytest
 from tests.mirror.pair import Pair, by_key, send, stored
 
 from lanemq.client.admin.admin import Admin
+from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.producer.producer import Producer
 from lanemq.mirror import copying
 from lanemq.mirror.copying import Mirror
 from lanemq.mirror.verifying import compare
-from lanemq.model.errors import NotAllowed, OrderError, TopicNotFound
+from lanemq.model.errors import NotAllowed, OrderError, RequestTimedOut, TopicNotFound
 
 
 @pytest.mark.parametrize("there", [4, 7])
@@ -193,3 +194,15 @@ def test_a_globally_ordered_topic_stays_so_when_it_refuses_sends(pair: Pair) -> 
         admin.set_writable("global", writable=True)
         with pytest.raises(Exception, match="globally ordered"):
             admin.create_topic("global", 2, ordered="global")
+
+
+def test_a_queue_that_gives_nothing_before_its_end_is_an_error_and_not_a_short_queue(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that is behind, or messages that are stored and not readable yet."""
+    pair.create("stalled", 1, 1)
+    send(pair.source, "stalled", 10)
+    pair.drain("stalled")
+    monkeypatch.setattr(PullConsumer, "_pull", lambda *_, **__: [])
+    with pytest.raises(RequestTimedOut, match="has messages up to offset 10, and none can be read from offset 0 on"):
+        compare(pair.options("stalled"))

@@ -55,7 +55,7 @@ def test_a_copy_that_is_not_confirmed_is_not_counted_as_copied_at_the_source(pai
     late["until"] = 10**9
 
     def stop(report: copying.MirrorReport) -> None:
-        if report.copied == 100 and late["marks"] >= 20:
+        if report.copied == 100 and late["marks"] >= 6:
             mirror.stop()
 
     mirror = Mirror(pair.options("never"), report=stop)
