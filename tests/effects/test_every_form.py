@@ -21,6 +21,13 @@ every_form = pytest.mark.parametrize(
     indirect=True,
 )
 
+each_dialect = pytest.mark.parametrize(
+    "form",
+    ["sqlite3", "unknown-driver", *(pytest.param(name, marks=pytest.mark.slow) for name in ("psycopg", "asyncpg"))],
+    indirect=True,
+)
+"""One form of each kind of database, for rules that do not depend on the driver."""
+
 
 @every_form
 def test_a_repeat_has_no_second_effect(form: Form) -> None:
@@ -101,7 +108,7 @@ def test_forgotten_messages_are_applied_again(form: Form) -> None:
     assert form.effects() == ["a", "a again", "b", "b from a broker that counts anew"]
 
 
-@every_form
+@each_dialect
 def test_a_copy_at_another_broker_counts_as_its_original(form: Form) -> None:
     """Positions of the two logs and epochs of the two queues have nothing to do with each other."""
     there = MessageQueue("payments", "broker-a", 1)
@@ -133,7 +140,7 @@ def test_without_the_place_of_its_original_a_copy_is_applied_again(form: Form, m
     assert form.effects() == ["again", "at the source"]
 
 
-@every_form
+@each_dialect
 def test_copies_of_a_queue_that_was_never_read_itself_can_be_forgotten(form: Form) -> None:
     there = MessageQueue("payments", "broker-a", 1)
     message = delivered(1, queue=there, epoch=0, copied_from=OriginalPlace(QUEUE, 5000, 50))
