@@ -7,14 +7,16 @@ from tests.mirror.simulated_copy import queues
 
 from lanemq.client.copies import CopyOrigin, OriginalPlace, origin_of, original_place, producer_id
 from lanemq.client.producer.batches import PendingMessage
+from lanemq.client.topic_route import TopicRoute, topic_route
 from lanemq.core.sending.sharding import pick_queue
-from lanemq.mirror.copying import MirrorOptions
+from lanemq.mirror.copying import MirrorOptions, _warn_of_equal_names
 from lanemq.mirror.layout import QueueMapping
 from lanemq.mirror.origin import copied_properties, mirror_name
 from lanemq.mirror.shipping import MAX_BYTES, MAX_MESSAGES, Copy, requests
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.properties import decode_properties
+from lanemq.wire.route_bodies import BrokerData, TopicRouteData
 
 
 def test_with_equal_numbers_a_queue_goes_to_its_counterpart_which_is_where_the_hash_points() -> None:
@@ -75,6 +77,20 @@ def test_a_place_is_believed_only_if_a_mirror_wrote_it() -> None:
 
 def stamped(text: str, mirror: str, source: MessageQueue) -> str:
     return f"{text}LANE_STAMP\x01{producer_id(mirror, source)}.1.0\x02"
+
+
+@pytest.mark.parametrize(("name", "warned"), [("lanemq", True), ("broker-a", False)])
+def test_a_mirror_warns_if_both_sides_have_a_broker_of_one_name(
+    caplog: pytest.LogCaptureFixture, name: str, warned: bool
+) -> None:
+    """`once` could not tell their queues apart."""
+
+    def route(broker: str) -> TopicRoute:
+        return topic_route("orders", TopicRouteData(broker_datas=[BrokerData(broker_name=broker)]))
+
+    options = MirrorOptions(source="a:1", target="b:1", topics=("orders",))
+    _warn_of_equal_names(options, [(route("lanemq"), route(name))])
+    assert ("both have a broker named lanemq" in caplog.text) is warned
 
 
 def test_both_directions_have_one_name() -> None:
