@@ -140,7 +140,7 @@ def test_only_the_newer_of_two_concurrent_opens_can_write(target: ParquetTarget)
 
 
 def test_merging_into_parquet_is_refused_with_alternatives(target: ParquetTarget) -> None:
-    with pytest.raises(InvalidOption, match="delta, sqlite or postgres"):
+    with pytest.raises(InvalidOption, match="delta, iceberg, sqlite or postgres"):
         target.opened(schema=CHANGES, how=KEYED)
 
 
