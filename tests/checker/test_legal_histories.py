@@ -147,6 +147,13 @@ LEGAL = {
         "broker redriven 0 k 1\na turn 0 k epoch=1\na end 0 k ok epoch=1\na reset 5 epoch=1\nbroker commit 5 epoch=1\n"
         "broker redriven 0 k 1\na turn 0 k epoch=1\na end 0 k ok epoch=1\na turn 1 k epoch=1\na end 1 k ok epoch=1"
     ),
+    "a reset back into a lane that is being redriven leaves it as it is": (
+        "p send n0 k\np acked n0 k 0\np send n1 k\np acked n1 k 1\np send n2 k\np acked n2 k 2\n"
+        "a granted a 1\na turn 0 k epoch=1\na end 0 k retry epoch=1\na parked 0 k\na parked 1 k\na parked 2 k\n"
+        "broker redriven 0 k 2\na turn 0 k epoch=1\na end 0 k ok epoch=1\nbroker redriven 1 k 2\n"
+        "a turn 1 k epoch=1\na end 1 k ok epoch=1\nbroker redriven 2 k 2\na reset 0 epoch=1\nbroker commit 0 epoch=1\n"
+        "broker redriven 2 k 2\na turn 2 k epoch=1\na end 2 k ok epoch=1\nbroker commit 3 epoch=1"
+    ),
     "two resets skip the same running handler": (
         "a granted a 1\na turn 0 k epoch=1\nb granted b 2\nb reset 5 epoch=2\nb reset 7 epoch=2\n"
         "a effect 0 k epoch=1\na end 0 k late epoch=1\nb turn 7 k epoch=2\nb effect 7 k epoch=2\nb end 7 k ok epoch=2"

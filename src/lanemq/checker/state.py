@@ -210,6 +210,7 @@ class GroupProgress:
         self.lanes = {
             key: lane.after_reset(offset, self.parked) for key, lane in self.lanes.items() if lane.running is not None
         }
+        last_parked: dict[str, int] = {}
         for parked, lane in list(self.parked.items()):
             is_open = parked in lane.unfinished
             if not is_open and parked not in lane.redriven_done:
@@ -220,8 +221,13 @@ class GroupProgress:
             kept.redrive_first, kept.redrive_last = lane.redrive_first, lane.redrive_last
             # One that is done runs again if the broker was not told: the member forgets its lanes.
             (kept.unfinished if is_open else kept.redriven_done).add(parked)
+            last_parked[lane.key] = max(parked, last_parked.get(lane.key, -1))
             if parked >= offset:
                 self.finished[parked] = t  # it stays parked, and a commit may pass it
+        if last_parked:  # a lane stays as it is: what its broker has removed from it does not run again
+            for number, message in self.queue.stored.items():
+                if offset <= number < last_parked.get(message.key, -1):
+                    self.finished.setdefault(number, t)
 
     def passed(self, offset: int) -> Passed:
         """Forgets an offset that a commit passed, and its lane if that has nothing open."""

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.chaos.members import TIMEOUT, owns, until
@@ -406,13 +406,20 @@ def test_a_reset_leaves_parked_lanes_parked(parking: ParkingFixture) -> None:
     assert (parking.calls["bad"], parking.parked("bad")) == (before, [0, 2, 4])
 
 
-@pytest.mark.parametrize("reported", [True, False])
-def test_a_reset_in_a_redrive_does_not_repeat_what_is_done(
-    parking: ParkingFixture, monkeypatch: pytest.MonkeyPatch, reported: bool
+@pytest.mark.parametrize(
+    ("to", "reported", "handled"),
+    [("last", True, [0, 2, 4]), ("last", False, [0, 0, 2, 4]), ("first", True, [0, 0, 2, 4])],
+)
+def test_a_reset_in_a_redrive_repeats_only_what_comes_after_it(
+    parking: ParkingFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    to: Literal["first", "last"],
+    reported: bool,
+    handled: list[int],
 ) -> None:
     """The member forgets its lanes with the reset, so it reports first. Without the report the message runs again."""
     if not reported:
-        monkeypatch.setattr(LanesAtBroker, "last_reports", lambda _: [])
+        monkeypatch.setattr(LanesAtBroker, "last_reports", lambda *_: [])
     app = parking.member()
     park_bad(parking)
     parking.wait_committed(6)
@@ -428,12 +435,12 @@ def test_a_reset_in_a_redrive_does_not_repeat_what_is_done(
     parking.redrive("bad")
     assert inside.wait(TIMEOUT)
     with Admin(parking.broker.address) as admin:
-        admin.reset_offsets(GROUP, TOPIC, to="first")
+        admin.reset_offsets(GROUP, TOPIC, to=to)
     until("the member waits for its handler", lambda: is_moving(app))
     go_on.set()
     until("the lane is through", lambda: parking.of("bad")[-1:] == [4])
-    until("the good key ran again", lambda: len(parking.of("good")) == 6)
-    assert parking.of("bad") == ([0, 2, 4] if reported else [0, 0, 2, 4])
+    until("the good key is where the reset put it", lambda: len(parking.of("good")) == (6 if to == "first" else 3))
+    assert parking.of("bad") == handled
     report = parking.judge()
     assert report.verdict is Verdict.PASS, report
 

@@ -297,12 +297,15 @@ class LanesAtBroker(Generic[M]):
                 found.append(request)
         return found
 
-    def last_reports(self) -> list[NextRequest]:
-        """What the broker does not know to be done, of a queue that forgets its lanes; asks for no messages."""
+    def last_reports(self, below: int) -> list[NextRequest]:
+        """What the broker does not know to be done below an offset at which the queue starts again.
+
+        Asks for no messages. What is done from that offset on is to run again.
+        """
         return [
-            NextRequest(key, entry.done, wanted=0)
+            NextRequest(key, min(entry.done, below - 1), wanted=0)
             for key, entry in self._lanes.items()
-            if entry.at_broker and entry.done > NOTHING_DONE
+            if entry.at_broker and min(entry.done, below - 1) > NOTHING_DONE
         ]
 
     def parked(

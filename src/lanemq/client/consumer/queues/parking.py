@@ -109,14 +109,16 @@ class LaneParker:
                     else:
                         return
 
-    async def report_done(self, assigned: AssignedQueue) -> None:
+    async def report_done(self, assigned: AssignedQueue, below: int) -> None:
         """Reports what is done of the lanes at the broker, so that the member does not get it again after a reset.
+
+        Only `below` the offset to which the group was reset: what comes after it is to run again.
 
         Gives up after `FLUSH_SECONDS`, or if the broker does not answer: then those messages run again.
         """
         if not assigned.keeps_parked:
             return
-        reports = assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.last_reports()) or []
+        reports = assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.last_reports(below)) or []
         with contextlib.suppress(TimeoutError, LaneError):
             async with asyncio.timeout(FLUSH_SECONDS):
                 for report in reports:

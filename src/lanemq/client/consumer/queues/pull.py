@@ -191,7 +191,7 @@ class Puller:
         scheduler.drain(queue)
         while not await scheduler.drained(queue, to_millis(self._options.hand_over_timeout)):
             log.warning("%s waits for its running handler before it moves to offset %d", queue, offset)
-        await self._parker.report_done(assigned)
+        await self._parker.report_done(assigned, offset)
         if assigned.released:
             return
         self._offsets.record_reset(assigned, offset, "the broker or a person named another offset")
