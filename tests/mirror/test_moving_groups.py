@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -196,7 +197,13 @@ def test_a_cut_over_reports_each_step_and_moves_the_group(pair: Pair) -> None:
 def test_a_cut_over_stops_at_the_step_that_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.create("busy")
     send(pair.source, "busy", 10)
-    monkeypatch.setattr("lanemq.mirror.cut_over.time.sleep", lambda _: send(pair.source, "busy", 5, first=10))
+    here = threading.get_ident()
+
+    def send_meanwhile(_: float) -> None:
+        if threading.get_ident() == here:  # other threads sleep too
+            send(pair.source, "busy", 5, first=10)
+
+    monkeypatch.setattr("lanemq.mirror.cut_over.time.sleep", send_meanwhile)
     done = call(pair, "cut-over", "busy")
     assert done.exit_code == 1
     assert "failed  producers: 5 messages arrived within 5 s" in done.stdout
