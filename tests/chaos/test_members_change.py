@@ -40,7 +40,10 @@ def settle(system: SystemUnderTest, producer: Child, *consumers: Child) -> Repor
 @pytest.mark.slow
 @pytest.mark.row("A8")
 @pytest.mark.row("A91")
-@pytest.mark.parametrize("whole_queue", [True, False], ids=["order by queue", "order by key"])
+@pytest.mark.parametrize(
+    "whole_queue",
+    [pytest.param(True, id="order by queue", marks=pytest.mark.extended), pytest.param(False, id="order by key")],
+)
 def test_rolling_restarts_keep_order_and_redeliver_nothing(system: SystemUnderTest, whole_queue: bool) -> None:
     """A clean stop costs neither order nor duplicates."""
     system.broker(default_queues=4)

@@ -70,7 +70,7 @@ def test_producers_and_consumers_find_a_moved_broker_in_a_few_seconds(broker: Mo
     assert seconds_to_find(broker, sharing) < FEW_SECONDS
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_consumer_that_keeps_its_route_would_take_half_a_minute(
     broker: MovingBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
