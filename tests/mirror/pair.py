@@ -57,3 +57,20 @@ def by_key(address: str, topic: str) -> dict[str | None, list[int]]:
     for message in stored(address, topic):
         found.setdefault(message.key, []).append(message.value()["n"])
     return found
+
+
+def assert_continues(
+    sent: dict[str | None, list[int]],
+    before: list[tuple[str | None, int]],
+    after: list[tuple[str | None, int]],
+    *,
+    once_each: bool,
+) -> None:
+    """A group that moved skips no number of any key and keeps the order; with `once_each`, it repeats none."""
+    for key, numbers in sent.items():
+        first = [number for each, number in before if each == key]
+        second = [number for each, number in after if each == key]
+        assert second == numbers[len(numbers) - len(second) :]
+        assert len(first) + len(second) >= len(numbers)
+        if once_each:
+            assert first + second == numbers

@@ -38,7 +38,7 @@ Found: TypeAlias = Callable[[Records, StorageError | None], None]
 
 
 def _nothing() -> None:
-    """Nobody waits for this change."""
+    """The caller of `save` does not ask to be told when the change is on disk."""
 
 
 class Parking:
