@@ -44,11 +44,16 @@ def reading_handler(count: Callable[[], None]) -> Callable[..., None]:
     """The handler of the published figures; `count` is called for every message."""
 
     def on_order(event: OrderPaid, message: Message) -> None:
-        if event.amount < 0 or message.key is None or message.offset < 0 or message.properties[PROPERTY] != REGION:
-            raise AssertionError(f"{message} is not what was sent")
+        read(event, message)
         count()
 
     return on_order
+
+
+def read(event: OrderPaid, message: Message) -> None:
+    """What the handlers of the published figures read of a message."""
+    if event.amount < 0 or message.key is None or message.offset < 0 or message.properties[PROPERTY] != REGION:
+        raise AssertionError(f"{message} is not what was sent")
 
 
 def empty_handler(count: Callable[[], None]) -> Callable[..., None]:

@@ -5,13 +5,14 @@ and the consumer each write theirs, and the checker reads them all.
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks.harness import QUEUES, TOPIC, Messages
 from lanemq.broker.config import BrokerOptions
 from lanemq.checker.checking import CheckOptions, check
 from lanemq.client.admin.admin import Admin
+from lanemq.client.producer.batches import Outgoing
 from lanemq.client.producer.producer import Producer
 from lanemq.clock import SystemClock
 from lanemq.history import History
@@ -22,7 +23,9 @@ Consume = Callable[[str, History], None]
 """A consumer at this address, which writes this history and comes back when everything is done and handed over."""
 
 
-def verdict(messages: Messages, consume: Consume, *, queues: int = QUEUES, drained: bool = True) -> str:
+def verdict(
+    messages: Messages | Iterable[Outgoing], consume: Consume, *, queues: int = QUEUES, drained: bool = True
+) -> str:
     """PASS, or what is wrong; `drained`: the consumer leaves nothing over."""
     with tempfile.TemporaryDirectory(prefix="lanemq-bench-") as folder:
         said = Path(folder, "history")

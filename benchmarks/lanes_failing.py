@@ -3,21 +3,26 @@
     python -m benchmarks lanes_failing
 
 10,000 keys over 4 queues. A round with every key healthy and a round with one failing, in turns; medians are
-compared. Throughput: a stored backlog is worked off with a handler that does nothing. Latency: messages are sent at a
-steady rate and timed from the send call to the handler; the failing key's are not counted. `verdict` is the checker's
-word on a shorter run with the failing key.
+compared. The handler takes a decoded event and reads key, offset and one property. Throughput: a stored backlog is
+worked off. Latency: messages are sent at a steady rate and timed from the send call to the handler; the failing key's
+are not counted. `verdict` is the checker's word on a shorter run with the failing key.
 """
 
 import logging
 import statistics
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.harness import TOPIC, BrokerProcess, Messages, report
+import msgspec
+
+from benchmarks.events import PROPERTY, REGION
+from benchmarks.harness import TOPIC, BrokerProcess, report
 from benchmarks.judged import verdict
 from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
+from lanemq.client.producer.batches import Outgoing
 from lanemq.client.producer.producer import Producer
 from lanemq.core.consuming.retry_policy import RETRY_FOREVER, HoldKey
 from lanemq.history import NO_HISTORY, History
@@ -25,6 +30,14 @@ from lanemq.history import NO_HISTORY, History
 KEYS, BACKLOG, ROUNDS = 10_000, 500_000, 7
 PACED, PER_SECOND, JUDGED = 8_000, 1_000, 20_000
 BROKEN = "key-7"
+PROPERTIES = {PROPERTY: REGION}
+
+
+class Timed(msgspec.Struct):
+    """An event of 100 bytes of JSON that says when it was sent, by `time.perf_counter`."""
+
+    sent_at: float
+    note: str = "x" * 66
 
 
 class Run:
@@ -37,16 +50,17 @@ class Run:
         self.latencies: list[float] = []
         self.times: list[float] = []
         self._wanted, self._failing = wanted, failing
-        self.app: Any = App(address, group=group, codec="bytes", history=history)
+        self.app: Any = App(address, group=group, history=history)
         self.app.ordered(topic, on_fail=HoldKey(retries=RETRY_FOREVER))(self._handle)
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, event: Timed, message: Message) -> None:
+        check_read(message)
         if message.key == BROKEN:
             if self._failing:
                 raise ValueError("broken for the whole run")
             return
         now = time.perf_counter()
-        self.latencies.append(now - float(message.body[:20]))
+        self.latencies.append(now - event.sent_at)
         self.times.append(now)
         if len(self.times) == self._wanted:
             self.finished.set()
@@ -59,8 +73,8 @@ def main() -> None:
     logging.getLogger("lanemq").addHandler(logging.NullHandler())
     with BrokerProcess() as broker:
         broker.create_topic()
-        with Producer(broker.address, codec="bytes") as producer:
-            producer.send_many(TOPIC, _backlog(BACKLOG))
+        with Producer(broker.address) as producer:
+            producer.send_many(TOPIC, backlog(BACKLOG))
         rates: dict[bool, list[float]] = {False: [], True: []}
         cpu: dict[bool, list[float]] = {False: [], True: []}
         tails: dict[bool, list[float]] = {False: [], True: []}
@@ -94,14 +108,14 @@ def p99(broker: BrokerProcess, number: int, *, failing: bool) -> float:
     """Of the healthy keys, in seconds, at a steady rate."""
     topic = f"paced-{number}"
     broker.create_topic(topic)
-    healthy = sum(1 for each in range(PACED) if _paced_key(each) != BROKEN)
+    healthy = sum(1 for each in range(PACED) if paced_key(each) != BROKEN)
     run = Run(broker.address, f"paced-{number}", topic, healthy, failing=failing)
     run.app.start()
-    with Producer(broker.address, codec="bytes") as producer:
+    with Producer(broker.address) as producer:
         began = time.perf_counter()
         for each in range(PACED):
             time.sleep(max(0.0, began + each / PER_SECOND - time.perf_counter()))
-            producer.submit(topic, _stamp(), key=_paced_key(each))
+            producer.submit(topic, Timed(time.perf_counter()), key=paced_key(each), properties=PROPERTIES)
     run.wait()
     run.app.stop(now=True)
     return statistics.quantiles(run.latencies[PACED // 8 :], n=100)[98]
@@ -116,17 +130,24 @@ def judged() -> str:
         run.wait()
         run.app.stop()
 
-    return verdict(_backlog(JUDGED), to_the_end, drained=False)
+    return verdict(backlog(JUDGED), to_the_end, drained=False)
 
 
-def _backlog(count: int) -> Messages:
-    return [(f"key-{number % KEYS}", _stamp()) for number in range(count)]
+def check_read(message: Message) -> None:
+    """Reads offset and property, as a user's handler does."""
+    if message.offset < 0 or message.properties[PROPERTY] != REGION:
+        raise AssertionError(f"{message} is not what was sent")
 
 
-def _paced_key(number: int) -> str:
+def backlog(count: int) -> Iterator[Outgoing]:
+    for number in range(count):
+        yield timed(f"key-{number % KEYS}")
+
+
+def timed(key: str) -> Outgoing:
+    return Outgoing(msgspec.json.encode(Timed(time.perf_counter())), key, properties=PROPERTIES)
+
+
+def paced_key(number: int) -> str:
     """The broken key comes again and again, not once in 10,000."""
     return BROKEN if number % 100 == 0 else f"key-{number % KEYS}"
-
-
-def _stamp() -> bytes:
-    return f"{time.perf_counter():020.6f}".encode() + b"x" * 80

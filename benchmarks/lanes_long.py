@@ -21,7 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import TOPIC, BrokerProcess, report
-from benchmarks.lanes_failing import BROKEN, KEYS, PACED, PER_SECOND, _backlog, _paced_key, _stamp
+from benchmarks.lanes_failing import (
+    BROKEN,
+    KEYS,
+    PACED,
+    PER_SECOND,
+    PROPERTIES,
+    Timed,
+    backlog,
+    check_read,
+    paced_key,
+    timed,
+)
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.consumer.app import App
@@ -53,7 +64,7 @@ class Member:
         self.latencies.clear()
         self._wanted = wanted
         self._reached.clear()
-        self._app = App(self._address, group=self.group, codec="bytes")
+        self._app = App(self._address, group=self.group)
         self._app.ordered(TOPIC, on_fail=HoldKey(retries=RETRY_FOREVER))(self._handle)
         self._app.start()
 
@@ -67,7 +78,8 @@ class Member:
     def wait(self) -> None:
         assert self._reached.wait(PATIENCE), f"only {len(self.times)} of {self._wanted} were done"
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, event: Timed, message: Message) -> None:
+        check_read(message)
         if message.key == BROKEN:
             if self.failing:
                 raise ValueError("broken")
@@ -75,7 +87,7 @@ class Member:
             return
         now = time.perf_counter()
         self.times.append(now)
-        self.latencies.append(now - float(message.body[:20]))
+        self.latencies.append(now - event.sent_at)
         if len(self.times) == self._wanted:
             self._reached.set()
 
@@ -84,17 +96,17 @@ def main() -> None:
     logging.getLogger("lanemq").addHandler(logging.NullHandler())
     with BrokerProcess() as broker, ParkedAdmin(broker.address) as parked, Admin(broker.address) as admin:
         broker.create_topic()
-        with Producer(broker.address, codec="bytes") as producer:
+        with Producer(broker.address) as producer:
             for _ in range(BEHIND // PART):  # in parts, so that the member's memory is not that of the producer
-                producer.send_many(TOPIC, [(BROKEN, _stamp())] * PART)
+                producer.send_many(TOPIC, [timed(BROKEN)] * PART)
         members = [Member(broker.address, f"long-{number}", failing=bool(number % 2)) for number in range(2 * ROUNDS)]
         for member in members:
             if member.failing:
                 set_aside(broker, parked, member)
             else:
                 admin.reset_offsets(member.group, TOPIC, to="last")
-        with Producer(broker.address, codec="bytes") as producer:
-            producer.send_many(TOPIC, _backlog(BACKLOG))
+        with Producer(broker.address) as producer:
+            producer.send_many(TOPIC, backlog(BACKLOG))
         throughput(members)
         latency(broker, members[:2])
         redrive(parked, members[1])
@@ -143,16 +155,16 @@ def _alternating(members: list[Member]) -> list[Member]:
 def latency(broker: BrokerProcess, members: list[Member]) -> None:
     """Both groups get every message; they take turns as the one that is running."""
     tails: dict[bool, list[float]] = {False: [], True: []}
-    healthy = sum(1 for each in range(PACED) if _paced_key(each) != BROKEN)
+    healthy = sum(1 for each in range(PACED) if paced_key(each) != BROKEN)
     for member in members * ROUNDS:
         with Admin(broker.address) as admin:
             admin.reset_offsets(member.group, TOPIC, to="last")
         member.start(healthy)
-        with Producer(broker.address, codec="bytes") as producer:
+        with Producer(broker.address) as producer:
             began = time.perf_counter()
             for each in range(PACED):
                 time.sleep(max(0.0, began + each / PER_SECOND - time.perf_counter()))
-                producer.submit(TOPIC, _stamp(), key=_paced_key(each))
+                producer.submit(TOPIC, Timed(time.perf_counter()), key=paced_key(each), properties=PROPERTIES)
         member.wait()
         tails[member.failing].append(statistics.quantiles(member.latencies[PACED // 8 :], n=100)[98])
         member.stop()

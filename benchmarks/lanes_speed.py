@@ -2,9 +2,9 @@
 
     python -m benchmarks lanes_speed
 
-One queue, 1,000 keys, a handler that waits 5 ms. Once the whole queue in order, as RocketMQ works, and once by key
-with 32 lanes; both in one run, the ratio counts. The rate is that of the handler's calls from first to last.
-`verdict` is the checker's verdict on a shorter run by key.
+One queue, 1,000 keys. The handler takes a decoded event, reads key, offset and one property, and waits 5 ms. Once the
+whole queue is consumed in order, as RocketMQ does, and once by key with 32 lanes; both in one run, the ratio counts.
+The rate is that of the handler's calls from first to last. `verdict` is the checker's verdict on a shorter run by key.
 """
 
 import asyncio
@@ -13,7 +13,8 @@ import time
 from itertools import count
 from typing import Any
 
-from benchmarks.harness import TOPIC, BrokerProcess, Messages, report
+from benchmarks.events import OrderPaid, made_events, read
+from benchmarks.harness import TOPIC, BrokerProcess, report
 from benchmarks.judged import verdict
 from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
@@ -29,8 +30,8 @@ TARGET = 25
 def main() -> None:
     with BrokerProcess() as broker:
         broker.create_topic(queues=1)
-        with Producer(broker.address, codec="bytes") as producer:
-            producer.send_many(TOPIC, _messages(BY_KEY))
+        with Producer(broker.address) as producer:
+            producer.send_many(TOPIC, made_events(BY_KEY, KEYS, 100))
         slow = rate(broker.address, "queue-order", IN_QUEUE_ORDER, on_fail=HoldQueue())
         fast = rate(broker.address, "key-order", BY_KEY, lanes=LANES)
         tasks = rate(broker.address, "key-order-tasks", BY_KEY, lanes=LANES, tasks=True)
@@ -43,18 +44,14 @@ def judged(*, tasks: bool) -> str:
     def to_the_end(address: str, history: History) -> None:
         rate(address, "judged", JUDGED, tasks=tasks, history=history, lanes=LANES)
 
-    return verdict(_messages(JUDGED), to_the_end, queues=1)
-
-
-def _messages(count: int) -> Messages:
-    return [(f"key-{number % KEYS}", b"x" * 100) for number in range(count)]
+    return verdict(made_events(JUDGED, KEYS, 100), to_the_end, queues=1)
 
 
 def rate(
     address: str, group: str, messages: int, *, tasks: bool = False, history: History = NO_HISTORY, **options: Any
 ) -> float:
     """Messages per second."""
-    app: Any = App(address, group=group, codec="bytes", history=history)
+    app: Any = App(address, group=group, history=history)
     begun: list[float] = []
     numbers, finished = count(1), threading.Event()
 
@@ -65,11 +62,13 @@ def rate(
         elif number == messages:
             finished.set()
 
-    def handler(message: Message) -> None:
+    def handler(event: OrderPaid, message: Message) -> None:
+        read(event, message)
         time.sleep(HANDLER_SECONDS)
         counted()
 
-    async def task(message: Message) -> None:
+    async def task(event: OrderPaid, message: Message) -> None:
+        read(event, message)
         await asyncio.sleep(HANDLER_SECONDS)
         counted()
 
