@@ -119,17 +119,27 @@ class Race:
 
     @contextlib.contextmanager
     def running(self, *, durable: bool) -> Iterator[Self]:
-        """Starts the servers; contenders that use the same kind share one."""
+        """Starts the servers, one of each kind. A contender whose server does not start is skipped."""
         self.mode = "durable" if durable else "relaxed"
         with contextlib.ExitStack() as stack:
-            servers: dict[type[PeerServer], PeerServer] = {}
+            servers: dict[type[PeerServer], PeerServer | None] = {}
             for contender in self._contenders:
                 if contender.server not in servers:
-                    servers[contender.server] = stack.enter_context(contender.server(durable=durable))
-                helper = self._everyone[contender.helper or contender.name].command()
-                self.entrants.append(Entrant(contender, servers[contender.server], contender.command(), helper))
+                    servers[contender.server] = self._started(stack, contender.server(durable=durable))
+                server = servers[contender.server]
+                if server is not None:
+                    helper = self._everyone[contender.helper or contender.name].command()
+                    self.entrants.append(Entrant(contender, server, contender.command(), helper))
             yield self
         self.entrants = []
+
+    def _started(self, stack: contextlib.ExitStack, server: PeerServer) -> PeerServer | None:
+        try:
+            return stack.enter_context(server)
+        except ClientFailed as failure:
+            why = " ".join(str(failure).split())
+            print(f"skipped: all that need {server.name}, {self.mode}: {why[-300:]}", file=sys.stderr, flush=True)
+            return None
 
     def turns(self, who: Sequence[Entrant], rounds: int | None = None) -> Iterator[tuple[int, Entrant]]:
         """Alternating rounds: each round starts with another contender."""

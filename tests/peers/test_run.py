@@ -41,6 +41,28 @@ def test_a_contender_that_cannot_be_fetched_is_skipped_with_one_line(capsys: pyt
     )
 
 
+class BrokenServer(PeerServer):
+    """A server whose process ends at once."""
+
+    name = "broken"
+
+    def start(self) -> None:
+        self.run(["sh", "-c", "echo no license; exit 1"])
+
+    def is_ready(self) -> bool:
+        return False
+
+
+def test_a_contender_whose_server_does_not_start_is_skipped_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken, records = replace(contender("x"), server=BrokenServer), Records(tmp_path / "rounds.jsonl")
+    with Race([broken, OWN], [broken, OWN], QUICK, records).running(durable=False) as race:
+        assert [each.name for each in race.entrants] == [OURS]
+    records.close()
+    assert capsys.readouterr().err == ("skipped: all that need broken, relaxed: broken did not start: no license\n")
+
+
 def test_a_contender_that_fails_on_a_path_is_reported_and_the_others_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,8 @@ def footprint(race: Race, contenders: list[Contender]) -> None:
     for number in range(min(race.scale.rounds, 3)):
         for contender in alone:
             with race.only(contender).running(durable=False) as single:
+                if not single.entrants:
+                    continue  # its server did not start
                 (each,) = single.entrants
                 with single.attempt(each, "footprint"):
                     single.value("start-up", each, round(each.server.start_seconds, 2), "s", round=number)
