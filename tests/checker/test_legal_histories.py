@@ -104,6 +104,12 @@ LEGAL = {
         "a turn 1 k\na end 1 k ok\na commit 2\na commit 3\nbroker parked 0 k\nbroker parked 1 k\n"
         "broker redriven 0 k 1\na turn 3 k\na end 3 k ok"
     ),
+    "a former owner reports that a message was parked when the next owner has redriven and done it": (
+        "a granted a 1\na turn 0 k epoch=1\na end 0 k retry epoch=1\nbroker parked 0 k\na parked 0 k\n"
+        "broker parked 1 k\nb granted b 2\nbroker redriven 0 k 1\nb turn 0 k epoch=2\nb end 0 k ok epoch=2\n"
+        "b turn 1 k epoch=2\nb end 1 k ok epoch=2\nb turn 2 k epoch=2\nb end 2 k retry epoch=2\na parked 1 k\n"
+        "b turn 2 k epoch=2\nb end 2 k ok epoch=2\nb commit 3 epoch=2"
+    ),
     "redriven, failed again, parked again, redriven": (
         "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nbroker redriven 0 k\na turn 0 k\na end 0 k retry\n"
         "a parked 0 k\nbroker redriven 0 k\na turn 0 k\na end 0 k ok\na turn 1 k"

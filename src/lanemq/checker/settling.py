@@ -147,6 +147,11 @@ class ParkingRules:
 
     def parked(self, event: MessageParked) -> None:
         progress = self._state.progress(event)
+        by_broker = progress.parked_by_broker.get(event.key, -1)
+        if event.process.role is Role.BROKER:
+            progress.parked_by_broker[event.key] = max(by_broker, event.offset)
+        elif event.offset <= by_broker:
+            return  # the member repeats what the broker answered, perhaps after the message was redriven and done
         if event.offset <= progress.discarded.get(event.key, -1):
             if event.process.role is not Role.BROKER:
                 return  # the member reports it after the broker's answer, and it was discarded in between

@@ -157,6 +157,8 @@ class GroupProgress:
     dead: set[int] = field(default_factory=set)
     parked: dict[int, CheckedLane] = field(default_factory=dict)
     """Parked messages, and redriven ones that may run once more, because their removal may be lost."""
+    parked_by_broker: dict[str, int] = field(default_factory=dict)
+    """Key to its highest offset that a broker reported as parked."""
     discarded: dict[str, int] = field(default_factory=dict)
     """Key to its last offset that was discarded."""
     passed_unknown: set[int] = field(default_factory=set)
