@@ -225,6 +225,54 @@ producer.close()
         assert len({line["key"] for line in lines if "key" in line}) == 1
 
 
+LEAVING = """
+import signal
+from lanemq.client.consumer.turns import forked
+
+name = os.path.basename(folder)
+with Producer(address, create=[name]) as producer:
+    producer.send_many(name, [("k", number) for number in range(40)])
+app = App(address, group=name)
+parent, ends = os.getpid(), []
+
+def leave(number):
+    signal.alarm(PATIENCE)
+    if number == 1:
+        sys.exit(7)
+    if number == 2:
+        raise ValueError("in the child")
+
+@app.ordered(name)
+KIND on_event(event):
+    os.write(1, f"{event} {os.getpid() == parent}\\n".encode())
+    if event < len(ENDS):
+        child = os.fork()
+        if child == 0:
+            return leave(event)
+        ends.append(ended(child))
+    if event == 39:
+        app.stop()
+"""
+"""A handler that forks, and whose child leaves it in one of three ways."""
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_child_that_leaves_the_handler_that_forked_it_ends_and_runs_no_message(
+    broker: EmbeddedBroker, tmp_path: Path, kind: str
+) -> None:
+    program = LEAVING.replace("PATIENCE", "60").replace("len(ENDS)", "3").replace("KIND", kind)
+    *turns, ends = run(broker, program + "app.run()\nprint(ends)\n", tmp_path).splitlines()
+    assert turns == [f"{number} True" for number in range(40)]
+    assert ends == "[0, 7, 1]"
+
+
+def test_without_the_hook_of_handlers_a_child_stays(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """The negative control: the child is ended by its alarm."""
+    mutant = "forking._objects.discard(forked._forked_worker)\n"
+    program = LEAVING.replace("PATIENCE", "1").replace("len(ENDS)", "1").replace("KIND", "def")
+    assert run(broker, program + mutant + "app.run()\nprint(ends)\n", tmp_path).endswith("[-14]\n")
+
+
 TERMINATING = """
 import time
 from lanemq.client.consumer import signals

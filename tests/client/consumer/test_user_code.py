@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.client.consumer.fakes import message as message_at
-from tests.client.consumer.with_broker import WAIT, Inbox, committed, send
+from tests.client.consumer.with_broker import WAIT, Inbox, committed, send, wait_for
 from tests.client.consumer.worker_fixture import run_of
 
 from lanemq import (
@@ -160,6 +160,45 @@ def test_a_guard_for_exceptions_only_would_let_a_message_end_its_worker(
         inbox.wait(2)
     assert inbox.items == [0, 1]
     assert [each for each in caplog.records if each.levelno == logging.ERROR and "worker" in each.getMessage()]
+
+
+# --- long error texts
+
+
+def fail_with_a_long_text(broker: EmbeddedBroker, topic: str) -> tuple[App, Inbox]:
+    """An app with more messages behind its failing one than it keeps in memory."""
+    send(broker, topic, keys=1, each=70)
+    inbox, app = Inbox(), App(broker.address, group=f"g-{topic}")
+
+    @app.ordered(topic)
+    def handler(message: Message) -> None:
+        if message.attempt == 1 and message.queue_offset == 0:
+            raise ValueError("x" * 300_000)
+        inbox.add(message.queue_offset)
+
+    return app, inbox
+
+
+def test_an_error_with_a_long_text_is_cut_and_its_lane_goes_on(
+    broker: EmbeddedBroker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, inbox = fail_with_a_long_text(broker, topic)
+    with app:
+        assert inbox.wait(70) == list(range(70))
+    (line,) = failures_logged(caplog)
+    assert len(line) < 3_000
+    assert line.endswith("x…")
+
+
+def test_an_error_with_its_whole_text_would_hold_its_lane_for_good(
+    broker: EmbeddedBroker, topic: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: the broker refuses the request that sets the lane aside, again and again."""
+    monkeypatch.setattr(handler_module, "MAX_TEXT_CHARS", 1_000_000)
+    app, inbox = fail_with_a_long_text(broker, topic)
+    with app:
+        wait_for(lambda: "too large for request" in caplog.text)
+        assert inbox.items == []
 
 
 # --- what ends the program, not the message

@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 Handler = Callable[..., Any]
 Batch: TypeAlias = tuple[Message, ...]
 
+MAX_TEXT_CHARS = 2_000
+"""Maximum length of an error text in log lines and reports; some errors carry whole documents. The broker refuses to
+set a lane aside if the request, which contains the text, has more than 256 KiB."""
+
 # what a handler may raise
 
 
@@ -321,20 +325,21 @@ def describe(error: BaseException) -> str:
         text = repr(error)
     except BaseException:  # noqa: BLE001 - user code, too
         text = f"{type(error).__qualname__} (its text cannot be produced)"
-    return _storable(text)
+    return _reportable(text)
 
 
 def one_line(why: object) -> str:
     """The reason that a handler gives, as text on one line."""
     try:
-        return _storable(" ".join(str(why).split()))
+        return _reportable(" ".join(str(why).split()))
     except BaseException as error:  # noqa: BLE001 - user code, too
         return f"reason cannot be produced: {type(error).__qualname__}"
 
 
-def _storable(text: str) -> str:
-    """The text without lone surrogates, which UTF-8 cannot encode."""
-    return text.encode("utf-8", "replace").decode()
+def _reportable(text: str) -> str:
+    """The text up to `MAX_TEXT_CHARS`, without lone surrogates, which UTF-8 cannot encode."""
+    shown = text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"
+    return shown.encode("utf-8", "replace").decode()
 
 
 class OrderlyHandler:

@@ -47,7 +47,7 @@ REASON_CHARS = 500
 class Worker:
     """The runs of one worker. It is shared with the scheduler without a lock: each step is one deque operation."""
 
-    __slots__ = ("began_ns", "ended", "error", "messages", "run", "waiting")
+    __slots__ = ("began_ns", "ended", "error", "in_child", "messages", "run", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[MessageRun] = deque()
@@ -58,6 +58,8 @@ class Worker:
         """The run whose handler is being called."""
         self.error: BaseException | None = None
         """What ended the worker unexpectedly."""
+        self.in_child = False
+        """Whether this is a copy in a child process, which the worker's handler has forked."""
         self.began_ns = 0
         self.messages = 0
         """Number of messages taken, without those taken back."""

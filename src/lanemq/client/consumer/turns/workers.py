@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from lanemq._fast import compiled
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
+from lanemq.client.consumer.turns.forked import CALLING, end_child
 from lanemq.client.consumer.turns.handler import (
     AsyncBatchHandler,
     BatchHandler,
@@ -123,10 +124,13 @@ class ThreadWorkers(Workers):
         counts = self._counts.new()
         while not self._active.scheduler.closed:
             worker = Worker()
+            CALLING.set(worker)
             try:
                 while self._active.scheduler.take_runs(worker):
                     self._run(worker, counts)
             except BaseException as error:  # noqa: BLE001 - logged, and the message fails by its policy
+                if worker.in_child:
+                    end_child(error)
                 self._broke(worker, error)
 
     def _broke(self, worker: Worker, error: BaseException) -> None:
@@ -146,6 +150,8 @@ class ThreadWorkers(Workers):
         assert plan.handler is not None
         while True:
             ran = run_worker(worker, plan.handler, plan.batch_size, self._clock)
+            if worker.in_child:
+                end_child(error_of(ran.end))
             run, end = self._stopped_run(worker, ran, counts, began), ran.end
             if run is None or end is None:
                 return
@@ -192,12 +198,15 @@ class TaskWorkers(Workers):
         scheduler, counts = self._active.scheduler, self._counts.new()
         assert isinstance(scheduler, AsyncScheduler)
         SERVING.set(self._consumer)
+        CALLING.set(worker)
         try:
             if pause:
                 await asyncio.sleep(pause)
             while await scheduler.take_runs_async(worker):
                 await self._run(worker, counts)
         except (Exception, GeneratorExit) as error:  # noqa: BLE001 - logged; it must not end the consumer
+            if worker.in_child:
+                end_child(error)
             worker.error = error
 
     def _ended(self, tasks: asyncio.TaskGroup, task: asyncio.Task[None], worker: Worker) -> None:
@@ -224,6 +233,8 @@ class TaskWorkers(Workers):
         assert plan.async_handler is not None
         while True:
             ran = await run_worker_async(worker, plan.async_handler, plan.batch_size, self._clock)
+            if worker.in_child:
+                end_child(error_of(ran.end))
             run, end = self._stopped_run(worker, ran, counts, began), ran.end
             if run is None or end is None:
                 return
@@ -389,6 +400,10 @@ class RunReporter:
     def _place(self, message: Message) -> Place:
         queue = message.queue
         return Place(self._group, queue.topic, queue.queue_id, message.queue_offset, queue.broker)
+
+
+def error_of(end: RunEnd | None) -> BaseException | None:
+    return None if end is None else end.stop.error
 
 
 def reason_of(end: RunEnd) -> str:
