@@ -51,7 +51,9 @@ if TYPE_CHECKING:
     from lanemq.pipelines.source import Topic as Topic
     from lanemq.pipelines.stages.cdc.last_state import LastState as LastState
     from lanemq.pipelines.stages.project import Project as Project
+    from lanemq.pipelines.stages.transitions.event_time import EventTime as EventTime
     from lanemq.pipelines.stages.transitions.messages import Event as Event
+    from lanemq.pipelines.stages.transitions.messages import OnTimer as OnTimer
     from lanemq.pipelines.stages.transitions.messages import Step as Step
     from lanemq.pipelines.stages.transitions.rules import DeadLetter as DeadLetter
     from lanemq.pipelines.stages.transitions.rules import Hold as Hold
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from lanemq.pipelines.stages.transitions.rules import Policy as Policy
     from lanemq.pipelines.stages.transitions.rules import StateLimits as StateLimits
     from lanemq.pipelines.stages.transitions.stage import Transitions as Transitions
+    from lanemq.pipelines.stages.transitions.timers import StepContext as StepContext
+    from lanemq.pipelines.stages.transitions.timers import Timer as Timer
 else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
@@ -122,8 +126,10 @@ else:
             ),
             "lanemq.pipelines.stages.cdc.last_state": ("LastState",),
             "lanemq.pipelines.stages.project": ("Project",),
+            "lanemq.pipelines.stages.transitions.event_time": ("EventTime",),
             "lanemq.pipelines.stages.transitions.messages": (
                 "Event",
+                "OnTimer",
                 "Step",
             ),
             "lanemq.pipelines.stages.transitions.rules": (
@@ -135,6 +141,10 @@ else:
                 "StateLimits",
             ),
             "lanemq.pipelines.stages.transitions.stage": ("Transitions",),
+            "lanemq.pipelines.stages.transitions.timers": (
+                "StepContext",
+                "Timer",
+            ),
         },
         install=install_extra("spark"),
         extra_packages=("pyspark", "pyarrow", "numpy", "deltalake"),

@@ -7,6 +7,7 @@ import click
 from lanemq.cli.options import WrongUsage, json_option
 from lanemq.cli.output import Grid, plural, show
 from lanemq.cli.pipeline.loading import FILE_OR_CHECKPOINT, NAME, declared_at, pipeline_security_options, refused
+from lanemq.clock import time_text
 
 
 @click.command()
@@ -37,8 +38,10 @@ def state(place: str, key: str | None, name: str | None, limit: int, into: Path 
             found = lane_state(pipeline, key)
             waits = found.held.why.value if found.held is not None else None
             document = {"key": key, "shard": found.shard, "state": found.state, "number": found.number}
-            document |= {"seen_at": found.seen_at, "waiting": waits}
-            show(as_json, lambda: document, f"key {key}: {waits or 'moving'}, state {found.state!r}")
+            timers = [{"name": each.name, "due_at": each.due_at, "clock": each.clock} for each in found.timers]
+            document |= {"seen_at": found.seen_at, "waiting": waits, "timers": timers}
+            lines = [f"timer {each.name}: due at {time_text(each.due_at)}, {each.clock} time" for each in found.timers]
+            show(as_json, lambda: document, f"key {key}: {waits or 'moving'}, state {found.state!r}", *lines)
             return
         table = state_table(pipeline)
     if into is not None:

@@ -45,7 +45,7 @@ TABLES: Final = ("pipeline", "source", "stage", "sink", "dead_letters", "spark")
 REQUIRED: Final = ("pipeline", "source", "stage", "sink")
 FUNCTIONS: Final = {
     "pipeline": ("prepare",),
-    "transitions": ("step", "decode", "state_type", "sequence", "on_expire"),
+    "transitions": ("step", "decode", "state_type", "sequence", "on_expire", "on_timer"),
     "last_state": (),
     "project": (),
 }
@@ -105,6 +105,8 @@ def _stage(options: dict[str, Any]) -> Stage:
             rest["on_failure"] = _policy(rest["on_failure"])
         if "limits" in rest:
             rest["limits"] = build("limits.", public("StateLimits"), rest["limits"])
+        if "event_time" in rest:
+            rest["event_time"] = _event_time(rest["event_time"])
         stage: Stage = build("", public(STAGES[kind]), rest)
         return stage
 
@@ -126,6 +128,13 @@ def _policy(given: object) -> Any:
     if isinstance(options.get("hold"), dict):
         options["hold"] = build("on_failure.hold.", public("Hold"), options["hold"])
     return build("on_failure.", public(POLICIES[kind]), options)
+
+
+def _event_time(given: object) -> Any:
+    options = dict(given) if isinstance(given, dict) else given
+    if isinstance(options, dict) and _is_reference("of", options.get("of")):
+        options["of"] = _import_reference(options["of"], "event_time.of")
+    return build("event_time.", public("EventTime"), options)
 
 
 def _kind(table: str, options: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
@@ -159,7 +168,7 @@ def _import_reference(text: str, option: str) -> Any:
 
 def _is_reference(option: str, value: object) -> bool:
     """Whether the text is a reference: `decode = "json"` and `sequence = "version"` are not, a step always is."""
-    return isinstance(value, str) and (":" in value or option in ("step", "prepare", "on_expire"))
+    return isinstance(value, str) and (":" in value or option in ("step", "prepare", "on_expire", "on_timer"))
 
 
 def _filled(where: str, value: Any) -> Any:

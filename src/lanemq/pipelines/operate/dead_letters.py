@@ -55,6 +55,8 @@ class DeadLetterState(StrEnum):
     """Either late or a repeat: redriven only by its id, and then perhaps applied twice."""
     NOTICE = "notice"
     """The message cannot be decoded and was left in its key; see `parked`."""
+    TIMER = "timer"
+    """A timer that failed and was given up. It cannot be redriven."""
     ASKED = "asked"
     """A redrive was requested; no retry pass has finished it."""
     REDRIVEN = "redriven"
@@ -89,6 +91,8 @@ class DeadLetterRecord:
     @property
     def id(self) -> str:
         """The id that commands take. A message that is given up again keeps it."""
+        if self.offset < 0:
+            return f"{self.key}/{self.message_id}"
         return f"{self.topic}/{self.broker}/{self.queue_id}/{self.offset}"
 
     @property
@@ -264,6 +268,8 @@ def _message(row: dict[str, Any], asked: set[Identity], done: set[Identity]) -> 
 
 def _state(row: dict[str, Any]) -> DeadLetterState:
     """The state of a dead letter without a request."""
+    if row["queue_offset"] < 0:
+        return DeadLetterState.TIMER
     if _waits_in_key(row):
         return DeadLetterState.NOTICE
     if row["reason"] == DISCARDED:
@@ -295,6 +301,8 @@ def _refusal(what: str, found: list[DeadLetterRecord]) -> str:
             f"dead letter {what} is only a notice: its message still waits in its key {last.key!r}; redrive the key, "
             f"with `lanemq pipeline parked redrive`, or parked()"
         )
+    if last.state is DeadLetterState.TIMER:
+        return f"dead letter {what} is a timer that failed: send its key {last.key!r} an event that sets it again"
     perhaps = next((each for each in found if each.state is DeadLetterState.DOUBTFUL), None)
     if perhaps is not None:
         return (

@@ -24,7 +24,8 @@ from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import pending_requests, request_discard, request_redrive
 from lanemq.pipelines.stages.transitions.shard import START, KeyLane, ShardFiles, WaitReason, key_of, read_plain
-from lanemq.pipelines.stages.transitions.stage import Manifest, UnitLog
+from lanemq.pipelines.stages.transitions.timers import Timer
+from lanemq.pipelines.stages.transitions.unit_log import Manifest, UnitLog
 
 T = TypeVar("T")
 
@@ -58,6 +59,8 @@ class LaneState:
     seen_at: datetime | None
     """Store time of its newest message; None if it has seen only redriven dead letters."""
     held: HeldLane | None
+    timers: tuple[Timer, ...] = ()
+    """Its timers, the earliest first. One that failed is not among them: it waits in `held`."""
 
 
 class ParkedLanes:
@@ -145,9 +148,9 @@ def show(folder: StorePath, key: str) -> list[LaneState]:
             if packed is not None:
                 lane = read_plain(packed)
                 held = held_lane(shard, key, lane)
-                yield LaneState(
-                    key, shard, lane.state, lane.number, wall_time(lane.seen) if lane.seen > 0 else None, held
-                )
+                seen = wall_time(lane.seen) if lane.seen > 0 else None
+                timers = tuple(Timer(key_of(key), each.name, each.due, each.clock, 1) for each in lane.timers)
+                yield LaneState(key, shard, lane.state, lane.number, seen, held, timers)
 
     return read_newest(folder, states)
 

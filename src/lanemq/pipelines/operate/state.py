@@ -21,7 +21,7 @@ from lanemq.pipelines.checkpoint.checkpoint import stage_folder
 from lanemq.pipelines.operate.parked import LaneState, parked, read_newest
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.stages.transitions.shard import KeyLane, ShardFiles, key_of, read_plain
-from lanemq.pipelines.stages.transitions.stage import Manifest
+from lanemq.pipelines.stages.transitions.unit_log import Manifest
 
 STATE_SCHEMA: Final = pa.schema(
     [
@@ -31,11 +31,12 @@ STATE_SCHEMA: Final = pa.schema(
         ("number", pa.int64()),
         ("seen_at", pa.timestamp("us", "UTC")),
         ("waiting", pa.string()),
+        ("timers", pa.string()),
     ]
 )
 """The columns of `state_table`: the key (null for a queue's messages without one); its shard; its state as JSON; the
-number of its last event, if events are numbered; the store time of its newest message; and whether it is held, parked
-or waits for a missing number (null if it moves)."""
+number of its last event, if events are numbered; the store time of its newest message; whether it is held, parked or
+waits for a missing number (null if it moves); and its timers as JSON, name and time (null if it has none)."""
 
 _JSON: Final = msgspec.json.Encoder()
 
@@ -66,4 +67,7 @@ def _row(name: str, shard: str, lane: KeyLane) -> dict[str, Any]:
         "number": lane.number,
         "seen_at": wall_time(lane.seen) if lane.seen > 0 else None,
         "waiting": None if lane.waiting is None else lane.waiting.why.value,
+        "timers": _JSON.encode({each.name: wall_time(each.due) for each in lane.timers}).decode()
+        if lane.timers
+        else None,
     }

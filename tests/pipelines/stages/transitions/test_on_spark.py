@@ -13,7 +13,7 @@ from tests.pipelines.stages.transitions.pipeline_fixture import QUERY, Sent, Sin
 from lanemq import Producer
 from lanemq.clock import wall_time
 from lanemq.model.errors import OrderError
-from lanemq.pipelines import Event, Hold, Park, Transitions
+from lanemq.pipelines import Event, Hold, Park, StepContext, Timer, Transitions
 from lanemq.pipelines.operate.parked import list_parked, show
 from lanemq.pipelines.ports import NUMBERS_PER_BATCH, Batch, Results, batch_number
 from lanemq.pipelines.stages.transitions.messages import COLUMNS, WaitingMessage
@@ -116,6 +116,47 @@ def test_a_held_key_continues_in_a_retry_pass_and_a_parked_one_after_a_redrive(s
     assert results is not None
     stream.sink.write(results, Batch(QUERY, number + 1, 1))
     assert stream.outputs("b") == [(2, 1), (3, 2)]
+
+
+def make_timed() -> dict[str, Any]:
+    def step(state: Any, event: Event, context: StepContext) -> tuple[Any, list[dict[str, object]]]:
+        context.set_timer("late", after=0.001, clock="processing")
+        return context.now_ms, [{"key": event.key, "n": event.value["n"], "seen": context.now_ms}]
+
+    def on_timer(state: Any, timer: Timer, context: StepContext) -> tuple[Any, list[dict[str, object]]]:
+        return state, [{"key": timer.key, "n": -1, "seen": state}]
+
+    return {"step": step, "on_timer": on_timer, "timers_every": 0.001}
+
+
+def test_timers_and_the_time_of_a_batch_are_the_same_after_a_driver_died(stream: Stream) -> None:
+    """The driver dies after the state was written, in the batch and in the retry pass that calls the timers."""
+    stream.stage = Transitions(outputs=OUTPUTS, **make_timed())
+    stream.stage.open(stream.spark, stream.folder / "stage")
+    stream.send(*((f"key-{n}", {"n": n}) for n in range(3)))
+    stream.fail_after = "stage"
+    with pytest.raises(StreamingQueryException, match="died after stage"):
+        stream.catch_up()
+    (began,) = {state_of(stream, f"key-{n}") for n in range(3)}
+    stream.stage = Transitions(outputs=OUTPUTS, **make_timed())
+    stream.stage.open(stream.spark, stream.folder / "stage")
+    stream.catch_up()
+    _until_due(stream)
+    behind = Batch(QUERY, batch_number(max(stream.sink.batches) // NUMBERS_PER_BATCH, 1), 1)
+    assert stream.stage.process_retry_pass(behind) is not None
+    stream.stage = Transitions(outputs=OUTPUTS, **make_timed())
+    stream.stage.open(stream.spark, stream.folder / "stage")
+    assert stream.stage.unfinished_retry_pass() == behind.number
+    results = stream.stage.process_retry_pass(behind)
+    assert results is not None
+    stream.stage.settle(behind, results.state)
+    stream.sink.write(results, behind)
+    stream.stage.finished(behind)
+    assert [stream.outputs(f"key-{n}") for n in range(3)] == [[(n, began), (-1, began)] for n in range(3)]
+
+
+def state_of(stream: Stream, key: str) -> object:
+    return show(stream.folder / "stage", key)[0].state
 
 
 def _lenient() -> Callable[[Any, Event], tuple[Any, list[dict[str, object]]]]:

@@ -13,7 +13,7 @@ from lanemq.pipelines import Hold, Park, StateLimits
 from lanemq.pipelines.operate.parked import list_parked, show
 from lanemq.pipelines.ports import Batch, batch_number
 from lanemq.pipelines.stages.transitions.shard import CACHE, KEPT_BATCHES, Shard, ShardFiles
-from lanemq.pipelines.stages.transitions.stage import UnitLog
+from lanemq.pipelines.stages.transitions.unit_log import UnitLog
 
 HOLD = Hold(retries=2, first=0.1, max=1.0)
 

@@ -1,7 +1,7 @@
 """Runs the events of one shard through the user's step: every key in order, each event once.
 
 Pure: messages and wall time go in; rows, dead letters and a `Change` come out. A lane that cannot continue keeps its
-messages in its own state (`lanes.py`), so it does not delay any other lane.
+messages in its own state (`held_lanes.py`), so it does not delay any other lane.
 
 Invariants, whatever is repeated, replayed or fails:
 - An event is tried only after all events before it in its lane are settled.
@@ -18,7 +18,9 @@ from typing import TypeAlias
 import msgspec
 
 from lanemq.model.errors import InvalidOption, OrderError
-from lanemq.pipelines.stages.transitions.lanes import Expiry, HeldLanes, LaneTable
+from lanemq.pipelines.stages.transitions.event_time import moved
+from lanemq.pipelines.stages.transitions.held_lanes import HeldLanes
+from lanemq.pipelines.stages.transitions.lanes import Expiry, LaneTable
 from lanemq.pipelines.stages.transitions.messages import Event, QueueSlice, Stamps, WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import RedrivenDeadLetter, RequestedActions
 from lanemq.pipelines.stages.transitions.rules import Rules, UnfitState
@@ -31,10 +33,14 @@ StampKey: TypeAlias = tuple[str, str, int]
 class ShardMachine:
     """One unit of work on one shard. Changes the shard in place: after an error it must not be used again."""
 
-    def __init__(self, shard: Shard, rules: Rules, wall: int) -> None:
+    def __init__(self, shard: Shard, rules: Rules, wall: int, watermark: int = 0) -> None:
+        """`watermark`: how far event time has come by what other shards have read; 0 if it says nothing."""
         self._shard = shard
         self._rules = rules
-        self.table = LaneTable(shard.lanes, rules)
+        self._wall = wall
+        self.table = LaneTable(shard.lanes, rules, shard.timers, wall, max(watermark, shard.meta.watermark))
+        self.event_times: dict[str, int] = {}
+        """By queue: the highest event time in this unit."""
         self._stamps = StampTable(rules.limits.max_producers_per_shard, shard.meta.stamps)
         self._reached: dict[str, int] = {}
         """By queue: the offset after the last message of this unit. Earlier units are in `shard.meta.offsets`."""
@@ -51,6 +57,9 @@ class ShardMachine:
         self._shard.meta.newest = max(self._shard.meta.newest, max(fresh.stored))
         if self._rules.one_queue_per_key:
             self._check_one_queue(fresh)
+        if self._rules.timed:
+            self._take_timed(fresh)
+            return
         topic, broker, queue_id, nameless = fresh.topic, fresh.broker, fresh.queue_id, keyless(fresh.queue)
         loaded, apply, held = self.table.loaded, self.table.apply, self.held
         decode, decode_empty = self._rules.decode, self._rules.decode_empty
@@ -72,6 +81,59 @@ class ShardMachine:
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
                 message = WaitingMessage(topic, broker, queue_id, offset, tags, stored, ident, body)
                 held.fail_new(name, message, error, poison=poison)
+
+    def _take_timed(self, fresh: QueueSlice) -> None:
+        """Applies new messages of one queue to a step that takes a context: event time moves, and timers are called."""
+        topic, broker, queue_id, nameless = fresh.topic, fresh.broker, fresh.queue_id, keyless(fresh.queue)
+        table, held, rules, wall = self.table, self.held, self._rules, self._wall
+        loaded, time_of, lateness = table.loaded, rules.event_time.reader(), rules.event_time.lateness_ms
+        newest = self.event_times.get(fresh.queue, 0)
+        for offset, key, body, tags, stored, ident in zip(*fresh[3:9], strict=True):
+            name = nameless if key is None else key
+            lane = loaded.get(name) or table.restore(name)
+            poison, failed = True, None
+            try:
+                value = rules.decode(body) if body else rules.decode_empty(body)
+                event = Event(key, value, topic, broker, queue_id, offset, tags, stored, ident, 1)
+                poison = False
+                event_time = time_of(event)
+                newest = max(newest, min(event_time, stored))
+                if rules.by_queue:
+                    table.watermark = moved(table.watermark, event_time, stored, lateness)
+            except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
+                failed = error
+            if lane.timers and lane.waiting is None:
+                held.call_due_timers(name)
+                lane = loaded[name]
+            message = WaitingMessage(
+                topic, broker, queue_id, offset, tags, stored, ident, body, watermark=table.watermark, arrived=wall
+            )
+            if lane.waiting is not None:
+                held.join(name, lane, message)
+                continue
+            try:
+                if failed is not None:
+                    raise failed
+                table.apply(name, lane, event, event_time, table.watermark)
+            except UnfitState:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
+                held.fail_new(name, message, error, poison=poison)
+        self.event_times[fresh.queue] = newest
+
+    def call_due_timers(self, max_rows: int) -> bool:
+        """Calls timers that are due, also of keys without a message, until there are so many rows.
+
+        Returns whether more are due.
+        """
+        table = self.table
+        while (name := table.timers.due_key(table.watermark, self._wall)) is not None:
+            if len(table.outputs) + len(self.held.dead) >= max_rows:
+                return True
+            if name not in table.loaded:
+                table.restore(name)
+            self.held.call_due_timers(name)
+        return False
 
     def _fresh(self, messages: QueueSlice) -> QueueSlice:
         """The messages that were not seen before. Raises if they are out of order."""
@@ -140,11 +202,14 @@ class ShardMachine:
             meta.offsets[queue] = max(reached, meta.offsets.get(queue, 0))
             meta.times[queue] = max(self._times[queue], meta.times.get(queue, 0))
         meta.stamps = self._stamps.rows()
+        meta.watermark = self.table.watermark
         meta.chain += 1
         meta.chained_keys += len(touched)
         self.counts["applied"] += self.table.applied
         changed = {name: lanes[name] for name in touched if name in lanes}
-        return Change(meta, changed, [name for name in touched if name not in lanes])
+        timers = self._shard.timers.keys
+        due = {name: timers[name] for name in changed if name in timers} if timers else {}
+        return Change(meta, changed, [name for name in touched if name not in lanes], due)
 
     def _check_size(self) -> None:
         limits, keys = self._rules.limits, len(self._shard.lanes)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from lanemq.clock import wall_time
 from lanemq.model.errors import InvalidOption
+from lanemq.pipelines.stages.transitions.timers import PendingTimer, StepContext, Timer
 
 COLUMNS = (
     "topic",
@@ -66,12 +67,19 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 Row: TypeAlias = Mapping[str, object]
-Step: TypeAlias = Callable[[Any, Event], tuple[Any, Iterable[Row]]]
-"""`step(state, event) -> (state, rows)`. The state of a new key is None; a step that returns None as state forgets the
-key. With `sequence=` its number is still kept, to recognise repeats, see `StateLimits(forget_numbers_after)`.
+Step: TypeAlias = (
+    Callable[[Any, Event], tuple[Any, Iterable[Row]]] | Callable[[Any, Event, StepContext], tuple[Any, Iterable[Row]]]
+)
+"""`step(state, event) -> (state, rows)`, or `step(state, event, context)`. The state of a new key is None; a step that
+returns None as state forgets the key, and its timers but for those that this call set. With `sequence=` its number is
+still kept, to recognise repeats, see `StateLimits(forget_numbers_after)`.
 
 It must depend on its arguments only, because a repeated batch calls it again.
 """
+OnTimer: TypeAlias = (
+    Callable[[Any, Timer], tuple[Any, Iterable[Row]]] | Callable[[Any, Timer, StepContext], tuple[Any, Iterable[Row]]]
+)
+"""`on_timer(state, timer) -> (state, rows)`, or `on_timer(state, timer, context)`: a step for a timer that is due."""
 
 
 class WaitingMessage(msgspec.Struct, array_like=True, gc=False):
@@ -87,6 +95,13 @@ class WaitingMessage(msgspec.Struct, array_like=True, gc=False):
     value: bytes | None
     late: bool = False
     """A redriven dead letter whose number, if it has one, the lane does not wait for."""
+    watermark: int = 0
+    """The shard's watermark when the message came, so that timers are called before the same messages as without the
+    wait."""
+    arrived: int = 0
+    """Wall time of the unit of work in which it came, for the same reason."""
+    timer: PendingTimer | None = None
+    """The timer that failed, or is tried again, in place of a message. All other fields then mean nothing."""
 
     def event(self, key: str | None, value: object, attempt: int) -> Event:
         """The event for the step."""
@@ -103,6 +118,11 @@ class WaitingMessage(msgspec.Struct, array_like=True, gc=False):
             attempt,
             self.late,
         )
+
+
+def timer_message(timer: PendingTimer) -> WaitingMessage:
+    """A timer as it waits in its lane, in place of a message."""
+    return WaitingMessage("", "", -1, -1, None, 0, f"timer {timer.name}", None, timer=timer)
 
 
 Decode: TypeAlias = Callable[[bytes], Any]

@@ -17,7 +17,8 @@ from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import RETRY_FOREVER
 from lanemq.model.errors import InvalidOption, LaneError, OrderError
 from lanemq.model.units import Millis, Seconds, to_millis, to_seconds
-from lanemq.pipelines.stages.transitions.messages import Event, Row, Step, decode_empty_as_none
+from lanemq.pipelines.stages.transitions.event_time import EventTime
+from lanemq.pipelines.stages.transitions.messages import Event, OnTimer, Row, Step, decode_empty_as_none
 from lanemq.pipelines.stages.transitions.shard import LaneCodec
 
 OnGap: TypeAlias = Literal["report", "hold", "fail"]
@@ -243,6 +244,10 @@ class Rules:
     on_expire: OnExpire | None = None
     decode_empty: Callable[[Any], Any] = decode_empty_as_none
     """Decodes an empty or missing body. Separate from `decode` because an extra call per message is measurable."""
+    on_timer: OnTimer | None = None
+    event_time: EventTime = field(default_factory=EventTime)
+    timed: bool = False
+    """Whether event time and timers are followed: the step or `on_timer` takes a context."""
 
     def value(self, body: bytes | None) -> Any:
         """The decoded body."""

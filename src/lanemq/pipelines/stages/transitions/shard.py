@@ -37,6 +37,7 @@ from lanemq.files import StorePath, write_durably
 from lanemq.model.errors import StateLost
 from lanemq.pipelines.ports import NUMBERS_PER_BATCH
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
+from lanemq.pipelines.stages.transitions.timers import NO_TIMERS, Due, PendingTimer, TimerIndex
 
 START: Final = -1
 """The version of a shard that no unit has touched."""
@@ -68,6 +69,9 @@ class Meta(msgspec.Struct):
     queues: list[str] = msgspec.field(default_factory=list)
     """Queues that keys of this shard were found in, if a key must stay in one; lanes refer to them by index."""
 
+    watermark: int = 0
+    """Event time has come this far, in milliseconds since 1970."""
+
     def retry_at(self) -> int | None:
         """Wall time of the next retry; None if no lane is held."""
         return min((at for at in self.waiting.values() if at >= 0), default=None)
@@ -79,6 +83,8 @@ class Change(msgspec.Struct):
     meta: Meta
     lanes: dict[str, bytes]
     gone: list[str]
+    timers: dict[str, Due] = {}
+    """Of these lanes, those with timers: when the first ones are due."""
 
 
 class Version(NamedTuple):
@@ -91,12 +97,13 @@ class Version(NamedTuple):
 class Shard:
     """One shard at one version."""
 
-    __slots__ = ("lanes", "meta", "size", "version")
+    __slots__ = ("lanes", "meta", "size", "timers", "version")
 
     def __init__(self) -> None:
         self.version = Version()
         self.meta = Meta()
         self.lanes: dict[str, bytes] = {}
+        self.timers = TimerIndex()
         self.size: int | None = None
         """Bytes of all lanes; None if not counted since the shard was read."""
 
@@ -107,13 +114,16 @@ class Shard:
 
     def clear(self) -> None:
         """Resets the shard to what it was before the first unit."""
-        self.version, self.meta, self.lanes, self.size = Version(), Meta(), {}, None
+        self.version, self.meta, self.lanes, self.timers, self.size = Version(), Meta(), {}, TimerIndex(), None
 
     def apply(self, change: Change, version: Version) -> None:
         """Moves to the next version by a change read from its file."""
         self.lanes.update(change.lanes)
         for name in change.gone:
             self.lanes.pop(name, None)
+        if len(self.timers) or change.timers:
+            for name in chain(change.lanes, change.gone):
+                self.timers.set(name, change.timers.get(name, NO_TIMERS))
         self.meta = change.meta
         self.version = version
         self.size = None
@@ -180,6 +190,12 @@ class KeyLane(msgspec.Struct, array_like=True):
     """The key's queue, as an index into the shard's `queues`; None where it does not matter."""
     doubtful: int | None = None
     """Up to this number `missed` may include numbers that were settled, because ranges were joined there."""
+    timers: tuple[PendingTimer, ...] = ()
+    """The key's timers, the earliest first."""
+
+    def without_timer(self, timer: PendingTimer) -> tuple[PendingTimer, ...]:
+        """The key's timers but for one."""
+        return tuple(each for each in self.timers if each != timer)
 
     def see(self, stored: int) -> None:
         """Records that a message of the key came."""
@@ -234,6 +250,7 @@ class RawLane(msgspec.Struct, array_like=True):
     missed: tuple[tuple[int, int], ...] = ()
     queue: int | None = None
     doubtful: int | None = None
+    timers: tuple[PendingTimer, ...] = ()
 
 
 class LaneCodec:
@@ -251,7 +268,16 @@ class LaneCodec:
     def _typed(self, packed: bytes) -> KeyLane:
         assert self._state is not None
         raw = self._raw(packed)
-        return KeyLane(self._state(raw.state), raw.number, raw.seen, raw.waiting, raw.missed, raw.queue, raw.doubtful)
+        return KeyLane(
+            self._state(raw.state),
+            raw.number,
+            raw.seen,
+            raw.waiting,
+            raw.missed,
+            raw.queue,
+            raw.doubtful,
+            raw.timers,
+        )
 
 
 _LEAVES: Final = frozenset({str, int, float, bool, bytes, type(None)})
@@ -362,7 +388,7 @@ class ShardFiles:
 
     def write_snapshot(self, shard: Shard) -> None:
         """Writes the whole shard."""
-        whole = Change(shard.meta, shard.lanes, [])
+        whole = Change(shard.meta, shard.lanes, [], shard.timers.keys)
         body, _ = _packed(_Content(self.query, self.shard, shard.version, whole))
         write_durably(self._snapshot(shard.version), body)
 

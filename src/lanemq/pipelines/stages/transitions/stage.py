@@ -6,8 +6,7 @@ answers into rows for the sinks, and records the state after it. A unit of work 
 In the stage's folder:
 
     stage.json                options that must not change while state exists
-    intents/<number>.json     a unit that was begun: what it starts from, its wall time, what operators requested
-    manifests/<number>.json   a unit whose rows and state are complete: the version of every shard after it
+    intents/, manifests/      units that were begun, and their state when they ended, see unit_log.py
     requests/, redrives/      what operators request, see operator_requests.py
     state/<shard>/...         see shard.py
     work/<number>/...         rows for the sinks
@@ -19,10 +18,10 @@ exactly one task worked on each shard.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +32,7 @@ from pyspark.sql.types import StructType
 from lanemq.clock import Clock, SystemClock, wall_ms
 from lanemq.files import StorePath, read_json, remove_tree, sync, write_json
 from lanemq.model.errors import Closed, InvalidOption, LaneError, LaneFrozen, OrderError, StateLost
-from lanemq.pipelines.checkpoint.fencing import read_fenced_json, remove_fenced, write_as
+from lanemq.model.units import Seconds, to_millis
 from lanemq.pipelines.checkpoint.queues import check_on_queue_change
 from lanemq.pipelines.declare.ddl import parse_columns
 from lanemq.pipelines.ports import (
@@ -48,7 +47,8 @@ from lanemq.pipelines.ports import (
     Stage,
 )
 from lanemq.pipelines.stages.transitions.carried_types import carry_types
-from lanemq.pipelines.stages.transitions.messages import COLUMNS, SHARD, Step
+from lanemq.pipelines.stages.transitions.event_time import EventTime
+from lanemq.pipelines.stages.transitions.messages import COLUMNS, SHARD, OnTimer, Step
 from lanemq.pipelines.stages.transitions.operator_requests import (
     FILES_PER_PASS,
     NO_ACTIONS,
@@ -71,7 +71,15 @@ from lanemq.pipelines.stages.transitions.rules import (
     StateLimits,
     UnfitState,
 )
-from lanemq.pipelines.stages.transitions.shard import START, ShardFiles, Version
+from lanemq.pipelines.stages.transitions.shard import START, ShardFiles
+from lanemq.pipelines.stages.transitions.timers import takes_context
+from lanemq.pipelines.stages.transitions.unit_log import (
+    Intent,
+    Manifest,
+    ShardEntry,
+    UnitLog,
+    read_manifest,
+)
 from lanemq.pipelines.stages.transitions.worker import (
     ANSWER,
     ShardSummary,
@@ -84,60 +92,16 @@ from lanemq.pipelines.stages.transitions.worker import (
     work_folder,
 )
 
-K = TypeVar("K", bound=msgspec.Struct)
-
 _NEEDED = (*COLUMNS[:5], "value", "store_timestamp")
 _POSITION = ("topic", "broker", "queue_id", "queue_offset")
 _REFUSALS: Final = {kind.__name__: kind for kind in (InvalidOption, LaneFrozen, OrderError, StateLost, UnfitState)}
-
-
-class Intent(msgspec.Struct, frozen=True):
-    """Recorded before a unit runs, so that a repeated unit does the same."""
-
-    number: int
-    query: str
-    base: int
-    """The number of the manifest that it starts from; START: none."""
-    wall: int
-    """Wall time of the unit, milliseconds."""
-    requests: tuple[OperatorRequest, ...] = ()
-    shards: tuple[str, ...] = ()
-    """Of a retry pass: the shards it works on."""
-    redrives: tuple[str, ...] = ()
-    """Of a retry pass: files of dead letters that it gives to the step again."""
-
-
-class ShardEntry(msgspec.Struct, frozen=True):
-    """One shard in a manifest."""
-
-    version: Version
-    snapshot: int = START
-    """The unit of the newest snapshot; only older versions need older files."""
-    keys: int = 0
-    waiting: int = 0
-    """Lanes that are held or parked."""
-    parked: int = 0
-    retry_at: int | None = None
-    """Wall time of the next retry, milliseconds."""
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """The stage's state after a unit: where to find every shard, and what waits in it."""
-
-    number: int
-    query: str
-    shards: dict[str, ShardEntry]
-
-
-EMPTY = Manifest(START, "", {})
-read_manifest: Callable[[str], Manifest] = msgspec.json.Decoder(Manifest).decode
 
 
 class _Opened(NamedTuple):
     """What a stage has between `open` and its end."""
 
     spark: SparkSession
-    unit_log: "UnitLog"
+    unit_log: UnitLog
     cleaned: dict[str, int]
     """The snapshot of each shard up to which files were removed."""
 
@@ -169,6 +133,12 @@ class Transitions(Stage):
         on_expire: `on_expire(state, key) -> rows`, called for a state that `StateLimits(expire_after)` forgets;
             its rows are written with the batch that does so. If it fails, the state is kept and it is called
             again later. If it fails for a state that an event found expired, `on_failure` applies to the event.
+        on_timer: `on_timer(state, timer, context) -> (state, rows)`, called when a timer is due that the step set
+            with `context.set_timer`. The step is then `step(state, event, context)`. If it fails, `on_failure`
+            applies as for an event.
+        event_time: How the stage knows when events happened; the default is when the broker stored them.
+        timers_every: The shortest time in seconds between two retry passes for timers of keys without new messages.
+            Each pass is a Spark job: below 0.5 Spark may do little else. Long: such timers are called late.
         clock: For tests.
     """
 
@@ -192,6 +162,9 @@ class Transitions(Stage):
         limits: StateLimits | None = None,
         on_queue_change: OnQueueChange = "fail",
         on_expire: OnExpire | None = None,
+        on_timer: OnTimer | None = None,
+        event_time: EventTime | None = None,
+        timers_every: Seconds = 1.0,
         clock: Clock | None = None,
     ) -> None:
         by_queue, on_change = shards == "queue", check_on_queue_change(on_queue_change)
@@ -212,8 +185,15 @@ class Transitions(Stage):
             by_queue=by_queue,
             one_queue_per_key=not by_queue and sequence is None and on_change == "fail",
             on_expire=on_expire,
+            on_timer=on_timer,
+            event_time=event_time or EventTime(),
         )
         _check(self._options, shards)
+        if event_time is not None and not takes_context(step):
+            raise InvalidOption("event_time has no effect: give a step of (state, event, context)")
+        self._timers_every = to_millis(timers_every)
+        if self._timers_every < 1:
+            raise InvalidOption(f"timers_every={timers_every}: use 0.001 seconds or more")
         self._opened: _Opened | None = None
 
     def open(self, spark: SparkSession, folder: StorePath) -> None:
@@ -221,6 +201,12 @@ class Transitions(Stage):
         carry_types()
         self._opened = _Opened(spark, UnitLog(folder.absolute()), {})
         _freeze(FrozenOptions.of(self._shards, self._options.sequence, self._options.first_number), folder)
+        timers = sum(entry.timers for entry in self._unit_log.newest().shards.values())
+        if timers and self._options.on_timer is None:
+            raise InvalidOption(
+                f"on_timer is missing, and {timers} keys of the state in {folder} have timers: give it, and let it "
+                f"return (state, []) for timers that have no meaning any more"
+            )
 
     def process(self, messages: DataFrame, batch: Batch) -> Results:
         """Returns the rows of a batch, the same ones if the batch is repeated."""
@@ -242,8 +228,25 @@ class Transitions(Stage):
             return None
         if pending_requests(unit_log.folder) or Redrives(unit_log.folder).pending():
             return 0.0
-        times = [entry.retry_at for entry in unit_log.newest().shards.values() if entry.retry_at is not None]
+        newest = unit_log.newest()
+        times = [entry.retry_at for entry in newest.shards.values() if entry.retry_at is not None]
+        times += self._timer_times(newest)
         return max(0, min(times) - wall_ms(now)) / 1000 if times else None
+
+    def _timer_times(self, newest: Manifest) -> Iterator[int]:
+        """Wall times at which retry passes for timers are due."""
+        watermark, earliest = self._watermark(newest), newest.wall + self._timers_every
+        for entry in newest.shards.values():
+            if entry.timer_at is not None:
+                yield max(entry.timer_at, earliest)
+            if _has_come(entry.event_timer_at, watermark):
+                yield earliest
+
+    def _watermark(self, base: Manifest) -> int:
+        """How far event time has come for keys in several queues: the minimum over the queues; 0 for keys in one."""
+        if self._shards == "queue" or not base.newest:
+            return base.watermark
+        return max(base.watermark, min(base.newest.values()) - self._options.event_time.lateness_ms)
 
     def process_retry_pass(self, batch: Batch) -> Results | None:
         """Retries lanes whose wait is over or that an operator requested. None if there are none."""
@@ -297,7 +300,8 @@ class Transitions(Stage):
         # A retry pass may have come in between, if the earlier attempt ended before its manifest was written.
         if found is not None and found.base == base.number:
             return found
-        intent = Intent(batch.number, batch.query, base.number, self._clock.wall(), requests, shards, redrives)
+        wall, watermark = self._clock.wall(), self._watermark(base)
+        intent = Intent(batch.number, batch.query, base.number, wall, requests, shards, redrives, watermark)
         unit_log.begin(intent, batch.epoch)
         return intent
 
@@ -305,11 +309,15 @@ class Transitions(Stage):
         """The intent of a retry pass; None if nothing is due. Requests about lanes that are not held are dropped."""
         unit_log = self._unit_log
         requests, wall = pending_requests(unit_log.folder), self._clock.wall()
-        entries = unit_log.manifest_before(batch.number).shards
+        base = unit_log.manifest_before(batch.number)
+        watermark = self._watermark(base)
         shards = {
             name
-            for name, entry in entries.items()
-            if (requests and entry.waiting) or (entry.retry_at is not None and entry.retry_at <= wall)
+            for name, entry in base.shards.items()
+            if (requests and entry.waiting)
+            or _has_come(entry.retry_at, wall)
+            or _has_come(entry.timer_at, wall)
+            or _has_come(entry.event_timer_at, watermark)
         }
         redrives = tuple(Redrives(unit_log.folder).pending()[:FILES_PER_PASS])  # the rest is due at once
         shards |= self._shards_of(redrives)
@@ -332,6 +340,7 @@ class Transitions(Stage):
             actions=RequestedActions.of(intent.requests) if intent.requests else NO_ACTIONS,
             redrives=intent.redrives,
             lane_shards=self._lane_shards(intent.redrives),
+            watermark=intent.watermark,
         )
 
     def _shards_of(self, redrives: tuple[str, ...]) -> set[str]:
@@ -358,7 +367,7 @@ class Transitions(Stage):
         """Lets Spark run the tasks and collects their answers. The state in the results counts only after `settle`."""
         unit_log = self._unit_log
         summaries = summaries_of(unpack_answer(bytes(row.answer)) for row in frame.collect())
-        after = manifest_after(unit_log.manifest(intent.base), batch, summaries)
+        after = manifest_after(unit_log.manifest(intent.base), batch, intent, summaries)
         return results(unit_log.folder, batch, self.schema, summaries, after)
 
     def _arranged(self, messages: DataFrame) -> DataFrame:
@@ -373,7 +382,7 @@ class Transitions(Stage):
         return shared.repartition(self._shards, "key").sortWithinPartitions(SHARD, *_POSITION)
 
     @property
-    def _unit_log(self) -> "UnitLog":
+    def _unit_log(self) -> UnitLog:
         return self._open_stage.unit_log
 
     @property
@@ -381,6 +390,10 @@ class Transitions(Stage):
         if self._opened is None:
             raise Closed("transitions are not open: the pipeline's runner opens them")
         return self._opened
+
+
+def _has_come(at: int | None, time: int) -> bool:
+    return at is not None and at <= time
 
 
 def _check(options: StageOptions, shards: object) -> None:
@@ -397,6 +410,12 @@ def _check(options: StageOptions, shards: object) -> None:
         raise InvalidOption(f"on_expire={options.on_expire!r} cannot be called: give a function of (state, key)")
     if options.on_expire is not None and options.limits.expire_after is None:
         raise InvalidOption("on_expire is never called without limits=StateLimits(expire_after=...): give both")
+    if options.on_timer is not None and not callable(options.on_timer):
+        raise InvalidOption(
+            f"on_timer={options.on_timer!r} cannot be called: give a function of (state, timer, context)"
+        )
+    if options.on_timer is not None and not takes_context(options.step):
+        raise InvalidOption("on_timer is never called: give a step of (state, event, context), which sets timers")
     options.rules()
 
 
@@ -463,14 +482,26 @@ def summaries_of(answers: Iterable[TaskAnswer]) -> list[ShardSummary]:
     return [found[name] for name in sorted(found)]
 
 
-def manifest_after(base: Manifest, batch: Batch, summaries: Iterable[ShardSummary]) -> Manifest:
+def manifest_after(base: Manifest, batch: Batch, intent: Intent, summaries: Iterable[ShardSummary]) -> Manifest:
     """The manifest after the unit."""
-    shards = dict(base.shards)
+    shards, newest = dict(base.shards), dict(base.newest)
     for each in summaries:
-        before = shards.get(each.shard)
+        before, timers = shards.get(each.shard), each.timers
         snapshot = batch.number if each.snapshot else (before.snapshot if before else START)
-        shards[each.shard] = ShardEntry(each.version, snapshot, each.keys, each.waiting, each.parked, each.retry_at)
-    return Manifest(batch.number, batch.query, shards)
+        shards[each.shard] = ShardEntry(
+            each.version,
+            snapshot,
+            each.keys,
+            each.waiting,
+            each.parked,
+            each.retry_at,
+            timers.keys,
+            timers.processing,
+            timers.event,
+        )
+        for queue, time in timers.newest.items():
+            newest[queue] = max(time, newest.get(queue, 0))
+    return Manifest(batch.number, batch.query, shards, intent.wall, newest, intent.watermark)
 
 
 def results(
@@ -499,7 +530,7 @@ def _files(folder: StorePath, found: list[tuple[str, str, int]]) -> list[RowFile
     return [RowFile(shard, folder / name, rows) for shard, name, rows in found if rows]
 
 
-def remove_old(unit_log: "UnitLog", batch: Batch, cleaned: dict[str, int]) -> None:
+def remove_old(unit_log: UnitLog, batch: Batch, cleaned: dict[str, int]) -> None:
     """Removes what no repetition of the last two units can need.
 
     After a retry pass the batch before it is never computed again, so the oldest manifest kept is the one that the pass
@@ -522,70 +553,3 @@ def remove_old(unit_log: "UnitLog", batch: Batch, cleaned: dict[str, int]) -> No
             cleaned[name] = entry.snapshot
     for number in below[:-1]:
         unit_log.remove("manifests", number)
-
-
-class UnitLog:
-    """The intents and manifests in a stage's folder. Only one process writes them."""
-
-    def __init__(self, folder: StorePath) -> None:
-        self.folder = folder
-        # Cached because a runner asks four times a second what is due, and with many queues the file is large.
-        self._last = EMPTY
-
-    def manifest_before(self, number: int) -> Manifest:
-        """The newest manifest below this number."""
-        below = max((found for found in self.manifests() if found < number), default=None)
-        return EMPTY if below is None else self.manifest(below)
-
-    def newest(self) -> Manifest:
-        """The newest manifest; an empty one before the first unit."""
-        return self.manifest_before(2**63)
-
-    def manifest(self, number: int) -> Manifest:
-        """The manifest of a unit."""
-        if number == START:
-            return EMPTY
-        if self._last.number != number:
-            self._last = self._read("manifests", number, Manifest)
-        return self._last
-
-    def manifests(self) -> list[int]:
-        """The units that have a manifest, in no order."""
-        return list(self._numbers("manifests"))
-
-    def intent(self, number: int) -> Intent | None:
-        """The intent of a unit; None if it was never begun, or is finished."""
-        return self._read("intents", number, Intent) if self._path("intents", number).exists() else None
-
-    def intents(self) -> list[int]:
-        """The units that are begun and not finished, in no order."""
-        return list(self._numbers("intents"))
-
-    def begin(self, intent: Intent, epoch: int) -> None:
-        """Records a unit before it runs, unless a newer run of the pipeline has replaced this one."""
-        write_as(epoch, self.folder, self._path("intents", intent.number), msgspec.json.encode(intent))
-
-    def complete(self, manifest: Manifest, epoch: int) -> None:
-        """Records the state after a unit, unless a newer run of the pipeline has replaced this one."""
-        write_as(epoch, self.folder, self._path("manifests", manifest.number), msgspec.json.encode(manifest))
-        self._last = manifest
-
-    def remove(self, kind: Literal["intents", "manifests"], number: int) -> None:
-        remove_fenced(self._path(kind, number))
-
-    def _numbers(self, kind: str) -> Iterator[int]:
-        folder = self.folder / kind
-        if folder.is_dir():
-            yield from (int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal())
-
-    def _path(self, kind: str, number: int) -> StorePath:
-        return self.folder / kind / f"{number}.json"
-
-    def _read(self, kind: str, number: int, what: type[K]) -> K:
-        path = self._path(kind, number)
-        try:
-            found = read_fenced_json(path, what)
-        except FileNotFoundError:
-            raise StateLost(f"{path} is missing: another program changed the stage's folder") from None
-        assert isinstance(found, what)
-        return found

@@ -26,8 +26,16 @@ from pyspark.sql.types import StructType
 from lanemq.files import Output, StorePath
 from lanemq.model.errors import LaneError
 from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA
+from lanemq.pipelines.stages.transitions.event_time import EventTime
 from lanemq.pipelines.stages.transitions.machine import ShardMachine
-from lanemq.pipelines.stages.transitions.messages import QueueSlice, Step, decoder, empty_decoder, queue_slices
+from lanemq.pipelines.stages.transitions.messages import (
+    OnTimer,
+    QueueSlice,
+    Step,
+    decoder,
+    empty_decoder,
+    queue_slices,
+)
 from lanemq.pipelines.stages.transitions.operator_requests import (
     NO_ACTIONS,
     RedrivenDeadLetter,
@@ -45,6 +53,7 @@ from lanemq.pipelines.stages.transitions.rules import (
     numbering,
 )
 from lanemq.pipelines.stages.transitions.shard import CACHE, PARKED_AT, LaneCodec, ShardFiles, Version
+from lanemq.pipelines.stages.transitions.timers import takes_context
 from lanemq.spark.versions import to_arrow_schema
 
 _ROWS_AT_ONCE: Final = 50_000
@@ -71,6 +80,8 @@ class StageOptions:
     """Whether shards are queues."""
     one_queue_per_key: bool = False
     on_expire: OnExpire | None = None
+    on_timer: OnTimer | None = None
+    event_time: EventTime = field(default_factory=EventTime)
 
     def rules(self) -> Rules:
         """The rules for the machine. Raises `InvalidOption` for options that have no meaning."""
@@ -88,6 +99,9 @@ class StageOptions:
             one_queue_per_key=self.one_queue_per_key,
             on_expire=self.on_expire,
             decode_empty=empty_decoder(self.decode),
+            on_timer=self.on_timer,
+            event_time=self.event_time,
+            timed=takes_context(self.step),
         )
 
 
@@ -108,6 +122,8 @@ class UnitInputs:
     """Files of dead letters that a retry pass gives to the step again."""
     lane_shards: Mapping[str, str] = field(default_factory=dict)
     """The shards of those dead letters' lanes, if shards are not queues."""
+    watermark: int = 0
+    """How far event time has come by what all queues have read; 0: unknown. Only for keys in several queues."""
 
     def redriven_dead_letters(self, shard: str) -> Iterator[RedrivenDeadLetter]:
         """The dead letters of one shard."""
@@ -117,6 +133,19 @@ class UnitInputs:
 
     def _shard_of(self, dead_letter: RedrivenDeadLetter) -> str:
         return dead_letter.queue if self.options.by_queue else self.lane_shards[dead_letter.lane]
+
+
+class TimerSummary(msgspec.Struct, frozen=True):
+    """The timers of a shard and its event time."""
+
+    keys: int = 0
+    """Keys with timers that do not wait."""
+    event: int | None = None
+    """When the first timer is due in event time, milliseconds."""
+    processing: int | None = None
+    """When the first timer is due in processing time, milliseconds."""
+    newest: dict[str, int] = {}
+    """By queue: the highest event time that this unit has read, milliseconds."""
 
 
 class ShardSummary(msgspec.Struct):
@@ -137,6 +166,7 @@ class ShardSummary(msgspec.Struct):
     counts: dict[str, int]
     late: list[tuple[str, str, int, int]] = []
     """Topic, queue and offset of redriven dead letters that were applied."""
+    timers: TimerSummary = TimerSummary()
 
 
 class TaskRefusal(msgspec.Struct):
@@ -222,7 +252,7 @@ class ShardUpdate:
         self._name = shard
         self._files = ShardFiles(unit.stage_folder, unit.query, shard)
         self._shard = CACHE.take(self._files, unit.versions.get(shard, Version()))
-        self.machine = ShardMachine(self._shard, rules, unit.wall)
+        self.machine = ShardMachine(self._shard, rules, unit.wall, 0 if rules.by_queue else unit.watermark)
         assert isinstance(rules.shape, RowShape)
         dead_shape = RowShape(to_arrow_schema(DEAD_LETTER_SCHEMA))
         folder = work_folder(unit.stage_folder, unit.number)
@@ -243,7 +273,9 @@ class ShardUpdate:
             self._flush()
 
     def finish(self) -> ShardSummary:
-        """Writes rows and change to disk and puts the shard into the cache."""
+        """Calls timers that are due, writes rows and change to disk and puts the shard into the cache."""
+        while self.machine.call_due_timers(_ROWS_AT_ONCE):
+            self._flush()
         change = self.machine.finish()
         self._flush()
         limits = self._unit.options.limits
@@ -264,7 +296,7 @@ class ShardUpdate:
                 key,
                 message.value,
                 message.message_id,
-                message.stored * 1_000,
+                message.stored * 1_000 or None,
                 reason,
                 attempts,
                 number,
@@ -290,7 +322,12 @@ class ShardUpdate:
             dead=(self._dead.name, self._dead.rows),
             counts=dict(self.machine.counts),
             late=self.machine.table.late,
+            timers=self._timers(),
         )
+
+    def _timers(self) -> TimerSummary:
+        index = self._shard.timers
+        return TimerSummary(len(index), index.next_due("event"), index.next_due("processing"), self.machine.event_times)
 
 
 def work_folder(stage_folder: StorePath, number: int) -> StorePath:
