@@ -110,6 +110,12 @@ LEGAL = {
         "b turn 1 k epoch=2\nb end 1 k ok epoch=2\nb turn 2 k epoch=2\nb end 2 k retry epoch=2\na parked 1 k\n"
         "b turn 2 k epoch=2\nb end 2 k ok epoch=2\nb commit 3 epoch=2"
     ),
+    "a crash undoes a reset, and what it had skipped runs after what ran behind it": (
+        "a granted a 1\na turn 0 k epoch=1\na end 0 k ok epoch=1\nbroker commit 1 epoch=1\na reset 3 epoch=1\n"
+        "a turn 3 k epoch=1\na end 3 k ok epoch=1\nbroker recovered 1 clean=0 alive=35\nb granted b 2\n"
+        "b turn 1 k epoch=2\nb end 1 k ok epoch=2\nb turn 2 k epoch=2\nb end 2 k ok epoch=2\nb turn 3 k epoch=2\n"
+        "b end 3 k ok epoch=2\nb commit 4 epoch=2"
+    ),
     "redriven, failed again, parked again, redriven": (
         "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nbroker redriven 0 k\na turn 0 k\na end 0 k retry\n"
         "a parked 0 k\nbroker redriven 0 k\na turn 0 k\na end 0 k ok\na turn 1 k"

@@ -205,6 +205,8 @@ class CrashRules:
         while progress.committed > event.offset and progress.changes:
             change = progress.changes.pop()
             oldest = change.t
+            if change.reset:
+                progress.skipped_until = max(progress.skipped_until, progress.committed)
             progress.committed = max(change.before, event.offset)
             self._state.count("forgotten_commits")
             for passed in change.passed:

@@ -95,7 +95,8 @@ class DeliveryRules:
                 found = _overtaking(lane, event, stint)
         before = progress.started.get(offset)
         if before is None:
-            found = found or (None if offset in progress.parked else _first(lane, event))
+            may_be_late = offset in progress.parked or offset < progress.skipped_until <= lane.high
+            found = found or (None if may_be_late else _first(lane, event))
         else:
             found = self._again(progress, lane, event, before[1], stint) or found
         if found is None and lane.last_stint is stint and lane.last < offset:

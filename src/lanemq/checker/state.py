@@ -146,6 +146,8 @@ class GroupProgress:
     """When the offset was last reset, or found by a broker after a crash."""
     changes: deque[CommittedChange] = field(default_factory=deque)
     """Changes that a crash of the broker may still undo, oldest first."""
+    skipped_until: int = -1
+    """Offsets below it were skipped by a reset that a crash undid: they run after later ones, which ran before it."""
     suspects: dict[int, SuspectTurn] = field(default_factory=dict)
     """Epoch to a turn of it whose result must not be accepted."""
     commit_epoch: int = 0
@@ -203,7 +205,7 @@ class GroupProgress:
     def restart_at(self, offset: int, t: int) -> None:
         """A reset: everything from `offset` on may run again, and what is running still is."""
         self.committed = offset
-        self.committed_by_any = -1
+        self.committed_by_any = self.skipped_until = -1
         self.committed_t = self.reset_t = t
         self.started.clear()
         self.finished.clear()
