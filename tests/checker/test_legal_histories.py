@@ -116,6 +116,15 @@ LEGAL = {
         "b turn 1 k epoch=2\nb end 1 k ok epoch=2\nb turn 2 k epoch=2\nb end 2 k ok epoch=2\nb turn 3 k epoch=2\n"
         "b end 3 k ok epoch=2\nb commit 4 epoch=2"
     ),
+    "a handler is running during three resets, the last of which skips its message, and then has its effect": (
+        "a granted a 1\na turn 2 k epoch=1\nb granted b 2\nb reset 5 epoch=2\nb reset 1 epoch=2\nb reset 5 epoch=2\n"
+        "broker commit 5 epoch=2\na effect 2 k epoch=1\na end 2 k abandoned epoch=1"
+    ),
+    "a message of a deleted topic becomes a dead letter late": (
+        "p send m0 k\np acked m0 k 0\na granted a 1\na turn 0 k id=m0 epoch=1\na end 0 k retry epoch=1\n"
+        "broker deleted\na turn 0 k id=m0 attempt=2 epoch=1\na end 0 k retry epoch=1\na dead 0 k id=m0 attempts=2\n"
+        "p send n0 k\np acked n0 k 0\nb granted b 2\nb turn 0 k id=n0 epoch=2\nb end 0 k ok epoch=2\nb commit 1 epoch=2"
+    ),
     "redriven, failed again, parked again, redriven": (
         "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nbroker redriven 0 k\na turn 0 k\na end 0 k retry\n"
         "a parked 0 k\nbroker redriven 0 k\na turn 0 k\na end 0 k ok\na turn 1 k"

@@ -283,7 +283,7 @@ class EffectRules:
         if stale is not None:
             return stale
         lane = progress.lanes.get(event.key)
-        skipped = lane is not None and event.offset in lane.skipped_running
+        skipped = lane is not None and event.offset in lane.running_at_reset
         if event.offset < progress.committed and event.offset not in progress.parked and not skipped:
             if asked <= progress.committed_t:
                 return None

@@ -35,6 +35,8 @@ class SettlingRules:
         self._drained = drained
 
     def dead_lettered(self, event: DeadLettered) -> Violation | None:
+        if event.id in self._state.deleted.get(event.topic, ()):
+            return None  # of a deleted topic of this name; its former owner learns late that it is gone
         progress = self._state.progress(event)
         self._state.count("dead_letter")
         redriven = progress.parked.get(event.offset)

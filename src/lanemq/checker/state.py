@@ -83,13 +83,14 @@ class CheckedLane:
     """Messages that were discarded after the owner got them, and have not succeeded since: it may still run them."""
     effects: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Sink to offset and time of the last effect that it stored."""
-    skipped_running: frozenset[int] = frozenset()
-    """Messages that were running when a reset skipped them: their handler cannot be stopped, and has its effect."""
+    running_at_reset: frozenset[int] = frozenset()
+    """Messages that were running at a reset, which may have skipped them: their handler cannot be stopped, and has its
+    effect."""
 
     def after_reset(self, offset: int, parked: Container[int]) -> "CheckedLane":
         """What is left of a running lane after a reset to `offset`: what runs, and the effects it comes after."""
-        open_turns = self.unfinished | self.skipped_running
-        skipped = frozenset(each for each in open_turns if each < offset and each not in parked)
+        open_turns = frozenset(each for each in self.unfinished | self.running_at_reset if each not in parked)
+        skipped = [each for each in open_turns if each < offset]
         return CheckedLane(
             self.key,
             running=self.running,
@@ -97,7 +98,7 @@ class CheckedLane:
             running_count=self.running_count,
             running_batch=self.running_batch,
             effects={sink: last for sink, last in self.effects.items() if skipped and last[0] <= max(skipped)},
-            skipped_running=skipped,
+            running_at_reset=open_turns,
         )
 
 
