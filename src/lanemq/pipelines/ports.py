@@ -12,7 +12,7 @@ data frame that a sink evaluated twice could call the user's code twice and give
 # ruff: noqa: B027  # the empty methods are defaults
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal, Protocol, TypeAlias
@@ -291,6 +291,11 @@ class Results:
     their key's order on purpose."""
 
 
+QueueEnds: TypeAlias = Callable[[], Mapping[str, int | None]]
+"""By `topic/broker/number` of every queue: the position, if the last batch that is done has read the queue to its end,
+else None. Empty if the brokers do not answer."""
+
+
 class Stage(ABC):
     """Turns the messages of a batch into rows. Base class for your own stages; only `process` must be written.
 
@@ -310,6 +315,9 @@ class Stage(ABC):
     the raw bytes. None: such a message ends the query."""
     evolves: bool = False
     """Whether outputs may have more columns than `schema` declares. Needs a sink with `widens`."""
+
+    def accept_queue_ends(self, queue_ends: QueueEnds) -> None:
+        """Called before `open` with a function that says which queues are read to their ends now."""
 
     def accept_sink(self, sink: "Sink") -> None:
         """Called before `open` with the sink, for stages whose rows depend on what it can do."""

@@ -36,6 +36,7 @@ from lanemq.pipelines.ports import (
 )
 from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.running.progress import AppliedBatch
+from lanemq.pipelines.running.queue_ends import SourceEnds
 from lanemq.spark.offsets import OffsetJson, Positions, to_json
 
 log = logging.getLogger(__name__)
@@ -57,12 +58,14 @@ class BatchProcessor:
         member: bool = False,
         new_sink: bool = False,
         new_checkpoint: bool = False,
+        queue_ends: SourceEnds | None = None,
     ) -> None:
         """`whole`: the stage sees every message of its queues, so missing offsets are worth a warning.
 
         `member`: the source is a member of a group, so a message may come again in another batch.
         `new_sink`: a sink that lacks batches which are done goes on without them.
         `new_checkpoint`: a sink that another checkpoint of this pipeline wrote to goes on with this one.
+        `queue_ends`: says which queues are read to their ends.
         """
         self._stage = stage
         self._sink = sink
@@ -77,6 +80,7 @@ class BatchProcessor:
         self._whole = whole
         self._new_sink = new_sink
         self._new_checkpoint = new_checkpoint
+        self._queue_ends = queue_ends
         self._applied: int | None = None
         """The last batch that the sink had when this run opened it."""
         self._spare: int | None = None
@@ -89,6 +93,8 @@ class BatchProcessor:
         folder = self._checkpoint.stage_folder
         folder.mkdir(parents=True, exist_ok=True)
         self._stage.accept_sink(self._sink)
+        if self._queue_ends is not None:
+            self._stage.accept_queue_ends(self._queue_ends)
         self._stage.open(spark, folder)
         self._effects.check(self._stage.schema)
         query, epoch = self._checkpoint.query, self._checkpoint.epoch
@@ -117,6 +123,8 @@ class BatchProcessor:
 
     def close(self) -> None:
         self._effects.close()
+        if self._queue_ends is not None:
+            self._queue_ends.close()
         while self._opened:
             self._opened.pop().close()
 

@@ -28,6 +28,7 @@ from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.running.failure import PipelineFailed
 from lanemq.pipelines.running.progress import AppliedBatch, Progress, ProgressReporter, Report
+from lanemq.pipelines.running.queue_ends import SourceEnds
 from lanemq.pipelines.sinks.delta import DeltaSink, delta_options
 from lanemq.pipelines.sinks.parquet import ParquetSink
 from lanemq.spark.options import ALL_TAGS
@@ -86,6 +87,7 @@ def start(
         member=pipeline.source.parsed.is_member,
         new_sink=new_sink,
         new_checkpoint=new_checkpoint,
+        queue_ends=SourceEnds(pipeline.source.parsed, checkpoint.log),
     )
     try:
         processor.open(spark)

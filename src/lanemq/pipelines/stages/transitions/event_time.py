@@ -4,18 +4,23 @@ The watermark of a queue is the highest event time that was read from it, less t
 one queue, so with `shards="queue"` the watermark of its queue counts for its timers. Where keys are in several queues,
 with `shards=<number>`, it is the minimum over the queues.
 
+An idle queue brings no events, so its own time stands still. It does not hold back the minimum, and its keys go on with
+the minimum of the others. If all queues are idle, event time goes on with the wall clock.
+
 Invariants:
-- A watermark never goes back.
-- With `shards="queue"` it depends on the messages only, so which events and timers a key is given, and in which order,
-  does not depend on where batches end.
+- A watermark never goes back, and what a unit of work takes from other queues is recorded before it runs.
+- With `shards="queue"` the watermark of a queue that is not idle depends on its messages only, so which events and
+  timers a key is given, and in which order, does not depend on where batches end.
+- A queue is idle only if this run has seen it read to its end for all of `idle_after`. A pipeline that was down for a
+  night first reads what came in.
 - An event moves the watermark at most to its store time: one wrong clock far in the future does not make everything
   after it late.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from lanemq.clock import wall_ms
 from lanemq.model.errors import InvalidOption
@@ -41,12 +46,23 @@ class EventTime:
     lateness: Seconds = 0.0
     """Seconds by which an event may be behind others of its queue without being late. Too low: events are late. Too
     high: timers in event time are called late."""
+    idle_after: Seconds | None = 60.0
+    """Seconds for which a queue must have been read to its end before it counts as idle. Too short: after a pause of
+    its producers, events are late. Too long: timers of its keys are called late. None: never, so a silent queue
+    holds its timers."""
+    on_late: Literal["deliver", "dead_letter"] = "deliver"
+    """What happens to an event that is behind the watermark: the step gets it with `context.is_late`, or it becomes a
+    dead letter."""
 
     def __post_init__(self) -> None:
         if self.of is not None and not callable(self.of) and not isinstance(self.of, str):
             raise InvalidOption(f"EventTime(of={self.of!r}): use the name of a field, or a function of the event")
         if to_seconds(self.lateness) < 0:
             raise InvalidOption(f"EventTime(lateness={self.lateness}): use 0 seconds or more")
+        if self.idle_after is not None and to_seconds(self.idle_after) <= 0:
+            raise InvalidOption(f"EventTime(idle_after={self.idle_after}): use more than 0 seconds, or None for never")
+        if self.on_late not in ("deliver", "dead_letter"):
+            raise InvalidOption(f"EventTime(on_late={self.on_late!r}): use 'deliver' or 'dead_letter'")
 
     @property
     def lateness_ms(self) -> int:
@@ -87,3 +103,47 @@ def _millis(name: str, found: Any) -> int:
 def moved(watermark: int, event_time: int, stored: int, lateness: int) -> int:
     """The watermark of a queue after an event."""
     return max(watermark, min(event_time, stored) - lateness)
+
+
+class QueueTime(NamedTuple):
+    """How far event time has come in one queue."""
+
+    newest: int
+    """The highest event time that was read, milliseconds."""
+    read_at: int
+    """Wall time of the unit of work that read it, milliseconds."""
+
+
+def common_watermark(
+    times: Mapping[str, QueueTime], queues: Collection[str], idle: Collection[str], lateness: int, wall: int
+) -> int:
+    """How far event time has come in all queues; 0 if a queue that is not idle has brought no event yet.
+
+    `queues`: all that are known, `idle`: those of them that are idle.
+    """
+    active = [queue for queue in queues if queue not in idle]
+    if active:
+        return min(times[queue].newest for queue in active) - lateness if times.keys() >= {*active} else 0
+    return max((each.newest + max(0, wall - each.read_at) for each in times.values()), default=0) - lateness
+
+
+class IdleQueues:
+    """The queues that were read to their ends for a while, by what the driver observes in this run."""
+
+    def __init__(self, idle_after: int) -> None:
+        self._idle_after = idle_after
+        self._since: dict[str, tuple[int, int]] = {}
+        """By queue that is read to its end: its position, and since when that was observed."""
+        self.queues: frozenset[str] = frozenset()
+        """All queues of the last observation."""
+        self.idle: frozenset[str] = frozenset()
+
+    def observe(self, positions: Mapping[str, int | None], now: int) -> None:
+        """Takes the position of every queue that is read to its end, and None for others. `now` never goes back."""
+        before, self._since = self._since, {}
+        for queue, position in positions.items():
+            if position is not None:
+                known = before.get(queue)
+                self._since[queue] = known if known is not None and known[0] == position else (position, now)
+        self.queues = frozenset(positions)
+        self.idle = frozenset(q for q, (_, since) in self._since.items() if now - since >= self._idle_after)

@@ -17,6 +17,7 @@ from lanemq.pipelines.stages.transitions.messages import WaitingMessage, timer_m
 from lanemq.pipelines.stages.transitions.operator_requests import RequestedActions
 from lanemq.pipelines.stages.transitions.rules import (
     DISCARDED,
+    BehindWatermark,
     Early,
     Late,
     ParkLane,
@@ -69,6 +70,10 @@ class HeldLanes:
             self._reject_late(name, lane, message, error)
             return True
         number = None if poison else self._number_of(name, message)
+        if isinstance(error, BehindWatermark):
+            self._table.counts["late"] += 1
+            self._skip(name, lane, message, number, f"came late: {error}", failures)
+            return True
         if isinstance(error, Early) and self._rules.on_gap == "hold":
             self._hold(name, lane, WaitReason.GAP, str(error), 0, [(message, error.number)])
             return False

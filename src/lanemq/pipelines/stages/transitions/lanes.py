@@ -17,6 +17,7 @@ import msgspec
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines.stages.transitions.messages import Event
 from lanemq.pipelines.stages.transitions.rules import (
+    BehindWatermark,
     Early,
     ExpireFailed,
     Late,
@@ -111,6 +112,8 @@ class LaneTable:
     def _step_with_context(self, lane: KeyLane, event: Event, event_time: int, watermark: int) -> list[tuple[Any, ...]]:
         rules = self._rules
         context = StepContext(self.wall, event_time, watermark, lane.timers, allowed=rules.on_timer is not None)
+        if context.is_late and not event.late and rules.event_time.on_late == "dead_letter":
+            raise BehindWatermark(f"its time is {context.event_time}, and event time has come to {context.watermark}")
         state, rows = rules.step(lane.state, event, context)  # type: ignore[call-arg]
         made = [rules.shape(row) for row in rows] if rows else []
         lane.state, lane.timers = state, context.kept(has_state=state is not None)

@@ -212,6 +212,10 @@ class Late(OrderError):
         super().__init__(again if doubtful else late)
 
 
+class BehindWatermark(OrderError):
+    """An event behind the watermark, where such events become dead letters."""
+
+
 class ExpireFailed(LaneError):
     """`on_expire` failed for the state that an event found expired. The policy applies, as if the step had failed."""
 

@@ -42,12 +42,13 @@ from lanemq.pipelines.ports import (
     Batch,
     FileRows,
     OnQueueChange,
+    QueueEnds,
     Results,
     RowFile,
     Stage,
 )
 from lanemq.pipelines.stages.transitions.carried_types import carry_types
-from lanemq.pipelines.stages.transitions.event_time import EventTime
+from lanemq.pipelines.stages.transitions.event_time import EventTime, IdleQueues, QueueTime, common_watermark
 from lanemq.pipelines.stages.transitions.messages import COLUMNS, SHARD, OnTimer, Step
 from lanemq.pipelines.stages.transitions.operator_requests import (
     FILES_PER_PASS,
@@ -92,6 +93,8 @@ from lanemq.pipelines.stages.transitions.worker import (
     work_folder,
 )
 
+MAX_OBSERVE_EVERY: Final = 5_000
+"""Milliseconds between two requests to the brokers for the ends of queues, at most, so that idle queues are noticed."""
 _NEEDED = (*COLUMNS[:5], "value", "store_timestamp")
 _POSITION = ("topic", "broker", "queue_id", "queue_offset")
 _REFUSALS: Final = {kind.__name__: kind for kind in (InvalidOption, LaneFrozen, OrderError, StateLost, UnfitState)}
@@ -195,6 +198,16 @@ class Transitions(Stage):
         if self._timers_every < 1:
             raise InvalidOption(f"timers_every={timers_every}: use 0.001 seconds or more")
         self._opened: _Opened | None = None
+        idle_after = self._options.event_time.idle_after
+        self._idle = None if idle_after is None or not takes_context(step) else IdleQueues(to_millis(idle_after))
+        self._observe_every = 0 if idle_after is None else min(max(to_millis(idle_after) // 4, 100), MAX_OBSERVE_EVERY)
+        self._observed: tuple[int, int] | None = None
+        """When the ends of the queues were last asked for, on the monotonic clock and as wall time."""
+        self._queue_ends: QueueEnds | None = None
+
+    def accept_queue_ends(self, queue_ends: QueueEnds) -> None:
+        """Called before `open`; asked between batches, if a timer in event time may depend on it."""
+        self._queue_ends = queue_ends
 
     def open(self, spark: SparkSession, folder: StorePath) -> None:
         """Opens the stage's folder; refuses one whose state was made with other shards or numbers."""
@@ -235,18 +248,43 @@ class Transitions(Stage):
 
     def _timer_times(self, newest: Manifest) -> Iterator[int]:
         """Wall times at which retry passes for timers are due."""
+        self._observe_queues(newest)
         watermark, earliest = self._watermark(newest), newest.wall + self._timers_every
-        for entry in newest.shards.values():
+        for name, entry in newest.shards.items():
             if entry.timer_at is not None:
                 yield max(entry.timer_at, earliest)
-            if _has_come(entry.event_timer_at, watermark):
+            if self._is_event_timer_due(newest, name, watermark):
                 yield earliest
 
+    def _is_event_timer_due(self, base: Manifest, name: str, watermark: int) -> bool:
+        """Whether a retry pass would call a timer in event time. A queue that is not idle calls its own."""
+        entry, depends = base.shards[name], self._shards != "queue" or name in self._idle_queues(base)
+        return depends and _has_come(entry.event_timer_at, watermark)
+
+    def _observe_queues(self, newest: Manifest, *, at_once: bool = False) -> None:
+        """Asks which queues are read to their ends, now and then, while a timer in event time is set."""
+        now, last = self._clock.now(), self._observed
+        is_early = last is not None and not at_once and now - last[0] < self._observe_every
+        if self._idle is None or self._queue_ends is None or is_early:
+            return
+        if any(entry.event_timer_at is not None for entry in newest.shards.values()):
+            self._observed = now, self._clock.wall()
+            self._idle.observe(self._queue_ends(), now)
+
+    def _idle_queues(self, base: Manifest) -> frozenset[str]:
+        """Queues that were idle when they were last observed and have brought nothing since."""
+        if self._idle is None or self._observed is None:
+            return frozenset()
+        since = self._observed[1]
+        moved = {name for name, time in base.times.items() if time.read_at > since}
+        return self._idle.idle - moved
+
     def _watermark(self, base: Manifest) -> int:
-        """How far event time has come for keys in several queues: the minimum over the queues; 0 for keys in one."""
-        if self._shards == "queue" or not base.newest:
-            return base.watermark
-        return max(base.watermark, min(base.newest.values()) - self._options.event_time.lateness_ms)
+        """How far event time has come by what all queues have read: the minimum over those that are not idle."""
+        queues = base.times.keys() | (frozenset() if self._idle is None else self._idle.queues)
+        lateness = self._options.event_time.lateness_ms
+        found = common_watermark(base.times, queues, self._idle_queues(base), lateness, self._clock.wall())
+        return max(base.watermark, found)
 
     def process_retry_pass(self, batch: Batch) -> Results | None:
         """Retries lanes whose wait is over or that an operator requested. None if there are none."""
@@ -301,7 +339,9 @@ class Transitions(Stage):
         if found is not None and found.base == base.number:
             return found
         wall, watermark = self._clock.wall(), self._watermark(base)
-        intent = Intent(batch.number, batch.query, base.number, wall, requests, shards, redrives, watermark)
+        # A queue with messages in a batch is not idle, whatever was observed before.
+        idle = tuple(sorted(self._idle_queues(base))) if batch.is_retry_pass and self._shards == "queue" else ()
+        intent = Intent(batch.number, batch.query, base.number, wall, requests, shards, redrives, watermark, idle)
         unit_log.begin(intent, batch.epoch)
         return intent
 
@@ -310,6 +350,7 @@ class Transitions(Stage):
         unit_log = self._unit_log
         requests, wall = pending_requests(unit_log.folder), self._clock.wall()
         base = unit_log.manifest_before(batch.number)
+        self._observe_queues(base, at_once=True)
         watermark = self._watermark(base)
         shards = {
             name
@@ -317,7 +358,7 @@ class Transitions(Stage):
             if (requests and entry.waiting)
             or _has_come(entry.retry_at, wall)
             or _has_come(entry.timer_at, wall)
-            or _has_come(entry.event_timer_at, watermark)
+            or self._is_event_timer_due(base, name, watermark)
         }
         redrives = tuple(Redrives(unit_log.folder).pending()[:FILES_PER_PASS])  # the rest is due at once
         shards |= self._shards_of(redrives)
@@ -341,6 +382,7 @@ class Transitions(Stage):
             redrives=intent.redrives,
             lane_shards=self._lane_shards(intent.redrives),
             watermark=intent.watermark,
+            idle=intent.idle,
         )
 
     def _shards_of(self, redrives: tuple[str, ...]) -> set[str]:
@@ -484,7 +526,7 @@ def summaries_of(answers: Iterable[TaskAnswer]) -> list[ShardSummary]:
 
 def manifest_after(base: Manifest, batch: Batch, intent: Intent, summaries: Iterable[ShardSummary]) -> Manifest:
     """The manifest after the unit."""
-    shards, newest = dict(base.shards), dict(base.newest)
+    shards, times = dict(base.shards), dict(base.times)
     for each in summaries:
         before, timers = shards.get(each.shard), each.timers
         snapshot = batch.number if each.snapshot else (before.snapshot if before else START)
@@ -499,9 +541,11 @@ def manifest_after(base: Manifest, batch: Batch, intent: Intent, summaries: Iter
             timers.processing,
             timers.event,
         )
-        for queue, time in timers.newest.items():
-            newest[queue] = max(time, newest.get(queue, 0))
-    return Manifest(batch.number, batch.query, shards, intent.wall, newest, intent.watermark)
+        for queue, newest in timers.newest.items():
+            # The shards of a unit have the same wall time, and each has read a part of the queue.
+            highest = max(newest, times[queue].newest if queue in times else 0)
+            times[queue] = QueueTime(highest, intent.wall)
+    return Manifest(batch.number, batch.query, shards, intent.wall, times, intent.watermark)
 
 
 def results(

@@ -14,6 +14,7 @@ import msgspec
 from lanemq.files import StorePath
 from lanemq.model.errors import StateLost
 from lanemq.pipelines.checkpoint.fencing import read_fenced_json, remove_fenced, write_as
+from lanemq.pipelines.stages.transitions.event_time import QueueTime
 from lanemq.pipelines.stages.transitions.operator_requests import OperatorRequest
 from lanemq.pipelines.stages.transitions.shard import START, Version
 
@@ -36,6 +37,8 @@ class Intent(msgspec.Struct, frozen=True):
     """Of a retry pass: files of dead letters that it gives to the step again."""
     watermark: int = 0
     """How far event time has come by what all queues have read, milliseconds; 0: unknown."""
+    idle: tuple[str, ...] = ()
+    """Of a retry pass: idle queues, whose keys go on with this watermark."""
 
 
 class ShardEntry(msgspec.Struct, frozen=True):
@@ -66,8 +69,8 @@ class Manifest(msgspec.Struct, frozen=True):
     shards: dict[str, ShardEntry]
     wall: int = 0
     """Wall time of the unit, milliseconds."""
-    newest: dict[str, int] = {}
-    """By queue: the highest event time that was read, milliseconds; empty if the step takes no context."""
+    times: dict[str, QueueTime] = {}
+    """How far event time has come in each queue; empty if the step takes no context."""
     watermark: int = 0
     """How far event time had come by what all queues had read when the unit began, milliseconds; 0: unknown."""
 

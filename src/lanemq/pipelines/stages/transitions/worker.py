@@ -123,7 +123,13 @@ class UnitInputs:
     lane_shards: Mapping[str, str] = field(default_factory=dict)
     """The shards of those dead letters' lanes, if shards are not queues."""
     watermark: int = 0
-    """How far event time has come by what all queues have read; 0: unknown. Only for keys in several queues."""
+    """How far event time has come by what all queues have read; 0: unknown."""
+    idle: tuple[str, ...] = ()
+    """Idle queues, whose keys go on with this watermark. Keys in several queues always do."""
+
+    def watermark_of(self, shard: str) -> int:
+        """What other queues say about event time in a shard; 0 if nothing."""
+        return self.watermark if not self.options.by_queue or shard in self.idle else 0
 
     def redriven_dead_letters(self, shard: str) -> Iterator[RedrivenDeadLetter]:
         """The dead letters of one shard."""
@@ -252,7 +258,7 @@ class ShardUpdate:
         self._name = shard
         self._files = ShardFiles(unit.stage_folder, unit.query, shard)
         self._shard = CACHE.take(self._files, unit.versions.get(shard, Version()))
-        self.machine = ShardMachine(self._shard, rules, unit.wall, 0 if rules.by_queue else unit.watermark)
+        self.machine = ShardMachine(self._shard, rules, unit.wall, unit.watermark_of(shard))
         assert isinstance(rules.shape, RowShape)
         dead_shape = RowShape(to_arrow_schema(DEAD_LETTER_SCHEMA))
         folder = work_folder(unit.stage_folder, unit.number)
