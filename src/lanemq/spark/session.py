@@ -36,6 +36,11 @@ def recommended(builder: SparkSession.Builder | None = None) -> SparkSession.Bui
     return chosen
 
 
+def is_connect(spark: object) -> bool:
+    """Whether the session is a client of a Spark Connect server. The client has no Spark of its own."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
 def python_mismatch(workers: str, here: str) -> str | None:
     """A warning if workers run another Python than the driver; None if they run the same."""
     found = shutil.which(workers)

@@ -4,6 +4,7 @@ import logging
 import sys
 from typing import cast
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
@@ -13,7 +14,7 @@ from lanemq.spark.columns import DEFAULT_COLUMNS, select_columns
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.read.batch_reader import LaneBatchReader
 from lanemq.spark.read.stream_reader import LaneStreamReader
-from lanemq.spark.session import python_mismatch
+from lanemq.spark.session import is_connect, python_mismatch
 from lanemq.spark.versions import WITH_STREAM_WRITER, check_stream_options, need
 from lanemq.spark.worker_process import configure_worker_logging, exit_on_sigterm
 from lanemq.spark.write.writer import LaneBatchWriter, LaneStreamWriter, parse_write_options
@@ -55,8 +56,16 @@ class LaneDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Registers `format("lanemq")` with this session."""
-    warning = python_mismatch(spark.sparkContext.pythonExec, sys.executable)
-    if warning is not None:
-        log.warning(warning)
-    spark.dataSource.register(cast(type[DataSource], LaneDataSource))
+    """Registers `format("lanemq")` with this session, for Sparks that did not find it themselves (`pyspark_lanemq`).
+
+    A server of Spark Connect must have LaneMQ installed: it imports the source by its name.
+    """
+    if not is_connect(spark):
+        warning = python_mismatch(spark.sparkContext.pythonExec, sys.executable)
+        if warning is not None:
+            log.warning(warning)
+    try:
+        spark.dataSource.register(cast(type[DataSource], LaneDataSource))
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":  # some versions do not replace what they found
+            raise

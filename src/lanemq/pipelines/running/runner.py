@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.files import StorePath, can_rename
-from lanemq.model.errors import Closed, LaneError
+from lanemq.model.errors import Closed, LaneError, UsageError
 from lanemq.model.units import Millis, Seconds, to_millis, to_seconds
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.pipeline import Pipeline
@@ -33,6 +33,7 @@ from lanemq.pipelines.sinks.delta import DeltaSink, delta_options
 from lanemq.pipelines.sinks.parquet import ParquetSink
 from lanemq.spark.options import ALL_TAGS
 from lanemq.spark.read.brokers import Brokers
+from lanemq.spark.session import is_connect
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,11 @@ def start(
         new_checkpoint: Let a sink that another checkpoint of this pipeline wrote to go on with this checkpoint,
             instead of raising `StateLost`. Its rows stay, and rows of messages that are read again are added to them.
     """
+    if is_connect(spark):
+        raise UsageError(
+            f"pipeline {pipeline.name!r} cannot run in a session of Spark Connect: batches are decided in the "
+            f"driver's process, and this one is only a client; start it with `lanemq pipeline run --master ...` instead"
+        )
     clock = SystemClock()
     settings = {**_hadoop_settings(spark), **pipeline.spark}
     pipeline = replace(pipeline, spark=settings)
