@@ -3,8 +3,8 @@
     python -m benchmarks.pipeline_sinks [rows of a batch, default 400000] [kind ...]
 
 One JSON line per sink and way of writing; `value` is rows per second, the median of the rounds, with the whole of
-`write` in it: reading the stage's files, rows, ledger, commit. Delta and Parquet copy files that the stage's tasks
-have encoded already (`copied`), so their figure is that of a copy and a commit, not of an encoder.
+`write` in it: reading the stage's files, rows, ledger, commit. Delta copies files that the stage's tasks have encoded
+already (`copied`), so its figure is that of a copy and a commit, not of an encoder.
 
 `merge` starts from a table with all keys in it and replaces as many as a batch of 400 000 changes by random keys has:
 10 000 of 10 000 keys, and 330 000 of 1 000 000. `changes` is what that makes of changes per second. PostgreSQL is
@@ -91,11 +91,11 @@ def _append(kind: str, make: Callable[[str], Any], folder: Path, count: int) -> 
             seconds.append(_timed(lambda n=number, r=rows: sink.write(r, Batch("bench", n, 1))))
         sink.close()
     _check_files(kind, folder / "appended", (ROUNDS + 1) * count)
-    _report(f"sink/{kind}/append", count, seconds[1:], copied=kind in ("delta", "parquet"))
+    _report(f"sink/{kind}/append", count, seconds[1:], copied=kind == "delta")
 
 
 def _check_files(kind: str, folder: Path, rows: int) -> None:
-    """What is copied that quickly had better be there."""
+    """What was written that quickly must be there."""
     if kind == "delta":
         assert read_table(folder).num_rows == rows
     if kind == "parquet":

@@ -8,15 +8,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from tests.files.servers import BUCKET, s3a_settings
 
 from lanemq import Producer
 from lanemq.client.admin.admin import Admin
-from lanemq.files import StorePath, arrow_source, can_rename, locate
+from lanemq.files import StorePath, can_rename, locate
 from lanemq.model.queue import MessageQueue
-from lanemq.pipelines import read_table
+from lanemq.pipelines import read_parquet, read_table
 from lanemq.pipelines.ports import Batch
 from lanemq.testing.dying import STEPS, KillPoint
 from lanemq.testing.embedded import EmbeddedBroker
@@ -119,9 +118,8 @@ def dead_values(folder: StorePath) -> list[bytes]:
     if not can_rename(folder):
         found: list[bytes] = read_table(str(folder))["value"].to_pylist()
         return found
-    batches = [batch for query in folder.glob("lanemq_query=*") for batch in query.glob("lanemq_batch=*")]
-    tables = [pq.ParquetFile(arrow_source(file)).read() for batch in batches for file in batch.glob("*.parquet")]
-    return [value for table in tables for value in table["value"].to_pylist()]
+    values: list[bytes] = read_parquet(folder)["value"].to_pylist()
+    return values
 
 
 def test_an_unknown_step_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ Spark that begin with `spark.hadoop.`.
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
@@ -73,6 +74,19 @@ class HdfsPath(RemotePath):
         except FileExistsError:
             return self.read_bytes() == content
         return True
+
+    def move(self, target: Self) -> None:
+        target.parent.mkdir(exist_ok=True)
+        self._client.rename(self.full, target.full, overwrite=True)
+
+    def files_below(self) -> Iterator[tuple[Self, int]]:
+        try:
+            found = list(self._client.list_status(self.full, recursive=True))
+        except FileNotFoundError:
+            return
+        for each in found:
+            if not each.isdir:
+                yield replace(self, key=each.path.strip("/")), each.length
 
     def remove_tree(self) -> None:
         self._client.delete(self.full, recursive=True)

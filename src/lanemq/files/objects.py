@@ -8,8 +8,9 @@ from the environment (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ...) and from the 
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, BinaryIO, Final, Self
 
@@ -85,6 +86,24 @@ class ObjectPath(RemotePath):
             except AlreadyExistsError:
                 return self.read_bytes() == content
         return True
+
+    def move(self, target: Self) -> None:
+        """Copy the object inside the store, then delete it."""
+        with _reached(self):
+            self._store.copy(self.key, target.key)
+            self._store.delete(self.key)
+
+    def files_below(self) -> Iterator[tuple[Self, int]]:
+        with _reached(self):
+            found = [each for part in self._store.list(self.key) for each in part]
+        for each in found:
+            if not each["path"].endswith("/"):
+                yield replace(self, key=each["path"]), each["size"]
+
+    def remove_files(self, paths: Sequence[Self]) -> None:
+        if paths:
+            with _reached(self):
+                self._store.delete([path.key for path in paths])
 
     def remove_tree(self) -> None:
         with _reached(self):

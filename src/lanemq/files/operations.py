@@ -6,6 +6,7 @@ Invariant: a file exists completely or not at all, and is durable when the call 
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -104,6 +105,51 @@ def remove_tree(path: StorePath) -> None:
             path.remove_tree()
     else:
         shutil.rmtree(cast("Path", path), ignore_errors=True)
+
+
+def remove_files(paths: Sequence[StorePath]) -> None:
+    """Remove files of one store; missing ones are passed over."""
+    if paths and isinstance(paths[0], RemotePath):
+        paths[0].remove_files(cast("Sequence[RemotePath]", paths))
+        return
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def move(source: StorePath, target: StorePath) -> None:
+    """Give a file another name, in a folder that is made if necessary; FileNotFoundError if the file is missing.
+
+    One step, except in an object store: there the file has both names for a moment.
+    """
+    if isinstance(source, RemotePath):
+        source.move(cast("RemotePath", target))
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    cast("Path", source).rename(cast("Path", target))
+
+
+def files_below(folder: StorePath) -> dict[str, int]:
+    """The files in a folder and in those below it: path relative to the folder, and bytes.
+
+    Names that begin with an underscore or a dot are left out, with everything below them, as readers of data do.
+    """
+    if isinstance(folder, RemotePath):
+        skip = len(folder.key) + 1 if folder.key else 0
+        found = {path.key[skip:]: size for path, size in folder.files_below()}
+        return {name: size for name, size in found.items() if not any(map(_is_hidden, name.split("/")))}
+    sizes: dict[str, int] = {}
+    for at, folders, names in os.walk(cast("Path", folder)):
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+        for name in names:
+            if not _is_hidden(name):
+                path = Path(at) / name
+                with suppress(FileNotFoundError):  # it was removed after it was listed
+                    sizes[str(path.relative_to(cast("Path", folder)))] = path.stat().st_size
+    return sizes
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(("_", "."))
 
 
 def copy(source: StorePath, target: StorePath, *, link: bool = False) -> None:

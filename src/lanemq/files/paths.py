@@ -1,7 +1,7 @@
 """The port: what pipelines need of a path. `pathlib.Path` is its local form, `RemotePath` the base of the others."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -112,6 +112,19 @@ class RemotePath(ABC):
     @abstractmethod
     def create(self, content: bytes) -> bool:
         """Like `put`, but False if the file is there with other content."""
+
+    @abstractmethod
+    def move(self, target: Self) -> None:
+        """Give a file another name; FileNotFoundError if it is missing. May replace the target."""
+
+    @abstractmethod
+    def files_below(self) -> Iterator[tuple[Self, int]]:
+        """Every file in this folder and in those below it, with its bytes; nothing if the folder is missing."""
+
+    def remove_files(self, paths: Sequence[Self]) -> None:
+        """Remove files of the same store; missing ones are passed over."""
+        for path in paths:
+            path.unlink(missing_ok=True)
 
     @abstractmethod
     def remove_tree(self) -> None:

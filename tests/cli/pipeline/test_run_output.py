@@ -18,6 +18,7 @@ from lanemq.pipelines import Park, ParquetSink, Pipeline, Project, Topic
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
 from lanemq.pipelines.ports import Batch, batch_number
 from lanemq.pipelines.running.progress import AppliedBatch, Progress
+from lanemq.pipelines.sinks.parquet_layout import FileName, query_mark
 
 FAILS = {"n": 1, "fails": 99}
 NOWHERE = {"servers": "127.0.0.1:1", "topic": "orders"}
@@ -120,10 +121,10 @@ def test_status_without_a_broker_shows_the_error_once(
 def test_status_counts_dead_letters_and_names_their_folder(run: Run, tmp_path: Path) -> None:
     assert "dead letters go to the sink that the pipeline declares" in run("pipeline", "status", str(tmp_path)).stdout
     folder = tmp_path / "dead_letters"
-    for place, rows in (("lanemq_query=q-dead/lanemq_batch=0", 2), ("lanemq_query=q-dead/lanemq_batch=7", 1),
-                        ("_lanemq/query=q-dead/epoch=1/8-draft", 5)):  # fmt: skip
-        (folder / place).mkdir(parents=True)
-        pq.write_table(pa.table({"key": ["k"] * rows}), folder / place / "000-0.parquet")
+    for batch, rows, place in ((0, 2, "."), (7, 1, "."), (8, 5, "_lanemq/query=q-dead/staged/ab")):
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        name = str(FileName(query_mark("q-dead"), batch, 0, "00000000"))
+        pq.write_table(pa.table({"key": ["k"] * rows}), folder / place / name)
     assert f"3 dead letters in {folder}\n" in run("pipeline", "status", str(tmp_path)).stdout
     found = json.loads(run("pipeline", "status", str(tmp_path), "--json").stdout)
     assert found["dead_letters"] == {"count": 3, "folder": str(folder)}

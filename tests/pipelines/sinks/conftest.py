@@ -26,7 +26,7 @@ def _extended(*kinds: str) -> list[Any]:
 ORDERED = ("delta", "iceberg", "sqlite", "postgres", "parquet", "topic")
 """Targets whose rows have the order of their shard."""
 MERGING = ("delta", "iceberg", "sqlite", "postgres", *_extended("delta on s3", "delta on hdfs"))
-FENCING = (*MERGING, "parquet", *_extended("parquet on hdfs"))
+FENCING = (*MERGING, "parquet", *_extended("parquet on hdfs", "parquet on s3"))
 ALL = (*FENCING, "topic")
 CHECKPOINTED = (*(kind for kind in FENCING if kind != "iceberg"), *_extended("iceberg"))
 """For what the pipeline does with a sink's ledger, which is the same code for all of them."""
@@ -47,10 +47,11 @@ def _make(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     if kind.endswith(" on hdfs"):
         place = f"{fixture('hdfs')}/{uuid.uuid4().hex}"
         return DeltaTarget(tmp_path, place) if kind.startswith("delta") else ParquetTarget(tmp_path, place)
-    if kind == "delta on s3":
+    if kind.endswith(" on s3"):
         for name, value in fixture("s3").items():
             fixture("monkeypatch").setenv(name, value)
-        return DeltaTarget(tmp_path, f"s3a://{BUCKET}/{uuid.uuid4().hex}")
+        place = f"s3a://{BUCKET}/{uuid.uuid4().hex}"
+        return DeltaTarget(tmp_path, place) if kind.startswith("delta") else ParquetTarget(tmp_path, place)
     if kind == "delta":
         return DeltaTarget(tmp_path)
     if kind == "iceberg":

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 from tests.spark.spark_driver import Query
 
-from lanemq.files import arrow_source, locate
+from lanemq.files import arrow_source, files_below, locate
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile, Runs, TableRows
 from lanemq.pipelines.sinks import (
     DeltaSink,
@@ -75,32 +75,27 @@ class SteppedDelta(Steps, DeltaSink):
 
 
 class SteppedParquet(Steps, ParquetSink):
-    def _write_file(self, *args: Any) -> None:
-        super()._write_file(*args)
-        self.reached("one file written")
+    def _keep_staged(self, *args: Any) -> None:
+        super()._keep_staged(*args)
+        self.reached("one file staged")
 
-    def _stage(self, *args: Any) -> Any:
-        staged = super()._stage(*args)
-        self.reached("staged")
-        return staged
+    def _commit(self, *args: Any) -> None:
+        super()._commit(*args)
+        self.reached("committed")
 
-    def _publish(self, *args: Any) -> bool:
-        new = super()._publish(*args)
-        self.reached("published")
-        return new
+    def _remove(self, names: Any) -> None:
+        super()._remove(names)
+        if names:
+            self.reached("old files removed")
 
-    def _publish_empty(self, *args: Any) -> bool:
-        new = super()._publish_empty(*args)
-        self.reached("published")
-        return new
+    def _move(self, *args: Any) -> None:
+        super()._move(*args)
+        self.reached("one file placed")
 
-    def _remove_older_notes(self, *args: Any) -> None:
-        self.reached("empty batch recorded")
-        super()._remove_older_notes(*args)
-
-    def _move_away(self, *args: Any) -> None:
-        self.reached("older run found")
-        super()._move_away(*args)
+    def _fence(self, *args: Any) -> None:
+        self.reached("about to fence")
+        super()._fence(*args)
+        self.reached("fenced")
 
 
 class SteppedIceberg(Steps, IcebergSink):
@@ -265,9 +260,9 @@ class ParquetTarget(Target):
         return SteppedParquet(self.place)
 
     def events(self) -> list[dict[str, Any]]:
+        """As a program sees them that lists the folder."""
         if not isinstance(self.place, Path):
-            batches = [each for query in self.place.glob("lanemq_query=*") for each in query.glob("lanemq_batch=*")]
-            files = [file for batch in batches for file in batch.glob("*.parquet")]
+            files = [locate(f"{self.place}/{name}") for name in files_below(self.place)]
             return [row for file in files for row in pq.ParquetFile(arrow_source(file)).read(EVENTS.names).to_pylist()]
         found = ds.dataset(self.place, format="parquet", partitioning="hive").to_table(use_threads=False)
         return list(found.select(EVENTS.names).to_pylist()) if found.num_rows else []

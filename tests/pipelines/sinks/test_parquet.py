@@ -1,22 +1,19 @@
-"""The Parquet sink: one rename makes a batch visible, and one moves a replaced run's folder away."""
+"""The Parquet sink: files of a batch are staged, committed by one fenced file, and moved to their places."""
 
-import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
-from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, Died, ParquetTarget, dies_at, named
+from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, QUERY, Died, ParquetTarget, dies_at, named
 
+from lanemq.files import files_below, write_durably
 from lanemq.model.errors import InvalidOption, SinkFenced
-from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA as DEAD_LETTERS
-from lanemq.pipelines.ports import TableRows
-from lanemq.pipelines.sinks import ParquetSink
-from lanemq.pipelines.sinks.exact_sink import arrow_schema
+from lanemq.pipelines.ports import Append
+from lanemq.pipelines.sinks import read_parquet
+from lanemq.pipelines.sinks.parquet_layout import query_mark, read_name
+from lanemq.pipelines.sinks.parquet_reading import ParquetFolder
 
 
 @pytest.fixture
@@ -24,28 +21,26 @@ def target(tmp_path: Path) -> ParquetTarget:
     return ParquetTarget(tmp_path)
 
 
-def test_a_batch_is_a_folder_with_a_file_per_shard_and_a_note(target: ParquetTarget) -> None:
+def test_a_batch_is_one_file_in_the_folder(target: ParquetTarget) -> None:
+    """So programs that list the folder see all of it or nothing."""
     target.opened(query="q/1").write(
         target.batch_rows(**{"orders/broker-a/0": [1], "orders/broker-a/1": [2]}), named(1, 7, "q/1")
     )
-    folder = target.folder / "files" / "lanemq_query=q%2F1" / "lanemq_batch=7"
-    assert sorted(file.name for file in folder.iterdir()) == [
-        "000-orders-broker-a-0.parquet", "001-orders-broker-a-1.parquet", "_batch.json"
-    ]  # fmt: skip
-    assert json.loads((folder / "_batch.json").read_text()) == {"query": "q/1", "batch": 7, "epoch": 1, "rows": 2}
+    [file] = files_below(target.place)
+    name = read_name(file)
+    assert name is not None
+    assert (name.mark, name.batch, name.compacted) == (query_mark("q/1"), 7, False)
+    assert target.numbers() == [1, 2]
 
 
-def test_batches_without_rows_leave_one_file_and_no_folders(target: ParquetTarget) -> None:
+def test_batches_without_rows_leave_no_files(target: ParquetTarget) -> None:
     """A silent topic may have an empty batch every few seconds, for years."""
     sink = target.opened()
     sink.write(target.batch_rows(a=[1]), named(1, 0))
+    before = sorted(str(each) for each in (target.folder / "files").rglob("*"))
     for number in range(1, 6):
         assert sink.write(target.batch_rows(a=[]), named(1, number))
-    files = target.folder / "files"
-    assert [found.name for found in (files / "lanemq_query=3f1c-query").iterdir()] == ["lanemq_batch=0"]
-    workshop = files / "_lanemq" / "query=3f1c-query"
-    assert sorted(found.name for found in workshop.iterdir()) == ["empty-5", "epoch=1"]
-    assert list((workshop / "epoch=1").iterdir()) == []
+    assert sorted(str(each) for each in (target.folder / "files").rglob("*")) == before
     again = target.opened(epoch=2)
     assert again.applied() == 5, "known to the next run"
     assert not again.write(target.batch_rows(a=[]), named(2, 5))
@@ -54,89 +49,96 @@ def test_batches_without_rows_leave_one_file_and_no_folders(target: ParquetTarge
     assert target.numbers() == [1, 2]
 
 
-@pytest.mark.parametrize("step", range(4))
-def test_an_empty_batch_interrupted_at_any_step_can_be_repeated(target: ParquetTarget, step: int) -> None:
-    target.opened().write(target.batch_rows(a=[]), named(1, 1))
-    dying = target.opened()
-    dies_at(dying, step)
-    with suppress(Died):
-        dying.write(target.batch_rows(a=[]), named(1, 2))
-    after = target.opened(epoch=2)
-    assert after.applied() in (1, 2)
-    assert after.write(target.batch_rows(a=[]), named(2, 2)) == (step == 0)
-    assert after.write(target.batch_rows(a=[]), named(2, 3))
-    assert target.opened(epoch=3).applied() == 3
-    assert [note.name for note in (target.folder / "files").rglob("empty-*")] == ["empty-3"]
-
-
 def test_a_run_replaced_while_it_records_an_empty_batch_is_refused(target: ParquetTarget) -> None:
     old = target.opened(epoch=1)
-    old.reached = lambda step: target.opened(epoch=2) if step == "staged" else None
-    with pytest.raises(SinkFenced):
+    write, newer = old._commit, []
+    old._commit = lambda *args: (newer.append(target.opened(epoch=2)), write(*args))
+    with pytest.raises(SinkFenced, match=r"run 1 .* replaced by run 2"):
         old.write(target.batch_rows(a=[]), named(1, 0))
-    assert target.opened(epoch=2).applied() is None
+    assert newer[0].applied() is None
 
 
 def test_spark_reads_committed_rows_only(target: ParquetTarget, spark: SparkSession) -> None:
     target.opened().write(target.batch_rows(a=[1], b=[2]), named(1, 0))
     dying = target.opened()
-    dies_at(dying, 1)
+    dies_at(dying, 0)
     with pytest.raises(Died):
         dying.write(target.batch_rows(a=[3], b=[4]), named(1, 1024))
     found = spark.read.parquet(str(target.folder / "files"))
     assert sorted(row["n"] for row in found.collect()) == [1, 2]
-    assert set(found.columns) == {*EVENTS.names, "lanemq_query", "lanemq_batch"}
-
-
-def test_the_column_batch_of_dead_letters_can_be_read_back(target: ParquetTarget) -> None:
-    """The names of the folders must not hide columns of the rows."""
-    sink = target.opened(schema=DEAD_LETTERS)
-    row = {"topic": "orders", "queue_id": 1, "queue_offset": 5, "value": b"x", "reason": "poison", "batch": 3}
-    table = pa.Table.from_pylist([row], schema=arrow_schema(DEAD_LETTERS))
-    sink.write(TableRows(DEAD_LETTERS, table), named(1, 3072))
-    found = pq.read_table(target.folder / "files").to_pylist()
-    assert (found[0]["batch"], found[0]["lanemq_batch"], found[0]["value"]) == (3, 3072, b"x")
+    assert found.columns == EVENTS.names
 
 
 def test_files_of_a_replaced_run_are_removed(target: ParquetTarget) -> None:
     dying = target.opened()
-    dies_at(dying, 1)
+    dies_at(dying, 0)
     with pytest.raises(Died):
         dying.write(target.batch_rows(a=[3], b=[4]), named(1, 0))
+    staged = ParquetFolder(target.place).staged(QUERY)
+    assert len(list(staged.iterdir())) == 1
     target.opened(epoch=2)
-    workshop = target.folder / "files" / "_lanemq" / "query=3f1c-query"
-    assert [found.name for found in workshop.iterdir()] == ["epoch=2"]
-    assert list((workshop / "epoch=2").iterdir()) == []
+    assert list(staged.iterdir()) == []
 
 
-def test_a_run_replaced_between_its_last_file_and_the_rename_is_refused(target: ParquetTarget) -> None:
-    old = target.opened(epoch=1)
-
-    def replace_when_staged(step: str) -> None:
-        if step == "staged":
-            target.opened(epoch=2)
-
-    old.reached = replace_when_staged
-    with pytest.raises(SinkFenced):
+@pytest.mark.parametrize("step", ["one file staged", "committed", "one file placed"])
+def test_a_run_replaced_at_any_step_has_written_its_batch_once_or_not(target: ParquetTarget, step: str) -> None:
+    """The newer run completes what was committed, while the older one goes on with it."""
+    old, newer = target.opened(epoch=1), []
+    old.reached = lambda at: newer.append(target.opened(epoch=2)) if at == step and not newer else None
+    if step == "one file staged":
+        with pytest.raises(SinkFenced, match=r"run 1 .* replaced by run 2"):
+            old.write(target.batch_rows(a=[1]), named(1, 0))
+    else:
         old.write(target.batch_rows(a=[1]), named(1, 0))
-    assert target.events() == []
+    newer[0].write(target.batch_rows(a=[1]), named(2, 0))
+    assert target.numbers() == [1]
+    assert read_parquet(target.place)["n"].to_pylist() == [1]
 
 
-def test_only_the_newer_of_two_concurrent_opens_can_write(target: ParquetTarget) -> None:
+def test_without_the_fence_a_replaced_run_writes_too(target: ParquetTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test before."""
+    monkeypatch.setattr(
+        "lanemq.pipelines.sinks.parquet.write_as", lambda epoch, stage, path, content: write_durably(path, content)
+    )
+    old, newer = target.opened(epoch=1), []
+    old.reached = lambda at: newer.append(target.opened(epoch=2)) if not newer else None
+    monkeypatch.setattr("lanemq.pipelines.sinks.parquet.remove_tree", lambda path: None)
+    old.write(target.batch_rows(a=[1]), named(1, 0))
+    newer[0].write(target.batch_rows(a=[1]), named(2, 0))
+    assert target.numbers() == [1, 1]
+
+
+@pytest.mark.parametrize("step", ["about to fence", "fenced"])
+def test_only_the_newer_of_two_concurrent_opens_can_write(target: ParquetTarget, step: str) -> None:
     """The newer run opens the sink while the older one is opening it."""
-    first = target.opened(epoch=1)
-    first.close()
+    target.opened(epoch=1).close()
     older, newer = target.make(), []
+    older.reached = lambda at: newer.append(target.opened(epoch=3)) if at == step else None
 
-    def interrupt(step: str) -> None:
-        if not newer:
-            newer.append(target.opened(epoch=3))
-
-    older.reached = interrupt  # type: ignore[method-assign]
-    older.open(None, "3f1c-query", 2, EVENTS, target.opened(epoch=1, query="x")._opened().how)  # type: ignore[arg-type]
-    with pytest.raises(SinkFenced):
+    def opens_and_writes() -> None:
+        older.open(None, QUERY, 2, EVENTS, Append())  # type: ignore[arg-type]
         older.write(target.batch_rows(a=[1]), named(2, 0))
+
+    with pytest.raises(SinkFenced, match=r"run 2 .* replaced by run 3"):
+        opens_and_writes()
     assert newer[0].write(target.batch_rows(a=[1]), named(3, 0))
+    assert target.numbers() == [1]
+
+
+def test_a_move_that_fails_is_made_up_by_the_next_write(target: ParquetTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full while a committed file gets its place; the run goes on when there is room."""
+    sink = target.opened()
+    with monkeypatch.context() as full:
+        full.setattr("lanemq.pipelines.sinks.parquet.move", _no_room)
+        with pytest.raises(OSError, match="no room"):
+            sink.write(target.batch_rows(a=[1]), named(1, 0))
+    assert target.numbers() == []
+    assert not sink.write(target.batch_rows(a=[1]), named(1, 0)), "it was committed"
+    assert target.numbers() == [1]
+
+
+def _no_room(*_: Any) -> None:
+    raise OSError("no room")
 
 
 def test_merging_into_parquet_is_refused_with_alternatives(target: ParquetTarget) -> None:
@@ -151,9 +153,10 @@ def test_a_column_may_be_added_but_not_change_its_type(target: ParquetTarget) ->
         target.opened(epoch=3, schema=StructType([StructField("extra", StringType())]))
 
 
-def test_object_stores_are_refused() -> None:
-    with pytest.raises(InvalidOption, match="Delta sink"):
-        ParquetSink("s3://bucket/files")
+def test_a_folder_per_batch_is_refused(target: ParquetTarget) -> None:
+    (target.folder / "files" / "lanemq_query=q" / "lanemq_batch=0").mkdir(parents=True)
+    with pytest.raises(InvalidOption, match="a folder for each batch, as an earlier version"):
+        target.opened()
 
 
 def test_a_lost_folder_is_not_mistaken_for_a_newer_run(target: ParquetTarget, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,24 @@ def take_over(own_folder: StorePath, epoch: int) -> None:
     if can_rename(running):
         _move_older_away(running, epoch)
     else:
-        _JOURNALS[str(own_folder), epoch] = Journal(own_folder, epoch)
+        if (str(own_folder), epoch) not in _JOURNALS:
+            _JOURNALS[str(own_folder), epoch] = Journal(own_folder, epoch)
         _close_older(own_folder, epoch)
+
+
+def known_runs(own_folder: StorePath) -> list[int]:
+    """The epochs of the runs that have taken over, without those that were moved away."""
+    return [int(each.name) for each in (own_folder / _RUNNING).glob("*") if each.name.isdecimal()]
+
+
+def shut_out(own_folder: StorePath) -> None:
+    """Let no run that has taken over so far write fenced files. A later one may."""
+    running = own_folder / _RUNNING
+    for epoch in known_runs(own_folder):
+        if can_rename(running):
+            _move_away(running / str(epoch))
+        else:
+            _close(own_folder, epoch, 0)
 
 
 def write_as(epoch: int, stage_folder: StorePath, path: StorePath, content: bytes) -> None:
@@ -107,10 +123,14 @@ def _move_older_away(running: StorePath, epoch: int) -> None:
     (running / str(epoch)).mkdir(parents=True, exist_ok=True)
     for folder in running.iterdir():
         if folder.name.isdecimal() and int(folder.name) < epoch:
-            with suppress(FileNotFoundError):  # an even newer run was faster
-                folder.rename(running / f".{folder.name}-{os.urandom(4).hex()}")
+            _move_away(folder)
     for left in running.glob(".*"):
         remove_tree(left)
+
+
+def _move_away(folder: StorePath) -> None:
+    with suppress(FileNotFoundError):  # an even newer run was faster
+        folder.rename(folder.parent / f".{folder.name}-{os.urandom(4).hex()}")
 
 
 # Stores that do not.

@@ -30,7 +30,9 @@ from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder, need_ide
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import dead_letter_query
 from lanemq.pipelines.sinks.delta import delta_options, read_table
-from lanemq.pipelines.sinks.parquet import ParquetSink, batches_folder
+from lanemq.pipelines.sinks.parquet import ParquetSink
+from lanemq.pipelines.sinks.parquet_layout import query_mark, read_name
+from lanemq.pipelines.sinks.parquet_reading import ParquetFolder
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import (
     DEAD_LETTERS_PER_FILE,
@@ -106,7 +108,7 @@ class DeadLetters:
     def __init__(self, checkpoint: StorePath, folder: StorePath, query: str) -> None:
         self.checkpoint = checkpoint
         self.folder = folder
-        self._batches = batches_folder(folder, dead_letter_query(query))
+        self._query = dead_letter_query(query)
         self._stage = stage_folder(checkpoint)
         self._redrives = Redrives(self._stage)
 
@@ -189,7 +191,7 @@ class DeadLetters:
 
     def _tables(self, units: set[int] | None, *, bodies: bool) -> Iterator[pa.Table]:
         """The dead letters of these units of work, or of all, one file at a time."""
-        if not can_rename(self.folder):  # there they are a Delta table
+        if _is_delta(self.folder):
             table = dead_letter_table(self.folder).sort_by("batch")
             chosen = table if units is None else table.filter(pc.field("batch").isin(sorted(units)))
             yield chosen if bodies else chosen.drop_columns(["value"])
@@ -199,11 +201,12 @@ class DeadLetters:
             yield file.read([name for name in file.schema_arrow.names if bodies or name != "value"])
 
     def _files(self, units: set[int] | None) -> Iterator[StorePath]:
-        folders = {int(path.name.partition("=")[2]): path for path in self._batches.glob("lanemq_batch=*")}
-        for number in sorted(folders):
-            if units is None or number in units:
-                names = sorted(file.name for file in folders[number].glob("*.parquet"))
-                yield from (folders[number] / name for name in names)
+        """The files of these units of work, or all, oldest first; a compacted file may have any of them."""
+        found = [(read_name(file.path), place) for file, place in ParquetFolder(self.folder).view(self._query)]
+        mine = [(name, place) for name, place in found if name is not None and name.mark == query_mark(self._query)]
+        for name, place in sorted(mine, key=lambda each: (each[0].batch, str(each[1]))):
+            if units is None or name.compacted or name.batch in units:
+                yield place
 
 
 def dead_letters(pipeline: Pipeline | StorePath | str) -> DeadLetters:
@@ -238,11 +241,14 @@ def dead_letter_table(folder: StorePath) -> pa.Table:
 
 def count_dead_letters(folder: StorePath) -> int:
     """How many dead letters a checkpoint's folder for them holds."""
-    if not can_rename(folder):
+    if _is_delta(folder):
         return int(dead_letter_table(folder).num_rows)
-    batches = (batch for query in folder.glob("lanemq_query=*") for batch in query.glob("lanemq_batch=*"))
-    files = (file for batch in batches for file in batch.glob("*.parquet"))
-    return sum(pq.read_metadata(arrow_source(file)).num_rows for file in files)
+    return sum(pq.read_metadata(arrow_source(place)).num_rows for _, place in ParquetFolder(folder).view())
+
+
+def _is_delta(folder: StorePath) -> bool:
+    """A checkpoint in an object store has its dead letters in a Delta table; a `ParquetSink` works there too."""
+    return not can_rename(folder) and ParquetFolder(folder).terms() is None
 
 
 def _message(row: dict[str, Any], asked: set[Identity], done: set[Identity]) -> DeadLetterRecord:

@@ -240,6 +240,15 @@ def fit(table: pa.Table, wanted: pa.Schema) -> pa.Table:
         raise UsageError(f"the rows do not fit the columns the sink was opened with: {error}") from error
 
 
+def aligned(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """The table with exactly these columns and types; missing columns are null."""
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
+        for field in wanted
+    ]
+    return pa.table(columns, schema=wanted)
+
+
 def shard_tables(rows: Rows, wanted: pa.Schema) -> Iterator[pa.Table]:
     """The rows shard by shard, each in order; at most one shard is in memory."""
     if not isinstance(rows, FileRows):

@@ -141,7 +141,11 @@ _KINDS: dict[str, _Kind] = {
             "evolve": _yes_or_no,
         },
     ),
-    "parquet": _Kind(ParquetSink, ("path",), {"path": _text}),
+    "parquet": _Kind(
+        ParquetSink,
+        ("path",),
+        {"path": _text, "partition_by": _texts, "compact_after": _seconds, "file_size": _count},
+    ),
     "sqlite": _Kind(SqliteSink, ("path", "table"), {"path": _text, **_SQL}),
     "postgres": _Kind(PostgresSink, ("dsn", "table"), {"dsn": _text, "nul": _text, "trust_columns": _texts, **_SQL}),
     "topic": _Kind(

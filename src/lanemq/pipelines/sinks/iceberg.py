@@ -32,6 +32,7 @@ from lanemq.pipelines.sinks.exact_sink import (
     ExtraColumns,
     LedgerEntry,
     Terms,
+    aligned,
     fit,
     merge_table,
     without_deletions,
@@ -239,13 +240,13 @@ class IcebergSink(ExactSink):
         if missing:
             change.add_columns(missing)
         after = change.columns
-        changes = library.aligned(changes, pa.schema([after.field(name) for name in changes.schema.names]))
+        changes = aligned(changes, pa.schema([after.field(name) for name in changes.schema.names]))
         merge = ArrowMerge(changes, keys, below)
         for file in table.files(None if below is not None else library.key_range(changes, keys, pc.min_max)):
             rewrite = merge.plan(table.read([file], merge.index_columns))
             if rewrite is not None:
                 change.remove(file)
-                change.add(merge.rewritten(library.aligned(table.read([file]), after), rewrite))
+                change.add(merge.rewritten(aligned(table.read([file]), after), rewrite))
         change.add(merge.inserted())
         self._stale = merge.stale
 

@@ -40,6 +40,7 @@ from pyiceberg.transforms import parse_transform
 
 from lanemq.files import sync
 from lanemq.model.errors import InvalidOption, LaneError, StorageError
+from lanemq.pipelines.sinks.exact_sink import aligned
 
 CREATED_BY: Final = "lanemq.created"
 """The property of tables that a sink created."""
@@ -309,15 +310,6 @@ def stored_type(kind: pa.DataType) -> str:
 
 def plain_type(kind: pa.DataType) -> str:
     return str(kind).replace(" not null", "")
-
-
-def aligned(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """The table with exactly these columns and types; missing columns are null."""
-    columns = [
-        table[field.name].cast(field.type) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
-        for field in wanted
-    ]
-    return pa.table(columns, schema=wanted)
 
 
 def partitioning(schema: Schema, partition_by: Sequence[str]) -> PartitionSpec:
