@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
 
@@ -685,15 +686,19 @@ def test_a_stop_that_does_not_know_its_caller_waits_for_itself(
     assert committed(broker, topic) == 0
 
 
+@pytest.mark.parametrize("way", ["to_thread", "run_in_executor"])
 def test_a_stop_in_a_thread_that_a_coroutine_waits_for_does_not_wait_for_the_coroutine(
-    broker: EmbeddedBroker, topic: str
+    broker: EmbeddedBroker, topic: str, way: str
 ) -> None:
     send(broker, topic, keys=1, each=1)
     done, app = threading.Event(), App(broker.address, group=f"g-{topic}")
 
     @app.ordered(topic)
     async def handler(message: Message) -> None:
-        await asyncio.to_thread(app.stop)
+        if way == "to_thread":
+            await asyncio.to_thread(app.stop)
+        else:
+            await asyncio.get_running_loop().run_in_executor(None, app.stop)
         done.set()
 
     began = time.monotonic()
@@ -702,6 +707,25 @@ def test_a_stop_in_a_thread_that_a_coroutine_waits_for_does_not_wait_for_the_cor
     app.stop()
     assert time.monotonic() - began < 15
     assert committed(broker, topic) == 1
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_plain_executor_would_not_know_that_a_coroutine_waits_for_its_threads(
+    broker: EmbeddedBroker, topic: str, plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: a stop in such a thread would wait for the loop, and the loop, at its end, for the thread."""
+    if plain:
+        monkeypatch.setattr(engine_module, "ThreadPoolExecutor", lambda **_: ThreadPoolExecutor())
+    send(broker, topic, keys=1, each=1)
+    found, app = Inbox(), App(broker.address, group=f"g-{topic}")
+
+    @app.ordered(topic)
+    async def handler(message: Message) -> None:
+        found.add(await asyncio.get_running_loop().run_in_executor(None, engine_module.SERVING.get))
+
+    with app:
+        (serving,) = found.wait(1)
+    assert (serving is None) is plain
 
 
 def test_a_push_consumer_can_be_shut_down_by_its_listener(broker: EmbeddedBroker, topic: str) -> None:

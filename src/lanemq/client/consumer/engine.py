@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
@@ -392,7 +393,7 @@ class EngineThread:
         if thread is None or engine is None or self.in_child:
             return
         engine.stop(now=now)
-        if SERVING.get() is engine or threading.current_thread() is thread:
+        if SERVING.get() in (engine, self) or threading.current_thread() is thread:
             return
         thread.join()
         self._engine = None
@@ -419,6 +420,8 @@ class EngineThread:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
+        # Handlers wait for calls in these threads, which do not inherit `SERVING`: a stop there must not wait for them.
+        self._loop.set_default_executor(ThreadPoolExecutor(initializer=SERVING.set, initargs=(self,)))
         async with self._prepare() as subscriptions:
             self._engine = engine = ConsumerEngine(self._options, subscriptions, self._shared)
             if self._finishing:  # the signal came before the engine existed
