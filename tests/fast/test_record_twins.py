@@ -186,3 +186,45 @@ def test_whole_windows_are_indexed_alike(
     if not damage and gap_at >= len(stored):
         assert found[1] == len(stored)
         assert found[3] == len(buffer)
+
+
+STAMPS = st.tuples(st.sampled_from(["p", "q"]), st.integers(0, 1), st.integers(0, 3))
+TEXTS = st.one_of(
+    STAMPS.map(lambda stamp: "KEYS\x01k\x02LANE_STAMP\x01{}.{}.{}\x02".format(*stamp)),
+    STAMPS.map(lambda stamp: "LANE_STAMP\x01{}.{}.{}\x02KEYS\x01k".format(*stamp)),
+    st.sampled_from(["", "KEYS\x01k\x02", "LANE_STAMP\x01nonsense\x02", "XLANE_STAMP\x01p.0.1\x02"]),
+)
+
+
+def stamped(texts: list[tuple[str, int, bytes]]) -> bytes:
+    """Records of two queues and two topics, each queue with consecutive offsets."""
+    records, ends, position = [], {}, 0
+    for time, (text, queue_id, topic) in enumerate(texts):
+        offset = ends[topic, queue_id] = ends.get((topic, queue_id), -1) + 1
+        item = (b"body", text.encode(), 0, 0, 0, 0, 0)
+        records += references["seal_records"]([item], topic, queue_id, offset, position, HOST, time % 3, HOST)
+        position += len(records[-1])
+    return b"".join(records)
+
+
+RECORDS = st.lists(st.tuples(TEXTS, st.integers(0, 1), st.sampled_from([b"t", b"u"])), max_size=12).map(stamped)
+
+
+@settings(deadline=None, max_examples=60)
+@given(RECORDS)
+def test_runs_of_stamps_are_found_alike(data: bytes) -> None:
+    same("stamp_runs", data, 0, len(data))
+
+
+@settings(deadline=None, max_examples=60)
+@given(damaged(RECORDS))
+def test_runs_of_stamps_in_damaged_records_are_found_alike(data: bytes) -> None:
+    same("stamp_runs", data, 0, len(data))
+
+
+def test_consecutive_stamps_of_a_queue_are_one_run() -> None:
+    texts = [(f"KEYS\x01k\x02LANE_STAMP\x01p.7.{n}\x02", n % 2, b"t") for n in (0, 1)]
+    texts += [(f"KEYS\x01k\x02LANE_STAMP\x01p.7.{n}\x02", 0, b"t") for n in (1, 2, 3)]
+    data = stamped(texts)
+    runs = same("stamp_runs", data, 0, len(data))
+    assert [(run.queue_id, run.first.sequence, run.length, run.offset) for run in runs] == [(0, 0, 4, 0), (1, 1, 1, 0)]

@@ -1,7 +1,8 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
 """Twins for stored records: sealing them, finding them in a pull's body, proving them, and their index entries.
 
-The references are in `wire/record.py`, `log/queue_index.py` and `log/reading.py`, with what everything means.
+The references are in `wire/record.py`, `wire/stamp_runs.py`, `log/queue_index.py` and `log/reading.py`, with what
+everything means.
 Every length is compared with what is left before a byte is read: the bytes are not trusted.
 """
 
@@ -12,6 +13,7 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memcpy
 
 from lanemq._fast.bytes cimport (
@@ -379,7 +381,113 @@ cdef int64_t _tag_code(const unsigned char *text, Py_ssize_t size) noexcept:
     return <int32_t>hashed
 
 
+cdef class _Stamped:
+    """A run of `stamp_runs` that grows. `prefix` is what the properties of its records end with, but for the number."""
+
+    cdef bytes topic
+    cdef int32_t queue_id
+    cdef object run
+    cdef bytes prefix
+    cdef int64_t sequence, offset, count, newest
+
+
+def stamp_runs(buffer, start, end):
+    """Twin of `wire.stamp_runs.stamp_runs`."""
+    found = None
+    if type(buffer) is bytes and 0 <= start and end <= len(buffer):
+        found = _stamp_runs(buffer, start, end)
+    return references["stamp_runs"](buffer, start, end) if found is None else found
+
+
+cdef list _stamp_runs(bytes buffer, Py_ssize_t at, Py_ssize_t end):
+    """None for what the reference has to look at."""
+    cdef const unsigned char *data = <const unsigned char *>PyBytes_AS_STRING(buffer)
+    cdef const unsigned char *record
+    cdef int64_t size, body, topic_at, text_at, offset, store_time
+    cdef Py_ssize_t topic_size, text_size
+    cdef int32_t queue_id
+    cdef dict newest = {}
+    cdef list runs = []
+    cdef _Stamped run = None, following
+    cdef bytes topic
+    while at < end:
+        record = data + at
+        if at + SMALLEST > end:
+            return None
+        size = <int32_t>lane_get32(record)
+        body = <int32_t>lane_get32(record + HEAD)
+        topic_at = HEAD + 4 + body
+        if (lane_get32(record + 4) != MAGIC_V1 or lane_get32(record + 36) & 0x30 or size < SMALLEST
+                or size > end - at or body < 0 or topic_at + 3 > size):
+            return None
+        topic_size = record[topic_at]
+        text_at = topic_at + 1 + topic_size + 2
+        if topic_size > MAX_TOPIC or text_at > size:
+            return None
+        text_size = <int16_t>lane_get16(record + text_at - 2)
+        if text_size < 0 or text_at + text_size != size:
+            return None
+        queue_id = <int32_t>lane_get32(record + 12)
+        if (run is None or run.queue_id != queue_id or PyBytes_GET_SIZE(run.topic) != topic_size
+                or memcmp(PyBytes_AS_STRING(run.topic), record + topic_at + 1, topic_size) != 0):
+            topic = PyBytes_FromStringAndSize(<const char *>(record + topic_at + 1), topic_size)
+            run = newest.get((topic, queue_id))
+        else:
+            topic = run.topic
+        offset, store_time = <int64_t>lane_get64(record + 20), <int64_t>lane_get64(record + 56)
+        if run is not None and offset == run.offset and _ends_with(record + text_at, text_size, run):
+            _grow(run, store_time)
+        elif _has_stamp(record + text_at, text_size):
+            for each in references["stamp_runs"](buffer, at, at + size):
+                following = _begun(each, topic, queue_id)
+                if (run is not None and offset == run.offset and following.sequence == run.sequence + 1
+                        and following.prefix == run.prefix and run.run[:2] == each[:2]):
+                    _grow(run, store_time)
+                else:
+                    run = following
+                    newest[topic, queue_id] = run
+                    runs.append(run)
+        at += size
+    return [(<_Stamped>each).run._replace(length=(<_Stamped>each).count, stored_at=(<_Stamped>each).newest)
+            for each in runs]
+
+
+cdef _Stamped _begun(object run, bytes topic, int32_t queue_id):
+    cdef _Stamped begun = _Stamped.__new__(_Stamped)
+    producer, epoch, sequence = run.first
+    begun.topic, begun.queue_id, begun.run = topic, queue_id, run
+    begun.prefix = f"\x02LANE_STAMP\x01{producer}.{epoch}.".encode()
+    begun.sequence, begun.offset, begun.count, begun.newest = sequence + 1, run.offset + 1, 1, run.stored_at
+    return begun
+
+
+cdef inline void _grow(_Stamped run, int64_t store_time) noexcept:
+    run.count += 1
+    run.sequence += 1
+    run.offset += 1
+    if store_time > run.newest:
+        run.newest = store_time
+
+
+cdef bint _ends_with(const unsigned char *text, Py_ssize_t size, _Stamped run) noexcept:
+    """Whether properties end with the next stamp of a run."""
+    cdef char number[24]
+    cdef Py_ssize_t prefix = PyBytes_GET_SIZE(run.prefix)
+    cdef Py_ssize_t digits = snprintf(number, 24, b"%lld\x02", <long long>run.sequence)
+    return (size >= prefix + digits and memcmp(text + size - digits, number, digits) == 0
+            and memcmp(text + size - digits - prefix, PyBytes_AS_STRING(run.prefix), prefix) == 0)
+
+
+cdef bint _has_stamp(const unsigned char *text, Py_ssize_t size) noexcept:
+    cdef Py_ssize_t i
+    for i in range(size - 10):
+        if text[i] == 76 and memcmp(text + i, b"LANE_STAMP\x01", 11) == 0:
+            return True
+    return False
+
+
 TWINS = {
+    "wire.stamp_runs.stamp_runs": stamp_runs,
     "log.record_bytes.index_runs": index_runs,
     "wire.record.seal_records": seal_records,
     "wire.batch.seal_columns": seal_columns,

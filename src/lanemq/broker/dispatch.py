@@ -12,6 +12,7 @@ from lanemq.model.errors import (
     InvalidName,
     LaneError,
     NoDescriptors,
+    StillRebuilding,
     StorageError,
 )
 from lanemq.net.server import Peer
@@ -118,7 +119,7 @@ def code_for(error: LaneError) -> int:
             return ResponseCode.INVALID_PARAMETER
         case CorruptRecord():
             return ResponseCode.SYSTEM_ERROR
-        case DiskFull() | NoDescriptors():
+        case DiskFull() | NoDescriptors() | StillRebuilding():
             return ResponseCode.SYSTEM_BUSY  # nothing was stored; the same request may succeed later
         case StorageError():
             return ResponseCode.SERVICE_NOT_AVAILABLE

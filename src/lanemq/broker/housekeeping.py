@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.parts import Parts
 from lanemq.broker.storage.checkpoints import Checkpoints
+from lanemq.broker.storage.index_rebuilding import IndexRebuilding
 from lanemq.broker.storage.pinning import Pinning
 from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.core.brokering.quotas import UNUSED_NAME_MS, Quota
@@ -46,6 +47,7 @@ class Housekeeping:
         self._pull = pull
         self._checkpoints = checkpoints
         self._server = server
+        self._index_rebuilding = IndexRebuilding(parts.store, parts.search_thread)
         self._unread = UnreadWarnings(parts.store, parts.offsets)
         self._pinning = Pinning(parts.store, parts.parking, parts.options.max_pinned_bytes)
         self._forgotten_groups = UnusedGroups(parts)
@@ -73,6 +75,7 @@ class Housekeeping:
         self._step(lambda: self._pull.expire(now))
         self._step(lambda: self._expire_leases_and_members(now))
         self._step(lambda: self._checkpoints.tick(now))
+        self._step(self._index_rebuilding.tick)
         self._step(lambda: self._watch_disk(now))
         self._step(lambda: self._parts.store.retention.note_if_grown(now))
         self._step(lambda: self._parts.notices.expire(now))
@@ -138,8 +141,10 @@ class Housekeeping:
 
     def _retire(self) -> None:
         now = self._parts.clock.now()
-        self._unread.warn(now)
-        retired: list[Segment] = self._parts.store.retire(now, self._pinning.deletable)
+        retired: list[Segment] = []
+        if self._parts.store.indexes_complete:
+            self._unread.warn(now)
+            retired = self._parts.store.retire(now, self._pinning.deletable)
         if retired:
             log.info("retention deletes %s log files", len(retired))
             if self._parts.recording.on:

@@ -24,12 +24,13 @@ from lanemq.core.brokering.lock_table import LockTable
 from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.log.recovery import RecoveryReport
 from lanemq.log.store import Store
-from lanemq.model.names import SCHEDULE_TOPIC, reply_topic
+from lanemq.model.names import reply_topic
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Epoch, Millis, QueueOffset, to_millis
-from lanemq.wire.properties import PropertyName, find_stamp
+from lanemq.wire.properties import find_stamp
 from lanemq.wire.record import RecordView
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
+from lanemq.wire.stamp_runs import asked_queue, stamp_runs
 
 log = logging.getLogger(__name__)
 
@@ -94,16 +95,13 @@ def _replay_log(store: Store, producers: ProducerTable) -> RecoveryReport:
     """Recover the log. Records that are newer than the checkpoint complete the table of producers."""
     dropped = store.state.dropped_topics()
 
-    def replay(record: RecordView) -> None:
-        stamp = find_stamp(record.properties_text)
-        if stamp is None:
-            return
-        topic, queue_id = _asked_queue(record)
-        if record.position >= dropped.get(topic, 0):
-            offset, stored_at = QueueOffset(record.queue_offset), Millis(record.store_timestamp)
-            producers.replay(topic, queue_id, Stamp(*stamp), 1, offset, stored_at=stored_at)
+    def replay(buffer: bytes, size: int) -> None:
+        for run in stamp_runs(buffer, 0, size):
+            if run.position >= dropped.get(run.topic, 0):
+                offset, stored_at = QueueOffset(run.offset), Millis(run.stored_at)
+                producers.replay(run.topic, run.queue_id, run.first, run.length, offset, stored_at=stored_at)
 
-    return store.recover(replay, lambda: unsaved_stamps(producers))
+    return store.recover(replay, lambda: unsaved_stamps(producers), rebuild_later=True)
 
 
 def undo_stamps(producers: ProducerTable, lost: Iterable[bytes]) -> None:
@@ -111,15 +109,7 @@ def undo_stamps(producers: ProducerTable, lost: Iterable[bytes]) -> None:
     for record in map(RecordView, lost):
         stamp = find_stamp(record.properties_text)
         if stamp is not None:
-            producers.undo(*_asked_queue(record), Stamp(*stamp))
-
-
-def _asked_queue(record: RecordView) -> tuple[str, int]:
-    """The queue in which a record's stamp counts: the one it was sent to, even while it is delayed."""
-    if record.topic != SCHEDULE_TOPIC:
-        return record.topic, record.queue_id
-    properties = record.properties
-    return properties.get(PropertyName.REAL_TOPIC, ""), int(properties.get(PropertyName.REAL_QUEUE, "0"))
+            producers.undo(*asked_queue(record), Stamp(*stamp))
 
 
 def _log_report(report: RecoveryReport) -> None:
@@ -128,5 +118,11 @@ def _log_report(report: RecoveryReport) -> None:
             "recovered after an unclean stop: %s records scanned, %s torn bytes cut, %s damaged places",
             report.scanned, report.torn_bytes, len(report.damage),
         )  # fmt: skip
+    if report.indexes_lost_below is not None:
+        log.warning(
+            "indexes are missing or damaged: they are rebuilt from %s MiB of the log while the broker serves; pulls of "
+            "messages that are not indexed yet wait",
+            report.indexes_lost_below >> 20,
+        )
     for place in report.damage:
         log.error("the log is damaged at %s (%s bytes): %s", place.position, place.length, place.reason)

@@ -3,7 +3,8 @@
     take (loop) ─▶ write (row thread) ─▶ finish or give_back (loop)
 
 Invariant: a checkpoint never claims more than is on disk. Index files are synced first; then one transaction records
-the position together with the rows that belong to it.
+the position together with the rows that belong to it. While lost indexes are rebuilt, the request for it is on disk,
+and stands for the entries that are not; the checkpoint after the last of them removes it.
 
 The caller takes a mark (`Appender.staged`) and copies its producer rows in the same step, because those rows reflect
 what is staged. The checkpoint is written only when everything below the mark is published. Otherwise a crash could
@@ -25,6 +26,8 @@ class IndexWork(NamedTuple):
     mark: LogCheckpoint
     parts: list[IndexPart]
     damage: list[DamageRow]
+    ends_rebuild: bool
+    """Whether these are the last entries of a rebuild."""
 
 
 class Checkpointer:
@@ -35,8 +38,13 @@ class Checkpointer:
         self._queues = queues
         self._files = files
         self._state = state
+        self._rebuilding = False
         self._damage: dict[int, DamageRow] = {}
         self._damaged = {row.position for row in state.damage()}
+
+    def rebuild_begins(self) -> None:
+        """Called before the first checkpoint if entries are lost."""
+        self._rebuilding = True
 
     def note_damage(self, damage: Iterable[DamageRow]) -> None:
         rows = {row.position: row for row in damage}
@@ -55,7 +63,8 @@ class Checkpointer:
         damage = list(self._damage.values())
         self._damage.clear()
         checkpoint = LogCheckpoint(mark, self._appender.last_store_time, clean=False)
-        return IndexWork(checkpoint, self._queues.take_parts(), damage)
+        parts = self._queues.take_parts()
+        return IndexWork(checkpoint, parts, damage, self._rebuilding and not self._queues.incomplete())
 
     def write(
         self,
@@ -70,7 +79,7 @@ class Checkpointer:
         try:
             for part in work.parts:
                 if part.entries and not part.queue.dropped:
-                    self._files.write(part.queue, part.offset, part.first, part.entries)
+                    self._files.write(part.source, part.offset, part.first, part.entries)
         except OSError as error:
             raise StorageError(
                 f"the indexes cannot be written: {error}; the log is not affected, a restart rebuilds them"
@@ -78,10 +87,14 @@ class Checkpointer:
         # Lazy, so that it is evaluated inside the transaction: the rows of a topic dropped by then must not return.
         rows = (part.row for part in work.parts if not part.queue.dropped)
         self._state.save_checkpoint(work.mark, rows, producers, gone_producers, work.damage)
+        if work.ends_rebuild:
+            self._state.request_rebuild(wanted=False)
 
     def finish(self, work: IndexWork) -> None:
         """On the loop, after `write` succeeded: free the memory of the entries that are in the files now."""
         self._queues.finish_parts(work.parts)
+        if work.ends_rebuild:
+            self._rebuilding = False
 
     def give_back(self, work: IndexWork) -> None:
         """On the loop, after `write` failed: the next checkpoint takes the same entries again."""

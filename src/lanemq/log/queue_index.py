@@ -9,6 +9,10 @@ An entry of size 0 stands for a damaged record: its offset stays taken, and read
 Published entries stay in memory (`QueueIndex.tail`) until a checkpoint writes them to the index files. Readers take
 offsets below `filed_end` from files and the others from memory. Everything belongs to the loop, except
 `IndexFiles.write`.
+
+If index files are lost, the entries below `filed_end` are built again in a second index, `QueueIndex.rebuilt`
+(`log/index_rebuild`). Until it reaches `filed_end`, readers of what it does not have are refused (`StillRebuilding`),
+and the newer entries stay in memory. Then `QueueTable.take_parts` joins the two.
 """
 
 import errno
@@ -23,7 +27,7 @@ from lanemq._fast import compiled
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.filesystem import Disk, write_fully
 from lanemq.log.state import QueueRow
-from lanemq.model.errors import StorageError
+from lanemq.model.errors import StillRebuilding, StorageError
 
 ENTRY = struct.Struct(">qiiI")
 ENTRY_BYTES = ENTRY.size
@@ -55,6 +59,7 @@ class QueueIndex:
         "first",
         "number",
         "queue_id",
+        "rebuilt",
         "staged_end",
         "tail",
         "topic",
@@ -71,6 +76,8 @@ class QueueIndex:
         self.tail = bytearray()
         self.checked_start = 0
         self.dropped = False
+        self.rebuilt: QueueIndex | None = None
+        """The entries below `filed_end`, as far as they are built again; None if the files have them."""
 
     def begin_at(self, offset: int) -> None:
         """Start an empty queue at an offset; the earlier ones were deleted."""
@@ -84,6 +91,16 @@ class QueueIndex:
     def put(self, position: int, size: int, tag_code: int) -> None:
         """Add and publish one entry, during recovery."""
         self.publish(pack_entry(self.end, position, size, tag_code))
+        self.staged_end = self.end
+
+    def enter(self, first: int, entries: bytes, *, damage_at: int) -> None:
+        """Add entries of consecutive records from an offset on, during recovery.
+
+        Known ones are left out. Offsets in between are those of records lost to the damage at `damage_at`.
+        """
+        while self.end < first:
+            self.put(damage_at, 0, 0)
+        self.publish(entries[(self.end - first) * ENTRY_BYTES :])
         self.staged_end = self.end
 
     def from_tail(self, offset: int, count: int) -> bytes:
@@ -287,9 +304,13 @@ def _head(queue: QueueIndex, chunk: int) -> bytes:
 
 
 class IndexPart(NamedTuple):
-    """Entries of one queue that a checkpoint writes to its files."""
+    """Entries of one queue that a checkpoint writes to its files.
+
+    They come from the tail of `source`: the queue itself, or what is rebuilt of it.
+    """
 
     queue: QueueIndex
+    source: QueueIndex
     offset: int
     first: int
     entries: bytes
@@ -319,12 +340,17 @@ class QueueTable:
             self._queues[row.topic, row.queue_id] = queue
             self._next_number = max(self._next_number, row.number + 1)
 
-    def clear(self) -> None:
-        """Remove every queue and its files before a rebuild; numbers are not used again."""
+    def begin_rebuild(self) -> None:
+        """Treat all entries in files as lost."""
         for queue in self._queues.values():
-            self._files.delete_all(queue.number)
-        self._queues.clear()
-        self._dirty.clear()
+            if queue.first < queue.filed_end:
+                queue.rebuilt = QueueIndex(queue.number, queue.topic, queue.queue_id)
+                queue.rebuilt.checked_start = self._log.start
+            self._dirty[queue] = None
+
+    def incomplete(self) -> list[QueueIndex]:
+        """The queues of which entries are lost and not rebuilt."""
+        return [queue for queue in self._queues.values() if queue.rebuilt is not None]
 
     def find(self, topic: str, queue_id: int) -> QueueIndex | None:
         return self._queues.get((topic, queue_id))
@@ -343,6 +369,8 @@ class QueueTable:
         for key in [key for key in self._queues if key[0] == topic]:
             queue = self._queues.pop(key)
             queue.dropped = True
+            if queue.rebuilt is not None:
+                queue.rebuilt.dropped = True
             self._dirty.pop(queue, None)
             self._files.delete_all(queue.number)
 
@@ -357,6 +385,9 @@ class QueueTable:
     def first(self, queue: QueueIndex) -> int:
         """The queue's smallest offset whose record is still in the log."""
         start = self._log.start
+        if queue.rebuilt is not None:
+            # Before its first record is found, the saved value, which is not too large.
+            return queue.rebuilt.first if queue.rebuilt.end > queue.rebuilt.first else queue.first
         if queue.checked_start != start:
             queue.first = self.first_from(queue, start)
             queue.checked_start = start
@@ -364,18 +395,39 @@ class QueueTable:
         return queue.first
 
     def raw_entries(self, queue: QueueIndex, offset: int, count: int) -> bytes:
-        """Packed entries from files and memory; the range must be inside the queue."""
+        """Packed entries from files and memory; the range must be inside the queue.
+
+        Raises `StillRebuilding` if one of them is lost and not rebuilt yet.
+        """
+        if offset + count > self.readable_end(queue, offset):
+            raise StillRebuilding(queue.topic, queue.queue_id, offset)
+        if queue.rebuilt is not None and offset < queue.filed_end:
+            queue = queue.rebuilt
         filed = min(count, queue.filed_end - offset)
         if filed <= 0:
             return queue.from_tail(offset, count)
         data = self._files.read(queue, offset, filed)
         return data if filed == count else data + queue.from_tail(queue.filed_end, count - filed)
 
+    def readable_end(self, queue: QueueIndex, offset: int) -> int:
+        """The end of the entries that can be read from an offset on; raises `StillRebuilding` if there are none."""
+        if queue.rebuilt is None or offset >= queue.filed_end:
+            return queue.end
+        if offset >= queue.rebuilt.end:
+            raise StillRebuilding(queue.topic, queue.queue_id, offset)
+        return queue.rebuilt.end
+
     def entry(self, queue: QueueIndex, offset: int) -> Entry:
         return unpack_entries(self.raw_entries(queue, offset, 1))[0]
 
     def take_parts(self) -> list[IndexPart]:
-        """Everything that is not in the files yet. A queue that changes from now on becomes dirty again."""
+        """Everything that is not in the files yet. A queue that changes from now on becomes dirty again.
+
+        No earlier parts may be in the hands of a checkpoint.
+        """
+        for queue in self.incomplete():
+            _join_rebuilt(queue)
+            self._dirty[queue] = None
         parts = [self._part(queue) for queue in self._dirty]
         self._dirty = {}
         return parts
@@ -384,7 +436,7 @@ class QueueTable:
         """Free the memory of parts that are in the files now."""
         for part in parts:
             if not part.queue.dropped:
-                part.queue.filed(part.row.end - part.offset)
+                part.source.filed(len(part.entries) // ENTRY_BYTES)
 
     def give_back(self, parts: Iterable[IndexPart]) -> None:
         """Mark parts that could not be written, so that the next `take_parts` returns them again."""
@@ -393,7 +445,10 @@ class QueueTable:
     def _part(self, queue: QueueIndex) -> IndexPart:
         first = self.first(queue)
         row = QueueRow(queue.number, queue.topic, queue.queue_id, first, queue.end)
-        return IndexPart(queue, queue.filed_end, first, bytes(queue.tail), row)
+        if queue.rebuilt is None:
+            return IndexPart(queue, queue, queue.filed_end, first, bytes(queue.tail), row)
+        source = queue.rebuilt
+        return IndexPart(queue, source, source.filed_end, source.first, bytes(source.tail), row)
 
     def first_from(self, queue: QueueIndex, start: int) -> int:
         """The queue's smallest offset whose record is not below a log position."""
@@ -407,3 +462,14 @@ class QueueTable:
             else:
                 high = middle
         return low
+
+
+def _join_rebuilt(queue: QueueIndex) -> None:
+    """Put what was rebuilt before the newer entries, if it is complete."""
+    rebuilt = queue.rebuilt
+    if rebuilt is None or rebuilt.end < queue.filed_end:
+        return
+    queue.first, queue.checked_start = rebuilt.first, rebuilt.checked_start
+    queue.tail = rebuilt.tail + queue.tail
+    queue.filed_end = rebuilt.filed_end
+    queue.rebuilt = None

@@ -1,9 +1,10 @@
 """Recovery: what a start reads before the store can be used.
 
-Three layers, from the bottom: `scan` tells intact records from damage; `Rebuilder` enters the records into the queue
-table; `Startup` decides how much of the log to scan and cuts off a torn end. After a clean stop nothing is scanned,
-otherwise the log from the last checkpoint on, and all of it if index files are missing. Below the checkpoint only the
-index is needed, so whole windows are indexed at once (`record_bytes.index_runs`): 5 million messages take seconds.
+Three layers, from the bottom: `scan` and `read_piece` tell intact records from damage; `Replay` enters the records
+into the queue table; `Startup` decides how much of the log to scan and cuts off a torn end. After a clean stop nothing
+is scanned, otherwise the log from the last checkpoint on, in windows that are indexed at once
+(`record_bytes.index_runs`). Index entries below the checkpoint that are lost are not needed for a start:
+`log/index_rebuild` makes them later.
 
 Invariants:
 
@@ -27,18 +28,20 @@ from typing import NamedTuple
 
 from lanemq.log.commit_log import CommitLog, Segment
 from lanemq.log.filesystem import Disk, write_fully
-from lanemq.log.queue_index import ENTRY_BYTES, IndexFiles, QueueIndex, QueueTable
-from lanemq.log.record_bytes import MAGIC_AT, MAGIC_BYTES, RecordFacts, facts_of, index_runs, size_at
-from lanemq.log.state import DamageRow, LogCheckpoint, QueueRow, State
+from lanemq.log.queue_index import IndexFiles, QueueIndex, QueueTable, pack_entry
+from lanemq.log.record_bytes import MAGIC_AT, MAGIC_BYTES, RecordRun, facts_of, index_runs, size_at
+from lanemq.log.state import DamageRow, LogCheckpoint, State
 from lanemq.model.errors import StorageError
 from lanemq.wire.properties import tag_code_of
-from lanemq.wire.record import PROOF, RecordView, is_marked_synced
+from lanemq.wire.record import PROOF, is_marked_synced
 
 _WINDOW = 4 * 1024 * 1024
 _MAX_HEAD = 1024 * 1024
 _COPY_BYTES = 4 * 1024 * 1024
+_MISSING = "missing: a segment file is lost or short"
 
-OnRecord = Callable[[RecordView], None]
+OnRecords = Callable[[bytes, int], None]
+"""Gets intact records back to back: a buffer, and how many bytes at its start they take."""
 
 
 class Found(NamedTuple):
@@ -63,7 +66,7 @@ def scan(log: CommitLog, position: int, window: int = _WINDOW) -> Iterator[Found
     """Every record and every damaged range from a position to the end of the log, in order."""
     for segment, end in _parts(log):
         if position < segment.start:
-            yield Damaged(position, segment.start - position, b"", "missing: a segment file is lost or short")
+            yield Damaged(position, segment.start - position, b"", _MISSING)
             position = segment.start
         if position < end:
             yield from _scan_part(log, position, end, window)
@@ -147,9 +150,57 @@ def _is_record(log: CommitLog, position: int, end: int) -> bool:
     return size_at(whole, 0, position) > 0
 
 
+class Piece(NamedTuple):
+    """A stretch of the log: intact records, at the start of `buffer`, with their index entries; or damage."""
+
+    position: int
+    reached: int
+    """The position after it."""
+    runs: list[RecordRun]
+    records: int
+    newest: int
+    """The newest store time."""
+    buffer: bytes
+    damaged: Damaged | None = None
+
+
+def read_piece(
+    log: CommitLog, position: int, until: int, dropped: Mapping[bytes, int], window: int = _WINDOW
+) -> Piece | None:
+    """What begins at a position, not beyond `until`; None if nothing does.
+
+    `dropped` is as in `index_runs`.
+    """
+    end = min(_part_end(log, position), until)
+    if position >= end:
+        following = min((s.start for s in log.segments if s.start > position), default=position)
+        if min(following, until) <= position:
+            return None
+        return _damaged_piece(Damaged(position, min(following, until) - position, b"", _MISSING))
+    buffer = _read(log, position, min(window, end - position))
+    runs, count, newest, used = index_runs(buffer, position, dropped)
+    if used:
+        return Piece(position, position + used, runs, count, newest, buffer)
+    # Damage, or a record that is larger than the window.
+    part = next(_scan_part(log, position, end, window))
+    if isinstance(part, Damaged):
+        return _damaged_piece(part)
+    buffer = part.buffer[part.start : part.start + part.size]
+    facts = facts_of(buffer, 0)
+    runs = []
+    if position >= dropped.get(facts.topic.encode(), 0):
+        entry = pack_entry(facts.queue_offset, position, part.size, tag_code_of(facts.properties))
+        runs.append((facts.topic.encode(), facts.queue_id, facts.queue_offset, entry))
+    return Piece(position, position + part.size, runs, 1, facts.store_time, buffer)
+
+
+def _damaged_piece(damaged: Damaged) -> Piece:
+    return Piece(damaged.position, damaged.position + damaged.length, [], 0, 0, b"", damaged)
+
+
 @dataclass(slots=True)
-class Rebuilt:
-    """The result of a scan. `torn_at` is the start of a torn end, or None."""
+class Replayed:
+    """The result of a replay. `torn_at` is the start of a torn end, or None."""
 
     records: int = 0
     last_store_time: int = 0
@@ -164,64 +215,41 @@ class _Place(NamedTuple):
     position: int
 
 
-class Rebuilder:
-    """Scans the log into the queue table.
+class Replay:
+    """Enters the records after the last checkpoint, which is at `known`, into the queue table.
 
-    `known` is the position of the last checkpoint. The broker has the records below it in its tables, so `on_record`
-    receives only later ones. Bytes below it were synced, so faults there are damage, never a torn end.
+    Bytes below the checkpoint were synced, so faults there are damage, never a torn end.
     """
 
     def __init__(self, log: CommitLog, queues: QueueTable, dropped: Mapping[str, int], known: int) -> None:
         self._log = log
         self._queues = queues
-        self._dropped = dropped
-        self._dropped_bytes = {topic.encode(): position for topic, position in dropped.items()}
+        self._dropped = dropped_bytes(dropped)
         self._known = known
         self._damage_at = 0
         self._guesses: list[_Place] = []
-        self._result = Rebuilt()
+        self._result = Replayed()
 
-    def run(self, begin: int, on_record: OnRecord | None) -> Rebuilt:
-        position = begin
-        while position < self._known:
-            if (reached := self._index_runs(position)) == position:
-                # Damage, a missing segment, or a record that is larger than the window: a single step.
-                part = next(iter(scan(self._log, position)), None)
-                if part is None:
-                    break
-                reached = part.position + (part.size if isinstance(part, Found) else part.length)
-                if not self._take(part, on_record):
-                    self._keep_guessed_places()
-                    return self._result
-            position = reached
-        for part in scan(self._log, position):
-            if not self._take(part, on_record):
+    def run(self, on_records: OnRecords | None) -> Replayed:
+        position = max(self._known, self._log.start)
+        while (piece := read_piece(self._log, position, self._log.end, self._dropped)) is not None:
+            if piece.damaged is None:
+                self._enter(piece)
+                if on_records is not None:
+                    on_records(piece.buffer, piece.reached - position)
+            elif not self._kept(piece.damaged):
                 break
+            position = piece.reached
         self._keep_guessed_places()
         return self._result
 
-    def _take(self, part: Found | Damaged, on_record: OnRecord | None) -> bool:
-        """Enter one part of the log; False if it is a torn end."""
-        if isinstance(part, Found):
-            self._add(part, on_record)
-            return True
-        return self._kept(part)
-
-    def _index_runs(self, position: int) -> int:
-        """Index a window of records below the checkpoint; returns where they end."""
-        end = min(_part_end(self._log, position), self._known)
-        window = _read(self._log, position, min(_WINDOW, end - position)) if position < end else b""
-        runs, count, newest, used = index_runs(window, position, self._dropped_bytes)
-        self._result.records += count
-        self._result.last_store_time = max(self._result.last_store_time, newest)
-        for topic, queue_id, first, entries in runs:
+    def _enter(self, piece: Piece) -> None:
+        self._result.records += piece.records
+        self._result.last_store_time = max(self._result.last_store_time, piece.newest)
+        for topic, queue_id, first, entries in piece.runs:
             queue = self._queue(topic.decode(), queue_id, first)
-            while queue.end < first:
-                self._put(queue, self._damage_at, 0, 0)
-            queue.publish(entries[(queue.end - first) * ENTRY_BYTES :])
-            queue.staged_end = queue.end
+            queue.enter(first, entries, damage_at=self._damage_at)
             self._queues.touch(queue)
-        return position + used
 
     def _queue(self, topic: str, queue_id: int, offset: int) -> QueueIndex:
         """The queue, which begins at this offset if it is new and older records were deleted."""
@@ -243,39 +271,6 @@ class Rebuilder:
             self._note(part)
         return self._result.torn_at is None
 
-    def keep_known_ends(self, rows: list[QueueRow]) -> None:
-        """After a full rebuild: extend every queue to the end that it had reached."""
-        for row in rows:
-            queue = self._queues.find(row.topic, row.queue_id)
-            if queue is None:
-                queue = self._queues.obtain(row.topic, row.queue_id)
-                if self._log.start > 0:
-                    queue.begin_at(row.end)
-                self._queues.touch(queue)
-            while queue.end < row.end:
-                self._put(queue, self._damage_at, 0, 0)
-
-    def _add(self, found: Found, on_record: OnRecord | None) -> None:
-        facts = facts_of(found.buffer, found.start)
-        self._result.records += 1
-        self._result.last_store_time = max(self._result.last_store_time, facts.store_time)
-        if found.position < self._dropped.get(facts.topic, 0):
-            return
-        self._index(found, facts)
-        if on_record is not None and found.position >= self._known:
-            on_record(RecordView(found.buffer, found.start))
-
-    def _index(self, found: Found, facts: RecordFacts) -> None:
-        queue = self._queue(facts.topic, facts.queue_id, facts.queue_offset)
-        while queue.end < facts.queue_offset:
-            self._put(queue, self._damage_at, 0, 0)
-        if queue.end == facts.queue_offset:
-            self._put(queue, found.position, found.size, tag_code_of(facts.properties))
-
-    def _put(self, queue: QueueIndex, position: int, size: int, tag_code: int) -> None:
-        queue.put(position, size, tag_code)
-        self._queues.touch(queue)
-
     def _note(self, damaged: Damaged) -> None:
         self._damage_at = damaged.position
         self._result.damage.append(DamageRow(damaged.position, damaged.length, damaged.reason))
@@ -287,7 +282,13 @@ class Rebuilder:
         for place in self._guesses:
             queue = self._queues.find(place.topic, place.queue_id)
             if queue is not None and queue.end == place.offset:
-                self._put(queue, place.position, 0, 0)
+                queue.put(place.position, 0, 0)
+                self._queues.touch(queue)
+
+
+def dropped_bytes(dropped: Mapping[str, int]) -> dict[bytes, int]:
+    """Dropped topics as `index_runs` wants them."""
+    return {topic.encode(): position for topic, position in dropped.items()}
 
 
 def _guess(damaged: Damaged) -> _Place | None:
@@ -306,7 +307,10 @@ def _guess(damaged: Damaged) -> _Place | None:
 
 
 class RecoveryReport(NamedTuple):
-    """The result of recovery. `scanned` counts records; `torn_file` holds the bytes that were cut off the end."""
+    """The result of recovery. `scanned` counts records; `torn_file` holds the bytes that were cut off the end.
+
+    Index entries of records below `indexes_lost_below` are missing or damaged; None if all are there.
+    """
 
     clean: bool
     scanned: int
@@ -314,6 +318,7 @@ class RecoveryReport(NamedTuple):
     torn_file: Path | None
     damage: list[DamageRow]
     last_store_time: int
+    indexes_lost_below: int | None = None
 
 
 class Startup:
@@ -329,31 +334,33 @@ class Startup:
         self._files = files
         self._state = state
 
-    def run(self, on_record: OnRecord | None) -> RecoveryReport:
+    def run(self, on_records: OnRecords | None) -> RecoveryReport:
         mark = self._state.checkpoint() or LogCheckpoint(0, 0, clean=False)
         self._queues.load(self._state.queues())
-        whole = not self._state.rebuild_requested() and all(map(self._files.complete, self._queues))
-        if mark.clean and whole and mark.position == self._log.end:
-            return RecoveryReport(True, 0, 0, None, [], mark.last_store_time)
+        lost_below = self._lost_below(mark)
+        if mark.clean and mark.position == self._log.end:
+            return RecoveryReport(True, 0, 0, None, [], mark.last_store_time, lost_below)
         self._log.settle()
         if self._log.end < mark.position:
             self._log.begin_at(mark.position)
-        result = self._scan(mark, whole, on_record)
+        result = Replay(self._log, self._queues, self._state.dropped_topics(), mark.position).run(on_records)
         torn, torn_file = self._cut_torn_end(result.torn_at)
-        if not whole:
-            self._state.request_rebuild(wanted=False)
         newest = max(mark.last_store_time, result.last_store_time)
-        return RecoveryReport(False, result.records, torn, torn_file, result.damage, newest)
+        return RecoveryReport(False, result.records, torn, torn_file, result.damage, newest, lost_below)
 
-    def _scan(self, mark: LogCheckpoint, whole: bool, on_record: OnRecord | None) -> Rebuilt:
-        rebuilder = Rebuilder(self._log, self._queues, self._state.dropped_topics(), mark.position)
-        if whole:
-            return rebuilder.run(max(mark.position, self._log.start), on_record)
-        rows = self._state.queues()
-        self._queues.clear()
-        result = rebuilder.run(self._log.start, on_record)
-        rebuilder.keep_known_ends(rows)
-        return result
+    def _lost_below(self, mark: LogCheckpoint) -> int | None:
+        """The position below which index entries are lost; None if none are.
+
+        The request for a rebuild is on disk before a queue's entries count as lost, and before the first checkpoint:
+        until the rebuild is complete, checkpoints claim entries that are not in the files.
+        """
+        requested = self._state.rebuild_requested()
+        if not requested and all(map(self._files.complete, self._queues)):
+            return None
+        if not requested:
+            self._state.request_rebuild()
+        self._queues.begin_rebuild()
+        return mark.position
 
     def _cut_torn_end(self, position: int | None) -> tuple[int, Path | None]:
         if position is None or position >= self._log.end:

@@ -19,6 +19,7 @@ from lanemq.log.checkpoint import Checkpointer
 from lanemq.log.commit_log import CommitLog, Segment
 from lanemq.log.data_lock import DataLock
 from lanemq.log.filesystem import Disk, RealDisk
+from lanemq.log.index_rebuild import IndexRebuild
 from lanemq.log.key_index import KeyIndex
 from lanemq.log.options import StoreOptions
 from lanemq.log.queue_index import (
@@ -33,7 +34,7 @@ from lanemq.log.queue_index import (
 )
 from lanemq.log.reading import ReadResult, ReadStatus, TimeSearch, gather, nothing_to_read
 from lanemq.log.record_bytes import facts_of, size_at
-from lanemq.log.recovery import OnRecord, RecoveryReport, Startup
+from lanemq.log.recovery import OnRecords, Piece, RecoveryReport, Startup
 from lanemq.log.recovery_file import RecoveryFile, SavedFacts
 from lanemq.log.retention import Retention
 from lanemq.log.state import DamageRow, ProducerRow, State, lost_state, older_state
@@ -51,7 +52,7 @@ class Store:
     """Opens the messages of one data folder: call `recover` once, use it, `close` it.
 
     Between opening and `recover`, only `state` may be used: the broker restores its producer table from it and then
-    receives every later record through `on_record`.
+    receives all later records through `on_records`.
     """
 
     def __init__(
@@ -84,30 +85,65 @@ class Store:
         self._keys = KeyIndex(folder / "keys", disk, self._log, lambda: self.appender.published)
         self._startup = Startup(folder, disk, self._log, self._queues, self._files, self.state)
         self._dropped = self.state.dropped_topics()
+        self._rebuild: IndexRebuild | None = None
         self._ready = False
 
     def recover(
-        self, on_record: OnRecord | None = None, producers: Callable[[], Iterable[ProducerRow]] = tuple
+        self,
+        on_records: OnRecords | None = None,
+        producers: Callable[[], Iterable[ProducerRow]] = tuple,
+        *,
+        rebuild_later: bool = False,
     ) -> RecoveryReport:
         """Make the store usable: immediately after a clean stop, else by reading the log from the last checkpoint.
 
-        `producers` is called after the last `on_record`. Its rows go into the new checkpoint, without which a second
+        `producers` is called after the last `on_records`. Its rows go into the new checkpoint, without which a second
         crash would lose the stamps of the records that were just replayed.
+
+        Lost indexes are rebuilt before this returns, or, with `rebuild_later`, by the caller's use of `rebuild`. Until
+        then, reading an older message may raise `StillRebuilding`.
         """
-        report = self._startup.run(on_record)
+        report = self._startup.run(on_records)
         if any(position > self._log.end for position in self._dropped.values()):
             self.state.cut_dropped(self._log.end)
             self._dropped = self.state.dropped_topics()
         self.appender.reset(report.last_store_time)
         self._keys.open(self._log.end)
         self.checkpoints.note_damage(report.damage)
-        if not report.clean:
+        if report.indexes_lost_below is not None:
+            self.checkpoints.rebuild_begins()
+            self._rebuild = IndexRebuild(self._log, self._queues, self._dropped, report.indexes_lost_below)
+            if not rebuild_later:
+                report = self._rebuild_now(self._rebuild, report)
+        if not report.clean or report.indexes_lost_below is not None:
             self.checkpoint(producers())
         self.state.mark_running()
         self.state.new_generation()
         self._copy.set_running(True)
         self._ready = True
         return report
+
+    def _rebuild_now(self, rebuild: IndexRebuild, report: RecoveryReport) -> RecoveryReport:
+        damage = list(report.damage)
+        while not rebuild.done:
+            damage += self.enter_rebuilt(rebuild, rebuild.read())
+        return report._replace(scanned=report.scanned + rebuild.entered, damage=damage)
+
+    @property
+    def rebuild(self) -> IndexRebuild | None:
+        """The rebuild of lost indexes, until it is done."""
+        return None if self._rebuild is None or self._rebuild.done else self._rebuild
+
+    @property
+    def indexes_complete(self) -> bool:
+        """Whether no index entry is lost, or all lost ones are rebuilt and joined with the others."""
+        return self._rebuild is None or (self._rebuild.done and not self._queues.incomplete())
+
+    def enter_rebuilt(self, rebuild: IndexRebuild, pieces: list[Piece]) -> list[DamageRow]:
+        """On the loop: add what `rebuild.read` found; returns the damage that it found."""
+        damage = rebuild.enter(pieces)
+        self.checkpoints.note_damage(damage)
+        return damage
 
     @property
     def log_start(self) -> int:
@@ -167,16 +203,20 @@ class Store:
         max_bytes: int,
         tag_filter: frozenset[int] | None = None,
     ) -> ReadResult:
-        """Verified records from an offset on. Returns at least one message if there is one, however large."""
+        """Verified records from an offset on. Returns at least one message if there is one, however large.
+
+        Raises `StillRebuilding` if the entry of the first one is lost and not rebuilt yet.
+        """
         queue = self._queues.find(topic, queue_id)
         first, end = self.bounds(topic, queue_id)
         answer = nothing_to_read(offset, first, end)
         if answer is not None or queue is None:
             return answer or ReadResult(ReadStatus.EMPTY, b"", 0, 0, 0, 0, [])
+        readable = self._queues.readable_end(queue, offset) - offset
         if tag_filter is None:
-            entries = self._enough_entries(queue, offset, min(max_count, end - offset), max_bytes)
+            entries = self._enough_entries(queue, offset, min(max_count, readable), max_bytes)
         else:
-            entries = self._entries(queue, offset, min(max(max_count, _FILTER_SCAN), end - offset), tag_filter)
+            entries = self._entries(queue, offset, min(max(max_count, _FILTER_SCAN), readable), tag_filter)
         lost = [i for i, entry in enumerate(entries) if entry[1] == 0]
         wanted: Sequence[int] = range(len(entries))
         if tag_filter is not None:
@@ -258,8 +298,9 @@ class Store:
     def retire(self, now: int, deletable: Callable[[int], int] = int) -> list[Segment]:
         """Remove segments from view that are too old or too many; their queues begin later from now on.
 
-        `deletable` says how many of these oldest segments may really go.
+        `deletable` says how many of these oldest segments may really go. Not while `indexes_complete` is false.
         """
+        assert self.indexes_complete, "a rebuild of indexes reads these segments"
         count = deletable(self.retention.expired(now))
         return self._log.retire(count) if count else []
 

@@ -237,6 +237,16 @@ class NoDescriptors(StorageError):
     """The process or the system has no file descriptor left; nothing was stored, and the next attempt may succeed."""
 
 
+class StillRebuilding(StorageError):
+    """The index of an older message is being rebuilt after a start; ask again in a few seconds."""
+
+    def __init__(self, topic: str, queue_id: int, offset: int) -> None:
+        super().__init__(
+            f"the index of queue {queue_id} of topic {topic!r} was lost and is not yet rebuilt up to offset {offset}: "
+            f"ask again in a few seconds"
+        )
+
+
 class WriteFailed(StorageError):
     """A write or fdatasync failed; what was not acknowledged may be lost, and nothing more is written."""
 

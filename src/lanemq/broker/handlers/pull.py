@@ -16,7 +16,7 @@ from lanemq.core.brokering.lock_table import Stale, Unowned
 from lanemq.core.brokering.topic_table import Permission
 from lanemq.history import Place
 from lanemq.log.reading import ReadResult, ReadStatus
-from lanemq.model.errors import BrokerRefused, LaneError, NotAllowed, TopicNotFound
+from lanemq.model.errors import BrokerRefused, LaneError, NotAllowed, StillRebuilding, TopicNotFound
 from lanemq.model.java_hash import tag_code
 from lanemq.model.names import check_group
 from lanemq.model.units import Millis, QueueOffset
@@ -33,6 +33,11 @@ STOCK_PULL_BYTES = 262_144
 
 MAX_HOLD_MS = 25_000
 """Longest hold of a pull. RocketMQ's clients wait 30 s for the answer."""
+
+REBUILD_HOLD_MS = 2_000
+"""How long a pull that does not want to be held waits for a lost index entry. Clients wait 3 s for most answers."""
+REBUILD_LOOK_MS = 100
+"""Time between two looks for an index entry that is being rebuilt."""
 
 _CODES = {
     ReadStatus.FOUND: ResponseCode.SUCCESS,
@@ -54,6 +59,8 @@ class _Pull:
     request: Command
     header: PullHeader
     tags: frozenset[int] | None
+    rebuilt_by: Millis | None = None
+    """Until when it waits for a lost index entry at most; None if it does not."""
 
     def wake(self) -> None:
         self.handler.answer_held(self)
@@ -108,10 +115,24 @@ class PullHandler:
             self._commit(pull)
         if self._was_moved(pull):
             return
-        result = self._read(pull)
+        try:
+            result = self._read(pull)
+        except StillRebuilding as error:
+            self._wait_for_index(pull, error)
+            return
         if result.status in (ReadStatus.AT_END, ReadStatus.EMPTY) and self._hold(pull):
             return
         self._answer(pull, result)
+
+    def _wait_for_index(self, pull: _Pull, error: StillRebuilding) -> None:
+        """Hold a pull whose first message is not indexed yet, for as long as it wants to wait, and look again."""
+        header, now = pull.header, self._parts.clock.now()
+        suspend = header.suspend_timeout_millis if header.sys_flag & PULL_SUSPEND else 0
+        if pull.rebuilt_by is None:
+            pull.rebuilt_by = Millis(now + max(REBUILD_HOLD_MS, min(suspend, MAX_HOLD_MS)))
+        look_at = Millis(min(now + REBUILD_LOOK_MS, pull.rebuilt_by))
+        if now >= pull.rebuilt_by or not self._hold_until(pull, look_at):
+            answer_error(pull.peer, pull.request, error)
 
     def _check_group(self, group: str) -> None:
         settings = self._parts.groups.get(check_group(group))
@@ -197,7 +218,10 @@ class PullHandler:
         wants = header.sys_flag & PULL_SUSPEND and header.suspend_timeout_millis > 0
         if not wants or pull.request.is_oneway:
             return False
-        deadline = Millis(self._parts.clock.now() + min(header.suspend_timeout_millis, MAX_HOLD_MS))
+        return self._hold_until(pull, Millis(self._parts.clock.now() + min(header.suspend_timeout_millis, MAX_HOLD_MS)))
+
+    def _hold_until(self, pull: _Pull, deadline: Millis) -> bool:
+        header = pull.header
         offset = QueueOffset(header.queue_offset)
         if not self._parts.polls.hold(pull, header.topic, header.queue_id, offset, pull.tags, deadline):
             return False
@@ -212,6 +236,8 @@ class PullHandler:
         del self._held[pull], self._by_peer[pull.peer.number][pull]
         try:
             self._answer_now(pull)
+        except StillRebuilding as error:
+            self._wait_for_index(pull, error)
         except LaneError as error:
             answer_error(pull.peer, pull.request, error)
         except Exception:

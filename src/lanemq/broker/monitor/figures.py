@@ -21,6 +21,7 @@ from lanemq.clock import nanoseconds_of
 from lanemq.core.brokering.delay import MAX_LEVEL
 from lanemq.core.brokering.traffic import LATENCY_LIMITS_MS
 from lanemq.core.lane_status import LaneStatus
+from lanemq.model.errors import StillRebuilding
 from lanemq.model.figures import Distribution, MetricSample
 from lanemq.model.names import DEAD_LETTER_PREFIX, SCHEDULE_TOPIC
 from lanemq.model.units import Millis
@@ -172,7 +173,10 @@ class Figures:
         low, high = self._parts.store.bounds(topic, queue_id)
         if high <= max(offset, low):
             return Lag(0, 0.0)
-        stored = self._parts.store.times.first_from(topic, queue_id, offset)
+        try:
+            stored = self._parts.store.times.first_from(topic, queue_id, offset)
+        except StillRebuilding:
+            stored = None
         return Lag(high - max(offset, low), 0.0 if stored is None else max(0, wall - stored) / 1000)
 
     def _lanes(self) -> Iterator[MetricSample | None]:

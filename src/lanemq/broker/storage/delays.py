@@ -17,7 +17,7 @@ from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.log.appender import NewRecord, NewRecords, Staged
 from lanemq.log.reading import ReadStatus
 from lanemq.log.store import Store
-from lanemq.model.errors import BrokerBusy, MessageRefused, StorageError
+from lanemq.model.errors import BrokerBusy, MessageRefused, StillRebuilding, StorageError
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.codes import ResponseCode
@@ -143,7 +143,10 @@ class DelayDelivery:
 
     def _read(self, level: int, offset: QueueOffset, limit: int) -> list[RecordView]:
         """Up to `limit` messages of a level; if none can be read, the cursor moves past the damage."""
-        result = self._store.read(SCHEDULE_TOPIC, level - 1, offset, limit, MAX_BYTES)
+        try:
+            result = self._store.read(SCHEDULE_TOPIC, level - 1, offset, limit, MAX_BYTES)
+        except StillRebuilding:
+            return []  # the next tick looks again
         for damaged in result.damaged:
             log.error("the delayed message %s of level %s is damaged and lost", damaged, level)
         if result.status is not ReadStatus.FOUND:

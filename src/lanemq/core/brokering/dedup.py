@@ -249,15 +249,19 @@ class ProducerTable:
         *,
         stored_at: Millis,
     ) -> None:
-        """Record a message found in the log during recovery.
+        """Record messages found in the log during recovery.
 
-        The log may start in the middle of a producer's sequences, because of retention; that is accepted. A message
-        that the checkpoint already contains is ignored.
+        The log may start in the middle of a producer's sequences, because of retention; that is accepted. Messages
+        that the checkpoint already contains are ignored.
         """
         key = (topic, queue_id, first.producer)
         known = self._producers.get(key)
         if known is not None and (first.epoch, first.sequence) < (known.epoch, known.next_sequence):
-            return
+            skip = known.next_sequence - first.sequence
+            if first.epoch < known.epoch or skip >= count:
+                return
+            first = first._replace(sequence=first.sequence + skip)
+            count, first_offset = count - skip, QueueOffset(first_offset + skip)
         self._remember(key, first, count, first_offset, stored_at)
 
     def undo(self, topic: str, queue_id: int, lost: Stamp) -> None:

@@ -1,0 +1,93 @@
+"""A broker whose indexes were deleted serves at once: pulls of messages that are not indexed yet wait for them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.broker.conftest import Start, StartProcess
+from tests.broker.raw_client import RawClient, bodies, records
+from tests.broker.running import RunningBroker
+
+from lanemq.broker.handlers import pull as pull_handler
+from lanemq.broker.storage.index_rebuilding import IndexRebuilding
+from lanemq.wire.codes import RequestCode, ResponseCode
+
+COUNT = 20
+TICK = IndexRebuilding.tick
+
+
+def fill(running: RunningBroker) -> None:
+    raw = running.connect()
+    raw.create("T", 1)
+    for number in range(COUNT):
+        raw.send("T", b"%d" % number, stamp=f"p.1.{number}")
+
+
+@pytest.fixture
+def waiting(start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunningBroker:
+    """A broker that has begun to serve, and whose rebuild has not begun."""
+    fill(running := start())
+    running.stop()
+    shutil.rmtree(folder / "data" / "index")
+    monkeypatch.setattr(IndexRebuilding, "tick", lambda _: None)
+    return start()
+
+
+def test_a_pull_waits_for_its_index_and_gets_the_messages(
+    waiting: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = waiting.connect()
+    assert int(raw.send("T", b"new", stamp=f"p.1.{COUNT}").ext["queueOffset"]) == COUNT
+    assert bodies(raw.read("T", offset=COUNT)) == [b"new"]
+    assert raw.bounds("T") == (0, COUNT + 1)
+    asked = raw.post_pull("T", 5, hold=20_000)
+    assert raw.committed("T") is None  # the pull was handled before
+    assert asked not in raw.answered()
+    monkeypatch.setattr(IndexRebuilding, "tick", TICK)
+    assert bodies(records(raw.answer(asked)))[:2] == [b"5", b"6"]
+    assert bodies(raw.read("T")) == [*(b"%d" % number for number in range(COUNT)), b"new"]
+
+
+def test_what_cannot_wait_is_told_to_ask_again(waiting: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull_handler, "REBUILD_HOLD_MS", 1)
+    raw = waiting.connect()
+    for reply in (
+        raw.pull("T", 5),
+        raw.ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {"topic": "T", "queueId": "0", "timestamp": "1"}),
+    ):
+        assert reply.code == ResponseCode.SYSTEM_BUSY
+        assert "ask again" in (reply.remark or "")
+
+
+def test_control_a_broker_that_takes_lost_entries_for_an_empty_queue_answers_with_nothing(
+    waiting: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanemq.log.queue_index.QueueTable.readable_end", lambda _table, queue, _offset: queue.end)
+    assert records(waiting.connect().pull("T", 5)) == []
+
+
+def test_a_stop_before_the_rebuild_is_done_lets_the_next_start_begin_again(
+    waiting: RunningBroker, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting.connect().send("T", b"new", stamp=f"p.1.{COUNT}")
+    waiting.stop()
+    monkeypatch.setattr(IndexRebuilding, "tick", TICK)
+    raw = start().connect()
+    assert bodies(raw.read("T")) == [*(b"%d" % number for number in range(COUNT)), b"new"]
+
+
+def test_a_broker_that_is_killed_while_it_rebuilds_loses_nothing(start_process: StartProcess, folder: Path) -> None:
+    process = start_process()
+    with RawClient(process.address) as raw:
+        raw.create("T", 1)
+        for number in range(COUNT):
+            raw.send("T", b"%d" % number, stamp=f"p.1.{number}")
+    process.stop()
+    shutil.rmtree(folder / "data" / "index")
+    process = start_process()
+    with RawClient(process.address) as raw:
+        raw.send("T", b"new", stamp=f"p.1.{COUNT}")
+    process.kill()
+    with RawClient(start_process().address) as raw:
+        assert bodies(raw.read("T")) == [*(b"%d" % number for number in range(COUNT)), b"new"]
+        assert raw.send("T", b"new", stamp=f"p.1.{COUNT}").ext["laneDuplicate"] == "true"
