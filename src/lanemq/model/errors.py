@@ -29,7 +29,7 @@ LaneError
 ├── CodecError             a value that cannot be encoded or decoded; says where it is
 │   └── Undecodable          a message's body; trying again does not help
 └── StorageError
-    ├── CorruptRecord · DiskFull · NoDescriptors · WriteFailed · LogInUse
+    ├── CorruptRecord · DiskFull · NoDescriptors · StillRebuilding · WriteFailed · LogInUse
     ├── CheckpointInUse      another run of the pipeline works on this checkpoint
     └── StateLost            a pipeline's state does not fit its checkpoint
 
