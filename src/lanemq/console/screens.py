@@ -29,7 +29,6 @@ from lanemq.console.views.check import CheckReport
 from lanemq.console.views.home import OrderVerdict
 from lanemq.console.views.pipelines import StatusAt
 from lanemq.model.errors import LaneError
-from lanemq.model.wording import plural
 
 HERE = Path(__file__).parent
 KEEP_OPEN_SECONDS = 15.0
@@ -116,7 +115,7 @@ def environment() -> Environment:
         time_of_day=wording.time_of_day,
     )
     links = (topic_link, group_link, key_link, dead_link, dead_change_link, pipeline_link)
-    made.globals.update(plural=plural, **{each.__name__: each for each in links})
+    made.globals.update(plural=wording.counted, **{each.__name__: each for each in links})
     return made
 
 

@@ -10,6 +10,11 @@ MAX_PREVIEW = 120
 _STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (10**9, "days"))
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 message`, `1,103 messages`."""
+    return f"{number(count)} {noun}" if count == 1 else f"{number(count)} {noun}s"
+
+
 def number(value: float | None) -> str:
     """`1,204`; a dash for nothing."""
     return NONE if value is None else f"{value:,.0f}"

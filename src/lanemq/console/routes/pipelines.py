@@ -100,6 +100,12 @@ def _place(console: Console, request: Request) -> tuple[int, str]:
     return number, str(console.settings.pipelines[number])
 
 
+def _name(console: Console, place: str) -> str:
+    """The pipeline's name, or that of its checkpoint if its status was not read yet."""
+    known = console.pipelines.get(place)
+    return known[0].status.pipeline if known is not None else Path(place).stem
+
+
 def _lanes(place: str) -> list[PipelineLane]:
     return ask_pipeline(list[PipelineLane], "parked", "list", "--held", "--json", "--", place)
 
@@ -138,8 +144,10 @@ async def _key(console: Console, request: Request) -> Context:
     except LaneError as error:
         raise HTTPException(404, str(error)) from None
     messages = [(each, value_text(each.value, indent=None)) for each in lane.messages[:MAX_SHOWN]]
-    state = value_text(lane.state)
-    return {"title": f"Key {key}", "number": number, "lane": lane, "state": state, "messages": messages}
+    return {
+        "title": f"Key {key}", "number": number, "name": _name(console, place), "lane": lane, "messages": messages,
+        "state": "none" if lane.state is None else value_text(lane.state),
+    }  # fmt: skip
 
 
 async def _letter(console: Console, request: Request) -> Context:
@@ -151,8 +159,8 @@ async def _letter(console: Console, request: Request) -> Context:
         raise HTTPException(404, str(error)) from None
     letter = found[-1]
     return {
-        "title": f"Dead letter {letter.dead_letter}", "number": number, "letter": letter, "times": found,
-        "text": value_text(letter.value),
+        "title": f"Dead letter {letter.dead_letter}", "number": number, "name": _name(console, place),
+        "letter": letter, "times": found, "text": value_text(letter.value),
     }  # fmt: skip
 
 
@@ -163,7 +171,10 @@ async def _preview(console: Console, request: Request) -> Context:
         change = await console.reading.do(lambda: _change(place, action, key, id))
     except LaneError as error:
         raise HTTPException(404, str(error)) from None
-    return {"title": "What will happen", "number": number, "change": change, "max_shown": MAX_SHOWN}
+    return {
+        "title": "What will happen", "number": number, "name": _name(console, place), "change": change,
+        "max_shown": MAX_SHOWN,
+    }  # fmt: skip
 
 
 def _change(place: str, action: str, key: str, id: str) -> PipelineChange:
