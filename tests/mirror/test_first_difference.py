@@ -2,6 +2,9 @@
 
 import pytest
 
+from lanemq.client.message import Message
+from lanemq.mirror import others
+from lanemq.mirror.others import content_of
 from lanemq.mirror.verifying import Seen, first_difference
 
 
@@ -23,3 +26,20 @@ def seen(place: str, *offsets: int, content: bytes = b"x") -> list[Seen]:
 )
 def test_each_kind_of_difference_is_named(copies: list[Seen], text: str) -> None:
     assert first_difference(seen("from", 3, 5, 7), copies) == text
+
+
+def copies_differ(**properties: str) -> bool:
+    """Whether a verification tells a message apart from one that differs only in its user properties."""
+    original = Message.fake("order", key="k", properties={"tenant": "a"})
+    return content_of(original) != content_of(Message.fake("order", key="k", properties=properties))
+
+
+def test_a_copy_with_other_user_properties_has_another_content() -> None:
+    assert copies_differ(tenant="b")
+    assert copies_differ()
+    assert not copies_differ(tenant="a")
+
+
+def test_control_without_user_properties_such_a_copy_counts_as_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(others, "user_properties", lambda _: {})
+    assert not copies_differ(tenant="b")

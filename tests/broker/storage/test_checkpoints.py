@@ -1,9 +1,12 @@
-"""Checkpoints: the key index gives way to busy sends, but not indefinitely."""
+"""Checkpoints: the log is synced before them; the key index gives way to busy sends, but not indefinitely."""
 
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from lanemq.broker.storage.checkpoints import KEY_INDEX_STEP_BYTES, MAX_POSTPONED_TICKS, Checkpoints
+from lanemq.core.brokering.dedup import Unsaved
 from lanemq.model.units import Millis
 
 
@@ -69,3 +72,60 @@ def test_nothing_is_indexed_while_records_wait_for_the_disk() -> None:
     log = GrowingLog()
     log.group_commit.pending_bytes = 1
     assert log.ticks(5, growth=0) == 0
+
+
+class RelaxedBroker:
+    """Checkpoints of a broker without `durable`; notes the order of syncs of the log and writes of checkpoints."""
+
+    def __init__(self) -> None:
+        self.happened: list[str] = []
+        self.jobs: list[tuple[Any, Any]] = []
+        sync = SimpleNamespace(staged=100, sync=lambda: self.happened.append("sync"))
+        written: Any = SimpleNamespace(
+            take=lambda mark: mark, write=lambda *_: self.happened.append("checkpoint"), finish=lambda _: None
+        )
+        store: Any = SimpleNamespace(
+            log_end=100, keys_indexed=True, appender=sync, checkpoints=written, options=SimpleNamespace(durable=False)
+        )
+        thread: Any = SimpleNamespace(submit=lambda job, done: self.jobs.append((job, done)))
+        options: Any = SimpleNamespace(save_offsets_every=1e9, checkpoint_every=1)
+        clock: Any = SimpleNamespace(now=lambda: Millis(0))
+        group_commit: Any = SimpleNamespace(pending_bytes=0, failure=None, undone=0)
+        keeper: Any = SimpleNamespace(deletions=0)
+        producers: Any = SimpleNamespace(dirty=lambda: Unsaved((), ()), saved=lambda _: None)
+        unused: Any = {"offsets": None, "delays": None}
+        self.checkpoints = Checkpoints(
+            options,
+            clock,
+            store=store,
+            thread=thread,
+            row_thread=thread,
+            search_thread=thread,
+            group_commit=group_commit,
+            topic_keeper=keeper,
+            producers=producers,
+            **unused,
+        )
+
+    def tick(self) -> None:
+        """One tick, and then the jobs that it gave to the threads."""
+        self.checkpoints.tick(Millis(2_000))
+        jobs, self.jobs = self.jobs, []
+        for job, done in jobs:
+            done(job(), None)
+
+
+def test_without_durable_the_log_is_synced_before_a_checkpoint() -> None:
+    """A checkpoint that claims records which a power cut takes would leave their stamps: repeats would be lost."""
+    broker = RelaxedBroker()
+    broker.tick()
+    assert broker.happened == ["sync"]
+    broker.tick()
+    assert broker.happened == ["sync", "checkpoint"]
+
+
+def test_control_a_checkpoint_that_does_not_ask_for_the_sync_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Checkpoints, "_is_synced", lambda _checkpoints, _mark: True)
+    broker = RelaxedBroker()
+    broker.tick()
+    assert broker.happened == ["checkpoint"]

@@ -1,0 +1,48 @@
+"""`lanemq broker` leaves what its start made out of garbage collections, which would stop the event loop."""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lanemq.broker.config import BrokerOptions
+from lanemq.cli.server import broker
+from lanemq.net.address import Address
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    monkeypatch.setattr(broker, "keep_freed_memory", lambda: None)
+    yield
+    sys.setswitchinterval(interval)
+    gc.unfreeze()
+
+
+def frozen_while_it_serves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many objects are left out of collections when the broker says that it serves."""
+    counts: list[int] = []
+
+    def say(*_: object, **__: object) -> None:
+        counts.append(gc.get_freeze_count())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(broker.click, "echo", say)
+    gc.unfreeze()
+    asyncio.run(broker.serve(BrokerOptions(folder, listen=Address("127.0.0.1", 0), monitor=None)))
+    (count,) = counts
+    return count
+
+
+def test_what_the_start_made_is_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert frozen_while_it_serves(tmp_path, monkeypatch) > 10_000
+
+
+def test_control_without_the_freeze_every_collection_walks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker.gc, "freeze", lambda: None)
+    assert frozen_while_it_serves(tmp_path, monkeypatch) == 0
