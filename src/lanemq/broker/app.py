@@ -281,6 +281,7 @@ class Broker:
             locks=tables.locks,
             offsets=tables.offsets,
             producers=tables.producers,
+            producer_users=tables.producers.users(),
             polls=polls,
             delays=tables.delays,
             delay_delivery=DelayDelivery(tables.delays, store, clock, tables.topics, group_commit),

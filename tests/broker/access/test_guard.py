@@ -12,6 +12,7 @@ from lanemq.broker.access.guard import Guard
 from lanemq.broker.access.permissions import _NEEDS, _OPEN, Need, needs
 from lanemq.broker.access.users import Right, User, read_users
 from lanemq.broker.handlers.send import SendHandler
+from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.model.errors import InvalidOption
 from lanemq.net.address import parse_address
 from lanemq.net.blocking import BlockingConnection, connect
@@ -121,6 +122,22 @@ def test_a_producer_id_belongs_to_the_access_key_that_used_it_first(ask: Ask) ->
     assert refused.remark == "producer id 'p' belongs to another user"
     assert ask(WRITER, stamped("orders", "p.0.1")).code == ResponseCode.SUCCESS
     assert ask(ROOT, stamped("orders", "q.0.0")).code == ResponseCode.SUCCESS
+
+
+def test_a_producer_id_belongs_to_its_access_key_after_a_restart(guarded: RunningBroker, ask: Ask) -> None:
+    assert ask(WRITER, stamped("orders", "p.0.0")).code == ResponseCode.SUCCESS
+    guarded.restart()
+    assert ask(ROOT, stamped("orders", "p.9.0")).remark == "producer id 'p' belongs to another user"
+    assert ask(WRITER, stamped("orders", "p.0.1")).code == ResponseCode.SUCCESS
+
+
+def test_control_users_that_are_not_saved_leave_a_producer_id_to_anyone_after_a_restart(
+    guarded: RunningBroker, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProducerTable, "users", lambda _: {})
+    assert ask(WRITER, stamped("orders", "p.0.0")).code == ResponseCode.SUCCESS
+    guarded.restart()
+    assert ask(ROOT, stamped("orders", "p.9.0")).code == ResponseCode.SUCCESS
 
 
 def test_without_that_check_another_user_fences_the_producer(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,14 +218,15 @@ def unsaved_stamps(producers: ProducerTable) -> list[state.ProducerRow]:
 
 def producer_row(row: SavedProducer) -> state.ProducerRow:
     """A row of the producer table as the state database stores it."""
-    text = msgspec.json.encode((row.epoch, row.next_sequence, row.last_stored, row.ranges)).decode()
+    text = msgspec.json.encode((row.epoch, row.next_sequence, row.last_stored, row.ranges, row.user)).decode()
     return state.ProducerRow(row.topic, row.queue_id, row.producer, text)
 
 
 def restored_producer(row: state.ProducerRow) -> SavedProducer:
-    epoch, next_sequence, last_stored, ranges = msgspec.json.decode(row.state)
+    epoch, next_sequence, last_stored, ranges, *more = msgspec.json.decode(row.state)
     known = tuple(SequenceRange(sequence, QueueOffset(offset), count) for sequence, offset, count in ranges)
-    return SavedProducer(row.topic, row.queue_id, row.producer, epoch, next_sequence, last_stored, known)
+    user = more[0] if more else None  # folders of earlier versions have none
+    return SavedProducer(row.topic, row.queue_id, row.producer, epoch, next_sequence, last_stored, known, user)
 
 
 def lease_row(row: SavedLease) -> state.LeaseRow:

@@ -94,6 +94,8 @@ class SavedProducer(NamedTuple):
     next_sequence: int
     last_stored: Millis
     ranges: tuple[SequenceRange, ...]
+    user: str | None = None
+    """Who is charged for it; None if that is not known."""
 
 
 class Unsaved(NamedTuple):
@@ -213,8 +215,8 @@ class ProducerTable:
     ) -> None:
         """Record messages that were just staged. `first` is the first stamp stored, after the skipped ones.
 
-        `user` is charged for the producer; None on a broker without users. Users are not saved: a producer counts for
-        its user from its first message after a start.
+        `user` is charged for the producer; None on a broker without users. Users are saved with the producers; one that
+        only the log knows, because a crash came before the next checkpoint, has none until its next message.
         """
         if self.judge(topic, queue_id, first, count) is not _FRESH:
             raise ValueError(f"{first} does not continue queue {topic}/{queue_id}: judge it before storing it")
@@ -306,6 +308,12 @@ class ProducerTable:
             key = (row.topic, row.queue_id, row.producer)
             self._producers[key] = known
             self._of_topic.setdefault(row.topic, {})[key] = None
+            if row.user is not None:
+                self._charge(key, row.user)
+
+    def users(self) -> dict[str, str]:
+        """Producer id → its user, of the producers whose user is known."""
+        return {key[2]: user for key, user in self._users.items()}
 
     def dirty(self) -> Unsaved:
         """The changes that are not `saved` yet.
@@ -354,7 +362,8 @@ class ProducerTable:
 
     def _row(self, key: ProducerKey) -> SavedProducer:
         known = self._producers[key]
-        return SavedProducer(*key, known.epoch, known.next_sequence, known.last_stored, tuple(known.ranges))
+        ranges, user = tuple(known.ranges), self._users.get(key)
+        return SavedProducer(*key, known.epoch, known.next_sequence, known.last_stored, ranges, user)
 
     def _check(self) -> None:
         assert len(self._producers) <= self._capacity
