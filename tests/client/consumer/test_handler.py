@@ -76,7 +76,7 @@ def test_what_was_applied_before_is_done_and_the_rest_of_the_batch_runs_again(ki
     assert mixed.outcome is ONE_BY_ONE
 
 
-@pytest.mark.parametrize("after", [float("nan"), float("inf"), -1, -0.001, "soon", True, [5]])
+@pytest.mark.parametrize("after", [float("nan"), float("inf"), 1e300, -1, -0.001, "soon", True, [5]])
 def test_a_retry_with_a_meaningless_delay_is_a_failure_that_says_so(after: Any) -> None:
     stop = stop_after(Retry(after=after), (message(0),))
     assert stop is not None

@@ -16,7 +16,6 @@ import asyncio
 import functools
 import inspect
 import logging
-import math
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +43,9 @@ MAX_TEXT_CHARS = 2_000
 set a lane aside if the request, which contains the text, has more than 256 KiB."""
 
 # what a handler may raise
+
+MAX_RETRY_SECONDS = 30 * 24 * 3600.0
+"""The longest wait that a handler may ask for. A longer one is a mistake, and would hold the lane for good."""
 
 
 class HandlerVerdict(Exception):
@@ -302,8 +304,8 @@ def retry_delay(after: Seconds | None) -> Millis | None:
     seconds = after.total_seconds() if isinstance(after, timedelta) else after
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
-        raise UsageError(f"Retry(after={after!r}) has no meaning: pass seconds, at least 0, or a timedelta")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= MAX_RETRY_SECONDS:
+        raise UsageError(f"Retry(after={after!r}) has no meaning: pass seconds, from 0 to 30 days, or a timedelta")
     return to_millis(seconds)
 
 
