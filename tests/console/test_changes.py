@@ -165,6 +165,14 @@ def test_a_new_topic_is_not_created_on_other_brokers_than_the_preview_showed(
     assert "elsewhere" not in topics(stage)
 
 
+def test_control_without_the_comparison_it_is_created_on_other_brokers(
+    signed_in: TestClient, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanemq.console.routes.topics._are_as_shown", lambda *_, **__: True)
+    assert create(signed_in, "control", OURS, secret=secret_of(signed_in), broker="gone") == 303
+    assert "control" in topics(stage)
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [

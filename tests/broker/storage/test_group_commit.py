@@ -216,54 +216,87 @@ def test_a_message_does_not_wait_for_the_rows_of_other_topics(tmp_path: Path, du
     on_a_loop(tmp_path, test, durable=durable)
 
 
+class ForgetfulRows(TopicRows):
+    """Does not keep a row that a full disk did not take."""
+
+    def _save(self, name: str, settings: str) -> None:
+        self._state.save_topic(name, settings)
+
+
+async def rows_after_a_full_disk(counted: CountedCommits) -> dict[str, str]:
+    """The rows on disk when a message is stored after a full disk has refused the row of `new`."""
+    works, errors = counted.store.state.save_topic, []
+
+    def full(name: str, settings: str) -> None:
+        raise DiskFull("as asked")
+
+    counted.store.state.save_topic = full  # type: ignore[method-assign]
+    counted.rows.save("new", "{}", errors.append)
+    counted.row_thread.run_all()
+    counted.read(ANN, b"1")
+    await loop_iteration()
+    counted.row_thread.run_all()
+    counted.thread.run_all()
+    assert [type(error) for error in errors] == [DiskFull]
+    assert counted.acknowledged == [b"1"], "with an error, or because nothing was left to save"
+    counted.store.state.save_topic = works  # type: ignore[method-assign]
+    counted.commits.resume()
+    counted.read(ANN, b"2")
+    await loop_iteration()
+    counted.row_thread.run_all()
+    rows = counted.store.state.topics()
+    counted.thread.run_all()
+    assert counted.acknowledged == [b"1", b"2"]
+    return rows
+
+
 def test_a_row_that_a_full_disk_did_not_take_is_saved_before_the_next_message(tmp_path: Path) -> None:
     """Whatever its topic: the disk that took the message took the row."""
 
     async def test(counted: CountedCommits) -> None:
-        works, errors = counted.store.state.save_topic, []
-
-        def full(name: str, settings: str) -> None:
-            raise DiskFull("as asked")
-
-        counted.store.state.save_topic = full  # type: ignore[method-assign]
-        counted.rows.save("new", "{}", errors.append)
-        counted.row_thread.run_all()
-        counted.read(ANN, b"1")
-        await loop_iteration()
-        counted.row_thread.run_all()
-        counted.thread.run_all()
-        assert [type(error) for error in errors] == [DiskFull]
+        assert await rows_after_a_full_disk(counted) == {"new": "{}"}
         assert counted.commits.undone == 1
-        counted.store.state.save_topic = works  # type: ignore[method-assign]
-        counted.commits.resume()
-        counted.read(ANN, b"2")
-        await loop_iteration()
-        counted.row_thread.run_all()
-        assert counted.store.state.topics() == {"new": "{}"}
-        counted.thread.run_all()
-        assert counted.acknowledged == [b"1", b"2"], "the first one with an error"
         assert counted.store.bounds("T", 0) == (0, 1)
 
-    on_a_loop(tmp_path, test, durable=True)
+    async def control(counted: CountedCommits) -> None:
+        assert await rows_after_a_full_disk(counted) == {}
+
+    on_a_loop(tmp_path / "kept", test, durable=True)
+    on_a_loop(tmp_path / "forgotten", control, durable=True, rows=ForgetfulRows)
 
 
-def test_a_group_whose_rows_failed_is_not_written(tmp_path: Path) -> None:
+async def flushes_after_a_failed_row(counted: CountedCommits) -> int:
+    """How often the log is written after the row of `new` could not be saved, and a message was sent to `new`."""
+
+    def broken(name: str, settings: str) -> None:
+        raise StorageError("as asked")
+
+    counted.store.state.save_topic = broken  # type: ignore[method-assign]
+    counted.rows.save("new", "{}", lambda error: counted.commits.stop_writing(error or StorageError("none")))
+    counted.read(ANN, b"1", topic="new")
+    await loop_iteration()
+    counted.row_thread.run_all()
+    counted.thread.run_all()
+    return counted.flushes
+
+
+def test_a_group_whose_rows_failed_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It could outlive its topic."""
 
     async def test(counted: CountedCommits) -> None:
-        def broken(name: str, settings: str) -> None:
-            raise StorageError("as asked")
-
-        counted.store.state.save_topic = broken  # type: ignore[method-assign]
-        counted.rows.save("new", "{}", lambda error: counted.commits.stop_writing(error or StorageError("none")))
-        counted.read(ANN, b"1", topic="new")
-        await loop_iteration()
-        counted.row_thread.run_all()
-        counted.thread.run_all()
-        assert counted.flushes == 0
+        assert await flushes_after_a_failed_row(counted) == 0
         assert counted.acknowledged == [b"1"], "with an error"
 
-    on_a_loop(tmp_path, test, durable=True)
+    async def control(counted: CountedCommits) -> None:
+        assert await flushes_after_a_failed_row(counted) == 1
+
+    on_a_loop(tmp_path / "checked", test, durable=True)
+    monkeypatch.setattr(
+        GroupCommit,
+        "_rows_saved",
+        lambda self, pending, waiting, now, _error: self._write_group(pending, waiting, now),
+    )
+    on_a_loop(tmp_path / "unchecked", control, durable=True)
 
 
 @pytest.mark.parametrize("durable", [True, False])

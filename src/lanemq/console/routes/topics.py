@@ -66,7 +66,7 @@ async def _create(request: Request) -> Response:
     form = await request.form()
     topic = parse_new_topic(**{field: str(form.get(field, "")) for field in NEW_FIELDS})
     brokers = {each.name for each in (await console.watch.fresh()).brokers}
-    if set(form.getlist("broker")) != brokers:
+    if not _are_as_shown(brokers, shown=set(map(str, form.getlist("broker")))):
         raise HTTPException(409, "there are other brokers than the preview showed: open the page again")
 
     def create() -> bool:
@@ -76,6 +76,11 @@ async def _create(request: Request) -> Response:
     name, created = topic.name, await console.reading.do(create)
     await console.watch.changed()
     return back(topic_link(name), f"Topic {name} was created." if created else f"Topic {name} exists already.")
+
+
+def _are_as_shown(brokers: set[str], shown: set[str]) -> bool:
+    """Whether a topic would be created on the brokers that its preview showed."""
+    return brokers == shown
 
 
 async def _delete(request: Request) -> Response:
