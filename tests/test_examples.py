@@ -146,3 +146,11 @@ def test_visits_counts_the_same_as_plain_python(spark: Any, monkeypatch: pytest.
     end = example("visits").main(spark)
     assert end["right"]
     assert end["visits"] > 0
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(900)
+def test_sessions_are_the_same_as_those_found_by_plain_python(spark: Any) -> None:
+    end = example("sessions").main(spark)
+    assert end["right"]
+    assert end["closed"] > end["open"] > 0
