@@ -45,11 +45,14 @@ TABLES: Final = ("pipeline", "source", "stage", "sink", "dead_letters", "spark")
 REQUIRED: Final = ("pipeline", "source", "stage", "sink")
 FUNCTIONS: Final = {
     "pipeline": ("prepare",),
-    "transitions": ("step", "decode", "state_type", "sequence", "on_expire", "on_timer"),
+    "transitions": ("step", "decode", "state_type", "sequence", "on_expire", "on_timer", "upgrade_state"),
     "last_state": (),
     "project": (),
 }
 """Options that may refer to Python code as `module:name`, by table or kind."""
+
+CODE: Final = ("step", "prepare", "on_expire", "on_timer", "upgrade_state")
+"""Options that are always Python code."""
 
 _REFERENCE: Final = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)")
 _VARIABLE: Final = re.compile(r"\$\{(\w*)\}")
@@ -168,7 +171,9 @@ def _import_reference(text: str, option: str) -> Any:
 
 def _is_reference(option: str, value: object) -> bool:
     """Whether the text is a reference: `decode = "json"` and `sequence = "version"` are not, a step always is."""
-    return isinstance(value, str) and (":" in value or option in ("step", "prepare", "on_expire", "on_timer"))
+    return isinstance(value, str) and (
+        ":" in value or option in ("step", "prepare", "on_expire", "on_timer", "upgrade_state")
+    )
 
 
 def _filled(where: str, value: Any) -> Any:

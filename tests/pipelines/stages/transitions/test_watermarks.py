@@ -1,12 +1,13 @@
 """Event time over several queues: the minimum, idle queues, events that are late, and repetitions."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pipelines.stages.transitions.pipeline_fixture import QUERY, Pipeline
+from tests.pipelines.stages.transitions.pipeline_fixture import QUERY, Pipeline, arrow
 from tests.pipelines.stages.transitions.test_timers import START, due, on_timer, sent, step
 
 from lanemq.model.errors import InvalidOption
@@ -14,6 +15,9 @@ from lanemq.pipelines import EventTime, Park
 from lanemq.pipelines.operate.parked import list_parked, show
 from lanemq.pipelines.ports import Batch, batch_number
 from lanemq.pipelines.stages.transitions.event_time import IdleQueues, QueueTime, common_watermark
+from lanemq.pipelines.stages.transitions.machine import ShardMachine
+from lanemq.pipelines.stages.transitions.messages import queue_slices
+from lanemq.pipelines.stages.transitions.shard import Shard
 from lanemq.pipelines.stages.transitions.stage import Transitions
 from lanemq.pipelines.stages.transitions.unit_log import UnitLog
 
@@ -96,6 +100,20 @@ def test_an_idle_queue_goes_on_with_the_time_of_the_others(tmp_path: Path) -> No
     wait(running, 60)
     assert running.outputs("a") == [1, -100]
     assert due(running) is None
+
+
+def test_keys_in_several_queues_go_by_what_all_queues_have_read(tmp_path: Path) -> None:
+    """A queue that is ahead says nothing about events that another one still holds."""
+    rules = replace(pipeline(tmp_path, Ends(1, 1)).stage._options, by_queue=False).rules()
+    shard, rows = Shard(), []
+    for watermark, offset in ((0, 0), (START + 20_000, 2)):
+        machine = ShardMachine(shard, rules, START, watermark)
+        ((_, slice_),) = queue_slices(arrow([sent(offset, "a", 1, 0, after=10), sent(offset + 1, "a", 2, 50)]))
+        machine.take(slice_)
+        machine.call_due_timers(100)
+        rows.append([row[1] for row in machine.table.outputs])
+        machine.finish()
+    assert rows == [[1, 2], [-10, 1, -10, 2]]
 
 
 def test_without_the_idle_rule_event_time_stands_still(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ class LaneTable:
     def _check_state(self, name: str, state: object, packed: bytes) -> None:
         """Refuses a state that the next batch would read differently."""
         try:
-            again = self._rules.codec.decode(packed).state
+            again = self._rules.codec.read_back(packed)
         except msgspec.MsgspecError as error:
             raise UnfitState(
                 f"key {name!r}: the step returned a state ({state!r:.100}) that cannot be read back as its "

@@ -316,6 +316,8 @@ class FrozenOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """`none`, `field <name>` or `function`; two functions cannot be compared."""
     first_number: int | msgspec.UnsetType | None = msgspec.UNSET
     """Not recorded where there are no numbers."""
+    state: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
+    """The schema of the states, as the last run recorded it. It may change if the old states can still be read."""
 
     @classmethod
     def of(cls, shards: Literal["queue"] | int, sequence: object, first_number: int | None) -> "FrozenOptions":

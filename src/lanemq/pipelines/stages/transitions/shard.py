@@ -34,9 +34,10 @@ import msgspec
 import zstandard
 
 from lanemq.files import StorePath, write_durably
-from lanemq.model.errors import StateLost
+from lanemq.model.errors import InvalidOption, StateLost
 from lanemq.pipelines.ports import NUMBERS_PER_BATCH
 from lanemq.pipelines.stages.transitions.messages import WaitingMessage
+from lanemq.pipelines.stages.transitions.state_schema import UpgradeState
 from lanemq.pipelines.stages.transitions.timers import NO_TIMERS, Due, PendingTimer, TimerIndex
 
 START: Final = -1
@@ -256,7 +257,9 @@ class RawLane(msgspec.Struct, array_like=True):
 class LaneCodec:
     """Encodes and decodes lanes, with the state as plain values or as `state_type`."""
 
-    def __init__(self, state_type: Any = None) -> None:
+    def __init__(self, state_type: Any = None, upgrade: UpgradeState | None = None) -> None:
+        """`upgrade`: converts a stored state that `state_type` cannot read."""
+        self._upgrade = upgrade
         encoder = msgspec.msgpack.Encoder()
         self.encode: Callable[[KeyLane], bytes] = encoder.encode
         self._lane: Callable[[bytes], KeyLane] = msgspec.msgpack.Decoder(KeyLane).decode
@@ -265,11 +268,19 @@ class LaneCodec:
         self.decode: Callable[[bytes], KeyLane] = self._lane if self._state is None else self._typed
         self.typed = self._state is not None
 
+    def read_back(self, packed: bytes) -> Any:
+        """The state of a lane that was just written. Raises msgspec's error if the type cannot read it."""
+        return self._lane(packed).state if self._state is None else self._state(self._raw(packed).state)
+
     def _typed(self, packed: bytes) -> KeyLane:
         assert self._state is not None
         raw = self._raw(packed)
+        try:
+            state = self._state(raw.state)
+        except msgspec.ValidationError as error:
+            state = self._upgraded(raw.state, error)
         return KeyLane(
-            self._state(raw.state),
+            state,
             raw.number,
             raw.seen,
             raw.waiting,
@@ -278,6 +289,22 @@ class LaneCodec:
             raw.doubtful,
             raw.timers,
         )
+
+    def _upgraded(self, stored: msgspec.Raw, error: msgspec.ValidationError) -> Any:
+        """The state that `upgrade` makes of a stored one. A failure here is one of the stage, not of a key."""
+        assert self._state is not None
+        if self._upgrade is not None:
+            try:
+                return self._state(msgspec.msgpack.encode(self._upgrade(msgspec.msgpack.decode(stored))))
+            except Exception as failed:
+                raise InvalidOption(
+                    f"upgrade_state failed for the stored state {msgspec.msgpack.decode(stored)!r:.200}: "
+                    f"{type(failed).__name__}: {failed}"
+                ) from failed
+        raise InvalidOption(
+            f"the stored state {msgspec.msgpack.decode(stored)!r:.200} cannot be read as state_type: {error}. Give new "
+            f"fields a default, or convert old states with upgrade_state="
+        ) from error
 
 
 _LEAVES: Final = frozenset({str, int, float, bool, bytes, type(None)})

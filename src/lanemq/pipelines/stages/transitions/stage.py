@@ -73,6 +73,7 @@ from lanemq.pipelines.stages.transitions.rules import (
     UnfitState,
 )
 from lanemq.pipelines.stages.transitions.shard import START, ShardFiles
+from lanemq.pipelines.stages.transitions.state_schema import UpgradeState, check_state_schema, state_schema
 from lanemq.pipelines.stages.transitions.timers import takes_context
 from lanemq.pipelines.stages.transitions.unit_log import (
     Intent,
@@ -120,6 +121,8 @@ class Transitions(Stage):
         outputs: Columns of the rows, such as `"order_id string, status string"`.
         decode: "json", "text", "bytes", a type for JSON (msgspec Struct, dataclass, TypedDict) or a function.
         state_type: The type in which the step gets its state; default: dicts, lists, numbers, texts.
+        upgrade_state: `upgrade_state(old) -> new`, for stored states that `state_type` cannot read: a function of the
+            state as dicts, lists, numbers and texts.
         on_failure: What happens to a key whose step failed: `Hold` (the default), `Park` or `DeadLetter`.
         sequence: The field of the value (or a function of the event) that numbers a key's events 1, 2, 3 ...;
             repeats are dropped. It cannot be changed later.
@@ -157,6 +160,7 @@ class Transitions(Stage):
         outputs: str | StructType,
         decode: Any = "json",
         state_type: Any = None,
+        upgrade_state: UpgradeState | None = None,
         on_failure: Policy | None = None,
         sequence: str | Number | None = None,
         on_gap: OnGap | None = None,
@@ -190,6 +194,7 @@ class Transitions(Stage):
             on_expire=on_expire,
             on_timer=on_timer,
             event_time=event_time or EventTime(),
+            upgrade_state=upgrade_state,
         )
         _check(self._options, shards)
         if event_time is not None and not takes_context(step):
@@ -213,7 +218,9 @@ class Transitions(Stage):
         """Opens the stage's folder; refuses one whose state was made with other shards or numbers."""
         carry_types()
         self._opened = _Opened(spark, UnitLog(folder.absolute()), {})
-        _freeze(FrozenOptions.of(self._shards, self._options.sequence, self._options.first_number), folder)
+        frozen = FrozenOptions.of(self._shards, self._options.sequence, self._options.first_number)
+        schema = state_schema(self._options.state_type)
+        _freeze(msgspec.structs.replace(frozen, state=schema), folder, upgrades=self._options.upgrade_state is not None)
         timers = sum(entry.timers for entry in self._unit_log.newest().shards.values())
         if timers and self._options.on_timer is None:
             raise InvalidOption(
@@ -452,6 +459,8 @@ def _check(options: StageOptions, shards: object) -> None:
         raise InvalidOption(f"on_expire={options.on_expire!r} cannot be called: give a function of (state, key)")
     if options.on_expire is not None and options.limits.expire_after is None:
         raise InvalidOption("on_expire is never called without limits=StateLimits(expire_after=...): give both")
+    if options.upgrade_state is not None and (not callable(options.upgrade_state) or options.state_type is None):
+        raise InvalidOption("upgrade_state is a function of the old state, and needs state_type: give both")
     if options.on_timer is not None and not callable(options.on_timer):
         raise InvalidOption(
             f"on_timer={options.on_timer!r} cannot be called: give a function of (state, timer, context)"
@@ -468,15 +477,21 @@ def _columns_of(outputs: str | StructType) -> StructType:
     return schema
 
 
-def _freeze(options: FrozenOptions, folder: StorePath) -> None:
-    """Records the options at the first start; refuses different ones at a later start."""
+def _freeze(options: FrozenOptions, folder: StorePath, *, upgrades: bool) -> None:
+    """Records the options at the first start; refuses different ones at a later start.
+
+    `upgrades`: the stage converts states that its type cannot read.
+    """
     path = folder / "stage.json"
     if not path.exists():
         write_json(path, options)
     found = read_json(path, FrozenOptions)
     options.check_against(found, folder)
-    if found.sequence is msgspec.UNSET:  # written by a version that did not record it
-        write_json(path, options)
+    if not upgrades and found.state is not msgspec.UNSET and options.state is not msgspec.UNSET:
+        check_state_schema(found.state, options.state, folder)
+    if found.sequence is msgspec.UNSET or found.state != options.state:
+        # Written by a version that did not record it, or the type of the states has changed.
+        write_json(path, msgspec.structs.replace(found, sequence=options.sequence, state=options.state))
 
 
 def _has_passes(batch: Batch, manifests: list[int]) -> bool:

@@ -53,6 +53,7 @@ from lanemq.pipelines.stages.transitions.rules import (
     numbering,
 )
 from lanemq.pipelines.stages.transitions.shard import CACHE, PARKED_AT, LaneCodec, ShardFiles, Version
+from lanemq.pipelines.stages.transitions.state_schema import UpgradeState
 from lanemq.pipelines.stages.transitions.timers import takes_context
 from lanemq.spark.versions import to_arrow_schema
 
@@ -82,6 +83,7 @@ class StageOptions:
     on_expire: OnExpire | None = None
     on_timer: OnTimer | None = None
     event_time: EventTime = field(default_factory=EventTime)
+    upgrade_state: UpgradeState | None = None
 
     def rules(self) -> Rules:
         """The rules for the machine. Raises `InvalidOption` for options that have no meaning."""
@@ -91,7 +93,7 @@ class StageOptions:
             shape=RowShape(to_arrow_schema(self.outputs)),
             policy=self.policy,
             limits=self.limits,
-            codec=LaneCodec(self.state_type),
+            codec=LaneCodec(self.state_type, self.upgrade_state),
             number=numbering(self.sequence),
             on_gap=self.on_gap,
             first_number=self.first_number,
