@@ -1,4 +1,4 @@
-"""A data folder whose `state.db`, or its write-ahead log, was lost beside an existing log."""
+"""A data folder whose `state.db`, its write-ahead log, or the log beside them was lost."""
 
 import shutil
 import sqlite3
@@ -61,6 +61,34 @@ def test_an_empty_database_beside_a_log_is_refused_and_nothing_changes(
         with pytest.raises(StorageError, match=r"state\.db.*restore it from a backup.*--recover"):
             start(data)
         assert contents(data) == before
+
+
+def lose_log(data: Path) -> None:
+    for path in (data / "log").iterdir():
+        path.unlink()
+
+
+def test_a_database_without_its_log_is_refused_and_nothing_changes(start: Start, folder: Path) -> None:
+    running = start()
+    fill(running)
+    running.stop()
+    lose_log(folder / "data")
+    before = contents(folder / "data")
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"newest files of the log .* are missing or cut.*--recover"):
+            start()
+        assert contents(folder / "data") == before
+
+
+def test_recovery_without_the_log_gives_no_offset_twice(start: Start, folder: Path) -> None:
+    running = start()
+    fill(running)
+    running.stop()
+    lose_log(folder / "data")
+    start(recover=True).stop()
+    raw = start().connect()
+    raw.send("Ordered", b"next", queue=1, stamp="p.0.5")
+    assert raw.bounds("Ordered", 1) == (5, 6)
 
 
 def test_a_database_without_its_write_ahead_log_is_refused(start: Start, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,7 +172,7 @@ def test_a_segment_whose_age_cannot_be_read_counts_from_the_start(open_store: Op
         send(store, "x" * 400, store_time=5000)
     store.close()
     os.truncate(log_files(tmp_path / "data")[-1], 0)
-    store = open_store(options=options)
+    store = open_store(options=replace(options, recover=True))
     store.retention.begin(now=0, wall=9_999_999)
     assert store.retire(1000) == []
 

@@ -133,7 +133,8 @@ class BrokerOptions:
     recover: bool = False
     """Whether to start although `state.db` or its write-ahead log was lost, or is an older copy: topics, their order
     and an epoch floor come from `recovery.json`, producers from the log. Groups whose offsets were lost begin at their
-    start position."""
+    start position. Also if the newest files of the log were lost: their messages are gone, their offsets are not given
+    again."""
 
     monitor: Address | None = None
     """Address of the HTTP server for health checks and metrics (docs/reference/metrics.md); None: none. It shows

@@ -407,6 +407,8 @@ def _open_state(
                     f"restore the whole data folder from one backup{_by_copy(path, facts)}. Starting with it would "
                     f"send groups back to older positions and could grant an epoch twice"
                 )
+        if used and not recover:
+            _refuse_lost_log(path.parent, log, state)
         if lost is not None and facts is not None:
             state.recover_from(facts)
         state.copy_to(copy)
@@ -417,6 +419,17 @@ def _open_state(
         log.close()
         raise
     return state
+
+
+def _refuse_lost_log(folder: Path, log: CommitLog, state: State) -> None:
+    """The log is synced before a checkpoint, so a log that ends below it has lost files."""
+    mark = state.checkpoint()
+    if mark is not None and log.end < mark.position:
+        raise StorageError(
+            f"the newest files of the log in {folder} are missing or cut: it ends at byte {log.end:,}, and state.db "
+            f"knows it up to byte {mark.position:,}. Put them back, or restore the whole data folder from one backup. "
+            f"To go on without these messages, start once with --recover; their offsets are not given again"
+        )
 
 
 def _by_copy(path: Path, facts: SavedFacts | None) -> str:

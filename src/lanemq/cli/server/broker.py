@@ -125,7 +125,7 @@ def _more_options(command: F) -> F:
 @click.option(
     "--recover",
     is_flag=True,
-    help="Start although state.db was lost: rebuild topics and epochs from recovery.json.",
+    help="Start although state.db was lost (topics and epochs come from recovery.json), or files of the log.",
 )
 @click.option(
     "--relaxed", is_flag=True, help="Acknowledge before fdatasync: faster, but a power cut can lose messages."
