@@ -112,7 +112,7 @@ def test_messages_stored_during_a_rebuild_continue_their_queues(without_indexes:
     assert read_all(store, queue_id=1) == (expected(1), [])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(st.sampled_from(["step", "checkpoint", "send", "crash", "stop"]), max_size=14))
 def test_crashes_and_stops_during_a_rebuild_lose_nothing(actions: list[str]) -> None:
     root = memory_folder()
