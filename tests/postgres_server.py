@@ -36,7 +36,13 @@ class Server:
         self.dsn = f"host={folder} dbname=postgres user=lanemq"
 
     def start(self) -> None:
-        settings = ("listen_addresses=", f"fsync={self._fsync}", "shared_buffers=32MB", "max_connections=60")
+        settings = (
+            "listen_addresses=",
+            f"fsync={self._fsync}",
+            "shared_buffers=32MB",
+            "max_connections=60",
+            "wal_level=logical",
+        )
         options = f"-k {self._folder} {' '.join(f'-c {each}' for each in settings)}"
         self._run(
             "pg_ctl",
