@@ -24,7 +24,7 @@ EPOCH_FLOOR = "epoch-floor"
 GENERATION = "generation"
 _REBUILD = "rebuild indexes"
 
-VERSION = 4
+VERSION = 5
 """The layout of the tables. Every change needs a new version, so that an older broker does not misread a newer file."""
 
 _PARKED = (
@@ -66,6 +66,7 @@ UPGRADES = {
     1: ("ALTER TABLE offsets ADD COLUMN gaps TEXT NOT NULL DEFAULT ''",),
     2: _PARKED,
     3: _PARKED_BY_REFERENCE,
+    4: (),  # the rows of producers name their user
 }
 """Version of a file → the statements that bring it to the next version."""
 

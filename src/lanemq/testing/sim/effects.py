@@ -41,8 +41,12 @@ class SimTable:
     _dropped: dict[str, int] = field(default_factory=dict)
 
     def forget(self, topic: str, end: int) -> None:
-        """The topic was deleted, with everything below position `end` of the log; a new one begins at offset 0."""
+        """The topic was deleted, with everything below position `end` of the log; a new one begins at offset 0.
+
+        A producer that has no answer sends its messages again, and the new topic has not seen them.
+        """
         self._dropped[topic] = end
+        self._last = {line: number for line, number in self._last.items() if line[0] != topic}
         for place in [place for place in self._places if place[0] == topic]:
             del self._places[place]
 
