@@ -1,12 +1,22 @@
 """Lets Spark find `format("lanemq")` without `register`: it imports every module whose name begins with `pyspark_`.
 
-If such an import fails, Spark refuses every Python source of the session. So a missing package is no error here: Spark
-does not find the source then, and `lanemq.spark.register` says what is missing.
+Spark does so in every application that uses any Python source, and refuses all of them if one import fails. So this
+module imports nothing of LaneMQ before a query uses the format.
 """
 
-import contextlib
+from typing import Any
 
-with contextlib.suppress(ImportError):
-    from lanemq.spark.source import LaneDataSource as DefaultSource
+from pyspark.sql.datasource import DataSource
 
-__all__ = ["DefaultSource"]
+
+class DefaultSource(DataSource):
+    """Stands for `LaneDataSource` until Spark makes one."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "lanemq"
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        from lanemq.spark.source import LaneDataSource
+
+        return LaneDataSource(*args, **options)

@@ -52,12 +52,17 @@ def test_spark_finds_the_source_without_register(spark: Any, broker: EmbeddedBro
     assert rows.count() == 20
 
 
-@pytest.mark.parametrize("module", ["pyspark", "pyarrow"])
-def test_without_its_packages_the_module_that_spark_imports_has_no_source(module: str) -> None:
-    """An error there would take every other Python source from the session."""
-    code = f"import sys; sys.modules[{module!r}] = None; import pyspark_lanemq; print(dir(pyspark_lanemq))"
+def test_an_application_that_does_not_use_the_format_imports_nothing_of_lanemq() -> None:
+    """If the import failed, or were slow, every other Python source of the application would be affected."""
+    code = "import sys, pyspark_lanemq; print(pyspark_lanemq.DefaultSource.name(), 'lanemq' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "DefaultSource" not in run.stdout
+    assert run.stdout == "lanemq False\n"
+
+
+def test_a_package_that_the_format_needs_is_named_when_a_query_uses_it() -> None:
+    code = "import sys, pyspark_lanemq; sys.modules['pyarrow'] = None; pyspark_lanemq.DefaultSource(options={})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "lanemq.spark needs pyarrow: install LaneMQ with its extra" in run.stderr
 
 
 def test_the_source_is_registered_with_a_session_of_spark_connect() -> None:
