@@ -19,10 +19,10 @@ def names(run: Run) -> dict[str, bool]:
     return {each["context"]: each["in_use"] for each in json.loads(run("context", "list", "--json").stdout)}
 
 
-def test_commands_talk_to_the_broker_of_the_context(run: Run, broker: EmbeddedBroker) -> None:
-    assert "localhost:9876" in run("topic", "list").stderr
+def test_commands_talk_to_the_broker_of_the_context(run: Run, broker: EmbeddedBroker, topic: str) -> None:
+    assert topic not in run("topic", "list").stdout  # from the default address, where a broker may run
     assert run("context", "set", "here", "--server", broker.address).exit_code == 0
-    assert run("topic", "list").exit_code == 0
+    assert topic in run("topic", "list").stdout
     assert contexts_file().stat().st_mode & 0o777 == 0o600
 
 
