@@ -17,7 +17,7 @@ for version in "${versions[@]}"; do
         echo "PySpark $version: making $place"
         "$python" -m venv "$place"
         "$place/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$folder/constraints.txt" \
-            "pyspark==$version.*" --editable ".[spark,pandas]" > "$place.log" 2>&1 || { tail -n 20 "$place.log" >&2; exit 1; }
+            "pyspark==$version.*" --editable ".[spark]" > "$place.log" 2>&1 || { tail -n 20 "$place.log" >&2; exit 1; }
         touch "$place/.ready"
     fi
     "$place/bin/python" -m scripts.spark_version_job || failed=1

@@ -129,13 +129,14 @@ def _late(now: Snapshot) -> Tile:
 
 def _failed(now: Snapshot) -> Tile:
     held = len(now.held) + sum(lane.status is LaneStatus.HELD for lane in now.parked)
+    parked = sum(lane.status is LaneStatus.PARKED for lane in now.parked)
     dead = sum(each.messages for each in now.dead)
     level: Level = "none" if now.error else "good"
     answer, detail = "Nothing", "no key is retried, no dead letters"
-    if held or dead:
-        answer, level = plural(held, "key") if held else plural(dead, "dead letter"), "warn"
-        beside = f", and {plural(dead, 'dead letter')}" if dead else ""
-        detail = f"held for a retry{beside}" if held else "given up"
+    if held or parked or dead:
+        answer, level = plural(held + parked, "key") if held or parked else plural(dead, "dead letter"), "warn"
+        kinds = ((held, "held for a retry"), (parked, "parked"), (dead, "given up"))
+        detail = ", ".join(f"{number(count)} {what}" for count, what in kinds if count)
     if now.error:
         answer, detail = "Unknown", "the brokers do not answer"
     return Tile(
@@ -145,7 +146,7 @@ def _failed(now: Snapshot) -> Tile:
         detail,
         level,
         "/waiting",
-        "Keys that wait for their next attempt, and messages that were given up.",
+        "Keys that wait for their next attempt or for a person, and messages that were given up.",
     )
 
 
