@@ -420,6 +420,38 @@ def test_a_member_that_was_removed_joins_again_with_the_next_answer(owns: bool, 
     assert run_virtual(main) == [joined_at]
 
 
+class NoRoute(FakeCalls):
+    """The route of the topic was forgotten while the first two answers were on their way: it was deleted."""
+
+    asked = 0
+
+    def address(self, topic: str, broker: str) -> Address:
+        self.asked += 1
+        if self.asked <= 2:
+            raise ConnectFailed("not known yet")
+        return super().address(topic, broker)
+
+
+@pytest.mark.parametrize("owns", [False, True])
+def test_a_removed_member_without_a_route_waits_for_the_next_answer(
+    owns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> int:
+        broker = FakeBroker([queue(0)])
+        member = Member(broker)
+        if owns:
+            await member.take(queue(0))
+        calls = member.keeper._calls = NoRoute(broker, "me")  # type: ignore[assignment]
+        member.keeper.stay_member("orders", "a", LANE_TIMES)
+        broker.removed.add("me")
+        await beside(member.keeper.run(), 3.5)
+        assert calls.asked >= 3
+        return len(member.joined_again)
+
+    assert run_virtual(main) == 1
+    assert [each for each in caplog.records if each.levelname == "ERROR"] == []
+
+
 @pytest.mark.parametrize("owns", [False, True])
 def test_a_connection_without_answers_for_as_long_as_a_lease_is_closed(owns: bool) -> None:
     """Not earlier: a broker that is only slow may answer while the member has leases to lose."""

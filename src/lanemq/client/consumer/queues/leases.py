@@ -278,7 +278,7 @@ class LeaseKeeper:
                     assigned.lease.kept_alive(serial, asked_at=asked_at)
                     self._set_usable_until(assigned, assigned.usable_until)
         if not kept.member:
-            await self._on_removed(self._calls.address(topic, broker))
+            await self._removed(topic, broker)
         return kept.leases
 
     async def _keep_alive_without_leases(self, broker: str, pace: _Pace) -> None:
@@ -293,7 +293,15 @@ class LeaseKeeper:
             return
         pace.reached()
         if not kept.member:
-            await self._on_removed(self._calls.address(pace.topic, broker))
+            await self._removed(pace.topic, broker)
+
+    async def _removed(self, topic: str, broker: str) -> None:
+        """The broker has removed this member from its list. Without a route, its next answer says so again."""
+        try:
+            address = self._calls.address(topic, broker)
+        except ConnectFailed:
+            return  # the topic was deleted while the answer was on its way
+        await self._on_removed(address)
 
     async def _renew(self, broker: str, queues: list[AssignedQueue]) -> None:
         if not queues:
@@ -377,7 +385,7 @@ class LeaseKeeper:
                 pace.keep_alive_every = keep_alive_every
                 pace.changed.set()
         if not member:
-            await self._on_removed(self._calls.address(queues[0].topic, broker))
+            await self._removed(queues[0].topic, broker)
         return granted
 
     def _answered(self, broker: str, asked_at: Millis, times: LeaseTimes, *, lane: bool = True) -> None:
