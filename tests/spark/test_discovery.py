@@ -1,4 +1,4 @@
-"""`format("lanemq")` is found without `register`, and sessions of Spark Connect are told apart."""
+"""Spark finds `format("lanemq")` without `register`, and LaneMQ recognises sessions of Spark Connect."""
 
 import subprocess
 import sys

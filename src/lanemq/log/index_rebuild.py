@@ -21,8 +21,8 @@ from lanemq.log.state import DamageRow
 STEP_BYTES = 16 * 1024 * 1024
 """Bytes of the log that one step reads."""
 WINDOW_BYTES = 512 * 1024
-"""Bytes of the log that are indexed at once. The event loop waits for the interpreter lock meanwhile, half a
-millisecond; less would cost more for each."""
+"""Bytes of the log that the search thread indexes in one call. The call holds the interpreter lock for about half a
+millisecond, and the event loop waits for it; a smaller window costs more calls."""
 
 
 class IndexRebuild:

@@ -51,7 +51,7 @@ def file(batch: int, wall: int, folder: str = "day=1", query: str = "q", *, comp
 def test_a_name_says_who_wrote_the_file_and_when() -> None:
     name = FileName(query_mark("q"), 3 << 20, 1_794_000_000, "0123abcd", compacted=True)
     assert read_name(f"day=2026-11-17/{name}") == name
-    assert read_name("day=2026-11-17/somebody-elses.parquet") is None
+    assert read_name("day=2026-11-17/of-another-program.parquet") is None
 
 
 def test_a_compacted_file_is_listed_before_those_it_replaces() -> None:

@@ -38,7 +38,7 @@ Found: TypeAlias = Callable[[Records, StorageError | None], None]
 
 
 def _nothing() -> None:
-    """The caller of `save` does not ask to be told when the change is on disk."""
+    """Stands for `stored` if the caller of `save` does not need to know when the change is on disk."""
 
 
 class Parking:

@@ -347,7 +347,7 @@ class AsyncProducer(ProducerBase):
             self._routes.outages.answered(request.broker)
 
     def _finish(self, actions: Actions) -> None:
-        for topic in actions.stale_topics:  # before the callers are told: they may send again at once
+        for topic in actions.stale_topics:  # before the outcomes: a caller that gets one may send again at once
             self._routes.stale(topic)
         for outcome in actions.outcomes:
             outcome.notify()

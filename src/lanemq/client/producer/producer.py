@@ -444,7 +444,7 @@ class Producer(ProducerBase):
             self._outages.answered(request.broker)
 
     def _finish(self, actions: Actions) -> None:
-        for topic in actions.stale_topics:  # before the callers are told: they may send again at once
+        for topic in actions.stale_topics:  # before the outcomes: a caller that gets one may send again at once
             self._routes.stale(topic)
         guard = self._guard
         was_in_callback, guard.in_callback = guard.in_callback, True

@@ -70,11 +70,7 @@ def start(
         new_checkpoint: Let a sink that another checkpoint of this pipeline wrote to go on with this checkpoint,
             instead of raising `StateLost`. Its rows stay, and rows of messages that are read again are added to them.
     """
-    if is_connect(spark):
-        raise UsageError(
-            f"pipeline {pipeline.name!r} cannot run in a session of Spark Connect: batches are decided in the "
-            f"driver's process, and this one is only a client; start it with `lanemq pipeline run --master ...` instead"
-        )
+    _refuse_connect(pipeline, spark)
     clock = SystemClock()
     settings = {**_hadoop_settings(spark), **pipeline.spark}
     pipeline = replace(pipeline, spark=settings)
@@ -114,6 +110,14 @@ def start(
         processor.close()
         checkpoint.close()
         raise
+
+
+def _refuse_connect(pipeline: Pipeline, spark: SparkSession) -> None:
+    if is_connect(spark):
+        raise UsageError(
+            f"pipeline {pipeline.name!r} cannot run in a session of Spark Connect: the driver's process decides what "
+            f"a batch is, and this process is only a client; start it with `lanemq pipeline run --master ...` instead"
+        )
 
 
 def _hadoop_settings(spark: SparkSession) -> dict[str, str]:
