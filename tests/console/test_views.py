@@ -21,7 +21,7 @@ from lanemq.console.views.key import step_of
 from lanemq.console.views.messages import Search, parse_search
 from lanemq.console.views.topics import new_topic_view, parse_new_topic, topic_rows
 from lanemq.console.views.waiting import waiting_view
-from lanemq.console.wording import ago, rate, size, span
+from lanemq.console.wording import ago, lateness, rate, size, span
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
@@ -73,6 +73,21 @@ def test_home_is_green_if_all_is_well_and_grey_where_nothing_is_known() -> None:
 )
 def test_home_says_what_is_wrong(now: Snapshot, tile: str, level: str) -> None:
     assert levels(now)[tile] == level
+
+
+def test_an_unknown_lag_is_neither_zero_nor_hidden_behind_a_small_one() -> None:
+    known, at = group(0, 3, late_ms=2000), group(0, 4).queues[0].at
+    unknown = replace(known, name="billing", queues=(QueueProgress(at, None, None, age_unknown=True),))
+    late = next(tile for tile in home_view(snapshot(1, known, unknown), Trends(), None).tiles if tile.name == "Late")
+    assert (late.answer, late.level) == ("Unknown", "none")
+    assert "billing: 4 behind" in late.detail
+    trends = Trends()
+    trends.add(snapshot(1, known))
+    trends.add(snapshot(1000, known, unknown))
+    assert plot_series(list(trends.samples))["late"] == [2.0, None]
+    assert lag_series("billing", list(trends.samples))["late"] == [None, None]
+    assert [row.lag_seconds for row in group_rows(snapshot(1, known, unknown), trends)] == [2.0, None]
+    assert [lateness(each) for each in (None, 0, 2.0)] == ["unknown", "0 s", "2.0 s"]
 
 
 def test_a_violation_is_red() -> None:

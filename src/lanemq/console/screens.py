@@ -109,6 +109,7 @@ def environment() -> Environment:
         number=wording.number,
         rate=wording.rate,
         span=wording.span,
+        lateness=wording.lateness,
         size=wording.size,
         clock_time=wording.clock_time,
         exact_time=wording.exact_time,

@@ -4,15 +4,14 @@ Pages are made from the newest snapshot, so a hundred open pages cost the broker
 consistent: its parts are read one after the other, within milliseconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.dead_letters import dead_letter_queues
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
-from lanemq.client.admin.queue_progress import QueueProgress
-from lanemq.client.admin.topic_reader import TopicReader
+from lanemq.client.admin.queue_progress import NO_MESSAGE, QueuePosition, QueueProgress, progress_at, store_times
 from lanemq.client.admin.views import GroupDescription, GroupMember, NoAnswer, TopicDescription
 from lanemq.client.admin.watching import BrokerView, HeldLaneView, WatchAdmin
 from lanemq.clock import Clock
@@ -44,15 +43,21 @@ class GroupNow:
         return sum(each.at.unfinished for each in self.queues)
 
     @property
-    def lag_seconds(self) -> float:
-        """Age of the oldest message that the group has not finished; 0 if there is none."""
-        return max((each.lag_ms for each in self.queues if each.lag_ms is not None), default=0) / 1000
+    def lag_seconds(self) -> float | None:
+        """Age of the oldest message that the group has not finished; 0 if there is none, None if it is unknown."""
+        return oldest_age(self.queues)
 
     @property
     def topics(self) -> tuple[str, ...]:
         """Without retry topics that were never used."""
         shown = {each.at.queue.topic for each in self.queues}
         return tuple(sorted(shown | {each for each in self.subscriptions if not each.startswith(RETRY_PREFIX)}))
+
+
+def oldest_age(queues: Iterable[QueueProgress]) -> float | None:
+    """Age in seconds of the oldest unfinished message; 0 if there is none, None while a broker does not know it."""
+    ages = [(each.age_unknown, each.lag_ms or 0) for each in queues]
+    return None if any(unknown for unknown, _ in ages) else max((age for _, age in ages), default=0) / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +102,15 @@ class Snapshot:
 class KnownAges:
     """Store times of the messages at which groups stand. A stored message never changes, so each is read once."""
 
-    times: dict[tuple[MessageQueue, int], int] = field(default_factory=dict)
+    times: dict[QueuePosition, int] = field(default_factory=dict)
 
-    def of(self, behind: Mapping[tuple[MessageQueue, int], int], server: str) -> None:
-        """Reads the store times that are not known. `behind` has the end of each queue by queue and offset."""
+    def of(self, behind: Mapping[QueuePosition, int], server: str) -> dict[QueuePosition, int | None]:
+        """The store times of all positions, as `store_times` has them. Reads those that are not known."""
         if len(self.times) > MAX_KNOWN_AGES:
             self.times.clear()
-        wanted: dict[str, list[tuple[MessageQueue, int]]] = {}
-        for queue, offset in behind:
-            if (queue, offset) not in self.times:
-                wanted.setdefault(queue.topic, []).append((queue, offset))
-        for topic, places in wanted.items():
-            with TopicReader(server, topic) as reader:
-                for place in places:
-                    first = reader.first(*place, behind[place])
-                    if first is not None:
-                        self.times[place] = first.record.store_timestamp
+        read = store_times({each: end for each, end in behind.items() if each not in self.times}, server)
+        self.times |= {each: stored for each, stored in read.items() if stored is not None and stored != NO_MESSAGE}
+        return {each: self.times.get(each, read.get(each)) for each in behind}
 
 
 class SnapshotReader:
@@ -163,20 +161,19 @@ class SnapshotReader:
         groups, leases = self._admin.describe_groups()
         left = {(lease.group, lease.queue): to_millis(lease.remaining) for lease in leases}
         behind = {(at.queue, int(at.offset)): int(at.end) for each in groups for at in each.queues if at.lag > 0}
-        self._ages.of(behind, self._server)
-        return tuple(self._group(each, left, wall) for each in groups)
+        stored = self._ages.of(behind, self._server)
+        return tuple(self._group(each, left, stored, wall) for each in groups)
 
     def _group(
-        self, group: GroupDescription, left: Mapping[tuple[str, MessageQueue], Millis], wall: Millis
+        self,
+        group: GroupDescription,
+        left: Mapping[tuple[str, MessageQueue], Millis],
+        stored: Mapping[QueuePosition, int | None],
+        wall: Millis,
     ) -> GroupNow:
-        queues = []
-        for at in group.queues:
-            stored = self._ages.times.get((at.queue, at.offset)) if at.lag > 0 else None
-            age = None if stored is None else max(0, wall - stored)
-            progress = QueueProgress(at, age, left.get((group.group, at.queue)))
-            if at.end > 0 or not at.queue.topic.startswith(RETRY_PREFIX):
-                queues.append(progress)
-        return GroupNow(group.group, group.members, group.subscriptions, tuple(queues), group.note)
+        queues = (progress_at(at, stored, left.get((group.group, at.queue)), wall) for at in group.queues)
+        shown = tuple(each for each in queues if each.worth_showing)
+        return GroupNow(group.group, group.members, group.subscriptions, shown, group.note)
 
     def _held(self, groups: tuple[GroupNow, ...], notes: list[str]) -> tuple[HeldLaneView, ...]:
         """The lanes that owners of queues with a lag hold. A held lane always leaves a lag."""

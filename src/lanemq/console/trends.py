@@ -43,7 +43,8 @@ class TrendSample:
     done: Mapping[str, int]
     """Finished messages by group: committed offsets, and what is finished above them."""
     lag: Mapping[str, int]
-    lag_seconds: Mapping[str, float]
+    lag_seconds: Mapping[str, float | None]
+    """None while it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

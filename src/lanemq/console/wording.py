@@ -43,6 +43,11 @@ def span(seconds: float | None) -> str:
     raise AssertionError
 
 
+def lateness(seconds: float | None) -> str:
+    """As `span`; None is a group's lag that no broker knows, not one that it does not have."""
+    return "unknown" if seconds is None else span(seconds)
+
+
 def ago(millis: float) -> str:
     """How long ago something happened."""
     return "now" if millis < 1500 else f"{span(millis / 1000)} ago"

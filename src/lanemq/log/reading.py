@@ -186,10 +186,13 @@ class TimeSearch:
         queue = self._queues.find(topic, queue_id)
         return None if queue is None else self._first_time(queue, range(self._queues.first(queue), queue.end))
 
-    def latest(self, topic: str, queue_id: int) -> int | None:
-        """The store time of the queue's last readable record; None if there is none."""
+    def last_before(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """The store time of the last readable record before an offset; None if there is none near it."""
         queue = self._queues.find(topic, queue_id)
-        return None if queue is None else self._first_time(queue, range(self._queues.first(queue), queue.end)[::-1])
+        if queue is None:
+            return None
+        end = min(offset, queue.end)
+        return self._first_time(queue, range(max(self._queues.first(queue), end - _LOOKED_AT), end)[::-1])
 
     def first_from(self, topic: str, queue_id: int, offset: int) -> int | None:
         """The store time of the first readable record from an offset on; None if there is none near it."""

@@ -1,6 +1,7 @@
 """A broker whose indexes were deleted serves at once: pulls of messages that are not indexed yet wait for them."""
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,12 @@ from tests.broker.raw_client import RawClient, bodies, records
 from tests.broker.running import RunningBroker
 
 from lanemq.broker.handlers import pull as pull_handler
+from lanemq.broker.monitor import figures
 from lanemq.broker.storage.index_rebuilding import IndexRebuilding
+from lanemq.client.admin.queue_progress import store_times
+from lanemq.model.queue import MessageQueue
 from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.stats_bodies import ConsumeStats, TopicStatsTable
 
 COUNT = 20
 TICK = IndexRebuilding.tick
@@ -57,6 +62,68 @@ def test_what_cannot_wait_is_told_to_ask_again(waiting: RunningBroker, monkeypat
     ):
         assert reply.code == ResponseCode.SYSTEM_BUSY
         assert "ask again" in (reply.remark or "")
+
+
+def wait_for_rebuild(raw: RawClient) -> None:
+    while raw.runtime()["lanemq_index_rebuild_bytes"] != "0":
+        time.sleep(0.01)
+
+
+LAG = 'lanemq_lag_{}{{group="g",topic="T"}}'
+
+
+def test_the_lag_in_seconds_is_unknown_until_the_index_is_rebuilt(
+    waiting: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queue 1 is known from the start: it does not stand for queue 0, whose age may be larger."""
+    raw = waiting.connect()
+    raw.create("T", 2)
+    raw.commit(5)
+    raw.send("T", queue=1)
+    raw.commit(0, queue=1)
+    shown = raw.runtime()
+    assert shown[LAG.format("messages")] == str(COUNT - 5 + 1)
+    assert LAG.format("seconds") not in shown
+    assert int(shown["lanemq_index_rebuild_bytes"]) > 0
+    monkeypatch.setattr(IndexRebuilding, "tick", TICK)
+    wait_for_rebuild(raw)
+    assert float(raw.runtime()[LAG.format("seconds")]) >= 0
+
+
+def test_control_unknown_taken_for_none_is_a_lag_of_zero_seconds(
+    waiting: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_the_rule(one: figures.Lag, other: figures.Lag) -> figures.Lag:
+        return figures.Lag(one.messages + other.messages, max(one.seconds or 0, other.seconds or 0))
+
+    monkeypatch.setattr(figures, "_both", without_the_rule)
+    raw = waiting.connect()
+    raw.commit(5)
+    assert raw.runtime()[LAG.format("seconds")] == "0"
+
+
+def test_operators_see_the_lag_in_messages_while_the_time_is_unknown(
+    waiting: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocketMQ's answers have 0 for an unknown time, as for a queue of which nothing was consumed."""
+    raw = waiting.connect()
+    raw.commit(5)
+    topic = TopicStatsTable.decode(raw.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}).body)
+    assert [(each.max_offset, each.last_update_timestamp) for each in topic.offset_table.values()] == [(COUNT, 0)]
+    group = ConsumeStats.decode(raw.ask(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"}).body)
+    (progress,) = group.offset_table.values()
+    assert (progress.consumer_offset, progress.broker_offset, progress.last_timestamp) == (5, COUNT, 0)
+    monkeypatch.setattr(pull_handler, "REBUILD_HOLD_MS", 1)
+    queue = MessageQueue("T", "lanemq", 0)
+    (at,) = behind = {(queue, 5): COUNT}
+    assert store_times(behind, str(waiting.broker.address)) == {at: None}
+    monkeypatch.setattr(IndexRebuilding, "tick", TICK)
+    wait_for_rebuild(raw)
+    known = store_times(behind, str(waiting.broker.address))[at]
+    group = ConsumeStats.decode(raw.ask(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"}).body)
+    (progress,) = group.offset_table.values()
+    assert known is not None
+    assert 0 < progress.last_timestamp <= known, "the last one finished is not newer than the first one not finished"
 
 
 def test_control_a_broker_that_takes_lost_entries_for_an_empty_queue_answers_with_nothing(

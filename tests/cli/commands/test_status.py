@@ -41,6 +41,23 @@ def test_a_broker_that_takes_no_messages_is_exit_code_1(run: Run, monkeypatch: p
     assert "READ-ONLY: the disk is full" in shown.stdout
 
 
+def test_a_lag_without_a_time_is_unknown_and_not_zero() -> None:
+    figures = BrokerFigures(
+        "b",
+        "h:1",
+        True,
+        {
+            'lanemq_lag_messages{group="g",topic="T"}': "5",
+            'lanemq_lag_messages{group="h",topic="T"}': "0",
+            'lanemq_lag_seconds{group="h",topic="T"}': "0",
+            "lanemq_ready": "1",
+            "lanemq_index_rebuild_bytes": "1048576",
+        },
+    )
+    assert [row[:4] for row in status._groups(figures)] == [("g", "T", 5, "unknown"), ("h", "T", 0, output.NONE)]
+    assert "lost indexes are rebuilt: 1.0 MiB to read" in status._health(figures)
+
+
 def test_an_apache_broker_shows_what_it_reports() -> None:
     apache = BrokerFigures("b", "h:1", False, {"putTps": "1.0 2.0 3.0", "getTransferredTps": "4.0 5.0 6.0"})
     assert next(iter(status._lines(apache))) == ("messages", "2.0/s in, 5.0/s out in the last minute")

@@ -10,7 +10,7 @@ from lanemq.broker.runtime_info import runtime_info
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.core.brokering.traffic import DAY, HOUR, MINUTE, Tally
 from lanemq.core.finished_ranges import count_finished
-from lanemq.model.errors import BrokerBusy, BrokerRefused, GroupNotFound
+from lanemq.model.errors import BrokerBusy, BrokerRefused, GroupNotFound, StillRebuilding
 from lanemq.model.queue import MessageQueue
 from lanemq.net.server import Peer
 from lanemq.wire.admin_headers import BrokerStatsHeader, ConsumeStatsHeader, TopicHeader
@@ -62,8 +62,9 @@ class StatsHandler:
         table = {}
         for queue in self._queues(topic):
             low, high = self._parts.store.bounds(queue.topic, queue.queue_id)
-            last = self._parts.store.times.latest(queue.topic, queue.queue_id)
-            table[queue] = TopicOffset(min_offset=low, max_offset=high, last_update_timestamp=last or 0)
+            table[queue] = TopicOffset(
+                min_offset=low, max_offset=high, last_update_timestamp=self._stored_before(queue, high)
+            )
         put, _ = self._parts.traffic.put_of(topic.name)
         rate = put.last(MINUTE, now=self._parts.clock.now()).per_second
         found = TopicStatsTable(offset_table=table, topic_put_tps=rate, lane_created=topic.created_ms)
@@ -88,9 +89,19 @@ class StatsHandler:
             broker_offset=high,
             consumer_offset=low if done is None else done,
             pull_offset=low if done is None else done,
-            last_timestamp=self._parts.store.times.latest(queue.topic, queue.queue_id) or 0,
+            last_timestamp=0 if done is None else self._stored_before(queue, done),
             lane_finished=count_finished(self._parts.offsets.finished_ranges(group, queue.topic, queue.queue_id)),
         )
+
+    def _stored_before(self, queue: MessageQueue, offset: int) -> int:
+        """When the last message before an offset was stored; 0, as RocketMQ has it, if there is none or it is unknown.
+
+        Unknown is not refused: without the time, these answers are still right in messages while indexes are rebuilt.
+        """
+        try:
+            return self._parts.store.times.last_before(queue.topic, queue.queue_id, offset) or 0
+        except StillRebuilding:
+            return 0
 
     def _topics_of(self, group: str, topic: str | None) -> list[str]:
         if topic:

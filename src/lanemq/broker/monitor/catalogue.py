@@ -39,6 +39,10 @@ WATERMARK = Metric("lanemq_disk_watermark_bytes", GAUGE, "Sends are refused whil
 DISK_SIZE = Metric("lanemq_disk_size_bytes", GAUGE, "Size in bytes of the disk of the data folder.")
 DAMAGED = Metric("lanemq_damaged_places", GAUGE, "Places of the log that cannot be read; lanemq doctor lists them.")
 
+REBUILD_BYTES = Metric(
+    "lanemq_index_rebuild_bytes", GAUGE, "Bytes of the log still to be read to rebuild lost indexes; 0 without rebuild."
+)
+
 CONNECTIONS = Metric("lanemq_connections", GAUGE, "Open connections.")
 REFUSALS = Metric(
     "lanemq_refusals_total", COUNTER, "Requests and connections refused to protect the broker, by reason.", ("reason",)
@@ -60,7 +64,10 @@ STALE = Metric(
 MEMBERS = Metric("lanemq_group_members", GAUGE, "Connected members of a group.", ("group",))
 LAG_MESSAGES = Metric("lanemq_lag_messages", GAUGE, "Messages above the committed offsets of a group.", _OF_GROUP)
 LAG_SECONDS = Metric(
-    "lanemq_lag_seconds", GAUGE, "Age of the oldest message above the committed offsets; 0 without lag.", _OF_GROUP
+    "lanemq_lag_seconds",
+    GAUGE,
+    "Age of the oldest message above the committed offsets; 0 without lag, no sample while its index is rebuilt.",
+    _OF_GROUP,
 )
 LANES = Metric(
     "lanemq_lanes", GAUGE, "Lanes set aside at the broker: held, parked or redriving.", (*_OF_GROUP, "status")

@@ -1,7 +1,7 @@
 """Reads all figures of a broker at one moment.
 
-Invariant: no figure is invented. What is not known (the lag of a group without commits, a disk that cannot be asked)
-has no sample.
+Invariant: no figure is invented. What is not known has no sample: the lag of a group without commits, the age of a
+message whose index is being rebuilt, a disk that cannot be asked.
 
 Reading runs on the event loop, where the tables live, in slices of about a millisecond: requests are answered between
 two slices, so a broker with many groups serves its clients while it is scraped.
@@ -34,8 +34,8 @@ class Lag(NamedTuple):
     """How far a group is behind in one topic."""
 
     messages: int
-    seconds: float
-    """Age of the oldest message that is not committed."""
+    seconds: float | None
+    """Age of the oldest message that is not committed; None if it is not known."""
 
 
 class Figures:
@@ -145,6 +145,8 @@ class Figures:
         )
         yield MetricSample(names.DELAYED, sum(max(0, count) for count in waiting))
         yield MetricSample(names.DAMAGED, self._parts.store.checkpoints.damaged_places)
+        rebuild = self._parts.store.rebuild
+        yield MetricSample(names.REBUILD_BYTES, 0 if rebuild is None else rebuild.bytes_left)
 
     def _dead_letters(self, topic: str, queues: int) -> int:
         """Without those below the offset of the group that has the topic's name: they are discarded."""
@@ -162,12 +164,12 @@ class Figures:
             wall = self._parts.clock.wall()
             for (topic, queue_id), offset in tuple(self._parts.offsets.of_group(group).items()):
                 one = self._lag_of_queue(topic, queue_id, offset, wall)
-                so_far = lags.get(topic, Lag(0, 0.0))
-                lags[topic] = Lag(so_far.messages + one.messages, max(so_far.seconds, one.seconds))
+                lags[topic] = _both(lags.get(topic, Lag(0, 0.0)), one)
                 yield None
             for topic, lag in lags.items():
                 yield MetricSample(names.LAG_MESSAGES, lag.messages, (group, topic))
-                yield MetricSample(names.LAG_SECONDS, lag.seconds, (group, topic))
+                if lag.seconds is not None:
+                    yield MetricSample(names.LAG_SECONDS, lag.seconds, (group, topic))
 
     def _lag_of_queue(self, topic: str, queue_id: int, offset: int, wall: Millis) -> Lag:
         low, high = self._parts.store.bounds(topic, queue_id)
@@ -177,7 +179,7 @@ class Figures:
             stored = self._parts.store.times.first_from(topic, queue_id, offset)
         except StillRebuilding:
             stored = None
-        return Lag(high - max(offset, low), 0.0 if stored is None else max(0, wall - stored) / 1000)
+        return Lag(high - max(offset, low), None if stored is None else max(0, wall - stored) / 1000)
 
     def _lanes(self) -> Iterator[MetricSample | None]:
         lanes: dict[tuple[str, str, LaneStatus], tuple[int, int]] = {}
@@ -192,6 +194,14 @@ class Figures:
 
     def _bounds(self, topic: str, queues: int) -> Iterable[tuple[int, int]]:
         return (self._parts.store.bounds(topic, queue_id) for queue_id in range(queues))
+
+
+def _both(one: Lag, other: Lag) -> Lag:
+    """The lag in two queues. If one age is unknown, so is the larger of the two."""
+    messages = one.messages + other.messages
+    if one.seconds is None or other.seconds is None:
+        return Lag(messages, None)
+    return Lag(messages, max(one.seconds, other.seconds))
 
 
 @cache

@@ -66,7 +66,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
     """Show the queues and members of group NAME.
 
     For each queue: offset, end, lag, owner, epoch, and the time left of the owner's lease. "Lag time" is the age of
-    the oldest message that the group has not finished.
+    the oldest message that the group has not finished; it is unknown while the broker rebuilds lost indexes.
     """
     with Admin(server) as admin:
         found = existing_group(admin, name)
@@ -74,7 +74,9 @@ def describe(name: str, server: str, as_json: bool) -> None:
     with ParkedAdmin(server) as parked_admin:
         parked = parked_admin.lanes(name)
     queues = [each for each in queue_progress(found, leases, server, SystemClock().wall()) if each.worth_showing]
-    oldest = max((each.lag_ms for each in queues if each.lag_ms is not None), default=None)
+    oldest = None
+    if not any(each.age_unknown for each in queues):
+        oldest = max((each.lag_ms for each in queues if each.lag_ms is not None), default=None)
     show(
         as_json,
         lambda: {
@@ -170,7 +172,7 @@ def _row(each: QueueProgress) -> tuple[object, ...]:
         at.offset,
         at.end,
         at.lag,
-        duration_text(each.lag_ms),
+        "unknown" if each.age_unknown else duration_text(each.lag_ms),
         at.owner,
         at.epoch,
         duration_text(each.lease_ms),

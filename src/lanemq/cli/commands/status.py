@@ -97,9 +97,13 @@ def _health(broker: BrokerFigures) -> str:
         ready = "SENDS PAUSED: the disk is nearly full, or no descriptor is left"
     else:
         ready = "ready" if broker.number("lanemq_ready") else "NOT READY: see /ready of its monitor"
-    damaged = broker.number("lanemq_damaged_places")
+    damaged, rebuilding = broker.number("lanemq_damaged_places"), broker.number("lanemq_index_rebuild_bytes")
     safety = "durable" if broker.number("lanemq_durable") else "relaxed: a power cut can lose messages"
-    return f"{ready}, {safety}" + (f", {plural(int(damaged), 'damaged place')} in the log" if damaged else "")
+    return (
+        f"{ready}, {safety}"
+        + (f", {plural(int(damaged), 'damaged place')} in the log" if damaged else "")
+        + (f", lost indexes are rebuilt: {size_text(rebuilding)} to read" if rebuilding else "")
+    )
 
 
 def _disk(broker: BrokerFigures) -> str:
@@ -149,6 +153,12 @@ def _lanes(broker: BrokerFigures) -> str:
     return ", ".join(texts)
 
 
+def _age_text(lag: float, seconds: float | None) -> str | None:
+    if not lag:
+        return NONE
+    return "unknown" if seconds is None else duration_text(seconds * 1000)
+
+
 def _groups(broker: BrokerFigures) -> list[tuple[object, ...]]:
     behind = broker.series("lanemq_lag_seconds")
     rows = sorted(broker.series("lanemq_lag_messages").items(), key=lambda row: (-row[1], row[0]))
@@ -157,7 +167,7 @@ def _groups(broker: BrokerFigures) -> list[tuple[object, ...]]:
             group,
             topic,
             int(lag),
-            duration_text(behind.get((group, topic), 0) * 1000) if lag else NONE,
+            _age_text(lag, behind.get((group, topic))),
             int(broker.number("lanemq_group_members", group=group) or 0),
             int(broker.number("lanemq_lanes", group=group, topic=topic, status="held") or 0),
             int(broker.number("lanemq_lanes", group=group, topic=topic, status="parked") or 0),

@@ -1,14 +1,18 @@
 """A group's progress in its queues: offset, lag in messages and in time, owner and lease."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.client.admin.views import GroupDescription, GroupQueue, LeaseView
+from lanemq.model.errors import BrokerBusy
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, to_millis
+
+QueuePosition: TypeAlias = tuple[MessageQueue, int]
+"""A queue and an offset in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +21,11 @@ class QueueProgress:
 
     at: GroupQueue
     lag_ms: int | None
-    """Age of the oldest unfinished message; None if there is none."""
+    """Age of the oldest unfinished message; None if there is none, or if `age_unknown`."""
     lease_ms: int | None
     """Time left of the owner's lease; None if the queue has no owner."""
+    age_unknown: bool = False
+    """Whether the broker could not read the oldest unfinished message, because it rebuilds its index."""
 
     @property
     def worth_showing(self) -> bool:
@@ -49,22 +55,46 @@ def queue_progress(
     The broker does not report the age of the oldest unfinished message, so that message is read in each queue that is
     behind.
     """
-    ages = _ages(group, server, wall)
+    times = store_times({(at.queue, at.offset): at.end for at in group.queues if at.lag > 0}, server)
     for at in group.queues:
         lease = leases.get(at.queue)
-        yield QueueProgress(at, ages.get(at.queue), to_millis(lease.remaining) if lease is not None else None)
+        yield progress_at(at, times, None if lease is None else to_millis(lease.remaining), wall)
 
 
-def _ages(group: GroupDescription, server: str, wall: Millis) -> dict[MessageQueue, int]:
-    behind: dict[str, list[GroupQueue]] = defaultdict(list)
-    for at in group.queues:
-        if at.lag > 0:
-            behind[at.queue.topic].append(at)
-    ages: dict[MessageQueue, int] = {}
-    for topic, queues in behind.items():
+def progress_at(
+    at: GroupQueue, stored: Mapping[QueuePosition, int | None], lease_ms: int | None, wall: Millis
+) -> QueueProgress:
+    """The progress in one queue; `stored` has the answers of `store_times`."""
+    time = stored.get((at.queue, at.offset), NO_MESSAGE)
+    if time is None:
+        return QueueProgress(at, None, lease_ms, age_unknown=True)
+    return QueueProgress(at, None if time == NO_MESSAGE else max(0, wall - time), lease_ms)
+
+
+NO_MESSAGE = -1
+"""The store time for a position after which nothing is kept."""
+
+
+def store_times(behind: Mapping[QueuePosition, int], server: str) -> dict[QueuePosition, int | None]:
+    """When the first message from each position on was stored. `behind` has the end of each queue by position.
+
+    None is a time that the broker does not know while it rebuilds the index of that message. It answers only after two
+    seconds then, so no further queue of that broker is asked.
+    """
+    by_topic: dict[str, list[QueuePosition]] = {}
+    for position in behind:
+        by_topic.setdefault(position[0].topic, []).append(position)
+    times: dict[QueuePosition, int | None] = {}
+    busy: set[str] = set()
+    for topic, positions in by_topic.items():
         with TopicReader(server, topic) as reader:
-            for at in queues:
-                oldest = reader.first(at.queue, at.offset, at.end)
-                if oldest is not None:
-                    ages[at.queue] = max(0, wall - oldest.record.store_timestamp)
-    return ages
+            for queue, offset in positions:
+                stored = None
+                if queue.broker not in busy:
+                    try:
+                        first = reader.first(queue, offset, behind[queue, offset])
+                        stored = NO_MESSAGE if first is None else first.record.store_timestamp
+                    except BrokerBusy:
+                        busy.add(queue.broker)
+                times[queue, offset] = stored
+    return times

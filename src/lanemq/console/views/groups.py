@@ -26,7 +26,8 @@ class GroupRow:
     members: int
     topics: tuple[str, ...]
     lag: int
-    lag_seconds: float
+    lag_seconds: float | None
+    """None while a broker rebuilds the index of the oldest message."""
     trend: Trend
     rate: float | None
     drained_in: float | None
@@ -49,6 +50,7 @@ class OwnedQueue:
     lag: int
     """Messages that are not finished."""
     lag_seconds: float | None
+    age_unknown: bool
     owner: str | None
     epoch: int | None
     lease: float | None
@@ -61,7 +63,7 @@ class LagRow:
 
     at: datetime
     lag: int
-    lag_seconds: float
+    lag_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ def group_view(name: str, now: Snapshot, trends: Trends) -> GroupScreen | None:
             each.at.end,
             each.at.unfinished,
             None if each.lag_ms is None else each.lag_ms / 1000,
+            each.age_unknown,
             each.at.owner,
             each.at.epoch,
             None if each.lease_ms is None else each.lease_ms / 1000,
@@ -120,7 +123,7 @@ def group_view(name: str, now: Snapshot, trends: Trends) -> GroupScreen | None:
 
 
 def lag_series(name: str, samples: Sequence[TrendSample]) -> dict[str, list[float | None]]:
-    """The plots of a group: messages and seconds behind. A sample in which the group was not known is a gap."""
+    """The plots of a group: messages and seconds behind. A sample in which it was not known is a gap."""
     late = [sample.lag_seconds.get(name) for sample in samples]
     return {
         "time": [sample.at / 1000 for sample in samples],
@@ -144,7 +147,7 @@ def lag_course(name: str, samples: Iterable[TrendSample]) -> LagCourse | None:
             rows.append(each)
     if rows[-1] is not known[0]:
         rows.append(known[0])
-    return LagCourse(tuple(rows), max(known, key=lambda each: (each.lag, each.lag_seconds)))
+    return LagCourse(tuple(rows), max(known, key=lambda each: (each.lag, each.lag_seconds or 0)))
 
 
 def _row(group: GroupNow, now: Snapshot, trends: Trends) -> GroupRow:

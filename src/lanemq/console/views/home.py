@@ -1,6 +1,6 @@
 """The home screen: five questions, each answered by a word, a figure and a colour, and what happened lately."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -110,10 +110,14 @@ def _late(now: Snapshot) -> Tile:
     level: Level = "none" if now.error else "good"
     answer, detail = "0 s", "every group is up to date"
     if behind:
-        latest = max(behind, key=lambda group: group.lag_seconds)
+        latest = max(behind, key=lambda group: group.lag_seconds or 0)
         answer = span(latest.lag_seconds)
         detail = f"{latest.name}: {number(latest.lag)} behind"
-        level = "warn" if latest.lag_seconds > LATE_SECONDS else "good"
+        level = "warn" if (latest.lag_seconds or 0) > LATE_SECONDS else "good"
+        unknown = [group for group in behind if group.lag_seconds is None]
+        if unknown and level == "good":
+            answer, level = "Unknown", "none"
+            detail = f"{unknown[0].name}: {number(unknown[0].lag)} behind; a broker rebuilds its indexes"
     if now.error:
         answer, detail = "Unknown", "the brokers do not answer"
     return Tile(
@@ -181,8 +185,13 @@ def plot_series(samples: Sequence[TrendSample]) -> dict[str, list[float | None]]
     times: list[float | None] = [sample.at / 1000 for sample in samples]
     stored = _rates(samples, [sum(sample.stored.values()) for sample in samples])
     done = _rates(samples, [sum(sample.done.values()) for sample in samples])
-    late: list[float | None] = [round(max(sample.lag_seconds.values(), default=0.0), 2) for sample in samples]
+    late = [_latest(sample.lag_seconds.values()) for sample in samples]
     return {"time": times, "stored": stored, "finished": done, "late": late}
+
+
+def _latest(ages: Collection[float | None]) -> float | None:
+    known = [age for age in ages if age is not None]
+    return round(max(known, default=0.0), 2) if len(known) == len(ages) else None
 
 
 def _rates(samples: Sequence[TrendSample], totals: Sequence[int]) -> list[float | None]:

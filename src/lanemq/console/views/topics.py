@@ -7,7 +7,7 @@ from datetime import datetime
 
 from lanemq.client.admin.views import BrokerFigures, TopicDescription
 from lanemq.client.topics import NewTopic, Order
-from lanemq.console.snapshot import GroupNow, Snapshot
+from lanemq.console.snapshot import GroupNow, Snapshot, oldest_age
 from lanemq.console.trends import Trends
 from lanemq.model.errors import InvalidOption
 from lanemq.model.wording import plural
@@ -40,7 +40,8 @@ class TopicReaderRow:
     name: str
     members: int
     lag: int
-    lag_seconds: float
+    lag_seconds: float | None
+    """None while a broker rebuilds the index of the oldest message."""
     done: float
     """Share of the kept messages that are finished, 0 to 1."""
 
@@ -130,8 +131,8 @@ def _reader(group: GroupNow, topic: TopicDescription) -> TopicReaderRow:
     here = [each for each in group.queues if each.at.queue.topic == topic.topic]
     lag = sum(each.at.unfinished for each in here)
     kept = sum(each.messages for each in topic.queues)
-    late = max((each.lag_ms for each in here if each.lag_ms is not None), default=0) / 1000
-    return TopicReaderRow(group.name, len(group.members), lag, late, 1.0 if not kept else max(0.0, 1 - lag / kept))
+    done = 1.0 if not kept else max(0.0, 1 - lag / kept)
+    return TopicReaderRow(group.name, len(group.members), lag, oldest_age(here), done)
 
 
 @dataclass(frozen=True, slots=True)
