@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.main import COMMANDS, main
 from lanemq.cli.server.broker import _start_failed
+from lanemq.model.environment import install_extra
 
 LANEMQ = [sys.executable, "-m", "lanemq.cli.main"]
 ASKING = [
@@ -58,6 +59,13 @@ def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
     assert "Did you mean 'topic'?" in lanemq("topc").stderr
     assert "Did you mean 'list'?" in lanemq("topic", "lst").stderr
     assert lanemq("topc").exit_code == 2
+
+
+@pytest.mark.parametrize("words", [(), ("topic",), ("topic", "create")], ids=" ".join)
+def test_help_is_also_a_command(words: tuple[str, ...]) -> None:
+    assert lanemq("help", *words).stdout == lanemq(*words, "--help").stdout != ""
+    assert lanemq("help", *words).exit_code == 0
+    assert "Did you mean 'topic'?" in lanemq("help", "topc").stderr
 
 
 @pytest.fixture(scope="module")
@@ -149,14 +157,51 @@ def test_a_port_in_use_is_reported_with_advice(process: tuple[object, str, Path]
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_broker_that_does_not_start_restores_signal_handlers(
-    process: tuple[object, str, Path], tmp_path: Path
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("broker", "--listen", "USED"),
+        ("broker", "--listen", "127.0.0.1:0", "--monitor", "USED"),
+        ("broker", "--listen", "127.0.0.1:0", "--users", "missing.toml"),
+        ("broker", "--listen", "127.0.0.1:0", "--tls-cert", "missing.pem"),
+        ("up", "--listen", "USED", "--console", "127.0.0.1:0"),
+        ("up", "--listen", "127.0.0.1:0", "--console", "USED"),
+    ],
+    ids=["port", "monitor", "users", "certificate", "broker of up", "console of up"],
+)
+def test_a_refused_start_leaves_no_folder(
+    process: tuple[object, str, Path], tmp_path: Path, words: tuple[str, ...]
 ) -> None:
+    result = lanemq(*(process[1] if word == "USED" else word for word in words), "--data", str(tmp_path / "a" / "b"))
+    assert result.exit_code in (1, 2)
+    assert len(result.stderr.splitlines()) == 1
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_control_without_the_check_a_refused_start_leaves_a_folder(
+    process: tuple[object, str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanemq.cli.server.broker.check_start", lambda options: None)
+    assert lanemq("broker", "--listen", process[1], "--data", str(tmp_path / "a")).exit_code == 1
+    assert (tmp_path / "a").exists()
+
+
+def test_a_missing_extra_is_reported_before_a_port_in_use(
+    process: tuple[object, str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanemq.cli.server.console.PACKAGES", ("starlette", "not_there"))
+    result = lanemq("up", "--listen", process[1], "--data", str(tmp_path / "a"))
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: the console needs not_there: {install_extra('console')}\n"
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_broker_that_does_not_start_restores_signal_handlers(process: tuple[object, str, Path]) -> None:
     """Consumers in the same process install their SIGTERM handler only if there is no other."""
     found = signal.signal(signal.SIGINT, lambda *_: None)  # as Spark's driver does
     try:
         before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-        assert lanemq("broker", "--listen", process[1], "--data", str(tmp_path)).exit_code == 1
+        assert lanemq("broker", "--listen", "127.0.0.1:0", "--data", str(process[2])).exit_code == 1
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     finally:
         signal.signal(signal.SIGINT, found)
@@ -170,7 +215,7 @@ def test_terminated_broker_stops_cleanly(process: tuple["subprocess.Popen[str]",
 
 def test_data_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    result = lanemq("broker", "--data", str(tmp_path / "file"))
+    result = lanemq("broker", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "file"))
     assert result.exit_code == 1
     assert "cannot be created" in result.stderr
 

@@ -1,9 +1,11 @@
 """Every screen over HTTP, against a real broker: what it shows, and that strangers' text stays text."""
 
 import re
+from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import pytest
+from starlette.staticfiles import StaticFiles
 from starlette.testclient import TestClient
 from tests.console.conftest import HOSTILE
 
@@ -129,3 +131,20 @@ def test_settings_say_where_a_value_came_from(client: TestClient) -> None:
     assert re.search(
         r"retention</th>.*?<td data-label=\"Value\"><code>259200\.0</code> <span class=\"dim\">3 days", text
     )
+
+
+def test_without_the_site_the_page_of_the_documents_says_how_to_get_it(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (documents,) = (each.app for each in client.app.routes if getattr(each, "path", "") == "/docs")
+    monkeypatch.setattr(documents, "_folder", tmp_path)
+    monkeypatch.setattr(documents, "_site", StaticFiles(directory=tmp_path, html=True))
+    for path, status in (("/docs", 200), ("/docs/", 200), ("/docs/guides/console.html", 404)):
+        answer = client.get(path)
+        assert answer.status_code == status, path
+        assert "Run <code>make docs</code>, then reload this page." in answer.text
+        assert "<code>pip install '.[console]'</code>" in answer.text
+        assert "`" not in answer.text
+    (tmp_path / "index.html").write_text("built in the meantime")
+    assert client.get("/docs/").text == "built in the meantime"
+    assert client.get("/docs/guides/none.html").status_code == 404

@@ -9,7 +9,6 @@ import pytest
 from scripts.site.build import FILES, PAGES, listed, seal, turn_links, update
 from scripts.site.conf import as_rest
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 from tests.documents import ROOT
 
@@ -93,13 +92,6 @@ def test_the_charts_show_the_figures_of_the_measurements() -> None:
         assert (plot_results.IMAGES / name).read_text("utf-8") == drawn
 
 
-async def _refuse(request: object, error: Exception) -> object:
-    from starlette.responses import PlainTextResponse
-
-    assert isinstance(error, HTTPException)
-    return PlainTextResponse(str(error.detail), error.status_code)
-
-
 def test_the_console_serves_the_site_if_it_is_built(tmp_path: Path) -> None:
     (tmp_path / "guides").mkdir()
     (tmp_path / "guides" / "x.html").write_text("a guide")
@@ -108,14 +100,6 @@ def test_the_console_serves_the_site_if_it_is_built(tmp_path: Path) -> None:
     assert client.get("/docs/").text == client.get("/docs").text == "the first page"
     assert client.get("/docs/guides/x.html").text == "a guide"
     assert client.get("/docs/../app.py").status_code == 404
-
-
-def test_the_console_says_how_to_build_the_site(tmp_path: Path) -> None:
-    client = TestClient(Starlette(routes=document_routes(tmp_path), exception_handlers={HTTPException: _refuse}))  # type: ignore[dict-item]
-    for path in ("/docs", "/docs/guides/x.html"):
-        answer = client.get(path)
-        assert answer.status_code == 404
-        assert "make docs" in answer.text
 
 
 @pytest.mark.extended

@@ -67,6 +67,8 @@ class LazyCommands(CommandGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "help":
+            return show_help
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(COMMANDS[cmd_name].module), cmd_name)
@@ -90,6 +92,15 @@ class LazyCommands(CommandGroup):
         """The list of commands, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, each.help) for name, each in COMMANDS.items()])
+
+
+@click.command("help", add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1)
+@click.pass_context
+def show_help(context: click.Context, words: tuple[str, ...]) -> None:
+    """`lanemq help topic create` prints what `lanemq topic create --help` prints."""
+    assert context.parent is not None
+    main.main([*words, "--help"], prog_name=context.parent.info_name)
 
 
 @click.group(

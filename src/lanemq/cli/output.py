@@ -52,6 +52,7 @@ class Grid:
     """A table; `empty` is printed instead if there are no rows."""
 
     columns: tuple[str, ...]
+    """The headings. If all of them are empty, the table has no line of headings."""
     rows: Sequence[Sequence[object]]
     empty: str = "nothing to show"
 
@@ -302,7 +303,7 @@ def table_of(grid: Grid) -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(grid.columns))
     for number, name in enumerate(grid.columns):
         last = number == len(grid.columns) - 1
         justify: Any = "right" if _are_numbers(grid, number) else "left"

@@ -11,8 +11,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.console.protection import Protection, Sessions
@@ -27,7 +28,7 @@ from lanemq.model.errors import LaneError, NotAllowed, TransportError, UsageErro
 log = logging.getLogger(__name__)
 ASSETS = Path(__file__).parent / "assets"
 DOCUMENTS = Path(__file__).parent / "documents"
-"""The site that `make docs` builds. Wheels have it; a checkout where it was not built does not."""
+"""The site that `make docs` builds. Wheels of `make dist` have it; a checkout where it was not built does not."""
 
 
 class _Assets(StaticFiles):
@@ -39,17 +40,27 @@ class _Assets(StaticFiles):
         return found
 
 
+class _Documents:
+    """The site under /docs; until it is built, a page that says how to build it.
+
+    The folder is looked at with every request, so that `make docs` in a checkout needs no restart.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._site = _Assets(directory=folder, html=True, check_dir=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: ASGIApp = self._site
+        if not (self._folder / "index.html").is_file():
+            is_start = scope["path"].removeprefix("/docs") in ("", "/", "/index.html")
+            answer = await show(Request(scope), _NO_DOCUMENTS, {"title": "Documents"}, 200 if is_start else 404)
+        await answer(scope, receive, send)
+
+
 def document_routes(folder: Path = DOCUMENTS) -> list[BaseRoute]:
     """The site under /docs, or a page that says how to build it."""
-    if (folder / "index.html").is_file():
-        return [Mount("/docs", _Assets(directory=folder, html=True))]
-    return [Route("/docs{rest:path}", _no_documents)]
-
-
-async def _no_documents(request: Request) -> Response:
-    raise HTTPException(
-        404, "The documents are not built. Run `make docs` in the checkout, then start the console again."
-    )
+    return [Mount("/docs", _Documents(folder))]
 
 
 def console_app(settings: ConsoleSettings, token: str, *, clock: Clock | None = None) -> Starlette:
@@ -92,6 +103,7 @@ def console_app(settings: ConsoleSettings, token: str, *, clock: Clock | None = 
 
 
 _ERROR = Screen("", "", "error.html", lambda console, request: asyncio.sleep(0, {}), live=False)
+_NO_DOCUMENTS = Screen("", "docs", "no_documents.html", lambda console, request: asyncio.sleep(0, {}), live=False)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

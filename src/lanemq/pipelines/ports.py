@@ -367,6 +367,8 @@ class Sink(ABC):
     """Rows of the last `write` that a merge left out because the table's rows were as new or newer."""
     last_replaced: int = 0
     """Texts of the last `write` that were stored with a replacement character."""
+    packages: Mapping[str, str] = {}
+    """Modules that the sink imports only when it is used, each with the extra of LaneMQ that installs it, or ""."""
 
     def __str__(self) -> str:
         """How messages name the sink."""

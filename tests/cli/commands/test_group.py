@@ -9,7 +9,7 @@ from tests.cli.conftest import Run
 from lanemq.cli.commands import group
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.queue_progress import QueueProgress
-from lanemq.client.admin.views import GroupQueue
+from lanemq.client.admin.views import GroupDescription, GroupQueue
 from lanemq.client.consumer.consumer import Consumer
 from lanemq.client.producer.producer import Producer
 from lanemq.model.queue import MessageQueue
@@ -44,6 +44,16 @@ def test_groups_are_listed_with_their_lag(run: Run) -> None:
         name: each[name] for each in listed if each["group"] == "readers" for name in ("group", "members", "lag")
     } == {"group": "readers", "members": 0, "lag": 6}
     assert "readers" in run("group", "list").stdout
+
+
+def test_the_retry_topic_of_a_group_is_listed_only_while_messages_wait_in_it() -> None:
+    def at(topic: str, offset: int) -> GroupQueue:
+        return GroupQueue(MessageQueue(topic, "b", 0), QueueOffset(offset), QueueOffset(3))
+
+    idle = GroupDescription("g", (), {}, (at("orders", 1), at("%RETRY%g", 3)))
+    busy = GroupDescription("g", (), {}, (at("orders", 1), at("%RETRY%g", 2)))
+    assert group._shown_topics(idle) == ["orders"]
+    assert group._shown_topics(busy) == ["%RETRY%g", "orders"]
 
 
 def test_offline_group_is_described_by_its_offsets(run: Run) -> None:

@@ -1,21 +1,32 @@
 """`lanemq parked`: parked lanes are listed, shown, redriven and discarded."""
 
 import json
+import shlex
 from collections.abc import Callable
+from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
+import click
 import pytest
+from click.core import ParameterSource
 from tests.chaos.members import until
 from tests.cli.conftest import Run
 
+from lanemq.cli.commands import key
 from lanemq.cli.commands import parked as command
 from lanemq.client.admin.admin import Admin
-from lanemq.client.admin.parked import ParkedAdmin
+from lanemq.client.admin.key_progress import KeyProgress
+from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
+from lanemq.client.admin.queue_progress import QueueProgress
+from lanemq.client.admin.views import GroupQueue
 from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.core.consuming.retry_policy import HoldKey
+from lanemq.core.lane_status import LaneStatus
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
 from lanemq.testing.embedded import EmbeddedBroker
 
 _NUMBERS = count(1)
@@ -168,7 +179,7 @@ def test_after_a_discard_why_says_that_the_rest_was_not_tried(run: Run, parked_g
 
 def test_key_counts_parked_messages_apart(run: Run, parked_group: ParkedGroup) -> None:
     table = run("key", "bad", "--topic", parked_group.topic, "--group", parked_group.group).stdout
-    header, _, row, waits = table.splitlines()[-4:]
+    header, _, row, waits, _ = table.splitlines()[-5:]
     shown = dict(zip(header.split()[:6], row.split()[:6], strict=True))
     assert (shown["done"], shown["pending"], shown["parked"]) == ("0", "0", "3")
     assert waits.startswith(f"group {parked_group.group} waits for an operator: parked since")
@@ -236,9 +247,32 @@ def test_key_says_that_a_lane_is_parked_and_why(run: Run, parked_group: ParkedGr
 
     assert "an operator: parked since" in waits_for()
     assert "after 1 attempt at offset 0: ValueError" in waits_for()
-    assert "; 3 messages wait from offset 0; see lanemq parked list --group" in waits_for()
+    assert waits_for().endswith("; 3 messages wait from offset 0")
     run("parked", "redrive", "bad", "--group", parked_group.group)
     assert waits_for() == "its redrive: 3 messages from offset 0 on run before newer messages"
+
+
+def test_why_prints_the_command_that_redrives_a_parked_key(run: Run, parked_group: ParkedGroup) -> None:
+    words = ("why", "bad", "--topic", parked_group.topic, "--group", parked_group.group)
+    said = run(*words).stdout.splitlines()[-1]
+    before, _, command = said.partition(": lanemq ")
+    assert before == "  when the cause is removed"
+    assert run(*shlex.split(command)).exit_code == 0
+    assert "when the cause is removed" not in run(*words).stdout, "it is being redriven"
+
+
+def test_the_printed_command_is_safe_for_a_shell_and_names_the_server_that_was_given() -> None:
+    queue, first, last = MessageQueue("t", "b", 0), QueueOffset(0), QueueOffset(2)
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    lane = ParkedLaneView("g", queue, "-rf; 'x'", LaneStatus.PARKED, "E()", 1, since, 3, first, last)
+    at = GroupQueue(queue, first, last)
+    progress = KeyProgress("g", 1, QueueProgress(at, None, None), 0, (), parked=lane)
+    with click.Context(key.why, info_name="why") as context:
+        context.params["server"] = "h:1"
+        context.set_parameter_source("server", ParameterSource.COMMANDLINE)
+        (line,) = key._redrive(progress)
+    words = shlex.split(line.partition(": lanemq ")[2])
+    assert words == ["parked", "redrive", "--group", "g", "--topic", "t", "--server", "h:1", "--", "-rf; 'x'"]
 
 
 def test_group_describe_counts_parked_messages(run: Run, parked_group: ParkedGroup) -> None:

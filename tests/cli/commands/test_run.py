@@ -1,6 +1,7 @@
 """`lanemq run`: finding the app, several workers, restarts, and changed files."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,6 +51,32 @@ def write(folder: Path, mark: str = "first", server: str = "localhost:1", group:
 def test_the_app_is_found_by_module_and_name(tmp_path: Path) -> None:
     write(tmp_path)
     assert load_app("shop_app:app", tmp_path) is load_app("shop_app", tmp_path)
+
+
+RUNNING = """
+import asyncio
+from lanemq import App
+
+app = App("localhost:1", group="g")
+{call}
+"""
+
+
+@pytest.mark.parametrize("call", ["app.run()", "asyncio.run(app.run_async())"])
+def test_an_app_that_runs_when_it_is_imported_is_refused_with_what_to_do(tmp_path: Path, call: str) -> None:
+    (tmp_path / "shop_runs.py").write_text(RUNNING.format(call=call))
+    result = CliRunner().invoke(main, ["run", "shop_runs:app", "--folder", str(tmp_path)])
+    assert result.exit_code == 2
+    assert re.match(r"Error: module 'shop_runs' calls app.run(_async)?\(\) while it is imported", result.stderr)
+    assert "`lanemq run shop_runs:app` and tests start the app themselves" in result.stderr
+
+
+def test_a_test_file_that_runs_its_app_is_an_error_of_its_collection(tmp_path: Path) -> None:
+    (tmp_path / "test_shop.py").write_text(RUNNING.format(call="app.run()"))
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "test_shop.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stdout
+    assert "UsageError: module 'test_shop' calls app.run() while it is imported" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`lanemq status`: one screen for people, all figures for programs, an exit code for scripts."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -27,6 +28,9 @@ def test_one_screen_shows_health_and_lag(run: Run, broker: EmbeddedBroker, produ
     shown = run("status")
     assert shown.exit_code == 0, shown.output
     assert "ready, durable" in shown.stdout
+    first, health, *_ = shown.stdout.splitlines()
+    assert re.search(r", up \d+ (minute|second)s?", first), first
+    assert health.startswith("health "), "the table has no line of headings"
     row = next(line.split() for line in shown.stdout.splitlines() if line.startswith("billing"))
     assert row[:3] == ["billing", "long", "6"]
     document = json.loads(run("status", "--json").stdout)
@@ -76,6 +80,28 @@ def test_an_apache_broker_with_one_copy_left_says_so(monkeypatch: pytest.MonkeyP
         shown = CliRunner().invoke(main, ["status"])
         assert shown.exit_code == 0, shown.output
         assert f"copies {text}" in " ".join(shown.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("runtime", "text"),
+    [
+        ("[ 0 days, 0 hours, 0 minutes, 7 seconds ]", "7 seconds"),
+        ("[ 0 days, 0 hours, 1 minutes, 0 seconds ]", "1 minute"),
+        ("[ 0 days, 2 hours, 5 minutes, 7 seconds ]", "2 hours, 5 minutes"),
+        ("[ 40 days, 1 hours, 5 minutes, 7 seconds ]", "40 days, 1 hour"),
+        ("[ 0 days, 0 hours, 0 minutes, 0 seconds ]", "0 seconds"),
+        ("", output.NONE),
+    ],
+)
+def test_the_time_since_the_start_has_two_units_at_most(runtime: str, text: str) -> None:
+    assert status.uptime_text(runtime) == text
+
+
+def test_a_retry_topic_is_shown_only_while_messages_wait_in_it() -> None:
+    lags = {("billing", "orders"): "0", ("billing", "%RETRY%billing"): "0", ("mail", "%RETRY%mail"): "2"}
+    table = {f'lanemq_lag_messages{{group="{group}",topic="{topic}"}}': lag for (group, topic), lag in lags.items()}
+    rows = status._groups(BrokerFigures("b", "h:1", True, table))
+    assert [row[:3] for row in rows] == [("mail", "%RETRY%mail", 2), ("billing", "orders", 0)]
 
 
 def test_sizes() -> None:

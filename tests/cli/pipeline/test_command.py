@@ -112,7 +112,8 @@ def in_spark(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanemq.pipelines.running.program.open_session", lambda *_: SharedSession(spark))
 
 
-def test_a_declaration_is_checked_without_spark(run: Run, place: Place) -> None:
+def test_a_declaration_is_checked_without_spark(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanemq.pipelines.running.preflight.check_java", lambda: None)
     checked = run("pipeline", "check", str(place.file))
     assert checked.exit_code == 0, checked.output
     assert "Transitions" in checked.stdout
@@ -122,6 +123,20 @@ def test_a_declaration_is_checked_without_spark(run: Run, place: Place) -> None:
     wrong = run("pipeline", "check", str(place.file))
     assert wrong.exit_code == 2
     assert wrong.stderr.startswith(f"Error: {place.file}: [source] brokerweight: there is no such option; did you mean")
+
+
+def test_check_reports_what_the_machine_lacks(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanemq.pipelines.running.preflight.SPARK_PACKAGES", ("pyspark", "not_there"))
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    monkeypatch.setenv("PATH", "")
+    checked = run("pipeline", "check", str(place.file))
+    assert checked.exit_code == 1
+    assert "Transitions" in checked.stdout
+    assert "no errors found" not in checked.stdout
+    assert checked.stderr == (
+        f"Error: Spark needs the package not_there, which is not installed: {install_extra('spark')}; Spark needs Java "
+        "17 or newer, and there is none: install it, or set JAVA_HOME to its folder\n"
+    )
 
 
 @pytest.mark.parametrize("words", [("status",), ("parked", "list"), ("parked", "redrive", "--all")])

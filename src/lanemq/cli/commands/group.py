@@ -14,6 +14,7 @@ from lanemq.client.admin.queue_progress import QueueProgress, queue_progress
 from lanemq.client.admin.views import AtOffset, AtTime, GroupDescription, OffsetChange
 from lanemq.clock import SystemClock
 from lanemq.core.lane_status import LaneStatus
+from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 
@@ -38,7 +39,10 @@ def list_groups(server: str, as_json: bool) -> None:
     with ParkedAdmin(server) as parked_admin:
         lanes = Counter((lane.group, lane.status is LaneStatus.PARKED) for lane in parked_admin.lanes())
     waiting = {each.group: (lanes[each.group, False], lanes[each.group, True], dead[each.group]) for each in found}
-    rows = [(each.group, len(each.members), each.lag, *waiting[each.group], ", ".join(_topics(each))) for each in found]
+    rows = [
+        (each.group, len(each.members), each.lag, *waiting[each.group], ", ".join(_shown_topics(each)))
+        for each in found
+    ]
     show(
         as_json,
         lambda: [
@@ -188,6 +192,12 @@ def _parked(lanes: Sequence[ParkedLaneView]) -> str:
 
 def _topics(found: GroupDescription) -> list[str]:
     return sorted({each.queue.topic for each in found.queues} | set(found.subscriptions))
+
+
+def _shown_topics(found: GroupDescription) -> list[str]:
+    """The topics without the group's retry topic, which is shown only while messages wait in it."""
+    behind = {each.queue.topic for each in found.queues if each.lag > 0}
+    return [topic for topic in _topics(found) if topic in behind or not topic.startswith(RETRY_PREFIX)]
 
 
 def _position(text: str) -> Position:

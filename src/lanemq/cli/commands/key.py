@@ -4,10 +4,12 @@
 own queue, and wait at most 50 ms for the queue's owner.
 """
 
+import shlex
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from lanemq.cli.commands.parked import lane_document
 from lanemq.cli.options import CliError, asks_server
@@ -53,7 +55,11 @@ def why(key: str, topic: str | None, group: str | None, server: str, as_json: bo
     show(
         as_json,
         lambda: {each.group: group_document(each) for each in facts.groups},
-        *(printable(f"{where}, group {each.group}: waits for {each.waits_for}") for each in facts.groups),
+        *(
+            line
+            for each in facts.groups
+            for line in (printable(f"{where}, group {each.group}: waits for {each.waits_for}"), *_redrive(each))
+        ),
         *([] if facts.groups else [printable(f"{where}: no group reads this topic")]),
     )
 
@@ -97,8 +103,29 @@ def _show(facts: KeyFacts, as_json: bool) -> None:
         *_other_queues({message.queue for message in messages} - {hashed}, hashed),
         Grid(("queue", "offset", "stored", "tag", "value"), list(map(_message_row, messages)), "no messages found"),
         _group_grid(groups),
-        *(printable(f"group {each.group} waits for {each.waits_for}") for each in groups),
+        *(
+            line
+            for each in groups
+            for line in (printable(f"group {each.group} waits for {each.waits_for}"), *_redrive(each))
+        ),
     )
+
+
+def _redrive(each: KeyProgress) -> list[str]:
+    """The command that processes a parked key again, to be copied into a shell."""
+    lane = each.parked
+    if lane is None or lane.status is not LaneStatus.PARKED:
+        return []
+    key = ["--keyless"] if lane.key is None else ["--", lane.key] if lane.key.startswith("-") else [lane.key]
+    words = ["--group", lane.group, "--topic", lane.queue.topic, *_given_server(), *key]
+    return [printable(f"  when the cause is removed: lanemq parked redrive {shlex.join(words)}")]
+
+
+def _given_server() -> list[str]:
+    """`--server` as it was given on the command line; otherwise the next command finds the same server by itself."""
+    context = click.get_current_context()
+    is_given = context.get_parameter_source("server") is ParameterSource.COMMANDLINE
+    return ["--server", str(context.params["server"])] if is_given else []
 
 
 def _other_queues(others: Iterable[MessageQueue], hashed: MessageQueue) -> list[str]:

@@ -1,5 +1,6 @@
 """`lanemq status`: the health of every broker and the lag of every group on one screen."""
 
+import re
 from collections.abc import Iterator
 
 import click
@@ -9,6 +10,7 @@ from lanemq.cli.output import NONE, Grid, Part, duration_text, plural, show, siz
 from lanemq.cli.security import ConnectingCommand
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.views import BrokerFigures
+from lanemq.model.names import RETRY_PREFIX
 
 MAX_GROUPS = 15
 """Rows of the table of groups: those that are most behind."""
@@ -41,7 +43,7 @@ def _document(broker: BrokerFigures) -> dict[str, object]:
 def screen(broker: BrokerFigures) -> Iterator[Part]:
     """What is shown of one broker."""
     kind = broker.table.get("brokerVersionDesc", "?") if not broker.lane else "LaneMQ"
-    yield f"broker {broker.broker} at {broker.address}, {kind}, up {broker.table.get('runtime', NONE).strip('[ ]')}"
+    yield f"broker {broker.broker} at {broker.address}, {kind}, up {uptime_text(broker.table.get('runtime', ''))}"
     yield Grid(("", ""), [(name, text) for name, text in _lines(broker) if text])
     groups = _groups(broker)
     if broker.lane:
@@ -52,6 +54,14 @@ def screen(broker: BrokerFigures) -> Iterator[Part]:
         )
     if len(groups) > MAX_GROUPS:
         yield f"and {plural(len(groups) - MAX_GROUPS, 'more row')} with less lag: lanemq group list"
+
+
+def uptime_text(runtime: str) -> str:
+    """The two largest units of RocketMQ's text, `[ 0 days, 2 hours, 5 minutes, 7 seconds ]`: "2 hours, 5 minutes"."""
+    units = [(int(count), unit) for count, unit in re.findall(r"(\d+) (day|hour|minute|second)s?", runtime)]
+    while len(units) > 1 and not units[0][0]:
+        del units[0]
+    return ", ".join(plural(count, unit) for count, unit in units[:2] if count) or ("0 seconds" if units else NONE)
 
 
 def _lines(broker: BrokerFigures) -> Iterator[tuple[str, str]]:
@@ -173,4 +183,5 @@ def _groups(broker: BrokerFigures) -> list[tuple[object, ...]]:
             int(broker.number("lanemq_lanes", group=group, topic=topic, status="parked") or 0),
         )
         for (group, topic), lag in rows
+        if lag or not topic.startswith(RETRY_PREFIX)
     ]

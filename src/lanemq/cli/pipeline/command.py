@@ -41,7 +41,7 @@ class NeedsSpark(InOrder):
             return super().invoke(ctx)
         except ModuleNotFoundError as missing:
             package = (missing.name or "").partition(".")[0]
-            if package not in ("pyspark", "pyarrow", "numpy", "deltalake"):
+            if package not in ("pyspark", "pyarrow", "numpy", "pandas", "deltalake"):
                 raise
             raise CliError(f"pipelines need {package}: {install_extra('spark')}, and Java 17 or newer") from missing
 
@@ -152,11 +152,13 @@ def run(
 @json_option
 @pipeline_security_options
 def check(file: Path, as_json: bool) -> None:
-    """Check what FILE declares, without starting anything.
+    """Check what FILE declares, and that the packages and the Java that it needs are there.
 
-    Relative paths are shown as a run would use them: relative to the working directory.
+    Spark is not started. Exit code 1 if something is missing. Relative paths are shown as a run would use them:
+    relative to the working directory.
     """
     from lanemq.pipelines.declare.files import load_all
+    from lanemq.pipelines.running.preflight import missing_needs
 
     found = [replace(each, source=secured(each.source)) for each in load_all(file, with_flags).values()]
     rows = [
@@ -164,12 +166,15 @@ def check(file: Path, as_json: bool) -> None:
          _kind(each.sink), each.folder) for each in found
     ]  # fmt: skip
     columns = ("pipeline", "topic", "stage", "sink", "checkpoint")
+    missing = missing_needs(found)
     show(
         as_json,
         lambda: [dict(zip(columns, map(str, row), strict=True)) for row in rows],
         Grid(columns, rows),
-        "no errors found (Spark and the broker were not used)",
+        *([] if missing else ["no errors found (Spark and the broker were not used)"]),
     )
+    if missing:
+        raise CliError("; ".join(missing))
 
 
 pipeline.add_command(status)

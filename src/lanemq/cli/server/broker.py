@@ -23,9 +23,10 @@ from typing import Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
+from lanemq.broker.access.users import read_users
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
-from lanemq.cli.listening import BIND_ERRORS
+from lanemq.cli.listening import BIND_ERRORS, UNKNOWN_HOST, cannot_listen, check_can_listen
 from lanemq.cli.options import CliError, duration
 from lanemq.cli.output import LogFormat, log_audit_to, log_to_stderr
 from lanemq.cli.settings import PREFIX, config_option
@@ -41,8 +42,6 @@ DEFAULT_MONITOR_PORT = 9880
 DEFAULT_MONITOR = f"127.0.0.1:{DEFAULT_MONITOR_PORT}"
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-UNKNOWN_HOST = frozenset({socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL})
-"""uvloop raises these as the `errno` of an OSError."""
 
 
 def _tls_options(command: F) -> F:
@@ -216,7 +215,7 @@ def broker(
     """
     log_to_stderr(log_level.upper(), LogFormat(log_format))
     options = BrokerOptions(
-        data=_usable_folder(data),
+        data=data,
         listen=parse_address(listen),
         durable=not relaxed,
         auto_create_topics=not no_auto_create,
@@ -225,10 +224,23 @@ def broker(
         **settings,
     )
     _warn(options)
+    check_start(options)
+    _make_folder(data)
     if audit != "off":
         log_audit_to(options.data / "audit.log" if audit is None else Path(audit))
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         runner.run(serve(options))
+
+
+def check_start(options: BrokerOptions) -> None:
+    """Refuses here what the start would refuse after it has created the data folder."""
+    check_can_listen(options.listen)
+    if options.monitor is not None and options.monitor_required:
+        check_can_listen(options.monitor, "--monitor")
+    if options.users is not None:
+        read_users(options.users)
+    if options.tls is not None:
+        options.tls.context()
 
 
 def _is_chosen(option: str) -> bool:
@@ -323,7 +335,7 @@ async def _start(running: Broker, options: BrokerOptions) -> None:
         raise _start_failed(error, options) from error
 
 
-def _usable_folder(path: Path) -> Path:
+def _make_folder(path: Path) -> None:
     """Creates the folder if needed. Checked here, because later the same problem would look like a damaged log."""
     try:
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -331,14 +343,11 @@ def _usable_folder(path: Path) -> Path:
         raise CliError(f"--data {path} cannot be created: {error.strerror}; choose another folder") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise CliError(f"--data {path} is not writable for this user: change its owner, or choose another folder")
-    return path
 
 
 def _start_failed(error: OSError, options: BrokerOptions) -> CliError:
-    if isinstance(error, socket.gaierror) or error.errno in UNKNOWN_HOST:
-        return CliError(f"--listen {options.listen}: unknown host; use an address of this machine")
-    if error.errno in BIND_ERRORS:
-        return CliError(f"cannot listen on {options.listen}: {BIND_ERRORS[error.errno]}")
+    if isinstance(error, socket.gaierror) or error.errno in UNKNOWN_HOST | BIND_ERRORS.keys():
+        return cannot_listen(options.listen, error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return CliError(
             f"the disk of {options.data} is full: free some space, then start again; nothing is damaged, and nothing "

@@ -1,18 +1,21 @@
 """`lanemq console`: serves the console until SIGTERM or Ctrl-C."""
 
 import webbrowser
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
-from lanemq.cli.listening import BIND_ERRORS
+from lanemq.cli.listening import cannot_listen
 from lanemq.cli.options import CliError, connects, duration
 from lanemq.cli.output import log_to_stderr
 from lanemq.model.environment import install_extra
 from lanemq.net.address import Address, parse_address
 
 DEFAULT_LISTEN = "127.0.0.1:9870"
+PACKAGES = ("starlette", "jinja2", "uvicorn", "python_multipart")
+"""The packages of the extra `console`, by the names of their modules."""
 
 
 @click.command()
@@ -60,16 +63,15 @@ def console(context: click.Context, /, listen: str, server: str, open_page: bool
 
 def run_console(listen: Address, server: str, *, open_page: bool, **settings: Any) -> None:
     """Serves a console until a signal."""
-    try:
-        from lanemq.console.server import listening_socket, new_token, serve, url_of
-        from lanemq.console.settings import ConsoleSettings
-    except ImportError as error:
-        raise CliError(f"the console needs more packages ({error}): {install_extra('console')}") from error
+    check_console_packages()
+    from lanemq.console.server import listening_socket, new_token, serve, url_of
+    from lanemq.console.settings import ConsoleSettings
+
     checked = ConsoleSettings(server, **settings)
     try:
         listener = listening_socket(listen)
     except OSError as error:
-        raise CliError(f"cannot listen on {listen}: {BIND_ERRORS.get(error.errno or 0, error.strerror)}") from error
+        raise cannot_listen(listen, error) from error
     token, url = new_token(), url_of(listener)
 
     def ready() -> None:
@@ -80,6 +82,13 @@ def run_console(listen: Address, server: str, *, open_page: bool, **settings: An
 
     with listener:
         serve(checked, listener, token, ready)
+
+
+def check_console_packages() -> None:
+    """Raises `CliError` if a package of the extra `console` is missing; imports none of them."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise CliError(f"the console needs {' and '.join(missing)}: {install_extra('console')}")
 
 
 def _origin(context: click.Context, name: str) -> str:

@@ -18,7 +18,10 @@ from pathlib import Path
 
 import click
 
+from lanemq.cli.listening import check_can_listen
 from lanemq.cli.options import CliError
+from lanemq.cli.server.console import check_console_packages
+from lanemq.net.address import parse_address
 
 START_SECONDS = 60.0
 """How long a part may take to say its address; a broker with a large log needs a while."""
@@ -111,6 +114,9 @@ def up(data: Path, listen: str, console_at: str, open_page: bool, demo: bool) ->
     With --demo, also a producer and consumers that show what the console shows: some orders fail and are parked, one
     group is slow, one gives messages up.
     """
+    check_console_packages()
+    check_can_listen(parse_address(listen))
+    check_can_listen(parse_address(console_at), "--console")
     data.mkdir(parents=True, exist_ok=True)
     parts, history = UpParts(data), data / "history"
     with _stop_event() as stop:

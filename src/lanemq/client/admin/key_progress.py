@@ -158,10 +158,7 @@ def _parked(lane: ParkedLaneView) -> str:
         else f"at {reason}"
     )
     wait = "message waits" if lane.messages == 1 else "messages wait"
-    return (
-        f"an operator: parked since {since} {where}; {lane.messages} {wait} from offset {lane.first}; "
-        f"see lanemq parked list --group {lane.group}"
-    )
+    return f"an operator: parked since {since} {where}; {lane.messages} {wait} from offset {lane.first}"
 
 
 def _owner_says(lane: LaneStateView, pending: tuple[int, ...]) -> str:

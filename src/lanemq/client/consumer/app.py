@@ -134,7 +134,12 @@ class App:
         self._provided[provided_type(value, as_type)] = value
 
     def run(self) -> None:
-        """Consumes until SIGINT or SIGTERM; a second signal ends at once."""
+        """Consumes until SIGINT or SIGTERM; a second signal ends at once.
+
+        Raises `UsageError` while a module is imported, because the import would not end: call it below
+        `if __name__ == "__main__":`.
+        """
+        _check_not_importing("app.run()")
         if is_in_event_loop():
             raise UsageError(
                 "app.run() needs a thread without an event loop, and one runs here, as in a notebook or in async code: "
@@ -144,6 +149,7 @@ class App:
 
     async def run_async(self) -> None:
         """`run` inside an event loop of the program; cancel it, or call `stop`, to end."""
+        _check_not_importing("app.run_async()")
         self._check_not_started()
         async with self._alive() as engine:
             with stop_on_signals(engine.stop):
@@ -305,6 +311,19 @@ async def enter_lifespan(lifespan: Lifespan, app: App, stack: contextlib.AsyncEx
             f"the lifespan returned a {type(entered).__name__}: it must return a context manager, as a function with "
             f"one `yield` under @asynccontextmanager does"
         )
+
+
+def _check_not_importing(call: str) -> None:
+    """Refuses a call from the body of a module that `lanemq run`, pytest or another program imports."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__")
+        if frame.f_code.co_name == "<module>" and name != "__main__" and frame.f_globals.get("__spec__") is not None:
+            raise UsageError(
+                f"module {name!r} calls {call} while it is imported, and the import would never end: put the call "
+                f'below `if __name__ == "__main__":`; `lanemq run {name}:app` and tests start the app themselves'
+            )
+        frame = frame.f_back
 
 
 def is_in_event_loop() -> bool:

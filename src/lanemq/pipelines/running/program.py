@@ -8,7 +8,6 @@ import _thread
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,9 +17,10 @@ from types import FrameType
 
 from pyspark.sql import SparkSession
 
-from lanemq.model.errors import TopicNotFound, UsageError
+from lanemq.model.errors import TopicNotFound
 from lanemq.pipelines.checkpoint.checkpoint import SparkLog, holder_of, in_use, own_identity
 from lanemq.pipelines.pipeline import Pipeline
+from lanemq.pipelines.running.preflight import check_java, check_packages
 from lanemq.pipelines.running.progress import Report
 from lanemq.pipelines.running.runner import start
 from lanemq.pipelines.running.session import (
@@ -66,6 +66,7 @@ def run(
     if spark is not None:
         _run_in(spark, pipeline, once, report, new_sink, new_checkpoint)
         return
+    check_packages(pipeline)
     check_java()
     check_topic(pipeline)
     with contextlib.ExitStack() as ends:
@@ -101,14 +102,6 @@ def check_checkpoint(pipeline: Pipeline) -> None:
     if holder is not None:
         raise in_use(pipeline.folder, holder)
     own_identity(pipeline.folder, pipeline.name)
-
-
-def check_java() -> None:
-    """`UsageError` without Java; Spark's own error is a page about a gateway."""
-    home = os.environ.get("JAVA_HOME")
-    if (home and (Path(home) / "bin" / "java").exists()) or shutil.which("java"):
-        return
-    raise UsageError("Spark needs Java 17 or newer, and there is none: install it, or set JAVA_HOME to its folder")
 
 
 def check_topic(pipeline: Pipeline) -> None:

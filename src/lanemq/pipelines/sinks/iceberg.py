@@ -72,6 +72,7 @@ class IcebergSink(ExactSink):
     """
 
     empties = True
+    packages: Mapping[str, str] = {"pyiceberg": "iceberg"}
 
     def __init__(
         self,

@@ -1,0 +1,82 @@
+"""What a pipeline needs from this machine: packages and Java. Checked before Spark is started, which takes seconds."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from lanemq.files.locate import HDFS_SCHEMES, OBJECT_SCHEMES
+from lanemq.model.environment import install_extra
+from lanemq.model.errors import UsageError
+from lanemq.pipelines.pipeline import Pipeline
+
+MIN_JAVA: Final = 17
+JAVA_SECONDS: Final = 20.0
+"""How long `java -version` may take; a machine under load needs a second."""
+SPARK_PACKAGES: Final = ("pyspark", "pyarrow", "numpy", "pandas")
+"""Spark imports some of them only in its workers, where a missing one is an error after minutes."""
+
+
+def check_packages(pipeline: Pipeline) -> None:
+    """`UsageError` if a package is missing; all missing ones are named."""
+    missing = list(missing_packages(pipeline))
+    if missing:
+        raise UsageError(f"pipeline {pipeline.name}: {'; '.join(missing)}")
+
+
+def check_java() -> None:
+    """`UsageError` without a Java that Spark can use; Spark's own error is a page about a gateway."""
+    home = os.environ.get("JAVA_HOME")
+    own = Path(home) / "bin" / "java" if home else None
+    java = str(own) if own is not None and own.exists() else shutil.which("java")
+    if java is None:
+        raise UsageError(
+            f"Spark needs Java {MIN_JAVA} or newer, and there is none: install it, or set JAVA_HOME to its folder"
+        )
+    version = _java_version(java)
+    if version is not None and version < MIN_JAVA:
+        raise UsageError(
+            f"Spark needs Java {MIN_JAVA} or newer, and {java} is Java {version}: install a newer one, or set "
+            f"JAVA_HOME to its folder"
+        )
+
+
+def missing_needs(pipelines: Iterable[Pipeline]) -> list[str]:
+    """A sentence for each thing that is missing, without repetitions."""
+    missing = [sentence for each in pipelines for sentence in missing_packages(each)]
+    try:
+        check_java()
+    except UsageError as error:
+        missing.append(str(error))
+    return list(dict.fromkeys(missing))
+
+
+def missing_packages(pipeline: Pipeline) -> Iterator[str]:
+    """A sentence for each package that the pipeline needs and that is not installed."""
+    needs = {name: ("Spark", "spark") for name in SPARK_PACKAGES}
+    for sink in (pipeline.sink, pipeline.dead_letters):
+        if sink is not None:
+            needs |= {name: (str(sink), extra) for name, extra in sink.packages.items()}
+    scheme = str(pipeline.folder).partition("://")[0]
+    if scheme in HDFS_SCHEMES:
+        needs["hdfs_native"] = (f"the checkpoint {pipeline.folder}", "hdfs")
+    elif scheme in OBJECT_SCHEMES:
+        needs["obstore"] = (f"the checkpoint {pipeline.folder}", "objects")
+    for name, (user, extra) in needs.items():
+        if find_spec(name) is None:
+            remedy = install_extra(extra) if extra else f"install {name}"
+            yield f"{user} needs the package {name}, which is not installed: {remedy}"
+
+
+def _java_version(java: str) -> int | None:
+    """The main version: 17 of `17.0.9`, 8 of `1.8.0_292`. None if the program does not say it."""
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
+    return int(found[1]) if found else None
