@@ -143,6 +143,26 @@ def test_workers_are_started_again_when_they_end_or_a_file_changes(tmp_path: Pat
     assert supervisor.processes() == []
 
 
+@pytest.mark.parametrize(
+    ("worker", "failed"),
+    [("touch ready; exec sleep 600", 0), ("trap 'exit 3' TERM; touch ready; while :; do sleep 0.02; done", 1)],
+)
+def test_a_worker_that_is_stopped_before_it_has_handlers_did_not_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: str, failed: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    supervisor = Supervisor(["sh", "-c", worker], 1, None)
+
+    def stop() -> None:
+        wait_for((tmp_path / "ready").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as thread:
+        stopping = thread.submit(stop)
+        assert supervisor.run() == failed
+        stopping.result()
+
+
 @pytest.mark.extended
 def test_workers_share_the_work_restart_and_take_over_changes(broker: EmbeddedBroker, tmp_path: Path) -> None:
     write(tmp_path, server=broker.address, group="run-workers")

@@ -41,6 +41,11 @@ RESTARTS = Backoff(first=0.5, factor=2, max=30)
 """How long a worker that ended waits for its next start."""
 
 
+_ENDED = (0, None, -signal.SIGTERM)
+"""Exit codes of workers that left no handler unfinished. One that was just started ends by SIGTERM itself: it had no
+handler yet."""
+
+
 @click.command()
 @click.argument("target", metavar="MODULE:APP")
 @click.option(
@@ -142,7 +147,7 @@ class Supervisor:
             self._end_all()
             for number, handler in before.items():
                 signal.signal(number, handler)
-        return sum(each.process is not None and each.process.returncode not in (0, None) for each in self._workers)
+        return sum(each.process is not None and each.process.returncode not in _ENDED for each in self._workers)
 
     def processes(self) -> list[int]:
         """The process ids of the workers that run."""
