@@ -19,9 +19,9 @@ from lanemq.model.units import Millis, to_millis
 if sys.platform == "linux":
 
     @compiled
-    def running_ms() -> Millis:
-        """`SystemClock.now` for loops that read the clock for every message."""
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000  # type: ignore[return-value]
+    def running_ns() -> int:
+        """`SystemClock.now_ns` for loops that read the clock for every message."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     class _Running:
         """Linux's CLOCK_MONOTONIC, which `time.monotonic` reads, stands still during a suspend."""
@@ -36,8 +36,8 @@ if sys.platform == "linux":
 else:
 
     @compiled
-    def running_ms() -> Millis:
-        return Millis(time.monotonic_ns() // 1_000_000)
+    def running_ns() -> int:
+        return time.monotonic_ns()
 
     class _Running:
         """The only such clock elsewhere."""
@@ -86,11 +86,8 @@ def time_text(time: datetime) -> str:
     return time.astimezone().isoformat(" ", "milliseconds")
 
 
-def milliseconds_of(clock: Clock) -> Callable[[], Millis]:
-    """A clock's `now` as a fast function."""
-    return running_ms if type(clock) is SystemClock else clock.now
-
-
 def nanoseconds_of(clock: Clock) -> Callable[[], int]:
-    """A clock's `now` in nanoseconds, as a history wants it."""
+    """A clock's `now` in nanoseconds, as a fast function."""
+    if type(clock) is SystemClock:
+        return running_ns
     return clock.now_ns if isinstance(clock, SystemClock) else lambda: clock.now() * 1_000_000

@@ -17,6 +17,7 @@ from tests.fast.both import damaged, needs_twins, outcome, references, twins
 from tests.fast.test_key_twins import LOGS, MESSAGES, log_of
 
 from lanemq.client.codec import BytesCodec
+from lanemq.client.consumer.turns.counting import TurnTimes
 from lanemq.client.consumer.turns.handler import Stop
 from lanemq.client.consumer.turns.in_progress import Worker
 from lanemq.client.message import Message, MessageSource
@@ -232,12 +233,15 @@ def test_a_visit_is_run_alike(sizes: list[int], batch_size: int, failing: int, u
                 raise ValueError("broken")
 
         handler = plain(call, True, lambda error, batch: Stop(FAILED, error=None), lambda result: None)
-        ran = run(worker, handler, batch_size, lambda: next(now), WITHDRAWN)
+        times = TurnTimes()
+        ran = run(worker, handler, batch_size, lambda: next(now) * 1_000_000, WITHDRAWN, times)
         began = [(run.token, run.began, run.done) for run in runs]
         retried = [each.retried_here for messages in made for each in messages]
         in_hand = worker.run.token if worker.run else None
         ended = [run.token for run in worker.ended]
-        return ran, handed, began, retried, in_hand, ended, len(worker.waiting)
+        assert sum(times.counts) == len(handed), "every turn is counted once, also the one that fails"
+        assert times.sum_ns == len(handed) * 1_000_000
+        return ran, handed, began, retried, in_hand, ended, len(worker.waiting), times.counts
 
     ours = outcome_of(twins["run_waiting"], twins["plain_handler"])
     assert ours == outcome_of(references["run_waiting"], references["plain_handler"])
@@ -258,7 +262,7 @@ def test_an_exception_of_the_interpreter_is_interpreted_like_any_other(chosen: d
     worker.waiting.append(LaneRun(Q, "k", (_message(0),), 1, 1, RunPermit(Millis(9)), 9))
     stop = Stop(FAILED)
     handler = chosen["plain_handler"](call, False, lambda error, batch: given.append(error) or stop, pytest.fail)
-    assert chosen["run_waiting"](worker, handler, 1, lambda: Millis(0), WITHDRAWN) == (0, 0, stop, 0)
+    assert chosen["run_waiting"](worker, handler, 1, lambda: 0, WITHDRAWN, TurnTimes()) == (0, 0, stop, 0)
     assert isinstance(given[0], SystemExit)
 
 
@@ -284,11 +288,11 @@ def test_after_an_error_in_the_interpretation_the_run_is_still_the_workers(chose
     worker.waiting.append(LaneRun(Q, "k", (_message(0),), 1, 1, RunPermit(Millis(9)), 9))
     handler = chosen["plain_handler"](call, False, interpret, pytest.fail)
     with pytest.raises(SystemExit):
-        chosen["run_waiting"](worker, handler, 1, lambda: Millis(0), WITHDRAWN)
+        chosen["run_waiting"](worker, handler, 1, lambda: 0, WITHDRAWN, TurnTimes())
     assert worker.run is not None
     assert not worker.ended
 
 
 def test_both_clocks_are_one() -> None:
-    before, between, after = references["running_ms"](), twins["running_ms"](), references["running_ms"]()
+    before, between, after = references["running_ns"](), twins["running_ns"](), references["running_ns"]()
     assert before <= between <= after

@@ -23,17 +23,20 @@ cdef extern from *:
     """
     #include <time.h>
     #if defined(__linux__) && defined(CLOCK_BOOTTIME)
-    static int64_t lane_running_ms(void) {
+    static int64_t lane_running_ns(void) {
         struct timespec at;
         if (clock_gettime(CLOCK_BOOTTIME, &at)) return -1;
-        return (int64_t)at.tv_sec * 1000 + at.tv_nsec / 1000000;
+        return (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
     }
     #else
-    static int64_t lane_running_ms(void) { return -1; }
+    static int64_t lane_running_ns(void) { return -1; }
     #endif
     """
-    int64_t lane_running_ms() nogil
+    int64_t lane_running_ns() nogil
 
+
+cdef enum:
+    MAX_RANGES = 32
 
 # --- runs and lanes
 
@@ -293,13 +296,13 @@ def pass_finished(offsets, set finished not None, done):
 # --- running
 
 
-def running_ms():
-    """Twin of `clock.running_ms`."""
-    cdef int64_t now = lane_running_ms()
-    return references["running_ms"]() if now < 0 else now
+def running_ns():
+    """Twin of `clock.running_ns`."""
+    cdef int64_t now = lane_running_ns()
+    return references["running_ns"]() if now < 0 else now
 
 
-cdef object OUR_CLOCK = running_ms
+cdef object OUR_CLOCK = running_ns
 
 
 cdef class PlainHandler:
@@ -332,47 +335,102 @@ def plain_handler(call, bint batched, stop_after, check_result):
     return handler
 
 
-def run_waiting(worker, handler, Py_ssize_t batch_size, now, withdrawn):
+def run_waiting(worker, handler, Py_ssize_t batch_size, now, withdrawn, times):
     """Twin of `client.consumer.turns.workers.run_waiting`."""
     cdef Py_ssize_t runs = 0, messages = 0, done, count
     cdef LaneRun run
     cdef tuple batch
-    cdef int64_t time
-    cdef bint own_clock = now is OUR_CLOCK and lane_running_ms() >= 0
+    cdef int64_t time, began = -1
+    cdef TurnCounts turns
+    cdef bint own_clock = now is OUR_CLOCK and lane_running_ns() >= 0
     cdef PlainHandler plain = <PlainHandler>handler if type(handler) is PlainHandler else None
     cdef bint single = plain is not None and not plain.batched and batch_size == 1
     waiting = worker.waiting
     first, end = waiting.popleft, worker.ended.append
-    while waiting:
-        try:
-            run = first()
-        except IndexError:
-            break
-        worker.run = run
-        batch = run.messages
-        count, done = len(batch), 0
-        mark(batch[0], run.attempt - 1)
-        while done < count:
-            time = lane_running_ms() if own_clock else now()
-            if not may_go_on(run, time):
-                return runs, messages, withdrawn, done
-            if not done:
-                run.began = time
-            if single:
-                stop = called(plain, batch[done], None)
-            else:
-                if batch_size < count:
-                    batch = run.messages[done:done + batch_size]
-                stop = handled(handler, batch, run)
-            if stop is not None:
-                return runs, messages, stop, done + <Py_ssize_t>stop.succeeded
-            done += batch_size
-            run.done = done
-        end(run)
-        runs += 1
-        messages += count
-    worker.run = None
-    return runs, messages, None, 0
+    open_turns(&turns, times)
+    try:
+        while waiting:
+            try:
+                run = first()
+            except IndexError:
+                break
+            worker.run = run
+            batch = run.messages
+            count, done = len(batch), 0
+            mark(batch[0], run.attempt - 1)
+            while done < count:
+                time = lane_running_ns() if own_clock else now()
+                if began >= 0:
+                    count_turn(&turns, time - began)
+                began = -1
+                if not may_go_on(run, time // 1000000):
+                    return runs, messages, withdrawn, done
+                if not done:
+                    run.began = time // 1000000
+                began = time
+                if single:
+                    stop = called(plain, batch[done], None)
+                else:
+                    if batch_size < count:
+                        batch = run.messages[done:done + batch_size]
+                    stop = handled(handler, batch, run)
+                if stop is not None:
+                    return runs, messages, stop, done + <Py_ssize_t>stop.succeeded
+                done += batch_size
+                run.done = done
+            end(run)
+            runs += 1
+            messages += count
+        worker.run = None
+        return runs, messages, None, 0
+    finally:
+        if began >= 0:
+            count_turn(&turns, (lane_running_ns() if own_clock else now()) - began)
+        add_turns(&turns, times)
+
+
+cdef struct TurnCounts:
+    Py_ssize_t ranges
+    int64_t sum
+    int64_t counts[MAX_RANGES + 1]
+
+
+cdef object limits_from = None
+cdef int64_t turn_limits[MAX_RANGES]
+
+
+cdef inline int open_turns(TurnCounts *turns, times) except -1:
+    global limits_from
+    cdef Py_ssize_t i
+    limits = times.limits_ns
+    if limits is not limits_from:
+        if len(limits) > MAX_RANGES:
+            raise ValueError("too many limits")
+        for i in range(len(limits)):
+            turn_limits[i] = limits[i]
+        limits_from = limits
+    turns.ranges, turns.sum = len(limits), 0
+    for i in range(turns.ranges + 1):
+        turns.counts[i] = 0
+    return 0
+
+
+cdef inline void count_turn(TurnCounts *turns, int64_t spent) noexcept:
+    cdef Py_ssize_t i = 0
+    while i < turns.ranges and spent > turn_limits[i]:
+        i += 1
+    turns.counts[i] += 1
+    turns.sum += spent
+
+
+cdef inline int add_turns(TurnCounts *turns, times) except -1:
+    cdef list counts = times.counts
+    cdef Py_ssize_t i
+    for i in range(turns.ranges + 1):
+        if turns.counts[i]:
+            counts[i] += turns.counts[i]
+    times.sum_ns += turns.sum
+    return 0
 
 
 cdef inline int mark(message, int retried) except -1:
@@ -402,7 +460,7 @@ TWINS = {
     "core.consuming.runs.count_messages": count_messages,
     "core.consuming.runs.end_runs": end_runs,
     "core.consuming.runs.pass_finished": pass_finished,
-    "clock.running_ms": running_ms,
+    "clock.running_ns": running_ns,
     "client.consumer.turns.handler.plain_handler": plain_handler,
     "client.consumer.turns.workers.run_waiting": run_waiting,
 }

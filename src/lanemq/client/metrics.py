@@ -1,10 +1,10 @@
 """The names of a client's metrics. docs/reference/metrics.md lists them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from lanemq.model.figures import Distribution, Kind, Metric, MetricSample
+from lanemq.model.figures import Distribution, Kind, Metric, MetricSample, limit_text
 
-COUNTER, GAUGE = Kind.COUNTER, Kind.GAUGE
+COUNTER, GAUGE, HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 _OF_TOPIC = ("group", "topic")
 
 HANDLED = Metric(
@@ -15,7 +15,7 @@ HANDLED = Metric(
 )
 RUNS = Metric("lanemq_consumer_runs_total", COUNTER, "Runs: messages of a key that a worker took at once.", _OF_TOPIC)
 HANDLER_SECONDS = Metric(
-    "lanemq_consumer_handler_seconds_total", COUNTER, "Time in handlers, summed over all workers.", _OF_TOPIC
+    "lanemq_consumer_handler_seconds", HISTOGRAM, "Time of a turn, which is one call of the handler.", _OF_TOPIC
 )
 QUEUES = Metric("lanemq_consumer_queues", GAUGE, "Queues that this member owns.", _OF_TOPIC)
 CACHED = Metric("lanemq_consumer_cached_messages", GAUGE, "Messages pulled and not finished.", _OF_TOPIC)
@@ -45,5 +45,17 @@ PRODUCER_CATALOGUE = (STORED, FAILED, UNSETTLED_BYTES, FROZEN)
 
 
 def as_numbers(samples: Iterable[MetricSample]) -> dict[str, float]:
-    """The samples by their names and labels."""
-    return {each.title: each.value for each in samples if not isinstance(each.value, Distribution)}
+    """The samples by their names and labels, as Prometheus shows them: a histogram has several."""
+    return {title: value for each in samples for title, value in _series(each)}
+
+
+def _series(sample: MetricSample) -> Iterator[tuple[str, float]]:
+    metric, value = sample.metric, sample.value
+    if not isinstance(value, Distribution):
+        yield sample.title, value
+        return
+    buckets = metric._replace(name=f"{metric.name}_bucket", labels=(*metric.labels, "le"))
+    for limit, count in value.cumulated():
+        yield MetricSample(buckets, count, (*sample.labels, limit_text(limit))).title, count
+    yield MetricSample(metric._replace(name=f"{metric.name}_count"), 0, sample.labels).title, value.count
+    yield MetricSample(metric._replace(name=f"{metric.name}_sum"), 0, sample.labels).title, value.sum

@@ -72,6 +72,11 @@ class Distribution:
         return next((limit for limit, count in rows if count >= share * total), None) if total else None
 
 
+def limit_text(limit: float) -> str:
+    """The limit of a range as Prometheus writes it in the label `le`."""
+    return "+Inf" if limit == float("inf") else str(limit)
+
+
 class MetricSample(NamedTuple):
     """The value of a metric for one combination of labels, in the order of the metric's `labels`."""
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from lanemq.model.errors import LaneError
-from lanemq.model.figures import Distribution, Kind, Metric, MetricSample, grouped
+from lanemq.model.figures import Distribution, Kind, Metric, MetricSample, grouped, limit_text
 from lanemq.net.address import Address
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def _family(metric: Metric, samples: list[MetricSample]) -> Any:
     family = kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
     for sample in samples:
         if isinstance(sample.value, Distribution):
-            buckets = [("+Inf" if limit == float("inf") else str(limit), n) for limit, n in sample.value.cumulated()]
+            buckets = [(limit_text(limit), n) for limit, n in sample.value.cumulated()]
             family.add_metric(sample.labels, buckets, sample.value.sum)
         else:
             family.add_metric(sample.labels, sample.value)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from lanemq.client.codec import codec_named
 from lanemq.client.consumer.app import App, is_in_event_loop
+from lanemq.client.consumer.turns.counting import TurnTimes
 from lanemq.client.consumer.turns.in_progress import MessageRun, Worker
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription
@@ -229,10 +230,10 @@ class TestApp:
         plan, worker, before = active.subscription, Worker(), len(self.turns)
         worker.waiting.append(run)
         if plan.async_handler is not None:
-            ran = await run_worker_async(worker, plan.async_handler, plan.batch_size, self._clock)
+            ran = await run_worker_async(worker, plan.async_handler, plan.batch_size, self._clock, TurnTimes())
         else:
             assert plan.handler is not None
-            ran = run_worker(worker, plan.handler, plan.batch_size, self._clock)
+            ran = run_worker(worker, plan.handler, plan.batch_size, self._clock, TurnTimes())
         end = ran.end
         done = len(run.messages) if end is None else end.done
         self.turns += [self._turn(message, run, None) for message in run.messages[:done]]

@@ -10,6 +10,7 @@ from tests.client.consumer.worker_fixture import WAIT, WorkerFixture
 from tests.client.virtual_time import ManualClock
 
 from lanemq.client.consumer.turns.arguments import handler_call
+from lanemq.client.consumer.turns.counting import ConsumerCounts, TurnTimes
 from lanemq.client.consumer.turns.handler import async_batch_handler
 from lanemq.client.consumer.turns.in_progress import (
     LATE_MS,
@@ -20,7 +21,7 @@ from lanemq.client.consumer.turns.in_progress import (
     Worker,
 )
 from lanemq.client.consumer.turns.scheduler import Scheduler
-from lanemq.client.consumer.turns.workers import ConsumerCounts, RunReporter, TaskWorkers, run_worker
+from lanemq.client.consumer.turns.workers import RunReporter, TaskWorkers, run_worker
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
 from lanemq.core.consuming.retry_policy import HoldKey, SendBack
@@ -60,7 +61,7 @@ class OneWorker:
         assert self.scheduler.take_runs(self.worker)
 
     def run(self, handler: Any, worker: Worker | None = None) -> Any:
-        return run_worker(worker or self.worker, handler, 1, self.clock)
+        return run_worker(worker or self.worker, handler, 1, self.clock, TurnTimes())
 
 
 # --- how many

@@ -36,14 +36,18 @@ def test_an_app_shows_what_its_handlers_did_and_what_waits(broker: EmbeddedBroke
         wait_for(lambda: figure("lag_messages") is not None)
         assert figure("messages_total", outcome="failed") == 1
         assert figure("parked_lanes") == 0
+        assert figure("handler_seconds_count") == figure("handler_seconds_bucket", le="+Inf") == 9
+        assert figure("handler_seconds_bucket", le="300.0") == 9
         assert (figure("lag_messages") or 0) >= 1, "the held message is not committed"
         base = f"http://{app.monitor_address}"
         with urllib.request.urlopen(f"{base}/ready", timeout=60) as reply:
             assert json.load(reply) == {"ready": True, "reasons": []}
         with urllib.request.urlopen(f"{base}/metrics", timeout=60) as reply:
             families = list(text_string_to_metric_families(reply.read().decode()))
+        given = {name.partition("{")[0] for name in app.metrics()}
     shown = {each.name + ("_total" if each.type == "counter" else "") for each in families}
     assert {name for name in shown if name.startswith("lanemq_")} == {metric.name for metric in CONSUMER_CATALOGUE}
+    assert given == {series.name for each in families for series in each.samples if each.name.startswith("lanemq_")}
     with pytest.raises(Closed):
         app.metrics()
     with pytest.raises(OSError, match=r"refused|reset"):

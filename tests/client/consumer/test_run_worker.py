@@ -7,6 +7,7 @@ from tests.client.consumer.fakes import message
 from tests.client.consumer.worker_fixture import run_of
 from tests.client.virtual_time import ManualClock
 
+from lanemq.client.consumer.turns.counting import TurnTimes
 from lanemq.client.consumer.turns.handler import Stop
 from lanemq.client.consumer.turns.in_progress import Worker
 from lanemq.client.consumer.turns.workers import RunEnd, run_worker
@@ -17,7 +18,7 @@ from lanemq.core.consuming.runs import FAILED, STOPPED, LaneRun
 def ended(run: LaneRun[Message], handler: Any, clock: ManualClock | None = None) -> RunEnd | None:
     worker = Worker()
     worker.waiting.append(run)
-    return run_worker(worker, handler, 1, clock or ManualClock()).end
+    return run_worker(worker, handler, 1, clock or ManualClock(), TurnTimes()).end
 
 
 @pytest.mark.row("A72")

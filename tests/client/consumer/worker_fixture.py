@@ -8,10 +8,11 @@ from typing import Any
 from tests.client.consumer.fakes import message, queue
 
 from lanemq.client.consumer.turns.arguments import handler_call
+from lanemq.client.consumer.turns.counting import ConsumerCounts
 from lanemq.client.consumer.turns.handler import batch_handler
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription
-from lanemq.client.consumer.turns.workers import ConsumerCounts, RunReporter, ThreadWorkers
+from lanemq.client.consumer.turns.workers import RunReporter, ThreadWorkers
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
 from lanemq.core.consuming.runs import (

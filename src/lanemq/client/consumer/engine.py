@@ -27,13 +27,13 @@ from lanemq.client.consumer.queues.parking import LaneParker
 from lanemq.client.consumer.queues.pull import Puller
 from lanemq.client.consumer.queues.rebalance import QueueKeepers, Rebalancer, RebalanceTrigger
 from lanemq.client.consumer.signals import TERMINATION
+from lanemq.client.consumer.turns.counting import ConsumerCounts
 from lanemq.client.consumer.turns.history import group_in_history, recorded
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription, retry_subscription
 from lanemq.client.consumer.turns.workers import (
     SERVING,
-    ConsumerCounts,
     OverdueRuns,
     RunReporter,
     TaskWorkers,

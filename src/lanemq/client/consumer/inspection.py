@@ -15,14 +15,15 @@ from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.heartbeat import PUSH, Heartbeat
 from lanemq.client.consumer.queues.offsets import OffsetKeeper
+from lanemq.client.consumer.turns.counting import ConsumerCounts, TopicCount
 from lanemq.client.consumer.turns.handler import Stop, describe
 from lanemq.client.consumer.turns.in_progress import LaneReport
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
-from lanemq.client.consumer.turns.workers import ConsumerCounts, TopicCount
 from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneRun, Plain, RunPermit, Suspend
 from lanemq.core.consuming.views import QueueView
 from lanemq.model.errors import LaneError, ProtocolError
+from lanemq.model.figures import Distribution
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
 from lanemq.net.connection import Connection
@@ -95,6 +96,8 @@ class ConsumerSnapshot:
     group: str
     queues: dict[MessageQueue, QueueSnapshot]
     topics: dict[str, TopicCount]
+    turn_times: dict[str, Distribution]
+    """How long turns took, by topic."""
 
 
 def take_snapshot(member: Member) -> ConsumerSnapshot:
@@ -107,7 +110,9 @@ def take_snapshot(member: Member) -> ConsumerSnapshot:
             left = None if view.usable_until == NO_LEASE_NEEDED else max(0, view.usable_until - now) / 1000
             stage, offset = assigned.lifecycle.stage.name, assigned.progress.offset
             queues[assigned.queue] = QueueSnapshot(assigned.epoch, stage, offset, left, view)
-    return ConsumerSnapshot(member.client_id, member.options.group, queues, member.counts.total())
+    return ConsumerSnapshot(
+        member.client_id, member.options.group, queues, member.counts.total(), member.counts.turn_times()
+    )
 
 
 # requests of brokers
@@ -184,6 +189,7 @@ def running_info(member: Member) -> ConsumerRunningInfo:
     """What the consumer is doing, in RocketMQ's form (request 307), for its tools and the dashboard."""
     options = member.options
     subscriptions = [active.subscription for active in member.subscriptions.values()]
+    times = member.counts.turn_times()
     return ConsumerRunningInfo(
         properties={
             "PROP_NAMESERVER_ADDR": options.servers,
@@ -194,12 +200,14 @@ def running_info(member: Member) -> ConsumerRunningInfo:
         subscription_set=list(member.heartbeat.described()),
         mq_table={assigned.queue: _queue_info(assigned, options.clock.now()) for assigned in member.assignment},
         status_table={
-            topic: ConsumeStatus(
-                consume_failed_msgs=count.failed, consume_rt=count.run_ms / count.runs if count.runs else 0.0
-            )
+            topic: ConsumeStatus(consume_failed_msgs=count.failed, consume_rt=_mean_ms(times.get(topic)))
             for topic, count in member.counts.total().items()
         },
     )
+
+
+def _mean_ms(times: Distribution | None) -> float:
+    return 1000 * times.sum / times.count if times is not None and times.count else 0.0
 
 
 def _queue_info(assigned: AssignedQueue, now: int) -> ProcessQueueInfo:

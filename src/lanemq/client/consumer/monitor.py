@@ -23,7 +23,8 @@ def consumer_samples(member: Member) -> Iterator[MetricSample]:
         yield MetricSample(names.HANDLED, done.ok, (group, topic, "ok"))
         yield MetricSample(names.HANDLED, done.failed, (group, topic, "failed"))
         yield MetricSample(names.RUNS, done.runs, (group, topic))
-        yield MetricSample(names.HANDLER_SECONDS, done.run_ms / 1000, (group, topic))
+    for topic, times in snapshot.turn_times.items():
+        yield MetricSample(names.HANDLER_SECONDS, times, (group, topic))
     sums = {metric: Counter[str]() for metric in (names.QUEUES, names.CACHED, names.RUNNING, names.HELD, names.PARKED)}
     lags = Counter[str]()
     for assigned in member.assignment:

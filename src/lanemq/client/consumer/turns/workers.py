@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from lanemq._fast import compiled
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
+from lanemq.client.consumer.turns.counting import ConsumerCounts, TurnClock, TurnTimes, WorkerCounts
 from lanemq.client.consumer.turns.forked import CALLING, end_child
 from lanemq.client.consumer.turns.handler import (
     AsyncBatchHandler,
@@ -37,9 +38,9 @@ from lanemq.client.consumer.turns.in_progress import MessageFinished, MessageRun
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import Message
-from lanemq.clock import Clock, milliseconds_of
+from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.consuming.retry_policy import SEND_BACK_RETRY, SendBack
-from lanemq.core.consuming.runs import FAILED, STOPPED, Plain, Suspend, Why
+from lanemq.core.consuming.runs import FAILED, STOPPED, Suspend, Why
 from lanemq.history import History, Place
 from lanemq.model.errors import LaneError, Undecodable
 from lanemq.model.units import Millis, to_millis
@@ -64,7 +65,7 @@ class Workers(ABC):
         active: ActiveSubscription,
         reporter: "RunReporter",
         clock: Clock,
-        counts: "ConsumerCounts",
+        counts: ConsumerCounts,
         consumer: object = None,
     ) -> None:
         self._active = active
@@ -81,19 +82,18 @@ class Workers(ABC):
     async def stop(self, timeout_s: float) -> None:
         """Ends the workers; waits at most `timeout_s` seconds for those that call a handler."""
 
-    def _stopped_run(self, worker: Worker, ran: "Ran", counts: "WorkerCounts", began: Millis) -> MessageRun | None:
-        """Counts the runs that succeeded since `began`; returns the one after them, if it did not."""
-        counts.succeeded(self._active.subscription.topic, ran.runs, ran.messages, self._clock.now() - began)
+    def _stopped_run(self, worker: Worker, ran: "Ran", counts: WorkerCounts) -> MessageRun | None:
+        """Counts the runs that succeeded; returns the one after them, if it did not."""
+        counts.succeeded(ran.runs, ran.messages)
         return None if ran.end is None else worker.run
 
     def _reported(
-        self, worker: Worker, run: MessageRun, end: "RunEnd", finished: MessageFinished, counts: "WorkerCounts"
-    ) -> Millis:
-        """Counts and logs a run that did not fully succeed, once it is reported; the time at which the next begins."""
-        worker.run, now = None, self._clock.now()
-        counts.stopped(run, end, now - (run.began or now))
+        self, worker: Worker, run: MessageRun, end: "RunEnd", finished: MessageFinished, counts: WorkerCounts
+    ) -> None:
+        """Counts and logs a run that did not fully succeed, once it is reported."""
+        worker.run = None
+        counts.stopped(run.queue.topic, end.stop.outcome, end.done)
         log_end(run, end, finished)
-        return now
 
 
 class ThreadWorkers(Workers):
@@ -121,7 +121,7 @@ class ThreadWorkers(Workers):
     def _work(self) -> None:
         """Serves until the scheduler is closed; what ends a worker before that ends its turn, and a new one begins."""
         SERVING.set(self._consumer)
-        counts = self._counts.new()
+        counts = self._counts.new(self._active.subscription.topic)
         while not self._active.scheduler.closed:
             worker = Worker()
             CALLING.set(worker)
@@ -144,18 +144,18 @@ class ThreadWorkers(Workers):
             scheduler.leave(worker)
         scheduler.wait_until_closed(REPLACE_AFTER)
 
-    def _run(self, worker: Worker, counts: "WorkerCounts") -> None:
+    def _run(self, worker: Worker, counts: WorkerCounts) -> None:
         """Runs what the worker took. Successful runs are reported with the next take, all others at once."""
-        plan, began = self._active.subscription, self._clock.now()
+        plan = self._active.subscription
         assert plan.handler is not None
         while True:
-            ran = run_worker(worker, plan.handler, plan.batch_size, self._clock)
+            ran = run_worker(worker, plan.handler, plan.batch_size, self._clock, counts.times)
             if worker.in_child:
                 end_child(error_of(ran.end))
-            run, end = self._stopped_run(worker, ran, counts, began), ran.end
+            run, end = self._stopped_run(worker, ran, counts), ran.end
             if run is None or end is None:
                 return
-            began = self._reported(worker, run, end, self._report(run, end), counts)
+            self._reported(worker, run, end, self._report(run, end), counts)
 
     def _report(self, run: MessageRun, end: "RunEnd") -> MessageFinished:
         if end.stop.dead_letter is not None:
@@ -195,7 +195,7 @@ class TaskWorkers(Workers):
         task.add_done_callback(lambda task: self._ended(tasks, task, worker))
 
     async def _work(self, worker: Worker, pause: float) -> None:
-        scheduler, counts = self._active.scheduler, self._counts.new()
+        scheduler, counts = self._active.scheduler, self._counts.new(self._active.subscription.topic)
         assert isinstance(scheduler, AsyncScheduler)
         SERVING.set(self._consumer)
         CALLING.set(worker)
@@ -228,17 +228,17 @@ class TaskWorkers(Workers):
     async def _follow(self, run: MessageRun, end: "RunEnd", finished: MessageFinished) -> None:
         await self._reporter.follow(self._active, run, end, finished)
 
-    async def _run(self, worker: Worker, counts: "WorkerCounts") -> None:
-        plan, began = self._active.subscription, self._clock.now()
+    async def _run(self, worker: Worker, counts: WorkerCounts) -> None:
+        plan = self._active.subscription
         assert plan.async_handler is not None
         while True:
-            ran = await run_worker_async(worker, plan.async_handler, plan.batch_size, self._clock)
+            ran = await run_worker_async(worker, plan.async_handler, plan.batch_size, self._clock, counts.times)
             if worker.in_child:
                 end_child(error_of(ran.end))
-            run, end = self._stopped_run(worker, ran, counts, began), ran.end
+            run, end = self._stopped_run(worker, ran, counts), ran.end
             if run is None or end is None:
                 return
-            began = self._reported(worker, run, end, await self._reporter.report(self._active, run, end), counts)
+            self._reported(worker, run, end, await self._reporter.report(self._active, run, end), counts)
 
 
 # calling the handler
@@ -262,44 +262,54 @@ class Ran(NamedTuple):
 _PERMIT_WITHDRAWN = Stop(STOPPED)
 
 
-def run_worker(worker: Worker, handler: BatchHandler, batch_size: int, clock: Clock) -> Ran:
+def run_worker(worker: Worker, handler: BatchHandler, batch_size: int, clock: Clock, times: TurnTimes) -> Ran:
     """Runs what waits, until nothing does or a run does not fully succeed; that run is then `worker.run`."""
-    runs, messages, stop, done = run_waiting(worker, handler, batch_size, milliseconds_of(clock), _PERMIT_WITHDRAWN)
+    runs, messages, stop, done = run_waiting(
+        worker, handler, batch_size, nanoseconds_of(clock), _PERMIT_WITHDRAWN, times
+    )
     return Ran(runs, messages, None if stop is None else RunEnd(stop, done))
 
 
 @compiled
 def run_waiting(
-    worker: Worker, handler: BatchHandler, batch_size: int, now: Callable[[], Millis], withdrawn: Stop
+    worker: Worker, handler: BatchHandler, batch_size: int, now: Callable[[], int], withdrawn: Stop, times: TurnTimes
 ) -> tuple[int, int, Stop | None, int]:
-    """The numbers of runs and messages that succeeded, then what stopped the next run, and after how many messages."""
+    """The numbers of runs and messages that succeeded, then what stopped the next run, and after how many messages.
+
+    `now` is in nanoseconds. A turn lasts until the next one begins, so that the clock is read once for each.
+    """
     runs = messages = 0
+    clock = TurnClock(now, times)
     waiting, ended = worker.waiting, worker.ended
-    while waiting:
-        try:
-            run = worker.run = waiting.popleft()
-        except IndexError:  # the scheduler took it back just now
-            break
-        end = _run_batches(run, handler, batch_size, now, withdrawn)
-        if end is not None:
-            return runs, messages, end.stop, end.done
-        ended.append(run)
-        runs += 1
-        messages += len(run.messages)
-    worker.run = None
-    return runs, messages, None, 0
+    try:
+        while waiting:
+            try:
+                run = worker.run = waiting.popleft()
+            except IndexError:  # the scheduler took it back just now
+                break
+            end = _run_batches(run, handler, batch_size, clock, withdrawn)
+            if end is not None:
+                return runs, messages, end.stop, end.done
+            ended.append(run)
+            runs += 1
+            messages += len(run.messages)
+        worker.run = None
+        return runs, messages, None, 0
+    finally:
+        clock.stop()
 
 
 def _run_batches(
-    run: MessageRun, handler: BatchHandler, batch_size: int, now: Callable[[], Millis], withdrawn: Stop
+    run: MessageRun, handler: BatchHandler, batch_size: int, clock: TurnClock, withdrawn: Stop
 ) -> RunEnd | None:
     """Calls the handler batch by batch while the permit allows it (A72, A78); None if the whole run succeeded."""
     messages = run.messages
     messages[0].retried_here = run.attempt - 1
     permit, slice_end = run.permit, run.slice_end
     for done in range(0, len(messages), batch_size):
-        time = now()
+        time = clock.next_turn()
         if permit.withdrawn or time >= permit.usable_until or time > slice_end:  # `LaneRun.may_go_on`
+            clock.no_turn()
             return RunEnd(withdrawn, done)
         if not done:
             run.began = time
@@ -310,29 +320,36 @@ def _run_batches(
     return None
 
 
-async def run_worker_async(worker: Worker, handler: AsyncBatchHandler, batch_size: int, clock: Clock) -> Ran:
+async def run_worker_async(
+    worker: Worker, handler: AsyncBatchHandler, batch_size: int, clock: Clock, times: TurnTimes
+) -> Ran:
     """`run_worker` on the event loop."""
     runs = messages = 0
-    while worker.waiting:
-        run = worker.run = worker.waiting.popleft()
-        end = await _run_batches_async(run, handler, batch_size, clock.now)
-        if end is not None:
-            return Ran(runs, messages, end)
-        worker.ended.append(run)
-        runs += 1
-        messages += len(run.messages)
-    worker.run = None
-    return Ran(runs, messages, None)
+    turn_clock = TurnClock(nanoseconds_of(clock), times)
+    try:
+        while worker.waiting:
+            run = worker.run = worker.waiting.popleft()
+            end = await _run_batches_async(run, handler, batch_size, turn_clock)
+            if end is not None:
+                return Ran(runs, messages, end)
+            worker.ended.append(run)
+            runs += 1
+            messages += len(run.messages)
+        worker.run = None
+        return Ran(runs, messages, None)
+    finally:
+        turn_clock.stop()
 
 
 async def _run_batches_async(
-    run: MessageRun, handler: AsyncBatchHandler, batch_size: int, now: Callable[[], Millis]
+    run: MessageRun, handler: AsyncBatchHandler, batch_size: int, clock: TurnClock
 ) -> RunEnd | None:
     messages = run.messages
     messages[0].retried_here = run.attempt - 1
     for done in range(0, len(messages), batch_size):
-        time = now()
+        time = clock.next_turn()
         if not run.may_go_on(now=time):
+            clock.no_turn()
             return RunEnd(_PERMIT_WITHDRAWN, done)
         if not done:
             run.began = time
@@ -452,70 +469,6 @@ def _log_broken(active: ActiveSubscription, error: BaseException) -> None:
     with contextlib.suppress(Exception):  # a log handler of the user may be what ended the worker
         topic = active.subscription.topic
         log.error("a worker of topic %s ended unexpectedly and is replaced: %s", topic, describe(error), exc_info=error)
-
-
-# counting: every worker counts for itself, so that it takes no lock
-
-
-class TopicCount(NamedTuple):
-    """What handlers did for one topic since the start: messages, runs, and milliseconds."""
-
-    ok: int
-    failed: int
-    runs: int
-    run_ms: int
-
-    def __add__(self, other: tuple[object, ...]) -> "TopicCount":
-        assert isinstance(other, TopicCount)
-        return TopicCount(
-            self.ok + other.ok, self.failed + other.failed, self.runs + other.runs, self.run_ms + other.run_ms
-        )
-
-
-NOTHING = TopicCount(0, 0, 0, 0)
-_FAILURES = (Plain.FAILED, Plain.HOPELESS, Plain.ROLL_BACK, Plain.ONE_BY_ONE)
-
-
-class WorkerCounts:
-    """The counts of one worker. Only that worker writes them."""
-
-    def __init__(self) -> None:
-        self._topics: dict[str, TopicCount] = {}
-
-    def succeeded(self, topic: str, runs: int, messages: int, took_ms: int) -> None:
-        """Counts runs that fully succeeded."""
-        if runs:
-            self._topics[topic] = self._topics.get(topic, NOTHING) + TopicCount(messages, 0, runs, took_ms)
-
-    def stopped(self, run: MessageRun, end: RunEnd, took_ms: int) -> None:
-        """Counts a run that did not fully succeed."""
-        outcome, topic = end.stop.outcome, run.queue.topic
-        failed = 1 if isinstance(outcome, Suspend) or outcome in _FAILURES else 0
-        ok = end.done + (outcome is Plain.COMMIT)
-        self._topics[topic] = self._topics.get(topic, NOTHING) + TopicCount(ok, failed, 1, took_ms)
-
-    def read(self) -> dict[str, TopicCount]:
-        return dict(self._topics)
-
-
-class ConsumerCounts:
-    """The counts of all workers."""
-
-    def __init__(self) -> None:
-        self._all: list[WorkerCounts] = []
-
-    def new(self) -> WorkerCounts:
-        counts = WorkerCounts()
-        self._all.append(counts)
-        return counts
-
-    def total(self) -> dict[str, TopicCount]:
-        """The sums per topic. A run that ends during the call is counted now or next time."""
-        sums: dict[str, TopicCount] = {}
-        for counts in tuple(self._all):
-            for topic, count in counts.read().items():
-                sums[topic] = sums.get(topic, NOTHING) + count
-        return sums
 
 
 # concurrent handlers that hang
