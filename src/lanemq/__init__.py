@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from lanemq.model.queue import MessageQueue as MessageQueue
     from lanemq.model.stamp import Stamp as Stamp
     from lanemq.net.security import TlsOptions as TlsOptions
+    from lanemq.pipelines.running.tracing import trace_batches as trace_batches
     from lanemq.wire.signing import Credentials as Credentials
 else:
     __all__, __getattr__, __dir__ = lazy_names(
@@ -163,6 +164,7 @@ else:
             "lanemq.client.security": ("SecuritySettings",),
             "lanemq.client.topics": ("NewTopic",),
             "lanemq.client.tracing": ("trace_send", "trace_turns"),
+            "lanemq.pipelines.running.tracing": ("trace_batches",),
             "lanemq.clock": ("Clock",),
             "lanemq.core.backoff": ("Backoff",),
             "lanemq.core.consuming.flow_control": ("FlowLimits",),

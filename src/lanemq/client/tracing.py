@@ -10,7 +10,7 @@ one. A turn with one message continues the trace of its sender; a turn with seve
 the extra `otel`, which is OpenTelemetry's API; without its SDK, spans cost little and go nowhere.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,8 @@ from lanemq.client.message import Message
 SCOPE = "lanemq"
 
 
-def _tracer(provider: trace.TracerProvider | None) -> trace.Tracer:
+def tracer_of(provider: trace.TracerProvider | None) -> trace.Tracer:
+    """The tracer of LaneMQ; without a provider, the process's own counts."""
     return trace.get_tracer(SCOPE, tracer_provider=provider)
 
 
@@ -42,7 +43,7 @@ def trace_send(
     }
     if key is not None:
         attributes["messaging.rocketmq.message.group"] = str(key)
-    tracer = _tracer(provider)
+    tracer = tracer_of(provider)
     with tracer.start_as_current_span(f"send {topic}", kind=trace.SpanKind.PRODUCER, attributes=attributes):
         properties: dict[str, str] = {}
         propagate.inject(properties)
@@ -51,22 +52,28 @@ def trace_send(
 
 def trace_turns(*, group: str = "", provider: trace.TracerProvider | None = None) -> Middleware:
     """Middleware with a span for each turn; `group` is the consumer group that the spans name."""
-    tracer = _tracer(provider)
+    tracer = tracer_of(provider)
 
     def traced(messages: Sequence[Message]) -> Iterator[None]:
-        first = messages[0]
-        senders = [propagate.extract(message.properties) for message in messages]
-        alone = len(messages) == 1
-        with tracer.start_as_current_span(
-            f"process {first.topic}",
-            context=senders[0] if alone else None,
-            kind=trace.SpanKind.CONSUMER,
-            attributes=_of_turn(messages, group),
-            links=() if alone else [link for each in senders if (link := _link(each)) is not None],
-        ):
+        parent, links = continued([each.properties for each in messages], alone=len(messages) == 1)
+        name, attributes = f"process {messages[0].topic}", _of_turn(messages, group)
+        with tracer.start_as_current_span(name, parent, trace.SpanKind.CONSUMER, attributes, links):
             yield
 
     return traced
+
+
+def continued(
+    senders: Sequence[Mapping[str, str]], *, alone: bool
+) -> tuple[context.Context | None, Sequence[trace.Link]]:
+    """Parent and links of a span for messages with these properties: one that is `alone` continues its sender's trace.
+
+    The others link to the spans of their senders, of those that have one.
+    """
+    contexts = [propagate.extract(properties) for properties in senders]
+    if alone:
+        return (contexts[0] if contexts else None), ()
+    return None, [link for each in contexts if (link := _link(each)) is not None]
 
 
 def _of_turn(messages: Sequence[Message], group: str) -> dict[str, Any]:

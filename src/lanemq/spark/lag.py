@@ -93,8 +93,8 @@ def offsets_advanced(progress: Mapping[str, Any]) -> int:
     return total
 
 
-class LagAges:
-    """Reads from brokers how old the next message of a queue is. Not thread-safe."""
+class FirstMessages:
+    """Reads single messages from brokers, with a small pull each and without waiting. Not thread-safe."""
 
     def __init__(self, servers: str, clock: Clock | None = None, *, security: Security | None = None) -> None:
         """`security`: None takes TLS and credentials from the environment."""
@@ -108,23 +108,18 @@ class LagAges:
             reader.close()
         self._routes.close()
 
-    def with_ages(self, queues: Sequence[QueueLag]) -> tuple[QueueLag, ...]:
-        """The same queues with `seconds` filled in, where there is a lag and the broker answers."""
-        return tuple(replace(each, seconds=self._age(each)) if each.messages else each for each in queues)
-
-    def _age(self, each: QueueLag) -> float | None:
+    def read(self, queue: MessageQueue, offset: int) -> RecordView | None:
+        """The message at an offset; None if it is not there, or if the broker does not answer."""
         try:
-            address = self._routes.get(each.queue.topic).master(each.queue.broker)
-            first, after = QueueOffset(each.offset), QueueOffset(each.offset + 1)
-            wanted = QueueRange(each.queue, first, after, address, DEFAULT_GROUP)
+            address = self._routes.get(queue.topic).master(queue.broker)
+            first, after = QueueOffset(offset), QueueOffset(offset + 1)
+            wanted = QueueRange(queue, first, after, address, DEFAULT_GROUP)
             body = next(self._reader(address).chunks(wanted, 1), b"")
         except LaneError as error:
-            log.debug("%s: the age of offset %d is unknown: %s", each.queue, each.offset, error)
+            log.debug("%s: offset %d cannot be read: %s", queue, offset, error)
             return None
         starts = record_starts(body)
-        if not starts:
-            return None
-        return max(0, self._clock.wall() - RecordView(body, starts[0]).store_timestamp) / 1000
+        return RecordView(body, starts[0]) if starts else None
 
     def _reader(self, address: Address) -> RangeReader:
         if address not in self._readers:
@@ -132,6 +127,26 @@ class LagAges:
                 Retrying(Millis(0), self._clock), fail_on_data_loss=False, security=self._security
             )
         return self._readers[address]
+
+
+class LagAges:
+    """Reads from brokers how old the next message of a queue is. Not thread-safe."""
+
+    def __init__(self, servers: str, clock: Clock | None = None, *, security: Security | None = None) -> None:
+        """`security`: None takes TLS and credentials from the environment."""
+        self._clock = clock or SystemClock()
+        self._messages = FirstMessages(servers, self._clock, security=security)
+
+    def close(self) -> None:
+        self._messages.close()
+
+    def with_ages(self, queues: Sequence[QueueLag]) -> tuple[QueueLag, ...]:
+        """The same queues with `seconds` filled in, where there is a lag and the broker answers."""
+        return tuple(replace(each, seconds=self._age(each)) if each.messages else each for each in queues)
+
+    def _age(self, each: QueueLag) -> float | None:
+        record = self._messages.read(each.queue, each.offset)
+        return None if record is None else max(0, self._clock.wall() - record.store_timestamp) / 1000
 
 
 class LagListener(StreamingQueryListener):

@@ -231,6 +231,20 @@ def test_without_spark_the_extra_is_named(place: Place, package: str) -> None:
     assert result.stderr == f"Error: pipelines need {package}: {install_extra('spark')}, and Java 17 or newer\n"
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_traced_run_gives_its_batches_to_opentelemetry(
+    run: Run, place: Place, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    given: list[object] = []
+    monkeypatch.setattr("lanemq.pipelines.running.program.run", lambda *_, **more: given.append(more["trace"]))
+    if not there:
+        monkeypatch.delitem(sys.modules, "lanemq.pipelines.running.tracing", raising=False)
+        monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    shown = run("pipeline", "run", str(place.file), "--trace")
+    assert [callable(each) for each in given] == ([True] if there else [])
+    assert ("[otel]" in shown.stderr) is not there
+
+
 def test_a_missing_java_is_reported(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     monkeypatch.setenv("PATH", "")

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.client.test_tracing import recording
 from tests.pipelines.fakes import FakeSink, FakeStage, rows_of
 from tests.spark.spark_driver import send, until
 
+from lanemq import trace_batches
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import CheckpointInUse, InvalidOption
 from lanemq.pipelines.checkpoint.checkpoint import SparkLog
@@ -52,8 +54,11 @@ def test_a_pipeline_runs_continues_and_reports(
     send(broker.address, topic, range(100))
     sink, reported = FakeSink(), list[Progress]()
     pipeline = declare(sink=sink, options={"maxOffsetsPerTrigger": 60})
-    running = start(pipeline, spark, once=True, report=reported.append)
+    provider, exporter = recording()
+    trace = trace_batches(provider=provider)
+    running = start(pipeline, spark, once=True, report=reported.append, trace=trace)
     assert running.await_end(600)
+    assert [(span.attributes or {})["lanemq.rows"] for span in exporter.get_finished_spans()] == [60, 40]
     assert len(sink.rows) == 100
     assert sink.numbers == numbers(0, 1)
     assert [each.messages for each in reported] == [60, 40]

@@ -29,6 +29,7 @@ from lanemq.model.environment import install_extra
 
 if TYPE_CHECKING:
     from lanemq.pipelines.pipeline import Pipeline
+    from lanemq.pipelines.running.batch_trace import BatchTrace
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -84,6 +85,9 @@ def pipeline() -> None:
 )
 @click.option("--fail-on-dead-letters", is_flag=True, help="Exit with 1 if the run made any dead letters.")
 @click.option("--monitor", metavar="HOST:PORT", help="Address for health checks and metrics over HTTP; default: none.")
+@click.option(
+    "--trace", is_flag=True, help="Make a span of OpenTelemetry for each batch; run it under opentelemetry-instrument."
+)
 @click.option("--quiet", is_flag=True, help="Print only errors.")
 @click.option("--traceback", is_flag=True, help="Show Spark's full error.")
 @click.option("--verbose", is_flag=True, help="Show all output of Spark and its workers.")
@@ -103,6 +107,7 @@ def run(
     new_checkpoint: bool,
     fail_on_dead_letters: bool,
     monitor: str | None,
+    trace: bool,
     quiet: bool,
     traceback: bool,
     verbose: bool,
@@ -124,6 +129,7 @@ def run(
     from lanemq.pipelines.running.session import spark_output_file
 
     chosen = _changed(_load(file, name), checkpoint, servers, history)
+    tracing = _trace() if trace else None
     settings = _settings(conf, verbose)
     spark_log = None if verbose else spark_output_file(chosen.folder)
     with refused():
@@ -138,7 +144,7 @@ def run(
     ):
         run_pipeline(
             chosen, once=once, report=reporting, master=master, conf=settings, spark_output=spark_log,
-            new_sink=new_sink, new_checkpoint=new_checkpoint,
+            new_sink=new_sink, new_checkpoint=new_checkpoint, trace=tracing,
         )  # fmt: skip
     place = file if checkpoint is None else chosen.folder
     unfinished = unfinished_keys(chosen, place, name, totals.no_rows_note)
@@ -189,6 +195,14 @@ def _end(reports: list[str], failed: bool, quiet: bool) -> None:
         raise CliError("; ".join(reports))
     for each in reports if not quiet else ():
         click.echo(each, err=True)
+
+
+def _trace() -> "BatchTrace":
+    try:
+        from lanemq.pipelines.running.tracing import trace_batches
+    except ModuleNotFoundError as missing:
+        raise CliError(f"--trace needs OpenTelemetry: {install_extra('otel')}") from missing
+    return trace_batches()
 
 
 def _load(file: Path, name: str | None) -> "Pipeline":

@@ -34,6 +34,7 @@ from lanemq.pipelines.ports import (
     batch_number,
     dead_letter_query,
 )
+from lanemq.pipelines.running.batch_trace import BatchTracing
 from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.running.progress import AppliedBatch
 from lanemq.pipelines.running.queue_ends import SourceEnds
@@ -59,6 +60,7 @@ class BatchProcessor:
         new_sink: bool = False,
         new_checkpoint: bool = False,
         queue_ends: SourceEnds | None = None,
+        tracing: BatchTracing | None = None,
     ) -> None:
         """`whole`: the stage sees every message of its queues, so missing offsets are worth a warning.
 
@@ -66,6 +68,7 @@ class BatchProcessor:
         `new_sink`: a sink that lacks batches which are done goes on without them.
         `new_checkpoint`: a sink that another checkpoint of this pipeline wrote to goes on with this one.
         `queue_ends`: says which queues are read to their ends.
+        `tracing`: runs each batch inside a trace.
         """
         self._stage = stage
         self._sink = sink
@@ -81,6 +84,7 @@ class BatchProcessor:
         self._new_sink = new_sink
         self._new_checkpoint = new_checkpoint
         self._queue_ends = queue_ends
+        self._tracing = tracing or BatchTracing()
         self._applied: int | None = None
         """The last batch that the sink had when this run opened it."""
         self._spare: int | None = None
@@ -123,6 +127,7 @@ class BatchProcessor:
 
     def close(self) -> None:
         self._effects.close()
+        self._tracing.close()
         if self._queue_ends is not None:
             self._queue_ends.close()
         while self._opened:
@@ -174,6 +179,9 @@ class BatchProcessor:
 
     def _process(self, batch: Batch, compute: Callable[[], Results | None]) -> AppliedBatch | None:
         """Complete what an earlier attempt decided, or else commit what `compute` returns; None if that is None."""
+        return self._tracing.run(batch, lambda: self._process_now(batch, compute))
+
+    def _process_now(self, batch: Batch, compute: Callable[[], Results | None]) -> AppliedBatch | None:
         began = self._clock.now()
         kept = self._forget(lambda number: number < batch.number)
         decided = self._find_decision(batch) if batch.number in kept else None

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from lanemq.model.errors import TopicNotFound
 from lanemq.pipelines.checkpoint.checkpoint import SparkLog, holder_of, in_use, own_identity
 from lanemq.pipelines.pipeline import Pipeline
+from lanemq.pipelines.running.batch_trace import BatchTrace
 from lanemq.pipelines.running.preflight import check_java, check_packages
 from lanemq.pipelines.running.progress import Report
 from lanemq.pipelines.running.runner import start
@@ -50,6 +51,7 @@ def run(
     spark_output: Path | None = None,
     new_sink: bool = False,
     new_checkpoint: bool = False,
+    trace: BatchTrace | None = None,
 ) -> None:
     """Run a pipeline until it ends, fails (`PipelineFailed`), or a signal stops it.
 
@@ -59,12 +61,12 @@ def run(
         once: End after everything that is in the topic now.
         report: Called with the progress of each batch and retry pass.
         spark_output: A file for what Spark and its workers write to standard error. Default: standard error.
-        new_sink, new_checkpoint: As for `start`.
+        new_sink, new_checkpoint, trace: As for `start`.
     """
     pipeline = replace(pipeline, spark={**pipeline.spark, **(conf or {})})
     check_checkpoint(pipeline)
     if spark is not None:
-        _run_in(spark, pipeline, once, report, new_sink, new_checkpoint)
+        _run_in(spark, pipeline, once, report, new_sink, new_checkpoint, trace)
         return
     check_packages(pipeline)
     check_java()
@@ -77,15 +79,23 @@ def run(
                 own = open_session(pipeline, master, conf or {}, IN_FILE)
             ends.enter_context(repeat_warnings(spark_output))
         ends.callback(stop_session, own)
-        _run_in(own, pipeline, once, report, new_sink, new_checkpoint)
+        _run_in(own, pipeline, once, report, new_sink, new_checkpoint, trace)
 
 
 def _run_in(
-    spark: SparkSession, pipeline: Pipeline, once: bool, report: Report | None, new_sink: bool, new_checkpoint: bool
+    spark: SparkSession,
+    pipeline: Pipeline,
+    once: bool,
+    report: Report | None,
+    new_sink: bool,
+    new_checkpoint: bool,
+    trace: BatchTrace | None,
 ) -> None:
     asked = threading.Event()
     with stop_on_signals(asked):
-        running = start(pipeline, spark, once=once, report=report, new_sink=new_sink, new_checkpoint=new_checkpoint)
+        running = start(
+            pipeline, spark, once=once, report=report, new_sink=new_sink, new_checkpoint=new_checkpoint, trace=trace
+        )
         with running:
             while not running.await_end(0.2) and not asked.is_set():
                 pass

@@ -25,12 +25,14 @@ from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import Sink
 from lanemq.pipelines.running.batch_processor import BatchProcessor
+from lanemq.pipelines.running.batch_trace import BatchTrace, BatchTracing
 from lanemq.pipelines.running.effect_history import EffectHistory
 from lanemq.pipelines.running.failure import PipelineFailed
 from lanemq.pipelines.running.progress import AppliedBatch, Progress, ProgressReporter, Report
 from lanemq.pipelines.running.queue_ends import SourceEnds
 from lanemq.pipelines.sinks.delta import DeltaSink, delta_options
 from lanemq.pipelines.sinks.parquet import ParquetSink
+from lanemq.spark.lag import FirstMessages
 from lanemq.spark.options import ALL_TAGS
 from lanemq.spark.read.brokers import Brokers
 from lanemq.spark.session import is_connect
@@ -60,6 +62,7 @@ def start(
     report: Report | None = None,
     new_sink: bool = False,
     new_checkpoint: bool = False,
+    trace: BatchTrace | None = None,
 ) -> "RunningPipeline":
     """Start a pipeline.
 
@@ -69,6 +72,7 @@ def start(
         new_sink: Let a sink that lacks batches which are done go on without them, instead of raising `StateLost`.
         new_checkpoint: Let a sink that another checkpoint of this pipeline wrote to go on with this checkpoint,
             instead of raising `StateLost`. Its rows stay, and rows of messages that are read again are added to them.
+        trace: Makes a span for each batch and retry pass: `trace_batches()`.
     """
     _refuse_connect(pipeline, spark)
     clock = SystemClock()
@@ -90,6 +94,7 @@ def start(
         new_sink=new_sink,
         new_checkpoint=new_checkpoint,
         queue_ends=SourceEnds(pipeline.source.parsed, checkpoint.log),
+        tracing=_tracing(pipeline, checkpoint, trace),
     )
     try:
         processor.open(spark)
@@ -110,6 +115,13 @@ def start(
         processor.close()
         checkpoint.close()
         raise
+
+
+def _tracing(pipeline: Pipeline, checkpoint: Checkpoint, trace: BatchTrace | None) -> BatchTracing | None:
+    if trace is None:
+        return None
+    source = pipeline.source.parsed
+    return BatchTracing(trace, checkpoint.log, FirstMessages(source.servers, security=source.security))
 
 
 def _refuse_connect(pipeline: Pipeline, spark: SparkSession) -> None:
