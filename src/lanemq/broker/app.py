@@ -214,7 +214,6 @@ class Broker:
             self.options,
             self._clock,
             store=store,
-            thread=threads.log,
             row_thread=threads.rows,
             search_thread=threads.search,
             group_commit=parts.group_commit,

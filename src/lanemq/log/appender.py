@@ -8,7 +8,8 @@ do not exist, so they are undone together with it (`undo`); the caller undoes wh
 stamps above all. Any other failed flush is final until a restart, which rebuilds those tables from the log.
 
 The loop fills one `Pending` and then replaces it by a new one. From then on only the log thread touches it (`flush`),
-and afterwards only the loop (`publish`), so the hot path needs no lock.
+and afterwards only the loop (`publish`), so the hot path needs no lock. Without `durable`, the loop may flush in place
+of the log thread.
 """
 
 from collections.abc import Sequence
@@ -178,8 +179,15 @@ class Appender:
         self._pending = Pending(pending.end, pending.end)
         return pending
 
+    def extends_newest(self, pending: Pending) -> bool:
+        """Whether the records go to the newest file, or to the first. If so, they may be flushed while another thread
+        syncs: no file has to be synced before."""
+        segments, parts = self._log.segments, pending.parts
+        return len(parts) <= 1 and (not parts or not segments or segments[-1].start == parts[0][0])
+
     def flush(self, pending: Pending, now: Millis | None = None) -> None:
-        """On the log thread: return when the records are as safe as the options promise, or raise.
+        """On the log thread, or on the loop (`extends_newest`): return when the records are as safe as the options
+        promise, or raise.
 
         `now` (monotonic) is needed without `durable` only, to sync from time to time.
         """

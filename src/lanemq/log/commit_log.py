@@ -17,7 +17,8 @@ record that is written while everything before it is synced carries a mark (`mar
 were intact once, so a fault in them is damage.
 
 Threads: `append`, `sync` and `close_retired` run on the log thread, `retire` on the loop, `read` on any thread. The
-list of segments is replaced, never changed in place.
+list of segments is replaced, never changed in place. Without `durable`, the loop may append to the newest segment while
+the log thread syncs: what is appended during a sync is left to the next one.
 """
 
 import bisect
@@ -40,7 +41,7 @@ _SUFFIX = ".log"
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """One open file of the log. `size` counts the bytes written as a whole; only the log thread changes it."""
+    """One open file of the log. `size` counts the bytes written as a whole; only `append` and `cut` change it."""
 
     start: int
     path: Path

@@ -26,7 +26,6 @@ class GrowingLog:
             never,
             clock,
             store=store_and_thread,
-            thread=store_and_thread,
             row_thread=store_and_thread,
             search_thread=store_and_thread,
             group_commit=self.group_commit,
@@ -90,7 +89,12 @@ class RelaxedBroker:
         thread: Any = SimpleNamespace(submit=lambda job, done: self.jobs.append((job, done)))
         options: Any = SimpleNamespace(save_offsets_every=1e9, checkpoint_every=1)
         clock: Any = SimpleNamespace(now=lambda: Millis(0))
-        group_commit: Any = SimpleNamespace(pending_bytes=0, failure=None, undone=0)
+        group_commit: Any = SimpleNamespace(
+            pending_bytes=0,
+            failure=None,
+            undone=0,
+            sync=lambda done: self.jobs.append((store.appender.sync, lambda _, error: done(error))),
+        )
         keeper: Any = SimpleNamespace(deletions=0)
         producers: Any = SimpleNamespace(dirty=lambda: Unsaved((), ()), saved=lambda _: None)
         unused: Any = {"offsets": None, "delays": None}
@@ -98,7 +102,6 @@ class RelaxedBroker:
             options,
             clock,
             store=store,
-            thread=thread,
             row_thread=thread,
             search_thread=thread,
             group_commit=group_commit,

@@ -7,20 +7,22 @@ from typing import Any
 
 import pytest
 
+from lanemq.broker.storage import group_commit
 from lanemq.broker.storage.disk_thread import DiskThread, outcome_of
-from lanemq.broker.storage.group_commit import GroupCommit
+from lanemq.broker.storage.group_commit import WAITED_FOR, GroupCommit
 from lanemq.broker.storage.topic_keeper import TopicRows
 from lanemq.clock import SystemClock
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.refusals import RefusalCounts
 from lanemq.log.appender import Pending
 from lanemq.log.options import StoreOptions
+from lanemq.log.recovery import Found, scan
 from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.units import Millis
 from lanemq.net.turns import TURN_NS
-from lanemq.wire.record import NO_HOST
+from lanemq.wire.record import NO_HOST, is_marked_synced
 
 ANN, BOB = 1, 2
 """Numbers of peers."""
@@ -31,15 +33,18 @@ class ManualThread:
 
     def __init__(self) -> None:
         self.jobs: list[Callable[[], None]] = []
-
-    @property
-    def idle(self) -> bool:
-        return not self.jobs
+        self.in_progress = 0
 
     def submit(
         self, job: Callable[[], object], done: Callable[[object, StorageError | None], None], *, urgent: bool = False
     ) -> None:
-        self.jobs.append(lambda: done(*outcome_of(job)))
+        def run() -> None:
+            outcome = outcome_of(job)
+            self.in_progress -= 1
+            done(*outcome)
+
+        self.in_progress += 1
+        self.jobs.append(run)
 
     def submit_rows(
         self, _: object, job: Callable[[], object], done: Callable[[object, StorageError | None], None]
@@ -54,8 +59,16 @@ class ManualThread:
 class CountedCommits:
     """A group commit over a real store; counts flushes and collects what was acknowledged."""
 
-    def __init__(self, folder: Path, *, durable: bool, rows: type[TopicRows] = TopicRows) -> None:
-        self.store = Store(folder, StoreOptions(durable=durable))
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        durable: bool,
+        rows: type[TopicRows] = TopicRows,
+        kind: type[GroupCommit] = GroupCommit,
+        segment_bytes: int = 1 << 20,
+    ) -> None:
+        self.store = Store(folder, StoreOptions(durable=durable, segment_bytes=segment_bytes))
         self.store.recover()
         self.flushes = 0
         self._flush = self.store.appender.flush
@@ -65,7 +78,7 @@ class CountedCommits:
         thread: Any = self.thread
         row_thread: Any = self.row_thread
         self.rows = rows(self.store.state, row_thread)
-        self.commits = GroupCommit(
+        self.commits = kind(
             self.store,
             thread,
             SystemClock(),
@@ -99,10 +112,10 @@ def on_a_loop(
     test: Callable[[CountedCommits], Any],
     *,
     durable: bool = False,
-    rows: type[TopicRows] = TopicRows,
+    **more: Any,
 ) -> None:
     async def run() -> None:
-        counted = CountedCommits(folder, durable=durable, rows=rows)
+        counted = CountedCommits(folder, durable=durable, **more)
         try:
             await test(counted)
         finally:
@@ -168,6 +181,91 @@ def test_a_write_waits_for_earlier_jobs_of_the_log_thread(tmp_path: Path) -> Non
         assert counted.acknowledged == [b"1"]
         counted.thread.run_all()
         assert counted.acknowledged == [b"1", b"2"]
+
+    on_a_loop(tmp_path, test)
+
+
+class WaitsForSyncs(GroupCommit):
+    """Writes only while the log thread does nothing."""
+
+    def _may_write_here(self, pending: Pending) -> bool:
+        return self._thread.in_progress == 0
+
+
+class WritesAlways(GroupCommit):
+    """Also writes the first records of a new file during a sync."""
+
+    def _may_write_here(self, pending: Pending) -> bool:
+        return True
+
+
+async def acknowledged_during_a_sync(counted: CountedCommits) -> list[bytes]:
+    """What is acknowledged while the log thread syncs; everything is afterwards."""
+    counted.read(ANN, b"1")
+    await loop_iteration()
+    counted.thread.run_all()
+    counted.commits.sync(lambda _: None)
+    counted.read(ANN, b"2" * 3000)
+    await loop_iteration()
+    early = list(counted.acknowledged)
+    counted.thread.run_all()
+    await loop_iteration()
+    assert counted.acknowledged == [b"1", b"2" * 3000]
+    return early
+
+
+@pytest.mark.parametrize(("kind", "early"), [(GroupCommit, 2), (WaitsForSyncs, 1)])
+def test_without_durable_a_send_does_not_wait_for_a_sync(tmp_path: Path, kind: type[GroupCommit], early: int) -> None:
+    async def test(counted: CountedCommits) -> None:
+        assert len(await acknowledged_during_a_sync(counted)) == early
+
+    on_a_loop(tmp_path, test, kind=kind)
+
+
+@pytest.mark.parametrize(("kind", "early"), [(GroupCommit, 1), (WritesAlways, 2)])
+def test_a_new_file_waits_for_the_sync_of_the_one_before(tmp_path: Path, kind: type[GroupCommit], early: int) -> None:
+    """Otherwise a power cut could keep a record of the new file and lose an earlier one."""
+
+    async def test(counted: CountedCommits) -> None:
+        counted.read(ANN, b"0" * 3000)
+        await loop_iteration()
+        counted.thread.run_all()
+        counted.acknowledged.clear()
+        assert len(await acknowledged_during_a_sync(counted)) == early
+
+    on_a_loop(tmp_path, test, kind=kind, segment_bytes=4096)
+
+
+async def marked_records(counted: CountedCommits) -> int:
+    """How many of 20 records carry the mark of a sync, if each is sent while the disk syncs."""
+    counted.read(ANN, b"first")
+    await loop_iteration()
+    log = counted.store.appender._log
+    sync = log._disk.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        counted.read(ANN, b"during the sync")
+        sync(fd)
+
+    log._disk.fdatasync = fdatasync  # type: ignore[method-assign]
+    for _ in range(20):
+        counted.commits.sync(lambda _: None)
+        counted.thread.run_all()
+    log._disk.fdatasync = sync  # type: ignore[method-assign]
+    found = [part for part in scan(log, 0) if isinstance(part, Found)]
+    assert len(found) == 21
+    return sum(is_marked_synced(part.buffer, part.start) for part in found[1:])
+
+
+@pytest.mark.parametrize(("every", "marked"), [(WAITED_FOR, 2), (1000, 0)])
+def test_however_busy_a_sender_is_some_records_carry_the_mark_of_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, marked: int
+) -> None:
+    """Recovery tells damage from a torn end by it. If no sync is waited for, no record does."""
+    monkeypatch.setattr(group_commit, "WAITED_FOR", every)
+
+    async def test(counted: CountedCommits) -> None:
+        assert await marked_records(counted) == marked
 
     on_a_loop(tmp_path, test)
 

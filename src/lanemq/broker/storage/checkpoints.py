@@ -47,7 +47,6 @@ class Checkpoints:
         clock: Clock,
         *,
         store: Store,
-        thread: DiskThread,
         row_thread: DiskThread,
         search_thread: DiskThread,
         group_commit: GroupCommit,
@@ -58,7 +57,6 @@ class Checkpoints:
     ) -> None:
         self._clock = clock
         self._store = store
-        self._thread = thread
         self._row_thread = row_thread
         self._search_thread = search_thread
         self._group_commit = group_commit
@@ -155,14 +153,12 @@ class Checkpoints:
         if not self._syncing:
             self._syncing = True
 
-            def synced(_: object, error: StorageError | None) -> None:
+            def synced(error: StorageError | None) -> None:
                 self._syncing = False
                 if error is None:
                     self._synced = end
-                else:
-                    self._group_commit.stop_writing(error)
 
-            self._thread.submit(self._store.appender.sync, synced)
+            self._group_commit.sync(synced)
         return False
 
     def _index_written(self, work: IndexWork, unsaved: Unsaved, error: StorageError | None) -> None:

@@ -54,7 +54,8 @@ class DiskThread:
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._in_progress = 0
+        self.in_progress = 0
+        """On the loop: jobs that were submitted and whose `done` was not called yet."""
         self._turns = Turns(loop, SystemClock().now_ns)
         self._outcomes: deque[tuple[_Finished, _Outcome]] = deque()
         """Outcomes that wait for a turn on the loop, in the order of their jobs."""
@@ -74,10 +75,10 @@ class DiskThread:
             self._loop.call_soon_threadsafe(self._one_finished, finished, outcome_of(job), urgent)
 
         def finished(result: G | None, error: StorageError | None) -> None:
-            self._in_progress -= 1
+            self.in_progress -= 1
             done(result, error)
 
-        self._in_progress += 1
+        self.in_progress += 1
         self._jobs.put(run)
 
     def submit_rows(
@@ -89,10 +90,10 @@ class DiskThread:
         """
 
         def finished(result: G | None, error: StorageError | None) -> None:
-            self._in_progress -= 1
+            self.in_progress -= 1
             done(result, error)
 
-        self._in_progress += 1
+        self.in_progress += 1
         self._jobs.put(_RowJob(rows, job, finished))
 
     def _one_finished(self, finished: _Finished, outcome: _Outcome, urgent: bool) -> None:
@@ -121,11 +122,6 @@ class DiskThread:
             if end is not None and self._turns.nanoseconds() >= end:
                 break
         return bool(self._outcomes)
-
-    @property
-    def idle(self) -> bool:
-        """On the loop: whether every submitted job has run and its `done` was called."""
-        return self._in_progress == 0
 
     async def call(self, job: Callable[[], G]) -> G:
         """Run `job` on the thread and return its result."""
