@@ -72,7 +72,7 @@ CONTENDERS = (
         _python("confluent"),
         "confluent-kafka 2.16.1, idempotent producer; `produce` + `flush` with linger 0 (one at a time), a delivery "
         "callback each with the default linger (pipelined), `produce_batch` with linger 50 (batches), `AIOProducer`; "
-        "`consume(1000)` with automatic commits",
+        "`consume(1000)` with automatic commits and `fetch.queue.backoff.ms=10`",
         ways=(*BLOCKING, "async pipelined"),
     ),
     Contender(

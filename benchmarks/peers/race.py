@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from benchmarks.harness import commit
 from benchmarks.peers.contenders import Contender
 from benchmarks.peers.processes import ClientFailed, ClientProcess, PeerServer
 
@@ -46,9 +47,11 @@ class Records:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a")
+        self._version = commit()
 
     def add(self, **record: Any) -> None:
-        line = {**record, "load": round(os.getloadavg()[0], 1), "time": round(time.time())}
+        about = {"load": round(os.getloadavg()[0], 1), "time": round(time.time()), "version": self._version}
+        line = {**record, **about}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         short = {name: value for name, value in record.items() if name not in ("round", "count")}

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from benchmarks.peers.goals import judged, table
 from benchmarks.peers.report import BEGIN, END, behind, busy, replaced, section
 from benchmarks.peers.rounds import figures
 
@@ -62,3 +63,16 @@ def test_a_new_section_replaces_the_old_one_and_leaves_the_rest() -> None:
     page = f"# Title\n\ntext\n\n{BEGIN}\nold\n{END}\n\n## After\n"
     assert replaced(page, "new") == f"# Title\n\ntext\n\n{BEGIN}\nnew\n{END}\n\n## After\n"
     assert replaced("# Title\n", "new") == f"# Title\n\n{BEGIN}\nnew\n{END}\n"
+
+
+def test_a_goal_is_judged_by_the_rival_that_it_names() -> None:
+    rounds = [record("LaneMQ", 100.0), record("confluent-kafka", 80.0), record("aiokafka", 50.0)]
+    reached = {row.rival: (round(row.times, 2), row.reached) for row in judged(figures(rounds))}
+    assert reached == {"confluent-kafka": (1.25, True), "aiokafka": (2.0, False)}
+
+
+def test_a_tail_is_judged_by_the_best_of_the_others() -> None:
+    rounds = [latency("LaneMQ", 1.0, 5.0), latency("NATS JetStream", 2.0, 10.0), latency("Redis Streams", 3.0, 4.0)]
+    (row,) = judged(figures(rounds))
+    assert (row.rival, row.times, row.reached) == ("Redis Streams", 1.25, False)
+    assert "| ≤ 1× the best other (Redis Streams) | 1.25× | no |" in table([row])[-1]

@@ -99,6 +99,7 @@ class async_sender:  # noqa: N801
 
 def consume(job: Job, handle: Any) -> None:
     settings = {"bootstrap.servers": job.address, "group.id": job.group, "auto.offset.reset": "earliest"}
+    settings["fetch.queue.backoff.ms"] = 10  # by default a reader that caught up with its own queue pauses for a second
     if session := job.number("session_ms", 0):
         settings |= {"session.timeout.ms": session, "heartbeat.interval.ms": session // 3}
     # `consume(n)` waits for n messages or its timeout, which suits a backlog; `consume(1)` suits messages as they come.
