@@ -34,6 +34,16 @@ def test_the_checksum_is_zlibs(data: bytes, before: int) -> None:
     assert records.crc(data, before) == crc32(data, before)
 
 
+def test_the_checksum_of_every_length_is_zlibs() -> None:
+    """Long texts are folded 64 bytes a step, then 16, and the rest goes by table."""
+    from lanemq._fast import records
+
+    data = bytes(number * 7 % 251 for number in range(1100))
+    for size in range(1090):
+        start = size % 10
+        assert records.crc(data[start : start + size], size) == crc32(data[start : start + size], size)
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.lists(ITEMS, max_size=5), st.binary(max_size=130), INTS, LONGS, LONGS, LONGS)
 def test_records_are_sealed_alike(
