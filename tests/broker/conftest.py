@@ -41,8 +41,8 @@ def start(folder: Path) -> Iterator[Start]:
 def start_process(folder: Path) -> Iterator[StartProcess]:
     started: list[BrokerProcess] = []
 
-    def start_one() -> BrokerProcess:
-        started.append(BrokerProcess(folder / "data"))
+    def start_one(**options: int) -> BrokerProcess:
+        started.append(BrokerProcess(folder / "data", **options))
         return started[-1]
 
     yield start_one

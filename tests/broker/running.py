@@ -1,6 +1,7 @@
 """A broker in this process, whose clock and disk a test may replace, and a broker in its own process."""
 
 import asyncio
+import json
 import shutil
 import signal
 import subprocess
@@ -161,9 +162,9 @@ class Gate:
 class BrokerProcess:
     """A broker in its own process, to be killed; `log` is its standard error."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, **options: int) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        command = [sys.executable, str(Path(__file__).with_name("serve.py")), str(data)]
+        command = [sys.executable, str(Path(__file__).with_name("serve.py")), str(data), json.dumps(options)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._errors, text=True)
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()

@@ -1,6 +1,7 @@
 """A broker as a process: prints its address, logs to standard error, ends on SIGTERM."""
 
 import asyncio
+import json
 import logging
 import signal
 import sys
@@ -11,8 +12,8 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.net.address import Address
 
 
-async def serve(data: Path) -> None:
-    broker, ended = Broker(BrokerOptions(data, listen=Address("127.0.0.1", 0))), asyncio.Event()
+async def serve(data: Path, **options: int) -> None:
+    broker, ended = Broker(BrokerOptions(data, listen=Address("127.0.0.1", 0), **options)), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     await broker.start()
     print(broker.address, flush=True)
@@ -22,4 +23,4 @@ async def serve(data: Path) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(stream=sys.stderr, level="WARNING")
-    asyncio.run(serve(Path(sys.argv[1])))
+    asyncio.run(serve(Path(sys.argv[1]), **json.loads(sys.argv[2])))

@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 from tests.broker.conftest import Start, StartProcess
 from tests.broker.raw_client import RawClient, bodies, records
-from tests.broker.running import RunningBroker
+from tests.broker.running import BrokerProcess, RunningBroker
 
 from lanemq.broker.handlers import pull as pull_handler
 from lanemq.broker.monitor import figures
 from lanemq.broker.storage.index_rebuilding import IndexRebuilding
 from lanemq.client.admin.queue_progress import store_times
+from lanemq.log.options import StoreOptions
+from lanemq.log.store import Store
 from lanemq.model.queue import MessageQueue
+from lanemq.wire.batch import RecordColumns
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.stats_bodies import ConsumeStats, TopicStatsTable
 
@@ -143,18 +146,58 @@ def test_a_stop_before_the_rebuild_is_done_lets_the_next_start_begin_again(
     assert bodies(raw.read("T")) == [*(b"%d" % number for number in range(COUNT)), b"new"]
 
 
-def test_a_broker_that_is_killed_while_it_rebuilds_loses_nothing(start_process: StartProcess, folder: Path) -> None:
-    process = start_process()
+LARGE, QUEUES, BODY = 24_000, 4, b"x" * 4_000
+"""About 100 MiB: six steps of the rebuild."""
+SEGMENT_BYTES = 8 * 1024 * 1024
+
+
+def fill_without_broker(data: Path) -> None:
+    """Messages with their number in front, by turns in each queue, a thousand at once."""
+    store = Store(data, StoreOptions(durable=False, segment_bytes=SEGMENT_BYTES))
+    store.recover()
+    now = int(time.time() * 1000)
+    for first in range(0, LARGE, 1_000):
+        texts = [b"%d " % number + BODY for number in range(first, first + 1_000)]
+        columns = RecordColumns(texts, [b""] * 1_000, [0] * 1_000, [0] * 1_000, [1] * 1_000, 0, 0)
+        store.append("T", first // 1_000 % QUEUES, columns, store_time=now)
+    store.close()
+
+
+def stored_numbers(raw: RawClient, queue: int) -> list[bytes]:
+    return [body.partition(b" ")[0] for body in bodies(raw.read("T", queue=queue))]
+
+
+def killed_in_the_middle(process: BrokerProcess, text: bytes) -> bool:
+    """Stores a message and kills the broker; whether it had rebuilt a part of the indexes, and not all of them."""
     with RawClient(process.address) as raw:
-        raw.create("T", 1)
-        for number in range(COUNT):
-            raw.send("T", b"%d" % number, stamp=f"p.1.{number}")
-    process.stop()
-    shutil.rmtree(folder / "data" / "index")
-    process = start_process()
-    with RawClient(process.address) as raw:
-        raw.send("T", b"new", stamp=f"p.1.{COUNT}")
+        assert raw.send("T", text).code == 0
+        whole = left = int(raw.runtime()["lanemq_index_rebuild_bytes"])
+        while left == whole > 0:
+            left = int(raw.runtime()["lanemq_index_rebuild_bytes"])
     process.kill()
-    with RawClient(start_process().address) as raw:
-        assert bodies(raw.read("T")) == [*(b"%d" % number for number in range(COUNT)), b"new"]
-        assert raw.send("T", b"new", stamp=f"p.1.{COUNT}").ext["laneDuplicate"] == "true"
+    return left > 0
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_killed_in_the_middle_of_a_large_rebuild_loses_nothing(
+    start: Start, start_process: StartProcess, folder: Path
+) -> None:
+    data, sent, in_the_middle = folder / "data", list[bytes](), False
+    running = start()
+    running.connect().create("T", QUEUES)
+    running.stop()
+    fill_without_broker(data)
+    while not in_the_middle:  # it may be faster than this process
+        shutil.rmtree(data / "index")
+        sent.append(b"new-%d" % len(sent))
+        in_the_middle = killed_in_the_middle(start_process(segment_bytes=SEGMENT_BYTES), sent[-1])
+    process = start_process(segment_bytes=SEGMENT_BYTES)
+    with RawClient(process.address) as raw:
+        assert raw.send("T", b"last").code == 0, "it serves"
+        wait_for_rebuild(raw)
+        for queue in range(QUEUES):
+            wanted = [b"%d" % number for number in range(LARGE) if number // 1_000 % QUEUES == queue]
+            assert stored_numbers(raw, queue) == wanted + ([*sent, b"last"] if queue == 0 else [])
+    process.stop()
+    assert "indexes are missing" in process.log, "the killed rebuild was not done"
+    assert start().broker.running.parts.store.rebuild is None, "now it is"
