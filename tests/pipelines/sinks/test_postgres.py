@@ -14,7 +14,7 @@ from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.pipelines.ports import Append, Merge, TableRows
 from lanemq.pipelines.sinks import PostgresSink, open_sink
 from lanemq.pipelines.sinks.exact_sink import arrow_schema
-from lanemq.pipelines.sinks.postgres import without_nul
+from lanemq.pipelines.sinks.postgres_rows import without_nul
 
 MONEY = t.DecimalType(10, 2)
 UTC, LOCAL = t.TimestampType(), t.TimestampNTZType()
@@ -199,6 +199,6 @@ def test_texts_without_nul_are_unchanged() -> None:
 
 
 def test_nul_is_an_option_of_a_declared_sink() -> None:
-    assert open_sink("postgres", {"dsn": "host=x", "table": "t", "nul": "fail"})._nul == "fail"  # type: ignore[attr-defined]
+    assert open_sink("postgres", {"dsn": "host=x", "table": "t", "nul": "fail"})._format.nul == "fail"  # type: ignore[attr-defined]
     with pytest.raises(InvalidOption, match="nul = 'keep'"):
         PostgresSink("host=x", "t", nul="keep")

@@ -14,6 +14,7 @@ from tests.pipelines.sinks.targets import (
     CHANGES,
     EVENTS,
     KEYED,
+    QUERY,
     Died,
     PostgresTarget,
     SqliteTarget,
@@ -233,7 +234,7 @@ def test_a_missing_server_is_waited_for_but_a_refusal_is_not(tmp_path: Path, pos
 def test_a_run_that_hangs_in_its_transaction_is_ended_by_its_successor_and_refused(
     tmp_path: Path, postgres: Server, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    monkeypatch.setattr("lanemq.pipelines.sinks.postgres.LOCK_MS", 50)
+    monkeypatch.setattr("lanemq.pipelines.sinks.postgres_session.LOCK_MS", 50)
     target = PostgresTarget(tmp_path, postgres.dsn)
     old = target.opened(epoch=1)
     successors: list[Any] = []
@@ -254,7 +255,7 @@ def test_a_run_that_hangs_in_its_transaction_is_ended_by_its_successor_and_refus
 def test_an_older_run_that_opens_late_ends_no_session(
     tmp_path: Path, postgres: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lanemq.pipelines.sinks.postgres.LOCK_MS", 50)
+    monkeypatch.setattr("lanemq.pipelines.sinks.postgres_session.LOCK_MS", 50)
     target = PostgresTarget(tmp_path, postgres.dsn)
     new = target.opened(epoch=2)
     refused: list[bool] = []
@@ -273,8 +274,9 @@ def test_an_older_run_that_opens_late_ends_no_session(
 
 def test_a_row_that_postgres_cannot_store_changes_nothing(tmp_path: Path, postgres: Server) -> None:
     target = PostgresTarget(tmp_path, postgres.dsn)
-    sink = target.merging()
-    sink._nul = "fail"
+    sink = PostgresSink(target.dsn, f"{target.schema}.rows", nul="fail")
+    target.sinks.append(sink)
+    sink.open(None, QUERY, 1, CHANGES, KEYED)  # type: ignore[arg-type]
     with pytest.raises(StorageError, match=r"NUL, which PostgreSQL cannot store \(1 of column text\)"):
         sink.write(changes((1, "nul \0", 1, False)), named(1, 0))
     assert sink.write(changes((1, "fine", 1, False)), named(1, 0))

@@ -147,7 +147,11 @@ _KINDS: dict[str, _Kind] = {
         {"path": _text, "partition_by": _texts, "compact_after": _seconds, "file_size": _count},
     ),
     "sqlite": _Kind(SqliteSink, ("path", "table"), {"path": _text, **_SQL}),
-    "postgres": _Kind(PostgresSink, ("dsn", "table"), {"dsn": _text, "nul": _text, "trust_columns": _texts, **_SQL}),
+    "postgres": _Kind(
+        PostgresSink,
+        ("dsn", "table"),
+        {"dsn": _text, "nul": _text, "trust_columns": _texts, "copies": _count, "staged_from": _count, **_SQL},
+    ),
     "topic": _Kind(
         TopicSink,
         ("servers", "topic"),

@@ -1,5 +1,8 @@
 """Batches in a PostgreSQL table, by COPY: rows and ledger row in one transaction.
 
+The driver copies a small batch itself. A large one is copied by Spark tasks, into a staging table that the driver then
+merges in one statement (`postgres_staging.py`), so its rows do not pass through the driver.
+
 The ledger row is locked FOR UPDATE before a batch is checked, so a second run waits until the first one ends. If the
 older run hangs inside its transaction, a newer run that has waited `LOCK_MS` lets the server end the older session,
 which leaves nothing of the batch behind. Text sequences compare byte by byte (collation "C").
@@ -14,40 +17,44 @@ refuse a text that does not fit, never for types that round it.
 """
 
 import logging
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import md5
-from io import BytesIO
-from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pcsv
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock
-from lanemq.model.environment import install_extra
-from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, LaneError, RequestTimedOut, StorageError
-from lanemq.model.units import Seconds
-from lanemq.pipelines.ports import SEQUENCE, Merge
-from lanemq.pipelines.sinks.exact_sink import Terms, is_nested, json_column
-from lanemq.pipelines.sinks.sql import Column, SqlSink, names_of
+from lanemq.model.errors import ConnectionLost, InvalidOption, LaneError, RequestTimedOut, StorageError
+from lanemq.model.units import Seconds, to_millis
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile, Rows
+from lanemq.pipelines.sinks.exact_sink import Terms
+from lanemq.pipelines.sinks.postgres_rows import CopyFormat, nul_counts
+from lanemq.pipelines.sinks.postgres_session import Session, driver, first_line
+from lanemq.pipelines.sinks.postgres_staging import (
+    ROWS_AT_ONCE,
+    Copied,
+    CopyTask,
+    StagingOutdated,
+    StagingTable,
+    check_copies,
+    divide,
+    only_copies,
+    staging_name,
+    staging_prefix,
+)
+from lanemq.pipelines.sinks.sql import Column, SqlSink, names_of, quoted, quoted_table
 
 log = logging.getLogger(__name__)
 
-LOCK_MS = 5_000
-"""How long the server waits for a lock, before the sink logs a warning and tries again."""
-HANGING_MS = 60_000
-"""How long the server keeps a transaction of a silent client, if no newer run ends it."""
-CONNECT_SECONDS = 5
 SCHEMA_LOCK = 0x1A9E_3D61
 """The advisory lock under which tables are created."""
-
-_RETRIABLE_STATES = frozenset({"40001", "40P01", "55P03", "57014", "53300", "53400"})
-"""Serialization, deadlock, lock timeout, cancelled, too many connections, limits: a later attempt may succeed."""
-_RETRIABLE_REFUSALS = ("starting up", "shutting down", "recovery", "too many", "reserved", "terminating")
-"""Parts of the refusal of a server that will take connections again later."""
+MAX_COPIES: Final = 3
+"""How often the rows of a large batch are copied, if the server loses them, before the batch fails."""
 
 _NUMERIC_HEADER: Final = 4
 """What PostgreSQL adds to the encoded limits of a numeric or a varchar."""
@@ -76,10 +83,6 @@ _TYPES: tuple[tuple[Any, str, frozenset[str]], ...] = (
 )
 """Arrow type, type of a new column, and types (names of pg_type) of existing columns that take the values."""
 
-NUL, REPLACEMENT = "\0", "\ufffd"
-_ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
-"""NUL as JSON writes it, not preceded by an escaped backslash."""
-
 
 class PostgresSink(SqlSink):
     """Appends or merges batches into a table of a PostgreSQL database.
@@ -95,6 +98,10 @@ class PostgresSink(SqlSink):
         trust_columns: Columns that receive texts and have a type that takes only some of them: `uuid`, `jsonb`,
             `varchar(20)`, an enum, a domain. The sink refuses such columns unless they are named here. A text that
             does not fit then ends the pipeline, at every start, until the message is left out.
+        copies: Spark tasks that copy the rows of a large batch at the same time, 0 for none: the driver copies them.
+            Each has a connection of its own. Low values are slow; high ones use up the connections of the server.
+        staged_from: Rows from which on a batch is large. Low values make small batches wait for a Spark job; with
+            high ones many rows pass through the driver.
     """
 
     adding = "ADD COLUMN IF NOT EXISTS"
@@ -110,55 +117,182 @@ class PostgresSink(SqlSink):
         *,
         wait: Seconds = 60.0,
         evolve: bool = True,
-        nul: str = "replace",
+        nul: Literal["replace", "fail"] = "replace",
         trust_columns: Sequence[str] = (),
+        copies: int = 8,
+        staged_from: int = 100_000,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(table, wait, evolve, clock)
         if nul not in ("replace", "fail"):
             raise InvalidOption(f'nul = {nul!r}: write "replace" or "fail"')
+        if copies < 0 or staged_from < 0:
+            raise InvalidOption("copies and staged_from cannot be negative; copies=0 lets the driver copy")
         if isinstance(trust_columns, str):
             raise InvalidOption(f'trust_columns = {trust_columns!r}: write a list, such as ["{trust_columns}"]')
-        self._nul = nul
+        driver()
+        self._format = CopyFormat(table, nul)
         self._trusted = frozenset(trust_columns)
-        self._json_texts: list[str] = []
-        """Trusted columns of JSON, where even an escaped NUL is refused."""
-        self._psycopg = _driver()
+        self._copies = copies
+        self._staged_from = staged_from
+        self._wait = to_millis(wait)
         self._dsn = dsn
         self._connection: Any = None
+        self._spark: SparkSession | None = None
+
+    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
+        super().open(spark, query, epoch, schema, how)
+        self._spark = spark
+        self._drop_staging(self._opened())
 
     def close(self) -> None:
         super().close()
         self._disconnect()
 
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Any]:
-        connection = self._connected()
-        try:
-            with connection.transaction():
-                yield connection
-        except self._psycopg.Error as error:
-            if connection.broken or connection.closed:
-                self._disconnect()
-                raise ConnectionLost(f"PostgreSQL, table {self._table}: {_first_line(error)}") from error
-            raise self._lane_error(error) from error
-
-    def _connected(self) -> Any:
-        if self._connection is None:
+    def write(self, rows: Rows, batch: Batch) -> bool:
+        if not isinstance(rows, FileRows) or not self._copies_in_tasks(rows):
+            return super().write(rows, batch)
+        terms = self._write_terms(rows, batch)
+        for attempt in range(2, MAX_COPIES + 1):
             try:
-                self._connection = self._psycopg.connect(self._dsn, autocommit=True, connect_timeout=CONNECT_SECONDS)
-            except self._psycopg.OperationalError as error:
-                raise _connect_error(str(error)) from error
-            self._connection.execute(
-                f"SET lock_timeout = {LOCK_MS}; SET idle_in_transaction_session_timeout = {HANGING_MS}; "
-                f"SET client_encoding = 'UTF8'; SET TimeZone = 'UTC'; SET application_name = '{self._session_name()}'"
+                return self._write_staged(rows, batch, terms)
+            except StagingOutdated as outdated:
+                log.warning("%s: its rows are copied again, attempt %d: %s", batch, attempt, outdated)
+                self._drop_staging(terms)
+        try:
+            return self._write_staged(rows, batch, terms)
+        except StagingOutdated as outdated:
+            raise StorageError(f"{batch}: its rows were copied {MAX_COPIES} times; {outdated}") from outdated
+
+    def _copies_in_tasks(self, rows: FileRows) -> bool:
+        return self._spark is not None and bool(self._copies) and rows.count() >= max(1, self._staged_from)
+
+    # A large batch: tasks copy it into a staging table, then one transaction applies and records it.
+
+    def _write_staged(self, rows: FileRows, batch: Batch, terms: Terms) -> bool:
+        self.last_replaced = 0
+        staging = self._retrying.call(lambda: self._stage_once(batch, terms), str(batch))
+        if staging is None:
+            return False
+        copies = self._copy_files(rows, staging, batch, terms)
+
+        def apply(connection: Any) -> int:
+            return self._apply_staged(connection, staging, copies, rows.emptied_below, terms)
+
+        merged = sum(each.rows for each in copies) if isinstance(terms.how, Merge) else 0
+        new = self._retrying.call(lambda: self._commit(batch, terms, merged, apply), str(batch))
+        self._drop_staging(terms)
+        return new
+
+    def _stage_once(self, batch: Batch, terms: Terms) -> StagingTable | None:
+        """Create the staging table of an attempt; None if the target has the batch."""
+        with self._transaction() as connection:
+            if not self._locked_entry(connection, terms).admits(batch):
+                return None
+            fitted, missing = self._fit_extra(connection, terms.schema.empty_table())
+            name = ".".join([*self._table.split(".")[:-1], staging_name(self._mark())])
+            staging = StagingTable(quoted_table(name), fitted.schema)
+            known = ", ".join(
+                quoted(name) for name in fitted.schema.names if name not in {each.name for each in missing}
             )
-        return self._connection
+            self._execute(
+                connection,
+                f"CREATE UNLOGGED TABLE {staging.name} WITH (autovacuum_enabled = false) AS "
+                f"SELECT {known} FROM {self._name} WITH NO DATA",
+            )
+            self._add_columns(connection, staging.name, missing)
+            if isinstance(terms.how, Append):
+                self._execute(
+                    connection,
+                    f"ALTER TABLE {staging.name} ADD COLUMN {staging.place} bigint GENERATED ALWAYS AS IDENTITY "
+                    f"(CACHE {ROWS_AT_ONCE})",
+                )
+            return staging
+
+    def _copy_files(self, rows: FileRows, staging: StagingTable, batch: Batch, terms: Terms) -> list[Copied]:
+        required = (*terms.how.keys, SEQUENCE, DELETED) if isinstance(terms.how, Merge) else ()
+        session = self._session(f"{self._session_name()} copy")
+        task = CopyTask(session, staging, self._format, required, self._wait)
+        copies: list[Copied] = []
+        replaced: Counter[str] = Counter()
+        for found in self._run_tasks(task, divide([each for each in rows.files if each.rows], self._copies)):
+            if isinstance(found, LaneError):
+                # Its cause may be a newer run, which drops the staging table.
+                self._retrying.call(lambda: self._check_admitted(batch, terms), str(batch))
+                if isinstance(found, ConnectionLost | RequestTimedOut):
+                    raise StagingOutdated(str(found)) from found
+                raise found
+            copies.append(found)
+            replaced.update(found.replaced)
+        self._count_nul(replaced)
+        return copies
+
+    def _run_tasks(self, task: CopyTask, lists: Sequence[Sequence[RowFile]]) -> list[Copied | LaneError]:
+        """Run the task for each list, at the same time; returns what one complete run of each returned."""
+        assert self._spark is not None, "only then tasks copy"
+        return list(self._spark.sparkContext.parallelize(lists, len(lists)).mapPartitions(task).collect())
+
+    def _check_admitted(self, batch: Batch, terms: Terms) -> None:
+        with self._transaction() as connection:
+            self._locked_entry(connection, terms).admits(batch)
+
+    def _apply_staged(
+        self,
+        connection: Any,
+        staging: StagingTable,
+        copies: Sequence[Copied],
+        emptied_below: int | str | None,
+        terms: Terms,
+    ) -> int:
+        """Append or merge what was copied; returns how many rows a merge left out."""
+        self._check_staged(connection, staging, copies)
+        fitted, missing = self._fit_extra(connection, terms.schema.empty_table())
+        if fitted.schema != staging.schema:
+            raise StagingOutdated(f"another session has changed the columns of table {self._table}")
+        source = f"FROM {staging.name} WHERE {only_copies(copies)}"
+        if isinstance(terms.how, Append):
+            self._execute(
+                connection,
+                f"INSERT INTO {self._name} ({staging.columns}) SELECT {staging.columns} {source} "
+                f"ORDER BY {staging.place}",
+            )
+            return 0
+        self._empty(connection, emptied_below)
+        self._add_columns(connection, self._name, missing)
+        keys = ", ".join(map(quoted, terms.how.keys))
+        replaced = {name for each in copies for name in each.replaced}
+        if replaced & set(terms.how.keys):  # without NUL, keys of two rows may have become equal
+            bytewise = self.bytewise if pa.types.is_string(staging.schema.field(SEQUENCE).type) else ""
+            newest = f"{quoted(SEQUENCE)}{bytewise} DESC"
+            select = f"SELECT DISTINCT ON ({keys}) {staging.columns} {source} ORDER BY {keys}, {newest}"
+        else:
+            select = f"SELECT {staging.columns} {source} ORDER BY {keys}"
+        done = connection.execute(self._upsert(replace(terms, schema=staging.schema), select)).rowcount
+        return sum(each.rows for each in copies) - int(done)
+
+    def _check_staged(self, connection: Any, staging: StagingTable, copies: Sequence[Copied]) -> None:
+        there = self._execute(connection, "SELECT to_regclass(?) IS NOT NULL", (staging.name,))[0][0]
+        found = self._execute(connection, f"SELECT xmin, count(*) FROM {staging.name} GROUP BY xmin") if there else []
+        check_copies({int(each): count for each, count in found}, copies)
+
+    def _drop_staging(self, terms: Terms) -> None:
+        """End the copies that count no longer, and drop their tables. What cannot be dropped now is dropped later.
+
+        The ledger row is locked and names no newer run, so the copies are not a newer run's.
+        """
+        try:
+            with self._transaction() as connection:
+                self._locked_entry(connection, terms).check_opener(terms)
+                self._end_sessions(connection, f"{self._session_name()} copy")
+                left = self._execute(
+                    connection,
+                    "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' AND strpos(relname, ?) = 1",
+                    (staging_prefix(self._mark()),),
+                )
+                for (name,) in left:
+                    self._execute(connection, f"DROP TABLE IF EXISTS {name}")
+        except LaneError as error:
+            log.info("table %s: a staging table was not dropped: %s", self._table, error)
 
     def _open_once(self, terms: Terms) -> None:
         try:
@@ -177,31 +311,53 @@ class PostgresSink(SqlSink):
             entry.check_opener(terms)
             if not entry.lacks_epoch_of(terms):
                 return
-            ended = self._execute(
-                connection,
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE application_name = ? AND pid <> pg_backend_pid()",
-                (self._session_name(),),
-            )
+            ended = self._end_sessions(connection, self._session_name())
         if ended:
             log.warning(
                 "table %s: an older run of %s held its lock, so that run's session was ended", self._table, terms.query
             )
 
+    def _end_sessions(self, connection: Any, name: str) -> int:
+        """End all other sessions of this name, and return how many there were."""
+        return len(
+            self._execute(
+                connection,
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name = ? AND pid <> pg_backend_pid()",
+                (name,),
+            )
+        )
+
+    def _session(self, name: str) -> Session:
+        return Session(self._dsn, self._table, name, bool(self._trusted))
+
     def _session_name(self) -> str:
         """The session name shared by all runs of a query that write to this table, and by no others."""
-        query = self._terms.query if self._terms is not None else ""
-        return f"lanemq {md5(f'{query} {self._table}'.encode(), usedforsecurity=False).hexdigest()[:16]}"
+        return f"lanemq {self._mark()}"
 
-    def _lane_error(self, error: Any) -> LaneError:
-        text = f"table {self._table}: {_first_line(error)}"
-        if error.sqlstate in _RETRIABLE_STATES:
-            return RequestTimedOut(text)
-        if self._trusted and str(error.sqlstate).startswith(("22", "23514")):
-            lines = (error.diag.context or "").splitlines()
-            where = next((f" ({line})" for line in lines if line.startswith("COPY")), "")
-            text += f"{where}. trust_columns promises that all texts fit: leave such rows out before the sink"
-        return InvalidOption(text) if error.sqlstate == "42P10" else StorageError(text)
+    def _mark(self) -> str:
+        query = self._terms.query if self._terms is not None else ""
+        return md5(f"{query} {self._table}".encode(), usedforsecurity=False).hexdigest()[:16]
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        connection = self._connected()
+        try:
+            with self._session(self._session_name()).errors(connection), connection.transaction():
+                yield connection
+        except ConnectionLost:
+            self._disconnect()
+            raise
+
+    def _connected(self) -> Any:
+        if self._connection is None:
+            self._connection = self._session(self._session_name()).connect()
+        return self._connection
 
     def _lock_schema(self, connection: Any) -> None:
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
@@ -211,8 +367,8 @@ class PostgresSink(SqlSink):
             statement = statement.replace("%", "%%").replace("?", "%s")
         try:
             cursor = connection.execute(statement, tuple(values) or None)
-        except self._psycopg.errors.InvalidColumnReference as error:
-            raise InvalidOption(_first_line(error)) from error
+        except driver().errors.InvalidColumnReference as error:
+            raise InvalidOption(first_line(error)) from error
         return list(cursor.fetchall()) if cursor.description else []
 
     def _columns(self, connection: Any, table: str) -> list[Column]:
@@ -245,9 +401,8 @@ class PostgresSink(SqlSink):
         unknown = self._trusted - {column.name for column in there} - set(terms.schema.names)
         if unknown:
             raise InvalidOption(f"trust_columns: table {self._table} has no column {', '.join(sorted(unknown))}")
-        self._json_texts = [
-            column.name for column in there if column.name in self._trusted and column.base in ("json", "jsonb")
-        ]
+        texts = (each.name for each in there if each.name in self._trusted and each.base in ("json", "jsonb"))
+        self._format = replace(self._format, json_texts=tuple(texts))
         super()._check_columns(there, terms)
 
     def _append(self, connection: Any, tables: Iterable[pa.Table], terms: Terms) -> None:
@@ -269,67 +424,18 @@ class PostgresSink(SqlSink):
                 copy.write(table)
 
     def _storable(self, table: pa.Table, keys: Sequence[str]) -> bytes:
-        """The table as input for COPY, without texts that the server would refuse."""
-        texts = _in_text(table)
-        written = _csv(texts)
-        nested = [f.name for f in table.schema if is_nested(f.type) or f.name in self._json_texts]
-        if not _may_have_nul(written, bool(nested)):
-            return written
-        texts, found = without_nul(texts, nested)
+        written, found = self._format.encode(table, keys)
         self._count_nul(found)
-        return _csv(_newest_of_each(texts, keys) if set(keys) & set(found) else texts)
+        return written
 
     def _count_nul(self, found: Mapping[str, int]) -> None:
-        if not found:
-            return
-        counts = ", ".join(f"{count} of column {name}" for name, count in found.items())
-        if self._nul == "fail":
-            raise StorageError(
-                f"table {self._table}: texts hold NUL, which PostgreSQL cannot store ({counts}): leave the character "
-                f"out before the sink, or let it be replaced with nul='replace'"
+        if found:
+            log.warning(
+                "table %s: NUL in texts (%s) is stored as U+FFFD, since PostgreSQL has no NUL",
+                self._table,
+                nul_counts(found),
             )
-        log.warning("table %s: NUL in texts (%s) is stored as U+FFFD, since PostgreSQL has no NUL", self._table, counts)
-        self.last_replaced += sum(found.values())
-
-
-def _driver() -> ModuleType:
-    try:
-        import psycopg
-    except ImportError as error:
-        raise InvalidOption(f"the PostgreSQL sink needs psycopg: {install_extra('postgres')}") from error
-    found: ModuleType = psycopg
-    return found
-
-
-def _connect_error(text: str) -> LaneError:
-    """A retriable error, or `InvalidOption` if the server refuses for good, for example because of a wrong password."""
-    line = next(iter(text.strip().splitlines()), "no reason given")
-    if "FATAL" in text and not any(passing in text for passing in _RETRIABLE_REFUSALS):
-        return InvalidOption(f"dsn: PostgreSQL refuses the connection: {line}")
-    return ConnectFailed(f"PostgreSQL: {line}")
-
-
-def _in_text(table: pa.Table) -> pa.Table:
-    """The table with bytes and nested values as text for COPY."""
-    for at, field in enumerate(table.schema):
-        if is_nested(field.type):
-            table = table.set_column(at, field.name, json_column(table[at]))
-        elif pa.types.is_binary(field.type):
-            texts = [None if value is None else "\\x" + value.hex() for value in table[at].to_pylist()]
-            table = table.set_column(at, field.name, pa.array(texts, pa.string()))
-    return table
-
-
-def _csv(table: pa.Table) -> bytes:
-    """CSV for COPY: null is an empty field, empty text a pair of quotes."""
-    target = BytesIO()
-    # One chunk, because pyarrow 26 writes uninitialised memory for a table with an empty chunk among others.
-    pcsv.write_csv(table.combine_chunks(), target, pcsv.WriteOptions(include_header=False))
-    return target.getvalue()
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+            self.last_replaced += sum(found.values())
 
 
 def column_type(kind: pa.DataType) -> str:
@@ -371,47 +477,3 @@ def _types_for(kind: pa.DataType) -> tuple[str, frozenset[str]]:
         if fits(kind):
             return name, accepted
     raise InvalidOption(f"type {kind} has no column in PostgreSQL: cast it to text")
-
-
-def _may_have_nul(written: bytes, json: bool) -> bool:
-    """A quick check whether `without_nul`, which is slow, is needed. `json`: some columns hold JSON."""
-    return b"\0" in written or (json and b"\\u0000" in written)
-
-
-def without_nul(table: pa.Table, json: Collection[str] = ()) -> tuple[pa.Table, Mapping[str, int]]:
-    """Replace NUL in every text; returns the table and how many texts of which column had one.
-
-    PostgreSQL stores NUL neither in text nor in jsonb, and one such message must not end a pipeline at every start. The
-    replacement keeps the length of the text and shows that a character was lost. `json`: columns whose texts are JSON.
-    """
-    found: dict[str, int] = {}
-    for at, field in enumerate(table.schema):
-        if not pa.types.is_string(field.type):
-            continue
-        hits = pc.match_substring(table[at], "\\u0000" if field.name in json else NUL)
-        if not pc.any(hits).as_py():
-            continue
-        before = table[at]
-        after = _json_without_nul(before) if field.name in json else pc.replace_substring(before, NUL, REPLACEMENT)
-        count = int(pc.sum(pc.not_equal(before, after)).as_py())
-        if count:
-            found[field.name] = count
-            table = table.set_column(at, field, after)
-    return table, found
-
-
-def _newest_of_each(table: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """One row per key, the one with the highest sequence: replacing NUL may have made two keys equal."""
-    sequences = table[SEQUENCE].to_pylist()
-    best: dict[tuple[object, ...], int] = {}
-    for at, key in enumerate(zip(*(table[name].to_pylist() for name in keys), strict=True)):
-        if key not in best or sequences[at] > sequences[best[key]]:
-            best[key] = at
-    return table if len(best) == table.num_rows else table.take(sorted(best.values()))
-
-
-def _json_without_nul(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    def replaced(text: str | None) -> str | None:
-        return None if text is None else _ESCAPED.sub(lambda hit: hit[1] + REPLACEMENT, text)
-
-    return pa.chunked_array([pa.array([replaced(text) for text in column.to_pylist()], pa.string())])

@@ -10,7 +10,7 @@ source deletes all rows that are older.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -100,9 +100,12 @@ class SqlSink(ExactSink, ABC):
         return self._retrying.call(lambda: self._applied_once(terms), f"table {self._table}")
 
     def write(self, rows: Rows, batch: Batch) -> bool:
-        terms = self._terms_for(batch).widened(rows) if self.widens else self._terms_for(batch)
+        terms = self._write_terms(rows, batch)
         changes = _in_key_order(rows, terms) if isinstance(terms.how, Merge) else None
         return self._retrying.call(lambda: self._write_once(rows, changes, batch, terms), str(batch))
+
+    def _write_terms(self, rows: Rows, batch: Batch) -> Terms:
+        return self._terms_for(batch).widened(rows) if self.widens else self._terms_for(batch)
 
     def purge_tombstones(self, below: int | str) -> int:
         """Remove deletions with a sequence below this one, and return how many there were.
@@ -113,16 +116,25 @@ class SqlSink(ExactSink, ABC):
         return self._retrying.call(lambda: self._purge_once(below), f"table {self._table}")
 
     def _write_once(self, rows: Rows, changes: pa.Table | None, batch: Batch, terms: Terms) -> bool:
-        self.last_stale = self.last_replaced = 0
+        self.last_replaced = 0
+        merged = 0 if changes is None else changes.num_rows
+        return self._commit(batch, terms, merged, lambda connection: self._apply(connection, rows, changes, terms))
+
+    def _commit(self, batch: Batch, terms: Terms, merged: int, apply: Callable[[Any], int]) -> bool:
+        """Apply and record a batch in one transaction; False if the table has it.
+
+        `merged`: rows of a merge. `apply` returns how many of them it left out.
+        """
+        self.last_stale = 0
         with self._transaction() as connection:
             entry = self._locked_entry(connection, terms)
             if not entry.admits(batch):
                 return False
-            stale = self._apply(connection, rows, changes, terms)
+            stale = apply(connection)
             self._note(connection, terms, batch.number)
             if entry.owner is None:
                 self._note_owner(connection, terms, terms.owner)
-        self._count_stale(batch, 0 if changes is None else changes.num_rows, stale)
+        self._count_stale(batch, merged, stale)
         return True
 
     def _apply(self, connection: Any, rows: Rows, changes: pa.Table | None, terms: Terms) -> int:
@@ -130,14 +142,17 @@ class SqlSink(ExactSink, ABC):
         if changes is None:
             self._append(connection, shard_tables(rows, terms.schema), terms)
             return 0
-        if rows.emptied_below is not None:
-            self._execute(
-                connection, f"DELETE FROM {self._name} WHERE {self._older(rows.emptied_below)}", (rows.emptied_below,)
-            )
+        self._empty(connection, rows.emptied_below)
         if not changes.num_rows:
             return 0
-        changes, terms = self._add_columns(connection, changes, terms)
-        return int(changes.num_rows) - self._merge(connection, changes, terms)
+        changes, missing = self._fit_extra(connection, changes)
+        self._add_columns(connection, self._name, missing)
+        return int(changes.num_rows) - self._merge(connection, changes, replace(terms, schema=changes.schema))
+
+    def _empty(self, connection: Any, below: int | str | None) -> None:
+        """Delete all rows that are older than a truncation."""
+        if below is not None:
+            self._execute(connection, f"DELETE FROM {self._name} WHERE {self._older(below)}", (below,))
 
     def _open_once(self, terms: Terms) -> None:
         with self._transaction() as connection:
@@ -173,18 +188,20 @@ class SqlSink(ExactSink, ABC):
         if isinstance(terms.how, Merge):
             self._check_upsert(connection, terms)
 
-    def _add_columns(self, connection: Any, changes: pa.Table, terms: Terms) -> tuple[pa.Table, Terms]:
-        """Add columns that only the rows have, in the transaction of the batch."""
+    def _fit_extra(self, connection: Any, changes: pa.Table) -> tuple[pa.Table, list[pa.Field]]:
+        """The changes as the table can take them, and the columns that only they have."""
         declared = self._opened().schema.names
-        if terms.schema.names == declared:
-            return changes, terms
+        if changes.schema.names == declared:
+            return changes, []
         there = {column.name: column for column in self._columns(connection, self._name)}
-        changes, missing = self._extra_columns.fit(changes, declared, there, self._accepts)
-        for field in missing:
+        return self._extra_columns.fit(changes, declared, there, self._accepts)
+
+    def _add_columns(self, connection: Any, table: str, fields: Sequence[pa.Field]) -> None:
+        """Add columns, in the transaction of the batch."""
+        for field in fields:
             self._execute(
-                connection, f"ALTER TABLE {self._name} {self.adding} {quoted(field.name)} {self._column_type(field)}"
+                connection, f"ALTER TABLE {table} {self.adding} {quoted(field.name)} {self._column_type(field)}"
             )
-        return changes, replace(terms, schema=changes.schema)
 
     def _creation(self, terms: Terms) -> str:
         parts = [f"{quoted(field.name)} {self._column_type(field)}" for field in terms.schema]
