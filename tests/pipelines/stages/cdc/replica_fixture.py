@@ -58,6 +58,13 @@ class Frame:
         self._partitions = partitions
         self.columns = partitions[0].column_names if partitions else []
 
+    @property
+    def sparkSession(self) -> Any:
+        def numbers(start: int, end: int, step: int, partitions: int) -> "Frame":
+            return Frame(*(pa.table({"id": [number]}) for number in range(start, end, step)))
+
+        return SimpleNamespace(range=numbers)
+
     def select(self, *columns: str) -> "Frame":
         return Frame(*(partition.select(list(columns)) for partition in self._partitions))
 

@@ -17,23 +17,22 @@ from typing import Literal
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import feather
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from lanemq.files import StorePath, arrow_source, remove_tree
+from lanemq.files import StorePath, remove_tree
 from lanemq.model.errors import CodecError, InvalidOption, OrderError
 from lanemq.pipelines.checkpoint.fencing import read_fenced_json, write_as
 from lanemq.pipelines.checkpoint.queues import check_on_queue_change
 from lanemq.pipelines.ports import (
     DEAD_LETTER_SCHEMA,
-    DELETED,
     Append,
     Batch,
+    FileRows,
     Merge,
     OnQueueChange,
     Results,
+    Rows,
     Sink,
     SinkPosition,
     Stage,
@@ -41,7 +40,6 @@ from lanemq.pipelines.ports import (
 )
 from lanemq.pipelines.running.progress import counted
 from lanemq.pipelines.stages.cdc.evolving import Evolution, SkippedFields
-from lanemq.pipelines.stages.cdc.fold import newest_of_queues
 from lanemq.pipelines.stages.cdc.options import (
     Decimals,
     FormatName,
@@ -52,10 +50,20 @@ from lanemq.pipelines.stages.cdc.options import (
     TimeUnit,
     check_options,
 )
-from lanemq.pipelines.stages.cdc.reading import SUMMARY, QueueSummary, fold_task
+from lanemq.pipelines.stages.cdc.reading import QueueSummary, fold_task
 from lanemq.pipelines.stages.cdc.sequence import before, sequence_type
+from lanemq.pipelines.stages.cdc.shares import (
+    FOLDED_BY_TASKS_FROM,
+    SUMMARY,
+    ShareTask,
+    count_deletes,
+    fold_queues,
+    fold_shares,
+    read_rows,
+    read_table,
+)
 from lanemq.pipelines.stages.cdc.table import declare_table
-from lanemq.pipelines.stages.cdc.truncation import Truncation, newer_bound, refuse_unordered
+from lanemq.pipelines.stages.cdc.truncation import Bound, Truncation, newer_bound
 from lanemq.spark.versions import to_arrow_schema
 
 log = logging.getLogger(__name__)
@@ -182,18 +190,18 @@ class LastState(Stage):
 
     def process(self, messages: DataFrame, batch: Batch) -> Results:
         """Returns the newest row of each key that the batch changes."""
-        assert self._work is not None, "open() comes first"
-        FrozenTable.of(self._options).freeze(self._work.parent)
-        folder = self._work / str(batch.number)
+        folder = self._folder(batch)
+        FrozenTable.of(self._options).freeze(folder.parent.parent)
         remove_tree(folder)
         options = self._evolution.extend(self._options)
+        remove_tree(self._rows_folder(batch))
         try:
             queues = self._fold(messages, folder, options)
             fresh = self._evolution.find_columns(options, [(each.queue, each.fields) for each in queues])
             if fresh:
                 options = self._evolution.extend(self._options, fresh)
                 queues = self._fold(messages, folder, options)
-            return self._results(queues, batch, options, fresh)
+            return self._results(messages.sparkSession, queues, batch, options, fresh)
         finally:
             remove_tree(folder)
 
@@ -204,6 +212,10 @@ class LastState(Stage):
         summaries = (msgspec.json.decode(row.summary, type=QueueSummary) for row in found)
         return sorted(summaries, key=lambda each: each.queue)
 
+    def finished(self, batch: Batch) -> None:
+        """Removes the files of a large batch: the sinks have it."""
+        remove_tree(self._rows_folder(batch))
+
     def settle(self, batch: Batch, state: str) -> None:
         """Stores how far each queue was read, if offsets say what is newer, added columns and the last truncation."""
         self._truncation.settle(state, batch.epoch)
@@ -213,7 +225,12 @@ class LastState(Stage):
             self._ends.settle(state, batch.epoch)
 
     def _results(
-        self, queues: Sequence[QueueSummary], batch: Batch, options: ReplicaOptions, fresh: Mapping[str, str]
+        self,
+        spark: SparkSession,
+        queues: Sequence[QueueSummary],
+        batch: Batch,
+        options: ReplicaOptions,
+        fresh: Mapping[str, str],
     ) -> Results:
         counts = Counter({name: 0 for name in COUNTS})
         for each in queues:
@@ -222,9 +239,8 @@ class LastState(Stage):
         self._refuse_disorder(queues, counts, batch)
         schema = options.table.merged(sequence_type(options.parts))
         emptied_below = newer_bound(each.emptied_below for each in queues)
-        rows = self._truncation.drop_older(self._rows(queues, schema, batch), emptied_below)
-        counts["keys"] = rows.num_rows
-        counts["deletes"] = pc.sum(rows[DELETED]).as_py() or 0
+        rows, counts["deletes"] = self._rows(spark, queues, schema, batch, emptied_below)
+        counts["keys"] = rows.count()
         if new := self._fields.count((name for each in queues for name in each.skipped), batch):
             counts["new_fields"] = new
         counts.update(self._evolution.report(fresh, (name for each in queues for name in each.conflicts), batch))
@@ -234,7 +250,7 @@ class LastState(Stage):
         if self.evolves and queues:
             state = self._evolution.state_after(fresh, state)
         state = self._truncation.state_after(emptied_below, state)
-        return Results(TableRows(schema, rows, emptied_below), dead_letters, dict(counts), state, _positions(queues))
+        return Results(rows, dead_letters, dict(counts), state, _positions(queues))
 
     def _refuse_disorder(self, queues: Sequence[QueueSummary], counts: Counter[str], batch: Batch) -> None:
         """Refuses a batch whose order offsets cannot tell: those of different queues cannot be compared."""
@@ -249,21 +265,34 @@ class LastState(Stage):
         if not self._options.parts:
             self._ends.refuse_restart(queues, batch)
 
-    def _rows(self, queues: Sequence[QueueSummary], schema: StructType, batch: Batch) -> pa.Table:
-        wanted = to_arrow_schema(schema)
+    def _rows(
+        self, spark: SparkSession, queues: Sequence[QueueSummary], schema: StructType, batch: Batch, emptied: Bound
+    ) -> tuple[Rows, int]:
+        """The newest row of each key, on the driver or in files, and how many of them are deletions."""
+        wanted, keys, folder = to_arrow_schema(schema), self._options.table.keys, self._folder(batch)
+        older_than = self._truncation.newest(emptied)
         if not queues:
-            return wanted.empty_table()
-        rows = [(each.queue, self._read_table(batch, each.rows)) for each in queues]
-        bounds = (each.emptied_below for each in queues)
-        refuse_unordered([(*one, bound) for one, bound in zip(rows, bounds, strict=True)], batch)
-        return newest_of_queues(rows, self._options.table.keys).cast(wanted)
+            return TableRows(schema, wanted.empty_table(), emptied), 0
+        if sum(each.rows.rows for each in queues) < FOLDED_BY_TASKS_FROM:
+            parts = [(each.queue, read_rows(folder, each.rows), each.emptied_below) for each in queues]
+            rows = fold_queues(parts, keys, wanted, older_than, str(batch))
+            return TableRows(schema, rows, emptied), count_deletes(rows)
+        named = tuple((each.queue, each.rows, each.emptied_below) for each in queues)
+        task = ShareTask(folder, self._rows_folder(batch), named, keys, wanted, older_than, str(batch))
+        files, deletes = fold_shares(spark, task)
+        return FileRows(schema, files, emptied), deletes
 
-    def _read_table(self, batch: Batch, name: str) -> pa.Table:
+    def _folder(self, batch: Batch) -> StorePath:
         assert self._work is not None, "open() comes first"
-        return feather.read_table(arrow_source(self._work / str(batch.number) / name), memory_map=False)
+        return self._work / str(batch.number)
+
+    def _rows_folder(self, batch: Batch) -> StorePath:
+        """The folder with the rows of a large batch, until the sinks have it."""
+        assert self._work is not None, "open() comes first"
+        return self._work / f"{batch.number}-rows"
 
     def _dead_letters(self, queues: Sequence[QueueSummary], batch: Batch) -> TableRows | None:
-        tables = [self._read_table(batch, each.dead) for each in queues if each.dead]
+        tables = [read_table(self._folder(batch) / each.dead) for each in queues if each.dead]
         if not tables:
             return None
         found = pa.concat_tables(tables)

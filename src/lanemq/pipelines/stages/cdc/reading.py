@@ -3,7 +3,8 @@
 A Spark task cuts its messages into chunks and queues, and writes one file of rows per queue. Memory is bounded by a
 chunk of messages and the distinct keys of a task. `Reader` works on the messages of one queue, without Spark.
 
-Invariants: rows of different queues are not mixed here, because only the driver can see whether two queues disagree. A
+Invariants: rows of different queues are not mixed here, because only a place that sees all
+queues can see whether two disagree (`shares.py`). A
 message that is poison gives no row, except for the deletion where a row's key changed. What `fold_first.py` cannot
 prove to be superfluous is read.
 """
@@ -18,9 +19,8 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import feather
 
-from lanemq.files import Output, StorePath
+from lanemq.files import StorePath
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
 from lanemq.pipelines.stages.cdc import documents
 from lanemq.pipelines.stages.cdc.changes import KeyNames, Reading, RowChanges
@@ -31,12 +31,11 @@ from lanemq.pipelines.stages.cdc.formats.debezium import left_out
 from lanemq.pipelines.stages.cdc.meanings import Columns, SchemaCache, convert_as
 from lanemq.pipelines.stages.cdc.options import ReplicaOptions
 from lanemq.pipelines.stages.cdc.sequence import encode
+from lanemq.pipelines.stages.cdc.shares import QueueRows, write_rows, write_table
 from lanemq.pipelines.stages.cdc.truncation import Bound, newer_bound
 
 CHUNK_BYTES: Final = 256 * 1024 * 1024
 """Bytes of messages that are folded at once."""
-SUMMARY: Final = "summary string"
-"""The schema of what a task returns."""
 REASON: Final = "reason"
 _QUEUE: Final = ("topic", "broker", "queue_id")
 _LEFT_OUT: Final = (
@@ -65,8 +64,7 @@ class QueueSummary(msgspec.Struct):
     """What a task reports about one queue."""
 
     queue: str
-    rows: str
-    """The name of the file of rows."""
+    rows: QueueRows
     dead: str | None
     """The name of the file of dead letters."""
     counts: Counts
@@ -107,7 +105,8 @@ def fold_task(
                 skipped[queue] = skipped_fields(options, messages)
                 if options.evolves:
                     fields[queue] = combine_fields(fields.get(queue, {}), new_fields(options, messages))
-    found = [_write(queue, reader.combine(some), spans[queue], folder) for queue, some in parts.items()]
+    keys = options.table.keys
+    found = [_write(queue, reader.combine(some), spans[queue], folder, keys) for queue, some in parts.items()]
     for each in found:
         each.skipped = skipped[each.queue]
         each.fields, each.conflicts = fields.get(each.queue, {}), sorted(reader.conflicts)
@@ -162,21 +161,13 @@ def _span(messages: pa.Table, known: Span | None) -> Span:
     return min(first, known[0]), max(last, known[1]), since if first < known[0] else known[2], max(stored, known[3])
 
 
-def _write(queue: str, folded: Folded, span: Span, folder: StorePath) -> QueueSummary:
-    name = uuid4().hex
-    rows, dead = folder / f"{name}.rows", folder / f"{name}.dead"
+def _write(queue: str, folded: Folded, span: Span, folder: StorePath, keys: Sequence[str]) -> QueueSummary:
     folder.mkdir(parents=True, exist_ok=True)
-    _write_table(folded.rows, rows)
+    rows, dead = write_rows(folded.rows, folder, keys), None
     if folded.dead.num_rows:
-        _write_table(folded.dead, dead)
-    dead_name = dead.name if folded.dead.num_rows else None
-    return QueueSummary(queue, rows.name, dead_name, folded.counts, *span, emptied_below=folded.emptied_below)
-
-
-def _write_table(table: pa.Table, path: StorePath) -> None:
-    output = Output(path)
-    feather.write_feather(table, output.target, compression="lz4")
-    output.close()
+        dead = f"{uuid4().hex}.dead"
+        write_table(folded.dead, folder / dead)
+    return QueueSummary(queue, rows, dead, folded.counts, *span, emptied_below=folded.emptied_below)
 
 
 def _constant(column: pa.ChunkedArray) -> bool:

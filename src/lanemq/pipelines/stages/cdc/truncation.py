@@ -31,6 +31,11 @@ def newer_bound(bounds: Iterable[Bound]) -> Bound:
     return max(known, default=None)
 
 
+def drop_older(rows: pa.Table, bound: Bound) -> pa.Table:
+    """The rows that are newer than a truncation."""
+    return rows if bound is None else rows.filter(pc.greater(rows[SEQUENCE], pa.scalar(bound)))
+
+
 class _Known(msgspec.Struct):
     """What is stored beside the stage's other state."""
 
@@ -49,17 +54,16 @@ class Truncation:
             assert isinstance(found, _Known)
             self._bound = found.emptied_below
 
-    def drop_older(self, rows: pa.Table, found: Bound) -> pa.Table:
-        """The rows that are newer than the known truncations and `found`, which the batch has."""
-        bound = newer_bound((self._bound, found))
-        return rows if bound is None else rows.filter(pc.greater(rows[SEQUENCE], pa.scalar(bound)))
+    def newest(self, found: Bound) -> Bound:
+        """The newest of the known truncations and `found`, which the batch has."""
+        return newer_bound((self._bound, found))
 
     def state_after(self, found: Bound, state: str) -> str:
         """The stage's state, with the newest truncation if the batch has one."""
         if found is None:
             return state
         other = msgspec.json.decode(state or "{}", type=dict[str, Any])
-        return msgspec.json.encode({**other, "emptied_below": newer_bound((self._bound, found))}).decode()
+        return msgspec.json.encode({**other, "emptied_below": self.newest(found)}).decode()
 
     def settle(self, state: str, epoch: int) -> None:
         """Stores the truncation in the state, if there is one; from now on older changes are dropped."""
