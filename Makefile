@@ -55,7 +55,7 @@ fast:
 	@LANEMQ_FEWER_EXAMPLES=5 $(BIN)/pytest tests -q -m "not slow and not extended" --maxfail=5 $(PARALLEL)
 
 slow: setup ## only the slow tests
-	@$(JAVA) $(BIN)/pytest tests -m slow
+	@$(JAVA) $(BIN)/pytest tests -m "slow and not extended"
 
 extended: setup ## tests that make test leaves out: the Spark benchmarks with tiny numbers, a short soak
 	@$(JAVA) $(BIN)/pytest tests -m extended

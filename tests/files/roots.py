@@ -11,11 +11,13 @@ from tests.files.servers import BUCKET, mini_hdfs, s3_server
 from lanemq.files import StorePath, locate
 from lanemq.files.objects import ObjectPath
 
+SERVER: Final = (pytest.mark.extended, pytest.mark.slow)
+"""Both marks, because `-m "not slow"` alone should not start a server either."""
 KINDS: Final = (
     "local",
     "objects",
-    pytest.param("hdfs", marks=pytest.mark.extended),
-    pytest.param("s3", marks=pytest.mark.extended),
+    pytest.param("hdfs", marks=SERVER),
+    pytest.param("s3", marks=SERVER),
 )
 
 

@@ -15,8 +15,11 @@ from lanemq.files import (
     can_rename,
     copy,
     create,
+    files_below,
     is_address,
     locate,
+    move,
+    remove_files,
     remove_tree,
     write_durably,
 )
@@ -75,6 +78,47 @@ def test_arrow_files_are_written_read_and_copied(root: StorePath) -> None:
     pq.write_table(table, left_out.target)
     left_out.close(keep=False)
     assert not (root / "half.parquet").exists()
+
+
+def test_a_file_is_moved_to_a_folder_that_is_made_and_replaces_a_file_there(root: StorePath) -> None:
+    source, target = root / "staged" / "1", root / "day=1" / "part 1%.parquet"
+    write_durably(source, b"new")
+    write_durably(root / "there", b"old")
+    move(source, target)
+    assert (target.read_bytes(), source.exists()) == (b"new", False)
+    move(target, root / "there")
+    assert ((root / "there").read_bytes(), target.exists()) == (b"new", False)
+
+
+def test_a_file_that_was_moved_before_is_not_found_and_its_target_stays(root: StorePath) -> None:
+    """Two runs may complete one change; the later one must not damage what the first did."""
+    write_durably(root / "staged" / "1", b"rows")
+    move(root / "staged" / "1", root / "placed")
+    with pytest.raises(FileNotFoundError):
+        move(root / "staged" / "1", root / "placed")
+    assert (root / "placed").read_bytes() == b"rows"
+
+
+def test_files_below_a_folder_are_listed_with_their_bytes_and_without_hidden_ones(root: StorePath) -> None:
+    for name in ("top", "day=1/a b%", "day=1/hour=2/c", "_lanemq/change.json", "day=1/.half", "day=1/_x/y"):
+        path = root / "data"
+        for part in name.split("/"):
+            path = path / part
+        write_durably(path, b"x" * len(name))
+    write_durably(root / "database", b"x")
+    assert files_below(root / "data") == {name: len(name) for name in ("top", "day=1/a b%", "day=1/hour=2/c")}
+    assert files_below(root / "missing") == {}
+
+
+def test_many_files_are_removed_and_missing_ones_passed_over(root: StorePath) -> None:
+    paths = [root / "files" / str(number) for number in range(12)]
+    for path in paths[::2]:
+        write_durably(path, b"x")
+    write_durably(root / "files" / "kept", b"x")
+    remove_files(paths)
+    remove_files(paths)
+    remove_files([])
+    assert list(files_below(root / "files")) == ["kept"]
 
 
 def test_where_folders_are_renamed_a_rename_neither_replaces_nor_comes_too_late(root: StorePath) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tests.files.roots import SERVER
 from tests.files.servers import BUCKET, s3a_settings
 
 from lanemq import Producer
@@ -22,7 +23,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 
 MESSAGES, KEYS = 140, 7
 SECONDS = 600
-KINDS = ("local", *(pytest.param(kind, marks=pytest.mark.extended) for kind in ("hdfs", "s3")))
+KINDS = ("local", *(pytest.param(kind, marks=SERVER) for kind in ("hdfs", "s3")))
 
 
 class Runs:

@@ -42,12 +42,16 @@ LANEMQ = (
     "pyspark<5,>=4.0 ; extra == 'spark'",
     'pyarrow>=20; extra == "spark"',
     "obstore>=0.8; extra == 'objects'",
+    "psycopg[binary]>=3.2; extra == 'postgres'",
     "uvloop>=0.19; (sys_platform != 'win32') and extra == 'fast'",
 )
 
 
 def finding(missing: tuple[str, ...] = ()) -> Any:
-    required = {"lanemq": LANEMQ, "pyspark": ("py4j",), "pyarrow": ("numpy>=1", "cffi; extra == 'x'")}
+    required = {
+        "lanemq": LANEMQ, "pyspark": ("py4j",), "pyarrow": ("numpy>=1", "cffi; extra == 'x'"),
+        "psycopg": ("psycopg-binary==3.2; extra == 'binary'", "psycopg-pool; extra == 'pool'"),
+    }  # fmt: skip
 
     def find(name: str) -> Distribution:
         if name in missing:
@@ -58,8 +62,9 @@ def finding(missing: tuple[str, ...] = ()) -> Any:
 
 
 def test_everything_that_is_required_is_packed_but_spark() -> None:
-    assert list(closure(find=finding(("tomli",)))) == ["lz4", "msgspec", "numpy", "obstore", "pyarrow"]
-    assert list(closure(["PyArrow"], find=finding(("tomli", "obstore")))) == ["lz4", "msgspec"]
+    whole = ["lz4", "msgspec", "numpy", "obstore", "psycopg", "psycopg-binary", "pyarrow"]
+    assert list(closure(find=finding(("tomli",)))) == whole
+    assert list(closure(["PyArrow"], find=finding(("tomli", "obstore", "psycopg")))) == ["lz4", "msgspec"]
 
 
 def test_what_is_required_and_missing_is_an_error() -> None:
@@ -70,7 +75,7 @@ def test_what_is_required_and_missing_is_an_error() -> None:
 
 
 def test_conditions_of_requirements_are_told_from_extras() -> None:
-    found = dict(requirements(Installed(Path(), *LANEMQ), ("spark", "fast")))
+    found = {name: always for name, always, _ in requirements(Installed(Path(), *LANEMQ), ("spark", "fast"))}
     assert found == {"msgspec": True, "lz4": True, "tomli": False, "pyspark": True, "pyarrow": True, "uvloop": False}
 
 

@@ -25,12 +25,14 @@ from lanemq.model.errors import InvalidOption, UsageError
 FOLDER: Final = "lanemq-pack"
 """The folder that executors unpack the archive into. Not a module name, so Python never imports the folder itself."""
 CONTENTS: Final = "lanemq-pack.json"
-EXTRAS: Final = ("spark", "objects", "hdfs")
-"""The extras of LaneMQ that executors may need; the last two only if they are installed."""
+EXTRAS: Final = ("spark", "objects", "hdfs", "postgres")
+"""The extras of LaneMQ that executors may need; all but the first only if they are installed."""
 HAS_SPARK: Final = frozenset({"pyspark", "py4j"})
 """Distributions that come with Spark itself."""
 
-_REQUIREMENT: Final = re.compile(r"\s*(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?[^;]*(?:;(?P<marker>.*))?")
+_REQUIREMENT: Final = re.compile(
+    r"\s*(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[(?P<extras>[^]]*)\])?[^;]*(?:;(?P<marker>.*))?"
+)
 _EXTRA: Final = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 _UNWANTED: Final = frozenset({".pyc", ".pyx", ".pxd", ".pxi", ".c"})
 _TIME: Final = (1980, 1, 1, 0, 0, 0)
@@ -74,8 +76,8 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def requirements(found: Distribution, extras: Sequence[str] = ()) -> Iterator[tuple[str, bool]]:
-    """The distributions that one requires directly, and whether each is required in every environment.
+def requirements(found: Distribution, extras: Sequence[str] = ()) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
+    """The distributions that one requires directly, whether each is required in every environment, and its extras.
 
     A requirement with a condition, such as a version of Python, counts if it is installed.
     """
@@ -86,20 +88,21 @@ def requirements(found: Distribution, extras: Sequence[str] = ()) -> Iterator[tu
         marker = parsed["marker"] or ""
         wanted = _EXTRA.findall(marker)
         if not wanted or set(wanted) & set(extras):
-            yield normal(parsed["name"]), not _EXTRA.sub("", marker).strip()
+            own = tuple(name.strip() for name in (parsed["extras"] or "").split(",") if name.strip())
+            yield normal(parsed["name"]), not _EXTRA.sub("", marker).strip(), own
 
 
 def closure(leave_out: Iterable[str] = (), find: Find = distribution) -> dict[str, Distribution]:
     """LaneMQ's dependencies, and theirs, by name; without those of Spark and those in `leave_out`."""
     excluded = HAS_SPARK | {normal(name) for name in leave_out}
     own = find("lanemq")
-    optional = {name for extra in EXTRAS[1:] for name, _ in requirements(own, (extra,))} - {
-        name for name, _ in requirements(own, EXTRAS[:1])
+    optional = {name for extra in EXTRAS[1:] for name, _, _ in requirements(own, (extra,))} - {
+        name for name, _, _ in requirements(own, EXTRAS[:1])
     }
-    waiting = [(name, needed and name not in optional) for name, needed in requirements(own, EXTRAS)]
+    waiting = [(name, needed and name not in optional, more) for name, needed, more in requirements(own, EXTRAS)]
     found: dict[str, Distribution] = {}
     while waiting:
-        name, needed = waiting.pop()
+        name, needed, extras = waiting.pop()
         if name in excluded or name in found:
             continue
         try:
@@ -108,7 +111,7 @@ def closure(leave_out: Iterable[str] = (), find: Find = distribution) -> dict[st
             if needed:
                 raise UsageError(f"{name} is not installed, and executors need it: {install_extra('spark')}") from None
             continue
-        waiting += requirements(found[name])
+        waiting += requirements(found[name], extras)
     unknown = excluded - HAS_SPARK - {normal(name) for name in leave_out if _is_installed(name, find)}
     if unknown:
         raise InvalidOption(f"leave_out: {', '.join(sorted(unknown))} is not installed, so it would not be packed")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.files.roots import SERVER
 from tests.files.servers import BUCKET
 from tests.pipelines.sinks.runs import Runs
 from tests.pipelines.sinks.targets import (
@@ -20,7 +21,7 @@ from tests.pipelines.sinks.targets import (
 
 
 def _extended(*kinds: str) -> list[Any]:
-    return [pytest.param(kind, marks=pytest.mark.extended) for kind in kinds]
+    return [pytest.param(kind, marks=SERVER) for kind in kinds]
 
 
 ORDERED = ("delta", "iceberg", "sqlite", "postgres", "parquet", "topic")

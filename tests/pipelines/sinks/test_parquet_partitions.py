@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+from tests.files.roots import SERVER
 from tests.pipelines.sinks.targets import QUERY, Died, SteppedParquet, dies_at, named
 
 from lanemq.clock import SystemClock
@@ -447,8 +448,7 @@ def test_spark_reads_partitions_and_lists_of_files(visits: Visits, spark: SparkS
     assert any(name.compacted for name in map(read_name, parquet_files(visits.place)) if name is not None)
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("store", ["s3", "hdfs"])
+@pytest.mark.parametrize("store", [pytest.param(name, marks=SERVER) for name in ("s3", "hdfs")])
 def test_every_step_on_other_stores(
     tmp_path: Path, store: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

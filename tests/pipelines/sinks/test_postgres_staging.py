@@ -12,6 +12,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 from pyspark.sql import types as t
 from tests.pipelines.sinks.targets import (
     CHANGES,
@@ -35,6 +36,7 @@ from lanemq.pipelines.sinks.exact_sink import LedgerEntry
 from lanemq.pipelines.sinks.postgres_rows import CopyFormat
 from lanemq.pipelines.sinks.postgres_session import Session
 from lanemq.pipelines.sinks.postgres_staging import Copied, CopyTask, StagingTable, divide
+from lanemq.pipelines.stages.cdc import LastState
 
 Outcome = Copied | LaneError
 SECRET = "hunter2-in-the-dsn"
@@ -381,28 +383,44 @@ def test_the_password_is_in_no_text_and_not_in_the_list_that_spark_writes_to_dis
     assert pickle.loads(pickle.dumps(task)).session.dsn == session.dsn, "tasks need it"  # noqa: S301
 
 
-@pytest.mark.slow
-def test_executors_copy_and_the_driver_reads_no_row(
+def changed_rows(spark: Any, count: int) -> Any:
+    """Messages of two queues; each changes a row of its own."""
+    return spark.range(0, count, 1, 2).selectExpr(
+        "'t' topic", "'b' broker", f"cast(id >= {count // 2} as int) queue_id", f"id % {count // 2} queue_offset",
+        "cast(id as string) key", """cast('{"id":' || id || ',"name":"n' || id || '"}' as binary) value""",
+        "current_timestamp() store_timestamp", "'m' message_id",
+    )  # fmt: skip
+
+
+def test_rows_of_a_large_batch_do_not_pass_through_the_driver(
     tmp_path: Path, postgres: Server, spark: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG)
-    target = StagedTarget(tmp_path, f"{postgres.dsn} password={SECRET}")
-    target.spark = spark
-    sink = PostgresSink(target.dsn, f"{target.schema}.rows", staged_from=1)
+    """From messages to the table, with default options; nor is the password written anywhere."""
+    caplog.set_level(logging.DEBUG, "lanemq")
+    count = 101_000
+    target = PostgresTarget(tmp_path, f"{postgres.dsn} password={SECRET}")
+    stage, batch = LastState("id bigint, name string", ["id"]), named(1, 0)
+    stage.open(spark, tmp_path / "stage")
+    sink = PostgresSink(target.dsn, f"{target.schema}.rows")
     target.sinks.append(sink)
-    sink.open(spark, QUERY, 1, CHANGES, KEYED)
-    rows = target.change_files(*([(at * 10 + n, f"r{n}", 1, False) for n in range(10)] for at in range(5)))
+    sink.open(spark, QUERY, 1, stage.schema, stage.how)
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("the driver reads rows")
 
-    for name in ("ParquetFile", "read_table"):
-        monkeypatch.setattr(pq, name, refuse)
-    assert sink.write(rows, named(1, 0))
-    monkeypatch.undo()
-    assert target.changed() == {at * 10 + n: f"r{n}" for at in range(5) for n in range(10)}
+    with monkeypatch.context() as driver:
+        for module, name in ((pq, "ParquetFile"), (pq, "read_table"), (feather, "read_table")):
+            driver.setattr(module, name, refuse)
+        results = stage.process(changed_rows(spark, count), batch)
+        assert sink.write(results.outputs, batch)
+    assert (results.counts["keys"], sink.applied(), sink.last_stale) == (count, 0, 0)
+    wrong = "count(*) FILTER (WHERE name <> 'n' || id)"
+    assert target.ask(f"SELECT count(*), sum(id), {wrong} FROM {target.schema}.rows") == [
+        (count, count * (count - 1) // 2, 0)
+    ]
     temporary = Path(spark.sparkContext._temp_dir)
     written = [path for path in [*temporary.rglob("*"), *tmp_path.rglob("*")] if path.is_file()]
     assert [path for path in written if SECRET.encode() in path.read_bytes()] == []
     assert SECRET not in caplog.text
+    stage.finished(batch)
     target.close()

@@ -210,4 +210,4 @@ def test_the_newest_truncation_counts(tmp_path: Path) -> None:
     rows = pa.table({"_sequence": [1, 3, 4, 5]})
     again = Truncation(tmp_path / "emptied.json")
     assert drop_older(rows, again.newest(None))["_sequence"].to_pylist() == [5]
-    assert again.drop_older(rows, 5).num_rows == 0
+    assert drop_older(rows, again.newest(5)).num_rows == 0
