@@ -15,6 +15,7 @@ SPARK = (
     "spark_stream",
     "spark_write",
     "pipeline_sinks",
+    "large_batches",
     "spark_transitions",
     "spark_cdc",
     "spark_memory",
