@@ -42,6 +42,7 @@ from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.model.units import Millis, Seconds, to_seconds
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Batch, Merge, Rows
 from lanemq.pipelines.sinks.exact_sink import (
+    EveryBatches,
     ExactSink,
     ExtraColumns,
     LedgerEntry,
@@ -50,6 +51,7 @@ from lanemq.pipelines.sinks.exact_sink import (
     fit,
     merge_table,
     shards,
+    until_committed,
     without_deletions,
 )
 
@@ -57,8 +59,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_ATTEMPTS = 50
-"""Commits that may fail because other writers change the table, before the batch fails."""
 MAX_BOUND_LENGTH = 64
 """Characters of a text that is recorded as a file's smallest or largest value."""
 CREATED_BY = "created by LaneMQ"
@@ -110,7 +110,6 @@ class DeltaSink(ExactSink):
             raise InvalidOption("maintain_every and keep_files cannot be negative; use 0 or more")
         self._path = str(path)
         self._partition_by = tuple(partition_by)
-        self._maintain_every = maintain_every
         self._vacuum = vacuum
         self._keep_hours = None if keep_files is None else math.ceil(to_seconds(keep_files) / 3600)
         self._evolve = self.widens = evolve
@@ -118,7 +117,7 @@ class DeltaSink(ExactSink):
         _refuse_unsafe_commits(self._path, self._storage)
         self._clock = clock or SystemClock()
         self._table: DeltaTable | None = None
-        self._since_maintained = 0
+        self._upkeep = EveryBatches(maintain_every)
         self._stale = 0
         """Rows that the last attempt to merge left out."""
         self._extra_columns = ExtraColumns(f"table {path}")
@@ -273,25 +272,15 @@ class DeltaSink(ExactSink):
         )
 
     def _until_committed(self, attempt: Callable[[], T], what: str) -> T:
-        for number in range(MAX_ATTEMPTS):
-            try:
-                return attempt()
-            except CommitFailedError as error:
-                log.info("%s: another writer changed table %s, attempt %d: %s", what, self._path, number + 1, error)
-                last = error
-            except DeltaError as error:
-                raise StorageError(f"{what}: the table {self._path} could not be written: {error}") from error
-        raise StorageError(
-            f"{what}: other writers change the table {self._path} faster than it can be written; let fewer of them "
-            f"write at once"
-        ) from last
+        try:
+            return until_committed(attempt, CommitFailedError, what, self._path)
+        except DeltaError as error:
+            raise StorageError(f"{what}: the table {self._path} could not be written: {error}") from error
 
     def _maintain(self) -> None:
         """Compact and vacuum when it is time. A failure is logged, and the next time tries again."""
-        self._since_maintained += 1
-        if not self._maintain_every or self._since_maintained < self._maintain_every:
+        if not self._upkeep.is_due():
             return
-        self._since_maintained = 0
         table = self._delta()
         try:
             table.update_incremental()

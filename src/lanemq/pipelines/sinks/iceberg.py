@@ -28,6 +28,7 @@ from lanemq.model.units import Seconds, to_millis
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, Merge, Rows
 from lanemq.pipelines.sinks.arrow_merge import ArrowMerge
 from lanemq.pipelines.sinks.exact_sink import (
+    EveryBatches,
     ExactSink,
     ExtraColumns,
     LedgerEntry,
@@ -35,6 +36,7 @@ from lanemq.pipelines.sinks.exact_sink import (
     aligned,
     fit,
     merge_table,
+    until_committed,
     without_deletions,
 )
 
@@ -44,9 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-MAX_ATTEMPTS = 50
-"""Commits that may fail because other writers change the table, before the batch fails."""
 
 
 class IcebergSink(ExactSink):
@@ -95,12 +94,11 @@ class IcebergSink(ExactSink):
         self._name = table
         self._place = _Place(warehouse, catalog)
         self._partition_by = tuple(partition_by)
-        self._maintain_every = maintain_every
         self._vacuum = vacuum
         self._evolve = self.widens = evolve
         self._clock = clock or SystemClock()
         self._table: IcebergTable | None = None
-        self._since_maintained = 0
+        self._upkeep = EveryBatches(maintain_every)
         self._stale = 0
         """Rows that the last attempt to merge left out."""
         self._extra_columns = ExtraColumns(f"table {table}")
@@ -252,24 +250,12 @@ class IcebergSink(ExactSink):
         self._stale = merge.stale
 
     def _until_committed(self, attempt: Callable[[], T], what: str) -> T:
-        refused = _library().CommitFailedException
-        for number in range(MAX_ATTEMPTS):
-            try:
-                return attempt()
-            except refused as error:
-                log.info("%s: another writer changed table %s, attempt %d: %s", what, self._name, number + 1, error)
-                last = error
-        raise StorageError(
-            f"{what}: other writers change the table {self._name} faster than it can be written; let fewer of them "
-            f"write at once"
-        ) from last
+        return until_committed(attempt, _library().CommitFailedException, what, self._name)
 
     def _maintain(self) -> None:
         """Compact and vacuum when it is time. A failure is logged, and the next time tries again."""
-        self._since_maintained += 1
-        if not self._maintain_every or self._since_maintained < self._maintain_every:
+        if not self._upkeep.is_due():
             return
-        self._since_maintained = 0
         from lanemq.pipelines.sinks import iceberg_maintenance as maintenance
 
         table = self._opened_table()
