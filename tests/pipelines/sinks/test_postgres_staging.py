@@ -29,7 +29,15 @@ from tests.pipelines.sinks.targets import (
 )
 from tests.postgres_server import Server
 
-from lanemq.model.errors import ConnectionLost, InvalidOption, LaneError, SinkFenced, StorageError, UsageError
+from lanemq.model.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    InvalidOption,
+    LaneError,
+    SinkFenced,
+    StorageError,
+    UsageError,
+)
 from lanemq.pipelines.ports import FileRows, Merge, RowFile
 from lanemq.pipelines.sinks import PostgresSink, open_sink, postgres
 from lanemq.pipelines.sinks.exact_sink import LedgerEntry
@@ -308,6 +316,14 @@ def test_a_batch_whose_copies_fail_again_and_again_ends_with_the_cause(target: S
     with pytest.raises(StorageError, match=r"copied 3 times; PostgreSQL: the connection is gone"):
         sink.write(target.batch_rows(a=[1], b=[2]), named(1, 0))
     assert (target.numbers(), sink.applied()) == ([], None)
+
+
+@pytest.mark.parametrize("error", [ConnectFailed("PostgreSQL: no route"), InvalidOption("the sink needs psycopg")])
+def test_executors_that_cannot_copy_are_named(target: StagedTarget, error: LaneError) -> None:
+    sink = target.opened()
+    sink._run_tasks = lambda task, lists: [error]
+    with pytest.raises(type(error), match=rf"{error}; this is about a Spark task: .* copies=0"):
+        sink.write(target.batch_rows(a=[1], b=[2]), named(1, 0))
 
 
 def test_a_truncation_and_new_columns_come_with_the_batch(target: StagedTarget) -> None:

@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock
-from lanemq.model.errors import ConnectionLost, InvalidOption, LaneError, RequestTimedOut, StorageError
+from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, LaneError, RequestTimedOut, StorageError
 from lanemq.model.units import Seconds, to_millis
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile, Rows
 from lanemq.pipelines.sinks.exact_sink import Terms
@@ -53,6 +53,10 @@ log = logging.getLogger(__name__)
 
 SCHEMA_LOCK = 0x1A9E_3D61
 """The advisory lock under which tables are created."""
+_IN_A_TASK: Final = (
+    "; this is about a Spark task: install psycopg on executors and let them reach the database, or let the driver "
+    "copy with copies=0"
+)
 MAX_COPIES: Final = 3
 """How often the rows of a large batch are copied, if the server loses them, before the batch fails."""
 
@@ -221,7 +225,7 @@ class PostgresSink(SqlSink):
                 self._retrying.call(lambda: self._check_admitted(batch, terms), str(batch))
                 if isinstance(found, ConnectionLost | RequestTimedOut):
                     raise StagingOutdated(str(found)) from found
-                raise found
+                raise type(found)(f"{found}{_IN_A_TASK if isinstance(found, InvalidOption | ConnectFailed) else ''}")
             copies.append(found)
             replaced.update(found.replaced)
         self._count_nul(replaced)
