@@ -108,18 +108,22 @@ class StagedTarget(PostgresTarget):
         return self.kind(self.dsn, f"{self.schema}.rows", wait=WAIT, copies=3, staged_from=1)
 
     def change_files(self, *shards: Sequence[Change], schema: t.StructType = CHANGES) -> FileRows:
-        """Rows to merge, one file per shard."""
-        files = []
-        for shard in shards:
-            path = self.folder / f"{uuid.uuid4().hex}.parquet"
-            rows = [dict(zip(schema.names, row, strict=True)) for row in shard]
-            pq.write_table(pa.Table.from_pylist(rows, schema=_loose(schema)), path)
-            files.append(RowFile(path.name, path, len(rows)))
-        return FileRows(schema, files)
+        return change_files(self.folder, *shards, schema=schema)
 
     def staging_tables(self) -> list[str]:
         found = self.ask(f"SELECT tablename FROM pg_tables WHERE schemaname = '{self.schema}'")
         return [name for (name,) in found if name.startswith("lanemq_staging_")]
+
+
+def change_files(folder: Path, *shards: Sequence[Change], schema: t.StructType = CHANGES) -> FileRows:
+    """Rows to merge, one file per shard."""
+    files = []
+    for shard in shards:
+        path = folder / f"{uuid.uuid4().hex}.parquet"
+        rows = [dict(zip(schema.names, row, strict=True)) for row in shard]
+        pq.write_table(pa.Table.from_pylist(rows, schema=_loose(schema)), path)
+        files.append(RowFile(path.name, path, len(rows)))
+    return FileRows(schema, files)
 
 
 def _loose(schema: t.StructType) -> pa.Schema:
@@ -420,18 +424,9 @@ def changed_rows(spark: Any, count: int) -> Any:
     )  # fmt: skip
 
 
-def test_rows_of_a_large_batch_do_not_pass_through_the_driver(
-    tmp_path: Path, postgres: Server, spark: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """From messages to the table, with default options; nor is the password written anywhere."""
-    caplog.set_level(logging.DEBUG, "lanemq")
-    count = 101_000
-    target = PostgresTarget(tmp_path, f"{postgres.dsn} password={SECRET}")
-    stage, batch = LastState("id bigint, name string", ["id"]), named(1, 0)
-    stage.open(spark, tmp_path / "stage")
-    sink = PostgresSink(target.dsn, f"{target.schema}.rows")
-    target.sinks.append(sink)
-    sink.open(spark, QUERY, 1, stage.schema, stage.how)
+@pytest.fixture
+def reading_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes every read of rows in this process an error. Tasks are other processes."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("the driver reads rows")
@@ -439,21 +434,57 @@ def test_rows_of_a_large_batch_do_not_pass_through_the_driver(
     with monkeypatch.context() as driver:
         for module, name in ((pq, "ParquetFile"), (pq, "read_table"), (feather, "read_table")):
             driver.setattr(module, name, refuse)
-        results = stage.process(changed_rows(spark, count), batch)
-        by_driver = PostgresSink(target.dsn, f"{target.schema}.other", copies=0)
-        target.sinks.append(by_driver)
-        by_driver.open(spark, QUERY, 1, stage.schema, stage.how)
-        with pytest.raises(AssertionError, match="the driver reads rows"):
-            by_driver.write(results.outputs, batch)
-        assert sink.write(results.outputs, batch)
-    assert (results.counts["keys"], sink.applied(), sink.last_stale) == (count, 0, 0)
-    wrong = "count(*) FILTER (WHERE name <> 'n' || id)"
-    assert target.ask(f"SELECT count(*), sum(id), {wrong} FROM {target.schema}.rows") == [
-        (count, count * (count - 1) // 2, 0)
-    ]
+        yield
+
+
+@pytest.fixture
+def secret_target(tmp_path: Path, postgres: Server) -> Iterator[PostgresTarget]:
+    made = PostgresTarget(tmp_path, f"{postgres.dsn} password={SECRET}")
+    yield made
+    made.close()
+
+
+def opened(target: PostgresTarget, table: str, spark: Any, schema: t.StructType, **options: Any) -> PostgresSink:
+    sink = PostgresSink(target.dsn, f"{target.schema}.{table}", **options)
+    target.sinks.append(sink)
+    sink.open(spark, QUERY, 1, schema, KEYED)
+    return sink
+
+
+def test_executors_copy_and_the_driver_reads_no_row(
+    tmp_path: Path,
+    secret_target: PostgresTarget,
+    spark: Any,
+    reading_driver: None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nor is the password written to any file or log."""
+    caplog.set_level(logging.DEBUG, "lanemq")
+    rows = change_files(tmp_path, *([(at * 10 + n, f"r{n}", 1, False) for n in range(10)] for at in range(5)))
+    assert opened(secret_target, "rows", spark, CHANGES, staged_from=1).write(rows, named(1, 0))
+    assert secret_target.changed() == {at * 10 + n: f"r{n}" for at in range(5) for n in range(10)}
+    with pytest.raises(AssertionError, match="the driver reads rows"):
+        opened(secret_target, "other", spark, CHANGES, copies=0).write(rows, named(1, 0))
     temporary = Path(spark.sparkContext._temp_dir)
     written = [path for path in [*temporary.rglob("*"), *tmp_path.rglob("*")] if path.is_file()]
     assert [path for path in written if SECRET.encode() in path.read_bytes()] == []
     assert SECRET not in caplog.text
+
+
+@pytest.mark.extended
+def test_with_default_options_changed_rows_do_not_pass_through_the_driver(
+    tmp_path: Path, secret_target: PostgresTarget, spark: Any, reading_driver: None
+) -> None:
+    """From messages to the table."""
+    count = 101_000
+    stage, batch = LastState("id bigint, name string", ["id"]), named(1, 0)
+    stage.open(spark, tmp_path / "stage")
+    sink = opened(secret_target, "rows", spark, stage.schema)
+    results = stage.process(changed_rows(spark, count), batch)
+    assert sink.write(results.outputs, batch)
+    assert (results.counts["keys"], sink.applied(), sink.last_stale) == (count, 0, 0)
+    wrong = "count(*) FILTER (WHERE name <> 'n' || id)"
+    assert secret_target.ask(f"SELECT count(*), sum(id), {wrong} FROM {secret_target.schema}.rows") == [
+        (count, count * (count - 1) // 2, 0)
+    ]
     stage.finished(batch)
-    target.close()

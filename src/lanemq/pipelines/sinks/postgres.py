@@ -157,16 +157,16 @@ class PostgresSink(SqlSink):
         if not isinstance(rows, FileRows) or not self._copies_in_tasks(rows):
             return super().write(rows, batch)
         terms = self._write_terms(rows, batch)
-        for attempt in range(2, MAX_COPIES + 1):
+        attempt = 1
+        while True:
             try:
                 return self._write_staged(rows, batch, terms)
             except StagingOutdated as outdated:
-                log.warning("%s: its rows are copied again, attempt %d: %s", batch, attempt, outdated)
                 self._drop_staging(terms)
-        try:
-            return self._write_staged(rows, batch, terms)
-        except StagingOutdated as outdated:
-            raise StorageError(f"{batch}: its rows were copied {MAX_COPIES} times; {outdated}") from outdated
+                if attempt == MAX_COPIES:
+                    raise StorageError(f"{batch}: its rows were copied {attempt} times; {outdated}") from outdated
+                attempt += 1
+                log.warning("%s: its rows are copied again, attempt %d: %s", batch, attempt, outdated)
 
     def _copies_in_tasks(self, rows: FileRows) -> bool:
         return self._spark is not None and bool(self._copies) and rows.count() >= max(1, self._staged_from)

@@ -72,7 +72,7 @@ def with_repeats(pairs: list[Pair], dice: random.Random) -> list[Pair]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), fold_first=st.sampled_from([None, True, False]))
 def test_rows_by_offsets_follow_the_source(seed: int, fold_first: bool | None) -> None:
     dice = random.Random(seed)
@@ -85,7 +85,7 @@ def test_rows_by_offsets_follow_the_source(seed: int, fold_first: bool | None) -
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), fold_first=st.sampled_from([None, False]))
 def test_debezium_by_offsets_follows_the_source(seed: int, fold_first: bool | None) -> None:
     """Changes of keys are deletion, tombstone and creation, each under its own message key."""
@@ -123,7 +123,7 @@ def compact(value: Value) -> bytes:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), fold_first=st.sampled_from([None, False]))
 def test_keys_changed_by_single_updates_in_one_queue_follow_the_source(seed: int, fold_first: bool | None) -> None:
     """Only one message of the new key, followed by others, says that the old row was deleted."""
@@ -133,7 +133,7 @@ def test_keys_changed_by_single_updates_in_one_queue_follow_the_source(seed: int
     assert replicated(stage, [single_updates(source, dice)], dice) == source.rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), fold_first=st.sampled_from([None, False]))
 def test_a_key_changed_by_a_single_update_in_several_queues_is_always_refused(
     seed: int, fold_first: bool | None
@@ -148,7 +148,7 @@ def test_a_key_changed_by_a_single_update_in_several_queues_is_always_refused(
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_debezium_by_its_own_sequence_follows_the_source_through_any_queue(seed: int) -> None:
     """Messages without a key in random queues, ordered only by log position; changes of keys are single updates."""
@@ -164,7 +164,7 @@ def test_debezium_by_its_own_sequence_follows_the_source_through_any_queue(seed:
     assert replicated(stage, [with_repeats(queue, dice) for queue in queues], dice) == source.rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_canal_in_one_queue_follows_the_source(seed: int) -> None:
     """Several rows per message, with changes of keys, ordered by offset and position in the message."""
