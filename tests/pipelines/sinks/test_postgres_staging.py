@@ -42,7 +42,7 @@ from lanemq.pipelines.ports import FileRows, Merge, RowFile
 from lanemq.pipelines.sinks import PostgresSink, open_sink, postgres
 from lanemq.pipelines.sinks.exact_sink import LedgerEntry
 from lanemq.pipelines.sinks.postgres_rows import CopyFormat
-from lanemq.pipelines.sinks.postgres_session import Session
+from lanemq.pipelines.sinks.postgres_session import PostgresSession
 from lanemq.pipelines.sinks.postgres_staging import Copied, CopyTask, StagingTable, divide
 from lanemq.pipelines.stages.cdc import LastState
 
@@ -407,7 +407,7 @@ def test_files_are_divided_by_their_rows_and_keep_their_order() -> None:
 
 
 def test_the_password_is_in_no_text_and_not_in_the_list_that_spark_writes_to_disk(tmp_path: Path) -> None:
-    session = Session(f"host=db password={SECRET}", "orders", "lanemq x")
+    session = PostgresSession(f"host=db password={SECRET}", "orders", "lanemq x")
     task = CopyTask(session, StagingTable("s", pa.schema([])), CopyFormat("orders"), (), 0)  # type: ignore[arg-type]
     lists = divide([RowFile("a", tmp_path / "a.parquet", 1)], 4)
     assert SECRET not in f"{task!r} {task} {session}"

@@ -34,7 +34,7 @@ from lanemq.model.units import Seconds, to_millis
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile, Rows
 from lanemq.pipelines.sinks.exact_sink import Terms
 from lanemq.pipelines.sinks.postgres_rows import CopyFormat, nul_counts
-from lanemq.pipelines.sinks.postgres_session import Session, driver, first_line
+from lanemq.pipelines.sinks.postgres_session import PostgresSession, driver, first_line
 from lanemq.pipelines.sinks.postgres_staging import (
     ROWS_AT_ONCE,
     Copied,
@@ -332,8 +332,8 @@ class PostgresSink(SqlSink):
             )
         )
 
-    def _session(self, name: str) -> Session:
-        return Session(self._dsn, self._table, name, bool(self._trusted))
+    def _session(self, name: str) -> PostgresSession:
+        return PostgresSession(self._dsn, self._table, name, bool(self._trusted))
 
     def _session_name(self) -> str:
         """The session name shared by all runs of a query that write to this table, and by no others."""

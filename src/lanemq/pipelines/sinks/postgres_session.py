@@ -22,7 +22,7 @@ _RETRIABLE_REFUSALS = ("starting up", "shutting down", "recovery", "too many", "
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class PostgresSession:
     """How to open a session, and how its errors are read. It can be sent to tasks."""
 
     dsn: str = field(repr=False)

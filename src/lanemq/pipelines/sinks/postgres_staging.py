@@ -26,7 +26,7 @@ from lanemq.model.units import Millis
 from lanemq.pipelines.ports import RowFile
 from lanemq.pipelines.sinks.exact_sink import fit
 from lanemq.pipelines.sinks.postgres_rows import CopyFormat
-from lanemq.pipelines.sinks.postgres_session import Session
+from lanemq.pipelines.sinks.postgres_session import PostgresSession
 from lanemq.pipelines.sinks.sql import quoted
 from lanemq.spark.retrying import Retrying
 
@@ -84,7 +84,7 @@ class Copied:
 class CopyTask:
     """Copies files into the staging table, one transaction for each list of files."""
 
-    session: Session
+    session: PostgresSession
     staging: StagingTable
     format: CopyFormat
     required: tuple[str, ...]
