@@ -5,7 +5,6 @@ import runpy
 import sqlite3
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -19,10 +18,8 @@ from lanemq.testing.embedded import EmbeddedBroker
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-@pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
+pytestmark = pytest.mark.lanemq(own_broker=True)
+"""Examples name their topics, so each test has a broker of its own."""
 
 
 def example(name: str) -> ModuleType:
@@ -35,12 +32,12 @@ def example(name: str) -> ModuleType:
 
 
 @pytest.mark.row("A16")
-def test_hundred_orders_stores_each_order_in_one_queue_in_order(broker: EmbeddedBroker) -> None:
+def test_hundred_orders_stores_each_order_in_one_queue_in_order(lanemq_broker: EmbeddedBroker) -> None:
     """10 keys with 10 messages each. Receipts name one queue per key, and offsets grow with the calls."""
-    with Admin(broker.address) as admin:
+    with Admin(lanemq_broker.address) as admin:
         admin.create_topic("TopicTest", queues=4, ordered=True)
     places = defaultdict(list)
-    for receipt in example("hundred_orders").send_all(broker.address, "TopicTest"):
+    for receipt in example("hundred_orders").send_all(lanemq_broker.address, "TopicTest"):
         places[receipt.key].append((receipt.queue.queue_id, receipt.offset))
     assert sorted(places) == [str(order) for order in range(10)]
     for order, stored in places.items():
@@ -51,8 +48,8 @@ def test_hundred_orders_stores_each_order_in_one_queue_in_order(broker: Embedded
 
 @pytest.mark.row("A16")
 @pytest.mark.row("A17")
-def test_hundred_orders_receives_the_tags_it_asked_for_in_order(broker: EmbeddedBroker) -> None:
-    seen = example("hundred_orders").main(broker.address)
+def test_hundred_orders_receives_the_tags_it_asked_for_in_order(lanemq_broker: EmbeddedBroker) -> None:
+    seen = example("hundred_orders").main(lanemq_broker.address)
     wanted = defaultdict(list)
     for i in range(100):
         if i % 5 in (0, 2, 3):
@@ -61,10 +58,10 @@ def test_hundred_orders_receives_the_tags_it_asked_for_in_order(broker: Embedded
 
 
 @pytest.mark.row("A17")
-def test_committed_offsets_pass_messages_with_other_tags(broker: EmbeddedBroker) -> None:
+def test_committed_offsets_pass_messages_with_other_tags(lanemq_broker: EmbeddedBroker) -> None:
     """Otherwise the lag of a group that filters by tag would never be 0."""
-    example("hundred_orders").main(broker.address)
-    with Admin(broker.address) as admin:
+    example("hundred_orders").main(lanemq_broker.address)
+    with Admin(lanemq_broker.address) as admin:
         lags = {each.queue.queue_id: each.lag for each in admin.describe_group("hundred-orders").queues}
     assert lags == dict.fromkeys(range(4), 0)
 
@@ -78,24 +75,24 @@ def test_hundred_orders_has_a_help_text(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 @pytest.mark.row("A101")
-def test_no_order_is_shipped_before_it_was_created_and_paid(broker: EmbeddedBroker) -> None:
-    orders = example("order_life_cycle").main(broker.address)
+def test_no_order_is_shipped_before_it_was_created_and_paid(lanemq_broker: EmbeddedBroker) -> None:
+    orders = example("order_life_cycle").main(lanemq_broker.address)
     assert len(orders.lives) == 5
     assert all(life == ["created", "paid", "shipped"] for life in orders.lives.values())
     assert orders.early > 0, "the warehouse was never early, so the example shows nothing"
 
 
-def test_listener_statuses_mean_what_they_mean_in_rocketmq(broker: EmbeddedBroker) -> None:
-    suspending, committing = example("rocketmq_listener").main(broker.address)
+def test_listener_statuses_mean_what_they_mean_in_rocketmq(lanemq_broker: EmbeddedBroker) -> None:
+    suspending, committing = example("rocketmq_listener").main(lanemq_broker.address)
     assert suspending.attempts == [1, 2, 2, 2, 3, 4, 5]
     assert committing.attempts == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5]
     assert committing.committed == [1, 2, 3, 4, 5]
 
 
 def test_pipelined_send_stores_keys_in_order_in_three_ways(
-    broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]
+    lanemq_broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example("pipelined_send").main(broker.address)
+    example("pipelined_send").main(lanemq_broker.address)
     assert capsys.readouterr().out.count("messages in order") == 3
 
 

@@ -2,7 +2,7 @@
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,6 @@ from lanemq.effects import once
 from lanemq.testing.embedded import EmbeddedBroker
 
 COUNT, NAMED, SECONDS = 6, 3, 30
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as embedded:
-        yield embedded
 
 
 def applied(broker: EmbeddedBroker, topic: str, path: Path, failure: Callable[[Message], Exception]) -> list[int]:

@@ -1,17 +1,13 @@
 """Promise 5: a stale owner is refused."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import msgspec
 import pytest
 from tests.chaos.mutants import epoch_check
 from tests.chaos.roles import FOUR_QUEUES
 from tests.chaos.system import TOPIC
 
-from lanemq.broker.config import BrokerOptions
 from lanemq.client.producer.producer import Producer
-from lanemq.net.address import Address, parse_address
+from lanemq.net.address import parse_address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.bodies import LockRequest, QueueBody
@@ -56,12 +52,14 @@ class Member:
         return LockRequest(consumer_group=GROUP, client_id=self.name, mq_set=[queue]).encode()
 
 
+pytestmark = pytest.mark.lanemq(own_broker=True)
+
+
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(BrokerOptions(tmp_path, listen=Address("127.0.0.1", 0))) as broker:
-        with Producer(broker.address, create=FOUR_QUEUES) as producer:
-            producer.send(TOPIC, 0, key="k", queue=0)
-        yield broker
+def broker(lanemq_broker: EmbeddedBroker) -> EmbeddedBroker:
+    with Producer(lanemq_broker.address, create=FOUR_QUEUES) as producer:
+        producer.send(TOPIC, 0, key="k", queue=0)
+    return lanemq_broker
 
 
 def stale_and_new(broker: EmbeddedBroker) -> tuple[Member, Member]:
