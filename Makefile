@@ -15,7 +15,7 @@ HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
 JAVA = JAVA_HOME="$$(bash scripts/java.sh --home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test pure check format lint types contracts fast slow extended browser screenshots bench bench-peers bench-check sim docs dist spark-proof spark-stores chaos effects soak abuse fuzz mirror-proof interop interop-cluster clean spark-versions
+.PHONY: help setup run test pure check format lint types contracts most fast slow extended browser screenshots bench bench-peers bench-check sim docs dist spark-proof spark-stores chaos effects soak abuse fuzz mirror-proof interop interop-cluster clean spark-versions
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,16 +30,21 @@ run: setup ## the main job: broker, consumers and a Spark pipeline, parts of it 
 	@bash scripts/java.sh
 	@$(JAVA) $(BIN)/python -m lanemq.testing.demo
 
-test: setup lint types contracts ## all tests except the extended ones; hot paths with and without the compiled module
+test: setup lint ## all tests except the extended ones; hot paths with and without the compiled module
 	@bash scripts/java.sh || true
-	@$(JAVA) $(BIN)/python -m tests.quick_spark
-	@$(JAVA) $(BIN)/pytest tests -m "not extended" $(PARALLEL)
+	@$(MAKE) --no-print-directory -j3 types contracts most
 	@$(MAKE) --no-print-directory pure
 
-pure: setup ## the tests of hot paths again, without the compiled module
-	@LANEMQ_PURE=1 $(BIN)/pytest -q -m "not slow and not extended" $(PARALLEL) $(HOT_PATHS)
+most:
+	@$(JAVA) $(BIN)/python -m tests.quick_spark
+	@$(JAVA) $(BIN)/pytest tests -m "not extended" $(PARALLEL)
 
-check: setup lint types contracts fast ## format, lint, types, import contracts, fast tests: about a minute
+# A fifth of the examples of each property: `make test` has taken all of them with the compiled module.
+pure: setup ## the tests of hot paths again, without the compiled module
+	@LANEMQ_PURE=1 LANEMQ_FEWER_EXAMPLES=5 $(BIN)/pytest -q -m "not slow and not extended" $(PARALLEL) $(HOT_PATHS)
+
+check: setup lint ## format, lint, types, import contracts, fast tests
+	@$(MAKE) --no-print-directory -j3 types contracts fast
 
 lint:
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .

@@ -61,13 +61,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _take_fewer_examples(items: list[pytest.Item], divisor: int) -> None:
-    """Divides the number of examples of each property; `make test` takes all of them."""
-    properties = {item.function for item in items if isinstance(item, pytest.Function)}
-    for each in properties if divisor > 1 else ():
-        found = getattr(each, "_hypothesis_internal_use_settings", None)
-        if found is not None:
+    """Divides the number of examples of each property and state machine; `make test` takes all of them."""
+    tests = [item for item in items if isinstance(item, pytest.Function)] if divisor > 1 else []
+    properties = {(item.function, "_hypothesis_internal_use_settings") for item in tests}
+    machines = {(item.cls, "settings") for item in tests if item.cls is not None}
+    for owner, name in properties | machines:
+        found = getattr(owner, name, None)
+        if isinstance(found, settings):
             count = min(found.max_examples, max(MIN_EXAMPLES, found.max_examples // divisor))
-            each._hypothesis_internal_use_settings = settings(found, max_examples=count)
+            setattr(owner, name, settings(found, max_examples=count))
 
 
 def _show_groups(items: list[pytest.Item]) -> None:

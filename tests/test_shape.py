@@ -1,6 +1,7 @@
 """The shape of the project: layers, public names, the error tree, and the pages that list them."""
 
 import ast
+import functools
 import importlib
 import importlib.util
 import pkgutil
@@ -78,10 +79,15 @@ HAS_SPARK = importlib.util.find_spec("pyspark") is not None
 """Whether the extra `lanemq[spark]` is installed."""
 
 
+@functools.cache
+def all_documents() -> str:
+    return "\n".join(path.read_text("utf-8") for path in DOCUMENTS)
+
+
 @pytest.mark.parametrize("name", lanemq.__all__)
 def test_a_public_name_exists_and_is_documented(name: str) -> None:
     assert hasattr(lanemq, name)
-    assert any(re.search(rf"\b{name}\b", path.read_text("utf-8")) for path in DOCUMENTS)
+    assert re.search(rf"\b{name}\b", all_documents())
 
 
 def test_type_checkers_see_the_same_public_names_as_a_running_program() -> None:

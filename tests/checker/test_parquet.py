@@ -38,6 +38,7 @@ def test_converted_events_are_equal(tmp_path: Path) -> None:
     assert {path.suffix for path in again.iterdir()} == {".parquet"}
 
 
+@pytest.mark.slow
 def test_reports_are_equal(tmp_path: Path) -> None:
     for number, (_, script) in enumerate(list(PLANTED.values())[::12]):
         lines = write_history(tmp_path / str(number), parse(script))

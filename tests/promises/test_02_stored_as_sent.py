@@ -57,6 +57,7 @@ def send_over_a_bad_wire(proxied: ProxiedBroker) -> None:
         assert lost, "no answer was lost: the run shows nothing"
 
 
+@pytest.mark.slow
 def test_lost_answers_and_cut_connections_change_nothing(proxied: Callable[[], ProxiedBroker]) -> None:
     """ "… in the order of its send calls, … pipelined …, through retries, … reconnects …, without duplicates.\""""
     broker = proxied()
@@ -67,6 +68,7 @@ def test_lost_answers_and_cut_connections_change_nothing(proxied: Callable[[], P
     assert stored_steps(broker) == expected
 
 
+@pytest.mark.slow
 def test_without_the_stamps_repeats_are_stored_twice(
     proxied: Callable[[], ProxiedBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,8 @@ def test_a_parked_key_is_redriven_in_order_before_newer_messages(group: LocalGro
     assert group.judge("parked=4", "redriven").verdict is Verdict.PASS
 
 
-LONG = [6_000, pytest.param(20_000, marks=pytest.mark.slow)]
+LONG = [pytest.param(6_000, marks=pytest.mark.slow), pytest.param(20_000, marks=pytest.mark.extended)]
+"""Messages behind a failing one: more than a member keeps in memory."""
 OTHERS = 2_000
 
 

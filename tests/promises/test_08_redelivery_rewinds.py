@@ -86,6 +86,7 @@ def test_the_lane_is_replayed_from_its_first_unfinished_message(group: LocalGrou
     assert report.verdict is Verdict.PASS, complaint(report)
 
 
+@pytest.mark.slow
 def test_committing_what_was_fetched_skips_the_unfinished_one(
     group: LocalGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_what_other_keys_finished_is_not_delivered_again(group: LocalGroup) -> N
     assert crash_among_other_keys(group) == [(SLOW, 0), ("last", 1 + QUICK)]
 
 
+@pytest.mark.slow
 def test_an_offset_alone_repeats_everything_behind_it(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the same crash, and a next owner that starts at the committed offset."""
     finished_ranges(monkeypatch.setattr)

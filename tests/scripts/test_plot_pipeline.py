@@ -38,6 +38,7 @@ def line(batch: int, **more: Any) -> str:
     return json.dumps({**given, "lag": 900 - batch, "lag_seconds": 1.5, "repeated": False, "counts": {}, **more})
 
 
+@pytest.mark.slow
 def test_a_progress_file_becomes_a_png(script: ModuleType, tmp_path: Path) -> None:
     """With a retry pass, a restart, repeats, parked keys, and a lag of unknown age."""
     lines = [

@@ -69,6 +69,7 @@ def test_a_cancellation_at_the_moment_of_a_turn_takes_effect() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_group_commits_again_what_a_crash_of_the_broker_undid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the committed offset of a queue without new messages stays too low.
 

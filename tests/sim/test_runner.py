@@ -21,6 +21,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.slow
 def test_passing_seeds_end_with_a_list_of_what_they_exercised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "run_seed", good)
     code, output = run("--seeds", "50")
@@ -30,6 +31,7 @@ def test_passing_seeds_end_with_a_list_of_what_they_exercised(monkeypatch: pytes
     assert "broker killed" not in output
 
 
+@pytest.mark.slow
 def test_a_seed_that_fails_is_explained_with_the_command_that_replays_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "run_seed", second_fails)
     code, output = run("--start", "10", "--seeds", "5")
@@ -40,6 +42,7 @@ def test_a_seed_that_fails_is_explained_with_the_command_that_replays_it(monkeyp
     assert "2 seeds" in output
 
 
+@pytest.mark.slow
 def test_with_keep_going_it_continues_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "run_seed", second_fails)
     code, output = run("--start", "10", "--seeds", "5", "--keep-going")

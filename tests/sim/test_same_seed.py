@@ -25,6 +25,7 @@ def test_a_seed_gives_the_same_trace_again(seed: int) -> None:
     assert (first.digest, first.seen, first.seconds) == (second.digest, second.seen, second.seconds)
 
 
+@pytest.mark.slow
 def test_two_seeds_give_two_traces() -> None:
     assert run_seed(1).digest != run_seed(2).digest
 
@@ -35,6 +36,7 @@ def test_a_seed_gives_the_same_trace_in_every_process(seed: int) -> None:
     assert digest_elsewhere(seed, "1") == digest_elsewhere(seed, "77") == run_seed(seed).digest
 
 
+@pytest.mark.slow
 def test_listening_to_the_trace_changes_nothing() -> None:
     lines: list[str] = []
     listened = run_seed(3, lines.append)

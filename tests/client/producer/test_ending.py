@@ -46,9 +46,11 @@ def start(address: str, topic: str, program: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def numbers(broker: EmbeddedBroker, topic: str) -> list[int]:
+def numbers(broker: EmbeddedBroker, topic: str, skip: int = 0) -> list[int]:
+    """What is stored for the key "k", which has one queue, without the first `skip` messages."""
     with TopicReader(broker.address, topic) as reader:
-        found = [each for queue in reader.queues for each in reader.read(queue, *reader.bounds(queue))]
+        ends = {queue: reader.bounds(queue)[1] for queue in reader.queues}
+        found = [each for queue, end in ends.items() if end for each in reader.read(queue, skip, end)]
     return [int(message.body) for message in found]
 
 
@@ -116,7 +118,7 @@ def ended_programs(
             process.send_signal(signal.SIGTERM)
             printed, errors = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, errors
-        found = numbers(broker, topic)[last:]
+        found = numbers(broker, topic, skip=last)
         last += len(found)
         yield found, int(printed), errors
 

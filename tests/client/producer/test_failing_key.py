@@ -46,6 +46,7 @@ def stored(broker: EmbeddedBroker) -> dict[str | None, list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Blocking, OnALoop])
 def test_one_illegal_message_among_a_thousand_keys_freezes_only_its_key(narrow: EmbeddedBroker, kind: Kind) -> None:
     steps = [f"step {number}" for number in range(STEPS)]
@@ -124,6 +125,7 @@ def test_an_illegal_message_at_a_stock_broker_freezes_only_its_key(kind: Kind) -
         assert [int(text) for text in stock.stored("orders", 0)] == [n for n in range(300) if n not in failed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Blocking, OnALoop])
 def test_a_time_out_at_a_stock_broker_freezes_only_the_key_in_flight(kind: Kind) -> None:
     with FakeBroker(lane=False) as stock:

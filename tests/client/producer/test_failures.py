@@ -133,6 +133,7 @@ def test_send_many_sends_nothing_of_a_run_with_a_frozen_key(broker: FakeBroker, 
             producer.send("orders", 4, key="k")
 
 
+@pytest.mark.slow
 def test_unanswered_send_ends_with_a_time_out(broker: FakeBroker, kind: Open) -> None:
     broker.faults = lambda header, number: Fault.LOSE_REQUEST
     with kind(broker.address, delivery_timeout=2.0) as producer:
@@ -142,6 +143,7 @@ def test_unanswered_send_ends_with_a_time_out(broker: FakeBroker, kind: Open) ->
         producer.send("orders", 2, key="k")
 
 
+@pytest.mark.slow
 def test_a_time_out_names_the_last_problem(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address, delivery_timeout=2.0) as producer:
         producer.send("orders", 1, key="k")

@@ -192,6 +192,7 @@ def test_close_settles_messages_in_the_inbox_and_refuses_new_ones(broker: FakeBr
         assert [future.result(30).offset for future in futures] == list(range(1, len(futures) + 1))
 
 
+@pytest.mark.slow
 def test_messages_in_the_inbox_time_out_if_the_broker_never_replies(broker: FakeBroker, kind: Open) -> None:
     """Maintenance moves them to their lane, where their deadline starts."""
     with kind(broker.address, delivery_timeout=2.0) as producer:

@@ -40,7 +40,7 @@ def cut_off(broker: FakeBroker) -> Iterator[None]:
 
 
 Outage = Callable[[FakeBroker], AbstractContextManager[None]]
-outages = pytest.mark.parametrize("away", [stopped, FakeBroker.asleep, cut_off])
+outages = pytest.mark.parametrize("away", [stopped, FakeBroker.asleep, pytest.param(cut_off, marks=pytest.mark.slow)])
 
 
 def stored_by_key(broker: FakeBroker) -> dict[str, list[str]]:

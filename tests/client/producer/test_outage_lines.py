@@ -39,6 +39,7 @@ def send_through(fake: FakeBroker, kind: Open, away: Outage, until: Callable[[],
             future.result(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("away", [stopped, FakeBroker.asleep])
 def test_an_outage_is_two_lines_of_a_producer(
     fake: FakeBroker, kind: Open, away: Outage, caplog: pytest.LogCaptureFixture

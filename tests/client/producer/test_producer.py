@@ -300,6 +300,7 @@ def test_what_is_never_confirmed_may_be_stored_and_freezes_its_key(stock: FakeBr
             producer.submit("orders", 2, key="k").result(30)
 
 
+@pytest.mark.slow
 def test_a_slow_stock_broker_gets_no_repetition(stock: FakeBroker, kind: Open) -> None:
     """It would store a repetition twice; only a lost connection makes one necessary."""
     stock.faults = once(Fault.LOSE_REPLY, 1)

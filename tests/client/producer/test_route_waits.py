@@ -38,6 +38,7 @@ def at_once(count: int, call: Callable[[int], float]) -> list[float]:
     return took
 
 
+@pytest.mark.slow
 def test_eleven_calls_to_a_hung_broker_take_as_long_as_their_time_out(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address, timeout=TIMEOUT) as producer, broker.asleep():
         took = at_once(11, lambda number: seconds_of(lambda: producer.send(f"topic-{number}", 1, key="k")))
@@ -60,6 +61,7 @@ def test_callers_of_one_topic_share_one_question(broker: FakeBroker, kind: Open)
     assert broker.codes[RequestCode.GET_ROUTEINFO_BY_TOPIC] <= 2
 
 
+@pytest.mark.slow
 def test_a_look_up_without_a_limit_takes_longer_than_the_time_out(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

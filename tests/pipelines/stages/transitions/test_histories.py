@@ -161,6 +161,7 @@ def test_every_event_is_applied_once_and_in_order_through_crashes(history: list[
         assert waiting == {key: count for key, count in left.items() if count}
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(random_batches, min_size=1, max_size=3))
 def test_redriving_all_lanes_with_a_corrected_step_applies_everything_in_order(history: list[RandomBatch]) -> None:

@@ -55,8 +55,8 @@ def test_old_files_are_removed_and_the_last_two_batches_can_be_repeated(tmp_path
 
 def test_retry_passes_without_new_messages_remove_old_files_too(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Hold(retries=-1, first=0.001, max=0.001))
-    pipeline.process(*messages(30, keys=30), Sent(0, 30, "x", {"n": 1, "fails": 200}))
-    for _ in range(199):
+    pipeline.process(*messages(30, keys=30), Sent(0, 30, "x", {"n": 1, "fails": 60}))
+    for _ in range(59):
         pipeline.clock.time += 10
         pipeline.process_retry_pass()
     assert len(list((tmp_path / "manifests").iterdir())) <= 3

@@ -322,6 +322,7 @@ def modelled(events: list[Sent]) -> dict[str, list[int]]:
     return rows
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(random_events)
 def test_keys_get_the_same_calls_wherever_batches_end_and_whatever_fails(history: list[Any]) -> None:
