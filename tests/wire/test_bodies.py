@@ -23,7 +23,6 @@ from lanemq.wire.bodies import (
 from lanemq.wire.loose_json import BodyError, loads_loose
 from lanemq.wire.route_bodies import BrokerData, ClusterInfo, QueueData, TopicRouteData, encode_route
 from lanemq.wire.stats_bodies import (
-    ConsumerOffsetTable,
     ConsumerRunningInfo,
     ConsumeStats,
     ProcessQueueInfo,
@@ -137,10 +136,6 @@ def test_running_info_comes_back() -> None:
         properties={"PROP_CONSUMEORDERLY": "true"},
     )
     assert ConsumerRunningInfo.decode(info.encode()) == info
-
-
-def test_offset_table_with_bare_keys_is_read() -> None:
-    assert ConsumerOffsetTable.decode(b'{"offsetTable":{"t@g":{0:9}}}').offset_table == {"t@g": {0: 9}}
 
 
 def test_repeated_queue_given_as_reference_is_the_same_queue() -> None:

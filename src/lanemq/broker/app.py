@@ -41,6 +41,7 @@ from lanemq.broker.notices import Notices
 from lanemq.broker.parts import Counters, Parts
 from lanemq.broker.recording import Recording
 from lanemq.broker.recovery import Tables, recovered, undo_stamps
+from lanemq.broker.sliced_answers import SlicedAnswers
 from lanemq.broker.storage.checkpoints import Checkpoints, unsaved_stamps
 from lanemq.broker.storage.delays import DelayDelivery
 from lanemq.broker.storage.disk_thread import DiskThread
@@ -185,24 +186,24 @@ class Broker:
 
     def _assemble(self, store: Store, threads: "Threads", recording: Recording, tables: Tables) -> "Running":
         parts = self._new_parts(store, threads, recording, tables)
-        pull, groups = PullHandler(parts), GroupHandler(parts)
-        figures = Figures(parts)
+        figures, sliced = Figures(parts), SlicedAnswers(self._clock)
+        pull, groups = PullHandler(parts), GroupHandler(parts, sliced)
         handlers = (
             SendHandler(parts),
             pull,
-            LockHandler(parts),
+            LockHandler(parts, sliced),
             OffsetHandler(parts),
             OwnerParkingHandler(parts),
             OperatorParkingHandler(parts),
             groups,
             AssignmentHandler(parts),
             RouteHandler(parts),
-            TopicHandler(parts, pull.topic_deleted),
+            TopicHandler(parts, pull.topic_deleted, sliced),
             RetryHandler(parts),
             ReplyHandler(parts),
             QueryHandler(parts),
-            StatsHandler(parts, figures),
-            ResetHandler(parts, pull.group_moved),
+            StatsHandler(parts, figures, sliced),
+            ResetHandler(parts, pull.group_moved, sliced),
         )
         audit = Audit(self._clock)
         served = [audit.over(handler.table()) for handler in handlers]

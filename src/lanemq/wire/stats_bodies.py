@@ -5,7 +5,7 @@ too, because Go takes valid JSON in some of them for another format. It reads th
 quotes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self, TypeVar
 
 from msgspec import Raw, field
@@ -18,9 +18,17 @@ from lanemq.wire.loose_json import BodyError, loads_loose
 T = TypeVar("T")
 
 
+def encode_queue_entry(queue: MessageQueue, value: object) -> bytes:
+    """Encodes one entry of a table with queues as keys."""
+    return encode_json(QueueBody.of(queue)) + b":" + encode_json(value)
+
+
 def encode_queue_table(table: Mapping[MessageQueue, object]) -> Raw:
     """Encodes a table with queues as keys, to be placed inside another body."""
-    entries = [encode_json(QueueBody.of(queue)) + b":" + encode_json(value) for queue, value in table.items()]
+    return join_queue_entries([encode_queue_entry(queue, value) for queue, value in table.items()])
+
+
+def join_queue_entries(entries: Sequence[bytes]) -> Raw:
     return Raw(b"{%b}" % b",".join(entries))
 
 
@@ -44,13 +52,19 @@ class QueueTableBody(Body):
         return cls.__struct_encode_fields__[0]
 
     def encode(self) -> bytes:
-        name = self.table_name()
+        return self._encode(encode_queue_table(getattr(self, self.__struct_fields__[0])))
+
+    def encode_with(self, entries: Sequence[bytes]) -> bytes:
+        """Encodes the body with these entries of `encode_queue_entry` instead of its table."""
+        return self._encode(join_queue_entries(entries))
+
+    def _encode(self, table: Raw) -> bytes:
         members = {
             wire_name: getattr(self, attribute)
             for attribute, wire_name in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True)
             if wire_name not in self.left_out or getattr(self, attribute)
         }
-        return encode_json({**members, name: encode_queue_table(members[name])})
+        return encode_json({**members, self.table_name(): table})
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
@@ -209,9 +223,3 @@ class BrokerStatsData(Body):
     stats_day: BrokerStatsItem = field(default_factory=BrokerStatsItem)
     stats_hour: BrokerStatsItem = field(default_factory=BrokerStatsItem)
     stats_minute: BrokerStatsItem = field(default_factory=BrokerStatsItem)
-
-
-class ConsumerOffsetTable(Body):
-    """Answers 43: `topic@group` to offsets by queue id."""
-
-    offset_table: dict[str, dict[int, int]] = field(default_factory=dict)

@@ -322,6 +322,8 @@ def test_the_order_configuration_is_the_topics_own(clocked: RunningBroker) -> No
     plain = item | {"key": "Plain"}
     assert raw.ask(RequestCode.PUT_KV_CONFIG, plain | {"value": "lanemq:4"}).code == ResponseCode.SYSTEM_ERROR
     assert raw.ask(RequestCode.GET_KV_CONFIG, plain).code == ResponseCode.QUERY_NOT_FOUND
+    long = raw.ask(RequestCode.PUT_KV_CONFIG, item | {"namespace": "n", "value": "x" * 1025})
+    assert "at most 1024 characters" in (long.remark or ""), "they stay in memory"
     listed = msgspec.json.decode(raw.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, item).body)["table"]
     assert listed == {"Kept": "lanemq:4"}
     raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Kept"})

@@ -7,6 +7,7 @@ import msgspec
 
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
 from lanemq.broker.parts import ClientVersion, Parts
+from lanemq.broker.sliced_answers import SlicedAnswers, Steps
 from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.brokering.quotas import MAX_HEARTBEAT_NAMES, Quota
 from lanemq.core.brokering.refusals import RefusalReason
@@ -59,8 +60,9 @@ class _Producer(NamedTuple):
 class GroupHandler:
     """Requests 34, 35, 38, 46, 200, 201, 204, 207, 328 and 352."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, sliced: SlicedAnswers) -> None:
         self._parts = parts
+        self._sliced = sliced
         self._producers: dict[str, dict[ConnectionId, _Producer]] = {}
         self._warnings = RateLimitedLog(log, parts.clock)
         self._groups_of: dict[ConnectionId, set[str]] = {}
@@ -201,9 +203,15 @@ class GroupHandler:
         self._parts.row_thread.submit_rows(state, lambda: state.save_group(group, text), saved)
 
     def _all_settings(self, peer: Peer, request: Command) -> None:
+        self._sliced.begin(peer, request, self._settings_steps())
+
+    def _settings_steps(self) -> Steps:
         known = {*self._parts.groups, *self._parts.members.groups(), *self._parts.offsets.groups()}
-        table = {group: self._settings_of(group) for group in sorted(known)}
-        answer(peer, request, {}, SubscriptionGroupTable(subscription_group_table=table).encode())
+        table: dict[str, SubscriptionGroupConfig] = {}
+        for group in sorted(known):
+            table[group] = self._settings_of(group)
+            yield
+        return SubscriptionGroupTable(subscription_group_table=table).encode()
 
     def _settings(self, peer: Peer, request: Command) -> None:
         group = GroupHeader.from_ext(request.ext).group
@@ -259,20 +267,24 @@ class GroupHandler:
         answer(peer, request, {}, ProducerConnection(connection_set=connections).encode())
 
     def _all_producers(self, peer: Peer, request: Command) -> None:
-        table = {
-            group: [
-                ProducerInfo(
-                    client_id=each.client_id,
-                    remote_ip=each.address.host,
-                    language=self._parts.versions[connection].language,
-                    version=self._parts.versions[connection].version,
-                    last_update_timestamp=each.last_heartbeat,
-                )
-                for connection, each in connections.items()
-            ]
-            for group, connections in sorted(self._producers.items())
-        }
-        answer(peer, request, {}, ProducerTableInfo(data=table).encode())
+        self._sliced.begin(peer, request, self._producer_steps())
+
+    def _producer_steps(self) -> Steps:
+        table: dict[str, list[ProducerInfo]] = {}
+        for group in sorted(self._producers):
+            for connection, each in tuple(self._producers.get(group, {}).items()):
+                version = self._parts.versions.get(connection)
+                if version is not None:  # else it has gone in between
+                    shown = ProducerInfo(
+                        client_id=each.client_id,
+                        remote_ip=each.address.host,
+                        language=version.language,
+                        version=version.version,
+                        last_update_timestamp=each.last_heartbeat,
+                    )
+                    table.setdefault(group, []).append(shown)
+                yield
+        return ProducerTableInfo(data=table).encode()
 
 
 def _group_of(data: ConsumerData) -> GroupHeartbeat:

@@ -18,6 +18,7 @@ import msgspec
 
 from lanemq.broker.dispatch import Handler, answer, answer_error
 from lanemq.broker.parts import Parts
+from lanemq.broker.sliced_answers import SlicedAnswers, Steps
 from lanemq.broker.storage.checkpoints import lease_row
 from lanemq.core.brokering.lock_table import Lease, LockGrant, Refusal, SavedLease
 from lanemq.core.brokering.membership import ConnectionId
@@ -52,8 +53,9 @@ _NUMBER = re.compile("[0-9]{1,18}")
 class LockHandler:
     """Requests 41 and 42, and LaneMQ's own list of leases."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, sliced: SlicedAnswers) -> None:
         self._parts = parts
+        self._sliced = sliced
         self._unsaved: dict[tuple[str, MessageQueue], SavedLease] = {}
 
     def table(self) -> dict[int, Handler]:
@@ -226,22 +228,25 @@ class LockHandler:
         self._parts.row_thread.submit_rows(state, lambda: state.save_leases(map(lease_row, rows)), done)
 
     def _show(self, peer: Peer, request: Command) -> None:
-        now, wanted = self._parts.clock.now(), request.ext.get("consumerGroup")
-        leases = [
-            {
-                "group": group,
-                "topic": lease.queue.topic,
-                "brokerName": lease.queue.broker,
-                "queueId": lease.queue.queue_id,
-                "owner": lease.owner,
-                "epoch": lease.epoch,
-                "remainingMillis": lease.expires_at - now,
-            }
-            for group, held in self._parts.locks.snapshot(now=now).items()
-            for lease in held
-            if wanted in (None, "", group)
-        ]
-        answer(peer, request, {}, msgspec.json.encode({"leases": leases}))
+        self._sliced.begin(peer, request, self._lease_steps(request.ext.get("consumerGroup") or None))
+
+    def _lease_steps(self, wanted: str | None) -> Steps:
+        now = self._parts.clock.now()
+        leases: list[msgspec.Raw] = []
+        for group, lease in self._parts.locks.in_steps(wanted, now=now):
+            if lease is not None:
+                shown = {
+                    "group": group,
+                    "topic": lease.queue.topic,
+                    "brokerName": lease.queue.broker,
+                    "queueId": lease.queue.queue_id,
+                    "owner": lease.owner,
+                    "epoch": lease.epoch,
+                    "remainingMillis": lease.expires_at - now,
+                }
+                leases.append(msgspec.Raw(msgspec.json.encode(shown)))
+            yield
+        return msgspec.json.encode({"leases": leases})
 
 
 def _decode(data: bytes) -> LockRequest:

@@ -4,13 +4,14 @@ A reset works whether or not the group has members: the stored offset is replace
 ignored, and pulls of each queue, held ones included, are answered "offset moved" until a member pulls from there.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 
 from lanemq.broker.dispatch import Handler, answer_code, answer_saved
 from lanemq.broker.parts import Parts
+from lanemq.broker.sliced_answers import SlicedAnswers, Steps
 from lanemq.log import state
 from lanemq.log.reading import Boundary
-from lanemq.model.errors import BrokerRefused, StorageError
+from lanemq.model.errors import BrokerBusy, BrokerRefused, StorageError
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
@@ -25,10 +26,13 @@ from lanemq.wire.stats_bodies import ResetOffsetBody
 class ResetHandler:
     """Requests 222, 307, 309, 4208 and 4209."""
 
-    def __init__(self, parts: Parts, moved: Callable[[str, Container[tuple[str, int]]], None]) -> None:
+    def __init__(
+        self, parts: Parts, moved: Callable[[str, Container[tuple[str, int]]], None], sliced: SlicedAnswers
+    ) -> None:
         """`moved` is called with the group and the queues (topic, number) of every reset."""
         self._parts = parts
         self._moved = moved
+        self._sliced = sliced
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -49,17 +53,36 @@ class ResetHandler:
                 ResponseCode.INVALID_PARAMETER,
                 f"queue {wanted} of topic {topic.name} does not exist: it has {topic.read_queues}",
             )
+        self._sliced.begin(peer, request, self._reset_steps(peer, request, header, group, wanted))
+
+    def _reset_steps(
+        self, peer: Peer, request: Command, header: ResetOffsetHeader, group: str, wanted: int | None
+    ) -> Steps:
+        """Find the new offset of each queue, then change all of them in one step."""
+        topic = self._parts.topic_keeper.existing(header.topic)
+        targets: dict[int, int] = {}
+        for queue_id in range(topic.read_queues) if wanted is None else (wanted,):
+            targets[queue_id] = self._target(header, queue_id)
+            yield
+        if self._parts.topics.get(topic.name) != topic:
+            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, f"topic {topic.name} was changed just now; ask again")
+        self._change(peer, request, header, group, targets)
+        return None
+
+    def _change(
+        self, peer: Peer, request: Command, header: ResetOffsetHeader, group: str, targets: Mapping[int, int]
+    ) -> None:
+        topic = header.topic
         # Members may be working without being in the list: after a restart of the broker, or while they are cut off.
         # One whose lease has expired continues where it was if no other got the queue, and would undo the reset.
         online = self._parts.locks.has_owner(group) or bool(self._parts.members.members(group))
         table: dict[MessageQueue, int] = {}
-        for queue_id in range(topic.read_queues) if wanted is None else (wanted,):
-            offset = self._target(header, queue_id)
-            if not header.is_force and offset > (self._parts.offsets.committed(group, topic.name, queue_id) or 0):
+        for queue_id, offset in targets.items():
+            if not header.is_force and offset > (self._parts.offsets.committed(group, topic, queue_id) or 0):
                 continue  # without force, a reset only goes back
             change = self._parts.offsets.reset_at_next_pull if online else self._parts.offsets.reset
-            change(group, topic.name, queue_id, QueueOffset(offset))
-            table[MessageQueue(topic.name, self._parts.options.name, queue_id)] = offset
+            change(group, topic, queue_id, QueueOffset(offset))
+            table[MessageQueue(topic, self._parts.options.name, queue_id)] = offset
         if self._parts.recording.on and not online:
             self._parts.recording.moved(group, table)
         reply = ResetOffsetBody(offset_table=table).encode()

@@ -28,6 +28,9 @@ from lanemq.wire.route_bodies import (
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 """The namespace in which RocketMQ's tools keep the order configuration of topics."""
 MAX_KV_ITEMS = 10_000
+MAX_KV_CHARS = 1_024
+"""Characters of the namespace, the key and the value of a config item each: anyone may set them, and they stay in
+memory."""
 
 
 class RouteHandler:
@@ -104,6 +107,8 @@ class RouteHandler:
     def _put_kv(self, peer: Peer, request: Command) -> None:
         header = KvHeader.from_ext(request.ext)
         self._check_order_stays(header, header.value or "")
+        if any(len(text) > MAX_KV_CHARS for text in (header.namespace, header.key or "", header.value or "")):
+            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"a config item has at most {MAX_KV_CHARS} characters")
         if len(self._kv) >= MAX_KV_ITEMS:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"already {MAX_KV_ITEMS} config items; delete some")
         self._kv[header.namespace, header.key or ""] = header.value or ""

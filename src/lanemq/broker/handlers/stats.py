@@ -3,10 +3,13 @@
 import asyncio
 import logging
 
+from msgspec import Raw
+
 from lanemq.broker.dispatch import Handler, answer, answer_code
 from lanemq.broker.monitor.figures import Figures
 from lanemq.broker.parts import Parts
 from lanemq.broker.runtime_info import runtime_info
+from lanemq.broker.sliced_answers import SlicedAnswers, Steps
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.core.brokering.traffic import DAY, HOUR, MINUTE, Tally
 from lanemq.core.finished_ranges import count_finished
@@ -14,7 +17,7 @@ from lanemq.model.errors import BrokerBusy, BrokerRefused, GroupNotFound, StillR
 from lanemq.model.queue import MessageQueue
 from lanemq.net.server import Peer
 from lanemq.wire.admin_headers import BrokerStatsHeader, ConsumeStatsHeader, TopicHeader
-from lanemq.wire.bodies import SubscriptionData
+from lanemq.wire.bodies import SubscriptionData, encode_json
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ConsumerListHeader
@@ -25,10 +28,10 @@ from lanemq.wire.stats_bodies import (
     ClientConnection,
     ConsumeOffset,
     ConsumerConnection,
-    ConsumerOffsetTable,
     ConsumeStats,
     TopicOffset,
     TopicStatsTable,
+    encode_queue_entry,
 )
 
 log = logging.getLogger(__name__)
@@ -37,11 +40,17 @@ MAX_READING = 8
 """Requests for runtime info at the same time; further ones are answered "busy"."""
 
 
+MAX_ANSWER_BYTES = 15 * 1024 * 1024
+"""Largest table in an answer. RocketMQ's clients close a connection with a frame of more than 16 MiB."""
+OFFSETS_AT_ONCE = 256
+
+
 class StatsHandler:
     """Requests 26, 28, 43, 202, 203, 208, 300, 315."""
 
-    def __init__(self, parts: Parts, figures: Figures) -> None:
+    def __init__(self, parts: Parts, figures: Figures, sliced: SlicedAnswers) -> None:
         self._parts = parts
+        self._sliced = sliced
         self._figures = figures
         self._reading: set[asyncio.Task[None]] = set()
 
@@ -59,28 +68,42 @@ class StatsHandler:
 
     def _topic(self, peer: Peer, request: Command) -> None:
         topic = self._parts.topic_keeper.existing(TopicHeader.from_ext(request.ext).topic)
-        table = {}
+        self._sliced.begin(peer, request, self._topic_steps(topic))
+
+    def _topic_steps(self, topic: TopicConfig) -> Steps:
+        entries = []
         for queue in self._queues(topic):
             low, high = self._parts.store.bounds(queue.topic, queue.queue_id)
-            table[queue] = TopicOffset(
-                min_offset=low, max_offset=high, last_update_timestamp=self._stored_before(queue, high)
-            )
+            last = self._stored_before(queue, high)
+            offset = TopicOffset(min_offset=low, max_offset=high, last_update_timestamp=last)
+            entries.append(encode_queue_entry(queue, offset))
+            yield
         put, _ = self._parts.traffic.put_of(topic.name)
         rate = put.last(MINUTE, now=self._parts.clock.now()).per_second
-        found = TopicStatsTable(offset_table=table, topic_put_tps=rate, lane_created=topic.created_ms)
-        answer(peer, request, {}, found.encode())
+        return TopicStatsTable(topic_put_tps=rate, lane_created=topic.created_ms).encode_with(entries)
 
     def _group(self, peer: Peer, request: Command) -> None:
         header = ConsumeStatsHeader.from_ext(request.ext)
-        table: dict[MessageQueue, ConsumeOffset] = {}
-        rate = 0.0
-        for name in self._topics_of(header.consumer_group, header.topic):
+        self._sliced.begin(peer, request, self._group_steps(header.consumer_group, header.topic))
+
+    def _group_steps(self, group: str, only: str | None) -> Steps:
+        entries: list[bytes] = []
+        rate, size = 0.0, 0
+        for name in self._topics_of(group, only):
             topic = self._parts.topics.get(name)
             for queue in self._queues(topic) if topic is not None else ():
-                table[queue] = self._progress(header.consumer_group, queue)
-            got, _ = self._parts.traffic.got_of(header.consumer_group, name)
+                entries.append(encode_queue_entry(queue, self._progress(group, queue)))
+                size += len(entries[-1])
+                if size > MAX_ANSWER_BYTES:
+                    raise BrokerRefused(
+                        ResponseCode.SYSTEM_ERROR,
+                        f"group {group} has more than {len(entries)} queues, too many for one answer: name a topic",
+                    )
+                yield
+            got, _ = self._parts.traffic.got_of(group, name)
             rate += got.last(MINUTE, now=self._parts.clock.now()).per_second
-        answer(peer, request, {}, ConsumeStats(offset_table=table, consume_tps=rate).encode())
+            yield
+        return ConsumeStats(consume_tps=rate).encode_with(entries)
 
     def _progress(self, group: str, queue: MessageQueue) -> ConsumeOffset:
         low, high = self._parts.store.bounds(queue.topic, queue.queue_id)
@@ -212,8 +235,23 @@ class StatsHandler:
         answer(peer, request, {"version": "{}"}, "\n".join(lines).encode())
 
     def _all_offsets(self, peer: Peer, request: Command) -> None:
-        table: dict[str, dict[int, int]] = {}
-        for group in self._parts.offsets.groups():
-            for (topic, queue_id), offset in self._parts.offsets.of_group(group).items():
-                table.setdefault(f"{topic}@{group}", {})[queue_id] = offset
-        answer(peer, request, {}, ConsumerOffsetTable(offset_table=table).encode())
+        self._sliced.begin(peer, request, self._offset_steps())
+
+    def _offset_steps(self) -> Steps:
+        table: dict[str, Raw] = {}
+        size = 0
+        for group in tuple(self._parts.offsets.groups()):
+            by_topic: dict[str, dict[int, int]] = {}
+            for number, ((topic, queue_id), offset) in enumerate(tuple(self._parts.offsets.of_group(group).items())):
+                by_topic.setdefault(topic, {})[queue_id] = offset
+                if number % OFFSETS_AT_ONCE == 0:
+                    yield
+            for topic, offsets in by_topic.items():
+                table[f"{topic}@{group}"] = encoded = Raw(encode_json(offsets))
+                size += len(encoded) + len(topic) + len(group)
+                yield
+            if size > MAX_ANSWER_BYTES:
+                raise BrokerRefused(
+                    ResponseCode.SYSTEM_ERROR, "too many offsets for one answer: ask for those of each group"
+                )
+        return encode_json({"offsetTable": table})

@@ -9,6 +9,7 @@ from functools import partial
 
 from lanemq.broker.dispatch import Handler, answer, answer_saved
 from lanemq.broker.parts import Parts
+from lanemq.broker.sliced_answers import SlicedAnswers, Steps
 from lanemq.core.brokering.topic_table import Permission, TopicConfig, TopicOrder
 from lanemq.model.errors import LaneError, StorageError
 from lanemq.model.names import check_topic
@@ -23,9 +24,10 @@ from lanemq.wire.lane_fields import GLOBAL_ORDER
 class TopicHandler:
     """Requests 17, 21, 215, 216, 351."""
 
-    def __init__(self, parts: Parts, deleted: Callable[[str], None]) -> None:
+    def __init__(self, parts: Parts, deleted: Callable[[str], None], sliced: SlicedAnswers) -> None:
         """`deleted` is called with the name of every deleted topic."""
         self._parts = parts
+        self._sliced = sliced
         self._deleted = deleted
 
     def table(self) -> dict[int, Handler]:
@@ -66,8 +68,14 @@ class TopicHandler:
         answer_saved(peer, request, error or self._parts.group_commit.failure)
 
     def _all(self, peer: Peer, request: Command) -> None:
-        table = {topic.name: _describe(topic) for topic in self._parts.topics.topics()}
-        answer(peer, request, {}, route_bodies.TopicConfigTable(topic_config_table=table).encode())
+        self._sliced.begin(peer, request, self._all_steps())
+
+    def _all_steps(self) -> Steps:
+        table: dict[str, route_bodies.TopicConfigBody] = {}
+        for topic in tuple(self._parts.topics.topics()):
+            table[topic.name] = _describe(topic)
+            yield
+        return route_bodies.TopicConfigTable(topic_config_table=table).encode()
 
     def _describe(self, peer: Peer, request: Command) -> None:
         topic = self._parts.topic_keeper.existing(TopicHeader.from_ext(request.ext).topic)

@@ -20,7 +20,7 @@ The caller must save `LockGrant.changes` before it answers: an epoch that was an
 twice.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple, TypeAlias
@@ -341,6 +341,12 @@ class LockTable:
                 self._by_owner.setdefault(row.owner, {})[row.group, row.queue] = entry
                 self._extend(entry, Millis(now + row.lease_ms))
                 self._extend_deadline(entry, row.lease_ms, now)  # its own timeout is not saved
+
+    def in_steps(self, group: str | None, *, now: Millis) -> Iterator[tuple[str, Lease | None]]:
+        """The live leases of a group, or of all; None stands for one that is not. The table may change in between."""
+        for name in tuple(self._groups) if group is None else (group,):
+            for entry in tuple(self._groups.get(name, {}).values()):
+                yield name, entry.lease() if entry.live(now) else None
 
     def snapshot(self, *, now: Millis) -> dict[str, tuple[Lease, ...]]:
         """The live leases of every group, for operators."""

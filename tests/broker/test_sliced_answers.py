@@ -1,0 +1,215 @@
+"""Long answers are made in slices: right, fair to other connections, limited, and gone with their connection."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from tests.broker.conftest import Start
+from tests.broker.raw_client import RawClient
+from tests.broker.running import ManualClock, RunningBroker
+
+from lanemq.broker import sliced_answers
+from lanemq.broker.handlers import stats
+from lanemq.broker.sliced_answers import MAX_PER_PEER, SlicedAnswers, Steps
+from lanemq.clock import SystemClock
+from lanemq.model.errors import BrokerBusy, BrokerRefused
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command, FrameDecoder, decode_command
+
+
+@dataclass(eq=False)
+class FakePeer:
+    """Keeps the frames that are sent to it."""
+
+    is_open: bool = True
+    sent: list[Command] = field(default_factory=list)
+
+    def send(self, frame: bytes) -> None:
+        self.sent += map(decode_command, FrameDecoder().feed(frame))
+
+
+class OneStep(SlicedAnswers):
+    """Makes exactly one step in each slice."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self._ticks = 0
+        self._nanoseconds = self._tick
+
+    def _tick(self) -> int:
+        self._ticks += 1
+        return self._ticks
+
+
+@pytest.fixture(autouse=True)
+def _one_step_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sliced_answers, "SLICE_NS", 2)
+
+
+def steps(name: str, count: int, done: list[str], error: Exception | None = None) -> Steps:
+    for _ in range(count):
+        done.append(name)
+        yield
+    if error is not None:
+        raise error
+    return name.encode()
+
+
+async def all_made(answers: SlicedAnswers) -> None:
+    if answers._task is not None:
+        await answers._task
+
+
+def begin(answers: SlicedAnswers, peer: FakePeer, number: int, work: Steps) -> None:
+    answers.begin(peer, Command(1, number), work)  # type: ignore[arg-type]
+
+
+def test_connections_take_turns_and_other_work_runs_in_between() -> None:
+    done: list[str] = []
+    one, two = FakePeer(), FakePeer()
+
+    async def other() -> None:
+        while len(done) < 9:
+            done.append("-")
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        answers = OneStep()
+        begin(answers, one, 1, steps("a", 2, done))
+        begin(answers, one, 2, steps("b", 2, done))
+        begin(answers, two, 3, steps("c", 2, done))
+        await other()
+        await all_made(answers)
+
+    asyncio.run(main())
+    assert [each for each in done if each != "-"] == ["a", "c", "a", "c", "b", "b"], "b waits for a, not c for b"
+    assert "-" in done[2:6]
+    assert [each.body for each in one.sent] == [b"a", b"b"]
+
+
+def test_an_answer_of_one_slice_is_sent_at_once_and_its_error_is_the_callers() -> None:
+    peer, done = FakePeer(), list[str]()
+    answers = OneStep()  # no event loop runs
+    begin(answers, peer, 1, steps("a", 0, done))
+    assert [each.body for each in peer.sent] == [b"a"]
+    with pytest.raises(ValueError, match="now"):
+        begin(answers, peer, 2, steps("b", 0, done, ValueError("now")))
+
+
+def test_later_errors_are_answered_and_a_closed_connection_is_forgotten() -> None:
+    done: list[str] = []
+    refused, broken, gone = FakePeer(), FakePeer(), FakePeer()
+
+    async def main() -> None:
+        answers = OneStep()
+        begin(answers, refused, 1, steps("a", 2, done, BrokerRefused(ResponseCode.NO_PERMISSION, "no")))
+        begin(answers, broken, 2, steps("b", 2, done, RuntimeError("a mistake")))
+        begin(answers, gone, 3, steps("c", 50, done))
+        gone.is_open = False
+        await all_made(answers)
+
+    asyncio.run(main())
+    assert [each.code for each in refused.sent] == [ResponseCode.NO_PERMISSION]
+    assert [each.code for each in broken.sent] == [ResponseCode.SYSTEM_ERROR]
+    assert (gone.sent, done.count("c")) == ([], 1)
+
+
+def test_one_connection_has_a_limited_number_of_unfinished_answers() -> None:
+    async def main() -> None:
+        answers, greedy = OneStep(), FakePeer()
+        for number in range(MAX_PER_PEER):
+            begin(answers, greedy, number, steps("a", 2, []))
+        with pytest.raises(BrokerBusy, match="long answers are under way"):
+            begin(answers, greedy, 99, steps("a", 2, []))
+        begin(answers, FakePeer(), 1, steps("a", 2, []))
+        await all_made(answers)
+        begin(answers, greedy, 100, steps("a", 0, []))
+
+    asyncio.run(main())
+
+
+# the requests that use it
+
+ASKED: dict[RequestCode, dict[str, str]] = {
+    RequestCode.GET_TOPIC_STATS_INFO: {"topic": "T"},
+    RequestCode.GET_CONSUME_STATS: {"consumerGroup": "g"},
+    RequestCode.GET_ALL_CONSUMER_OFFSET: {},
+    RequestCode.GET_ALL_TOPIC_CONFIG: {},
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: {},
+    RequestCode.GET_ALL_PRODUCER_INFO: {},
+    RequestCode.LANE_LOCKS: {},
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"},
+}
+
+
+@pytest.fixture
+def used(start: Start) -> RunningBroker:
+    """A broker with something to list for each request, at a time that does not move."""
+    running = start(clock=ManualClock())
+    raw = running.connect()
+    raw.create("T", 4)
+    raw.heartbeat("c", topics={"T": "*"})
+    for queue in range(4):
+        raw.send("T", queue=queue)
+        raw.commit(1, queue=queue)
+    raw.lane_lock("c")
+    return running
+
+
+def answers_of(raw: RawClient) -> dict[RequestCode, tuple[int, bytes]]:
+    found = {code: raw.ask(code, dict(ext)) for code, ext in ASKED.items()}
+    return {code: (reply.code, reply.body) for code, reply in found.items()}
+
+
+def test_answers_in_slices_are_those_of_one_piece(used: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = used.connect()
+    monkeypatch.setattr(sliced_answers, "SLICE_NS", 10**18)
+    answers_of(raw)  # the reset is one of them
+    whole = answers_of(raw)
+    assert {code for code, _ in whole.values()} == {0}
+    monkeypatch.setattr(SlicedAnswers, "_slice", one_step)
+    assert answers_of(raw) == whole
+
+
+def one_step(answers: SlicedAnswers, peer: Any, request: Command, work: Steps) -> bool:
+    try:
+        next(work)
+    except StopIteration as end:
+        if end.value is not None:
+            sliced_answers.answer(peer, request, {}, end.value)
+        return True
+    return False
+
+
+def test_a_reset_changes_nothing_if_the_topic_changes_while_it_looks(
+    used: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = used.connect()
+    monkeypatch.setattr(SlicedAnswers, "_slice", one_step)
+    (asked, first), (created, second) = (
+        raw.frame(code, ext)
+        for code, ext in (
+            (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ASKED[RequestCode.INVOKE_BROKER_TO_RESET_OFFSET]),
+            (
+                RequestCode.UPDATE_AND_CREATE_TOPIC,
+                {"topic": "T", "readQueueNums": "8", "writeQueueNums": "8", "perm": "6"},
+            ),
+        )
+    )
+    raw.socket.sendall(first + second)  # handled in one read, before the second slice
+    assert raw.answer(created).code == 0
+    reply = raw.answer(asked)
+    assert reply.code == ResponseCode.SYSTEM_BUSY
+    assert "ask again" in (reply.remark or "")
+    assert raw.committed("T") == 1
+
+
+@pytest.mark.parametrize("code", [RequestCode.GET_CONSUME_STATS, RequestCode.GET_ALL_CONSUMER_OFFSET])
+def test_an_answer_that_no_client_could_read_is_refused(
+    used: RunningBroker, monkeypatch: pytest.MonkeyPatch, code: RequestCode
+) -> None:
+    monkeypatch.setattr(stats, "MAX_ANSWER_BYTES", 20)
+    reply = used.connect().ask(code, ASKED[code])
+    assert reply.code == ResponseCode.SYSTEM_ERROR
+    assert "for one answer" in (reply.remark or "")
