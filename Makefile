@@ -15,7 +15,7 @@ HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
 JAVA = JAVA_HOME="$$(bash scripts/java.sh --home)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test pure check format lint types contracts most fast slow extended browser screenshots bench bench-peers bench-check sim docs dist spark-proof spark-stores chaos effects soak abuse fuzz mirror-proof interop interop-cluster clean spark-versions
+.PHONY: help setup run test pure check format lint types contracts most fast slow extended browser screenshots bench bench-peers bench-spark-peers bench-check sim docs dist spark-proof spark-stores chaos effects soak abuse fuzz mirror-proof interop interop-cluster clean spark-versions
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ dist: setup docs ## sdist, compiled wheel and pure wheel in dist/, each wheel tr
 bench-peers: setup ## LaneMQ beside Kafka, RocketMQ, Redis and NATS, about an hour: make bench-peers ROUNDS=1 QUICK=1 takes minutes
 	@$(BIN)/python -m benchmarks.peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
 
+bench-spark-peers: setup ## LaneMQ's Spark source beside Spark's Kafka source, about 15 minutes: QUICK=1 takes two
+	@$(JAVA) $(BIN)/python -m benchmarks.spark_peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
+
 bench-check: setup ## CPU time per message against a committed baseline, beside a reference loop: fails beyond 15 %
 	@$(BIN)/python -m benchmarks check
 
@@ -97,8 +100,8 @@ sim: setup ## the whole system on virtual time, a fault schedule per seed: make 
 spark-proof: setup ## order from producer to table with executor and driver killed: make spark-proof EVENTS=1000000
 	@LANEMQ_PROOF_EVENTS=$(or $(EVENTS),1000000) $(JAVA) $(BIN)/pytest -s tests/pipelines/test_end_to_end.py
 
-spark-stores: setup ## checkpoints and tables on a real HDFS and an S3 server, drivers killed at every step of a batch
-	@$(JAVA) $(BIN)/pytest -m extended -k "hdfs or s3" tests/files tests/pipelines
+spark-stores: setup ## checkpoints and tables on a real HDFS and an S3 server, drivers killed at every step of a batch: make spark-stores STORE=hdfs
+	@$(JAVA) $(BIN)/pytest -m extended -k "$(or $(STORE),hdfs or s3)" tests/files tests/pipelines
 
 spark-versions: setup ## one job on PySpark 4.0, 4.1, 4.2 and 4.3, each in an environment of its own: make spark-versions VERSIONS=4.0
 	@$(JAVA) bash scripts/spark_versions.sh $(BIN)/python $(VERSIONS)

@@ -59,8 +59,8 @@ class Process(NamedTuple):
     resident_mib: float
 
 
-def processes(but: int) -> Iterator[Process]:
-    """This process and all below it, without the process `but`."""
+def processes(*but: int) -> Iterator[Process]:
+    """This process and all below it, without the processes `but` and those below them."""
     parents: dict[int, int] = {}
     found: dict[int, Process] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -71,11 +71,11 @@ def processes(but: int) -> Iterator[Process]:
             role = "driver" if pid == os.getpid() else "jvm" if head.endswith("(java") else "worker"
             found[pid] = Process(pid, role, sum(map(int, fields[11:15])) / _TICK, int(fields[21]) * _PAGE_MIB)
     ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours and pid not in ours and pid != but}:
+    while more := {pid for pid, parent in parents.items() if parent in ours and pid not in ours and pid not in but}:
         ours |= more
     return (found[pid] for pid in ours)
 
 
-def cpu_seconds(but: int) -> float:
-    """CPU time of this process and all below it; `but` is the broker, which has a figure of its own."""
-    return sum(each.cpu for each in processes(but))
+def cpu_seconds(*but: int) -> float:
+    """CPU time of this process and all below it; `but` are servers, which have a figure of their own."""
+    return sum(each.cpu for each in processes(*but))

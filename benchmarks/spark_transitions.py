@@ -1,13 +1,16 @@
-"""Every transition: `Transitions` against the same step in plain `transformWithStateInPandas` on RocksDB.
+"""Every transition: `Transitions` against the same step written plainly with Spark's own state, on RocksDB.
 
-Both read the same Parquet files as a stream (a file per queue and batch), decode the same JSON, run the same step for
-every event of a key in order, and write a row per event to Parquet. The first batch warms up and is not counted; the
-figure is rows per second of the median batch, as Spark's progress tells its duration. Both must reach the same final
-state of every key. One JSON line per number of keys; `value` is ours, `ratio` is ours to the other.
+`plain` is `transformWithStateInPandas`, `applied` the older `applyInPandasWithState`. All read the same Parquet files
+as a stream (a file per queue and batch), decode the same JSON, run the same step for every event of a key in order, and
+write a row per event to Parquet. Every key occurs equally often, in a random order, so that `keys / rows` batches touch
+all keys. The first batch warms up and is not counted; the figure is rows per second of the median batch, as Spark's
+progress tells its duration. All must reach the same final state of every key. One JSON line per number of keys; `value`
+is ours, `ratio_to_*` is ours to another. `keys_seen` are the keys that have a state at the end.
 
-    python -m benchmarks.spark_transitions [rows a batch, default 400000] [batches, default 4] [ours] [plain]
+    python -m benchmarks.spark_transitions --rows 100000 --batches 4 --keys 10000,1000000 --kinds ours,plain,applied
 """
 
+import argparse
 import os
 import shutil
 import statistics
@@ -26,6 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from benchmarks.harness import report
+from benchmarks.spark_common import cpu_seconds
 from lanemq.pipelines import Event, Transitions
 from lanemq.pipelines.ports import Batch, batch_number
 from lanemq.pipelines.stages.transitions.messages import COLUMNS
@@ -34,6 +38,7 @@ from lanemq.spark.columns import arrow_schema, select_columns
 
 QUEUES = 4
 KEYS = (10_000, 1_000_000)
+KINDS = ("ours", "plain", "applied")
 OUTPUTS = "order_id string, status string, events long, total long"
 STATE = "status string, events long, total long"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -70,14 +75,31 @@ class PlainStep(StatefulProcessor):
         pass
 
 
+def applied_step(key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
+    """The same step for `applyInPandasWithState`."""
+    import pandas as pd
+
+    frame = pd.concat(list(frames)).sort_values(["queue_id", "queue_offset"])
+    status, events, total = state.get if state.exists else ("", 0, 0)
+    made: list[tuple[Any, ...]] = []
+    for value in frame["value"]:
+        event = msgspec.json.decode(value)
+        status, events, total = event["status"], events + 1, total + event["amount"]
+        made.append((key[0], status, events, total))
+    state.update((status, events, total))
+    yield pd.DataFrame(made, columns=["order_id", "status", "events", "total"])
+
+
 def make_input(folder: Path, keys: int, rows: int, batches: int) -> None:
     """A file per queue and batch; a key is always in the same queue."""
     random = np.random.default_rng(7)
     schema = arrow_schema(select_columns(COLUMNS))
-    share = rows // QUEUES
+    share, of_queue = rows // QUEUES, keys // QUEUES
+    rounds = -(-share * batches // of_queue)
+    orders = [np.concatenate([random.permutation(of_queue) for _ in range(rounds)]) for _ in range(QUEUES)]
     for batch in range(batches):
         for queue in range(QUEUES):
-            numbers = random.integers(0, keys // QUEUES, share) * QUEUES + queue
+            numbers = orders[queue][batch * share : (batch + 1) * share] * QUEUES + queue
             offsets = range(batch * share, (batch + 1) * share)
             names = [f"order-{number}" for number in numbers.tolist()]
             values = [b'{"status":"paid-%d","amount":%d}' % (n % 7, n % 100) for n in numbers.tolist()]
@@ -138,6 +160,20 @@ def plain(spark: SparkSession, source: Path, place: Path) -> list[float]:
     return finish(made.writeStream.foreachBatch(run).outputMode("append"), place)
 
 
+def applied(spark: SparkSession, source: Path, place: Path) -> list[float]:
+    made = (
+        stream(spark, source)
+        .select("key", "queue_id", "queue_offset", "value")
+        .groupBy("key")
+        .applyInPandasWithState(applied_step, OUTPUTS, STATE, "append", "NoTimeout")
+    )
+
+    def run(rows: DataFrame, number: int) -> None:
+        rows.write.parquet(str(place / "rows" / str(number)))
+
+    return finish(made.writeStream.foreachBatch(run).outputMode("append"), place)
+
+
 def final_states(spark: SparkSession, place: Path) -> DataFrame:
     rows = spark.read.schema(OUTPUTS).option("recursiveFileLookup", "true").parquet(str(place / "rows"))
     return rows.groupBy("order_id").agg({"events": "max", "total": "max", "*": "count"})
@@ -166,29 +202,44 @@ def check_protobuf() -> None:
         sys.exit("transformWithStateInPandas needs the package protobuf: install it, or measure `ours` alone")
 
 
-def main(rows: int = 400_000, batches: int = 4, kinds: Sequence[str] = ("ours", "plain")) -> None:
+def main(
+    rows: int = 400_000, batches: int = 4, kinds: Sequence[str] = ("ours", "plain"), keys_of: Sequence[int] = ()
+) -> None:
     if "plain" in kinds:
         check_protobuf()
     spark = session()
-    for keys in KEYS:
+    for keys in keys_of or KEYS:
         folder = Path(tempfile.mkdtemp(prefix="lanemq-bench-"))
         try:
             source = folder / "input"
             source.mkdir()
             make_input(source, keys, rows, batches)
-            rates = {kind: {"ours": ours, "plain": plain}[kind](spark, source, folder / kind) for kind in kinds}
-            value = {kind: statistics.median(each) for kind, each in rates.items()}
-            more: dict[str, Any] = {f"{kind}_best": round(max(each)) for kind, each in rates.items()}
-            if "plain" in value:
-                left, right = (final_states(spark, folder / kind) for kind in ("ours", "plain"))
-                assert left.exceptAll(right).isEmpty(), "final states differ"
-                assert right.exceptAll(left).isEmpty(), "final states differ"
-                more |= {"plain": round(value["plain"]), "ratio": round(value["ours"] / value["plain"], 2)}
-            report(f"spark_transitions_{keys}_keys", value["ours"], "rows/s", rows=rows, batches=batches, **more)
+            more: dict[str, Any] = {"rows": rows, "batches": batches, "keys_seen": min(keys, rows * batches)}
+            value: dict[str, float] = {}
+            for kind in kinds:
+                began = cpu_seconds()
+                rates = {"ours": ours, "plain": plain, "applied": applied}[kind](spark, source, folder / kind)
+                value[kind] = statistics.median(rates)
+                more |= {kind: round(value[kind]), f"{kind}_best": round(max(rates))}
+                more[f"{kind}_cpu_us"] = round((cpu_seconds() - began) / (rows * batches) * 1e6, 1)
+            for kind in kinds[1:]:
+                left, right = (final_states(spark, folder / each) for each in (kinds[0], kind))
+                assert left.exceptAll(right).isEmpty(), f"final states differ: {kind}"
+                assert right.exceptAll(left).isEmpty(), f"final states differ: {kind}"
+                more[f"ratio_to_{kind}"] = round(value[kinds[0]] / value[kind], 2)
+            report(f"spark_transitions_{keys}_keys", value[kinds[0]], "rows/s", **more)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:3]), *([sys.argv[3:]] if sys.argv[3:] else []))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_transitions")
+    parser.add_argument("--rows", type=int, default=400_000, help="rows of a batch")
+    parser.add_argument("--batches", type=int, default=4, help="batches; the first one warms up")
+    parser.add_argument("--keys", default=",".join(map(str, KEYS)), help="numbers of keys, separated by commas")
+    parser.add_argument(
+        "--kinds", default="ours,plain", help=f"of {', '.join(KINDS)}; the first is compared with others"
+    )
+    given = parser.parse_args()
+    main(given.rows, given.batches, given.kinds.split(","), [int(each) for each in given.keys.split(",")])

@@ -50,9 +50,11 @@ def _jars(name: str) -> Path:
     return jars(JAVA_SOURCES / f"pom-{name}.xml")
 
 
-def jars(pom: Path) -> Path:
-    """The folder with the jars that a file `pom-<name>.xml` needs; fetches them if they are missing."""
-    return cached(pom.stem.removeprefix("pom-"), [pom], lambda new: _resolve(pom, new))
+def jars(pom: Path, properties: Mapping[str, str] | None = None) -> Path:
+    """The folder with the jars that a file `pom-<name>.xml` needs, with these properties; fetches them if missing."""
+    given = properties or {}
+    name = "-".join([pom.stem.removeprefix("pom-"), *given.values()])
+    return cached(name, [pom], lambda new: _resolve(pom, new, given))
 
 
 def _compiled(version: str) -> Path:
@@ -79,10 +81,11 @@ def _filled(place: Path, fill: Callable[[Path], None]) -> Path:
     return place
 
 
-def _resolve(pom: Path, place: Path) -> None:
+def _resolve(pom: Path, place: Path, properties: Mapping[str, str]) -> None:
+    given = (f"-D{name}={value}" for name, value in properties.items())
     run_tool(
         "mvn", "--batch-mode", "--quiet", "-Dstyle.color=never", "--file", str(pom), COPY_DEPENDENCIES,
-        "-DincludeScope=runtime", f"-DoutputDirectory={place}",
+        "-DincludeScope=runtime", f"-DoutputDirectory={place}", *given,
     )  # fmt: skip
 
 

@@ -49,12 +49,12 @@ def publish(rounds: Path, page: Path) -> None:
     print(f"written: {page}")
 
 
-def replaced(page: str, text: str) -> str:
-    """The page with the generated section replaced, or added at its end."""
-    block = f"{BEGIN}\n{text.strip()}\n{END}\n"
-    if BEGIN not in page:
+def replaced(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
+    """The page with the generated section between these marks replaced, or added at its end."""
+    block = f"{begin}\n{text.strip()}\n{end}\n"
+    if begin not in page:
         return f"{page.rstrip()}\n\n{block}".lstrip()
-    return page[: page.index(BEGIN)] + block.rstrip() + page[page.index(END) + len(END) :]
+    return page[: page.index(begin)] + block.rstrip() + page[page.index(end) + len(end) :]
 
 
 def section(measured: dict[Case, Figure], records: list[dict[str, Any]], images: Iterable[str]) -> str:

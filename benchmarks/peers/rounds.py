@@ -61,7 +61,16 @@ def figures(records: Iterable[dict[str, Any]]) -> dict[Case, Figure]:
 def _figure(rounds: list[dict[str, Any]]) -> Figure:
     measured = [each for each in rounds if "value" in each]
     values, unit = [each["value"] for each in measured], measured[0]["unit"]
-    names = ("client_cpu_us", "server_cpu_us", "sender_cpu_us", "p99", "worst", "repeats")
+    names = (
+        "client_cpu_us",
+        "server_cpu_us",
+        "sender_cpu_us",
+        "jvm_cpu_us",
+        "python_cpu_us",
+        "p99",
+        "worst",
+        "repeats",
+    )
     more = {
         name: statistics.median(each[name] for each in measured if name in each)
         for name in names

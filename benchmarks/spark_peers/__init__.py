@@ -1,0 +1,1 @@
+"""LaneMQ's source beside Spark's Kafka source, in one Spark session: `make bench-spark-peers`."""

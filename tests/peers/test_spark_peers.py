@@ -1,0 +1,65 @@
+"""`make bench-spark-peers`: the connector fits the PySpark that runs, and the page says where LaneMQ is behind."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.peers.rounds import figures
+from benchmarks.spark_peers import connector
+from benchmarks.spark_peers.report import BEGIN, END, behind, pairs, section
+from interop.maven import UnavailableError
+
+
+def record(contender: str, rate: float, cpu: float, **more: Any) -> dict[str, Any]:
+    common = {"path": "batch", "mode": "noop", "bytes": 100, "unit": "rows/s", "verdict": "pass", "count": 1_000}
+    measured = {"client_cpu_us": cpu, "server_cpu_us": 0.5, "python_cpu_us": 1.0, "load": 1.0, "time": 1_790_000_000}
+    return {**common, **measured, "contender": contender, "value": rate, **more}
+
+
+def floor(contender: str, millis: float) -> dict[str, Any]:
+    return record(contender, millis, 20_000.0, path="floor", unit="ms", bytes=0)
+
+
+def test_a_path_on_which_the_kafka_source_is_better_gets_a_sentence_with_both_ratios() -> None:
+    found = pairs(figures([record("LaneMQ", 100.0, 4.0), record("Kafka source", 150.0, 2.0)]))
+    (sentence,) = behind(found)
+    assert "1.50× in wall time (150/s against 100/s) and 2.00× in CPU time" in sentence
+
+
+def test_a_path_on_which_lanemq_is_ahead_gets_none_and_says_whether_the_goal_is_reached() -> None:
+    rounds = [record("LaneMQ", 130.0, 2.0), record("Kafka source", 100.0, 2.2)]
+    found = pairs(figures(rounds))
+    assert behind(found) == []
+    text = section(found, rounds, "PySpark", "images/x.png")
+    assert "| batch read, 100 B, discarded | 130/s | 100/s | 1.30× |" in text
+    assert "| 1.10× | ≥ 1.2× | by wall |" in text
+    assert "Nowhere in this run." in text
+
+
+def test_for_the_smallest_micro_batch_less_time_is_ahead() -> None:
+    (pair,) = pairs(figures([floor("LaneMQ", 60.0), floor("Kafka source", 90.0)]))
+    assert pair.wall == 1.5
+    assert pair.title == "smallest micro-batch, p50"
+
+
+def test_a_path_measured_with_one_source_only_is_left_out() -> None:
+    assert pairs(figures([record("LaneMQ", 100.0, 4.0)])) == []
+
+
+def test_a_pyspark_without_a_connector_is_replaced_by_one_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    started: list[Sequence[str]] = []
+
+    def missing(spark: str) -> list[Path]:
+        raise UnavailableError("not published")
+
+    connector.fitting_jars(["--quick"], find=missing, start_again=started.append)
+    assert started == [["--quick"]]
+    assert connector.WITH_CONNECTOR in capsys.readouterr().err
+
+
+def test_the_section_has_marks_of_its_own() -> None:
+    from benchmarks.peers import report
+
+    page = report.replaced(report.replaced("# Page", "peers"), "spark", BEGIN, END)
+    assert report.replaced(page, "again", BEGIN, END).count("peers\n") == 1
