@@ -13,7 +13,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines import Pipeline, Project, SqliteSink, Topic, start
 from lanemq.spark.offsets import from_json
-from lanemq.spark.read.stream_reader import is_committed
+from lanemq.spark.read.stream_driver import is_committed
 from lanemq.testing.embedded import EmbeddedBroker
 
 

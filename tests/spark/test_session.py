@@ -11,7 +11,7 @@ from lanemq.spark.session import python_mismatch
 
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow", "numpy"])
 def test_a_missing_package_is_named_with_the_pip_command(module: str) -> None:
-    code = f"import sys; sys.modules[{module!r}] = None; import lanemq.spark"
+    code = f"import sys; sys.modules[{module!r}] = None; from lanemq.spark import register"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"lanemq.spark needs {module}: install LaneMQ with its extra" in run.stderr
 

@@ -30,7 +30,7 @@ class QueryBefore42(Query):
 
 @pytest.fixture
 def before_42(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanemq.spark.read.stream_reader.tells_batch_starts", lambda: False)
+    monkeypatch.setattr("lanemq.spark.read.stream_driver.tells_batch_starts", lambda: False)
 
 
 def earliest(broker: EmbeddedBroker, topic: str, **more: str) -> dict[str, str]:

@@ -1,16 +1,27 @@
-"""Reads and writes topics as tables and streams in Spark: `register(spark)`, then `format("lanemq")`."""
+"""Reads and writes topics as tables and streams in Spark: `register(spark)`, then `format("lanemq")`.
+
+The public names are imported on first use: Spark's Python workers import this package, and need none of them.
+"""
+
+from typing import TYPE_CHECKING
 
 from lanemq.model.environment import install_extra
+from lanemq.model.lazy_names import lazy_names
 
-try:
-    from lanemq.spark.lag import LagListener, QueueLag, lag_of
-    from lanemq.spark.session import recommended
-    from lanemq.spark.source import register
-except ModuleNotFoundError as missing:
-    package = (missing.name or "").partition(".")[0]
-    if package in ("pyspark", "pyarrow", "numpy"):
-        message = f"lanemq.spark needs {package}: {install_extra('spark')}"
-        raise ModuleNotFoundError(message, name=package) from missing
-    raise
-
-__all__ = ["LagListener", "QueueLag", "lag_of", "recommended", "register"]
+if TYPE_CHECKING:
+    from lanemq.spark.lag import LagListener as LagListener
+    from lanemq.spark.lag import QueueLag as QueueLag
+    from lanemq.spark.lag import lag_of as lag_of
+    from lanemq.spark.session import recommended as recommended
+    from lanemq.spark.source import register as register
+else:
+    __all__, __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "lanemq.spark.lag": ("LagListener", "QueueLag", "lag_of"),
+            "lanemq.spark.session": ("recommended",),
+            "lanemq.spark.source": ("register",),
+        },
+        install=install_extra("spark"),
+        extra_packages=("pyspark", "pyarrow", "numpy"),
+    )

@@ -1,8 +1,11 @@
-"""`format("lanemq")`: the data source that Spark looks up by name. All options are checked before a query runs."""
+"""`format("lanemq")`: the data source that Spark looks up by name. All options are checked before a query runs.
+
+Every Python process that Spark starts for a query imports this module, so readers and writers are imported on use.
+"""
 
 import logging
 import sys
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -12,12 +15,14 @@ from pyspark.sql.types import StructType
 from lanemq.model.errors import InvalidOption
 from lanemq.spark.columns import DEFAULT_COLUMNS, select_columns
 from lanemq.spark.options import parse_read_options
-from lanemq.spark.read.batch_reader import LaneBatchReader
-from lanemq.spark.read.stream_reader import LaneStreamReader
 from lanemq.spark.session import is_connect, python_mismatch
 from lanemq.spark.versions import WITH_STREAM_WRITER, check_stream_options, need
 from lanemq.spark.worker_process import configure_worker_logging, exit_on_sigterm
-from lanemq.spark.write.writer import LaneBatchWriter, LaneStreamWriter, parse_write_options
+
+if TYPE_CHECKING:
+    from lanemq.spark.read.batch_reader import LaneBatchReader
+    from lanemq.spark.read.stream_reader import LaneStreamReader
+    from lanemq.spark.write.writer import LaneBatchWriter, LaneStreamWriter
 
 log = logging.getLogger(__name__)
 
@@ -35,22 +40,30 @@ class LaneDataSource(DataSource):
         columns = parse_read_options(self.options, streaming=None).columns
         return select_columns(columns) if columns else DEFAULT_COLUMNS
 
-    def reader(self, schema: StructType) -> LaneBatchReader:
+    def reader(self, schema: StructType) -> "LaneBatchReader":
+        from lanemq.spark.read.batch_reader import LaneBatchReader
+
         return LaneBatchReader(parse_read_options(self.options, streaming=False), schema)
 
-    def streamReader(self, schema: StructType) -> LaneStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> "LaneStreamReader":  # noqa: N802
+        from lanemq.spark.read.stream_reader import LaneStreamReader
+
         configure_worker_logging()
         exit_on_sigterm()
         options = parse_read_options(self.options, streaming=True)
         check_stream_options(self.options)
         return LaneStreamReader(options, schema, self.options.get("checkpointLocation"))
 
-    def writer(self, schema: StructType, overwrite: bool) -> LaneBatchWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> "LaneBatchWriter":
+        from lanemq.spark.write.writer import LaneBatchWriter, parse_write_options
+
         if overwrite:
             raise InvalidOption("mode: a topic cannot be overwritten; use mode('append')")
         return LaneBatchWriter(parse_write_options(self.options, schema))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> LaneStreamWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "LaneStreamWriter":  # noqa: N802
+        from lanemq.spark.write.writer import LaneStreamWriter, parse_write_options
+
         need(WITH_STREAM_WRITER, "writeStream to a topic", "write in foreachBatch, with df.write.format('lanemq')")
         return LaneStreamWriter(parse_write_options(self.options, schema))
 

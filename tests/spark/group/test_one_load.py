@@ -12,7 +12,7 @@ from tests.spark.spark_driver import Query, send, until, values
 from lanemq.model.errors import UsageError
 from lanemq.model.units import Millis
 from lanemq.spark.group.one_load import OneLoad
-from lanemq.spark.read import stream_reader
+from lanemq.spark.read import stream_driver
 from lanemq.testing.embedded import EmbeddedBroker
 
 AT_ONCE = Millis(0)
@@ -70,8 +70,8 @@ def test_the_kill_of_a_process_frees_its_group(monkeypatch: pytest.MonkeyPatch, 
 def test_two_loads_of_a_group_in_one_application_are_refused(
     broker: EmbeddedBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_reader, "driver_process", lambda: 7)
-    monkeypatch.setattr(stream_reader.OneLoad.__init__, "__defaults__", (AT_ONCE, None))
+    monkeypatch.setattr(stream_driver, "driver_process", lambda: 7)
+    monkeypatch.setattr(stream_driver.OneLoad.__init__, "__defaults__", (AT_ONCE, None))
     options = {"servers": broker.address, "topic": topic, "group": "billing"}
     with Query(**options), pytest.raises(UsageError, match="another load of this group"):
         Query(**options)

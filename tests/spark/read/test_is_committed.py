@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lanemq.spark.offsets import OffsetJson, from_json
-from lanemq.spark.read.stream_reader import is_committed
+from lanemq.spark.read.stream_driver import is_committed
 
 ORDERS: OffsetJson = {"orders": {"b/0": 5, "b/1": 7}}
 PAYMENTS: OffsetJson = {"payments": {"b/0": 3}}

@@ -1,6 +1,7 @@
 """`spark.read.format("lanemq")`: reads everything between two limits.
 
-The end offsets are fixed during planning, so messages that arrive while the query runs are not part of it.
+The end offsets are fixed during planning, so messages that arrive while the query runs are not part of it. Executors
+import this module for every worker process, so planning imports what only the driver needs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,6 @@ from pyspark.sql.types import StructType
 from lanemq.spark.columns import arrow_schema, check_schema
 from lanemq.spark.offsets import LimitKind
 from lanemq.spark.options import ReadOptions
-from lanemq.spark.read.brokers import Brokers
 from lanemq.spark.read.partition_reader import range_partition, read_partition, report_losses
 from lanemq.spark.read.planning import plan_batch, split
 
@@ -25,6 +25,8 @@ class LaneBatchReader(DataSourceReader):
         self._schema = check_schema(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
+        from lanemq.spark.read.brokers import Brokers
+
         options = self._options
         with Brokers(options) as brokers:
             bounds = brokers.existing_bounds()
