@@ -12,6 +12,12 @@ POM = Path(__file__).with_name("pom-spark-kafka.xml")
 WITH_CONNECTOR = "4.2.0"
 """The PySpark that is used if Maven has no connector for the installed one, as happens in the weeks after a release."""
 
+TOKENS = "4.0.0"
+"""Of the connector's module for delegation tokens, if a mirror lacks the right one. Topics without a user need none."""
+
+IN_SPARK = ("hadoop-", "jsr305-", "lz4-", "scala-", "slf4j-", "snappy-", "spark-tags")
+"""Jars that Spark brings itself."""
+
 
 def installed() -> str:
     """The version of the PySpark that this process would import."""
@@ -20,7 +26,13 @@ def installed() -> str:
 
 def connector(spark: str) -> list[Path]:
     """The jars of the Kafka source for this version of Spark; `UnavailableError` if Maven has none."""
-    return sorted(jars(POM, {"spark.version": spark}).glob("*.jar"))
+    try:
+        found = jars(POM, {"spark.version": spark, "tokens.version": spark})
+    except UnavailableError:
+        if spark != WITH_CONNECTOR:
+            raise
+        found = jars(POM, {"spark.version": spark, "tokens.version": TOKENS})
+    return sorted(jar for jar in found.glob("*.jar") if not jar.name.startswith(IN_SPARK))
 
 
 def pyspark_folder(wanted: str) -> Path:
@@ -30,7 +42,7 @@ def pyspark_folder(wanted: str) -> Path:
         options = ("--quiet", "--disable-pip-version-check", "--target", str(place))
         run_tool(sys.executable, "-m", "pip", "install", *options, f"pyspark=={wanted}")
 
-    return cached(f"pyspark-{wanted}", [POM], fill)
+    return cached(f"pyspark-{wanted}", [], fill)
 
 
 def fitting_jars(

@@ -19,12 +19,14 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.peers.processes import ClientFailed, ClientProcess
+from benchmarks.peers.processes import ClientFailed, ClientProcess, until
 from benchmarks.peers.race import Records
 from benchmarks.peers.rounds import percentile
 from benchmarks.spark_common import processes
 from benchmarks.spark_peers.sources import SparkSource
 
+Count = Callable[[], int]
+"""Counts the rows of a round, after its time was taken."""
 KEYS = 10_000
 SINKS = ("noop", "parquet")
 FLOOR_SKIPPED = 20
@@ -32,6 +34,7 @@ FLOOR_SKIPPED = 20
 FLOOR_RATE = 50
 """Messages a second while the smallest micro-batches are measured: every batch has a few."""
 FLOOR_SECONDS = 180
+METRIC_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class SparkScale:
     """Micro-batches of a round of the floor."""
 
 
-FULL = SparkScale(5, {100: 1_000_000, 1_000: 400_000}, 60)
-QUICK = SparkScale(1, {100: 100_000, 1_000: 40_000}, 30)
+FULL = SparkScale(5, {100: 600_000, 1_000: 300_000}, 60)
+QUICK = SparkScale(1, {100: 100_000, 1_000: 50_000}, 30)
 
 
 class Watch:
@@ -84,16 +87,16 @@ class SparkRace:
     def available_now(self) -> None:
         self._reading("available-now", self._stream_round)
 
-    def _reading(self, path: str, read: Callable[[SparkSource, str, str, Path], int]) -> None:
+    def _reading(self, path: str, read: Callable[[SparkSource, str, str, Path], Count]) -> None:
         for size, count in self.scale.rows.items():
             topics = {source.name: self._filled(source, count, size) for source in self.sources}
             for sink in SINKS:
                 for number, source in self._turns():
                     with self._folder() as folder:
                         watch = self._watch(source)
-                        found = read(source, topics[source.name], sink, folder)
+                        counted = read(source, topics[source.name], sink, folder)
                         took = watch.stop()
-                        self._check(f"{path}, {size} B, {sink}", source, found, count)
+                        self._check(f"{path}, {size} B, {sink}", source, counted(), count)
                         if sink == "parquet":
                             self._check(f"{path}, {size} B, files", source, rows_in(folder / "out"), count)
                     if number:
@@ -150,21 +153,21 @@ class SparkRace:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _batch_round(self, source: SparkSource, topic: str, sink: str, folder: Path) -> int:
+    def _batch_round(self, source: SparkSource, topic: str, sink: str, folder: Path) -> Count:
         frame = self.spark.read.format(source.format).options(**source.options(topic)).load()
         writer = frame.write.format(sink).mode("overwrite")
         writer.save(*([str(folder / "out")] if sink == "parquet" else []))
-        return scanned_rows(self.spark)
+        return lambda: scanned_rows(self.spark)
 
     def _stream(self, source: SparkSource, topic: str) -> DataFrame:
         return self.spark.readStream.format(source.format).options(**source.options(topic)).load()
 
-    def _stream_round(self, source: SparkSource, topic: str, sink: str, folder: Path) -> int:
+    def _stream_round(self, source: SparkSource, topic: str, sink: str, folder: Path) -> Count:
         writer = self._stream(source, topic).writeStream.format(sink).trigger(availableNow=True)
         writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
         query = writer.start(*([str(folder / "out")] if sink == "parquet" else []))
         query.awaitTermination()
-        return sum(each["numInputRows"] for each in progress_of(query))
+        return lambda: sum(each["numInputRows"] for each in progress_of(query))
 
     def _small_batches(
         self, source: SparkSource, topic: str, folder: Path, pace: ClientProcess
@@ -174,10 +177,10 @@ class SparkRace:
         query = writer.option("checkpointLocation", str(folder)).start()
         found: dict[int, float] = {}
         began: tuple[int, Watch] | None = None
-        until = time.monotonic() + FLOOR_SECONDS
+        deadline = time.monotonic() + FLOOR_SECONDS
         try:
             while len(found) < FLOOR_SKIPPED + self.scale.batches:
-                if time.monotonic() > until or not query.isActive:
+                if time.monotonic() > deadline or not query.isActive:
                     raise ClientFailed(f"{source.name}: {len(found)} micro-batches, then none: {query.exception()}")
                 time.sleep(0.2)
                 done = [each for each in progress_of(query) if each["numInputRows"]]
@@ -240,17 +243,19 @@ def rows_in(folder: Path) -> int:
 
 def scanned_rows(spark: SparkSession) -> int:
     """Rows that the scan of the last query gave to Spark, by the metric that Spark's own page shows."""
-    session = java_session(spark)
-    session.sparkContext().listenerBus().waitUntilEmpty()
-    store = session.sharedState().statusStore()
+    store = java_session(spark).sharedState().statusStore()
     last = store.executionsList(store.executionsCount() - 1, 1).apply(0).executionId()
-    values, nodes = store.executionMetrics(last), store.planGraph(last).allNodes()
-    for number in range(nodes.size()):
-        node = nodes.apply(number)
-        if "Scan" in node.name():
-            metrics = node.metrics()
-            for at in range(metrics.size()):
-                metric = metrics.apply(at)
-                if metric.name() == "number of output rows":
-                    return int(str(values.apply(metric.accumulatorId())).replace(",", ""))
-    raise ClientFailed("Spark's last query has no metric with the rows of its scan")
+    found: int = until(lambda: _scan_metric(store, last), METRIC_SECONDS, "the rows of the last query's scan")
+    return found
+
+
+def _scan_metric(store: Any, query: int) -> int | None:
+    """None until Spark has added up the metrics of the query's tasks, which it does in a thread of its own."""
+    values, nodes = store.executionMetrics(query), store.planGraph(query).allNodes()
+    for node in map(nodes.apply, range(nodes.size())):
+        metrics = node.metrics()
+        for metric in map(metrics.apply, range(metrics.size())):
+            known = "Scan" in node.name() and metric.name() == "number of output rows"
+            if known and values.contains(metric.accumulatorId()):
+                return int(str(values.apply(metric.accumulatorId())).replace(",", ""))
+    return None
