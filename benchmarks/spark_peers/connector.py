@@ -13,7 +13,7 @@ WITH_CONNECTOR = "4.2.0"
 """The PySpark that is used if Maven has no connector for the installed one, as happens in the weeks after a release."""
 
 TOKENS = "4.0.0"
-"""Of the connector's module for delegation tokens, if a mirror lacks the right one. Topics without a user need none."""
+"""Of that connector's module for delegation tokens, which topics without users do not need: mirrors lack its 4.2.0."""
 
 IN_SPARK = ("hadoop-", "jsr305-", "lz4-", "scala-", "slf4j-", "snappy-", "spark-tags")
 """Jars that Spark brings itself."""
@@ -26,12 +26,8 @@ def installed() -> str:
 
 def connector(spark: str) -> list[Path]:
     """The jars of the Kafka source for this version of Spark; `UnavailableError` if Maven has none."""
-    try:
-        found = jars(POM, {"spark.version": spark, "tokens.version": spark})
-    except UnavailableError:
-        if spark != WITH_CONNECTOR:
-            raise
-        found = jars(POM, {"spark.version": spark, "tokens.version": TOKENS})
+    tokens = TOKENS if spark == WITH_CONNECTOR else spark
+    found = jars(POM, {"spark.version": spark, "tokens.version": tokens})
     return sorted(jar for jar in found.glob("*.jar") if not jar.name.startswith(IN_SPARK))
 
 
