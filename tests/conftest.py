@@ -40,7 +40,7 @@ SERVER_TARGETS = {"postgres", "topic"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks tests with servers as slow, because `make check` should take a minute.
+    """Marks tests with servers as slow, which `make check` leaves out.
 
     Where tests run in parallel, those that share a Spark session run in one process, and those that start Spark in
     processes of their own in another, so that at most two of them use Java. Long tests come first: one that started

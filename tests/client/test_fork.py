@@ -16,6 +16,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.testing.embedded import EmbeddedBroker
 
+pytestmark = pytest.mark.slow
 SECONDS = 100
 BEGIN = """
 import asyncio, json, multiprocessing, os, sys
@@ -106,7 +107,6 @@ producer.close()
     assert [line for line in printed if "was submitted before a fork" not in line] == []
 
 
-@pytest.mark.slow
 def test_without_the_hook_a_child_gets_no_receipt(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """The negative control: the child writes into the parent's connection, and the parent reads the reply."""
     program = """
@@ -267,7 +267,6 @@ def test_a_child_that_leaves_the_handler_that_forked_it_ends_and_runs_no_message
     assert ends == "[0, 7, 1]"
 
 
-@pytest.mark.slow
 def test_without_the_hook_of_handlers_a_child_stays(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """The negative control: the child is ended by its alarm."""
     mutant = "forking._objects.discard(forked._forked_worker)\n"
@@ -305,7 +304,6 @@ def test_sigterm_for_a_child_of_a_handler_ends_the_child_and_not_the_app(
     assert run(broker, program, tmp_path) == "[-15, -15, -15]\n"
 
 
-@pytest.mark.slow
 def test_without_the_hook_of_signals_a_child_cannot_be_terminated(broker: EmbeddedBroker, tmp_path: Path) -> None:
     mutant = "signals._LoopSignals.forked = lambda self: None\n"
     program = TERMINATING.replace("PATIENCE", "1") + mutant + "app.run()\nprint(ends[0])\n"
