@@ -7,7 +7,7 @@ files:
 
 - `delta`, `postgres-driver`, `postgres-tasks`: merge into a table that has all rows; every row is replaced. The rows
   are narrow (a number, a short text, `_sequence`, `_deleted`). `postgres-tasks` copies with Spark tasks (`local[2]`),
-  whose CPU time is not the driver's and is not counted.
+  whose CPU time is not the driver's and is not counted. With `-empty` at the end, the table is empty.
 - `postgres-append-driver`, `postgres-append-tasks`: append to an empty table.
 - `parquet-1`, `parquet-8`: append; the same rows in 1 file and in 8.
 
@@ -70,7 +70,7 @@ def prepare(way: str, rows: int, folder: Path, dsn: str) -> None:
     """Write the files of two batches, and apply the first one if the second is merged into it."""
     for number in (0, 1):
         _files(folder, number, rows, 1 if way == "parquet-1" else FILES)
-    if _how(way) == KEYED:
+    if _how(way) == KEYED and not way.endswith("-empty"):
         sink = _sink(way.replace("tasks", "driver"), folder, dsn)
         sink.open(None, "bench", 1, CHANGED, KEYED)
         sink.write(_batch(folder, 0), Batch("bench", 0, 1))
@@ -79,7 +79,7 @@ def prepare(way: str, rows: int, folder: Path, dsn: str) -> None:
 
 def write(way: str, rows: int, folder: Path, dsn: str) -> None:
     with ExitStack() as stack:
-        spark = stack.enter_context(_spark()) if way.endswith("tasks") else None
+        spark = stack.enter_context(_spark()) if "tasks" in way else None
         sink = _sink(way, folder, dsn)
         sink.open(spark, "bench", 1, CHANGED, _how(way))
         batch = _batch(folder, 1)
@@ -104,11 +104,11 @@ def _how(way: str) -> Append | Merge:
 
 
 def _sink(way: str, folder: Path, dsn: str) -> Any:
-    if way == "delta":
+    if way.startswith("delta"):
         return DeltaSink(folder / "table")
     if way.startswith("parquet"):
         return ParquetSink(folder / "table")
-    return PostgresSink(dsn, "rows") if way.endswith("tasks") else PostgresSink(dsn, "rows", copies=0)
+    return PostgresSink(dsn, "rows") if "tasks" in way else PostgresSink(dsn, "rows", copies=0)
 
 
 def _files(folder: Path, number: int, rows: int, files: int) -> None:

@@ -1,7 +1,10 @@
 """Large batches in PostgreSQL: tasks copy the rows, one transaction merges them; each batch once, whatever dies."""
 
 import logging
+import os
 import pickle
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
 from pyspark.sql import types as t
+from tests.pipelines.sinks import retried_copies
 from tests.pipelines.sinks.targets import (
     CHANGES,
     KEYED,
@@ -469,6 +473,24 @@ def test_executors_copy_and_the_driver_reads_no_row(
     written = [path for path in [*temporary.rglob("*"), *tmp_path.rglob("*")] if path.is_file()]
     assert [path for path in written if SECRET.encode() in path.read_bytes()] == []
     assert SECRET not in caplog.text
+
+
+@pytest.mark.extended
+def test_tasks_killed_after_their_commit_and_run_again_by_spark_add_their_rows_once(
+    tmp_path: Path, secret_target: PostgresTarget
+) -> None:
+    root = Path(__file__).parents[3]
+    paths = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
+    table = f"{secret_target.schema}.rows"
+    command = [sys.executable, "-m", retried_copies.__name__, secret_target.dsn, table, str(tmp_path)]
+    env = os.environ | {"PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3_000:]
+    rows = retried_copies.FILES * retried_copies.ROWS
+    assert int(done.stdout.split()[-1]) == 2 * rows, "every file was copied twice"
+    assert secret_target.ask(f"SELECT count(*), count(DISTINCT id) FROM {table}") == [(rows, rows)]
+    assert len(list(tmp_path.glob("*.died"))) == retried_copies.FILES
+    assert SECRET not in done.stdout + done.stderr
 
 
 @pytest.mark.extended

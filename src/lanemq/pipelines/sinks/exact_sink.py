@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 
 from lanemq.files import Output, StorePath, arrow_source, copy
 from lanemq.model.errors import Closed, InvalidOption, SinkFenced, StateLost, StorageError, UsageError
+from lanemq.pipelines.parquet_encoding import dictionary_columns
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Batch, FileRows, Merge, Rows, Runs, Sink, run_name
 from lanemq.spark.versions import to_arrow_schema
 
@@ -306,7 +307,7 @@ class ShardRows:
             copy(self.path, target)
             return
         output = Output(target)
-        pq.write_table(self.table, output.target)
+        pq.write_table(self.table, output.target, use_dictionary=dictionary_columns(self.table))
         output.close()
 
 

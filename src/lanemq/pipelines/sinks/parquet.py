@@ -49,6 +49,7 @@ from lanemq.files import (
 from lanemq.model.errors import InvalidOption, SinkFenced, StorageError
 from lanemq.model.units import Seconds, to_seconds
 from lanemq.pipelines.checkpoint.fencing import known_runs, shut_out, take_over, write_as
+from lanemq.pipelines.parquet_encoding import dictionary_columns
 from lanemq.pipelines.ports import Append, Batch, FileRows, Merge, Rows
 from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, Terms, owner_mark, shard_tables, shards
 from lanemq.pipelines.sinks.parquet_compaction import merge_files, merged_name
@@ -387,7 +388,8 @@ class _BatchFiles:
             if len(self._open) >= MAX_OPEN:
                 self._close(next(iter(self._open)))
             output = Output(self.place(partition))
-            self._open[partition] = output, pq.ParquetWriter(output.target, rows.schema)
+            writer = pq.ParquetWriter(output.target, rows.schema, use_dictionary=dictionary_columns(rows))
+            self._open[partition] = output, writer
         self._open[partition][1].write_table(rows)
 
     def close(self) -> None:

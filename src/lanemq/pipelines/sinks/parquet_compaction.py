@@ -1,12 +1,14 @@
 """Small Parquet files of a partition become one larger file. The sink commits the exchange."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lanemq.files import Output, StorePath, arrow_source
+from lanemq.pipelines.parquet_encoding import dictionary_columns
 from lanemq.pipelines.sinks.exact_sink import aligned
 from lanemq.pipelines.sinks.parquet_layout import FileName, read_name
 
@@ -21,11 +23,13 @@ def merge_files(sources: Sequence[StorePath], target: StorePath, schema: pa.Sche
     `schema`: the columns of the new file; those that a source lacks are null.
     """
     output = Output(target)
+    tables = (aligned(pq.ParquetFile(arrow_source(source)).read(), schema) for source in sources)
     try:
-        with pq.ParquetWriter(output.target, schema) as writer:
+        first = next(tables)
+        with pq.ParquetWriter(output.target, schema, use_dictionary=dictionary_columns(first)) as writer:
             group: list[pa.Table] = []
-            for source in sources:
-                group.append(aligned(pq.ParquetFile(arrow_source(source)).read(), schema))
+            for table in chain([first], tables):
+                group.append(table)
                 rows, size = sum(each.num_rows for each in group), sum(each.nbytes for each in group)
                 if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
                     writer.write_table(pa.concat_tables(group), row_group_size=_GROUP_ROWS)

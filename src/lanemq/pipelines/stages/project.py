@@ -25,6 +25,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from lanemq.files import Output, StorePath, remove_tree
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.pipelines.checkpoint.queues import NEEDED
+from lanemq.pipelines.parquet_encoding import dictionary_columns
 from lanemq.pipelines.ports import (
     DEAD_LETTER_SCHEMA,
     Append,
@@ -192,11 +193,13 @@ class _Writer:
         files: dict[str, _QueueFile] = {}
         for batch in batches:
             for shard, part in _by_queue(pa.table(batch)):
+                rows = part.select(self._schema.names).cast(self._schema)
                 if shard not in writers:
                     name = f"{len(writers)}-{task}-{context.taskAttemptId() if context else 0}.part"
                     output = Output(self._folder / name)
-                    writers[shard] = (pq.ParquetWriter(output.target, self._schema), output, name)
-                writers[shard][0].write_table(part.select(self._schema.names).cast(self._schema))
+                    writer = pq.ParquetWriter(output.target, self._schema, use_dictionary=dictionary_columns(rows))
+                    writers[shard] = (writer, output, name)
+                writers[shard][0].write_table(rows)
                 known = files.get(shard) or _QueueFile(shard, task, writers[shard][2], 0, None, None)
                 files[shard] = known.with_more(part)
         for writer, output, _ in writers.values():

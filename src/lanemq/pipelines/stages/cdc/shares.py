@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 
 from lanemq.files import Output, StorePath, arrow_source
 from lanemq.model.errors import OrderError
+from lanemq.pipelines.parquet_encoding import dictionary_columns
 from lanemq.pipelines.ports import DELETED, RowFile
 from lanemq.pipelines.stages.cdc.fold import newest_of_queues
 from lanemq.pipelines.stages.cdc.truncation import Bound, drop_older, refuse_unordered
@@ -135,7 +136,7 @@ class ShareTask:
             return _ShareSummary(share)
         name = f"{share}-{uuid4().hex}.parquet"
         output = Output(self.target / name)
-        pq.write_table(rows, output.target)
+        pq.write_table(rows, output.target, use_dictionary=dictionary_columns(rows))
         output.close()
         return _ShareSummary(share, name, rows.num_rows, count_deletes(rows))
 
