@@ -5,7 +5,6 @@ The references of the steps work on any classes, so both sides get the same kind
 
 import gc
 import weakref
-from collections import deque
 from itertools import count
 from typing import Any
 
@@ -70,11 +69,18 @@ def test_a_key_is_never_read_outside_of_the_buffer(log: bytes, start: int) -> No
     assert found is None or isinstance(found, str | tuple)
 
 
-def test_a_message_that_its_own_codec_leads_to_is_collected() -> None:
+@pytest.mark.parametrize("waiting", [False, True], ids=["read by itself", "taken from its lane"])
+def test_a_message_that_its_own_codec_leads_to_is_collected(waiting: bool) -> None:
     """A codec that refers to its consumer, and a message that is kept, form a reference cycle."""
     codec = BytesCodec()
     source = MessageSource(SOURCE.queue, codec, Epoch(1))
-    kept = twins["make_messages"](Message, source, log_of([("T", b"", "")]))
+    kept = twins["make_messages"](Message, source, log_of([("T", b"", "")]), waiting)
+    if waiting:
+        assert not gc.is_tracked(kept[0])
+        home: KeyedQueue[Message] = KeyedQueue(Q, QueueOffset(0), NO_LEASE_NEEDED, Order.KEY, 1)
+        home.put(kept, QueueOffset(1))
+        twins["take_runs"](home, 1, 1, 9, count(1))
+        del home
     codec.kept = kept  # type: ignore[attr-defined]
     gone = weakref.ref(codec)
     del codec, source, kept
@@ -118,8 +124,7 @@ class Side:
         self.do = chosen
         self.home: KeyedQueue[Msg] = KeyedQueue(Q, QueueOffset(0), NO_LEASE_NEEDED, Order.KEY, 1)
         self.lanes: dict[str | None, Any] = {}
-        self.offsets: deque[int] = deque()
-        self.finished: set[int] = set()
+        self.unfinished: Any = chosen["UnfinishedOffsets"]()
         self.running: list[LaneRun[Msg]] = []
         self.tokens = count(1)
         self.put_so_far = 0
@@ -128,7 +133,7 @@ class Side:
         """Returns the keys of watched lanes that got messages."""
         messages = [Msg(self.put_so_far + n, key, size=n) for n, key in enumerate(keys)]
         self.put_so_far += len(keys)
-        self.offsets.extend(each.queue_offset for each in messages)
+        self.unfinished.add(messages)
         watched = self.do["lay_in_lanes"](self.lanes, self.home.ready, messages, Q, self.home)
         return [lane.key for lane in watched]
 
@@ -142,17 +147,20 @@ class Side:
         self.running = [run for run in self.running if run not in runs]
         done, more, redriven = self.do["end_runs"](runs, self.lanes)
         self.home.ready.extend(more)
-        size = self.do["pass_finished"](self.offsets, self.finished, done)
+        self.unfinished.finish(done)
         again = [run.token for run in redriven]
-        return done, [lane.key for lane in more], again, size, [run.running for run in runs]
+        return done, [lane.key for lane in more], again, [run.running for run in runs]
 
     def note(self, at: int, done: int) -> None:
         """A run in progress has finished some of its messages."""
         if self.running:
             run = self.running[at % len(self.running)]
             settled = max(run.settled, min(done, len(run.messages) - 1))
-            self.do["pass_finished"](self.offsets, self.finished, run.messages[run.settled : settled])
+            self.unfinished.finish(run.messages[run.settled : settled])
             run.settled = settled
+
+    def fold(self) -> None:
+        self.unfinished.forget_finished()
 
     def fail(self, at: int) -> None:
         """A run that fails gets its lane, and waits in it."""
@@ -176,7 +184,9 @@ class Side:
     def all_seen(self) -> Any:
         places = {key: seen(place) for key, place in self.lanes.items()}
         line = [seen(place) for place in self.home.ready]
-        return places, line, list(self.offsets), self.finished, self.home.running
+        left = self.unfinished
+        offsets = left.first, len(left), left.bytes, left.finished_count, left.finished()
+        return places, line, offsets, self.home.running
 
 
 def seen(place: Any) -> Any:
@@ -193,7 +203,8 @@ STEPS = st.lists(
     | st.tuples(st.just("take"), st.tuples(st.integers(0, 6), st.integers(0, 9)))
     | st.tuples(st.just("end"), st.tuples(st.lists(st.integers(0, 9), max_size=4)))
     | st.tuples(st.just("note"), st.tuples(st.integers(0, 9), st.integers(0, 3)))
-    | st.tuples(st.sampled_from(["fail", "redrive"]), st.tuples(st.integers(0, 9))),
+    | st.tuples(st.sampled_from(["fail", "redrive"]), st.tuples(st.integers(0, 9)))
+    | st.tuples(st.just("fold"), st.just(())),
     max_size=20,
 )
 
@@ -205,6 +216,45 @@ def test_every_step_leaves_the_same(steps: list[tuple[str, Any]]) -> None:
     for name, arguments in steps:
         assert getattr(ours, name)(*arguments) == getattr(theirs, name)(*arguments)
         assert ours.all_seen() == theirs.all_seen()
+
+
+KEY_BYTES = st.sampled_from([b"a", b"b", "ключ".encode(), b"\xff", b"\xfe", b"?", b"\xef\xbf\xbd"]) | st.none()
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.lists(KEY_BYTES | st.integers(0, 600).map(b"key-%d".__mod__), max_size=12), max_size=4), st.booleans()
+)
+def test_stored_messages_join_the_same_lanes(pulls: list[list[bytes | None]], watched: bool) -> None:
+    """Bytes that are not UTF-8 are replaced, so two keys that differ in their bytes may share a lane."""
+
+    def joined(lay: Any, kind: Any) -> Any:
+        lanes: dict[str | None, Any] = {}
+        ready: list[Any] = []
+        told = []
+        for keys in pulls:
+            log = b"".join(_with_key(at, key) for at, key in enumerate(keys))
+            messages = references["make_messages"](kind, SOURCE, log)
+            told.append([lane.key for lane in lay(lanes, ready, messages, Q, RunPermit(Millis(9)))])
+            for lane in lanes.values():
+                if isinstance(lane, Lane):
+                    lane.watched = watched
+        places = [
+            _keys_and_starts(each.pending if isinstance(each, Lane) else each.messages) for each in lanes.values()
+        ]
+        return list(lanes), places, [each.key for each in ready], told
+
+    assert joined(twins["lay_in_lanes"], Message) == joined(references["lay_in_lanes"], Message)
+
+
+def _with_key(at: int, key: bytes | None) -> bytes:
+    text = b"" if key is None else b"__SHARDINGKEY\x01" + key + b"\x02"
+    mark = "#" * len(text)
+    return log_of([("T", bytes([at]), mark)]).replace(mark.encode(), text) if text else log_of([("T", bytes([at]), "")])
+
+
+def _keys_and_starts(messages: Any) -> list[Any]:
+    return [(each.key, each.queue_offset, each.body) for each in messages]
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=9), st.integers(1, 4))

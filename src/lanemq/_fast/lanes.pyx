@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
 """Twins of runs and lanes, and of the steps that every message takes from a pull to the handler and back.
 
-The references are in `core/consuming/runs.py`, `client/consumer/turns/handler.py` (`plain_handler`),
-`client/consumer/turns/workers.py` (`run_waiting`) and `clock.py`; they say what everything means. The classes are what makes
-this faster: their fields are read and written without a lookup by name. Messages may be of any class; those of
-`messages.pyx` are read in the same way.
+The references are in `core/consuming/runs.py`, `core/consuming/unfinished.py`, `client/consumer/turns/handler.py`
+(`plain_handler`), `client/consumer/turns/workers.py` (`run_waiting`) and `clock.py`; they say what everything means. The
+classes are what makes this faster: their fields are read and written without a lookup by name. Messages may be of any
+class; those of `messages.pyx` are read in the same way.
 """
 
 include "guard.pxi"
@@ -13,10 +13,15 @@ from types import GenericAlias
 
 cimport cython
 from cpython.dict cimport PyDict_GetItemWithError
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.string cimport memcmp, memmove, memset
 
-from lanemq._fast.messages cimport EventCall, MessageBase, call_with_event, key_of
+from lanemq._fast.bytes cimport Part
+from lanemq._fast.messages cimport (
+    EventCall, MessageBase, call_with_event, find_key_bytes, key_of, set_key, track
+)
 
 
 cdef extern from *:
@@ -124,14 +129,37 @@ cdef Lane grow(LaneRun run):
 
 
 def lay_in_lanes(dict lanes not None, ready, messages, queue, RunPermit permit):
-    """Twin of `core.consuming.runs.lay_in_lanes`."""
+    """Twin of `core.consuming.runs.lay_in_lanes`.
+
+    Most keys of a pull occur in it more than once. A small table finds their lanes by the bytes of the key, which saves
+    the text, its hash and the look-up, and lets all messages of a lane share one text. It refers only to lanes: they
+    stay in `lanes` during the call, whereas `grow` replaces a run that stands for a lane.
+    """
     cdef PyObject *found
     cdef LaneRun run
     cdef Lane lane, last = None
     cdef list watched = []
+    cdef KnownLane[KNOWN_LANES] known
+    cdef KnownLane *slot
+    cdef Part text
     join = ready.append
+    memset(known, 0, sizeof(known))
     for message in messages:
-        key = key_of(<MessageBase>message) if isinstance(message, MessageBase) else message.key
+        slot = NULL
+        if isinstance(message, MessageBase):
+            if find_key_bytes(<MessageBase>message, &text) and text.at != NULL:
+                slot = &known[slot_of(text)]
+                if slot.lane != NULL and slot.key.size == text.size and not memcmp(slot.key.at, text.at, text.size):
+                    lane = <Lane>slot.lane
+                    set_key(<MessageBase>message, lane.key)
+                    lane.pending.append(message)
+                    if lane.watched and lane is not last:
+                        watched.append(lane)
+                        last = lane
+                    continue
+            key = key_of(<MessageBase>message)
+        else:
+            key = message.key
         found = PyDict_GetItemWithError(lanes, key)
         if found == NULL:
             run = LaneRun.__new__(LaneRun)
@@ -144,6 +172,8 @@ def lay_in_lanes(dict lanes not None, ready, messages, queue, RunPermit permit):
             lanes[key] = lane = grow(<LaneRun>place)
         else:
             lane = place
+        if slot != NULL:
+            slot.key, slot.lane = text, <PyObject *>lane
         lane.pending.append(message)
         if lane.watched and lane is not last:
             watched.append(lane)
@@ -151,19 +181,22 @@ def lay_in_lanes(dict lanes not None, ready, messages, queue, RunPermit permit):
     return watched
 
 
-def add_offsets(offsets, messages):
-    """Twin of `core.consuming.runs.add_offsets`."""
-    cdef int64_t size = 0
-    cdef list added = []
-    for message in messages:
-        if isinstance(message, MessageBase):
-            size += (<MessageBase>message).size
-            added.append((<MessageBase>message).queue_offset)
-        else:
-            size += message.size
-            added.append(message.queue_offset)
-    offsets.extend(added)
-    return size
+cdef enum:
+    KNOWN_LANES = 256
+
+
+cdef struct KnownLane:
+    Part key
+    PyObject *lane
+
+
+cdef inline Py_ssize_t slot_of(Part key) noexcept:
+    """FNV-1a over the last bytes, by which keys usually differ."""
+    cdef uint32_t mixed = 2166136261
+    cdef Py_ssize_t at
+    for at in range(max(0, key.size - 12), key.size):
+        mixed = (mixed ^ key.at[at]) * 16777619
+    return (mixed ^ mixed >> 16) % KNOWN_LANES
 
 
 def cut_runs(messages, Py_ssize_t size, queue, RunPermit permit):
@@ -199,6 +232,7 @@ def take_runs(source, Py_ssize_t max_messages, limit, int64_t slice_end, tokens)
             run = run_of(source, lane, taken, slice_end)
         else:
             run.slice_end = slice_end
+        track(run.messages)
         run.token = next(tokens)
         run.running = True
         runs.append(run)
@@ -266,31 +300,118 @@ def end_runs(runs, dict lanes):
     return done, more, redriven
 
 
-def pass_finished(offsets, set finished not None, done):
-    """Twin of `core.consuming.runs.pass_finished`."""
-    cdef int64_t size = 0, offset, head = 0
-    cdef bint known = False
-    cdef Py_ssize_t left = len(offsets)
-    pop = offsets.popleft
-    for message in done:
-        if isinstance(message, MessageBase):
-            size += (<MessageBase>message).size
-            offset = (<MessageBase>message).queue_offset
-        else:
-            size += message.size
-            offset = message.queue_offset
-        if left and not known:
-            head, known = offsets[0], True
-        if left and head == offset:
-            pop()
-            left -= 1
-            known = False
-        else:
-            finished.add(offset)
-    while finished and left and offsets[0] in finished:
-        finished.remove(pop())
-        left -= 1
-    return size
+cdef class UnfinishedOffsets:
+    """Twin of `core.consuming.unfinished.UnfinishedOffsets`: an array of offsets, and a mark for each of them."""
+
+    cdef int64_t *_offsets
+    cdef unsigned char *_marks
+    cdef Py_ssize_t _first, _end, _room, _finished
+    cdef public int64_t bytes
+
+    def __dealloc__(self):
+        PyMem_Free(self._offsets)
+        PyMem_Free(self._marks)
+
+    def __len__(self):
+        return self._end - self._first - self._finished
+
+    @property
+    def first(self):
+        return self._offsets[self._first] if self._first < self._end else None
+
+    @property
+    def finished_count(self):
+        return self._finished
+
+    def finished(self):
+        cdef Py_ssize_t at
+        return [self._offsets[at] for at in range(self._first, self._end) if self._marks[at]]
+
+    def add(self, messages):
+        cdef Py_ssize_t end
+        self._make_room(len(messages))
+        end = self._end
+        for message in messages:
+            if end == self._room:  # the sequence has grown
+                raise ValueError("messages were added while they were read")
+            if isinstance(message, MessageBase):
+                self._offsets[end] = (<MessageBase>message).queue_offset
+                self.bytes += (<MessageBase>message).size
+            else:
+                self._offsets[end] = message.queue_offset
+                self.bytes += <int64_t>message.size
+            self._marks[end] = 0
+            end += 1
+        self._end = end
+
+    def finish(self, messages):
+        cdef Py_ssize_t at
+        for message in messages:
+            if isinstance(message, MessageBase):
+                at = self._index((<MessageBase>message).queue_offset)
+                self.bytes -= (<MessageBase>message).size
+            else:
+                at = self._index(message.queue_offset)
+                self.bytes -= <int64_t>message.size
+            if at >= 0 and not self._marks[at]:
+                self._marks[at] = 1
+                self._finished += 1
+        while self._first < self._end and self._marks[self._first]:
+            self._first += 1
+            self._finished -= 1
+
+    def forget_finished(self):
+        cdef Py_ssize_t at, end = self._first
+        for at in range(self._first, self._end):
+            if not self._marks[at]:
+                self._offsets[end], self._marks[end] = self._offsets[at], 0
+                end += 1
+        self._end, self._finished = end, 0
+
+    cdef Py_ssize_t _index(self, int64_t offset) noexcept:
+        """Where the offset is; -1 if it is not there. Without gaps between them, an offset says where it is."""
+        cdef Py_ssize_t low = self._first, high, middle
+        cdef int64_t distance
+        if low == self._end or offset < self._offsets[low]:
+            return -1
+        distance = offset - self._offsets[low]
+        high = self._end - 1
+        if distance <= high - low:
+            high = low + distance
+            if self._offsets[high] == offset:
+                return high
+        while low <= high:
+            middle = (low + high) // 2
+            if self._offsets[middle] == offset:
+                return middle
+            if self._offsets[middle] < offset:
+                low = middle + 1
+            else:
+                high = middle - 1
+        return -1
+
+    cdef int _make_room(self, Py_ssize_t more) except -1:
+        cdef Py_ssize_t count = self._end - self._first, room
+        cdef void *moved
+        if self._end + more <= self._room:
+            return 0
+        if count:
+            memmove(self._offsets, self._offsets + self._first, count * sizeof(int64_t))
+            memmove(self._marks, self._marks + self._first, count)
+        self._first, self._end = 0, count
+        room = 2 * (count + more)
+        if room <= self._room:
+            return 0
+        moved = PyMem_Realloc(self._offsets, room * sizeof(int64_t))
+        if moved == NULL:
+            raise MemoryError
+        self._offsets = <int64_t *>moved
+        moved = PyMem_Realloc(self._marks, room)
+        if moved == NULL:
+            raise MemoryError
+        self._marks = <unsigned char *>moved
+        self._room = room
+        return 0
 
 
 # --- running
@@ -453,13 +574,12 @@ TWINS = {
     "core.consuming.runs.LaneRun": LaneRun,
     "core.consuming.runs.Lane": Lane,
     "core.consuming.runs.lay_in_lanes": lay_in_lanes,
-    "core.consuming.runs.add_offsets": add_offsets,
     "core.consuming.runs.by_permit": by_permit,
     "core.consuming.runs.cut_runs": cut_runs,
     "core.consuming.runs.take_runs": take_runs,
     "core.consuming.runs.count_messages": count_messages,
     "core.consuming.runs.end_runs": end_runs,
-    "core.consuming.runs.pass_finished": pass_finished,
+    "core.consuming.unfinished.UnfinishedOffsets": UnfinishedOffsets,
     "clock.running_ns": running_ns,
     "client.consumer.turns.handler.plain_handler": plain_handler,
     "client.consumer.turns.workers.run_waiting": run_waiting,

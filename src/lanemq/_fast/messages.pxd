@@ -1,5 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
 
+from lanemq._fast.bytes cimport Part
+
 
 cdef class MessageBase:
     cdef public object _source
@@ -19,4 +21,7 @@ cdef class EventCall:
 
 
 cdef object key_of(MessageBase message)
+cdef bint find_key_bytes(MessageBase message, Part *value) noexcept
+cdef void set_key(MessageBase message, key)
 cdef object call_with_event(EventCall call, message)
+cdef int track(tuple messages) except -1

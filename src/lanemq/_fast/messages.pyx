@@ -28,6 +28,9 @@ cdef extern from *:
         object (*tp_new)(object kind, object arguments, PyObject *names)
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
     bint PyUnicode_IS_ASCII(object text)
+    bint PyObject_GC_IsTracked(object tracked)
+    void PyObject_GC_Track(void *tracked)
+    void PyObject_GC_UnTrack(void *tracked)
 
 
 cdef object SIZE_AND_OFFSET = Struct(">i16xq").unpack_from
@@ -97,19 +100,30 @@ cdef inline Bytes record_of(MessageBase message) noexcept:
 
 
 cdef object key_of(MessageBase message):
-    cdef Part topic, properties, value
-    cdef Bytes record
+    cdef Part value
     if message._known:
         return message._key
-    record = record_of(message)
-    if record != NULL and record_parts(record, message.size, &topic, &properties):
-        value = find_entry(properties, b"__SHARDINGKEY\x01", KEY_NAME)
-        if value.at != NULL:
-            message._key = PyUnicode_DecodeUTF8(<char *>value.at, value.size, b"replace")
-    else:
+    if not find_key_bytes(message, &value):
         message._key = find_key(message._buffer, message._start)
+    elif value.at != NULL:
+        message._key = PyUnicode_DecodeUTF8(<char *>value.at, value.size, b"replace")
     message._known = True
     return message._key
+
+
+cdef bint find_key_bytes(MessageBase message, Part *value) noexcept:
+    """The bytes of a message's key, without any if it has none; false if the record must be read by the reference."""
+    cdef Part topic, properties
+    cdef Bytes record = record_of(message)
+    if record == NULL or not record_parts(record, message.size, &topic, &properties):
+        return False
+    value[0] = find_entry(properties, b"__SHARDINGKEY\x01", KEY_NAME)
+    return True
+
+
+cdef void set_key(MessageBase message, key):
+    """Tells a message its key, which was not read before."""
+    message._key, message._known = key, True
 
 
 cdef object body_of(MessageBase message):
@@ -206,10 +220,10 @@ cdef inline Part find_named(Part text, const char *name, Py_ssize_t length) noex
     return found
 
 
-def make_messages(kind, source, body):
+def make_messages(kind, source, body, bint waiting=False):
     """Twin of `client.message.make_messages`."""
     if type(body) is not bytes or not issubclass(kind, MessageBase):
-        return references["make_messages"](kind, source, body)
+        return references["make_messages"](kind, source, body, waiting)
     cdef Bytes data = <Bytes>PyBytes_AS_STRING(body)
     cdef Py_ssize_t position = 0, end = PyBytes_GET_SIZE(body)
     cdef int32_t size
@@ -220,15 +234,25 @@ def make_messages(kind, source, body):
         size = <int32_t>lane_get32(data + position)
         magic = lane_get32(data + position + 4)
         if size < SMALLEST or (magic != <uint32_t>MAGIC_V1 and magic != <uint32_t>MAGIC_V2):
-            return references["make_messages"](kind, source, body)
+            return references["make_messages"](kind, source, body, waiting)
         message = (<PyTypeObject *>kind).tp_new(kind, NOTHING, NULL)
         message.size = size
         message.queue_offset = <int64_t>lane_get64(data + position + 20)
         message.retried_here = 0
         message._source, message._buffer, message._start = source, body, position
+        if waiting:
+            PyObject_GC_UnTrack(<void *>message)
         messages.append(message)
         position += size
-    return messages if position == end else references["make_messages"](kind, source, body)
+    return messages if position == end else references["make_messages"](kind, source, body, waiting)
+
+
+cdef int track(tuple messages) except -1:
+    """Makes the garbage collector visit messages that were made `waiting`."""
+    for message in messages:
+        if isinstance(message, MessageBase) and not PyObject_GC_IsTracked(message):
+            PyObject_GC_Track(<void *>message)
+    return 0
 
 
 # --- decoding bodies

@@ -317,7 +317,16 @@ def read_messages(source: MessageSource, body: bytes) -> list[Message]:
     return make_messages(Message, source, body)
 
 
+def read_waiting(source: MessageSource, body: bytes) -> list[Message]:
+    """As `read_messages`, for messages that go into lanes. They leave the package only by `take_runs`."""
+    return make_messages(Message, source, body, True)
+
+
 @compiled
-def make_messages(kind: type[Message], source: MessageSource, body: bytes) -> list[Message]:
-    """One message of class `kind` per record."""
+def make_messages(kind: type[Message], source: MessageSource, body: bytes, waiting: bool = False) -> list[Message]:
+    """One message of class `kind` per record.
+
+    The compiled twin hides `waiting` messages from the garbage collector until `take_runs` takes them. Otherwise each
+    collection visits the thousands that wait, which costs more than it takes to make them.
+    """
     return [kind(source, body, start) for start in record_starts(body)]

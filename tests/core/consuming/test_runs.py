@@ -1,17 +1,12 @@
 """A run that stands for its lane keeps order, holds and time slices as if the lane had existed from the start."""
 
-from collections import deque
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.core.consuming.scheduler_fixture import Msg, Q, SchedulerFixture, offsets
 
 from lanemq.core.consuming.retry_policy import HoldKey
-from lanemq.core.consuming.runs import DONE, FAILED, SLICE_PAUSE, STOPPED, LaneRun, Order, Why, pass_finished
+from lanemq.core.consuming.runs import DONE, FAILED, SLICE_PAUSE, STOPPED, LaneRun, Order, Why
 from lanemq.core.consuming.views import LaneActivity
 from lanemq.model.errors import UsageError
-from lanemq.model.units import QueueOffset
 
 
 def fixture(**options: object) -> SchedulerFixture:
@@ -100,18 +95,3 @@ def test_a_key_that_has_run_leaves_nothing_behind() -> None:
     view = made.scheduler.view(Q, "key-7", now=made.now)
     assert view is not None
     assert view.state is LaneActivity.EMPTY
-
-
-@given(st.sets(st.integers(0, 30)), st.permutations(range(12)), st.integers(0, 12))
-def test_only_offsets_without_an_unfinished_one_before_them_are_passed(
-    extra: set[int], order: list[int], first: int
-) -> None:
-    """In any order and any number of reports; offsets that a filter left out are missing in between."""
-    there = sorted(extra | set(range(40, 52)))
-    offsets_left, finished = deque(map(QueueOffset, there)), set[int]()
-    done = [there[at % len(there)] for at in dict.fromkeys(order)]
-    for part in (done[:first], done[first:]):
-        assert pass_finished(offsets_left, finished, [Msg(at, size=2) for at in part]) == 2 * len(part)
-    unfinished = [at for at in there if at not in done]
-    assert list(offsets_left) == [at for at in there if unfinished and at >= unfinished[0]]
-    assert finished == {at for at in done if unfinished and at > unfinished[0]}

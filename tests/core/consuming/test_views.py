@@ -96,9 +96,8 @@ def test_a_stuck_key_costs_memory_per_range_not_per_message() -> None:
     assert scheduler.finished_ranges(Q).ranges() == [(1, at)]
     assert scheduler.cached(Q).count == 1
     assert scheduler.committable(Q) == 0
-    kept = scheduler._queues[Q]
-    assert len(kept._finished) <= FOLD_AT  # type: ignore[attr-defined]
-    assert len(kept._offsets) <= FOLD_AT + 1  # type: ignore[attr-defined]
+    kept = scheduler._queues[Q]._unfinished  # type: ignore[attr-defined]
+    assert (len(kept), kept.finished_count <= FOLD_AT) == (1, True)
     scheduler.finish(stuck, DONE, now=NOW)
     assert scheduler.committable(Q) == at
     assert not scheduler.finished_ranges(Q)

@@ -4,7 +4,6 @@ Messages finish out of offset order. The queue therefore remembers the finished 
 one by one while they are few, as ranges beyond that. The committable offset is the first unfinished one.
 """
 
-from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 
@@ -18,13 +17,12 @@ from lanemq.core.consuming.runs import (
     LaneRun,
     M,
     Order,
-    add_offsets,
     cut_runs,
     end_runs,
     grow,
     lay_in_lanes,
-    pass_finished,
 )
+from lanemq.core.consuming.unfinished import UnfinishedOffsets
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.queue import MessageQueue
@@ -67,10 +65,7 @@ class KeyedQueue(LaneQueue[M]):
         # messages: a former owner may have parked them without committing past them.
         self._ended: dict[str | None, int] = {}
         self._next = finished.past(start)
-        # All offsets from the first unfinished one on, ascending, and which of them are finished.
-        self._offsets: deque[QueueOffset] = deque()
-        self._finished: set[int] = set()
-        self._bytes = 0
+        self._unfinished = UnfinishedOffsets()
         self._forget_failures_at = FOLD_AT
         if order is Order.KEY:
             self.parked_lanes = LanesAtBroker(self, keep)
@@ -86,12 +81,13 @@ class KeyedQueue(LaneQueue[M]):
 
     @property
     def committable(self) -> QueueOffset:
-        return self._offsets[0] if self._offsets else self._next
+        first = self._unfinished.first
+        return self._next if first is None else QueueOffset(first)
 
     def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None:
         if self._ranges.bounds:
             messages, next_offset = self._left_to_do(messages, next_offset)
-        self._bytes += add_offsets(self._offsets, messages)
+        self._unfinished.add(messages)
         self._next = max(self._next, next_offset)
         if self.order is Order.NONE:
             self.ready.extend(cut_runs(messages, self._chunk, self.queue, self))
@@ -254,13 +250,12 @@ class KeyedQueue(LaneQueue[M]):
             self.failures.pop(message.queue_offset, None)
 
     def cached(self) -> Cached:
-        count = len(self._offsets) - len(self._finished)
-        return Cached(count, self._bytes, self._next - self.committable)
+        return Cached(len(self._unfinished), self._unfinished.bytes, self._next - self.committable)
 
     def finished_ranges(self) -> FinishedRanges:
-        if not self._finished and not self._ranges:
+        if not self._unfinished.finished_count and not self._ranges:
             return NOTHING_FINISHED
-        return FinishedRanges.of_offsets(sorted(self._finished)).joined(self._ranges.above(self.committable))
+        return FinishedRanges.of_offsets(self._unfinished.finished()).joined(self._ranges.above(self.committable))
 
     def forget(self) -> None:
         super().forget()
@@ -276,12 +271,12 @@ class KeyedQueue(LaneQueue[M]):
         return [m for m in messages if m.queue_offset not in ranges], ranges.past(next_offset)
 
     def _finish(self, done: Sequence[M]) -> None:
-        self._bytes -= pass_finished(self._offsets, self._finished, done)
+        self._unfinished.finish(done)
         if len(self.failures) > self._forget_failures_at:
             self._forget_failures()
         if self.alone:
             self.alone.difference_update(map(_offset_of, done))
-        if len(self._finished) > FOLD_AT:
+        if self._unfinished.finished_count > FOLD_AT:
             self._fold()
 
     def _forget_failures(self) -> None:
@@ -298,5 +293,4 @@ class KeyedQueue(LaneQueue[M]):
     def _fold(self) -> None:
         """Turns finished offsets into ranges, so that a key stuck for hours does not cost memory per message."""
         self._ranges = self.finished_ranges()
-        self._offsets = deque(offset for offset in self._offsets if offset not in self._finished)
-        self._finished = set()
+        self._unfinished.forget_finished()

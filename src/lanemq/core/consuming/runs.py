@@ -265,13 +265,6 @@ def lay_in_lanes(
     return watched
 
 
-@compiled
-def add_offsets(offsets: deque[QueueOffset], messages: Sequence[OffsetMessage]) -> int:
-    """Appends the offsets of messages; returns their size in bytes."""
-    offsets.extend([QueueOffset(message.queue_offset) for message in messages])
-    return sum([message.size for message in messages])
-
-
 def grow(run: LaneRun[M]) -> Lane[M]:
     """Makes the lane that the run stood for. A waiting run keeps its place in `ready` for the lane."""
     lane: Lane[M] = Lane(run.key, [] if run.running else list(run.messages))
@@ -380,21 +373,3 @@ def end_runs(
             del lanes[run.key]
         done += run.messages[run.settled :]
     return done, more, redriven
-
-
-@compiled
-def pass_finished(offsets: deque[QueueOffset], finished: set[int], done: Sequence[OffsetMessage]) -> int:
-    """Removes finished messages from the head of `offsets`, and collects those behind an unfinished one in `finished`.
-
-    Returns the size of the messages in bytes.
-    """
-    size = 0
-    for message in done:
-        size += message.size
-        if offsets and offsets[0] == message.queue_offset:
-            offsets.popleft()
-        else:
-            finished.add(message.queue_offset)
-    while finished and offsets and offsets[0] in finished:
-        finished.remove(offsets.popleft())
-    return size

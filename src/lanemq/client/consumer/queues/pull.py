@@ -16,7 +16,7 @@ from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignme
 from lanemq.client.consumer.queues.heartbeat import Heartbeat
 from lanemq.client.consumer.queues.offsets import OffsetKeeper
 from lanemq.client.consumer.queues.parking import LaneParker
-from lanemq.client.message import Message, read_messages
+from lanemq.client.message import Message, read_messages, read_waiting
 from lanemq.core.consuming.flow_control import WaitFor, verdict
 from lanemq.core.consuming.repeats import SeenStamps
 from lanemq.core.consuming.runs import Order
@@ -151,7 +151,7 @@ class Puller:
 
     def _accepted(self, assigned: AssignedQueue, body: bytes) -> list[Message]:
         """The messages, without those whose tag only has the same hash as an accepted one, and without repeats."""
-        messages = read_messages(assigned.source, body)
+        messages = read_waiting(assigned.source, body)
         tags, seen = assigned.subscription.filter, assigned.seen
         if tags.tags:
             messages = [each for each in messages if tags.accepts(each.tag)]
