@@ -132,7 +132,7 @@ cdef class Intake:
         self._ids = _source(next_id)
         self._max_body, self._passes_bytes = max_body, passes_bytes
 
-    def take(self, topic, key, value):
+    def take(self, topic, key, value, waiter=None):
         targets = self.topics.get(topic)
         if targets is None or not self.open or len(self._line) >= MAX_IN_LINE:
             return None
@@ -142,14 +142,15 @@ cdef class Intake:
         body = value if self._passes_bytes and type(value) is bytes else self._encode(value)
         if target is None or type(body) is not bytes or PyBytes_GET_SIZE(body) > self._max_body:
             return None
-        future = new_future() if self._makes_submitted else self._new_future()
+        if waiter is None:
+            waiter = new_future() if self._makes_submitted else self._new_future()
         message_id = self._ids.give() if self._ids is not None else self._next_id()
-        cdef QuickMessage message = _new_message(body, key, message_id, future)
+        cdef QuickMessage message = _new_message(body, key, message_id, waiter)
         message._target = target
         self._line.append(message)
         if not self.open:
             self._empty()
-        return future
+        return waiter
 
     def __len__(self):
         return len(self._line)
@@ -384,6 +385,8 @@ def receipts_of(messages, make, queue, first_offset, stored, repeat):
 
 def settle(messages, make, queue, first_offset, stored, repeat):
     """Twin of `client.producer.outcomes.settle`."""
+    from asyncio import Future as AsyncioFuture  # loaded long before, by the waiters; commands need none of this
+
     cdef list rest = []
     cdef tuple facts = (make, queue, stored, repeat)
     cdef int64_t offset = first_offset
@@ -396,6 +399,9 @@ def settle(messages, make, queue, first_offset, stored, repeat):
             waiter, message_id, key = message.waiter, message.message_id, message.key
         if isinstance(waiter, Submission) and (<Submission>waiter)._made is None:
             (<Submission>waiter).settle(message_id, key, offset, facts)
+        elif isinstance(waiter, AsyncioFuture):  # as `LoopFuture.stored`
+            if not waiter.done():
+                waiter.set_result(make(queue, offset, message_id, key, stored, repeat))
         else:
             rest.append((waiter, message.index, make(queue, offset, message_id, key, stored, repeat)))
         offset += 1

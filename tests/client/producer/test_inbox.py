@@ -1,4 +1,4 @@
-"""Messages that `submit` leaves in the inbox while a reply is expected are sent in order, and none is left behind."""
+"""Messages that are left in the inbox while a reply is expected are sent in order, and none is left behind."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import NO_WAITER, SubmittedFuture
 from lanemq.client.topic_route import TopicRoute
 from lanemq.core.sending.sharding import pick_queue
-from lanemq.model.errors import Closed, CodecError, LaneFrozen, MessageTooLarge
+from lanemq.model.errors import Closed, CodecError, LaneFrozen, MessageRefused, MessageTooLarge
 from lanemq.model.queue import MessageQueue
 
 
@@ -208,6 +208,101 @@ def test_messages_in_the_inbox_time_out_if_the_broker_never_replies(broker: Fake
 def _error_of(future: Any) -> BaseException | None:
     error: BaseException | None = future.exception(10)
     return error
+
+
+# tasks that wait for their receipt
+
+
+def unanswered(producer: OnALoop, broker: FakeBroker, key: str = "k") -> None:
+    """Makes the broker lose a message of this key, and answer all others."""
+    lost = producer.producer._engine
+    broker.faults = lambda header, number: Fault.LOSE_REQUEST
+    producer.submit("orders", "lost", key=key)
+    sent = time.monotonic() + 30
+    while not any(lane.in_flight for lane in lost._active):
+        assert time.monotonic() < sent
+    broker.faults = lambda header, number: None
+
+
+def other_queue(key: str) -> str:
+    """A key of another queue."""
+    others = (f"{key}-{number}" for number in range(100))
+    return next(other for other in others if pick_queue(other, QUEUES) != pick_queue(key, QUEUES))
+
+
+def test_a_send_does_not_wait_for_the_reply_of_another_queue(broker: FakeBroker) -> None:
+    """The broker never replies for one queue, and maintenance is stopped: only the next turn of the loop is left."""
+    with OnALoop(broker.address, delivery_timeout=2.0) as producer:
+        warmed(producer)
+        work = type(producer.producer)._maintain_once.__get__(producer.producer)
+        unanswered(producer, broker)
+        assert producer.send("orders", 1, key=other_queue("k")).offset == 0
+        producer.producer._maintain_once = work
+
+
+def test_without_its_own_turn_of_the_loop_a_send_would_wait_in_the_inbox(broker: FakeBroker) -> None:
+    """The control of the test above."""
+    with OnALoop(broker.address, delivery_timeout=2.0) as producer:
+        warmed(producer)
+        work = type(producer.producer)._maintain_once.__get__(producer.producer)
+        producer.producer._empty_soon = lambda: None  # type: ignore[method-assign]
+        unanswered(producer, broker)
+
+        async def waits() -> int:
+            sending = asyncio.create_task(producer.producer.send("orders", 1, key=other_queue("k")))
+            await asyncio.sleep(0.1)
+            found = left(producer)
+            sending.cancel()
+            return found
+
+        assert producer.run(waits()) == 1
+        producer.producer._maintain_once = work
+
+
+def test_tasks_that_send_in_one_turn_of_the_loop_share_requests(broker: FakeBroker) -> None:
+    with OnALoop(broker.address) as producer:
+        warmed(producer)
+        busy, inner = Busy(broker), producer.producer
+
+        async def main() -> list[int]:
+            sends = [inner.send("orders", number, key="k") for number in range(100)]
+            first = asyncio.create_task(inner.send("orders", "first", key="k"))
+            await asyncio.sleep(0)
+            rest = asyncio.gather(*sends)
+            await asyncio.sleep(0)
+            busy.answer.set()
+            await first
+            return [receipt.offset for receipt in await rest]
+
+        assert producer.run(main()) == list(range(2, 102))
+        assert busy.seen == 2
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["waits", "was cancelled"])
+def test_a_send_that_was_in_the_inbox_freezes_its_key_only_if_its_sender_is_gone(
+    broker: FakeBroker, cancelled: bool
+) -> None:
+    with OnALoop(broker.address) as producer:
+        warmed(producer)
+        busy, inner = Busy(broker), producer.producer
+        busy.refuse = {2}
+
+        async def main() -> BaseException | None:
+            first = await inner.submit("orders", "first", key="k")
+            sending = asyncio.create_task(inner.send("orders", "refused", key="k"))
+            await asyncio.sleep(0)
+            assert left(producer) == 1
+            if cancelled:
+                sending.cancel()
+            busy.answer.set()
+            await first
+            (error,) = await asyncio.gather(sending, return_exceptions=True)
+            await inner.flush()
+            return error
+
+        error = producer.run(main())
+        assert isinstance(error, asyncio.CancelledError if cancelled else MessageRefused)
+        assert [each.key for each in producer.frozen_keys()] == (["k"] if cancelled else [])
 
 
 # errors raised by the call

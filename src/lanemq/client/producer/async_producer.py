@@ -63,6 +63,7 @@ class AsyncProducer(ProducerBase):
 
     def _begin(self) -> None:
         self._begin_with(contextlib.nullcontext(), LoopFuture)
+        self._may_time_out = receipt_seconds(self._options, 0) is not None
         self._pool = ConnectionPool(security=self._security, clock=self._clock)
         self._routes = AsyncRoutes(
             parse_addresses(self._servers),
@@ -74,6 +75,7 @@ class AsyncProducer(ProducerBase):
         self._links: dict[str, Connection] = {}
         self._line = asyncio.Lock()
         self._in_line = 0
+        self._empties_soon = False
         self._old_topics: set[str] = set()
         self._refreshing: set[str] = set()
         self._settled = asyncio.Event()
@@ -93,9 +95,12 @@ class AsyncProducer(ProducerBase):
 
         If cancelled, the message may still be sent; if it then fails, its key is frozen.
         """
-        waiter, began = TaskWaiter(), self._clock.now()
+        waiter, began = TaskWaiter(), self._clock.now() if self._may_time_out else 0
         try:
-            await self._accept(topic, value, key, arguments, waiter, sender_waits=True)
+            if arguments or key is None or self._left_in_inbox(topic, key, value, waiter) is None:
+                await self._accept(topic, value, key, arguments, waiter, sender_waits=True)
+            if not self._may_time_out:
+                return await waiter
             async with asyncio.timeout(receipt_seconds(self._options, self._clock.now() - began)):
                 return await waiter
         except LaneError:
@@ -114,13 +119,7 @@ class AsyncProducer(ProducerBase):
     ) -> asyncio.Future[Receipt]:
         """As `Producer.submit`: accepts one message and returns a future with its receipt."""
         if not arguments and key is not None:
-            if type(key) is not str:
-                key = key_text(key)
-            try:
-                taken: LoopFuture | None = self._take(topic, key, value)
-            except TypeError:
-                check_topic(topic)  # one that cannot be looked up, such as a list
-                raise
+            taken = self._left_in_inbox(topic, key, value)
             if taken is not None:
                 return taken
         future = LoopFuture()
@@ -224,6 +223,28 @@ class AsyncProducer(ProducerBase):
 
     # accepting messages
 
+    def _left_in_inbox(
+        self, topic: str, key: Key, value: object, waiter: TaskWaiter | None = None
+    ) -> LoopFuture | None:
+        """Leaves a message in the inbox, if it can be; returns its waiter, or None.
+
+        The next reply empties the inbox. A message whose sender waits must not wait for the reply of another queue: it
+        leaves the inbox when all tasks that are ready now have run, together with their messages.
+        """
+        try:
+            taken: LoopFuture | None = self._take(topic, key if type(key) is str else key_text(key), value, waiter)
+        except TypeError:
+            check_topic(topic)  # one that cannot be looked up, such as a list
+            raise
+        if taken is waiter and waiter is not None and not self._empties_soon:
+            self._empties_soon = True
+            waiter.get_loop().call_soon(self._empty_soon)
+        return taken
+
+    def _empty_soon(self) -> None:
+        self._empties_soon = False
+        self._empty_inbox()
+
     async def _accept(
         self,
         topic: str,
@@ -240,8 +261,7 @@ class AsyncProducer(ProducerBase):
             if message.alone:
                 refuse_delay(route, message)
             lane = self._engine.offer_one(self._chooser.choose(route, value, key, choice), message, route)
-            if not sender_waits:
-                self._inbox.learn(route)
+            self._inbox.learn(route)
             return [lane]
 
         await self._wait_in_line(topic, message.size, offer)

@@ -239,7 +239,7 @@ class ProducerBase(ABC):
         return True
 
 
-def _take_nothing(topic: str, key: str, value: object) -> None:
+def _take_nothing(topic: str, key: str, value: object, waiter: object = None) -> None:
     """`SendInbox.take` of a producer that has to start anew first."""
 
 

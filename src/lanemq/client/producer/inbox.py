@@ -1,8 +1,10 @@
-"""Where `submit` leaves plain messages while the broker is busy; they join their lanes in bulk.
+"""Where `submit`, and `send` on an event loop, leave plain messages while the broker is busy; they join their lanes in
+bulk.
 
-A message that finds earlier ones unanswered would only wait in its lane. So `submit` does what its caller must learn at
+A message that finds earlier ones unanswered would only wait in its lane. So the call does what its caller must learn at
 once (encode the value, check the size, assign the id) and leaves the message here. The next reply, the maintenance
-thread or the next call that does not use the inbox moves everything to the lanes first.
+thread or the next call that does not use the inbox moves everything to the lanes first; on an event loop, so does the
+loop's next turn after a `send`.
 
 Invariants: there is one line for all topics, and a caller that offers a message to a lane empties the inbox first, so
 no message overtakes another. The inbox is open only while a reply is expected that will empty it, and while the buffer
@@ -65,7 +67,7 @@ class SendInbox:
     def learn(self, route: TopicRoute) -> None:
         """Lets later messages of this topic in, unless it does not exist yet, has no queue, or keys would move.
 
-        Called for every message of `submit` that did not use the inbox.
+        Called for messages that did not use the inbox.
         """
         topics = self._intake.topics
         if route.provisional or not route.publish or route.moved:
@@ -135,8 +137,9 @@ class Intake:
         self._max_body, self._passes_bytes = max_body, passes_bytes
         self._line: deque[tuple[Target, str, bytes, str, Waiter]] = deque()
 
-    def take(self, topic: str, key: str, value: object) -> Any:
-        """The future of a message that is in the line now; None if it cannot use the inbox."""
+    def take(self, topic: str, key: str, value: object, waiter: Any = None) -> Any:
+        """The waiter of a message that is in the line now, a new future if none is given; None if it cannot use the
+        inbox."""
         targets = self.topics.get(topic)
         if targets is None or not self.open or len(self._line) >= MAX_MESSAGES:
             return None
@@ -144,11 +147,12 @@ class Intake:
         body = value if self._passes_bytes and type(value) is bytes else self._encode(value)
         if target is None or type(body) is not bytes or len(body) > self._max_body:
             return None
-        future = self._new_future()
-        self._line.append((target, key, body, self._next_id(), future))
+        if waiter is None:
+            waiter = self._new_future()
+        self._line.append((target, key, body, self._next_id(), waiter))
         if not self.open:
             self._empty()  # it was closed in between, so perhaps no other thread will empty it
-        return future
+        return waiter
 
     def __len__(self) -> int:
         return len(self._line)
@@ -157,10 +161,10 @@ class Intake:
         """Everything in the line, by target and in order. For one thread at a time."""
         by_target: dict[Target, list[PendingMessage]] = {}
         for _ in range(len(self._line)):
-            target, key, body, message_id, future = self._line.popleft()
+            target, key, body, message_id, waiter = self._line.popleft()
             text = f"__SHARDINGKEY\x01{key}\x02UNIQ_KEY\x01{message_id}\x02WAIT\x01true\x02"
             size = len(body) + len(text) + MESSAGE_OVERHEAD
-            message = PendingMessage(body, text, message_id, key, 0, False, False, future, 0, size)
+            message = PendingMessage(body, text, message_id, key, 0, False, False, waiter, 0, size)
             if target in by_target:
                 by_target[target].append(message)
             else:

@@ -6,7 +6,7 @@ from typing import TypeAlias, cast
 
 from lanemq._fast import compiled
 from lanemq.client.producer.batches import PendingMessage, delay_of
-from lanemq.client.producer.waiters import FUTURE_LOCK, BatchWaiter, SubmittedFuture, Waiter
+from lanemq.client.producer.waiters import FUTURE_LOCK, BatchWaiter, LoopFuture, SubmittedFuture, Waiter
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.core.sending.sent_window import Failed, SendError
 from lanemq.model.errors import BrokerRefused, Dropped, LaneError, LaneFrozen, RequestTimedOut, SequenceGap
@@ -88,13 +88,16 @@ def settle(
     stored: StoredAs,
     repeat: bool,
 ) -> list[tuple[Waiter, int, Receipt]]:
-    """Sets the result of all futures that no thread looks at; returns the waiters that still have to be notified."""
+    """Sets the result of all futures that no thread looks at, and of those of an event loop; returns the waiters that
+    still have to be notified."""
     rest: list[tuple[Waiter, int, Receipt]] = []
     with FUTURE_LOCK:
         for offset, message in _numbered(messages, first_offset):
             receipt = make(queue, offset, message.message_id, message.key, stored, repeat)
             waiter = message.waiter
-            if type(waiter) is not SubmittedFuture or not waiter.end_unseen(receipt):
+            if isinstance(waiter, LoopFuture):
+                waiter.stored(message.index, receipt)
+            elif type(waiter) is not SubmittedFuture or not waiter.end_unseen(receipt):
                 rest.append((waiter, message.index, receipt))
     return rest
 
