@@ -1,6 +1,8 @@
 """Start, stop, crash, start again."""
 
+import contextlib
 import itertools
+import os
 import shutil
 import threading
 import time
@@ -29,6 +31,36 @@ def test_second_process_on_a_folder_says_why_and_ends(start_process: StartProces
     start_process()
     with pytest.raises(AssertionError, match="used by another broker"):
         start_process()
+
+
+def test_other_users_of_the_machine_cannot_read_the_data_folder(start: Start, folder: Path) -> None:
+    """Whatever the umask allows."""
+    before = os.umask(0)
+    try:
+        running = start()
+        running.connect().send("T")
+        found = modes(folder / "data")
+        running.stop()
+    finally:
+        os.umask(before)
+    found |= modes(folder / "data")
+    assert {mode for (_, is_folder), mode in found.items() if is_folder} == {0o750}
+    assert {mode for (_, is_folder), mode in found.items() if not is_folder} == {0o640}
+    assert {"state.db", "state.db-wal", "recovery.json", "lock"} <= {name for name, _ in found}
+
+
+def modes(folder: Path) -> dict[tuple[str, bool], int]:
+    """The permissions of a folder and of all that is in it, by name and whether it is a folder."""
+    found = {}
+    for each in (folder, *folder.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # a temporary file of the running broker
+            found[each.name, each.is_dir()] = each.stat().st_mode & 0o777
+    return found
+
+
+def test_by_default_the_log_takes_at_most_three_quarters_of_the_disk(start: Start, folder: Path) -> None:
+    store = start().broker.running.parts.store
+    assert store.options.retention_bytes == shutil.disk_usage(folder).total * 3 // 4
 
 
 def test_everything_survives_a_clean_restart(start: Start) -> None:
