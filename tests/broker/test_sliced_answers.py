@@ -135,6 +135,7 @@ ASKED: dict[RequestCode, dict[str, str]] = {
     RequestCode.GET_TOPIC_STATS_INFO: {"topic": "T"},
     RequestCode.GET_CONSUME_STATS: {"consumerGroup": "g"},
     RequestCode.GET_ALL_CONSUMER_OFFSET: {},
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: {"topic": "T"},
     RequestCode.GET_ALL_TOPIC_CONFIG: {},
     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: {},
     RequestCode.GET_ALL_PRODUCER_INFO: {},

@@ -7,14 +7,15 @@ the page cache, timers) are what they are in a RocketMQ broker where nothing wai
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from datetime import timedelta
+from heapq import heappush, heappushpop
 
 from lanemq.broker.parts import Parts
 from lanemq.core.brokering.delay import MAX_LEVEL
 from lanemq.core.brokering.traffic import MINUTE, TEN_MINUTES, TEN_SECONDS, Days, Tally
 from lanemq.model.errors import LaneError
-from lanemq.model.figures import Distribution, MetricSample
+from lanemq.model.figures import Distribution, Metric, MetricSample
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.units import Millis
 from lanemq.wire.command import VERSION
@@ -26,15 +27,21 @@ LATENCY_NAMES = (
 )  # fmt: skip
 """RocketMQ's names of `LATENCY_LIMITS_MS`."""
 
-MAX_BY_GROUP = 2_000
-"""Figures by group in one answer: a broker with many groups would otherwise answer with megabytes."""
+MAX_PER_METRIC = 500
+"""Samples of one metric in an answer: a broker with many topics and groups would otherwise answer with megabytes."""
 
 NO_BUFFER_POOL = 2**31 - 1
 """RocketMQ's answer without a transient buffer pool."""
 
 
-def runtime_info(parts: Parts, started: Millis, samples: Sequence[MetricSample]) -> dict[str, str]:
-    """The table that answers GET_BROKER_RUNTIME_INFO; `started` is the monotonic time of the broker's start."""
+def runtime_info(
+    parts: Parts, started: Millis, samples: Sequence[MetricSample]
+) -> Generator[None, None, dict[str, str]]:
+    """The table that answers GET_BROKER_RUNTIME_INFO, in steps; `started` is the monotonic time of the broker's start.
+
+    It has as many figures as the broker has topics and groups.
+    """
+    texts = yield from _as_texts(samples)
     now = parts.clock.now()
     return {
         **_broker(parts, now - started),
@@ -44,7 +51,7 @@ def runtime_info(parts: Parts, started: Millis, samples: Sequence[MetricSample])
         "laneReadOnly": str(parts.group_commit.failure or "false"),
         "lanePaused": str(parts.group_commit.paused or "false"),
         **{f"laneRefused_{reason.value}": str(n) for reason, n in parts.counters.refusals.counts.items()},
-        **_as_texts(samples),
+        **texts,
     }
 
 
@@ -145,13 +152,21 @@ def _waiting(parts: Parts, now: Millis) -> dict[str, str]:
     }
 
 
-def _as_texts(samples: Sequence[MetricSample]) -> dict[str, str]:
-    """Every sample under its name and labels. Of figures by group, those with the most are shown if there are many."""
-    by_group = sorted((each for each in samples if "group" in each.metric.labels), key=_size, reverse=True)
-    shown = [each for each in samples if "group" not in each.metric.labels] + by_group[:MAX_BY_GROUP]
-    texts = {"lanemq_omitted_figures": str(max(0, len(by_group) - MAX_BY_GROUP))}
-    for sample in shown:
-        texts.update(_sample_texts(sample))
+def _as_texts(samples: Sequence[MetricSample]) -> Generator[None, None, dict[str, str]]:
+    """Every sample under its name and labels. Of a metric with many samples, those with the largest values."""
+    largest: dict[Metric, list[tuple[float, int]]] = {}
+    for number, sample in enumerate(samples):
+        heap = largest.setdefault(sample.metric, [])
+        if len(heap) < MAX_PER_METRIC:
+            heappush(heap, (_size(sample), -number))
+        else:
+            heappushpop(heap, (_size(sample), -number))
+        yield
+    shown = sorted(-number for heap in largest.values() for _, number in heap)
+    texts = {"lanemq_omitted_figures": str(len(samples) - len(shown))}
+    for number in shown:
+        texts.update(_sample_texts(samples[number]))
+        yield
     return texts
 
 

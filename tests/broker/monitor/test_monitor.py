@@ -13,11 +13,12 @@ from tests.broker.conftest import Start
 from tests.broker.handlers.test_parking import Owner, fill
 from tests.broker.running import ManualClock, RunningBroker
 
-from lanemq.broker.monitor import figures, health
+from lanemq.broker import runtime_info
+from lanemq.broker.monitor import catalogue, figures, health
 from lanemq.broker.monitor.catalogue import CATALOGUE
 from lanemq.broker.monitor.health import Phase, hung
 from lanemq.model.errors import InvalidOption
-from lanemq.model.figures import Kind
+from lanemq.model.figures import Kind, MetricSample
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.testing.faulty_disk import FaultyDisk
@@ -103,6 +104,29 @@ def test_runtime_info_has_the_same_figures(busy: RunningBroker) -> None:
     assert runtime["lanemq_send_seconds_count"] == "9"
     names = {name.partition("{")[0] for name in runtime}
     assert {metric.name for metric in CATALOGUE if metric.kind is not Kind.HISTOGRAM} <= names
+
+
+def test_of_a_metric_with_many_samples_runtime_info_has_the_largest_step_by_step(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each metric for itself: large numbers of bytes do not hide small lags."""
+    monkeypatch.setattr(runtime_info, "MAX_PER_METRIC", 3)
+    parts = start().broker.running.parts
+    samples = [MetricSample(catalogue.BYTES_OUT, 10**9 + n, (f"g{n}", "T")) for n in range(9)]
+    samples += [MetricSample(catalogue.LAG_SECONDS, n % 5, (f"g{n}", "T")) for n in range(9)]
+    steps, table = 0, dict[str, str]()
+    work = runtime_info.runtime_info(parts, Millis(0), samples)
+    try:
+        while True:
+            next(work)
+            steps += 1
+    except StopIteration as end:
+        table = end.value
+    assert steps == len(samples) + 6
+    assert table["lanemq_omitted_figures"] == "12"
+    late = {name: text for name, text in table.items() if name.startswith("lanemq_lag_seconds")}
+    assert sorted(late.values()) == ["3", "3", "4"]
+    assert len([name for name in table if name.startswith("lanemq_bytes_out")]) == 3
 
 
 def test_a_group_without_commits_has_no_lag_instead_of_an_invented_one(start: Start) -> None:

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from msgspec import Raw
 
-from lanemq.broker.dispatch import Handler, answer, answer_code
+from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error
 from lanemq.broker.monitor.figures import Figures
 from lanemq.broker.parts import Parts
 from lanemq.broker.runtime_info import runtime_info
@@ -13,7 +14,8 @@ from lanemq.broker.sliced_answers import SlicedAnswers, Steps
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.core.brokering.traffic import DAY, HOUR, MINUTE, Tally
 from lanemq.core.finished_ranges import count_finished
-from lanemq.model.errors import BrokerBusy, BrokerRefused, GroupNotFound, StillRebuilding
+from lanemq.model.errors import BrokerBusy, BrokerRefused, GroupNotFound, LaneError, StillRebuilding
+from lanemq.model.figures import MetricSample
 from lanemq.model.queue import MessageQueue
 from lanemq.net.server import Peer
 from lanemq.wire.admin_headers import BrokerStatsHeader, ConsumeStatsHeader, TopicHeader
@@ -173,14 +175,15 @@ class StatsHandler:
         answer(peer, request, {}, body.encode())
 
     def _groups_of_topic(self, peer: Peer, request: Command) -> None:
-        topic = TopicHeader.from_ext(request.ext).topic
-        online = {
-            group
-            for group in self._parts.members.groups()
-            if self._parts.members.subscription(group, topic) is not None
-        }
-        groups = sorted(online | set(self._parts.offsets.groups_of(topic)))
-        answer(peer, request, {}, GroupList(group_list=groups).encode())
+        self._sliced.begin(peer, request, self._reader_steps(TopicHeader.from_ext(request.ext).topic))
+
+    def _reader_steps(self, topic: str) -> Steps:
+        readers = set(self._parts.offsets.groups_of(topic))
+        for group in tuple(self._parts.members.groups()):
+            if self._parts.members.subscription(group, topic) is not None:
+                readers.add(group)
+            yield
+        return GroupList(group_list=sorted(readers)).encode()
 
     def _runtime(self, peer: Peer, request: Command) -> None:
         """Answered later: with many groups the figures take more time than one request may take."""
@@ -192,11 +195,16 @@ class StatsHandler:
 
     async def _answer_runtime(self, peer: Peer, request: Command) -> None:
         try:
-            table = runtime_info(self._parts, self._figures.started, await self._figures.read())
-            answer(peer, request, {}, KVTable(table=table).encode())
+            self._sliced.begin(peer, request, self._runtime_steps(await self._figures.read()))
+        except LaneError as error:
+            answer_error(peer, request, error)
         except Exception:
             log.exception("request %s from %s failed", request.code, peer)
             answer_code(peer, request, ResponseCode.SYSTEM_ERROR, "internal error; the broker's log has the details")
+
+    def _runtime_steps(self, samples: Sequence[MetricSample]) -> Steps:
+        table = yield from runtime_info(self._parts, self._figures.started, samples)
+        return KVTable(table=table).encode()
 
     def _figure(self, peer: Peer, request: Command) -> None:
         header = BrokerStatsHeader.from_ext(request.ext)
