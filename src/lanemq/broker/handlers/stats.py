@@ -178,9 +178,9 @@ class StatsHandler:
         self._sliced.begin(peer, request, self._reader_steps(TopicHeader.from_ext(request.ext).topic))
 
     def _reader_steps(self, topic: str) -> Steps:
-        readers = set(self._parts.offsets.groups_of(topic))
-        for group in tuple(self._parts.members.groups()):
-            if self._parts.members.subscription(group, topic) is not None:
+        members, offsets, readers = self._parts.members, self._parts.offsets, set[str]()
+        for group in {*members.groups(), *offsets.groups()}:
+            if members.subscription(group, topic) is not None or offsets.has_topic(group, topic):
                 readers.add(group)
             yield
         return GroupList(group_list=sorted(readers)).encode()

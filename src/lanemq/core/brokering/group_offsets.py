@@ -217,9 +217,9 @@ class GroupOffsets:
         """The groups that ever committed anything, sorted."""
         return tuple(sorted(self._groups))
 
-    def groups_of(self, topic: str) -> tuple[str, ...]:
-        """The groups that ever committed in the topic, sorted."""
-        return tuple(sorted(group for group, held in self._groups.items() if any(t == topic for t, _ in held)))
+    def has_topic(self, group: str, topic: str) -> bool:
+        """Whether the group ever committed in the topic."""
+        return any(name == topic for name, _ in self._groups.get(group, ()))
 
     def forget(self, *, group: str | None = None, topic: str | None = None) -> tuple[OffsetKey, ...]:
         """Remove the offsets of a deleted group, a deleted topic, or both; returns the keys to delete on disk."""
