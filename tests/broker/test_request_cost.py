@@ -14,10 +14,12 @@ from tests.broker.raw_client import pull_ext, send_ext
 from tests.broker.running import RunningBroker
 from tests.load.abuses import heartbeat_of
 from tests.log.conftest import memory_folder
+from tests.wire.encoding import encode_batch
 
 from lanemq.broker import sliced_answers
 from lanemq.broker.body_limits import SMALL_BODY
 from lanemq.broker.handlers.locks import MAX_QUEUES
+from lanemq.wire.batch import MAX_BATCH_MESSAGES
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 
@@ -43,6 +45,7 @@ LARGEST = {
         b'{"laneFinished":"' + b",".join(b"%d-%d" % (2 * n, 2 * n) for n in range(1, 20_000)) + b'"}',
     ),
     RequestCode.SEND_MESSAGE_V2: (send_ext("T"), b"x" * (4 << 20)),
+    RequestCode.SEND_BATCH_MESSAGE: (send_ext("T", batch=True), encode_batch([(0, b"x", "")] * MAX_BATCH_MESSAGES)),
     RequestCode.PULL_MESSAGE: (pull_ext("T", 0, most=4096, laneMaxBytes=str(4 << 20)), b""),
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: ({"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}, b""),
 }

@@ -68,18 +68,18 @@ cdef tuple _split_frames(bytes data, uint64_t limit, object kind):
 # batches
 
 
-def batch_parts(body):
+def batch_parts(body, Py_ssize_t most):
     """Twin of `wire.batch.batch_parts`."""
-    found = _batch_parts(body) if type(body) is bytes else None
-    return references["batch_parts"](body) if found is None else found
+    found = _batch_parts(body, most) if type(body) is bytes else None
+    return references["batch_parts"](body, most) if found is None else found
 
 
-cdef tuple _batch_parts(bytes body):
+cdef tuple _batch_parts(bytes body, Py_ssize_t most):
     cdef Bytes whole = <Bytes>PyBytes_AS_STRING(body)
     cdef Py_ssize_t position = 0, end = PyBytes_GET_SIZE(body), text_at
     cdef int64_t size, length, text_length
     cdef list flags = [], bodies = [], texts = []
-    while position + BATCH_FRAME <= end:
+    while position + BATCH_FRAME <= end and PyList_GET_SIZE(flags) <= most:
         size = <int32_t>lane_get32(whole + position)
         length = <int32_t>lane_get32(whole + position + 16)
         if length < 0 or size > end - position or BATCH_FRAME + length > size:
@@ -92,6 +92,8 @@ cdef tuple _batch_parts(bytes body):
         bodies.append(PyBytes_FromStringAndSize(<char *>whole + position + BATCH_HEAD, <Py_ssize_t>length))
         texts.append(PyBytes_FromStringAndSize(<char *>whole + text_at, <Py_ssize_t>text_length))
         position += <Py_ssize_t>size
+    if PyList_GET_SIZE(flags) > most:
+        return flags, bodies, texts
     return (flags, bodies, texts) if position == end and flags else None
 
 

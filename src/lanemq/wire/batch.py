@@ -33,6 +33,10 @@ BATCH_LENGTH = Struct(">h")
 _HEAD_BYTES, _SHORT_BYTES = BATCH_HEAD.size, BATCH_LENGTH.size
 BATCH_FRAME_BYTES = _HEAD_BYTES + _SHORT_BYTES
 
+MAX_BATCH_MESSAGES = 10_000
+"""Messages of a batch that a broker takes. RocketMQ counts only bytes; but a batch is stored in one step, during which
+the broker does nothing else."""
+
 
 class BatchColumns(NamedTuple):
     """The messages of a batch as columns; the properties are valid UTF-8, as received."""
@@ -42,14 +46,17 @@ class BatchColumns(NamedTuple):
     properties: list[bytes]
 
 
-def split_batch_raw(body: bytes) -> BatchColumns:
-    """As `split_batch`, without decoding the properties: a broker stores them as they are."""
-    return BatchColumns(*batch_parts(body))
+def split_batch_raw(body: bytes, most: int = MAX_BATCH_MESSAGES) -> BatchColumns:
+    """As `split_batch`, without decoding the properties: a broker stores them as they are.
+
+    Of a batch with more than `most` messages, it reads one more than those.
+    """
+    return BatchColumns(*batch_parts(body, most))
 
 
 @compiled
-def batch_parts(body: bytes) -> tuple[list[int], list[bytes], list[bytes]]:
-    """Flags, bodies and properties of a batch."""
+def batch_parts(body: bytes, most: int) -> tuple[list[int], list[bytes], list[bytes]]:
+    """Flags, bodies and properties of a batch; of a batch with more messages, `most + 1` of each."""
     flags: list[int] = []
     bodies: list[bytes] = []
     texts: list[bytes] = []
@@ -57,7 +64,7 @@ def batch_parts(body: bytes) -> tuple[list[int], list[bytes], list[bytes]]:
     head, short = _SIZES.unpack_from, BATCH_LENGTH.unpack_from
     position, end = 0, len(body)
     last = end - BATCH_FRAME_BYTES
-    while position <= last:
+    while position <= last and len(flags) <= most:
         size, flag, length = head(body, position)
         body_at = position + _HEAD_BYTES
         body_end = body_at + length
@@ -71,7 +78,7 @@ def batch_parts(body: bytes) -> tuple[list[int], list[bytes], list[bytes]]:
         add_body(body[body_at:body_end])
         add_text(body[text_at:next_at])
         position = next_at
-    if position != end or not flags:
+    if (position != end or not flags) and len(flags) <= most:
         raise _damaged(position, end, "the last message is cut off" if flags else "it holds no message")
     if not b"".join(texts).isascii():
         _prove_texts(texts, end)

@@ -4,10 +4,13 @@ import logging
 
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.raw_client import RawClient
+from tests.broker.raw_client import RawClient, send_ext
 from tests.broker.running import RunningBroker
+from tests.wire.encoding import encode_batch
 
+from lanemq.broker.handlers import send
 from lanemq.wire import bodies
+from lanemq.wire.batch import MAX_BATCH_MESSAGES
 from lanemq.wire.bodies import ConsumerIdList
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import BINARY, JSON, Command, encode_command
@@ -120,3 +123,40 @@ def test_a_refused_heartbeat_is_a_warning_that_is_not_repeated(
     (text,) = warnings
     assert "127.0.0.1 is refused: " in text
     assert members(running.connect()) == []
+
+
+def send_largest(raw: RawClient) -> int:
+    return raw.post(
+        RequestCode.SEND_BATCH_MESSAGE, send_ext("T", batch=True), encode_batch([(0, b"x", "")] * MAX_BATCH_MESSAGES)
+    )
+
+
+def stored(raw: RawClient) -> int:
+    return int(raw.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}).ext["offset"])
+
+
+def test_the_largest_batch_is_answered(running: RunningBroker) -> None:
+    """All ids of its messages would not fit into a header."""
+    raw = running.connect()
+    reply = raw.answer(send_largest(raw))
+    assert (reply.code, len(reply.ext["msgId"].split(","))) == (0, send.MAX_ANSWERED_IDS)
+    assert stored(raw) == MAX_BATCH_MESSAGES
+
+
+def test_control_with_all_ids_the_largest_batch_is_stored_and_not_answered(
+    running: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send, "MAX_ANSWERED_IDS", MAX_BATCH_MESSAGES)
+    raw = running.connect()
+    opaque = send_largest(raw)
+    assert raw.send("T").code == 0
+    assert stored(raw) == MAX_BATCH_MESSAGES + 1
+    assert opaque not in raw.answered()
+
+
+def test_a_batch_of_too_many_messages_is_refused_before_it_is_stored(running: RunningBroker) -> None:
+    raw = running.connect()
+    body = encode_batch([(0, b"", "")] * (MAX_BATCH_MESSAGES + 1))
+    reply = raw.ask(RequestCode.SEND_BATCH_MESSAGE, send_ext("T", batch=True), body)
+    assert (reply.code, reply.remark) == (13, "the batch has more than 10000 messages: split it")
+    assert stored(raw) == 0

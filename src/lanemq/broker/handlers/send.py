@@ -30,7 +30,7 @@ from lanemq.model.names import DEFAULT_TOPIC, NOT_SENDABLE, RETRY_PREFIX, SCHEDU
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.server import Peer
-from lanemq.wire.batch import DELAYED, TAGGED, RecordColumns, split_batch_raw, weigh
+from lanemq.wire.batch import DELAYED, MAX_BATCH_MESSAGES, TAGGED, RecordColumns, split_batch_raw, weigh
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, Frame, decode_command, encode_response
 from lanemq.wire.headers import SendHeader
@@ -58,6 +58,9 @@ broker adds; RocketMQ adds it to every message."""
 
 MAX_PRODUCER_USERS = 100_000
 """Producer ids whose user is remembered; beyond it, the oldest one may be used by another user."""
+
+MAX_ANSWERED_IDS = 4_000
+"""Message ids in the answer to a batch; more would not fit into a header, and clients show them at most."""
 
 RECORD_OVERHEAD_BYTES = 128
 """Approximate memory of a record beside its body and properties."""
@@ -118,6 +121,9 @@ class SendHandler:
     def _batch(self, header: SendHeader, body: bytes) -> _Taken:
         """Decode by column; rare properties (delays, tags) are searched in all messages at once."""
         flags, bodies, texts = split_batch_raw(body)
+        if len(flags) > MAX_BATCH_MESSAGES:
+            remark = f"the batch has more than {MAX_BATCH_MESSAGES} messages: split it"
+            raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, remark)
         _, largest, longest, found = weigh(bodies, texts)
         if found & DELAYED:
             for text in texts:
@@ -189,7 +195,7 @@ class SendHandler:
                 stored_at=Millis(staged.store_time),
                 user=None if self._parts.options.users is None else request.ext.get(ACCESS_KEY),
             )
-        positions = staged.positions if header.lane_client is None else staged.positions[:1]
+        positions = staged.positions[: MAX_ANSWERED_IDS if header.lane_client is None else 1]
         ext["msgId"] = ",".join([encode_offset_id(*self._parts.advertised, position) for position in positions])
         ext["queueId"] = str(target.asked)
         ext["queueOffset"] = str(staged.first_offset)
