@@ -215,13 +215,17 @@ def _error_of(future: Any) -> BaseException | None:
 
 def unanswered(producer: OnALoop, broker: FakeBroker, key: str = "k") -> None:
     """Makes the broker lose a message of this key, and answer all others."""
-    lost = producer.producer._engine
-    broker.faults = lambda header, number: Fault.LOSE_REQUEST
+    lost = threading.Event()
+
+    def loses(header: object, number: int) -> Fault | None:
+        if lost.is_set():
+            return None
+        lost.set()
+        return Fault.LOSE_REQUEST
+
+    broker.faults = loses
     producer.submit("orders", "lost", key=key)
-    sent = time.monotonic() + 30
-    while not any(lane.in_flight for lane in lost._active):
-        assert time.monotonic() < sent
-    broker.faults = lambda header, number: None
+    assert lost.wait(30)
 
 
 def other_queue(key: str) -> str:
@@ -232,31 +236,30 @@ def other_queue(key: str) -> str:
 
 def test_a_send_does_not_wait_for_the_reply_of_another_queue(broker: FakeBroker) -> None:
     """The broker never replies for one queue, and maintenance is stopped: only the next turn of the loop is left."""
-    with OnALoop(broker.address, delivery_timeout=2.0) as producer:
+    with OnALoop(broker.address) as producer:
         warmed(producer)
-        work = type(producer.producer)._maintain_once.__get__(producer.producer)
         unanswered(producer, broker)
         assert producer.send("orders", 1, key=other_queue("k")).offset == 0
-        producer.producer._maintain_once = work
+        producer.run(producer.producer.close(timeout=0))
 
 
 def test_without_its_own_turn_of_the_loop_a_send_would_wait_in_the_inbox(broker: FakeBroker) -> None:
     """The control of the test above."""
-    with OnALoop(broker.address, delivery_timeout=2.0) as producer:
+    with OnALoop(broker.address) as producer:
         warmed(producer)
-        work = type(producer.producer)._maintain_once.__get__(producer.producer)
         producer.producer._empty_soon = lambda: None  # type: ignore[method-assign]
         unanswered(producer, broker)
 
         async def waits() -> int:
             sending = asyncio.create_task(producer.producer.send("orders", 1, key=other_queue("k")))
-            await asyncio.sleep(0.1)
+            for _ in range(10):
+                await asyncio.sleep(0)
             found = left(producer)
             sending.cancel()
             return found
 
         assert producer.run(waits()) == 1
-        producer.producer._maintain_once = work
+        producer.run(producer.producer.close(timeout=0))
 
 
 def test_tasks_that_send_in_one_turn_of_the_loop_share_requests(broker: FakeBroker) -> None:
