@@ -13,6 +13,7 @@ from lanemq.cli.main import main
 from lanemq.cli.output import LogFormat, log_to_stderr
 from lanemq.cli.server.broker import broker
 from lanemq.cli.settings import option_names
+from lanemq.net.address import Address
 
 
 def shown(*flags: str, env: dict[str, str] | None = None) -> Result:
@@ -66,6 +67,36 @@ def test_an_unknown_variable_and_a_missing_file_are_refused(tmp_path: Path) -> N
     assert result.exit_code == 2
     assert "did you mean LANEMQ_BROKER_LISTEN?" in result.output
     assert "cannot be read" in shown("--config", str(tmp_path / "none.toml")).output
+
+
+def test_values_have_units_and_zero_says_what_it_stands_for() -> None:
+    """Without `--data` too: nothing is started."""
+    result = CliRunner().invoke(main, ["config", "show"], prog_name="lanemq")
+    assert result.exit_code == 0, result.output
+    values = {line.split()[0]: " ".join(line.split()[1:]) for line in result.stdout.splitlines()[2:] if line.split()}
+    expected = {
+        "retention": "72h default",
+        "group-expiry": "30d default",
+        "relaxed-sync": "0.5s default",
+        "retention-bytes": "0: three quarters of the disk default",
+        "max-connections-per-address": "0: half of max-connections, at least 16 default",
+        "segment-bytes": "268435456 (256.0 MiB) default",
+        "data": "not given; the broker needs it default",
+    }
+    assert {name: values[name][: len(text)] for name, text in expected.items()} == expected
+
+
+def test_a_mistake_names_the_command_that_was_given() -> None:
+    result = CliRunner().invoke(main, ["config", "show", "--retention", "soon"], prog_name="lanemq")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Usage: lanemq config show ")
+
+
+def test_only_a_chosen_monitor_counts_as_set(tmp_path: Path) -> None:
+    used = Address("127.0.0.1", 9880)
+    by_default = BrokerOptions(tmp_path, monitor=used, monitor_required=False)
+    assert by_default.shown({"monitor": "off"})["monitor"] == ("off", False)
+    assert BrokerOptions(tmp_path, monitor=used).shown({})["monitor"] == (str(used), True)
 
 
 def test_every_option_of_a_broker_can_be_set() -> None:

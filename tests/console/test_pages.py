@@ -133,6 +133,17 @@ def test_settings_say_where_a_value_came_from(client: TestClient) -> None:
     )
 
 
+def test_settings_have_the_limits_that_zero_stands_for(client: TestClient) -> None:
+    text = client.get("/settings").text
+    found = re.search(r"retention_bytes</th>.*?<code>(\d+)</code> <span class=\"dim\">([^<]+)<", text)
+    assert found is not None
+    assert int(found[1]) > 2**20
+    assert found[2].endswith("B")
+    assert re.search(r"max_connections_per_address</th>.*?<code>[1-9]\d+</code>", text)
+    assert "no limit" not in text
+    assert "monitor_required" not in text
+
+
 def test_without_the_site_the_page_of_the_documents_says_how_to_get_it(
     client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,14 @@
 """The asyncio side: multiplexed requests, one connection per address, a server that bounds its peers."""
 
 import asyncio
+import re
 import socket
 from collections.abc import Iterator
 
 import pytest
 from tests.net.echo_server import EchoServer
 
+from lanemq import App, Producer
 from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.model.errors import Closed, ConnectFailed, ConnectionLost, InvalidOption, RequestTimedOut
 from lanemq.net.address import Address, parse_address, parse_addresses
@@ -164,6 +166,24 @@ def test_address_is_read_as_people_write_it(text: str, address: Address) -> None
 def test_text_that_is_not_an_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption):
         parse_addresses(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("http://localhost:19876", "write it without http://, as localhost:19876"),
+        ("lanemq://host:1/topic", "write it without lanemq://, as host:1"),
+        ("19877", "write HOST:PORT, such as 127.0.0.1:19877"),
+        ("host/path", "write host:port"),
+    ],
+)
+def test_a_url_and_a_bare_port_are_refused_with_what_to_write(text: str, remedy: str) -> None:
+    with pytest.raises(InvalidOption, match=re.escape(remedy)):
+        parse_address(text)
+    with pytest.raises(InvalidOption, match=re.escape(remedy)):
+        Producer(text)
+    with pytest.raises(InvalidOption, match=re.escape(remedy)):
+        App(text, group="g")
 
 
 def test_several_addresses_keep_their_order() -> None:

@@ -176,6 +176,11 @@ class Broker:
             log.info("no monitor: %s: %s", listen, error)
             return None
 
+    def _monitor_in_force(self) -> object:
+        if self.options.monitor is not None and self.monitor_address is None:
+            return f"off: could not listen on {self.options.monitor}"
+        return self.monitor_address
+
     def close_monitor(self) -> None:
         """Closes the port for metrics and health, if it is open."""
         monitor, self._monitor = self._monitor, None
@@ -254,6 +259,7 @@ class Broker:
             on_undone=partial(undo_stamps, tables.producers),
         )
         members = Membership(expiry_ms=to_millis(options.member_expiry))
+        limits = self._connection_limits(store)
         return Parts(
             options=options,
             clock=clock,
@@ -287,6 +293,12 @@ class Broker:
             delay_delivery=DelayDelivery(tables.delays, store, clock, tables.topics, group_commit),
             recording=recording,
             parking=tables.parking,
+            in_force={
+                "retention_bytes": _store_options(options).retention_bytes,
+                "max_connections": limits.total,
+                "max_connections_per_address": limits.of_one_address,
+                "monitor": self._monitor_in_force(),
+            },
         )
 
     def _new_threads(self) -> "Threads":
@@ -300,10 +312,16 @@ class Broker:
 
     def _new_server(self, parts: Parts, connections: Connections, bursts: SendBursts) -> Server:
         """Simulations override this with one on a simulated network."""
-        options = self.options
+        options, limits = self.options, self._connection_limits(parts.store)
+        if limits.total < options.max_connections:
+            log.warning(
+                "at most %s connections instead of %s: this process may open %s files, and %s are kept for data; "
+                "raise the limit of open files (ulimit -n, LimitNOFILE)",
+                limits.total, options.max_connections, open_files_limit(), parts.store.open_files + OTHER_FILES,
+            )  # fmt: skip
         return Server(
             connections,
-            limits=self._connection_limits(parts.store),
+            limits=limits,
             refusals=parts.counters.refusals,
             together=bursts.take if options.users is None else None,  # every request must be checked
             reads=parts.group_commit,
@@ -314,12 +332,6 @@ class Broker:
         """The limits of the options, lowered if the process may not open that many files beside those of the log."""
         options, files = self.options, store.open_files + OTHER_FILES
         total = connections_within(open_files_limit(), wanted=options.max_connections, files=files)
-        if total < options.max_connections:
-            log.warning(
-                "at most %s connections instead of %s: this process may open %s files, and %s are kept for data; "
-                "raise the limit of open files (ulimit -n, LimitNOFILE)",
-                total, options.max_connections, open_files_limit(), files,
-            )  # fmt: skip
         per_address = options.max_connections_per_address
         return ConnectionLimits(total, per_address, options.first_request_timeout, signed=options.users is not None)
 

@@ -1,5 +1,6 @@
 """Options of a broker: unit, default, and what goes wrong with values that are too small or too large."""
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 
@@ -166,14 +167,22 @@ class BrokerOptions:
             return self.advertise
         return "127.0.0.1" if self.listen.host in ("0.0.0.0", "::", "", "localhost") else self.listen.host
 
-    def shown(self) -> dict[str, tuple[str, bool]]:
-        """Every option as text, and whether it differs from its default. Files and folders are shown by their path."""
+    def shown(self, in_force: Mapping[str, object]) -> dict[str, tuple[str, bool]]:
+        """Every option as text, and whether it was set. Files and folders are shown by their path.
+
+        `in_force` has the values that a running broker uses instead of those given, such as the limit that 0 stands
+        for.
+        """
         found: dict[str, tuple[str, bool]] = {}
         for each in fields(self):
-            value = getattr(self, each.name)
+            if each.name == "monitor_required":
+                continue  # not an option by itself: it says whether `monitor` was chosen
+            given = getattr(self, each.name)
+            value = in_force.get(each.name, given)
             default = each.default_factory() if each.default_factory is not MISSING else each.default
             text = "" if value is None else str(value.cert) if isinstance(value, ServerTls) else str(value)
-            found[each.name] = text, value != default
+            is_set = given != default and (each.name != "monitor" or self.monitor_required)
+            found[each.name] = text, is_set
         return found
 
 

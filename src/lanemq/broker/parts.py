@@ -1,5 +1,6 @@
 """The parts of a broker that its handlers share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -116,6 +117,8 @@ class Parts:
     """Producer id → the user who sent with it first, on a broker with users."""
     counters: Counters = field(default_factory=Counters)
     traffic: Traffic = field(default_factory=Traffic)
+    in_force: Mapping[str, object] = field(default_factory=dict)
+    """Values that the broker uses instead of the given options: limits that 0 stands for, the monitor's address."""
     versions: dict[ConnectionId, ClientVersion] = field(default_factory=dict)
     """The clients behind the connections that sent a heartbeat."""
 

@@ -1,9 +1,13 @@
 """Serves the console with uvicorn, until SIGTERM or Ctrl-C."""
 
 import asyncio
+import contextlib
 import secrets
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 import uvicorn
 
@@ -64,4 +68,26 @@ def serve(settings: ConsoleSettings, listener: socket.socket, token: str, ready:
         timeout_graceful_shutdown=STOP_SECONDS,
     )
     server = ConsoleServer(config, ready)
-    asyncio.run(server.serve(sockets=[listener]))
+    with _signals_end(server):
+        asyncio.run(server.serve(sockets=[listener]))
+
+
+@contextlib.contextmanager
+def _signals_end(server: uvicorn.Server) -> Iterator[None]:
+    """Lets SIGINT and SIGTERM end the server and nothing else.
+
+    When it has stopped, uvicorn raises the signal again, which would end the process as if it had failed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def received(number: int, frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    before = {number: signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

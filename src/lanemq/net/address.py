@@ -21,11 +21,19 @@ class Address(NamedTuple):
 
 def parse_address(text: str, default_port: int = 9876) -> Address:
     """One address; a missing port means RocketMQ's name server port."""
-    host, colon, port = text.strip().rpartition(":")
+    stripped = text.strip()
+    scheme, is_url, rest = stripped.partition("://")
+    if is_url:
+        raise InvalidOption(
+            f"{text!r} is a URL: write it without {scheme}://, as {rest.partition('/')[0] or 'host:port'}"
+        )
+    if stripped.isdigit():
+        raise InvalidOption(f"{text!r} is a port without a host: write HOST:PORT, such as 127.0.0.1:{stripped}")
+    host, colon, port = stripped.rpartition(":")
     if not colon or port.endswith("]"):
-        host, port = text.strip(), str(default_port)
+        host, port = stripped, str(default_port)
     host = host.strip("[]")
-    if not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+    if not host or "/" in host or not port.isdigit() or not 0 <= int(port) <= 65535:
         raise InvalidOption(f"{text!r} is not an address: write host:port, for example localhost:9876")
     return Address(host, int(port))
 

@@ -50,6 +50,13 @@ def test_a_value_is_stored_and_its_offset_is_printed(run: Run, broker: EmbeddedB
     assert stored(broker, "plain") == [("a", b"hello")]
 
 
+@pytest.mark.parametrize(("value", "warns"), [('{"id":1', True), ("[1", True), ('{"id":1}', False), ("hello {", False)])
+def test_a_value_that_is_broken_json_is_sent_with_a_warning(run: Run, value: str, warns: bool) -> None:
+    result = run("send", "tabled", "--key", "a", "--", value)
+    assert result.exit_code == 0
+    assert ("looks like JSON and is not" in result.stderr) is warns
+
+
 def test_text_output_is_a_table(run: Run) -> None:
     result = run("send", "tabled", "hello", "--key", "a")
     assert result.exit_code == 0

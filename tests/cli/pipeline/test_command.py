@@ -245,6 +245,16 @@ def test_a_traced_run_gives_its_batches_to_opentelemetry(
     assert ("[otel]" in shown.stderr) is not there
 
 
+def test_ctrl_c_while_spark_starts_is_one_line(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lanemq.pipelines.running.program.run", interrupted)
+    result = run("pipeline", "run", str(place.file), "--quiet")
+    assert result.exit_code == 130
+    assert result.stderr == "interrupted while Spark was starting or stopping; no batch was running\n"
+
+
 def test_a_missing_java_is_reported(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     monkeypatch.setenv("PATH", "")

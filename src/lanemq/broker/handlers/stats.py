@@ -237,7 +237,7 @@ class StatsHandler:
     def _config(self, peer: Peer, request: Command) -> None:
         options = self._parts.options
         lines = [f"brokerName={options.name}", f"brokerClusterName={options.cluster}", "brokerId=0"]
-        shown = options.shown()
+        shown = options.shown(self._parts.in_force)
         lines += [f"lane.{name}={text}" for name, (text, _) in shown.items()]
         lines.append(f"laneSet={','.join(name for name, (_, is_set) in shown.items() if is_set)}")
         answer(peer, request, {"version": "{}"}, "\n".join(lines).encode())

@@ -1,6 +1,7 @@
 """`lanemq send`: sends messages from the command line or a file, in the given order."""
 
 import contextlib
+import json
 from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -61,6 +62,8 @@ def send(
 ) -> None:
     """Send VALUE, or each line of a file, to TOPIC.
 
+    VALUE is sent as it is, byte for byte; a warning says if it looks like JSON and is not.
+
     Prints where each message is stored. The command stops at the first failure. The error says how many messages are
     stored and where to resume. With --json, stdout then has an object with "error", "stored", "go_on_from",
     "stored_after" and "receipts".
@@ -74,6 +77,8 @@ def send(
     properties = dict(map(_pair, pairs))
     lines = _file_lines(source, key, key_separator) if source else _repeated(value or "", key, count)
     noun = "line" if source else "message"
+    if value is not None:
+        _warn_of_broken_json(value)
     try:
         with without_log("lanemq.client.producer.engine"), Producer(server, codec="bytes") as producer:
             receipts = Sending(producer, topic, noun).send(lines, tag, properties)
@@ -221,6 +226,16 @@ def _file_lines(source: BinaryIO, key: str | None, separator: str | None) -> Ite
         if not found or not head:
             raise BadLine(number, f"the key is missing: every line must be KEY{separator}VALUE")
         yield Line(number, body, head.decode("utf-8", "backslashreplace"))
+
+
+def _warn_of_broken_json(value: str) -> None:
+    """Warns of a value that begins like JSON and does not parse: usually the shell has taken its quotes."""
+    if value.lstrip()[:1] not in ("{", "["):
+        return
+    try:
+        json.loads(value)
+    except ValueError as error:
+        click.echo(f"warning: VALUE looks like JSON and is not: {error}; it is sent as it is", err=True)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from lanemq.cli.pipeline.parked import parked
 from lanemq.cli.pipeline.run_output import (
     RunTotals,
     failures_in_one_line,
+    interruption_in_one_line,
     log_warnings,
     monitored,
     progress_output,
@@ -121,7 +122,8 @@ def run(
     Relative paths in FILE are relative to the working directory, not to FILE.
 
     Exit codes: 0 finished or stopped; 1 failed or refused (also if the checkpoint is in use or belongs to another
-    pipeline), or a condition of --fail-on-parked or --fail-on-dead-letters; 2 wrong command line or FILE.
+    pipeline), or a condition of --fail-on-parked or --fail-on-dead-letters; 2 wrong command line or FILE; 130 Ctrl-C
+    while Spark starts.
     """
     log_warnings(verbose)
     from lanemq.pipelines.running.program import check_checkpoint
@@ -138,6 +140,7 @@ def run(
         click.echo(start_line(chosen, master), err=True)
     totals = RunTotals()
     with (
+        interruption_in_one_line(),
         failures_in_one_line(spark_log, traceback or verbose),
         progress_output(chosen.name, as_json=as_json, quiet=quiet) as report,
         monitored(chosen.name, monitor, totals.counting(report)) as reporting,

@@ -32,6 +32,9 @@ Report: TypeAlias = Callable[["Progress"], object]
 
 DEFAULT_MONITOR_PORT = 9882
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 and the number of SIGINT."""
+
 LAG_COLUMNS = ("topic", "queue", "offset", "end", "lag", "lag time")
 
 _STATES = {
@@ -128,6 +131,19 @@ def _print(text: str) -> None:
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
         log.warning("the reader of the progress output is gone; the pipeline continues without output")
+
+
+@contextlib.contextmanager
+def interruption_in_one_line() -> Iterator[None]:
+    """Shows Ctrl-C while Spark starts or stops as one line, with the shell's exit code for it.
+
+    While batches run, Ctrl-C does not come here: it stops the pipeline after the current batch.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("interrupted while Spark was starting or stopping; no batch was running", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ def _plain(name: str, value: str) -> str:
     if not value.replace(".", "", 1).isdecimal():
         return ""
     if name.endswith("_bytes"):
-        return size(float(value)) if float(value) >= 1024 else "no limit" if float(value) == 0 else ""
+        return size(float(value)) if float(value) >= 1024 else ""
     return span(float(value)) if "." in value and float(value) >= 60 else "seconds" if "." in value else ""
 
 
