@@ -1,13 +1,17 @@
 """The store: locking, checkpoints, retention, deleted topics, searches, and the state database."""
 
+import errno
+import fcntl
 import os
 import sqlite3
+import stat
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, message, read_all, send
 
+from lanemq.log.data_lock import DataLock, holder
 from lanemq.log.options import StoreOptions
 from lanemq.log.parked_rows import ParkedRows
 from lanemq.log.retention import SegmentFacts, expired_segments
@@ -27,6 +31,45 @@ def test_a_second_broker_on_the_folder_is_refused_with_the_holder(open_store: Op
         Store(tmp_path / "data", SMALL)
     store.close()
     open_store()
+
+
+def test_a_deleted_lock_file_lets_no_second_broker_in(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the control: if only the file is locked, the second one opens the log of the first."""
+    data = tmp_path / "data"
+    store = open_store()
+    (data / "lock").unlink()
+    with pytest.raises(LogInUse, match=r"process unknown"):
+        DataLock(data)
+    assert not (data / "lock").exists(), "a refused start creates nothing"
+    assert holder(data) == "unknown"
+    store.close()
+    assert holder(data) is None
+
+    def file_only(fd: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EBADF, "this file system locks no folders")
+        real_flock(fd, operation)
+
+    real_flock = fcntl.flock
+    monkeypatch.setattr("fcntl.flock", file_only)
+    first = DataLock(data)
+    with pytest.raises(LogInUse, match=str(os.getpid())):
+        DataLock(data)
+    (data / "lock").unlink()
+    DataLock(data).close()
+    first.close()
+
+
+def test_readers_share_a_folder_and_keep_brokers_out(tmp_path: Path) -> None:
+    first, second = DataLock(tmp_path, reading=True), DataLock(tmp_path, reading=True)
+    with pytest.raises(LogInUse):
+        DataLock(tmp_path)
+    first.close()
+    second.close()
+    assert not list(tmp_path.iterdir()), "reading creates no file"
+    DataLock(tmp_path).close()
 
 
 def test_publishing_returns_the_queues_with_new_messages(open_store: OpenStore) -> None:

@@ -176,7 +176,7 @@ def verify(backup: Path) -> BackupManifest:
 def _copy_state(data: Path, target: Path, kept: contextlib.ExitStack) -> None:
     """Copy the database as of one moment. Without a running broker, no broker may start until the copy is complete."""
     try:
-        lock = DataLock(data)
+        lock = DataLock(data, reading=True)
     except LogInUse:
         _copy_open_database(data / STATE, target)
         return

@@ -1,39 +1,88 @@
 """One broker per data folder: two brokers that append to the same log would destroy it.
 
 The folder is locked with `flock`: the operating system drops the lock when the process ends, however it ends, so a
-stale lock file never needs cleaning up.
+stale lock file never needs cleaning up. Both the folder itself and the file `lock` in it are locked: the file can be
+deleted while a broker runs, and file systems on a network may refuse to lock a folder.
 """
 
+import errno
 import fcntl
 import os
 from pathlib import Path
 
 from lanemq.model.errors import LogInUse
 
+LOCK = "lock"
+
+_TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
+
 
 class DataLock:
-    """Holds `<folder>/lock` until closed. The file contains the holder's process id, for error messages."""
+    """Holds a data folder until closed. The file `lock` contains the holder's process id, for error messages.
 
-    def __init__(self, folder: Path) -> None:
-        self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    With `reading`, readers share the folder and keep brokers out. They change nothing, so a folder on a read-only file
+    system can be locked as well.
+    """
+
+    def __init__(self, folder: Path, *, reading: bool = False) -> None:
+        self._folder = folder
+        self._fds: list[int] = []
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), reading)
+            file = self._lock_file(reading)
+            if file is not None:
+                self._take(file, reading)
+                if not reading:
+                    os.ftruncate(file, 0)
+                    os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        except BaseException:
+            self.close()
+            raise
+
+    def _lock_file(self, reading: bool) -> int | None:
+        path = self._folder / LOCK
+        if not reading:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+
+    def _take(self, fd: int, reading: bool) -> None:
+        self._fds.append(fd)
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if reading else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as error:
-            holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._fd)
+            if error.errno not in _TAKEN and len(self._fds) == 1:
+                return  # this file system cannot lock folders: the file is left
             raise LogInUse(
-                f"data folder {folder} is used by another broker (process {holder}): "
+                f"data folder {self._folder} is used by another broker (process {_process_in(self._folder)}): "
                 f"stop that one, or start this one with another data folder"
             ) from error
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     @property
     def closed(self) -> bool:
-        return self._fd < 0
+        return not self._fds
 
     def close(self) -> None:
         """Release the folder. Repeating it does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+def holder(folder: Path) -> str | None:
+    """The process id of the broker that uses a folder, `unknown` if its lock file is gone; None if there is none."""
+    try:
+        DataLock(folder, reading=True).close()
+    except LogInUse:
+        return _process_in(folder)
+    except OSError:
+        return None
+    return None
+
+
+def _process_in(folder: Path) -> str:
+    try:
+        return (folder / LOCK).read_bytes()[:32].decode("ascii", "replace").strip() or "unknown"
+    except OSError:
+        return "unknown"

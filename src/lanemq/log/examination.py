@@ -1,17 +1,17 @@
 """Examines a data folder without changing it, beside a running broker or without one."""
 
 import contextlib
-import fcntl
-import os
 import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lanemq.log.commit_log import CommitLog, segment_start
+from lanemq.log.data_lock import DataLock, holder
 from lanemq.log.filesystem import RealDisk
 from lanemq.log.recovery import Damaged
 from lanemq.log.recovery import scan as scan_log
 from lanemq.log.state import DamageRow, lost_state
+from lanemq.model.errors import LogInUse
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Examined:
 
 def examine(data: Path, *, scan: bool = False) -> Examined:
     """Look at a data folder. `scan` reads every record, unless a broker uses the folder."""
-    found = Examined(holder=_holder(data / "lock"))
+    found = Examined(holder=holder(data))
     found.killed = found.holder is None and (data / "running").exists()
     found.torn_files = len(list((data / "torn").glob("*.torn")))
     log = data / "log"
@@ -49,23 +49,8 @@ def examine(data: Path, *, scan: bool = False) -> Examined:
     if found.state_problem is None and (data / "state.db").exists():
         _read_state(data / "state.db", found)
     if scan and log.is_dir():
-        _scan(log, data / "lock", found)
+        _scan(data, found)
     return found
-
-
-def _holder(lock: Path) -> str | None:
-    """The process that holds the lock. Asking for a shared lock does not disturb it."""
-    try:
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-    finally:
-        os.close(fd)
-    return None
 
 
 def _read_state(path: Path, found: Examined) -> None:
@@ -92,11 +77,17 @@ class _NoChanges(RealDisk):
         pass
 
 
-def _scan(folder: Path, lock: Path, found: Examined) -> None:
-    """Read the whole log. The lock is held, so that no broker starts and changes files under the scan."""
-    with contextlib.suppress(OSError), lock.open("rb") as held:
-        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        _read_all(folder, found)
+def _scan(data: Path, found: Examined) -> None:
+    """Read the whole log. The folder is locked, so that no broker starts and changes files under the scan."""
+    try:
+        lock = DataLock(data, reading=True)
+    except (OSError, LogInUse):
+        return
+    try:
+        with contextlib.suppress(OSError):
+            _read_all(data / "log", found)
+    finally:
+        lock.close()
 
 
 def _read_all(folder: Path, found: Examined) -> None:
