@@ -1,22 +1,28 @@
 """Backups: complete, in order, usable only as a whole, and harmless to the broker whose folder is copied."""
 
+import errno
+import os
 import sqlite3
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.broker.conftest import folder, start, start_process  # noqa: F401 - fixtures
 from tests.broker.raw_client import RawClient, bodies
 from tests.broker.running import BrokerProcess, RunningBroker
 from tests.chaos.members import until
+from tests.log.conftest import read_all, send
 
 from lanemq.log import backup
 from lanemq.log.backup import EPOCH_MARGIN, back_up, read_manifest, restore, verify
 from lanemq.log.examination import examine
 from lanemq.log.state import State
-from lanemq.model.errors import StorageError
+from lanemq.log.store import Store
+from lanemq.model.errors import DiskFull, StorageError
 
 SMALL = {"segment_bytes": 64 * 1024}
 
@@ -218,6 +224,156 @@ def test_folders_that_hold_something_else_are_not_overwritten(start, folder: Pat
         restore(folder / "backup", folder / "mine", now=0)
     with pytest.raises(StorageError, match=r"has no state\.db"):
         copy(folder / "mine", folder / "another")
+
+
+def small_backup(folder: Path) -> Path:  # noqa: F811
+    """Of a folder with a topic and no broker."""
+    store = Store(folder / "source")
+    store.recover()
+    send(store, "kept")
+    store.close()
+    copy(folder / "source", folder / "backup")
+    return folder / "backup"
+
+
+def kept(data: Path) -> list[str]:
+    store = Store(data)
+    store.recover()
+    try:
+        return read_all(store)[0]
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("where", [".", "link", "folder"])
+def test_an_empty_folder_that_exists_is_filled_and_never_renamed_away(
+    folder: Path,  # noqa: F811
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be the root of a file system, or the current folder."""
+    made = small_backup(folder)
+    data = folder / "folder"
+    data.mkdir()
+    (data / "lost+found").mkdir()
+    (folder / "link").symlink_to(data)
+    monkeypatch.chdir(data if where == "." else folder)
+    before = data.stat().st_ino
+    steps = steps_of(lambda seen: restore(made, Path(where), now=1_000_000, step=seen))
+    assert data.stat().st_ino == before
+    assert not (data / "restoring").exists()
+    assert kept(data) == ["kept"]
+    for number in range(len(steps)):
+        target = folder / f"killed{number}"
+        target.mkdir()
+        with pytest.raises(Killed):
+            restore(made, target, now=1_000_000, step=dying_at(number))
+        with pytest.raises(StorageError, match="not restored completely: run lanemq restore again"):
+            Store(target)
+        restore(made, target, now=1_000_000)
+        assert kept(target) == ["kept"]
+
+
+def dying_at(number: int) -> backup.Step:
+    left = [number]
+
+    def die(_: str) -> None:
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
+
+    return die
+
+
+def test_an_empty_rest_of_a_finished_restore_makes_no_log_replaceable(folder: Path) -> None:  # noqa: F811
+    """A restore that is killed at its very end leaves an empty folder behind. A broker that runs on is not affected."""
+    made, data = small_backup(folder), folder / "data"
+    data.mkdir()
+    restore(made, data, now=1_000_000)
+    (data / "restoring").mkdir()
+    assert kept(data) == ["kept"]
+    (data / "state.db").unlink()
+    with pytest.raises(StorageError, match="is not empty"):
+        restore(made, data, now=1_000_000)
+    assert any((data / "log").iterdir())
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "log/../../evil", "log/notes.txt", "log", ""])
+def test_a_manifest_that_names_other_files_is_refused(
+    folder: Path,  # noqa: F811
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the control: without the check, the file is written outside of the target."""
+    made = small_backup(folder)
+    (made / "evil").write_bytes(b"evil")
+    manifest = read_manifest(made)
+    fd = os.open(made / "evil", os.O_RDONLY)
+    manifest.files.append(backup._entry(fd, name))
+    os.close(fd)
+    (made / "backup.json").write_bytes(msgspec.json.encode(manifest))
+    for act in (verify, lambda path: restore(path, folder / "data", now=0)):
+        with pytest.raises(StorageError, match=r"is no file of a backup; use another backup"):
+            act(made)
+    if name == "../evil":
+        (folder / "evil").write_bytes(b"evil")  # where the backup "has" it
+        monkeypatch.setattr(backup, "_is_of_a_backup", lambda _: True)
+        (folder / "sub").mkdir()
+        restore(made, folder / "sub" / "data", now=0)
+        assert (folder / "sub" / "evil").read_bytes() == b"evil"
+
+
+@pytest.mark.parametrize("target", ["new", "empty"])
+def test_a_full_disk_is_named_and_nothing_is_left_behind(
+    folder: Path,  # noqa: F811
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = small_backup(folder)
+    (folder / "empty").mkdir()
+    before = sorted(folder.rglob("*"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backup, "_write_all", full)
+        for act in (
+            lambda: restore(made, folder / target, now=0),
+            lambda: copy(folder / "source", folder / target),
+        ):
+            with pytest.raises(DiskFull, match=r"no space left on the disk; free some.*Nothing was left behind"):
+                act()
+            assert sorted(folder.rglob("*")) == before
+        patched.setattr(backup, "_write_all", lambda *_: (_ for _ in ()).throw(PermissionError(13, "No", "file")))
+        with pytest.raises(StorageError, match=r"No \(file\); check the owner"):
+            restore(made, folder / target, now=0)
+    restore(made, folder / target, now=0)
+
+
+def test_a_folder_that_cannot_be_written_can_be_backed_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    small_backup(folder)
+    opening = os.open
+
+    def read_only(path: object, flags: int, *more: int) -> int:
+        if flags & (os.O_CREAT | os.O_RDWR | os.O_WRONLY) and "source" in str(path):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return opening(path, flags, *more)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(os, "open", read_only)
+    copy(folder / "source", folder / "of a read-only folder")
+    verify(folder / "of a read-only folder")
+
+
+def test_only_the_owner_and_his_group_can_read_backups_and_restored_folders(start, folder: Path) -> None:  # noqa: F811
+    running = start()
+    sent(running.connect(), "T", 0, 1)
+    copy(running.options.data, folder / "backup")
+    small_backup(folder / "stopped")
+    restore(folder / "backup", folder / "restored", now=0)
+    for made in (folder / "backup", folder / "restored", folder / "stopped" / "backup"):
+        modes = {each: stat.S_IMODE(each.stat().st_mode) for each in (made, *made.rglob("*"))}
+        assert {mode & 0o007 for mode in modes.values()} == {0}, modes
 
 
 class KillingReader:

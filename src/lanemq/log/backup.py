@@ -1,15 +1,18 @@
 """Backups of a data folder, also while a broker uses it, and their restoring.
 
     back_up   state.db as of now ─▶ sizes of the log files ─▶ recovery.json ─▶ copies ─▶ manifest
-    restore   verified copies beside the data folder ─▶ rename
+    restore   verified copies beside the data folder ─▶ rename; in an existing folder: inside of it ─▶ state.db last
 
 Invariant: the log of a backup is never older than its state. So a backup is like the folder of a broker that was killed
 at that moment, and starts in the same way: everything acknowledged before the backup began is in it, in order. Topics
 that were created or deleted while it was taken come from `recovery.json`, which is read last.
 
-A backup without its manifest is incomplete and is refused. A restored folder appears with one rename. Epochs of a
-restored folder begin far above those of the backup: the broker that was backed up has granted more since, and their
-owners may still be running.
+A backup without its manifest is incomplete and is refused. A restored folder appears with one rename. An empty folder
+that exists stays, because it may be the root of a file system; a broker refuses it until everything is in place. Epochs
+of a restored folder begin far above those of the backup: the broker that was backed up has granted more since, and
+their owners may still be running.
+
+A backup or restore that fails removes what it wrote.
 """
 
 import contextlib
@@ -24,9 +27,10 @@ import msgspec
 
 from lanemq.log.commit_log import segment_start
 from lanemq.log.data_lock import DataLock
+from lanemq.log.filesystem import NO_SPACE
 from lanemq.log.recovery_file import RecoveryFile, SavedFacts
-from lanemq.log.state import VERSION, State, Sync, lost_state
-from lanemq.model.errors import LogInUse, StorageError
+from lanemq.log.state import FOREIGN, RESTORING, VERSION, State, Sync, lost_state, unfinished_restore
+from lanemq.model.errors import DiskFull, LogInUse, StorageError
 
 MANIFEST = "backup.json"
 PARTIAL = "backup.partial"
@@ -75,9 +79,16 @@ def _no_step(_: str) -> None:
 
 def back_up(data: Path, target: Path, *, made_at: int, version: str, step: Step = _no_step) -> BackupManifest:
     """Copy a data folder to an empty folder. `made_at` is the wall time in milliseconds."""
-    if not (data / STATE).exists():
+    if not _exists(data / STATE):
         raise StorageError(f"{data} is not the data folder of a broker: it has no {STATE}")
-    _prepare(target)
+    if _exists(target) and not _is_empty(target) and not (target.is_dir() and _exists(target / PARTIAL)):
+        raise StorageError(f"{target} is not empty: give a new folder for each backup")
+    with _undone_if_failed(target, "backed up", f"{data} to {target}"):
+        _prepare(target)
+        return _fill(data, target, made_at=made_at, version=version, step=step)
+
+
+def _fill(data: Path, target: Path, *, made_at: int, version: str, step: Step) -> BackupManifest:
     with contextlib.ExitStack() as kept:
         step(STATE)
         _copy_state(data, target / STATE, kept)
@@ -85,7 +96,7 @@ def back_up(data: Path, target: Path, *, made_at: int, version: str, step: Step 
         segments = _open_segments(data / LOG, kept)
         facts = RecoveryFile(data).facts
         files = []
-        (target / LOG).mkdir()
+        (target / LOG).mkdir(mode=0o750)
         for name, fd, size in segments:
             step(name)
             files.append(_copy_from(fd, size, target, f"{LOG}/{name}"))
@@ -117,8 +128,8 @@ def back_up(data: Path, target: Path, *, made_at: int, version: str, step: Step 
 def read_manifest(backup: Path) -> BackupManifest:
     """The manifest of a complete backup; raises `StorageError` for anything else."""
     path = backup / MANIFEST
-    if not path.exists():
-        why = "the backup was not finished" if (backup / PARTIAL).exists() else f"it has no {MANIFEST}"
+    if not _exists(path):
+        why = "the backup was not finished" if _exists(backup / PARTIAL) else f"it has no {MANIFEST}"
         raise StorageError(f"{backup} cannot be restored: {why}; use another backup")
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=BackupManifest)
@@ -129,31 +140,62 @@ def read_manifest(backup: Path) -> BackupManifest:
             f"{backup} was made by LaneMQ {manifest.lanemq} with a newer layout ({manifest.layout}, this one knows "
             f"{VERSION}): restore it with that version"
         )
+    for file in manifest.files:
+        if not _is_of_a_backup(file.name):
+            raise StorageError(f"{path} names {file.name!r}, which is no file of a backup; use another backup")
     return manifest
+
+
+def _is_of_a_backup(name: str) -> bool:
+    """Whether `back_up` may have copied a file of this name. Any other one could lie outside of the target."""
+    folder, _, segment = name.partition("/")
+    return name == STATE or (folder == LOG and segment_start(segment) is not None)
 
 
 def restore(backup: Path, data: Path, *, now: int, step: Step = _no_step) -> BackupManifest:
     """Copy a backup to a data folder that does not exist yet, or is empty. `now` is the wall time in milliseconds."""
     manifest = read_manifest(backup)
-    if data.exists() and (not data.is_dir() or any(data.iterdir())):
+    target = data.resolve()  # also of "." and of links, which have no name to put a folder beside
+    inside = _exists(target)
+    if inside and not _is_empty(target) and not unfinished_restore(target):
         raise StorageError(f"{data} is not empty: restore to a new folder, or move this one away")
-    partial = data.with_name(data.name + ".restoring")
-    if partial.exists():
-        shutil.rmtree(partial)  # of a restore that was killed
-    (partial / LOG).mkdir(parents=True)
-    for file in manifest.files:
-        step(file.name)
-        _copy_verified(backup, partial, file)
-    step("finish")
-    _raise_epochs(partial, max(0, now - manifest.made_at))
-    _sync_folder(partial / LOG)
-    _sync_folder(partial)
-    step("rename")
-    if data.exists():
-        data.rmdir()
-    partial.rename(data)
-    _sync_folder(data.parent)
+    with _undone_if_failed(target, "restored", f"{backup} to {data}"):
+        if inside:
+            _clear(target)  # of a restore that was killed
+        partial = target / RESTORING if inside else _beside(target)
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir(mode=0o750)
+        (partial / LOG).mkdir(mode=0o750)
+        for file in manifest.files:
+            step(file.name)
+            _copy_verified(backup, partial, file)
+        step("finish")
+        _raise_epochs(partial, max(0, now - manifest.made_at))
+        _sync_folder(partial / LOG)
+        _sync_folder(partial)
+        step("rename")
+        if inside:
+            _move_out(partial, target)
+        else:
+            partial.rename(target)
+        _sync_folder(target.parent)
     return manifest
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(target.name + ".restoring")
+
+
+def _move_out(partial: Path, target: Path) -> None:
+    """Move everything, the database last: without it, no broker starts."""
+    for entry in sorted(partial.iterdir(), key=lambda entry: entry.name == STATE):
+        if entry.name == STATE:
+            _sync_folder(target)
+        entry.rename(target / entry.name)
+    partial.rmdir()
+    _sync_folder(target)
 
 
 def verify(backup: Path) -> BackupManifest:
@@ -186,11 +228,15 @@ def _copy_state(data: Path, target: Path, kept: contextlib.ExitStack) -> None:
         raise StorageError(f"{lost}: the folder cannot be backed up; see lanemq doctor")
     for suffix in ("", "-wal"):  # opened in place, SQLite would remove its write-ahead log
         if (data / (STATE + suffix)).exists():
-            shutil.copyfile(data / (STATE + suffix), target.with_name(target.name + suffix))
+            copy = target.with_name(target.name + suffix)
+            with _new_file(copy):
+                shutil.copyfile(data / (STATE + suffix), copy)
 
 
 def _copy_open_database(source: Path, target: Path) -> None:
     """Read-only, so that closing this connection leaves the write-ahead log in place if the broker is killed."""
+    with _new_file(target):  # made by SQLite, every user of the machine could read it
+        pass
     reading = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
     try:
         writing = sqlite3.connect(target)
@@ -240,17 +286,62 @@ def _raise_epochs(folder: Path, age_ms: int) -> None:
 
 def _prepare(target: Path) -> None:
     """An empty folder with the mark of an unfinished backup."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        if not target.is_dir() or not (target / PARTIAL).exists():
-            raise StorageError(f"{target} is not empty: give a new folder for each backup")
+    if target.exists():
         (target / MANIFEST).unlink(missing_ok=True)
-        for entry in target.iterdir():
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            elif entry.name != PARTIAL:
-                entry.unlink()
+        _clear(target, but=PARTIAL)
     target.mkdir(parents=True, exist_ok=True, mode=0o750)
     _write(target / PARTIAL, b"")
+
+
+@contextlib.contextmanager
+def _undone_if_failed(target: Path, done: str, what: str) -> Iterator[None]:
+    """Remove what was written if the block fails, and say what happened. The target must have been empty before."""
+    existed = target.exists()
+    try:
+        yield
+    except (OSError, StorageError) as error:
+        with contextlib.suppress(OSError):
+            if not existed:
+                shutil.rmtree(_beside(target), ignore_errors=True)
+            _clear(target)
+            if not existed:
+                target.rmdir()
+        if isinstance(error, StorageError):
+            raise
+        if error.errno in NO_SPACE:
+            raise DiskFull(
+                f"{what} was not {done}: no space left on the disk; free some, or choose a folder on another disk. "
+                f"Nothing was left behind"
+            ) from error
+        raise StorageError(
+            f"{what} was not {done}: {error.strerror} ({error.filename}); check the owner and the permissions of both "
+            f"folders. Nothing was left behind"
+        ) from error
+
+
+def _is_empty(folder: Path) -> bool:
+    try:
+        return folder.is_dir() and not {entry.name for entry in folder.iterdir()} - FOREIGN
+    except OSError:
+        return False
+
+
+def _clear(folder: Path, but: str = "") -> None:
+    for entry in folder.iterdir():
+        if entry.name in FOREIGN or entry.name == but:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _exists(path: Path) -> bool:
+    """As `Path.exists`, but a folder that may not be opened is reported, not raised."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}; check its owner and permissions") from error
 
 
 def _open_segments(folder: Path, kept: contextlib.ExitStack) -> list[tuple[str, int, int]]:

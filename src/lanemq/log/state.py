@@ -468,6 +468,26 @@ def older_state(state: State, facts: SavedFacts) -> bool:
     return state.generation() < facts.generation
 
 
+RESTORING = "restoring"
+"""The folder in a data folder to which a restore copies; it is gone when the restore is finished."""
+
+
+FOREIGN = frozenset({"lost+found"})
+"""Names in an empty folder that the file system made."""
+
+
+def unfinished_restore(folder: Path) -> bool:
+    """Whether a data folder holds only what a restore left that was killed. `state.db` is the last file that it moves.
+
+    An empty folder `restoring` beside other files is of a restore that was killed after that.
+    """
+    partial = folder / RESTORING
+    if (folder / "state.db").exists() or not partial.is_dir():
+        return False
+    others = {entry.name for entry in folder.iterdir()} - FOREIGN - {RESTORING, "lock"}
+    return not others or any(partial.iterdir())
+
+
 def lost_state(path: Path, *, running: bool) -> str | None:
     """Why a database cannot be the one that belongs to a used data folder; None if it can. Changes nothing.
 

@@ -37,7 +37,7 @@ from lanemq.log.record_bytes import facts_of, size_at
 from lanemq.log.recovery import OnRecords, Piece, RecoveryReport, Startup
 from lanemq.log.recovery_file import RecoveryFile, SavedFacts
 from lanemq.log.retention import Retention
-from lanemq.log.state import DamageRow, ProducerRow, State, lost_state, older_state
+from lanemq.log.state import DamageRow, ProducerRow, State, lost_state, older_state, unfinished_restore
 from lanemq.model.errors import CorruptRecord, DiskFull, NoDescriptors, StorageError, WriteFailed
 from lanemq.wire.record import HEAD_BYTES
 
@@ -68,6 +68,8 @@ class Store:
         disk.make_dir(folder)
         self._lock = DataLock(folder)
         try:
+            if open_state is State and unfinished_restore(folder):
+                raise StorageError(f"{folder} is not restored completely: run lanemq restore again")
             self._log = CommitLog(folder / "log", disk)
             self._copy = RecoveryFile(folder)
             self.state = _open_state(folder / "state.db", self._log, self._copy, open_state, self.options.recover)
