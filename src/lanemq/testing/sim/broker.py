@@ -40,7 +40,7 @@ class SimDiskThread(DiskThread):
 
     def __init__(self, host: Host, delay: Callable[[], float]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._in_progress = 0
+        self.in_progress = 0
         self._host = host
         self._delay = delay
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -55,11 +55,11 @@ class SimDiskThread(DiskThread):
             self._loop.call_at(self._busy_until, finished, result, error, context=self._host.context)
 
         def finished(result: G | None, error: StorageError | None) -> None:
-            self._in_progress -= 1
+            self.in_progress -= 1
             if not self._host.dead:
                 done(result, error)
 
-        self._in_progress += 1
+        self.in_progress += 1
         self._jobs.put(run)
         self._busy_until = max(self._busy_until, self._loop.time()) + self._delay()
         self._loop.call_at(self._busy_until, self._next, context=self._host.context)
