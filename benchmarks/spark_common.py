@@ -56,6 +56,8 @@ class Process(NamedTuple):
     """`driver` (this one), `jvm`, or `worker`: Python that Spark started."""
     cpu: float
     """Seconds, those of ended children included."""
+    ended: float
+    """Of these, the seconds of ended children: for a JVM, of Python workers."""
     resident_mib: float
 
 
@@ -69,7 +71,8 @@ def processes(*but: int) -> Iterator[Process]:
             fields, pid = tail.split(), int(path.parent.name)
             parents[pid] = int(fields[1])
             role = "driver" if pid == os.getpid() else "jvm" if head.endswith("(java") else "worker"
-            found[pid] = Process(pid, role, sum(map(int, fields[11:15])) / _TICK, int(fields[21]) * _PAGE_MIB)
+            own, ended = (sum(map(int, part)) / _TICK for part in (fields[11:13], fields[13:15]))
+            found[pid] = Process(pid, role, own + ended, ended, int(fields[21]) * _PAGE_MIB)
     ours = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in ours and pid not in ours and pid not in but}:
         ours |= more

@@ -63,7 +63,8 @@ class Watch:
     def _now(self) -> tuple[float, float, float, float]:
         cpu = {"jvm": 0.0, "python": 0.0}
         for each in processes(*self._others):
-            cpu["jvm" if each.role == "jvm" else "python"] += each.cpu
+            cpu["python"] += each.ended if each.role == "jvm" else each.cpu
+            cpu["jvm"] += each.cpu - each.ended if each.role == "jvm" else 0.0
         return time.perf_counter(), cpu["jvm"], cpu["python"], self._server.cpu_seconds()
 
     def stop(self) -> tuple[float, float, float, float]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +57,29 @@ def test_a_pyspark_without_a_connector_is_replaced_by_one_that_has_it(capsys: py
     connector.fitting_jars(["--quick"], find=missing, start_again=started.append)
     assert started == [["--quick"]]
     assert connector.WITH_CONNECTOR in capsys.readouterr().err
+
+
+def test_the_time_of_an_ended_worker_stays_pythons_although_the_jvm_has_reaped_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from benchmarks.spark_common import Process
+    from benchmarks.spark_peers import paths
+
+    looks = iter(
+        [
+            [
+                Process(1, "driver", 1.0, 0.0, 0.0),
+                Process(2, "jvm", 10.0, 0.0, 0.0),
+                Process(3, "worker", 5.0, 0.0, 0.0),
+            ],
+            [Process(1, "driver", 1.0, 0.0, 0.0), Process(2, "jvm", 18.0, 6.0, 0.0)],
+        ]
+    )
+    monkeypatch.setattr(paths, "processes", lambda *but: next(looks))
+    server = SimpleNamespace(cpu_seconds=lambda: 0.0)
+    source = SimpleNamespace(entrant=SimpleNamespace(server=server))
+    _, jvm, python, _ = paths.Watch(source, []).stop()  # type: ignore[arg-type]
+    assert (jvm, python) == (2.0, 1.0)
 
 
 def test_the_section_has_marks_of_its_own() -> None:
