@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness import commit
 from benchmarks.peers.contenders import OURS
 from benchmarks.peers.report import EVEN, busy, replaced
 from benchmarks.peers.rounds import Case, Figure, figures
@@ -77,18 +76,20 @@ def pairs(measured: dict[Case, Figure]) -> list[Pair]:
 def section(found: list[Pair], records: list[dict[str, Any]], with_what: str, image: str) -> str:
     loads = [each["load"] for each in records]
     day = [time.strftime("%d %B %Y, %H:%M", time.gmtime(each["time"])) for each in (records[0], records[-1])]
+    versions = " and ".join(dict.fromkeys(each.get("version", "unknown") for each in records))
     rounds = max(pair.ours.rounds for pair in found)
+    taken = "One round" if rounds == 1 else f"Median of up to {rounds} rounds"
     counts = sorted({(pair.case.bytes, pair.ours.count) for pair in found if pair.case.bytes})
     return "\n".join(
         [
             "## Beside Spark's Kafka source",
             "",
-            f"`make bench-spark-peers`, version {commit()}, {day[0]} to {day[1]} UTC; {with_what}, CPython "
+            f"`make bench-spark-peers`, version {versions}, {day[0]} to {day[1]} UTC; {with_what}, CPython "
             f"{platform.python_version()}, {os.cpu_count()} cores, load average {min(loads)} to {max(loads)} (the run "
             "itself included).",
             "",
-            f"- Median of {rounds} rounds, in which the sources take turns in one session (`recommended()`, "
-            "`local[2]`) after a round that warms up. Default columns of each source, 4 queues or partitions, "
+            f"- {taken}, in which the sources take turns in one session (`recommended()`, `local[2]`) after a round that "
+            "warms up. Default columns of each source, 4 queues or partitions, "
             + ", ".join(f"{count:,} messages of {size:,} B" for size, count in counts)
             + ". The count of every round was checked.",
             "- CPU time per row: driver, JVM and Python workers; of these, Python's in brackets; after the plus the "
