@@ -88,8 +88,8 @@ def section(found: list[Pair], records: list[dict[str, Any]], with_what: str, im
             f"{platform.python_version()}, {os.cpu_count()} cores, load average {min(loads)} to {max(loads)} (the run "
             "itself included).",
             "",
-            f"- {taken}, in which the sources take turns in one session (`recommended()`, `local[2]`) after a round that "
-            "warms up. Default columns of each source, 4 queues or partitions, "
+            f"- {taken}, in which the sources take turns in one session (`recommended()`, `local[2]`) after a round "
+            "that warms up. Default columns of each source, 4 queues or partitions, "
             + ", ".join(f"{count:,} messages of {size:,} B" for size, count in counts)
             + ". The count of every round was checked.",
             "- CPU time per row: driver, JVM and Python workers; of these, Python's in brackets; after the plus the "
