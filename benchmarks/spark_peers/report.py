@@ -111,10 +111,13 @@ def section(found: list[Pair], records: list[dict[str, Any]], with_what: str, im
 def _table(found: list[Pair]) -> list[str]:
     lines = ["| path | LaneMQ | Kafka source | ratio | CPU, LaneMQ | CPU, Kafka source | ratio | goal | reached |"]
     lines.append("|---" * 9 + "|")
+    most = max(pair.ours.rounds for pair in found)
     for pair in found:
+        fewer = min(pair.ours.rounds, pair.theirs.rounds)
+        title = pair.title if fewer == most else f"{pair.title} ({fewer} of {most} rounds)"
         cells = [_value(pair.ours), _value(pair.theirs), f"{pair.wall:.2f}×", _cpu(pair.ours), _cpu(pair.theirs)]
         cells += [f"{pair.cpu:.2f}×", f"≥ {pair.goal:g}×", _reached(pair)]
-        lines.append(f"| {pair.title} | {' | '.join(cells)} |")
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     return lines
 
 

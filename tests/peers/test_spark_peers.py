@@ -44,6 +44,14 @@ def test_for_the_smallest_micro_batch_less_time_is_ahead() -> None:
     assert pair.title == "smallest micro-batch, p50"
 
 
+def test_a_path_with_fewer_rounds_than_the_others_says_so() -> None:
+    rounds = [record(name, 100.0, 2.0, path=path) for name in ("LaneMQ", "Kafka source") for path in ("batch",) * 2]
+    rounds += [record(name, 100.0, 2.0, mode="parquet") for name in ("LaneMQ", "Kafka source")]
+    text = section(pairs(figures(rounds)), rounds, "PySpark", "images/x.png")
+    assert "| batch read, 100 B, discarded | 100/s" in text
+    assert "| batch read, 100 B, to Parquet (1 of 2 rounds) | 100/s" in text
+
+
 def test_a_path_measured_with_one_source_only_is_left_out() -> None:
     assert pairs(figures([record("LaneMQ", 100.0, 4.0)])) == []
 
