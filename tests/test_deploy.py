@@ -11,7 +11,7 @@ import pytest
 
 from lanemq.broker.monitor.catalogue import CATALOGUE
 from lanemq.cli.server.broker import broker
-from lanemq.cli.settings import option_names, read_settings
+from lanemq.cli.settings import flag_names, option_names, read_settings
 from lanemq.client.metrics import CONSUMER_CATALOGUE, PRODUCER_CATALOGUE
 from lanemq.model.figures import Kind
 
@@ -56,7 +56,7 @@ def test_the_settings_file_is_accepted() -> None:
     commented = re.findall(r"^# ([\w-]+) = ", path.read_text("utf-8"), re.MULTILINE)
     known = option_names(broker)
     assert [name for name in commented if name.replace("-", "_") not in known] == []
-    assert read_settings(path, known)["listen"] == "127.0.0.1:9876"
+    assert read_settings(path, known, flag_names(broker))["listen"] == "127.0.0.1:9876"
     context = broker.make_context("broker", ["--config", str(path)])
     assert context.params["log_format"] == "json"
     assert isinstance(context, click.Context)
@@ -67,6 +67,7 @@ def test_the_unit_starts_the_broker_with_options_that_exist() -> None:
         r"^ExecStart=\S+/lanemq broker (.+)$", (DEPLOY / "lanemq.service").read_text(), re.MULTILINE
     )
     flags = re.findall(r"--[\w-]+", command)
+    assert "ExecReload=/bin/kill -HUP $MAINPID" in (DEPLOY / "lanemq.service").read_text()
     names = {option for each in broker.params for option in each.opts}
     assert flags
     assert [flag for flag in flags if flag not in names] == []

@@ -5,7 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
 from tests.broker.raw_client import RawClient
+
+from lanemq.cli.errors import CliError
+from lanemq.cli.main import main
+from lanemq.cli.server import broker as command
 
 USERS = '[[user]]\naccess_key = "{name}"\nsecret_key = "secret-of-a-test"\nadmin = true\n'
 
@@ -30,3 +36,18 @@ def test_sighup_reads_users_again(tmp_path: Path) -> None:
         broker.terminate()
         broker.communicate(timeout=60)
     assert broker.returncode == 0
+
+
+def test_sighup_is_ignored_while_a_broker_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default the signal ends a process, and systemd may send it at any time."""
+    seen = []
+
+    def starting(_: object) -> None:
+        seen.append(signal.getsignal(signal.SIGHUP))
+        raise CliError("enough")
+
+    before = signal.getsignal(signal.SIGHUP)
+    monkeypatch.setattr(command, "check_start", starting)
+    assert "enough" in CliRunner().invoke(main, ["broker", "--data", str(tmp_path / "d")]).output
+    assert seen == [signal.SIG_IGN]
+    assert signal.getsignal(signal.SIGHUP) == before

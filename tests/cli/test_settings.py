@@ -51,6 +51,9 @@ def test_flags_win_over_the_environment_and_that_over_the_file(file: Path) -> No
         ("[brocker]\n", "brocker is not a table [broker]; did you mean broker?"),
         ("[broker]\nretention = [1]\n", "retention must be text, a number, true or false"),
         ("[broker\n", "is not valid TOML"),
+        ("[broker]\nmax-connections = true\n", "max_connections must be a value, not true"),
+        ("[broker]\nusers = false\n", "users must be a value, not false"),
+        ("[broker]\nmax-body-bytes = 1\nmax_body_bytes = 2\n", "max_body_bytes is given twice"),
         ('[broker]\nretention = "soon"\n', "'soon' is not a duration"),
     ],
 )
@@ -67,6 +70,14 @@ def test_an_unknown_variable_and_a_missing_file_are_refused(tmp_path: Path) -> N
     assert result.exit_code == 2
     assert "did you mean LANEMQ_BROKER_LISTEN?" in result.output
     assert "cannot be read" in shown("--config", str(tmp_path / "none.toml")).output
+
+
+def test_an_empty_variable_is_refused_and_does_not_mean_the_default() -> None:
+    """An empty name of the users' file would start a broker that allows everything."""
+    for start in (["broker"], ["config", "show"]):
+        result = CliRunner().invoke(main, [*start, "--data", "d"], env={"LANEMQ_BROKER_USERS": ""})
+        assert result.exit_code == 2
+        assert "LANEMQ_BROKER_USERS is empty; give it a value, or remove it" in result.output
 
 
 def test_values_have_units_and_zero_says_what_it_stands_for() -> None:

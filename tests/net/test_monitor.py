@@ -1,6 +1,8 @@
 """The monitor's HTTP server against clients that misbehave."""
 
+import select
 import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -8,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from tests.chaos.members import until
 
+from lanemq.clock import SystemClock
 from lanemq.model.errors import LaneError
 from lanemq.model.figures import Distribution, Kind, Metric, MetricSample, labels_of
 from lanemq.net import monitor
@@ -75,6 +78,57 @@ def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     served = Monitor(Address("127.0.0.1", 0), Program())
     with socket.create_connection(served.address, timeout=60) as silent:
         assert silent.recv(1) == b""
+    served.close()
+
+
+def drip(address: Address, done: threading.Event) -> bool:
+    """Send a request byte by byte, each within the limit of one read; returns whether it was closed."""
+    with socket.create_connection(address, timeout=60) as slow:
+        slow.sendall(b"GET /live HTTP/1.0\r\nX: ")
+        while not done.wait(0.02):
+            try:
+                slow.sendall(b"a")
+                if select.select([slow], [], [], 0)[0] and slow.recv(1) == b"":
+                    return True
+            except OSError:
+                return True
+    return False
+
+
+def test_a_request_has_one_deadline_for_all_of_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the control: with a limit for each read alone, slow clients keep their places."""
+    monkeypatch.setattr(monitor._RequestHandler, "timeout", 0.2)
+    served = Monitor(Address("127.0.0.1", 0), Program())
+    never = threading.Event()
+    assert drip(served.address, never), "closed at its deadline"
+    served.close()
+    monkeypatch.setattr(monitor._RequestHandler, "timeout", 60.0)
+    monkeypatch.setattr(monitor._Server, "service_actions", lambda self: None)
+    served = Monitor(Address("127.0.0.1", 0), Program())
+    done = threading.Event()
+    threading.Timer(0.5, done.set).start()
+    assert not drip(served.address, done)
+    served.close()
+
+
+def test_an_answer_may_take_longer_than_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor._RequestHandler, "timeout", 0.3)
+    passed, checked = threading.Event(), monitor._Server.service_actions
+
+    def checking(self: monitor._Server) -> None:
+        checked(self)
+        if self._clock.now() > began + 500:
+            passed.set()
+
+    def slowly(self: Program) -> list[str]:
+        assert passed.wait(60)
+        return []
+
+    monkeypatch.setattr(monitor._Server, "service_actions", checking)
+    monkeypatch.setattr(Program, "ready_problems", slowly)
+    began = SystemClock().now()
+    served = Monitor(Address("127.0.0.1", 0), Program())
+    assert status_of(served, "/ready") == 200
     served.close()
 
 

@@ -6,6 +6,7 @@ imported with the first table, because most calls from scripts print none.
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -177,9 +178,14 @@ def log_audit_to(path: Path) -> None:
     """Writes the broker's audit lines to a file, which is begun anew at 10 MiB; five older ones are kept."""
     from logging.handlers import RotatingFileHandler
 
+    class PrivateFiles(RotatingFileHandler):
+        def _open(self) -> Any:
+            """Every new file, also after a rotation, is readable for the owner and his group only."""
+            return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_private)
+
     audit = logging.getLogger("lanemq.audit")
     try:
-        handler = RotatingFileHandler(path, maxBytes=AUDIT_BYTES, backupCount=5, encoding="utf-8", delay=False)
+        handler = PrivateFiles(path, maxBytes=AUDIT_BYTES, backupCount=5, encoding="utf-8", delay=False)
         path.chmod(0o640)
     except OSError as error:
         raise click.ClickException(f"the audit log {path} cannot be written: {error.strerror}; see --audit") from error
@@ -187,6 +193,10 @@ def log_audit_to(path: Path) -> None:
     audit.addHandler(handler)
     audit.setLevel(logging.INFO)
     audit.propagate = False
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o640)
 
 
 class _JsonLine(logging.Formatter):

@@ -51,8 +51,11 @@ def _load(context: click.Context, _: click.Parameter, path: Path | None) -> None
     known = option_names(context.command)
     variables = [name for name in os.environ if name.startswith(f"{PREFIX}_")]
     _refuse_unknown(variables, [f"{PREFIX}_{name.upper()}" for name in (*known, "config")], "the environment")
+    for name in variables:
+        if not os.environ[name]:  # click would take the default, for example no access control
+            raise WrongUsage(f"the environment: {name} is empty; give it a value, or remove it")
     if path is not None:
-        context.default_map = read_settings(path, known)
+        context.default_map = read_settings(path, known, flag_names(context.command))
 
 
 def option_names(command: click.Command) -> list[str]:
@@ -61,7 +64,12 @@ def option_names(command: click.Command) -> list[str]:
     return [each.name for each in command.params if each.name is not None and each.name not in left_out]
 
 
-def read_settings(path: Path, known: Iterable[str]) -> dict[str, object]:
+def flag_names(command: click.Command) -> list[str]:
+    """The options of a command that are true or false."""
+    return [each.name for each in command.params if each.name and isinstance(each, click.Option) and each.is_flag]
+
+
+def read_settings(path: Path, known: Iterable[str], flags: Iterable[str]) -> dict[str, object]:
     """The table of a file; keys may be written with dashes or underscores."""
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
@@ -73,11 +81,20 @@ def read_settings(path: Path, known: Iterable[str]) -> dict[str, object]:
     table = tables.get(TABLE, {})
     if not isinstance(table, dict):
         raise WrongUsage(f"--config {path}: {TABLE} must be a table: begin it with [{TABLE}]")
-    found = {key.replace("-", "_"): value for key, value in table.items()}
+    found: dict[str, object] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name in found:
+            raise WrongUsage(f"--config {path}: {key} is given twice, with a dash and with an underscore; keep one")
+        found[name] = value
     _refuse_unknown(found, list(known), f"{path} [{TABLE}]")
     for key, value in found.items():
         if not isinstance(value, str | int | float | bool):
             raise WrongUsage(f"--config {path}: {key} must be text, a number, true or false")
+        if isinstance(value, bool) and key not in flags:
+            raise WrongUsage(
+                f"--config {path}: {key} must be a value, not {str(value).lower()}; see lanemq broker --help"
+            )
     return {key: value if isinstance(value, bool) else str(value) for key, value in found.items()}
 
 

@@ -9,17 +9,20 @@ loop hangs. The server is the standard library's (`wsgiref`), the format comes f
 imported with the first request for metrics.
 """
 
+import contextlib
 import json
 import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from socketserver import TCPServer, ThreadingMixIn
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from lanemq.clock import SystemClock
 from lanemq.model.errors import LaneError
 from lanemq.model.figures import Distribution, Kind, Metric, MetricSample, grouped, limit_text
+from lanemq.model.units import Millis
 from lanemq.net.address import Address
 
 log = logging.getLogger(__name__)
@@ -27,7 +30,7 @@ log = logging.getLogger(__name__)
 MAX_REQUESTS = 8
 """Requests at the same time; further connections are closed. Each takes a thread, so a flood must have a limit."""
 REQUEST_SECONDS = 5.0
-"""How long a client may take to send its request or to read the answer."""
+"""How long a client may take to send its whole request, and then to read the answer."""
 
 STOP_CHECK_SECONDS = 0.1
 """How long `close` takes at most. Short: the idle thread wakes up often."""
@@ -142,7 +145,7 @@ def _family(metric: Metric, samples: list[MetricSample]) -> Any:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread per request, at most `MAX_REQUESTS`."""
+    """A thread per request, at most `MAX_REQUESTS`. A request that is not complete at its deadline loses its place."""
 
     daemon_threads = True
     block_on_close = False
@@ -150,6 +153,9 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, listen: Address, application: Callable[[Environ, StartResponse], Iterable[bytes]]) -> None:
         self.address_family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         self._places = threading.BoundedSemaphore(MAX_REQUESTS)
+        self._clock = SystemClock()
+        self._deadlines: dict[Any, Millis] = {}
+        """Connections that have not sent their whole request, each with the time at which it is closed."""
         super().__init__((listen.host, listen.port), _RequestHandler)
         self.set_app(application)
 
@@ -161,6 +167,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._places.acquire(blocking=False):
+            self._deadlines[request] = Millis(self._clock.now() + int(_RequestHandler.timeout * 1000))
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -169,7 +176,21 @@ class _Server(ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.received(request)
             self._places.release()
+
+    def received(self, request: Any) -> None:
+        """The whole request is here; what follows is limited by the time that one write may take."""
+        self._deadlines.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Called every `STOP_CHECK_SECONDS`. The thread of a connection that is shut down reads its end and leaves."""
+        now = self._clock.now()
+        for request, deadline in list(self._deadlines.items()):
+            if now >= deadline:
+                self.received(request)
+                with contextlib.suppress(OSError):  # closed already
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("a request of %s to the monitor failed", client_address, exc_info=True)
@@ -177,6 +198,11 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _RequestHandler(WSGIRequestHandler):
     timeout = REQUEST_SECONDS
+
+    def get_environ(self) -> Environ:
+        """Called between the request and its answer."""
+        cast(_Server, self.server).received(self.request)
+        return super().get_environ()
 
     def log_message(self, format: str, *args: Any) -> None:
         log.debug(format, *args)

@@ -3,11 +3,20 @@
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.broker.conftest import Start
+from tests.broker.running import ManualClock
 
+from lanemq.broker.access import audit
+from lanemq.broker.access.audit import Audit
+from lanemq.cli import output
+from lanemq.cli.output import log_audit_to
+from lanemq.model.errors import BrokerRefused
 from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
 
 
 def test_administrative_requests_are_logged_and_others_are_not(start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -39,3 +48,74 @@ def test_a_request_that_the_guard_refuses_is_logged_with_the_reason(
     (line,) = [json.loads(record.getMessage()) for record in caplog.records if record.name == "lanemq.audit"]
     assert line["user"] is None
     assert line["outcome"].startswith("refused: this broker takes signed requests only")
+
+
+DELETE = Command(RequestCode.DELETE_TOPIC_IN_BROKER, 1, ext={"topic": "x" * 400, "AccessKey": "n" * 400})
+
+
+def peer_at(address: str, *, known: bool = False) -> Any:
+    return SimpleNamespace(remote=SimpleNamespace(host=address), known=known)
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [json.loads(record.getMessage()) for record in caplog.records if record.name == "lanemq.audit"]
+
+
+def flood(auditing: Audit, clock: ManualClock, addresses: int = 1) -> None:
+    """10,000 refused requests without credentials within a minute; then an operator does something."""
+    for number in range(10_000):
+        auditing.refused(peer_at(f"10.0.0.{number % addresses}"), DELETE, "no")
+    clock.passed += 60_000
+    auditing.refused(peer_at("10.9.9.9", known=True), DELETE, "user 'me' may not")
+
+
+def test_refusals_without_a_valid_user_take_two_lines_per_address_and_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the control: if each is logged, anyone who can connect pushes all other lines out of the log."""
+    clock = ManualClock()
+    with caplog.at_level(logging.INFO, "lanemq.audit"):
+        flood(Audit(clock), clock)
+        first, counted, operator = lines_of(caplog)
+        assert (first["address"], first["outcome"]) == ("10.0.0.0", "refused: no")
+        assert len(json.dumps(first)) < 400
+        assert (counted["address"], counted["count"]) == ("10.0.0.0", 9_999)
+        assert operator["fields"]["topic"]
+        caplog.clear()
+        flood(Audit(clock), clock, addresses=200)
+        lines = lines_of(caplog)
+        assert len(lines) == 2 * audit.MAX_ADDRESSES + 2
+        assert sum(line.get("count", 1) for line in lines) == 10_001, "all are counted"
+        caplog.clear()
+        monkeypatch.setattr(Audit, "_count_unknown", Audit._log)
+        flood(Audit(clock), clock)
+        assert len(lines_of(caplog)) == 10_001
+
+
+def test_a_request_that_is_allowed_and_fails_is_logged_as_failed(caplog: pytest.LogCaptureFixture) -> None:
+    def failing(*_: object) -> None:
+        raise BrokerRefused(17, "no such topic")
+
+    table = Audit(ManualClock()).over({RequestCode.DELETE_TOPIC_IN_BROKER: failing})
+    with caplog.at_level(logging.INFO, "lanemq.audit"), pytest.raises(BrokerRefused):
+        table[RequestCode.DELETE_TOPIC_IN_BROKER](peer_at("10.0.0.1"), DELETE)
+    (line,) = lines_of(caplog)
+    assert line["outcome"].startswith("failed: ")
+
+
+def test_files_of_the_audit_log_stay_private_after_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "AUDIT_BYTES", 100)
+    log, level, propagates = audit.log, audit.log.level, audit.log.propagate
+    log_audit_to(tmp_path / "audit.log")
+    handler = log.handlers[-1]
+    try:
+        for _ in range(5):
+            log.info("x" * 60)
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+        log.setLevel(level)
+        log.propagate = propagates
+    files = list(tmp_path.iterdir())
+    assert len(files) == 5
+    assert {each.stat().st_mode & 0o137 for each in files} == {0}

@@ -4,6 +4,9 @@ Administrative are requests that change topics, groups, positions or parked lane
 do for themselves is not. Lines go to the logger `lanemq.audit`, each as one JSON object. They name the user, the
 address, the request and its fields, without signatures and tokens. A broker without users logs who connected from
 where.
+
+Invariant: a client without credentials cannot push the lines of others out of the log, which is limited in size. Of its
+refused requests, the first one of an address and minute is logged, without fields, and the others are counted.
 """
 
 import logging
@@ -22,6 +25,14 @@ log = logging.getLogger("lanemq.audit")
 
 MAX_CHARS = 500
 """Longest text of a field; a request may carry megabytes."""
+
+WINDOW_MS = 60_000
+"""Refused requests without a valid user are logged once per address in this time."""
+MAX_ADDRESSES = 20
+"""Addresses with lines of their own in that time; all others are counted together."""
+OTHERS = "other addresses"
+MAX_UNKNOWN_CHARS = 100
+"""Longest text that a client without credentials brings into the log."""
 
 SECRET_FIELDS = frozenset({"Signature", "SecurityToken"})
 
@@ -58,21 +69,54 @@ class Audit:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._window_began = clock.now()
+        self._unknown: dict[str, int] = {}
+        """Refused requests without a valid user in this window, by address; the first one of each is logged."""
 
     def over(self, table: Mapping[int, Handler]) -> dict[int, Handler]:
-        """A table of handlers in which the administrative ones log their requests first."""
+        """A table of handlers in which the administrative ones log their requests and whether they failed."""
         return {code: self._logged(handler) if code in ADMINISTRATIVE else handler for code, handler in table.items()}
 
     def _logged(self, handler: Handler) -> Handler:
         def handle(peer: Peer, request: Command) -> None:
+            try:
+                handler(peer, request)
+            except Exception as error:
+                self._log(peer, request, f"failed: {str(error)[:MAX_CHARS]}")
+                raise
             self._log(peer, request, "allowed")
-            handler(peer, request)
 
         return handle
 
     def refused(self, peer: Peer, request: Command, why: str) -> None:
-        if request.code in ADMINISTRATIVE:
+        if request.code not in ADMINISTRATIVE:
+            return
+        if peer.known:
             self._log(peer, request, f"refused: {why}")
+        else:
+            self._count_unknown(peer, request, why)
+
+    def _count_unknown(self, peer: Peer, request: Command, why: str) -> None:
+        self._end_window()
+        address = peer.remote.host
+        if address not in self._unknown and len(self._unknown) >= MAX_ADDRESSES:
+            address = OTHERS
+        count = self._unknown.get(address, 0)
+        self._unknown[address] = count + 1
+        if count == 0 and address != OTHERS:
+            user = request.ext.get(ACCESS_KEY, "")[:MAX_UNKNOWN_CHARS] or None
+            self._write(address, f"refused: {why[:MAX_CHARS]}", user=user, request=RequestCode(request.code).name)
+
+    def _end_window(self) -> None:
+        """Write the counts of the last window when it has ended."""
+        if self._clock.now() - self._window_began < WINDOW_MS:
+            return
+        logged = {address: count - (address != OTHERS) for address, count in self._unknown.items()}
+        self._window_began = self._clock.now()
+        self._unknown.clear()
+        for address, count in logged.items():
+            if count:
+                self._write(address, f"refused: {count} more without a valid user", count=count)
 
     def _log(self, peer: Peer, request: Command, outcome: str) -> None:
         fields = {
@@ -80,13 +124,17 @@ class Audit:
             for name, value in request.ext.items()
             if name not in SECRET_FIELDS and name != ACCESS_KEY
         }
-        line = {
-            "time": wall_time(self._clock.wall()).isoformat(timespec="milliseconds"),
-            "user": request.ext.get(ACCESS_KEY, "")[:MAX_CHARS] or None,
-            "address": peer.remote.host,
-            "request": RequestCode(request.code).name,
-            "fields": fields,
-            "body": request.body[:MAX_CHARS].decode("utf-8", "backslashreplace"),
-            "outcome": outcome,
-        }
+        self._end_window()
+        self._write(
+            peer.remote.host,
+            outcome,
+            user=request.ext.get(ACCESS_KEY, "")[:MAX_CHARS] or None,
+            request=RequestCode(request.code).name,
+            fields=fields,
+            body=request.body[:MAX_CHARS].decode("utf-8", "backslashreplace"),
+        )
+
+    def _write(self, address: str, outcome: str, **more: object) -> None:
+        time = wall_time(self._clock.wall()).isoformat(timespec="milliseconds")
+        line = {"time": time, "address": address, **more, "outcome": outcome}
         log.info("%s", msgspec.json.encode(line).decode())

@@ -213,6 +213,7 @@ def broker(
     SIGTERM or Ctrl-C stops it cleanly; a second signal ends it at once. Every option can come from a file (--config)
     or from the environment (LANEMQ_BROKER_LISTEN, and so on); `lanemq config show` says what would be used.
     """
+    click.get_current_context().with_resource(_without_hangups())
     log_to_stderr(log_level.upper(), LogFormat(log_format))
     options = BrokerOptions(
         data=data,
@@ -313,6 +314,16 @@ def _stop_signal() -> Iterator[asyncio.Event]:
             loop.remove_signal_handler(number)
             if handler is not None:  # None: installed by C code, which Python cannot set again
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _without_hangups() -> Iterator[None]:
+    """Ignores SIGHUP until the broker can read its files again; by default it would end a broker that starts."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
 
 
 @contextlib.contextmanager
