@@ -59,6 +59,7 @@ def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
     assert "Did you mean 'topic'?" in lanemq("topc").stderr
     assert "Did you mean 'list'?" in lanemq("topic", "lst").stderr
     assert lanemq("topc").exit_code == 2
+    assert "Parked lanes: 'lanemq parked redrive'" in lanemq("redrive").stderr
 
 
 @pytest.mark.parametrize("words", [(), ("topic",), ("topic", "create")], ids=" ".join)

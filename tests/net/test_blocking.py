@@ -1,5 +1,6 @@
 """Blocking connections: one question at a time, and many at once from many threads."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -67,6 +68,18 @@ def test_nonsense_closes_the_connection(server: EchoServer) -> None:
         link.request(Command(EchoServer.NONSENSE, 0))
     with pytest.raises(ConnectionLost):
         link.request(Command(EchoServer.ECHO, 0))
+
+
+def test_an_http_server_is_named_by_its_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as http:
+        link = BlockingConnection(Address(*http.getsockname()))
+        peer, _ = http.accept()
+        with peer:
+            peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            with pytest.raises(
+                RemoteProtocolError, match=f"^{link.address} is no broker: it answers as an HTTP server"
+            ):
+                link.request(Command(EchoServer.ECHO, 0))
 
 
 def test_many_threads_each_get_their_own_answer(server: EchoServer) -> None:

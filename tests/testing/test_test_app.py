@@ -16,6 +16,7 @@ from lanemq import (
     HoldKey,
     InvalidOption,
     Message,
+    MissingKey,
     Retry,
     Skip,
     ToDeadLetter,
@@ -128,6 +129,13 @@ def test_dead_letters_let_successors_pass() -> None:
         test.run()
         assert [buried.message.value() for buried in test.dead_letters] == [1]
         assert [turn.value for turn in test.turns] == [1, 1, 2]
+
+
+def test_a_message_without_a_key_is_refused_as_an_ordered_topic_does() -> None:
+    app = new_app()
+    app.ordered("orders")(lambda message: None)
+    with TestApp(app) as test, pytest.raises(MissingKey, match="orders"):
+        test.send("orders", 1)
 
 
 def test_concurrent_messages_come_back_with_the_delays_of_a_broker() -> None:

@@ -45,7 +45,7 @@ def runtime_info(
     now = parts.clock.now()
     return {
         **_broker(parts, now - started),
-        **_stored_and_read(parts, now),
+        **_stored_and_read(parts, now, now - started),
         **_storage(parts),
         **_waiting(parts, now),
         "laneReadOnly": str(parts.group_commit.failure or "false"),
@@ -67,13 +67,13 @@ def _broker(parts: Parts, age: int) -> dict[str, str]:
     }
 
 
-def _stored_and_read(parts: Parts, now: Millis) -> dict[str, str]:
+def _stored_and_read(parts: Parts, now: Millis, age: int) -> dict[str, str]:
     traffic = parts.traffic
     size = traffic.put_bytes.total
     times = zip(LATENCY_NAMES, traffic.put_times(now=now), strict=True)
-    transferred, found, missed = (_rates(each, now) for each in (traffic.got, traffic.found, traffic.missed))
+    transferred, found, missed = (_rates(each, now, age) for each in (traffic.got, traffic.found, traffic.missed))
     return {
-        "putTps": _rates_text(_rates(traffic.put, now)),
+        "putTps": _rates_text(_rates(traffic.put, now, age)),
         "getFoundTps": _rates_text(found),
         "getMissTps": _rates_text(missed),
         "getTotalTps": _rates_text([hit + miss for hit, miss in zip(found, missed, strict=True)]),
@@ -183,9 +183,9 @@ def _sample_texts(sample: MetricSample) -> dict[str, str]:
     return {f"{sample.title}_count": str(value.count), f"{sample.title}_sum": f"{value.sum:.6f}", **known}
 
 
-def _rates(tally: Tally, now: Millis) -> list[float]:
-    """Per second, in the last ten seconds, minute and ten minutes."""
-    return [tally.last(window, now=now).per_second for window in (TEN_SECONDS, MINUTE, TEN_MINUTES)]
+def _rates(tally: Tally, now: Millis, age: int) -> list[float]:
+    """Per second, in the last ten seconds, minute and ten minutes; since the start in a broker that is younger."""
+    return [tally.last(window, now=now).since(age).per_second for window in (TEN_SECONDS, MINUTE, TEN_MINUTES)]
 
 
 def _rates_text(rates: list[float]) -> str:

@@ -60,6 +60,13 @@ COMMANDS = {
 """The commands in the order of the help. A test compares each line with the command's own help."""
 
 
+ELSEWHERE = {
+    command: f"Parked lanes: 'lanemq parked {command}'. Dead letters: 'lanemq dead {command}'."
+    for command in ("redrive", "discard")
+}
+"""Commands of several groups that people look for at the top."""
+
+
 class LazyCommands(CommandGroup):
     """Imports the module of a command when click asks for the command."""
 
@@ -83,6 +90,8 @@ class LazyCommands(CommandGroup):
         except click.UsageError:
             import difflib  # only mistakes need it
 
+            if args[0] in ELSEWHERE:
+                raise click.UsageError(f"No such command {args[0]!r}. {ELSEWHERE[args[0]]}", ctx) from None
             near = difflib.get_close_matches(args[0].lower(), COMMANDS, n=1)
             if not near:
                 raise

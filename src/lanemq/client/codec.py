@@ -140,7 +140,7 @@ def _foreign(value: Any) -> msgspec.Raw:
     if _is_model(type(value)):
         return msgspec.Raw(value.model_dump_json(by_alias=True).encode())
     kind = type(value).__qualname__
-    raise CodecError(f"cannot encode {kind} as JSON: a {kind} has no JSON form; pass bytes or a codec")
+    raise CodecError(f"cannot encode {kind} as JSON: it has no JSON form; pass bytes or a codec")
 
 
 _encode = msgspec.json.Encoder(enc_hook=_foreign).encode
@@ -164,7 +164,7 @@ def _new_decoder(wanted: Any) -> Decode:
     if any(map(_is_model, foreign)):
         return _pydantic_decoder(wanted)
     if foreign:
-        _refuse(wanted, f"JSON does not say how to make a {type_name(foreign[0])}")
+        _refuse(wanted, f"JSON does not say how to make a value of type {type_name(foreign[0])}")
     return _msgspec_decoder(wanted)
 
 
@@ -182,7 +182,7 @@ def _msgspec_decoder(wanted: Any) -> Decode:
         _refuse(wanted, str(error))
 
     def explain(error: Exception) -> CodecError:
-        return CodecError(f"the body is not JSON for {type_name(wanted)}: {error}")
+        return _undecoded(wanted, str(error), is_json=isinstance(error, msgspec.ValidationError))
 
     return checked_decoder(decode, (ValueError, msgspec.MsgspecError), explain)
 
@@ -211,10 +211,18 @@ def _pydantic_decoder(wanted: Any) -> Decode:
         _refuse(wanted, f"Pydantic cannot make it: {str(error).splitlines()[0]}")
 
     def explain(error: Any) -> CodecError:
-        wrong = "; ".join(_problem(each) for each in error.errors(include_url=False, include_context=False))
-        return CodecError(f"the body is not JSON for {type_name(wanted)}: {wrong}")
+        found = error.errors(include_url=False, include_context=False)
+        is_json = all(each["type"] != "json_invalid" for each in found)
+        return _undecoded(wanted, "; ".join(map(_problem, found)), is_json=is_json)
 
     return checked_decoder(validate, (pydantic.ValidationError,), explain)
+
+
+def _undecoded(wanted: Any, why: str, *, is_json: bool) -> CodecError:
+    """Bytes that are no JSON at all come from another producer; JSON of another shape from another version of one."""
+    if is_json:
+        return CodecError(f"the body does not fit {type_name(wanted)}: {why}")
+    return CodecError(f"the body is not JSON: {why}")
 
 
 def _problem(found: dict[str, Any]) -> str:

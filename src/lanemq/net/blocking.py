@@ -23,6 +23,7 @@ from lanemq.model.errors import (
     InvalidOption,
     LaneError,
     ProtocolError,
+    RemoteProtocolError,
     RequestTimedOut,
     TlsFailed,
 )
@@ -39,6 +40,7 @@ from lanemq.net.security import (
 )
 from lanemq.net.tls_socket import TlsSocket
 from lanemq.wire.command import Command, FrameDecoder, decode_command
+from lanemq.wire.other_protocols import OtherProtocol
 
 CONNECT_SECONDS = 3.0
 WRITE_SECONDS = 3.0
@@ -115,6 +117,9 @@ class BlockingConnection:
         except OSError as error:
             self.close()
             raise ConnectionLost(f"the connection to {self.address} was lost: {self._why(error)}") from error
+        except OtherProtocol as error:
+            self.close()
+            raise RemoteProtocolError(f"{self.address} is no broker: {error}") from error
         except LaneError:
             self.close()
             raise

@@ -27,9 +27,9 @@ from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscr
 from lanemq.client.consumer.turns.workers import RunEnd, RunReporter, log_end, run_worker, run_worker_async, stopped_at
 from lanemq.client.message import Message
 from lanemq.core.brokering.delay import RouteToRetry, delay_of, route_send_back
-from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED
+from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, Order
 from lanemq.history import NO_HISTORY
-from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.model.errors import InvalidOption, MissingKey, UsageError
 from lanemq.model.keys import Key
 from lanemq.model.units import Millis, QueueOffset, Seconds, to_millis
 
@@ -114,8 +114,13 @@ class TestApp:
         tag: str | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> Message:
-        """Puts a message into a topic; the next `run` handles it. The codec of the app encodes it."""
+        """Puts a message into a topic; the next `run` handles it. The codec of the app encodes it.
+
+        The topic of an ordered handler counts as created with `--ordered`: without a key this raises `MissingKey`.
+        """
         found = self._topic(topic)
+        if key is None and found.active.subscription.order is not Order.NONE:
+            raise MissingKey(topic)
         message = Message.fake(
             value,
             key=key,

@@ -36,6 +36,14 @@ def test_flags_and_variables_win_over_the_context(
     assert run("topic", "list").exit_code == 0
 
 
+def test_the_list_names_the_server_of_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "talk to localhost:9876" in run("context", "list").stdout
+    monkeypatch.setenv("LANEMQ_SERVER", "localhost:7")
+    shown = run("context", "list")
+    assert "talk to localhost:7" in shown.stdout
+    assert "LANEMQ_SERVER=localhost:7 is set in this shell, and wins" in shown.stderr
+
+
 def test_contexts_are_chosen_and_deleted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no contexts" in run("context", "list").stdout
     run("context", "set", "one", "--server", "localhost:1")

@@ -145,6 +145,8 @@ def test_messages_are_discarded_only_with_yes_and_from_the_front(
 ) -> None:
     refused = run("parked", "discard", "bad", "--group", parked_group.group, "--messages", "2")
     assert (refused.exit_code, "2 messages will be discarded" in refused.stderr) == (1, True)
+    one = run("parked", "discard", "bad", "--group", parked_group.group, "--messages", "1")
+    assert "1 message will be discarded: the group can never process it." in one.stderr
     assert [lane.messages for lane in parked_group.lanes()] == [3, 1]
     (gone,) = asked("discard", "bad", "--messages", "2", "--yes")["discarded"]
     assert gone["discarded"] == 2
@@ -161,7 +163,7 @@ def test_a_discard_shows_the_messages_and_asks(run: Run, parked_group: ParkedGro
     words = ("parked", "discard", "bad", "--group", parked_group.group, "--messages", "2")
     asked = run(*words, stdin="n\n")
     assert asked.exit_code == 1
-    assert "2 messages will be discarded" in asked.stderr
+    assert "2 messages will be discarded: the group can never process them" in asked.stderr
     assert "offset" in asked.stderr, "the messages themselves"
     assert [lane.messages for lane in parked_group.lanes()] == [3, 1]
     assert run(*words, stdin="y\n").exit_code == 0
@@ -261,18 +263,27 @@ def test_why_prints_the_command_that_redrives_a_parked_key(run: Run, parked_grou
     assert "when the cause is removed" not in run(*words).stdout, "it is being redriven"
 
 
-def test_the_printed_command_is_safe_for_a_shell_and_names_the_server_that_was_given() -> None:
+def printed_commands(reason: str) -> list[list[str]]:
     queue, first, last = MessageQueue("t", "b", 0), QueueOffset(0), QueueOffset(2)
     since = datetime(2026, 1, 1, tzinfo=UTC)
-    lane = ParkedLaneView("g", queue, "-rf; 'x'", LaneStatus.PARKED, "E()", 1, since, 3, first, last)
+    lane = ParkedLaneView("g", queue, "-rf; 'x'", LaneStatus.PARKED, reason, 1, since, 3, first, last)
     at = GroupQueue(queue, first, last)
     progress = KeyProgress("g", 1, QueueProgress(at, None, None), 0, (), parked=lane)
     with click.Context(key.why, info_name="why") as context:
         context.params["server"] = "h:1"
         context.set_parameter_source("server", ParameterSource.COMMANDLINE)
-        (line,) = key._redrive(progress)
-    words = shlex.split(line.partition(": lanemq ")[2])
+        return [shlex.split(line.partition(": lanemq ")[2]) for line in key._redrive(progress)]
+
+
+def test_the_printed_command_is_safe_for_a_shell_and_names_the_server_that_was_given() -> None:
+    (words,) = printed_commands("E()")
     assert words == ["parked", "redrive", "--group", "g", "--topic", "t", "--server", "h:1", "--", "-rf; 'x'"]
+
+
+def test_for_a_body_that_cannot_be_decoded_discard_is_named_too() -> None:
+    redrive, discard = printed_commands("Undecodable('the body is not JSON')")
+    assert redrive[:2] == ["parked", "redrive"]
+    assert discard[:4] == ["parked", "discard", "--messages", "1"]
 
 
 def test_group_describe_counts_parked_messages(run: Run, parked_group: ParkedGroup) -> None:

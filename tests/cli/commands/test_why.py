@@ -185,6 +185,7 @@ def test_a_held_lane_with_many_messages_waits_for_its_owner(lane: LaneFixture) -
     assert [(each["status"], each["messages"], each["first_offset"]) for each in listed] == [("held", 70, 0)]
     redriven = lane.run("parked", "redrive", "a", "--group", lane.name)
     assert "already being redriven, or retried by their owner" in redriven.stdout
+    assert "0 lanes" not in redriven.stdout
 
 
 def test_a_lane_parked_in_memory_waits_for_an_operator(lane: LaneFixture) -> None:

@@ -343,6 +343,12 @@ def test_mistakes_are_reported_at_registration(register: Any, why: str) -> None:
         register(App("localhost:9876", group="g"))
 
 
+@pytest.mark.parametrize("decorator", ["ordered", "concurrent"])
+def test_a_decorator_without_parentheses_is_refused_with_the_right_form(decorator: str) -> None:
+    with pytest.raises(InvalidOption, match=rf'write @app.{decorator}\("orders"\)'):
+        getattr(App("127.0.0.1:1", group="g"), decorator)(lambda message: None)
+
+
 def test_an_app_without_handlers_does_not_start() -> None:
     with pytest.raises(InvalidOption, match="nothing is subscribed"):
         App("localhost:9876", group="g").start()

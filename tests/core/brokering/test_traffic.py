@@ -20,6 +20,13 @@ def steady(until: int, every: int = 1_000) -> Tally:
     return tally
 
 
+def test_the_rate_of_a_young_broker_counts_from_its_start() -> None:
+    tally = steady(until=10_000, every=100)
+    assert tally.last(MINUTE, now=at(10_000)).since(10_000).per_second == pytest.approx(10)
+    assert tally.last(MINUTE, now=at(10_000)).since(DAY).per_second == pytest.approx(100 / 60)
+    assert Window(5, 5, MINUTE).since(0).per_second == 5
+
+
 def test_nothing_was_added() -> None:
     assert Tally().last(MINUTE, now=at(0)) == Window(0, 0, MINUTE)
     assert Tally().last(MINUTE, now=at(0)).average == 0

@@ -45,7 +45,7 @@ def set_context(name: str, server: str, **protection: Any) -> None:
 @json_option
 def list_contexts(as_json: bool) -> None:
     """List all contexts; the one in use is marked."""
-    found, used = load(), selected()
+    found, used, server = load(), selected(), os.environ.get("LANEMQ_SERVER")
     names = sorted(found.contexts)
     rows = [
         ("*" if used is not None and used[0] == name else "", name, found.contexts[name].server, _protection(name))
@@ -65,9 +65,12 @@ def list_contexts(as_json: bool) -> None:
         Grid(
             ("", "context", "server", "protection"),
             rows,
-            f"no contexts: commands talk to {DEFAULT_SERVER}; add one with lanemq context set NAME --server HOST:PORT",
+            f"no contexts: commands talk to {server or DEFAULT_SERVER}; add one with lanemq context set NAME --server "
+            f"HOST:PORT",
         ),
     )
+    if server:
+        click.echo(f"note: LANEMQ_SERVER={server} is set in this shell, and wins over contexts", err=True)
 
 
 @context.command()

@@ -21,6 +21,7 @@ from lanemq.client.admin.topic_reader import MAX_FOUND
 from lanemq.client.admin.views import LaneStateView, NoAnswer
 from lanemq.client.message import Message
 from lanemq.core.lane_status import LaneStatus
+from lanemq.model.errors import Undecodable
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import to_millis
 
@@ -112,13 +113,19 @@ def _show(facts: KeyFacts, as_json: bool) -> None:
 
 
 def _redrive(each: KeyProgress) -> list[str]:
-    """The command that processes a parked key again, to be copied into a shell."""
+    """The command that processes a parked key again, to be copied into a shell; for a body that cannot be decoded also
+    the one that drops it."""
     lane = each.parked
     if lane is None or lane.status is not LaneStatus.PARKED:
         return []
     key = ["--keyless"] if lane.key is None else ["--", lane.key] if lane.key.startswith("-") else [lane.key]
-    words = ["--group", lane.group, "--topic", lane.queue.topic, *_given_server(), *key]
-    return [printable(f"  when the cause is removed: lanemq parked redrive {shlex.join(words)}")]
+    words = shlex.join(["--group", lane.group, "--topic", lane.queue.topic, *_given_server(), *key])
+    lines = [f"  when the cause is removed: lanemq parked redrive {words}"]
+    if Undecodable.__name__ in lane.reason:
+        lines.append(
+            f"  if the body will never fit, drop that message first: lanemq parked discard --messages 1 {words}"
+        )
+    return list(map(printable, lines))
 
 
 def _given_server() -> list[str]:

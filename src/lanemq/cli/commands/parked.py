@@ -20,6 +20,8 @@ from lanemq.wire.properties import PropertyName
 PREVIEW_MESSAGES = 5
 """Messages of each lane that `--dry-run` and the question before a discard show."""
 
+STARTS = "the queue's owner starts within a second, or as soon as there is one"
+
 _Affected: TypeAlias = tuple[ParkedLaneView, int, list[Message]]
 """A lane, how many of its messages are concerned, and the first of them."""
 
@@ -122,7 +124,7 @@ def redrive(
         as_json,
         lambda: {"dry_run": False, "redriven": list(map(lane_document, begun))},
         _lane_grid(begun, "nothing to do: these lanes are already being redriven, or retried by their owner"),
-        f"{plural(len(begun), 'lane')} redriven: the queue's owner starts within a second, or as soon as there is one",
+        *([f"{plural(len(begun), 'lane')} redriven: {STARTS}"] if begun else []),
     )
 
 
@@ -162,7 +164,8 @@ def discard(
             return
         upto = [(lane, _through(admin, lane, limit)) for lane in lanes]
         count = sum(_affected(lane, limit) for lane in lanes)
-        what = f"{plural(count, 'message')} will be discarded: the group can never process them"
+        them = "it" if count == 1 else "them"
+        what = f"{plural(count, 'message')} will be discarded: the group can never process {them}"
         confirm(yes, what, *([] if yes else _preview_parts(_first_messages(admin, lanes, limit), "will be discarded")))
         gone = [(lane, admin.discard(lane, through)) for lane, through in upto]
     show(

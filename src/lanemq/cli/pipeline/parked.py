@@ -3,11 +3,12 @@
 The commands do what `lanemq.pipelines.parked` does in Python.
 """
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
 
-from lanemq.cli.options import YES, InOrder, confirm, json_option
+from lanemq.cli.options import YES, CliError, InOrder, confirm, json_option
 from lanemq.cli.output import Grid, body_for_json, plural, show
 from lanemq.cli.pipeline.loading import (
     APPLIED_LATER,
@@ -17,6 +18,7 @@ from lanemq.cli.pipeline.loading import (
     pipeline_security_options,
     refused,
 )
+from lanemq.model.errors import UsageError
 
 if TYPE_CHECKING:
     from lanemq.pipelines.operate.parked import HeldLane, ParkedLanes
@@ -153,8 +155,13 @@ def discard(
 def _chosen(lanes: "ParkedLanes", key: str | None, everything: bool) -> "list[HeldLane]":
     if (key is None) != everything:
         raise click.UsageError("give either KEY or --all")
-    with refused():
+    try:
         return lanes.chosen(key, everything=everything)
+    except UsageError as error:
+        given = click.get_current_context().params
+        name = [] if given["name"] is None else ["--name", given["name"]]
+        listing = shlex.join(["lanemq", "pipeline", "parked", "list", given["place"], "--held", *name])
+        raise CliError(str(error).replace("waiting(held=True)", f"`{listing}`")) from error
 
 
 def _waiting(lanes: "list[HeldLane]") -> int:

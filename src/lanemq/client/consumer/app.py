@@ -95,6 +95,7 @@ class App:
         `DeadLetter(skip=True)` makes the message a dead letter when its retries are used up, and lets its successors
         pass. `lanes` is the number of keys that run at once. With `batch_size` above 1 the handler gets lists.
         """
+        _check_has_topic(topic, "ordered")
         policy, order = ordered_by(on_fail)
         plan = Subscription(topic=topic, tags=tags, order=order, policy=policy, workers=lanes, batch_size=batch_size)
         return self._register(plan)
@@ -103,6 +104,7 @@ class App:
         self, topic: str, *, tags: str = "*", workers: int = DEFAULT_WORKERS, batch_size: int = 1
     ) -> Callable[[H], H]:
         """Registers a handler without any order; the broker delivers failed messages again later."""
+        _check_has_topic(topic, "concurrent")
         plan = Subscription(
             topic=topic, tags=tags, order=Order.NONE, policy=SendBack(), workers=workers, batch_size=batch_size
         )
@@ -311,6 +313,12 @@ async def enter_lifespan(lifespan: Lifespan, app: App, stack: contextlib.AsyncEx
             f"the lifespan returned a {type(entered).__name__}: it must return a context manager, as a function with "
             f"one `yield` under @asynccontextmanager does"
         )
+
+
+def _check_has_topic(topic: object, decorator: str) -> None:
+    """Refuses `@app.ordered` without parentheses, where the handler is in the place of the topic."""
+    if callable(topic):
+        raise InvalidOption(f'@app.{decorator} needs a topic in parentheses: write @app.{decorator}("orders")')
 
 
 def _check_not_importing(call: str) -> None:

@@ -33,6 +33,10 @@ class Window(NamedTuple):
     times: int
     millis: int
 
+    def since(self, age: int) -> "Window":
+        """The window of something that exists for `age` ms: not longer than that, and at least a second."""
+        return self._replace(millis=max(min(self.millis, age), 1000))
+
     @property
     def per_second(self) -> float:
         return self.total * 1000 / self.millis

@@ -107,8 +107,8 @@ class ParkedLanes:
         found = [each for each in self.waiting(held=True) if everything or each.lane == key]
         if not found and not everything:
             raise UsageError(
-                f"key {key!r} is neither held nor parked, so nothing was requested; `lanemq pipeline parked list "
-                f"--held`, or waiting(held=True), lists those that are"
+                f"key {key!r} is neither held nor parked, so nothing was requested; waiting(held=True) lists those "
+                f"that are"
             )
         return found
 
