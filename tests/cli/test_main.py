@@ -1,5 +1,7 @@
 """The `lanemq` command: help, version, exit codes, and a broker in its own process."""
 
+import asyncio
+import errno
 import os
 import re
 import signal
@@ -15,10 +17,13 @@ import pytest
 from click.shell_completion import BashComplete
 from click.testing import CliRunner, Result
 
+from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
+from lanemq.cli.errors import CliError
 from lanemq.cli.main import COMMANDS, main
-from lanemq.cli.server.broker import _start_failed
+from lanemq.cli.server.broker import _start, _start_failed
 from lanemq.model.environment import install_extra
+from lanemq.model.errors import DiskFull, WriteFailed
 
 LANEMQ = [sys.executable, "-m", "lanemq.cli.main"]
 ASKING = [
@@ -244,3 +249,27 @@ def test_an_unknown_host_is_reported(tmp_path: Path, kind: type[OSError]) -> Non
     error = _start_failed(kind(socket.EAI_NONAME, "Name or service not known"), BrokerOptions(tmp_path))
     assert "unknown host" in str(error)
     assert "Errno" not in str(error)
+
+
+def test_a_file_that_cannot_be_opened_is_not_a_port_that_needs_privileges(tmp_path: Path) -> None:
+    options = BrokerOptions(tmp_path)
+    file = _start_failed(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "lock")), options)
+    assert f"{tmp_path / 'lock'}: Permission denied; the user of the broker must be able to write" in str(file)
+    assert "1024" not in str(file)
+    port = _start_failed(PermissionError(errno.EACCES, "Permission denied"), options)
+    assert "ports below 1024 need privileges" in str(port)
+
+
+@pytest.mark.parametrize("noticed_by", ["state", "indexes"])
+def test_a_start_on_a_full_disk_says_that_space_must_be_freed(tmp_path: Path, noticed_by: str) -> None:
+    """Whatever notices it first; the advice for a running broker does not help here."""
+
+    class OnFullDisk(Broker):
+        async def start(self) -> None:
+            if noticed_by == "state":
+                raise DiskFull("no space left for state.db: free some, and writing goes on")
+            raise WriteFailed("a restart rebuilds the indexes") from OSError(errno.ENOSPC, "No space left on device")
+
+    options = BrokerOptions(tmp_path)
+    with pytest.raises(CliError, match=f"the disk of {tmp_path} is full: free some space, then start again"):
+        asyncio.run(_start(OnFullDisk(options), options))

@@ -1,7 +1,9 @@
 """Examines a data folder without changing it, beside a running broker or without one."""
 
 import contextlib
+import os
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +34,9 @@ class Examined:
     damage: list[DamageRow] = field(default_factory=list)
     torn_files: int = 0
     log_bytes: int = 0
+    log_problem: str | None = None
+    unusable: list[Path] = field(default_factory=list)
+    """Files and folders that this user cannot read and write."""
     scanned: int | None = None
     """Records read by a scan; None without one."""
 
@@ -41,33 +46,91 @@ def examine(data: Path, *, scan: bool = False) -> Examined:
     found = Examined(holder=holder(data))
     found.killed = found.holder is None and (data / "running").exists()
     found.torn_files = len(list((data / "torn").glob("*.torn")))
-    log = data / "log"
-    if log.is_dir():
-        found.log_bytes = sum(each.stat().st_size for each in log.iterdir() if segment_start(each.name) is not None)
-    if found.holder is None and (found.log_bytes or (data / "recovery.json").exists()):
-        found.state_problem = lost_state(data / "state.db", running=found.killed)
-    if found.state_problem is None and (data / "state.db").exists():
-        _read_state(data / "state.db", found)
+    found.unusable = _unusable(data)
+    log, database = data / "log", data / "state.db"
+    known_end = 0
+    if os.access(database, os.R_OK) or not database.exists():
+        if found.holder is None and (any(_segments(log)) or (data / "recovery.json").exists()):
+            found.state_problem = lost_state(database, running=found.killed)
+        if found.state_problem is None and database.exists():
+            known_end = _read_state(database, found)
+    segments = _segments(log)  # after the state: a running broker makes them longer
+    found.log_bytes = sum(size for _, size in segments)
+    end = max((start + size for start, size in segments), default=0)
+    if end < known_end and os.access(log, os.R_OK | os.X_OK):
+        found.log_problem = (
+            f"the newest files of the log are missing or cut: it ends at byte {end:,}, and state.db knows it up to "
+            f"byte {known_end:,}"
+        )
     if scan and log.is_dir():
         _scan(data, found)
     return found
 
 
-def _read_state(path: Path, found: Examined) -> None:
-    """Read-only, so that closing the connection leaves the write-ahead log of a killed broker in place."""
+def _unusable(data: Path) -> list[Path]:
+    needed = os.R_OK if is_read_only(data) else os.R_OK | os.W_OK
+    found = []
+    with contextlib.suppress(FileNotFoundError):  # deleted by a running broker
+        for path in _used_paths(data):
+            if not os.access(path, needed) and path.exists():
+                found.append(path)
+    return found
+
+
+def _used_paths(data: Path) -> Iterator[Path]:
+    """Every file and folder that a broker opens."""
+    for path in data.iterdir():
+        if path.is_file():
+            yield path
+    for folder in (data / "log", data / "index", data / "keys"):
+        if folder.is_dir():
+            yield folder
+            yield from folder.rglob("*")
+
+
+def _segments(folder: Path) -> list[tuple[int, int]]:
+    """Start and size of every file of the log that can be seen."""
+    found = []
+    with contextlib.suppress(OSError):
+        for each in folder.iterdir():
+            start = segment_start(each.name)
+            if start is not None:
+                found.append((start, each.stat().st_size))
+    return found
+
+
+def is_read_only(folder: Path) -> bool:
+    """Whether the file system of a folder takes no changes."""
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
+def _read_state(path: Path, found: Examined) -> int:
+    """Returns how far the database knows the log.
+
+    Opened read-only, so that closing the connection leaves the write-ahead log of a killed broker in place. SQLite
+    needs a file beside the database for that, unless it is told that nothing changes.
+    """
+    mode = "mode=ro"
+    if not os.access(path.parent, os.W_OK) or is_read_only(path.parent):
+        log = path.with_name(path.name + "-wal")
+        if log.exists() and log.stat().st_size:
+            return 0  # without its newest part, the database says nothing about now
+        mode = "mode=ro&immutable=1"
+    position = 0
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as db:
             (found.layout,) = db.execute("PRAGMA user_version").fetchone()
             if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
                 found.state_problem = f"{path} is damaged"
-                return
+                return 0
             (found.topics,) = db.execute("SELECT count(*) FROM topics").fetchone()
             (found.groups,) = db.execute("SELECT count(DISTINCT grp) FROM offsets").fetchone()
-            row = db.execute("SELECT last_store_time FROM checkpoint").fetchone()
-            found.last_store_time = row[0] if row else 0
+            row = db.execute("SELECT last_store_time, position FROM checkpoint").fetchone()
+            found.last_store_time, position = row or (0, 0)
             found.damage = [DamageRow(*row) for row in db.execute("SELECT position, length, reason FROM damage")]
     except sqlite3.Error as error:
         found.state_problem = f"{path} cannot be read: {error}"
+    return position
 
 
 class _NoChanges(RealDisk):

@@ -1,10 +1,14 @@
 """`lanemq backup`, `restore` and `doctor` on real data folders."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.log.conftest import send
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.main import main
@@ -13,6 +17,7 @@ from lanemq.client.producer.producer import Producer
 from lanemq.client.topics import NewTopic
 from lanemq.log.examination import Examined
 from lanemq.log.state import VERSION
+from lanemq.log.store import Store
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -63,6 +68,52 @@ def test_damage_and_lost_state_are_problems(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "state.db is missing" in result.output
     assert "does not exist" in lanemq("doctor", "--data", str(tmp_path / "nowhere")).output
+
+
+def small_folder(tmp_path: Path) -> Path:
+    store = Store(tmp_path / "data")
+    store.recover()
+    send(store, "kept")
+    store.close()
+    return tmp_path / "data"
+
+
+def refusing(name: str) -> Callable[[Path, int], bool]:
+    """As `os.access`, for a user that may not open this file, or files in this folder."""
+    real = os.access
+    return lambda path, mode: name not in Path(path).parts[-2:] and real(path, mode)
+
+
+def test_files_of_another_user_are_a_problem_and_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = small_folder(tmp_path)
+    assert "files" not in findings(data)
+    for name in ("state.db", "lock", "log"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "access", refusing(name))
+            shown = findings(data)
+        assert shown["files"]["result"] == "PROBLEM"
+        assert f"/{name}" in shown["files"]["text"]
+        assert shown["state"]["result"] == "ok", "a file that cannot be opened is not lost"
+
+
+def test_a_log_whose_files_are_gone_is_a_problem(tmp_path: Path) -> None:
+    data = small_folder(tmp_path)
+    for each in (data / "log").iterdir():
+        each.unlink()
+    shown = findings(data)["files"]
+    assert shown["result"] == "PROBLEM"
+    assert "missing or cut: it ends at byte 0" in shown["text"]
+
+
+def test_a_read_only_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = small_folder(tmp_path)
+    found = os.statvfs(data)
+    sizes = {name: getattr(found, name) for name in ("f_bavail", "f_blocks", "f_bfree", "f_frsize")}
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY, **sizes))
+    shown = findings(data)
+    assert "read-only file system" in shown["folder"]["text"]
+    assert shown["state"]["result"] == "ok"
+    assert not (data / "state.db-shm").exists(), "nothing is created"
 
 
 @pytest.mark.parametrize(

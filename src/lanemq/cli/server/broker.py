@@ -30,6 +30,7 @@ from lanemq.cli.listening import BIND_ERRORS, UNKNOWN_HOST, cannot_listen, check
 from lanemq.cli.options import CliError, duration
 from lanemq.cli.output import LogFormat, log_audit_to, log_to_stderr
 from lanemq.cli.settings import PREFIX, config_option
+from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import DEFAULT_BROKER_NAME
 from lanemq.net.address import parse_address
 from lanemq.net.descriptors import raise_soft_limit
@@ -40,6 +41,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_MONITOR_PORT = 9880
 DEFAULT_MONITOR = f"127.0.0.1:{DEFAULT_MONITOR_PORT}"
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -344,6 +347,10 @@ async def _start(running: Broker, options: BrokerOptions) -> None:
         await running.start()
     except OSError as error:
         raise _start_failed(error, options) from error
+    except StorageError as error:
+        if isinstance(error, DiskFull) or getattr(error.__cause__, "errno", None) in NO_SPACE:
+            raise _disk_full(options) from error
+        raise
 
 
 def _make_folder(path: Path) -> None:
@@ -357,14 +364,20 @@ def _make_folder(path: Path) -> None:
 
 
 def _start_failed(error: OSError, options: BrokerOptions) -> CliError:
+    if error.filename is not None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return CliError(
+            f"cannot start with data in {options.data}: {error.filename}: {error.strerror}; the user of the broker "
+            f"must be able to write all of its files, see lanemq doctor --data {options.data}"
+        )
     if isinstance(error, socket.gaierror) or error.errno in UNKNOWN_HOST | BIND_ERRORS.keys():
         return cannot_listen(options.listen, error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CliError(
-            f"the disk of {options.data} is full: free some space, then start again; nothing is damaged, and nothing "
-            f"was changed"
-        )
+    if error.errno in NO_SPACE:
+        return _disk_full(options)
     return CliError(f"cannot start on {options.listen} with data in {options.data}: {error}")
+
+
+def _disk_full(options: BrokerOptions) -> CliError:
+    return CliError(f"the disk of {options.data} is full: free some space, then start again; nothing is damaged")
 
 
 def _is_loopback(host: str) -> bool:

@@ -16,7 +16,7 @@ from lanemq._fast import VARIANT
 from lanemq.cli.options import json_option
 from lanemq.cli.output import Grid, plural, show, size_text, time_text
 from lanemq.clock import SystemClock, wall_time
-from lanemq.log.examination import Examined, examine
+from lanemq.log.examination import Examined, examine, is_read_only
 from lanemq.log.state import VERSION
 
 FEW_FILES = 4096
@@ -73,11 +73,13 @@ def _examined(data: Path, scan: bool) -> Iterator[Finding]:
     if not data.is_dir():
         yield problem("folder", f"{data} does not exist or is no folder: check --data; a broker would create it")
         return
-    yield from _folder(data)
+    yield _folder(data)
+    if not os.access(data, os.R_OK | os.X_OK):
+        return
     disk = shutil.disk_usage(data)
     yield space_finding(disk.free, disk.total)
     found = examine(data, scan=scan)
-    for check in (running_finding, layout_finding, state_finding, clock_finding, damage_finding):
+    for check in (running_finding, files_finding, layout_finding, state_finding, clock_finding, damage_finding):
         finding = check(found)
         if finding is not None:
             yield finding
@@ -88,14 +90,29 @@ def _versions() -> str:
     return f"LaneMQ {version('lanemq')} ({VARIANT}), Python {python}, SQLite {sqlite3.sqlite_version}"
 
 
-def _folder(data: Path) -> Iterator[Finding]:
+def _folder(data: Path) -> Finding:
     facts = data.stat()
+    if is_read_only(data):
+        return problem(
+            "folder", f"{data} is on a read-only file system: look for its cause in dmesg, mount it writable"
+        )
     if not os.access(data, os.R_OK | os.W_OK | os.X_OK):
-        yield problem("folder", f"{data} is not writable for this user (owner {facts.st_uid}): change its owner")
-    elif facts.st_mode & 0o007:
-        yield warning("folder", f"{data} can be opened by every user of this machine: chmod 750 {data}")
-    else:
-        yield ok("folder", f"{data}, mode {facts.st_mode & 0o777:o}")
+        return problem("folder", f"{data} is not writable for this user (owner {facts.st_uid}): change its owner")
+    if facts.st_mode & 0o007:
+        return warning("folder", f"{data} can be opened by every user of this machine: chmod 750 {data}")
+    return ok("folder", f"{data}, mode {facts.st_mode & 0o777:o}")
+
+
+def files_finding(found: Examined) -> Finding | None:
+    if found.log_problem is not None:
+        return problem("files", f"{found.log_problem}: put them back, restore a backup, or start once with --recover")
+    if not found.unusable:
+        return None
+    names = ", ".join(str(path) for path in sorted(found.unusable)[:3])
+    more = f" and {len(found.unusable) - 3} more" if len(found.unusable) > 3 else ""
+    return problem(
+        "files", f"this user cannot read and write {names}{more}: run as the broker's user, or change the owner"
+    )
 
 
 def limits_finding(limits: tuple[int, int]) -> Finding:
