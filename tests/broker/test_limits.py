@@ -10,7 +10,7 @@ from tests.load.abuses import heartbeat_of
 
 from lanemq.broker.body_limits import SMALL_BODY
 from lanemq.broker.parts import Parts
-from lanemq.core.brokering.quotas import QuotaLimits, Quotas
+from lanemq.core.brokering.quotas import Quota, QuotaLimits, Quotas
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 
@@ -218,3 +218,43 @@ def test_a_failing_row_fails_alone(broker: RunningBroker, folder: Path) -> None:
     broker.settle()
     assert outcomes == [True, False, True]
     assert sorted(parts.state.groups()) == ["a", "c"]
+
+
+def test_one_connection_and_one_address_hold_no_more_pulls_than_their_quotas(broker: RunningBroker) -> None:
+    parts = limited(broker, held_pulls=3, held_pulls_of_connection=2)
+    raw, second, third = broker.connect(), broker.connect(), broker.connect()
+    raw.create("T")
+    held = [raw.post_pull("T", 0, hold=25_000) for _ in range(2)]
+    reply = raw.pull("T", 0, hold=25_000)
+    assert reply.code == ResponseCode.SYSTEM_BUSY
+    assert "has 2 pulls that wait for messages already" in (reply.remark or "")
+    assert (reply.remark or "").startswith("connection ")
+    second.post_pull("T", 0, hold=25_000)
+    second.bounds("T")
+    reply = third.pull("T", 0, hold=25_000)
+    assert "address 127.0.0.1 has 3 pulls" in (reply.remark or "")
+    assert refusals(raw, "quota") == 2
+    assert third.pull("T", 0).code == ResponseCode.PULL_NOT_FOUND, "a pull that does not wait is answered"
+    third.send("T", b"x", queue=0)
+    assert [raw.answer(each).code for each in held] == [0, 0]
+    assert third.pull("T", 0, hold=25_000).code == 0, "a pull that finds a message is answered"
+    for each in (raw, raw, second):
+        each.post_pull("T", 1, hold=25_000)
+        each.bounds("T")
+    assert third.pull("T", 1, hold=25_000).code == ResponseCode.SYSTEM_BUSY
+    raw.close()
+    second.close()
+    while broker.call(lambda: len(parts.polls)):
+        pass
+    assert broker.call(lambda: parts.quotas.charged(Quota.HELD_PULLS, "address 127.0.0.1")) == 0
+
+
+def test_without_the_quota_one_connection_holds_all_pulls(broker: RunningBroker) -> None:
+    """Negative control of the test before."""
+    parts = limited(broker, held_pulls_of_connection=1_000)
+    raw = broker.connect()
+    raw.create("T")
+    for _ in range(10):
+        raw.post_pull("T", 0, hold=25_000)
+    raw.bounds("T")
+    assert broker.call(lambda: len(parts.polls)) == 10

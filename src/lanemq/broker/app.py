@@ -45,8 +45,9 @@ from lanemq.broker.sliced_answers import SlicedAnswers
 from lanemq.broker.storage.checkpoints import Checkpoints, unsaved_stamps
 from lanemq.broker.storage.delays import DelayDelivery
 from lanemq.broker.storage.disk_thread import DiskThread
-from lanemq.broker.storage.group_commit import GroupCommit, HeldPull
+from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.topic_keeper import TopicKeeper, TopicRows
+from lanemq.broker.waking import HeldPull, Waking
 from lanemq.clock import Clock, SystemClock, nanoseconds_of
 from lanemq.core.brokering.disk_space import LowSpace
 from lanemq.core.brokering.long_poll import LongPolls
@@ -61,6 +62,7 @@ from lanemq.net.address import Address
 from lanemq.net.descriptors import connections_within, open_files_limit
 from lanemq.net.server import ConnectionLimits, Listener, Server
 from lanemq.net.server_tls import TlsDetector
+from lanemq.net.turns import Turns
 from lanemq.wire.record import RecordView, pack_host
 
 if TYPE_CHECKING:
@@ -246,16 +248,17 @@ class Broker:
         options, clock = self.options, self._clock
         advertised = Address(options.advertised_host, self.address.port)
         polls: LongPolls[HeldPull] = LongPolls(capacity=options.max_held_pulls)
+        waking = Waking(polls, Turns(asyncio.get_running_loop(), nanoseconds_of(clock)))
         counters, topic_rows = Counters(), TopicRows(store.state, threads.rows)
         group_commit = GroupCommit(
             store,
             threads.log,
             clock,
-            polls,
             pack_host(*advertised),
             options.max_pending_bytes,
             rows=topic_rows,
             refusals=counters.refusals,
+            on_arrivals=waking.arrived,
             on_undone=partial(undo_stamps, tables.producers),
         )
         members = Membership(expiry_ms=to_millis(options.member_expiry))
@@ -289,6 +292,7 @@ class Broker:
             producers=tables.producers,
             producer_users=tables.producers.users(),
             polls=polls,
+            waking=waking,
             delays=tables.delays,
             delay_delivery=DelayDelivery(tables.delays, store, clock, tables.topics, group_commit),
             recording=recording,

@@ -94,7 +94,8 @@ class BrokerOptions:
     """Bytes in one pull answer; the first message is always included."""
 
     max_held_pulls: int = 100_000
-    """Long polls held at once; further pulls are answered empty immediately."""
+    """Long polls held at once; further pulls are answered empty immediately. Of these, one connection may have 5,000
+    and one user or address 50,000; their further ones are answered "busy" (`core/brokering/quotas`)."""
 
     max_pinned_bytes: int = 1024 * MEBIBYTE
     """Bytes of log files that are kept beyond their retention because they hold parked messages. Small: the parked

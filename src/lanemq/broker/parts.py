@@ -9,9 +9,10 @@ from lanemq.broker.notices import Notices
 from lanemq.broker.recording import Recording
 from lanemq.broker.storage.delays import DelayDelivery
 from lanemq.broker.storage.disk_thread import DiskThread
-from lanemq.broker.storage.group_commit import GroupCommit, HeldPull
+from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.parking import Parking
 from lanemq.broker.storage.topic_keeper import TopicKeeper
+from lanemq.broker.waking import HeldPull, Waking
 from lanemq.clock import Clock
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.delay import DelayQueueCursors
@@ -102,6 +103,7 @@ class Parts:
     offsets: GroupOffsets
     producers: ProducerTable
     polls: LongPolls[HeldPull]
+    waking: Waking
     delays: DelayQueueCursors
     delay_delivery: DelayDelivery
     recording: Recording
@@ -169,6 +171,16 @@ class Parts:
 
     def end_row(self, peer: Peer) -> None:
         self.quotas.let_go(Quota.ROWS, f"{peer.number}", 1)
+
+    def begin_held(self, peer: Peer, request: Command) -> OverQuota | None:
+        """Count a pull that is held; the refusal if the connection or the party holds too many."""
+        over = self.quotas.add(Quota.HELD_PULLS, self.party(peer, request), f"connection {peer.number}", 1)
+        if over is not None:
+            self.counters.refusals.add(RefusalReason.QUOTA)
+        return over
+
+    def end_held(self, peer: Peer, count: int = 1) -> None:
+        self.quotas.let_go(Quota.HELD_PULLS, f"connection {peer.number}", count)
 
     def refuse_other_client(self, peer: Peer, request: Command, client_id: str, *, releases: bool) -> None:
         """Raise if a connection would release or refresh the leases of another connection's client.

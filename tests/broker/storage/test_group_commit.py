@@ -12,7 +12,6 @@ from lanemq.broker.storage.disk_thread import DiskThread, outcome_of
 from lanemq.broker.storage.group_commit import WAITED_FOR, GroupCommit
 from lanemq.broker.storage.topic_keeper import TopicRows
 from lanemq.clock import SystemClock
-from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.refusals import RefusalCounts
 from lanemq.log.appender import Pending
 from lanemq.log.options import StoreOptions
@@ -82,11 +81,11 @@ class CountedCommits:
             self.store,
             thread,
             SystemClock(),
-            LongPolls(),
             NO_HOST,
             1 << 20,
             rows=self.rows,
             refusals=RefusalCounts(),
+            on_arrivals=lambda _: None,
             on_undone=lambda _: None,
         )
         self.acknowledged: list[bytes] = []

@@ -21,6 +21,16 @@ def test_a_party_is_refused_at_its_limit_and_others_are_not() -> None:
     assert quotas.charge(Quota.GROUPS, "mallory", "g4") is None
 
 
+def test_one_connection_is_refused_before_its_party() -> None:
+    quotas = Quotas(QuotaLimits(held_pulls=5, held_pulls_of_connection=2))
+    assert quotas.add(Quota.HELD_PULLS, "mallory", "connection 1", 2) is None
+    assert quotas.add(Quota.HELD_PULLS, "mallory", "connection 1", 1) == OverQuota(Quota.HELD_PULLS, "connection 1", 2)
+    assert quotas.add(Quota.HELD_PULLS, "mallory", "connection 2", 2) is None
+    assert quotas.add(Quota.HELD_PULLS, "mallory", "connection 3", 2) == OverQuota(Quota.HELD_PULLS, "mallory", 5)
+    quotas.let_go(Quota.HELD_PULLS, "connection 1", 1)
+    assert quotas.add(Quota.HELD_PULLS, "mallory", "connection 3", 2) is None
+
+
 @given(st.lists(st.tuples(st.booleans(), PARTIES, NAMES, st.integers(1, 3))))
 def test_sums_are_those_of_the_names(steps: list[tuple[bool, str, str, int]]) -> None:
     quotas = Quotas(QuotaLimits(leases=6))

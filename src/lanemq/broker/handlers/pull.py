@@ -6,7 +6,7 @@ its queue without knowing receives nothing more.
 """
 
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from dataclasses import dataclass
 
 from lanemq.broker.dispatch import Handler, answer_code, answer_error
@@ -16,7 +16,7 @@ from lanemq.core.brokering.lock_table import Stale, Unowned
 from lanemq.core.brokering.topic_table import Permission
 from lanemq.history import Place
 from lanemq.log.reading import ReadResult, ReadStatus
-from lanemq.model.errors import BrokerRefused, LaneError, NotAllowed, StillRebuilding, TopicNotFound
+from lanemq.model.errors import BrokerBusy, BrokerRefused, LaneError, NotAllowed, StillRebuilding, TopicNotFound
 from lanemq.model.java_hash import tag_code
 from lanemq.model.names import check_group
 from lanemq.model.units import Millis, QueueOffset
@@ -61,6 +61,8 @@ class _Pull:
     tags: frozenset[int] | None
     rebuilt_by: Millis | None = None
     """Until when it waits for a lost index entry at most; None if it does not."""
+    topic_deleted: bool = False
+    """Whether its topic was deleted while it was held."""
 
     def wake(self) -> None:
         self.handler.answer_held(self)
@@ -78,31 +80,32 @@ class PullHandler:
         return {RequestCode.PULL_MESSAGE: self._pull, RequestCode.LITE_PULL_MESSAGE: self._pull}
 
     def expire(self, now: Millis) -> None:
-        for held in self._parts.polls.expire(now=now):
-            held.wake()
+        self._parts.waking.expire(now)
 
     def group_moved(self, group: str, queues: Container[tuple[str, int]]) -> None:
         """Answer a group's held pulls immediately after a reset of these queues, not at their deadline."""
-        self._release([pull for pull in self._held if _is_of(pull.header, group, queues)])
+        self._parts.waking.release([pull for pull in self._held if _is_of(pull.header, group, queues)])
 
     def topic_deleted(self, topic: str) -> None:
         """Answer the held pulls of a deleted topic: they must not continue in a new topic of that name."""
-        self._release([pull for pull in self._held if pull.header.topic == topic])
+        gone = [pull for pull in self._held if pull.header.topic == topic]
+        for pull in gone:
+            pull.topic_deleted = True  # a new topic of that name may exist when it is answered
+        self._parts.waking.release(gone)
 
     def release_all(self) -> None:
         """Answer all held pulls before the broker stops."""
-        self._release(tuple(self._held))
-
-    def _release(self, held: Iterable[_Pull]) -> None:
+        held = tuple(self._held)
         self._parts.polls.forget(held)
         for pull in held:
             self.answer_held(pull)
 
     def disconnected(self, peer: Peer) -> None:
         gone = self._by_peer.pop(peer.number, {})
-        self._parts.polls.forget(gone)
         for pull in gone:
             self._held.pop(pull, None)
+        self._parts.end_held(peer, len(gone))
+        self._parts.waking.forget(gone)
 
     def _pull(self, peer: Peer, request: Command) -> None:
         header = PullHeader.from_ext(request.ext)
@@ -131,7 +134,12 @@ class PullHandler:
         if pull.rebuilt_by is None:
             pull.rebuilt_by = Millis(now + max(REBUILD_HOLD_MS, min(suspend, MAX_HOLD_MS)))
         look_at = Millis(min(now + REBUILD_LOOK_MS, pull.rebuilt_by))
-        if now >= pull.rebuilt_by or not self._hold_until(pull, look_at):
+        try:
+            if now < pull.rebuilt_by and self._hold_until(pull, look_at):
+                return
+        except BrokerBusy as busy:
+            answer_error(pull.peer, pull.request, busy)
+        else:
             answer_error(pull.peer, pull.request, error)
 
     def _check_group(self, group: str) -> None:
@@ -221,9 +229,14 @@ class PullHandler:
         return self._hold_until(pull, Millis(self._parts.clock.now() + min(header.suspend_timeout_millis, MAX_HOLD_MS)))
 
     def _hold_until(self, pull: _Pull, deadline: Millis) -> bool:
+        """Hold a pull; False if the broker holds too many, and raises `BrokerBusy` if its client does."""
         header = pull.header
         offset = QueueOffset(header.queue_offset)
+        over = self._parts.begin_held(pull.peer, pull.request)
+        if over is not None:
+            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, str(over))
         if not self._parts.polls.hold(pull, header.topic, header.queue_id, offset, pull.tags, deadline):
+            self._parts.end_held(pull.peer)
             return False
         self._held[pull] = None
         self._by_peer.setdefault(pull.peer.number, {})[pull] = None
@@ -234,6 +247,7 @@ class PullHandler:
         if pull not in self._held:
             return  # its connection was closed a moment ago
         del self._held[pull], self._by_peer[pull.peer.number][pull]
+        self._parts.end_held(pull.peer)
         try:
             self._answer_now(pull)
         except StillRebuilding as error:
@@ -247,7 +261,7 @@ class PullHandler:
     def _answer_now(self, pull: _Pull) -> None:
         if not self._may_pull(pull):
             return
-        if self._parts.topics.get(pull.header.topic) is None:
+        if pull.topic_deleted or self._parts.topics.get(pull.header.topic) is None:
             ext = PullResponse(next_begin_offset=0, min_offset=0, max_offset=0).to_ext()
             answer_code(pull.peer, pull.request, ResponseCode.PULL_OFFSET_MOVED, "the topic was deleted", ext)
         elif pull.peer.reads_slowly:

@@ -16,20 +16,19 @@ messages rely on rows that are not on disk yet waits for them before it goes to 
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.clock import Clock, nanoseconds_of
-from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.log.appender import Arrival, NewRecords, Pending, Staged
 from lanemq.log.queue_index import QueueIndex
 from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, DiskFull, NoDescriptors, StorageError
 from lanemq.model.figures import Distribution
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import Millis
 from lanemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
@@ -44,13 +43,6 @@ crash, damage in the records of more seconds is taken for a torn end. Small: mor
 
 Done = Callable[[StorageError | None], None]
 """Called with None when the group is on disk, or with the error that prevented it."""
-
-
-class HeldPull(Hashable, Protocol):
-    """A pull that waits for messages."""
-
-    def wake(self) -> None:
-        """Answer the pull."""
 
 
 class RowsFirst(Protocol):
@@ -98,16 +90,17 @@ class GroupCommit:
         store: Store,
         thread: DiskThread,
         clock: Clock,
-        polls: "LongPolls[HeldPull]",
         store_host: bytes,
         max_pending_bytes: int,
         *,
         rows: RowsFirst,
         refusals: RefusalCounts,
+        on_arrivals: Callable[[Sequence[Arrival]], None],
         on_undone: Callable[[Sequence[bytes]], None],
     ) -> None:
         """`store_host` is the broker's address in every record: RocketMQ's clients find a message by it.
 
+        `on_arrivals` is called with what can be read from now on, after the senders are answered.
         `on_undone` is called with the records of an undone group, before their senders are answered.
         """
         self.undone = 0
@@ -128,7 +121,7 @@ class GroupCommit:
         self._log = store.appender
         self._thread = thread
         self._clock = clock
-        self._polls = polls
+        self._on_arrivals = on_arrivals
         self._store_host = store_host
         self._max_pending_bytes = max_pending_bytes
         self._loop = asyncio.get_running_loop()
@@ -323,10 +316,8 @@ class GroupCommit:
         for done, size in waiting:
             self.pending_bytes -= size
             _call(done, error)
-        for arrival in arrivals:
-            end = QueueOffset(arrival.max_offset)
-            for held in self._polls.arrived(arrival.topic, arrival.queue_id, end, arrival.tag_codes):
-                held.wake()
+        if arrivals:
+            self._on_arrivals(arrivals)
         if self._waiting:
             self._kick()
         else:

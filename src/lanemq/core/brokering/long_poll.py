@@ -1,13 +1,13 @@
 """Held pulls: they found nothing and wait for a message.
 
-Invariant: each held pull is answered exactly once, on arrival or at its deadline. Returning a poll id is the answer: it
-is removed in the same step.
+Invariant: each held pull is answered exactly once, on arrival or at its deadline. Yielding a poll id is the answer: it
+is removed in the same step. The caller may pause between two of them, and pulls may come and go meanwhile.
 
 RocketMQ scans all held pulls every five seconds. Here an arrival looks only at the pulls of its queue, and deadlines
 come from a heap, so tens of thousands of idle consumers cost nothing while they wait.
 """
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
@@ -69,26 +69,24 @@ class LongPolls(Generic[PollId]):
 
     def arrived(
         self, topic: str, queue_id: int, max_offset: QueueOffset, tag_codes: Collection[int] | None
-    ) -> list[PollId]:
-        """The pulls to run again, in the order in which they were held.
+    ) -> Iterator[PollId | None]:
+        """The pulls to run again, in the order in which they were held; None for each that does not want the messages.
 
         `tag_codes` are those of the new messages; None if unknown, and then every pull below `max_offset` matches.
         """
-        waiting = self._queues.get((topic, queue_id))
-        if not waiting:
-            return []
-        woken = [poll_id for poll_id, held in waiting.items() if held.wants(max_offset, tag_codes)]
-        self.forget(woken)
-        return woken
+        for poll_id, held in tuple(self._queues.get((topic, queue_id), {}).items()):
+            if self._held.get(poll_id) is held and held.wants(max_offset, tag_codes):
+                self.forget((poll_id,))
+                yield poll_id
+            else:
+                yield None
 
-    def expire(self, *, now: Millis) -> list[PollId]:
+    def expire(self, *, now: Millis) -> Iterator[PollId]:
         """The pulls whose deadline has passed, to be run a last time without waiting."""
-        ended = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             _, _, poll_id = heappop(self._deadlines)
             self._remove(poll_id)
-            ended.append(poll_id)
-        return ended
+            yield poll_id
 
     def forget(self, poll_ids: Iterable[PollId]) -> None:
         """Remove pulls, such as those of a closed connection. Unknown ids are ignored."""
@@ -98,6 +96,10 @@ class LongPolls(Generic[PollId]):
         if len(self._deadlines) > 2 * len(self._held) + 64:
             self._deadlines = [item for item in self._deadlines if self._counts(item)]
             heapify(self._deadlines)
+
+    def any_of(self, topic: str, queue_id: int) -> bool:
+        """Whether a pull of this queue is held."""
+        return (topic, queue_id) in self._queues
 
     def next_deadline(self) -> Millis | None:
         while self._deadlines:

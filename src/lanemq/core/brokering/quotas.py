@@ -3,7 +3,8 @@
 A party is the user of a request, or its address on a broker without users. What is new is charged to the party that
 names it first, and stays charged until it is gone. What existed before the broker's start belongs to no party.
 
-Requests under way that change `state.db` are counted by connection, because they end with it.
+Requests under way that change `state.db` are counted by connection, because they end with it. Held pulls and seats in
+groups are limited for one connection and for the party.
 """
 
 from collections.abc import Iterable
@@ -27,16 +28,19 @@ class Quota(Enum):
     LEASES = "queue locks"
     TOPICS = "topics created"
     ROWS = "unfinished requests that are saved"
+    HELD_PULLS = "pulls that wait for messages"
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
-    """How much one party may have, and one connection of `rows`."""
+    """How much one party may have, and one connection of `rows` and of what is named so."""
 
     groups: int = 2_000
     leases: int = 100_000
     topics: int = 10_000
     rows: int = 1_000
+    held_pulls: int = 50_000
+    held_pulls_of_connection: int = 5_000
 
 
 class OverQuota(NamedTuple):
@@ -56,6 +60,7 @@ _HINTS = {
     Quota.LEASES: "unlock some, or consume with more users or from more addresses",
     Quota.TOPICS: "use existing topics, or let an administrator create them",
     Quota.ROWS: "wait for answers before sending more",
+    Quota.HELD_PULLS: "pull with more connections, users or addresses, or ask again later",
 }
 
 
@@ -69,7 +74,9 @@ class Quotas:
             Quota.LEASES: limits.leases,
             Quota.TOPICS: limits.topics,
             Quota.ROWS: limits.rows,
+            Quota.HELD_PULLS: limits.held_pulls,
         }
+        self._limits_of_name = {Quota.HELD_PULLS: limits.held_pulls_of_connection}
         self._held: dict[Quota, dict[str, tuple[str, int]]] = {quota: {} for quota in Quota}
         """Name → the party that is charged for it, and how much."""
         self._sums: dict[tuple[Quota, str], int] = {}
@@ -84,6 +91,8 @@ class Quotas:
     def add(self, quota: Quota, party: str, name: str, count: int) -> OverQuota | None:
         """Charge more under a name, to the party that has it already, if there is one."""
         held_by, before = self._held[quota].get(name, (party, 0))
+        if (limit := self._limits_of_name.get(quota)) is not None and before + count > limit:
+            return OverQuota(quota, name, limit)
         total = self._sums.get((quota, held_by), 0) + count
         if total > self._limits[quota]:
             return OverQuota(quota, held_by, self._limits[quota])

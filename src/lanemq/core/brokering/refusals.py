@@ -16,7 +16,7 @@ class RefusalReason(Enum):
     BODY = "body"
     """A body that cannot be read, or is larger than its kind may be."""
     QUOTA = "quota"
-    """More groups, leases, topics or unsaved rows than one party may have."""
+    """More groups, leases, topics, unsaved rows or held pulls than one party may have."""
     BUSY = "busy"
     """Too much waits for the disk."""
     LOW_SPACE = "low_space"

@@ -1,0 +1,111 @@
+"""Held pulls are answered in turns: one message may wake thousands of them, and each answer takes a while.
+
+What fits into one turn is answered at once, the rest in later iterations of the event loop, between the requests of
+other clients. A pull stays among the long polls until its own answer, so it is answered exactly once, whatever comes
+first: a message, its deadline, or the end of its connection.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from lanemq.core.brokering.long_poll import LongPolls
+from lanemq.log.appender import Arrival
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.net.turns import Turns
+
+MAX_TAG_CODES = 1_000
+"""Tags of the messages that arrive while pulls of their queue are answered; with more, every pull runs again."""
+
+
+class HeldPull(Hashable, Protocol):
+    """A pull that waits for messages."""
+
+    def wake(self) -> None:
+        """Answer the pull."""
+
+
+class _Arrived(NamedTuple):
+    max_offset: int
+    tag_codes: frozenset[int] | None
+
+    def joined(self, later: "_Arrived") -> "_Arrived":
+        codes = None if self.tag_codes is None or later.tag_codes is None else self.tag_codes | later.tag_codes
+        if codes is not None and len(codes) > MAX_TAG_CODES:
+            codes = None
+        return _Arrived(max(self.max_offset, later.max_offset), codes)
+
+
+class Waking:
+    """Answers the held pulls of one broker. Use it on the event loop only."""
+
+    def __init__(self, polls: LongPolls[HeldPull], turns: Turns) -> None:
+        self._polls = polls
+        self._turns = turns
+        self._arrived: dict[tuple[str, int], _Arrived | None] = {}
+        """Queues whose pulls are being answered, and what arrived there since that began."""
+        self._expiring = False
+
+    def arrived(self, arrivals: Sequence[Arrival]) -> None:
+        """Answer the pulls that want new messages, in the order in which they were held."""
+        end = 0
+        for topic, queue_id, max_offset, tag_codes in arrivals:
+            if not self._polls.any_of(topic, queue_id):
+                continue
+            queue, arrived = (topic, queue_id), _Arrived(max_offset, tag_codes)
+            if queue in self._arrived:
+                before = self._arrived[queue]
+                self._arrived[queue] = arrived if before is None else before.joined(arrived)
+            else:
+                self._arrived[queue] = arrived
+                end = end or self._turns.end()
+                self._begin(self._woken(queue), end)
+
+    def expire(self, now: Millis) -> None:
+        """Answer the pulls whose deadline has passed."""
+        if not self._expiring:
+            self._expiring = True
+            self._begin(self._expired(now), self._turns.end())
+
+    def release(self, pulls: Iterable[HeldPull]) -> None:
+        """Answer these pulls, unless they are answered before it is their turn."""
+        self._begin(self._released(pulls), self._turns.end())
+
+    def forget(self, pulls: Iterable[HeldPull]) -> None:
+        """Remove pulls that need no answer, because their connection is closed."""
+        self._begin(self._forgotten(pulls), self._turns.end())
+
+    def _begin(self, steps: Iterator[HeldPull | None], end: int) -> None:
+        if self._work(steps, end):
+            self._turns.add(partial(self._work, steps))
+
+    def _work(self, steps: Iterator[HeldPull | None], end: int) -> bool:
+        """Answer pulls until a time; whether there may be more."""
+        for pull in steps:
+            if pull is not None:
+                pull.wake()
+            if self._turns.nanoseconds() >= end:
+                return True
+        return False
+
+    # steps: each yields a pull to be answered, or None if there is nothing to answer
+
+    def _woken(self, queue: tuple[str, int]) -> Iterator[HeldPull | None]:
+        while (arrived := self._arrived[queue]) is not None:
+            self._arrived[queue] = None
+            yield from self._polls.arrived(*queue, QueueOffset(arrived.max_offset), arrived.tag_codes)
+        del self._arrived[queue]
+
+    def _expired(self, now: Millis) -> Iterator[HeldPull | None]:
+        yield from self._polls.expire(now=now)
+        self._expiring = False
+
+    def _released(self, pulls: Iterable[HeldPull]) -> Iterator[HeldPull | None]:
+        for pull in pulls:
+            self._polls.forget((pull,))
+            yield pull
+
+    def _forgotten(self, pulls: Iterable[HeldPull]) -> Iterator[HeldPull | None]:
+        for pull in pulls:
+            self._polls.forget((pull,))
+            yield None
