@@ -122,35 +122,41 @@ def test_silent_connection_is_closed(start: Start) -> None:
     assert raw.is_closed_by_broker()
 
 
-def test_unfinished_frames_are_bounded_over_all_connections(broker: RunningBroker) -> None:
-    """One peer may have a whole frame unfinished, but not all of them: the largest is closed."""
+def test_unfinished_frames_are_bounded_over_all_connections(
+    broker: RunningBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One peer may have a whole frame unfinished, but not all of them: the one that began first is closed."""
     peers = {size: broker.connect() for size in (300_000, 500_000, 400_000)}
     frames = {size: raw.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), bytes(MIB)) for size, raw in peers.items()}
     listening = broker.broker.running.server
-    listening._max_unfinished_bytes = MIB
+    listening.unfinished.limit = MIB
     sent = 0
     for size, raw in peers.items():
         raw.socket.sendall(frames[size][1][:size])
         sent += size
-        while sent <= MIB and broker.call(lambda: listening.unfinished) < sent:
+        while sent <= MIB and broker.call(lambda: listening.unfinished.total) < sent:
             pass
-    assert peers[500_000].is_closed_by_broker()
-    assert broker.call(lambda: listening.unfinished) <= MIB
-    listening._max_unfinished_bytes = 4 * MIB
-    for size in (300_000, 400_000):
+    assert peers[300_000].is_closed_by_broker()
+    assert listening.refusals.counts[RefusalReason.UNFINISHED_FRAMES] == 1
+    assert [each.levelname for each in caplog.records if "not finished a request are closed" in each.message] == [
+        "WARNING"
+    ]
+    assert broker.call(lambda: listening.unfinished.total) <= MIB
+    listening.unfinished.limit = 4 * MIB
+    for size in (500_000, 400_000):
         opaque, frame = frames[size]
         peers[size].socket.sendall(frame[size:])
         assert peers[size].answer(opaque).code == 0
-    assert broker.call(lambda: listening.unfinished) == 0
+    assert broker.call(lambda: listening.unfinished.total) == 0
 
 
 def test_unfinished_frame_of_a_lost_connection_is_not_counted(broker: RunningBroker) -> None:
     raw = broker.connect()
     raw.socket.sendall(raw.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), bytes(MIB))[1][:1000])
     listening = broker.broker.running.server
-    while broker.call(lambda: listening.unfinished) < 1000:
+    while broker.call(lambda: listening.unfinished.total) < 1000:
         pass
     raw.close()
     while broker.call(lambda: len(listening.peers)):
         pass
-    assert broker.call(lambda: listening.unfinished) == 0
+    assert broker.call(lambda: listening.unfinished.total) == 0

@@ -24,6 +24,7 @@ from lanemq.net.address import Address
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.server_tls import CLOSING_ALERT_SECONDS, HANDSHAKE_SECONDS, TlsDetector
 from lanemq.net.turns import Turns
+from lanemq.net.unfinished_frames import UnfinishedFrames
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import BadHeader, Command, Frame, FrameDecoder, decode_command, encode_response
 from lanemq.wire.other_protocols import OtherProtocol
@@ -37,8 +38,8 @@ WRITE_HIGH_WATER_BYTES = 4 * 1024 * 1024
 """If a peer's unsent replies exceed this, its requests wait: a slow reader slows only itself."""
 
 MAX_UNFINISHED_BYTES = 256 * 1024 * 1024
-"""Limit of unfinished frames over all peers, because each peer may hold one frame of the maximum size. Above it, the
-peer with the largest is disconnected.
+"""Limit of unfinished frames over all peers, because each peer may hold one frame of the maximum size. Above it, peers
+are disconnected (`net/unfinished_frames`).
 """
 
 CLOSE_SECONDS = 5.0
@@ -147,8 +148,7 @@ class Peer(asyncio.Protocol):
         """More replies are unsent than the high-water mark allows."""
         self._server = server
         self._decoder = FrameDecoder(server.max_frame_bytes)
-        self.unfinished = 0
-        """Bytes of the unfinished frame."""
+        self._unfinished = 0
         self.singly = 0
         """For a handler of several frames: how many of the next frames it leaves to be handled one by one."""
         self._transport: asyncio.Transport | None = None
@@ -215,10 +215,10 @@ class Peer(asyncio.Protocol):
         self._decoder = FrameDecoder(self._server.max_frame_bytes)
         self._count_unfinished()
 
-    def _count_unfinished(self) -> None:
-        before, self.unfinished = self.unfinished, self._decoder.pending
-        if self.unfinished != before:
-            self._server.count_unfinished(self.unfinished - before)
+    def _count_unfinished(self, *, begun: bool = False) -> None:
+        before, self._unfinished = self._unfinished, self._decoder.pending
+        if self._unfinished != before or (begun and before):
+            self._server.count_unfinished(self, self._unfinished, begun=begun)
 
     def _flush(self) -> None:
         if self._outgoing and self._transport is not None:
@@ -258,12 +258,13 @@ class Peer(asyncio.Protocol):
         self._reading = not self._outgoing
         reads.begin()
         try:
-            if data and (frames := self._decoder.feed(data)):
+            frames = self._decoder.feed(data) if data else []
+            if frames:
                 # Not for the bytes of an unfinished frame: one byte a minute would keep a connection for ever.
                 self.last_seen = self._server.loop.time()
                 self.known = self.known or not self._server.limits.signed
                 self._incoming.extend(frames)
-            self._count_unfinished()
+            self._count_unfinished(begun=bool(frames))
             if self._waits_for_turn:
                 pass  # TLS may pass on what it had read before
             elif end or not self._long:
@@ -383,9 +384,7 @@ class Server:
         self.together = together
         self.reads: Reads = reads or NoReads()
         self.max_frame_bytes = max_frame_bytes
-        self.unfinished = 0
-        """Bytes of unfinished frames over all peers."""
-        self._max_unfinished_bytes = max_unfinished_bytes
+        self.unfinished: UnfinishedFrames[Peer] = UnfinishedFrames(max_unfinished_bytes)
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop, nanoseconds or SystemClock().now_ns)
         self.peers: dict[Peer, None] = {}
@@ -561,17 +560,17 @@ class Server:
         self._watched[peer] = None
         self.dispatcher.connected(peer)
 
-    def count_unfinished(self, more: int) -> None:
-        """Updates the sum; above the limit, the peer with the most bytes is disconnected."""
-        self.unfinished += more
-        while self.unfinished > self._max_unfinished_bytes:
-            largest = max(self.peers, key=lambda peer: peer.unfinished, default=None)
-            if largest is None or not largest.unfinished:
-                return
-            largest.close(
-                f"its unfinished frame takes {largest.unfinished} of the {self.unfinished} bytes that all of them take "
-                f"together, and {self._max_unfinished_bytes} are allowed"
-            )
+    def count_unfinished(self, peer: Peer, size: int, *, begun: bool) -> None:
+        """Notes the bytes of a peer's unfinished frame; above the limit of all of them, peers are disconnected."""
+        frames = self.unfinished
+        frames.note(peer, peer.remote.host, size, known=peer.known, begun=begun)
+        while size and (first := frames.first_to_close()) is not None:
+            host, why = first.remote.host, f"the unfinished requests of all clients take more than {frames.limit} bytes"
+            self.refusals.add(RefusalReason.UNFINISHED_FRAMES)
+            self._warnings.warn(host, f"connections from {host} that have not finished a request are closed: {why}")
+            first.close(why)
+            # A peer that is closing already is not closed again.
+            frames.note(first, host, 0, known=first.known, begun=False)
 
     def forget(self, peer: Peer) -> None:
         self._count(peer.remote.host, -1)

@@ -11,6 +11,8 @@ class RefusalReason(Enum):
     CONNECTIONS_PER_ADDRESS = "connections_per_address"
     NO_REQUEST = "no_request"
     """A connection that sent no request, or no signed one, in time; it was closed."""
+    UNFINISHED_FRAMES = "unfinished_frames"
+    """A connection with an unfinished request, closed because those of all clients took too much memory."""
     NOT_ALLOWED = "not_allowed"
     """No signature, a wrong one, or a missing permission."""
     BODY = "body"
