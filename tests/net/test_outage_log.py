@@ -6,7 +6,7 @@ import pytest
 
 from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, RequestTimedOut
 from lanemq.model.units import Millis
-from lanemq.net.rate_limited_log import OutageLog, RateLimitedLog
+from lanemq.net.rate_limited_log import MAX_TEXTS, FewLines, OutageLog, RateLimitedLog
 
 LOG = logging.getLogger("lanemq.outages")
 REFUSED = ConnectFailed("connection refused")
@@ -92,3 +92,30 @@ def test_a_request_without_an_answer_is_left_to_the_outage_log(
     log.failed("queue 1", "pull failed", REFUSED)
     log.failed("queue 1", "pull failed", InvalidOption("no such queue"))
     assert caplog.messages == ["pull failed: no such queue"]
+
+
+def test_lines_that_differ_are_limited_for_each_subject(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
+    lines = FewLines(LOG, clock, limit=2)
+    for number in range(10):
+        lines.write(logging.WARNING, "group g", f"key {number}")
+    lines.write(logging.ERROR, "group h", "another")
+    assert caplog.messages == [
+        "key 0",
+        "key 1",
+        "group g: more of these lines are left out, for up to a minute",
+        "another",
+    ]
+    clock.millis += 60_000
+    lines.write(logging.WARNING, "group g", "key 10")
+    assert caplog.messages[-1] == "key 10"
+    for number in range(2 * MAX_TEXTS):
+        lines.write(logging.WARNING, f"group {number}", "x")
+    assert caplog.messages.count("x") == MAX_TEXTS - 1, "subjects are limited too"
+
+
+def test_without_a_limit_every_line_is_logged(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
+    """Negative control of the test before."""
+    lines = FewLines(LOG, clock, limit=1_000)
+    for number in range(10):
+        lines.write(logging.WARNING, "group g", f"key {number}")
+    assert len(caplog.messages) == 10

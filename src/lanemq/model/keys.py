@@ -13,6 +13,9 @@ from lanemq.model.errors import InvalidOption
 Key: TypeAlias = str | int | bytes | UUID
 """What a program may pass as a key."""
 
+MAX_SHOWN = 80
+"""Characters of a key in errors and log lines."""
+
 
 def key_text(key: Key) -> str:
     """The key as text; raises `InvalidOption` if it has another type or cannot be stored.
@@ -30,7 +33,7 @@ def key_text(key: Key) -> str:
         text = _text_of(key)
     else:
         raise InvalidOption(
-            f"key {_shown(key)} is of type {type(key).__name__}: use str, int, bytes or UUID, such as key=str(...)"
+            f"key {shown_key(key)} is of type {type(key).__name__}: use str, int, bytes or UUID, such as key=str(...)"
         )
     check_key_text(text)
     return text
@@ -39,10 +42,10 @@ def key_text(key: Key) -> str:
 def check_key_text(text: str) -> None:
     """Raises `InvalidOption` if the text cannot be stored as a key."""
     if not text or "\x01" in text or "\x02" in text:
-        raise InvalidOption(f"key {_shown(text)} is not allowed: it is empty or contains 0x01 or 0x02")
+        raise InvalidOption(f"key {shown_key(text)} is not allowed: it is empty or contains 0x01 or 0x02")
     if not is_unicode(text):
         raise InvalidOption(
-            f"key {_shown(text)} is not allowed: it contains half of a surrogate pair, which UTF-8 cannot encode"
+            f"key {shown_key(text)} is not allowed: it contains half of a surrogate pair, which UTF-8 cannot encode"
         )
 
 
@@ -72,6 +75,7 @@ def _text_of(raw: bytes) -> str:
     return raw.hex() if any(unit < " " or unit == "\x7f" for unit in text) else text
 
 
-def _shown(key: object) -> str:
-    text = repr(key)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def shown_key(key: object) -> str:
+    """A key as errors and log lines show it: on one line, and cut if it is long."""
+    text = repr(key[:MAX_SHOWN] if isinstance(key, (str, bytes)) else key)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."

@@ -13,6 +13,8 @@ from lanemq.model.units import Millis
 AGAIN_AFTER = Millis(60_000)
 MAX_TEXTS = 1_000
 """Texts remembered at once; while that many are, a new text is not logged."""
+MAX_LINES = 100
+"""Lines about one subject in a minute. Many: a client fills the disk with them. Few: an operator misses some."""
 LOOK_EVERY = Millis(1_000)
 """Time between two looks for texts that may be forgotten."""
 REMIND_AFTER = Millis(30_000)
@@ -45,6 +47,36 @@ class RateLimitedLog:
             self._log.debug("%s: %s", text, error)
         else:
             self.warn(about, f"{text}: {error}")
+
+
+class FewLines:
+    """Logs a limited number of lines about one subject in a minute, and once that there are more.
+
+    For lines that differ, because they name what a client has chosen.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Clock, *, limit: int = MAX_LINES) -> None:
+        self._log = log
+        self._clock = clock
+        self._limit = limit
+        self._counts: dict[str, int] = {}
+        """Lines about each subject since `_since`."""
+        self._since = clock.now()
+
+    def write(self, level: int, about: str, text: str) -> None:
+        """Cheap if the text is not logged."""
+        now = self._clock.now()
+        if now - self._since >= AGAIN_AFTER:
+            self._since = now
+            self._counts.clear()
+        count = self._counts.get(about, 0)
+        if count > self._limit or (not count and len(self._counts) >= MAX_TEXTS):
+            return
+        self._counts[about] = count + 1
+        if count < self._limit:
+            self._log.log(level, "%s", text)
+        else:
+            self._log.log(level, "%s: more of these lines are left out, for up to a minute", about)
 
 
 class OutageLog:

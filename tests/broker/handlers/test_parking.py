@@ -15,6 +15,7 @@ from lanemq.broker.storage.pinning import Pinning
 from lanemq.log.parked_rows import ParkedChange, ParkedRows
 from lanemq.log.state import Sync
 from lanemq.model.errors import StorageError
+from lanemq.net.rate_limited_log import MAX_LINES
 from lanemq.wire.bodies import LaneLease
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -527,3 +528,17 @@ def test_offsets_lost_with_the_end_of_the_log_are_not_mistaken_for_parked_ones(
     assert parked_offsets(after) == [5]
     (found,) = lanes(after)
     assert found.through == 5
+
+
+def test_a_group_that_parks_many_long_keys_writes_few_short_lines(
+    running: RunningBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = Owner(running)
+    posted = [owner.post_park(0, key=f"{number}" + "k" * 30_000) for number in range(MAX_LINES + 5)]
+    assert {owner.raw.answer(each).code for each in posted} == {0}
+    parked = [each for each in caplog.messages if each.startswith("group g: key ")]
+    assert len(parked) == MAX_LINES
+    assert parked[0].startswith("group g: key '0kkk")
+    assert parked[0].endswith("kkk... of T/0 is parked: broken")
+    assert max(map(len, parked)) < 200
+    assert caplog.messages.count("group g: more of these lines are left out, for up to a minute") == 1

@@ -14,6 +14,7 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.storage.parking import MAX_GIVEN, Records
 from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLane
 from lanemq.model.errors import BrokerRefused, StorageError
+from lanemq.model.keys import shown_key
 from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -103,7 +104,8 @@ class OperatorParkingHandler:
                 self._parts.recording.redriven(name, given[0], given[-1])
 
         if changed:
-            log.info("group %s: key %r of %s/%s is redriven", name.group, name.key, name.topic, name.queue_id)
+            key = shown_key(name.key)
+            log.info("group %s: key %s of %s/%s is redriven", name.group, key, name.topic, name.queue_id)
             parking.save(name, saved, stored=stored)
         else:
             parking.settled(saved)
@@ -117,8 +119,8 @@ class OperatorParkingHandler:
         reply = ParkedResult(changed=removed, left=len(lane.offsets))
         if removed:
             log.warning(
-                "group %s: %d message(s) of key %r of %s/%s discarded, offsets %d to %d",
-                name.group, removed, name.key, name.topic, name.queue_id, first, last,
+                "group %s: %d message(s) of key %s of %s/%s discarded, offsets %d to %d",
+                name.group, removed, shown_key(name.key), name.topic, name.queue_id, first, last,
             )  # fmt: skip
 
         def saved(error: StorageError | None) -> None:

@@ -14,7 +14,9 @@ from lanemq.core.brokering.lock_table import Current
 from lanemq.core.brokering.parked_lane_table import LaneName, Parked, ParkedLane
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.errors import BrokerRefused, StorageError
+from lanemq.model.keys import shown_key
 from lanemq.model.names import check_group
+from lanemq.net.rate_limited_log import FewLines
 from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -37,6 +39,7 @@ class OwnerParkingHandler:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._lines = FewLines(log, parts.clock)
 
     def table(self) -> dict[int, Handler]:
         return {RequestCode.LANE_PARK: self._park, RequestCode.LANE_PARK_NEXT: self._next}
@@ -60,7 +63,8 @@ class OwnerParkingHandler:
         )
         lane = outcome.lane
         if lane is not None and failure is not None and (again is None or lane.status is LaneStatus.PARKED):
-            log.warning("group %s: key %r of %s/%s is %s: %s", *_named(name), lane.status.value, failure.reason)
+            reason = " ".join(failure.reason.split())
+            self._log(logging.WARNING, name, f"{_lane(name)} is {lane.status.value}: {reason}")
         reply = ParkAnswer(settled=outcome.settled, status=_status(lane), remark=_remark(offsets, outcome))
         parked_again = lane is not None and lane.status is LaneStatus.PARKED and body.again in lane.offsets
         noted = (*((body.again,) if parked_again else ()), *outcome.fresh)
@@ -84,7 +88,8 @@ class OwnerParkingHandler:
         first, end = self._parts.store.bounds(name.topic, name.queue_id)
         for count, offset in enumerate(offsets):
             if offset > through and not first <= offset < end:
-                log.error("group %s: offset %s of %s/%s cannot be parked, it is not in the log", *_place(name, offset))
+                place = f"offset {offset} of {name.topic}/{name.queue_id}"
+                self._log(logging.ERROR, name, f"{place} cannot be parked, it is not in the log")
                 return offsets[:count]
         return offsets
 
@@ -134,7 +139,7 @@ class OwnerParkingHandler:
 
     def _skip(self, peer: Peer, request: Command, name: LaneName, through: int, wanted: int) -> None:
         """Removes messages of which no intact record is left, as a pull skips them."""
-        log.error("group %s: parked messages of key %r of %s/%s are lost up to offset %d", *_named(name), through)
+        self._log(logging.ERROR, name, f"parked messages of {_lane(name)} are lost up to offset {through}")
         self._parts.parking.lanes.finished(name, through)
 
         def saved(error: StorageError | None) -> None:
@@ -144,6 +149,10 @@ class OwnerParkingHandler:
                 self._give(peer, request, name, wanted)
 
         self._parts.parking.save(name, saved)
+
+    def _log(self, level: int, name: LaneName, text: str) -> None:
+        """Log what happens to a lane: a group may park a lane for every message, and keys may be long."""
+        self._lines.write(level, f"group {name.group}", f"group {name.group}: {text}")
 
     def _is_first(self, name: LaneName, offset: int) -> bool:
         lane = self._parts.parking.lanes.get(name)
@@ -183,9 +192,5 @@ def _remark(offsets: Sequence[int], outcome: Parked) -> str:
     return "a message that retention has deleted from the log cannot be parked: raise the retention of the broker"
 
 
-def _named(name: LaneName) -> tuple[str, str | None, str, int]:
-    return name.group, name.key, name.topic, name.queue_id
-
-
-def _place(name: LaneName, offset: int) -> tuple[str, int, str, int]:
-    return name.group, offset, name.topic, name.queue_id
+def _lane(name: LaneName) -> str:
+    return f"key {shown_key(name.key)} of {name.topic}/{name.queue_id}"

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from functools import partial
 
 from lanemq.broker.dispatch import Handler, answer, answer_code
+from lanemq.broker.handlers.groups import MAX_CLIENT_ID_CHARS
 from lanemq.broker.parts import Parts
 from lanemq.log.appender import NewRecord
 from lanemq.model.errors import BrokerRefused, LaneError, StorageError
 from lanemq.model.names import check_topic
+from lanemq.net.rate_limited_log import FewLines
 from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -29,6 +31,7 @@ class ReplyHandler:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._lines = FewLines(log, parts.clock)
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -45,7 +48,7 @@ class ReplyHandler:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, "reply message properties[REPLY_TO_CLIENT] is null")
         asker = self._parts.notices.peer_of_client(client_id)
         if asker is None:
-            remark = f"push reply message fail, channel of <{client_id}> not found."
+            remark = f"push reply message fail, channel of <{client_id[:MAX_CLIENT_ID_CHARS]}> not found."
             self._store(peer, request, header, remark)
             return
 
@@ -90,10 +93,11 @@ class ReplyHandler:
         ext = {"msgId": "0", "queueId": "0", "queueOffset": "0", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
         def stored(error: StorageError | None) -> None:
+            sender = f"replies from {peer.remote.host}"
             if error is not None:
-                log.warning("a reply to %s is not stored: %s", header.topic, error)
+                self._lines.write(logging.WARNING, sender, f"a reply to {header.topic} is not stored: {error}")
             if failure is not None:
-                log.warning("%s", failure)
+                self._lines.write(logging.WARNING, sender, failure)
                 answer_code(peer, request, ResponseCode.SYSTEM_ERROR, failure, ext)
             else:
                 answer(peer, request, ext)

@@ -21,6 +21,7 @@ from lanemq.log.reading import ReadStatus
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.java_hash import LONG_MAX
+from lanemq.model.keys import shown_key
 from lanemq.model.units import Millis
 from lanemq.wire.record import RecordView
 
@@ -60,7 +61,10 @@ class Parking:
         self.lanes.restore(lane for row in self.rows.lanes() if (lane := self._restored(row)) is not None)
         lost = self.lanes.cut(end_of)
         for name, offsets in lost.items():
-            log.error("%d parked messages of %s were lost with the end of the log: %s", len(offsets), name, offsets)
+            log.error(
+                "group %s: %d parked messages of key %s of %s/%s were lost with the end of the log, from offset %d on",
+                name.group, len(offsets), shown_key(name.key), name.topic, name.queue_id, offsets[0],
+            )  # fmt: skip
             lane = self.lanes.get(name)
             change = self._change(name, () if lane is None else lane.offsets.rows())
             self.rows.apply([change._replace(first_chunk=LONG_MAX)])  # all chunks are replaced
