@@ -1,5 +1,6 @@
 """One client cannot take what the others need: names, locks, topics, leases of others."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -258,3 +259,37 @@ def test_without_the_quota_one_connection_holds_all_pulls(broker: RunningBroker)
         raw.post_pull("T", 0, hold=25_000)
     raw.bounds("T")
     assert broker.call(lambda: len(parts.polls)) == 10
+
+
+def test_seats_in_groups_have_quotas_and_end_with_the_connection(broker: RunningBroker) -> None:
+    """Each seat makes the heartbeats of its group's other members cost more."""
+    limited(broker, seats=5, seats_of_connection=3)
+    raw, other = broker.connect(), broker.connect()
+    groups = heartbeat_groups("g1", "g2")
+    assert raw.ask(RequestCode.HEART_BEAT, {}, groups("a")).code == 0
+    assert raw.ask(RequestCode.HEART_BEAT, {}, groups("a")).code == 0, "these seats are taken already"
+    reply = raw.ask(RequestCode.HEART_BEAT, {}, groups("b"))
+    assert "has 3 seats in groups already" in (reply.remark or "")
+    assert broker.broker.running.parts.members.members("g1") == ("a",)
+    assert other.ask(RequestCode.HEART_BEAT, {}, heartbeat_groups("g1", "g2", "g3")("c")).code == 0
+    third = broker.connect()
+    assert "address 127.0.0.1 has 5 seats" in (third.ask(RequestCode.HEART_BEAT, {}, groups("d")).remark or "")
+    raw.close()
+    while len(broker.broker.running.server.peers) > 2:
+        pass
+    assert third.ask(RequestCode.HEART_BEAT, {}, groups("d")).code == 0
+
+
+def test_without_the_quota_one_connection_takes_seats_for_every_invented_client(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control of the test before."""
+    monkeypatch.setattr(Parts, "charge_seats", lambda *_: None)
+    limited(broker, seats=5, seats_of_connection=3)
+    raw = broker.connect()
+    assert {raw.ask(RequestCode.HEART_BEAT, {}, heartbeat_groups("g1")(f"c{n}")).code for n in range(9)} == {0}
+
+
+def heartbeat_groups(*groups: str) -> Callable[[str], bytes]:
+    members = ",".join(f'{{"groupName":"{group}","subscriptionDataSet":[]}}' for group in groups)
+    return lambda client: f'{{"clientID":"{client}","consumerDataSet":[{members}]}}'.encode()

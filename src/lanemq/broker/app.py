@@ -248,7 +248,8 @@ class Broker:
         options, clock = self.options, self._clock
         advertised = Address(options.advertised_host, self.address.port)
         polls: LongPolls[HeldPull] = LongPolls(capacity=options.max_held_pulls)
-        waking = Waking(polls, Turns(asyncio.get_running_loop(), nanoseconds_of(clock)))
+        turns = Turns(asyncio.get_running_loop(), nanoseconds_of(clock))
+        waking = Waking(polls, turns)
         counters, topic_rows = Counters(), TopicRows(store.state, threads.rows)
         group_commit = GroupCommit(
             store,
@@ -272,7 +273,7 @@ class Broker:
             row_thread=threads.rows,
             search_thread=threads.search,
             group_commit=group_commit,
-            notices=Notices(members),
+            notices=Notices(members, turns),
             advertised=advertised,
             topics=tables.topics,
             topic_keeper=TopicKeeper(

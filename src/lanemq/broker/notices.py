@@ -1,11 +1,12 @@
 """What the broker sends to its clients without a request: notices, and questions that they answer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from lanemq.core.brokering.membership import ConnectionId, Membership
 from lanemq.model.units import Millis
 from lanemq.net.server import Peer
+from lanemq.net.turns import Turns
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import ONEWAY_BIT, Command, encode_command
 from lanemq.wire.headers import ConsumerListHeader
@@ -28,11 +29,15 @@ class Notices:
     """The open connections, and what is sent on them.
 
     Members that are notified of a change of their group (NOTIFY_CONSUMER_IDS_CHANGED) rebalance at once instead of
-    within 20 s.
+    within 20 s. Notices of many groups or members are sent in turns.
     """
 
-    def __init__(self, members: Membership) -> None:
+    def __init__(self, members: Membership, turns: Turns) -> None:
         self._members = members
+        self._turns = turns
+        self._changed: dict[str, None] = {}
+        """Groups whose members are to be notified, in order."""
+        self._notifying = False
         self._peers: dict[ConnectionId, Peer] = {}
         self._opaque = 0
         self._questions: dict[tuple[int, int], _Question] = {}
@@ -85,14 +90,29 @@ class Notices:
             self._questions.pop(next(iter(self._questions))).on_answer(None)
 
     def group_changed(self, groups: Iterable[str]) -> None:
-        """Notify every member of these groups, once and without an answer."""
-        for group in groups:
-            for connection in self._members.connections(group):
-                peer = self._peers.get(connection)
-                if peer is not None:
-                    ext = ConsumerListHeader(consumer_group=group).to_ext()
-                    code = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
-                    peer.send(encode_command(Command(code, self.next_opaque(), ONEWAY_BIT, ext)))
+        """Notify every member of these groups, once and without an answer.
+
+        A group that changes again before its members are notified is notified once.
+        """
+        self._changed.update(dict.fromkeys(groups))
+        if self._changed and not self._notifying:
+            self._notifying = True
+            self._turns.begin(self._notify())
+
+    def _notify(self) -> Iterator[None]:
+        try:
+            while self._changed:
+                group = next(iter(self._changed))
+                del self._changed[group]
+                ext = ConsumerListHeader(consumer_group=group).to_ext()
+                code = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+                notice = encode_command(Command(code, self.next_opaque(), ONEWAY_BIT, ext))
+                for connection in self._members.connections(group):
+                    if (peer := self._peers.get(connection)) is not None:
+                        peer.send(notice)
+                    yield
+        finally:
+            self._notifying = False
 
     def next_opaque(self) -> int:
         """A request number; never 0, which Node clients treat as missing."""

@@ -156,6 +156,11 @@ class Parts:
         if self.topics.get(name) is None:
             self.quotas.let_go(Quota.TOPICS, name)
 
+    def charge_seats(self, peer: Peer, request: Command, count: int) -> None:
+        """Charge a connection's seats in groups; raises `BrokerRefused` if it has, or its party has, too many."""
+        name = f"connection {peer.number}"
+        self.refuse_over(self.quotas.set(Quota.SEATS, self.party(peer, request), name, count))
+
     def refuse_over(self, over: OverQuota | None) -> None:
         """Raise if a quota was exceeded."""
         if over is not None:

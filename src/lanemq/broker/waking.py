@@ -6,7 +6,6 @@ first: a message, its deadline, or the end of its connection.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from lanemq.core.brokering.long_poll import LongPolls
@@ -59,53 +58,44 @@ class Waking:
             else:
                 self._arrived[queue] = arrived
                 end = end or self._turns.end()
-                self._begin(self._woken(queue), end)
+                self._turns.begin(map(_wake, self._woken(queue)), end)
 
     def expire(self, now: Millis) -> None:
         """Answer the pulls whose deadline has passed."""
         if not self._expiring:
             self._expiring = True
-            self._begin(self._expired(now), self._turns.end())
+            self._turns.begin(map(_wake, self._expired(now)))
 
     def release(self, pulls: Iterable[HeldPull]) -> None:
         """Answer these pulls, unless they are answered before it is their turn."""
-        self._begin(self._released(pulls), self._turns.end())
+        self._turns.begin(map(_wake, self._released(pulls)))
 
     def forget(self, pulls: Iterable[HeldPull]) -> None:
         """Remove pulls that need no answer, because their connection is closed."""
-        self._begin(self._forgotten(pulls), self._turns.end())
-
-    def _begin(self, steps: Iterator[HeldPull | None], end: int) -> None:
-        if self._work(steps, end):
-            self._turns.add(partial(self._work, steps))
-
-    def _work(self, steps: Iterator[HeldPull | None], end: int) -> bool:
-        """Answer pulls until a time; whether there may be more."""
-        for pull in steps:
-            if pull is not None:
-                pull.wake()
-            if self._turns.nanoseconds() >= end:
-                return True
-        return False
+        self._turns.begin(self._released(pulls))  # and nothing wakes them
 
     # steps: each yields a pull to be answered, or None if there is nothing to answer
 
     def _woken(self, queue: tuple[str, int]) -> Iterator[HeldPull | None]:
-        while (arrived := self._arrived[queue]) is not None:
-            self._arrived[queue] = None
-            yield from self._polls.arrived(*queue, QueueOffset(arrived.max_offset), arrived.tag_codes)
-        del self._arrived[queue]
+        try:
+            while (arrived := self._arrived[queue]) is not None:
+                self._arrived[queue] = None
+                yield from self._polls.arrived(*queue, QueueOffset(arrived.max_offset), arrived.tag_codes)
+        finally:
+            del self._arrived[queue]
 
     def _expired(self, now: Millis) -> Iterator[HeldPull | None]:
-        yield from self._polls.expire(now=now)
-        self._expiring = False
+        try:
+            yield from self._polls.expire(now=now)
+        finally:
+            self._expiring = False
 
     def _released(self, pulls: Iterable[HeldPull]) -> Iterator[HeldPull | None]:
         for pull in pulls:
             self._polls.forget((pull,))
             yield pull
 
-    def _forgotten(self, pulls: Iterable[HeldPull]) -> Iterator[HeldPull | None]:
-        for pull in pulls:
-            self._polls.forget((pull,))
-            yield None
+
+def _wake(pull: HeldPull | None) -> None:
+    if pull is not None:
+        pull.wake()

@@ -8,7 +8,8 @@ request waits for one turn, not for all of them.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 TURN_NS = 1_000_000
 """Length of a turn. Long: other clients wait longer. Short: more time goes to iterations of the loop."""
@@ -35,6 +36,15 @@ class Turns:
         if not self._waiting:
             self._loop.call_soon(self._take)
         self._waiting.append(work)
+
+    def begin(self, steps: Iterator[object], end: int | None = None) -> None:
+        """Take steps until a turn is over that begins now, or until `end`; the rest waits for later turns."""
+        work = partial(self._step, steps)
+        if work(self.end() if end is None else end):
+            self.add(work)
+
+    def _step(self, steps: Iterator[object], end: int) -> bool:
+        return any(self.nanoseconds() >= end for _ in steps)
 
     def _take(self) -> None:
         end, again = self.end(), []

@@ -88,6 +88,7 @@ class GroupHandler:
             self._forget_producer(group, connection)
         self._parts.versions.pop(connection, None)
         self._parts.parties.pop(connection, None)
+        self._parts.quotas.let_go(Quota.SEATS, f"connection {peer.number}")
 
     def _forget_producer(self, group: str, connection: ConnectionId) -> None:
         members = self._producers.get(group, {})
@@ -118,6 +119,7 @@ class GroupHandler:
         groups = {check_group(data.group_name): _group_of(data) for data in beat.consumer_data_set}
         producers = [check_group(data.group_name) for data in beat.producer_data_set]
         connection = ConnectionId(peer.number)
+        self._parts.charge_seats(peer, request, self._parts.members.seats_with(connection, beat.client_id, groups))
         self._refuse_conflict(beat.client_id, groups)
         for name in groups:
             self._parts.use_group(peer, request, name)

@@ -165,6 +165,8 @@ class Membership:
         """The first member that consumes in order what this client would consume concurrently, or the reverse."""
         for name, beat in groups.items():
             mine = {each.topic: each for each in beat.subscriptions if not each.topic.startswith(RETRY_PREFIX)}
+            if all(each.ordered is None for each in mine.values()):
+                continue  # a stock client, which does not say how it consumes
             known = self._groups.get(name)
             for other in sorted(known.topics if known is not None else ()):
                 theirs = known.topics[other] if known is not None else {}
@@ -176,6 +178,11 @@ class Membership:
                 if {_only_kind(mine.values()), _only_kind(theirs.values())} == {True, False}:
                     return Conflict(name, other, None, _only_kind(theirs.values()) is True)
         return None
+
+    def seats_with(self, connection: ConnectionId, client_id: str, groups: Iterable[str]) -> int:
+        """How many seats a connection has after such a heartbeat; a seat is one client in one group."""
+        held = self._by_connection.get(connection, set())
+        return len(held) + sum((name, (connection, client_id)) not in held for name in groups)
 
     def alive(self, connection: ConnectionId, client_id: str, group: str, *, now: Millis) -> bool:
         """Record another request of a member; false if it is no member on this connection and must send a heartbeat."""

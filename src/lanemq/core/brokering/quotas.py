@@ -29,6 +29,8 @@ class Quota(Enum):
     TOPICS = "topics created"
     ROWS = "unfinished requests that are saved"
     HELD_PULLS = "pulls that wait for messages"
+    SEATS = "seats in groups"
+    """A seat is one client in one group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class QuotaLimits:
     rows: int = 1_000
     held_pulls: int = 50_000
     held_pulls_of_connection: int = 5_000
+    seats: int = 50_000
+    seats_of_connection: int = 2_000
 
 
 class OverQuota(NamedTuple):
@@ -60,6 +64,7 @@ _HINTS = {
     Quota.LEASES: "unlock some, or consume with more users or from more addresses",
     Quota.TOPICS: "use existing topics, or let an administrator create them",
     Quota.ROWS: "wait for answers before sending more",
+    Quota.SEATS: "use one client id per connection, fewer groups, or more users or addresses",
     Quota.HELD_PULLS: "pull with more connections, users or addresses, or ask again later",
 }
 
@@ -75,8 +80,12 @@ class Quotas:
             Quota.TOPICS: limits.topics,
             Quota.ROWS: limits.rows,
             Quota.HELD_PULLS: limits.held_pulls,
+            Quota.SEATS: limits.seats,
         }
-        self._limits_of_name = {Quota.HELD_PULLS: limits.held_pulls_of_connection}
+        self._limits_of_name = {
+            Quota.HELD_PULLS: limits.held_pulls_of_connection,
+            Quota.SEATS: limits.seats_of_connection,
+        }
         self._held: dict[Quota, dict[str, tuple[str, int]]] = {quota: {} for quota in Quota}
         """Name → the party that is charged for it, and how much."""
         self._sums: dict[tuple[Quota, str], int] = {}
@@ -98,6 +107,14 @@ class Quotas:
             return OverQuota(quota, held_by, self._limits[quota])
         self._held[quota][name] = (held_by, before + count)
         self._sums[quota, held_by] = total
+        return None
+
+    def set(self, quota: Quota, party: str, name: str, count: int) -> OverQuota | None:
+        """Charge a name with so much and no more; the refusal if that is too much, and then nothing changes."""
+        before = self._held[quota].get(name, (party, 0))[1]
+        if count > before:
+            return self.add(quota, party, name, count - before)
+        self.let_go(quota, name, before - count)
         return None
 
     def let_go(self, quota: Quota, name: str, count: int | None = None) -> None:
