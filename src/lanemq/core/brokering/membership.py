@@ -256,9 +256,9 @@ class Membership:
         clients need one.
         """
         known = self._groups.get(group)
-        if known is None or known.with_all_topics():
+        if known is None or all(each.ordered is not False for each in known.all_topics().values()):
             return 1
-        return len(known.topics) if any(each.ordered is False for each in known.all_topics().values()) else 1
+        return 1 if known.with_all_topics() else len(known.topics)
 
     def connections(self, group: str) -> tuple[ConnectionId, ...]:
         """The connections of all members."""
