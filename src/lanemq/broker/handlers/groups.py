@@ -9,7 +9,7 @@ from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
 from lanemq.broker.parts import ClientVersion, Parts
 from lanemq.broker.sliced_answers import SlicedAnswers, Steps
 from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, GroupSubscription
-from lanemq.core.brokering.quotas import MAX_HEARTBEAT_NAMES, Quota
+from lanemq.core.brokering.quotas import MAX_CLIENT_ID_CHARS, MAX_HEARTBEAT_NAMES, Quota
 from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.log import state as rows
 from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, StorageError
@@ -39,7 +39,6 @@ from lanemq.wire.stats_bodies import ClientConnection, ProducerConnection, Produ
 log = logging.getLogger(__name__)
 
 BROADCASTING = "BROADCASTING"
-MAX_CLIENT_ID_CHARS = 255
 
 
 class _ClientConfig(Body):

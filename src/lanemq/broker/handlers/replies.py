@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 
 from lanemq.broker.dispatch import Handler, answer, answer_code
-from lanemq.broker.handlers.groups import MAX_CLIENT_ID_CHARS
 from lanemq.broker.parts import Parts
+from lanemq.core.brokering.quotas import MAX_CLIENT_ID_CHARS
 from lanemq.log.appender import NewRecord
 from lanemq.model.errors import BrokerRefused, LaneError, StorageError
 from lanemq.model.names import check_topic

@@ -17,6 +17,7 @@ from lanemq.model.units import Millis
 
 MAX_HEARTBEAT_NAMES = 1_000
 """Groups and topics in one heartbeat."""
+MAX_CLIENT_ID_CHARS = 255
 UNUSED_NAME_MS = Millis(600_000)
 """How long a group is remembered that has no member, no offset, no lease and no parked lane."""
 
