@@ -11,6 +11,7 @@ from tests.client.consumer.fakes import message, queue
 from tests.client.virtual_time import ManualClock, VirtualClock, run_virtual
 
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
+from lanemq.client.consumer.turns.counting import TurnTimes
 from lanemq.client.consumer.turns.handler import Stop
 from lanemq.client.consumer.turns.in_progress import LATE_MS, MAX_MESSAGES, MessageRun, Worker
 from lanemq.client.consumer.turns.scheduler import Scheduler
@@ -201,7 +202,7 @@ class Shift(Bed):
     async def _work(self) -> None:
         worker = Worker()
         while await self.async_scheduler.take_runs_async(worker):
-            await run_worker_async(worker, self._attempt, 1, VirtualClock())
+            await run_worker_async(worker, self._attempt, 1, VirtualClock(), TurnTimes())
 
     async def _attempt(self, messages: tuple[Message, ...], _: MessageRun) -> Stop | None:
         key = messages[0].key or ""
