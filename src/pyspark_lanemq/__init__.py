@@ -17,6 +17,7 @@ class DefaultSource(DataSource):
         return "lanemq"
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
+        from lanemq.spark import register  # noqa: F401 - names a package that is missing
         from lanemq.spark.source import LaneDataSource
 
         return LaneDataSource(*args, **options)
