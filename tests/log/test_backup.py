@@ -1,5 +1,6 @@
 """Backups: complete, in order, usable only as a whole, and harmless to the broker whose folder is copied."""
 
+import contextlib
 import errno
 import os
 import sqlite3
@@ -22,7 +23,7 @@ from lanemq.log.backup import EPOCH_MARGIN, back_up, read_manifest, restore, ver
 from lanemq.log.examination import examine
 from lanemq.log.state import State
 from lanemq.log.store import Store
-from lanemq.model.errors import DiskFull, StorageError
+from lanemq.model.errors import DiskFull, LogInUse, StorageError
 
 SMALL = {"segment_bytes": 64 * 1024}
 
@@ -321,6 +322,50 @@ def test_a_manifest_that_names_other_files_is_refused(
         (folder / "sub").mkdir()
         restore(made, folder / "sub" / "data", now=0)
         assert (folder / "sub" / "evil").read_bytes() == b"evil"
+
+
+def test_a_restore_that_fails_leaves_alone_what_others_put_into_its_target(folder: Path) -> None:  # noqa: F811
+    """Such as a broker that was started there meanwhile."""
+    made, data = small_backup(folder), folder / "data"
+
+    def somebody_else(step: str) -> None:
+        if step == "rename":
+            data.mkdir()
+            (data / "state.db").write_bytes(b"of a broker")
+
+    with pytest.raises(StorageError, match="was not restored"):
+        restore(made, data, now=0, step=somebody_else)
+    assert (data / "state.db").read_bytes() == b"of a broker"
+    assert not (folder / "data.restoring").exists()
+
+
+@pytest.mark.parametrize("target", ["new", "empty"])
+@pytest.mark.parametrize("locks", [True, False])
+def test_of_two_restores_to_one_folder_the_second_is_refused(
+    folder: Path,  # noqa: F811
+    target: str,
+    locks: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the lock, the second one takes the files of the first for those of a restore that was killed."""
+    made, data = small_backup(folder), folder / target
+    (folder / "empty").mkdir()
+    if not locks:
+        monkeypatch.setattr(backup, "locked_folder", lambda _: contextlib.nullcontext())
+    refused = []
+
+    def second(step: str) -> None:
+        if step == "finish" and not refused:
+            refused.append(step)
+            with pytest.raises(LogInUse, match="used by a broker, or by another backup or restore"):
+                restore(made, data, now=0)
+
+    if locks:
+        restore(made, data, now=0, step=second)
+        assert kept(data) == ["kept"]
+    else:
+        with pytest.raises((StorageError, pytest.fail.Exception)):
+            restore(made, data, now=0, step=second)
 
 
 @pytest.mark.parametrize("target", ["new", "empty"])

@@ -12,7 +12,8 @@ that exists stays, because it may be the root of a file system; a broker refuses
 of a restored folder begin far above those of the backup: the broker that was backed up has granted more since, and
 their owners may still be running.
 
-A backup or restore that fails removes what it wrote.
+A backup or restore that fails removes what it wrote, and nothing else: it locks the folder in which it writes before it
+looks whether that is empty, so nobody else writes there.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from zlib import crc32
 import msgspec
 
 from lanemq.log.commit_log import segment_start
-from lanemq.log.data_lock import DataLock
+from lanemq.log.data_lock import DataLock, locked_folder
 from lanemq.log.filesystem import NO_SPACE
 from lanemq.log.recovery_file import RecoveryFile, SavedFacts
 from lanemq.log.state import FOREIGN, RESTORING, VERSION, State, Sync, lost_state, unfinished_restore
@@ -83,9 +84,12 @@ def back_up(data: Path, target: Path, *, made_at: int, version: str, step: Step 
         raise StorageError(f"{data} is not the data folder of a broker: it has no {STATE}")
     if _exists(target) and not _is_empty(target) and not (target.is_dir() and _exists(target / PARTIAL)):
         raise StorageError(f"{target} is not empty: give a new folder for each backup")
-    with _undone_if_failed(target, "backed up", f"{data} to {target}"):
-        _prepare(target)
-        return _fill(data, target, made_at=made_at, version=version, step=step)
+    with _written_alone(target, "backed up", f"{data} to {target}", stays=_exists(target)):
+        if not _is_empty(target) and not _exists(target / PARTIAL):
+            raise StorageError(f"{target} is not empty: give a new folder for each backup")
+        with _cleared_if_failed(target):
+            _prepare(target)
+            return _fill(data, target, made_at=made_at, version=version, step=step)
 
 
 def _fill(data: Path, target: Path, *, made_at: int, version: str, step: Step) -> BackupManifest:
@@ -157,29 +161,31 @@ def restore(backup: Path, data: Path, *, now: int, step: Step = _no_step) -> Bac
     manifest = read_manifest(backup)
     target = data.resolve()  # also of "." and of links, which have no name to put a folder beside
     inside = _exists(target)
+    written = target if inside else _beside(target)
     if inside and not _is_empty(target) and not unfinished_restore(target):
         raise StorageError(f"{data} is not empty: restore to a new folder, or move this one away")
-    with _undone_if_failed(target, "restored", f"{backup} to {data}"):
-        if inside:
-            _clear(target)  # of a restore that was killed
-        partial = target / RESTORING if inside else _beside(target)
-        if partial.exists():
-            shutil.rmtree(partial)
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir(mode=0o750)
-        (partial / LOG).mkdir(mode=0o750)
-        for file in manifest.files:
-            step(file.name)
-            _copy_verified(backup, partial, file)
-        step("finish")
-        _raise_epochs(partial, max(0, now - manifest.made_at))
-        _sync_folder(partial / LOG)
-        _sync_folder(partial)
-        step("rename")
-        if inside:
-            _move_out(partial, target)
-        else:
-            partial.rename(target)
+    with _written_alone(written, "restored", f"{backup} to {data}", stays=inside):
+        if inside and not _is_empty(target) and not unfinished_restore(target):
+            raise StorageError(
+                f"{data} is not empty any more: a broker was started there, or another restore has ended"
+            )
+        with _cleared_if_failed(written):
+            _clear(written)  # of a restore that was killed
+            partial = target / RESTORING if inside else written
+            partial.mkdir(mode=0o750, exist_ok=True)
+            (partial / LOG).mkdir(mode=0o750)
+            for file in manifest.files:
+                step(file.name)
+                _copy_verified(backup, partial, file)
+            step("finish")
+            _raise_epochs(partial, max(0, now - manifest.made_at))
+            _sync_folder(partial / LOG)
+            _sync_folder(partial)
+            step("rename")
+            if inside:
+                _move_out(partial, target)
+            else:
+                partial.rename(target)  # fails if somebody has put something there
         _sync_folder(target.parent)
     return manifest
 
@@ -286,28 +292,25 @@ def _raise_epochs(folder: Path, age_ms: int) -> None:
 
 def _prepare(target: Path) -> None:
     """An empty folder with the mark of an unfinished backup."""
-    if target.exists():
-        (target / MANIFEST).unlink(missing_ok=True)
-        _clear(target, but=PARTIAL)
-    target.mkdir(parents=True, exist_ok=True, mode=0o750)
+    (target / MANIFEST).unlink(missing_ok=True)
+    _clear(target, but=PARTIAL)
     _write(target / PARTIAL, b"")
 
 
 @contextlib.contextmanager
-def _undone_if_failed(target: Path, done: str, what: str) -> Iterator[None]:
-    """Remove what was written if the block fails, and say what happened. The target must have been empty before."""
-    existed = target.exists()
+def _written_alone(folder: Path, done: str, what: str, *, stays: bool) -> Iterator[None]:
+    """Make and lock the folder, and say what happened if the block fails. A folder that is empty afterwards is removed
+    unless it `stays`."""
     try:
-        yield
-    except (OSError, StorageError) as error:
-        with contextlib.suppress(OSError):
-            if not existed:
-                shutil.rmtree(_beside(target), ignore_errors=True)
-            _clear(target)
-            if not existed:
-                target.rmdir()
-        if isinstance(error, StorageError):
-            raise
+        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        with locked_folder(folder):
+            try:
+                yield
+            finally:
+                if not stays:
+                    with contextlib.suppress(OSError):  # it holds something, or has been renamed
+                        folder.rmdir()
+    except OSError as error:
         if error.errno in NO_SPACE:
             raise DiskFull(
                 f"{what} was not {done}: no space left on the disk; free some, or choose a folder on another disk. "
@@ -317,6 +320,17 @@ def _undone_if_failed(target: Path, done: str, what: str) -> Iterator[None]:
             f"{what} was not {done}: {error.strerror} ({error.filename}); check the owner and the permissions of both "
             f"folders. Nothing was left behind"
         ) from error
+
+
+@contextlib.contextmanager
+def _cleared_if_failed(folder: Path) -> Iterator[None]:
+    """Remove what was written to a locked folder, which was empty before, if the block fails."""
+    try:
+        yield
+    except (OSError, StorageError):
+        with contextlib.suppress(OSError):
+            _clear(folder)
+        raise
 
 
 def _is_empty(folder: Path) -> bool:

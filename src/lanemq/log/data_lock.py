@@ -5,9 +5,11 @@ stale lock file never needs cleaning up. Both the folder itself and the file `lo
 deleted while a broker runs, and file systems on a network may refuse to lock a folder.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from lanemq.model.errors import LogInUse
@@ -68,6 +70,25 @@ class DataLock:
         """Release the folder. Repeating it does nothing."""
         while self._fds:
             os.close(self._fds.pop())
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Keep brokers, backups and restores out of a folder, without a file in it. The lock follows the folder if it is
+    renamed."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _TAKEN:  # other errors: this file system cannot lock folders
+                raise LogInUse(
+                    f"folder {folder} is used by a broker, or by another backup or restore: wait for its end, or "
+                    f"choose another folder"
+                ) from error
+        yield
+    finally:
+        os.close(fd)
 
 
 def holder(folder: Path) -> str | None:
