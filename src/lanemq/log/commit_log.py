@@ -151,7 +151,8 @@ class CommitLog:
         """Make what was appended survive a power cut. Must not be called again after a failure."""
         try:
             # Taken first: what is appended while this sync runs is left to the next one.
-            segments, self._unsynced, end = self._unsynced, [], self.end
+            with self._changing:
+                segments, self._unsynced, end = self._unsynced, [], self.end
             for segment in segments:
                 self._disk.fdatasync(segment.fd)
             self._synced = end
@@ -220,9 +221,10 @@ class CommitLog:
         if self._synced == last.end:
             mark_synced(data)
         write_fully(self._disk, last.fd, data, last.size)
-        last.size += len(data)
-        if last not in self._unsynced:
-            self._unsynced.append(last)
+        with self._changing:
+            last.size += len(data)
+            if last not in self._unsynced:
+                self._unsynced.append(last)
 
     def _roll(self, start: int) -> Segment:
         if start != self.end:
