@@ -7,6 +7,8 @@ from benchmarks.peers.contenders import Contender
 from benchmarks.peers.race import Entrant, Race
 
 IDLE_SECONDS = 2.0
+STEADY_SECONDS, STEADY_AT_MOST = 15.0, 120.0
+"""How long the size on disk must stay the same before it counts: indexes are written later than messages."""
 SIZE = 100
 
 
@@ -24,13 +26,19 @@ def footprint(race: Race, contenders: list[Contender]) -> None:
                     topic = each.topic()
                     time.sleep(IDLE_SECONDS)
                     single.value("idle memory", each, round(each.server.memory_mib()), "MiB", round=number)
-                    before = _on_disk(each)
+                    before = each.server.disk_bytes()
                     each.fill(topic, race.scale.read, SIZE)
                     used = (_on_disk(each) - before) / race.scale.read
                     single.value("disk", each, round(used), "B", bytes=SIZE, count=race.scale.read, round=number)
 
 
 def _on_disk(each: Entrant) -> int:
-    time.sleep(IDLE_SECONDS)
+    """The size once it no longer changes."""
     os.sync()
-    return each.server.disk_bytes()
+    size, since, began = each.server.disk_bytes(), time.monotonic(), time.monotonic()
+    while time.monotonic() - since < STEADY_SECONDS and time.monotonic() - began < STEADY_AT_MOST:
+        time.sleep(1)
+        os.sync()
+        if (now := each.server.disk_bytes()) != size:
+            size, since = now, time.monotonic()
+    return size
