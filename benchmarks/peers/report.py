@@ -143,7 +143,7 @@ def _about(measured: dict[Case, Figure], records: list[dict[str, Any]], names: l
         "before fsync; durable: after it.",
         "- The messages of every round were read back: none missing, the order of each key kept, unless a line below "
         "says otherwise.",
-        "- A dash: the client has no such form.",
+        "- A dash: the client has no such form, or it was not measured.",
         *busy(loads, os.cpu_count() or 1),
         *(f"- {settings}." for settings in servers),
         *(f"- {each.name}: {each.settings}." for each in CONTENDERS if each.name in names),
