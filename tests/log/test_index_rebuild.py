@@ -244,3 +244,31 @@ def test_queues_whose_first_messages_were_deleted_begin_where_the_log_does(
     assert [store.bounds("t", queue_id) for queue_id in range(3)] == wanted
     assert [read_all(store, queue_id=queue_id) for queue_id in range(3)] == texts
     crash(store)
+
+
+@pytest.mark.parametrize("to_the_end", [True, False])
+def test_queues_that_grew_while_a_checkpoint_was_taken_are_rebuilt_without_a_hole(
+    in_memory: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, to_the_end: bool
+) -> None:
+    """Their rows are newer than the position of the checkpoint. A rebuild up to that position leaves messages out."""
+    folder = in_memory / "data"
+    store = open_store(folder)
+    for i in range(BEFORE):
+        send(store, f"{i}", queue_id=i % 3, store_time=i)
+    mark = store.appender.staged
+    for i in range(BEFORE, BEFORE + AFTER):
+        send(store, f"{i}", queue_id=i % 3, store_time=i)
+    work = store.checkpoints.take(mark)
+    assert work is not None
+    store.checkpoints.write(work, [], ())
+    store.checkpoints.finish(work)
+    crash(store)
+    shutil.rmtree(folder / "index")
+    if not to_the_end:
+        begin = index_rebuild.IndexRebuild
+        monkeypatch.setattr("lanemq.log.store.IndexRebuild", lambda log, table, gone, _: begin(log, table, gone, mark))
+    again = Store(folder, SMALL)
+    again.recover()
+    found = [read_all(again, queue_id=queue_id)[0] for queue_id in range(3)]
+    assert (found == [expected(queue_id) for queue_id in range(3)]) is to_the_end
+    again.close()

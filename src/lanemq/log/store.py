@@ -114,7 +114,8 @@ class Store:
         self.checkpoints.note_damage(report.damage)
         if report.indexes_lost_below is not None:
             self.checkpoints.rebuild_begins()
-            self._rebuild = IndexRebuild(self._log, self._queues, self._dropped, report.indexes_lost_below)
+            # To the end of the log: the rows of queues may be newer than the position of their checkpoint.
+            self._rebuild = IndexRebuild(self._log, self._queues, self._dropped, self._log.end)
             if not rebuild_later:
                 report = self._rebuild_now(self._rebuild, report)
         if not report.clean or report.indexes_lost_below is not None:
