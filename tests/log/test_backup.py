@@ -325,7 +325,7 @@ def test_a_manifest_that_names_other_files_is_refused(
 
 
 def test_a_restore_that_fails_leaves_alone_what_others_put_into_its_target(folder: Path) -> None:  # noqa: F811
-    """Such as a broker that was started there meanwhile."""
+    """An operator may have started a broker there during the restore."""
     made, data = small_backup(folder), folder / "data"
 
     def somebody_else(step: str) -> None:

@@ -124,7 +124,7 @@ def rebuild(store: Store, stored: list[str]) -> None:
 
 
 def killed_at(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], bool]:
-    """A rebuild that is killed at a step; what was stored meanwhile, and whether it ended before that step."""
+    """Kills a rebuild at a step. Returns the messages that were stored during it, and whether it had ended before."""
     disk, stored = KillingDisk(step), list[str]()
     store = Store(folder, SMALL, disk)
     disk.counting = True

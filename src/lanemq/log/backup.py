@@ -12,8 +12,8 @@ that exists stays, because it may be the root of a file system; a broker refuses
 of a restored folder begin far above those of the backup: the broker that was backed up has granted more since, and
 their owners may still be running.
 
-A backup or restore that fails removes what it wrote, and nothing else: it locks the folder in which it writes before it
-looks whether that is empty, so nobody else writes there.
+A backup or restore that fails removes what it wrote, and nothing else: it locks the folder that it writes to before it
+checks that the folder is empty, so that no broker and no other restore writes to it.
 """
 
 import contextlib
@@ -185,7 +185,7 @@ def restore(backup: Path, data: Path, *, now: int, step: Step = _no_step) -> Bac
             if inside:
                 _move_out(partial, target)
             else:
-                partial.rename(target)  # fails if somebody has put something there
+                partial.rename(target)  # fails if another program has put files there
         _sync_folder(target.parent)
     return manifest
 

@@ -3,8 +3,9 @@
     read (search thread) ─▶ enter (loop)
 
 A start needs no index entry below the last checkpoint: the queue rows say where each queue ends, and what was logged
-later is replayed. So the broker serves before the rebuild begins. The log is read from its start, so the oldest
-messages of each queue are readable first. Entries go to the files with the usual checkpoints.
+later is replayed. These rows may be newer than the checkpoint's position in the log, so the rebuild reads the log to
+the end that it had at the start. The broker serves before the rebuild begins. The log is read from its start, so the
+oldest messages of each queue are readable first. Entries go to the files with the usual checkpoints.
 
 Invariant: an entry is either right or missing, and a reader of a missing one is refused (`StillRebuilding`), never
 answered with another record or with none. The request for the rebuild stays on disk until all entries are in the

@@ -354,8 +354,10 @@ class GroupCommit:
         self.sync(lambda _: None)
 
     def sync(self, done: Done) -> None:
-        """Sync on the log thread what was written, then call `done`. Without `durable`, most of the time writes go on
-        meanwhile."""
+        """Let the log thread sync what was written, then call `done`.
+
+        Without `durable`, the event loop goes on writing during nine of ten syncs (`WAITED_FOR`).
+        """
         self._syncs += 1
         shared = int(self._syncs % WAITED_FOR != 0)
 

@@ -1,7 +1,8 @@
 """Held pulls: they found nothing and wait for a message.
 
 Invariant: each held pull is answered exactly once, on arrival or at its deadline. Yielding a poll id is the answer: it
-is removed in the same step. The caller may pause between two of them, and pulls may come and go meanwhile.
+is removed in the same step. The caller may pause between two of them, and clients may add or end pulls during the
+pause.
 
 RocketMQ scans all held pulls every five seconds. Here an arrival looks only at the pulls of its queue, and deadlines
 come from a heap, so tens of thousands of idle consumers cost nothing while they wait.
