@@ -224,7 +224,7 @@ cdef bint _is_unicode(str key):
 
 
 def sort_chunk(queue_of, chunk):
-    """Twin of `client.producer.batches.sort_chunk`."""
+    """Twin of `client.producer.choosing.sort_chunk`."""
     cdef dict by_queue = {}, known = {}
     cdef list messages
     for message in chunk:
@@ -410,7 +410,7 @@ def settle(messages, make, queue, first_offset, stored, repeat):
 
 TWINS = {
     "client.producer.batches.pack_pairs": pack_pairs,
-    "client.producer.batches.sort_chunk": sort_chunk,
+    "client.producer.choosing.sort_chunk": sort_chunk,
     "client.producer.batches.batch_body": batch_body,
     "client.producer.outcomes.receipts_of": receipts_of,
     "client.producer.outcomes.settle": settle,

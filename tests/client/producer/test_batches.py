@@ -11,16 +11,15 @@ from lanemq.client.identity import new_message_ids
 from lanemq.client.producer.batches import (
     CHUNK_BYTES,
     CHUNK_MESSAGES,
-    KNOWN_KEYS,
     Extras,
     Packer,
     PendingMessage,
-    QueueChooser,
     RequestBuilder,
     gathered,
     maybe_compressed,
     properties_text,
 )
+from lanemq.client.producer.choosing import KNOWN_KEYS, QueueChooser
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.outcomes import Stored
 from lanemq.client.producer.waiters import NO_WAITER, ThreadBatchWaiter, Waiter

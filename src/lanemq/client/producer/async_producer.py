@@ -25,7 +25,8 @@ from lanemq.client.producer.base import (
     not_reached,
     report_abandoned,
 )
-from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable, refuse_delay
+from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, refuse_delay
+from lanemq.client.producer.choosing import check_sendable
 from lanemq.client.producer.engine import Actions, QueueLane, SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.waiters import (

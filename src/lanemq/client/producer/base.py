@@ -21,11 +21,11 @@ from lanemq.client.producer.batches import (
     Packer,
     PendingMessage,
     QueueChoice,
-    QueueChooser,
     RequestBuilder,
     gathered,
     heartbeat,
 )
+from lanemq.client.producer.choosing import QueueChooser
 from lanemq.client.producer.ending import watch
 from lanemq.client.producer.engine import Actions, SendEngine
 from lanemq.client.producer.freezes import Frozen

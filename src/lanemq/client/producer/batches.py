@@ -1,4 +1,4 @@
-"""From a send call to a request: encoding messages, choosing their queues, building RocketMQ's send requests.
+"""From a send call to a request: encoding messages, building RocketMQ's send requests.
 
 Mistakes of the caller are raised here, at call time: a missing key, a value that cannot be encoded, a text that UTF-8
 cannot hold, a body that no broker takes. Later the message holds a sequence number, and its failure would affect the
@@ -9,9 +9,7 @@ sets, plus LaneMQ's stamp. A request is built once per batch, and a repetition s
 recognises it.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias, TypedDict
 
 import msgspec
@@ -21,18 +19,17 @@ from lanemq.client.codec import BytesCodec, JsonCodec, SendArgument, codec_named
 from lanemq.client.identity import new_message_ids
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import NO_WAITER, BatchWaiter, Waiter
-from lanemq.client.routing import no_such_topic
-from lanemq.client.topic_route import TopicRoute, keys_would_move
+from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock
-from lanemq.core.sending.sharding import Selector, pick_queue, round_robin
+from lanemq.core.sending.sharding import Selector
 from lanemq.model.checks import check_callable, check_kind
-from lanemq.model.errors import CodecError, InvalidOption, MessageTooLarge, MissingKey, NotAllowed
+from lanemq.model.errors import CodecError, InvalidOption, MessageTooLarge
 from lanemq.model.keys import Key, check_key_text, is_unicode, key_text
-from lanemq.model.names import DEFAULT_TOPIC, INNER_PRODUCER_GROUP, NOT_SENDABLE, check_topic
+from lanemq.model.names import DEFAULT_TOPIC, INNER_PRODUCER_GROUP
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.batch import BATCH_FRAME_BYTES, BATCH_HEAD, BATCH_LENGTH
 from lanemq.wire.bodies import HeartbeatData, ProducerData
-from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib
 from lanemq.wire.lane_fields import LANE_CLIENT
@@ -64,9 +61,6 @@ far more than a message."""
 
 STAMP_BYTES = 128
 """Room that the properties leave for the stamp, which its lane adds."""
-
-KNOWN_KEYS = 16_384
-"""Keys whose queue is remembered; when they are more, all are forgotten at once."""
 
 _RESERVED = frozenset(
     {
@@ -259,7 +253,7 @@ class Packer:
     ) -> tuple[PendingMessage, QueueChoice | None]:
         """The message of a call that sends one (it may be compressed or delayed), and how the call chose a queue."""
         extras, choice = _checked(arguments) if arguments else _NO_ARGUMENTS
-        body, message_id, text = self._encode(value), self.next_id(), _key_text(key)
+        body, message_id, text = self._encode(value), self.next_id(), text_of(key)
         properties = properties_text(text, message_id, extras)
         size, sys_flag = len(body) + len(properties) + MESSAGE_OVERHEAD, 0
         if len(body) >= self._compress_above:
@@ -273,7 +267,7 @@ class Packer:
         self, value: object, key: Key | None, extras: Extras, waiter: BatchWaiter, index: int
     ) -> PendingMessage:
         """A message of `send_many`; it shares a batch with others."""
-        body, message_id, text = self._encode(value), self.next_id(), _key_text(key)
+        body, message_id, text = self._encode(value), self.next_id(), text_of(key)
         properties = properties_text(text, message_id, extras)
         size = len(body) + len(properties) + MESSAGE_OVERHEAD
         return PendingMessage(body, properties, message_id, text, 0, False, False, waiter, index, size)
@@ -401,7 +395,7 @@ def pack_pairs(
     return nothing, None, room
 
 
-def _key_text(key: Key | None) -> str | None:
+def text_of(key: Key | None) -> str | None:
     """The normal form of a key; a text is checked with the other properties."""
     return key if key is None or type(key) is str else key_text(key)
 
@@ -476,113 +470,6 @@ def maybe_compressed(body: bytes) -> tuple[bytes, int]:
     """Body and sys flag to send: compressed if that is smaller."""
     packed = compress_zlib(body)
     return (packed, ZLIB_SYS_FLAG) if len(packed) < len(body) else (body, 0)
-
-
-# choosing queues
-
-
-class QueueChooser:
-    """Chooses the queue of each message."""
-
-    def __init__(self) -> None:
-        self._deal = round_robin(itertools.count())
-        # The queues of recent keys, and the route they are true for; one tuple, so that both change at once.
-        self._known: tuple[TopicRoute | None, dict[str, MessageQueue]] = (None, {})
-
-    def choose(self, route: TopicRoute, message: object, key: Key | None, choice: QueueChoice | None) -> MessageQueue:
-        """Chooses by explicit queue, selector, key, or round robin, in this order. An ordered topic needs a key.
-
-        A selector gets the key as its caller gave it. Not called under the producer's lock: a selector is the caller's
-        code.
-        """
-        if choice is None:
-            return self.by_key(route, _key_text(key))
-        selector, arg, queue = choice
-        self._check_exists(route, has_key=key is not None)
-        if queue is not None:
-            return _named(route, queue)
-        assert selector is not None
-        self._check_keys_stay(route)
-        chosen = selector(route.publish, message, key if arg is None else arg)
-        if chosen not in route.publish:
-            raise InvalidOption(f"the selector chose {chosen}, which is not a queue of topic {route.topic!r}")
-        return chosen
-
-    def by_key(self, route: TopicRoute, key: str | None) -> MessageQueue:
-        if key is None:
-            if route.ordered:
-                raise MissingKey(route.topic)
-            self._check_writable(route)
-            return self._deal(route.writable or route.publish, None, None)
-        of_route, known = self._known
-        if of_route is route:
-            return known.get(key) or self._learn(known, key, pick_queue(key, route.publish))
-        if route.provisional or not route.publish or route.moved:
-            self._check_exists(route, has_key=True)
-            self._check_keys_stay(route)
-        else:
-            self._known = route, {}
-        return pick_queue(key, route.publish)
-
-    def sort_out(self, route: TopicRoute, chunk: Iterable[PendingMessage]) -> dict[MessageQueue, list[PendingMessage]]:
-        """The messages of a chunk by queue, in order. All queues are chosen before any message takes its place."""
-        return sort_chunk(partial(self.by_key, route), chunk)
-
-    def _learn(self, known: dict[str, MessageQueue], key: str, queue: MessageQueue) -> MessageQueue:
-        if len(known) >= KNOWN_KEYS:
-            known.clear()
-        known[key] = queue
-        return queue
-
-    def _check_keys_stay(self, route: TopicRoute) -> None:
-        if route.moved:
-            raise keys_would_move(route)
-
-    def _check_exists(self, route: TopicRoute, *, has_key: bool) -> None:
-        """Refuses a topic that a send would create, if order matters: it would not be ordered, and on several brokers
-        its queues change, so that keys move."""
-        self._check_writable(route)
-        if route.provisional and (has_key or len(route.brokers) > 1):
-            raise no_such_topic(route.topic, f", or declare it: Producer(..., create=[{route.topic!r}])")
-
-    def _check_writable(self, route: TopicRoute) -> None:
-        if not route.publish:
-            raise NotAllowed(
-                ResponseCode.NO_PERMISSION,
-                f"topic {route.topic!r} has no writable queue at the moment: look at its brokers and permissions",
-            )
-
-
-@compiled
-def sort_chunk(
-    queue_of: Callable[[str | None], MessageQueue], chunk: Iterable[PendingMessage]
-) -> dict[MessageQueue, list[PendingMessage]]:
-    """The messages by queue. Calls `queue_of` once for each key, and for each message without one."""
-    by_queue: dict[MessageQueue, list[PendingMessage]] = {}
-    known: dict[str, list[PendingMessage]] = {}
-    for message in chunk:
-        key = message.key
-        messages = None if key is None else known.get(key)
-        if messages is None:
-            messages = by_queue.setdefault(queue_of(key), [])
-            if key is not None:
-                known[key] = messages
-        messages.append(message)
-    return by_queue
-
-
-def check_sendable(topic: str) -> str:
-    """Returns the name if messages may be sent there; the broker's own topics are refused."""
-    if topic in NOT_SENDABLE:
-        raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {topic} belongs to the broker: choose another name")
-    return check_topic(topic)
-
-
-def _named(route: TopicRoute, queue: int | MessageQueue) -> MessageQueue:
-    for each in (*route.publish, *route.writable):
-        if each == queue or each.queue_id == queue:
-            return each
-    raise InvalidOption(f"queue {queue} is none of the {len(route.publish)} queues of topic {route.topic!r}")
 
 
 # building requests

@@ -27,7 +27,8 @@ from lanemq.client.producer.base import (
     not_reached,
     report_abandoned,
 )
-from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, check_sendable, refuse_delay, total_size
+from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, refuse_delay, total_size
+from lanemq.client.producer.choosing import check_sendable
 from lanemq.client.producer.ending import close_aside, interrupts_a_call
 from lanemq.client.producer.engine import NO_ACTIONS, Actions, SendRequest
 from lanemq.client.producer.options import ProducerSettings
