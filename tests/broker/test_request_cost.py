@@ -20,6 +20,7 @@ from lanemq._fast import VARIANT
 from lanemq.broker import sliced_answers
 from lanemq.broker.body_limits import SMALL_BODY
 from lanemq.broker.handlers.locks import MAX_QUEUES
+from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.wire.batch import MAX_BATCH_MESSAGES
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
@@ -80,17 +81,21 @@ def created(name: str) -> dict[str, str]:
     return {"topic": name, "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
 
 
-def loop_time(full: RunningBroker, code: RequestCode, enough: float = 0.0) -> tuple[list[float], float]:
+def loop_time(
+    full: RunningBroker, code: RequestCode, enough: float = 0.0, body: bytes | None = None
+) -> tuple[list[float], float]:
     """Processor seconds of the loop for a request, and how much slower than an idle core everything was."""
     topic = "t0" if code in (RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.UPDATE_AND_CREATE_TOPIC) else "T"
-    ext, body = LARGEST.get(code, ({**FIELDS, "topic": topic}, b'{"a":[' + b"0," * (SMALL_BODY // 2 - 8) + b"0]}"))
+    ext, largest = LARGEST.get(code, ({**FIELDS, "topic": topic}, b'{"a":[' + b"0," * (SMALL_BODY // 2 - 8) + b"0]}"))
     running = full.broker.running
     peer = full.call(lambda: next(iter(running.server.peers)))
     times: list[float] = []
     work: list[float] = []
 
     def measured() -> None:
-        request = Command(code, 1 << 30, 2, dict(ext), bytes(bytearray(body)))  # oneway: no answer is sent
+        request = Command(
+            code, 1 << 30, 2, dict(ext), bytes(bytearray(largest if body is None else body))
+        )  # oneway: no answer is sent
         begin = time.thread_time()
         running.server.dispatcher.received(peer, request)
         end = time.thread_time()
@@ -113,6 +118,24 @@ def test_a_request_holds_the_loop_for_milliseconds(full: RunningBroker, code: Re
     assert min(times) < LIMIT_SECONDS * slowness, [round(each * 1000, 1) for each in times]
 
 
+def test_a_heartbeat_costs_the_same_however_many_members_its_groups_have(full: RunningBroker) -> None:
+    """490 groups with a topic each, which is all that a heartbeat may name, and 25 members in each of them."""
+    body = heartbeat_of_members()
+    beat = {f"many{number}": GroupHeartbeat((GroupSubscription("T", ordered=False),)) for number in range(490)}
+    members = full.broker.running.parts.members
+
+    def join(numbers: range) -> None:
+        for number in numbers:
+            members.heartbeat(
+                ConnectionId(10**6 + number), f"m{number}", beat, now=full.broker.running.parts.clock.now()
+            )
+
+    full.call(lambda: join(range(25)))
+    times, slowness = loop_time(full, RequestCode.HEART_BEAT, LIMIT_SECONDS / 2, body=body)
+    print(f"heartbeat among 25 members: {min(times) * 1000:.1f} ms, {slowness:.1f} times slower than an idle core")
+    assert min(times) < LIMIT_SECONDS * slowness, [round(each * 1000, 1) for each in times]
+
+
 def test_control_an_answer_about_many_queues_in_one_piece_takes_several_times_as_long(
     full: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +143,12 @@ def test_control_an_answer_about_many_queues_in_one_piece_takes_several_times_as
     monkeypatch.setattr(sliced_answers, "SLICE_NS", 10**18)
     whole, _ = loop_time(full, RequestCode.GET_TOPIC_STATS_INFO)
     assert min(whole) > 3 * min(sliced)
+
+
+def heartbeat_of_members() -> bytes:
+    subscriptions = [{"topic": "T", "subString": "*", "laneOrdered": False}]
+    groups = [{"groupName": f"many{number}", "subscriptionDataSet": subscriptions} for number in range(490)]
+    return msgspec.json.encode({"clientID": "c", "consumerDataSet": groups})
 
 
 def fixed_work() -> None:

@@ -20,7 +20,7 @@ get RocketMQ's two minutes.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import NamedTuple, NewType, TypeAlias
+from typing import NamedTuple, NewType, TypeAlias, TypeVar
 
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.units import Millis
@@ -29,6 +29,8 @@ MEMBER_EXPIRY_MS = Millis(120_000)
 """RocketMQ: `ConsumerManager.CHANNEL_EXPIRED_TIMEOUT`."""
 
 ConnectionId = NewType("ConnectionId", int)
+
+K = TypeVar("K")
 
 
 class GroupSubscription(NamedTuple):
@@ -98,26 +100,96 @@ class _Expiry:
 
 @dataclass(slots=True)
 class _Group:
-    """A group. It exists only while it has a member, and a member only while it has a connection."""
+    """A group. It exists only while it has a member, and a member only while it has a connection.
+
+    The counts are kept with every change, so that a heartbeat costs by what it names and not by the number of members.
+    """
 
     latest: GroupHeartbeat
     members: dict[str, set[ConnectionId]] = field(default_factory=dict)
     topics: dict[str, dict[str, GroupSubscription]] = field(default_factory=dict)
     """Client id → topic → subscription."""
+    subscribers: dict[str, int] = field(default_factory=dict)
+    """Topic → how many members subscribe to it."""
+    sizes: dict[int, int] = field(default_factory=dict)
+    """How many members have so many topics."""
+    kinds: dict[tuple[str, bool], int] = field(default_factory=dict)
+    """Topic, and whether in order → how many members consume it so."""
+    only: dict[bool, int] = field(default_factory=dict)
+    """How many members consume all their topics in order, and how many none of them."""
+
+    def subscribe(self, client_id: str, named: Iterable[GroupSubscription]) -> bool:
+        """Take a member's subscriptions from its heartbeat; True if the set of its topics changed.
+
+        A new expression for a known topic does not count as a change, because it moves no queue.
+        """
+        held = self.topics.get(client_id)
+        wanted = {subscription.topic: subscription for subscription in named}
+        if held == wanted:
+            return False
+        taken = dict(wanted)
+        for topic, known in (held or {}).items():
+            if topic in wanted and wanted[topic].version <= known.version:
+                taken[topic] = known
+        if held is not None:
+            self._count(held, -1)
+        self.topics[client_id] = taken
+        self._count(taken, 1)
+        return held is None or held.keys() != taken.keys()
+
+    def leave(self, client_id: str) -> None:
+        del self.members[client_id]
+        self._count(self.topics.pop(client_id), -1)
+
+    def _count(self, topics: Mapping[str, GroupSubscription], by: int) -> None:
+        _add(self.sizes, len(topics), by)
+        for topic, subscription in topics.items():
+            _add(self.subscribers, topic, by)
+            if subscription.ordered is not None:
+                _add(self.kinds, (topic, subscription.ordered), by)
+        kind = _only_kind(topics.values())
+        if kind is not None:
+            _add(self.only, kind, by)
+
+    def may_conflict(self, client_id: str, mine: Mapping[str, GroupSubscription]) -> bool:
+        """Whether another member than this one consumes a topic the other way, or all of its topics."""
+        own = self.topics.get(client_id, {})
+        for topic, subscription in mine.items():
+            if subscription.ordered is not None:
+                other = not subscription.ordered
+                if self.kinds.get((topic, other), 0) > (topic in own and own[topic].ordered is other):
+                    return True
+        kind = _only_kind(mine.values())
+        return kind is not None and self.only.get(not kind, 0) > (_only_kind(own.values()) is (not kind))
+
+    @property
+    def has_concurrent(self) -> bool:
+        """Whether a member consumes a topic concurrently."""
+        return any(not ordered for _, ordered in self.kinds)
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether a member subscribes to every topic of the group."""
+        return len(self.subscribers) in self.sizes
 
     def with_all_topics(self) -> list[str]:
         """The members that subscribe to every topic of the group."""
-        needed = self.all_topics().keys()
-        return [client for client, topics in self.topics.items() if topics.keys() >= needed]
+        return [client for client, topics in self.topics.items() if len(topics) == len(self.subscribers)]
 
-    def all_topics(self) -> dict[str, GroupSubscription]:
-        """The topics of all members, each with its newest subscription."""
-        found: dict[str, GroupSubscription] = {}
+    def newest(self, topic: str) -> GroupSubscription | None:
+        """The subscription to a topic with the highest version."""
+        found = [topics[topic] for topics in self.topics.values() if topic in topics]
+        return max(found, key=lambda each: each.version, default=None)
+
+    def check(self) -> None:
+        assert self.members
+        assert all(self.members.values())
+        assert self.members.keys() == self.topics.keys()
+        fresh = _Group(self.latest)
         for topics in self.topics.values():
-            for topic, subscription in topics.items():
-                if topic not in found or subscription.version > found[topic].version:
-                    found[topic] = subscription
-        return found
+            fresh._count(topics, 1)
+        assert (fresh.subscribers, fresh.sizes) == (self.subscribers, self.sizes)
+        assert (fresh.kinds, fresh.only) == (self.kinds, self.only)
 
 
 class Membership:
@@ -154,24 +226,24 @@ class Membership:
         self._name(connection, client_id)
         changed = []
         for name, beat in groups.items():
-            group = self._groups.setdefault(name, _Group(beat))
+            group = self._groups.get(name)
+            if group is None:
+                group = self._groups[name] = _Group(beat)
             group.latest = beat
             joined = self._add(name, group, (connection, client_id), _Expiry(expiry_ms, now))
-            if _resubscribe(group.topics.setdefault(client_id, {}), beat.subscriptions) or joined:
+            if group.subscribe(client_id, beat.subscriptions) or joined:
                 changed.append(name)
         return Changes(tuple(changed))
 
     def conflict(self, client_id: str, groups: Mapping[str, GroupHeartbeat]) -> Conflict | None:
         """The first member that consumes in order what this client would consume concurrently, or the reverse."""
         for name, beat in groups.items():
-            mine = {each.topic: each for each in beat.subscriptions if not each.topic.startswith(RETRY_PREFIX)}
-            if all(each.ordered is None for each in mine.values()):
-                continue  # a stock client, which does not say how it consumes
             known = self._groups.get(name)
-            for other in sorted(known.topics if known is not None else ()):
-                theirs = known.topics[other] if known is not None else {}
-                if other == client_id:
-                    continue
+            mine = {each.topic: each for each in beat.subscriptions if not each.topic.startswith(RETRY_PREFIX)}
+            if known is None or not known.may_conflict(client_id, mine):
+                continue
+            for other in sorted(known.topics.keys() - {client_id}):
+                theirs = known.topics[other]
                 for topic in sorted(mine.keys() & theirs.keys()):
                     if {mine[topic].ordered, theirs[topic].ordered} == {True, False}:
                         return Conflict(name, other, topic, theirs[topic].ordered is True)
@@ -243,10 +315,9 @@ class Membership:
         known = self._groups.get(group)
         if known is None:
             return ()
-        found = [client for client, topics in known.topics.items() if topic in topics]
-        if topic.startswith(RETRY_PREFIX):
-            found = known.with_all_topics() or found
-        return tuple(sorted(found))
+        if topic.startswith(RETRY_PREFIX) and known.is_covered:
+            return tuple(sorted(known.with_all_topics()))
+        return tuple(sorted(client for client, topics in known.topics.items() if topic in topics))
 
     def retry_queues(self, group: str) -> int:
         """How many queues the group's retry topic needs.
@@ -256,9 +327,9 @@ class Membership:
         clients need one.
         """
         known = self._groups.get(group)
-        if known is None or all(each.ordered is not False for each in known.all_topics().values()):
+        if known is None or known.is_covered or not known.has_concurrent:
             return 1
-        return 1 if known.with_all_topics() else len(known.topics)
+        return len(known.topics)
 
     def connections(self, group: str) -> tuple[ConnectionId, ...]:
         """The connections of all members."""
@@ -267,7 +338,7 @@ class Membership:
 
     def subscription(self, group: str, topic: str) -> GroupSubscription | None:
         known = self._groups.get(group)
-        return None if known is None else known.all_topics().get(topic)
+        return None if known is None else known.newest(topic)
 
     def client_of(self, connection: ConnectionId) -> str | None:
         """The client of a connection; None before its first heartbeat."""
@@ -288,7 +359,8 @@ class Membership:
         known = self._groups.get(group)
         if known is None:
             return None
-        subscriptions = tuple(each for _, each in sorted(known.all_topics().items()))
+        newest = (known.newest(topic) for topic in sorted(known.subscribers))
+        subscriptions = tuple(each for each in newest if each is not None)
         return GroupView(self.members(group), subscriptions, *known.latest[1:])
 
     def _add(self, name: str, group: _Group, seat: _Member, expiry: _Expiry) -> bool:
@@ -319,8 +391,7 @@ class Membership:
             members = self._groups[name].members
             members[client_id].discard(connection)
             if not members[client_id]:
-                del members[client_id]
-                del self._groups[name].topics[client_id]
+                self._groups[name].leave(client_id)
                 changed[name] = None
             if not members:
                 del self._groups[name]
@@ -350,26 +421,20 @@ class Membership:
         assert {(client, c) for client, held in self._connections_of.items() for c in held} == {
             (client, connection) for connection, client in self._clients.items()
         }
-        assert all(group.members and all(group.members.values()) for group in self._groups.values())
-        assert all(group.members.keys() == group.topics.keys() for group in self._groups.values())
+        for group in self._groups.values():
+            group.check()
         watched = {key: at for at, serial, key in self._ends if key in seats and self._expiries[key].serial == serial}
         assert watched.keys() == seats
         assert all(watched[key] <= expiry.at for key, expiry in self._expiries.items())
 
 
-def _resubscribe(held: dict[str, GroupSubscription], named: Iterable[GroupSubscription]) -> bool:
-    """Update a member's subscriptions from a heartbeat; True if the set of topics changed.
-
-    A new expression for a known topic does not count as a change, because it moves no queue.
-    """
-    topics = set(held)
-    wanted = {subscription.topic: subscription for subscription in named}
-    for topic, subscription in wanted.items():
-        if topic not in held or subscription.version > held[topic].version:
-            held[topic] = subscription
-    for topic in topics - wanted.keys():
-        del held[topic]
-    return topics != wanted.keys()
+def _add(counts: dict[K, int], key: K, by: int) -> None:
+    """Change a count; no zeros are kept."""
+    count = counts.get(key, 0) + by
+    if count:
+        counts[key] = count
+    else:
+        del counts[key]
 
 
 def _only_kind(subscriptions: Iterable[GroupSubscription]) -> bool | None:

@@ -206,13 +206,13 @@ class TopicTable:
         """The topic in which a group's messages wait for another attempt, with at least so many queues."""
         known = self._topics.get(retry_topic(group))
         queues = min(queues, MAX_QUEUES)
-        if known is not None and min(known.read_queues, known.write_queues) < queues:
-            grown = known._replace(
-                read_queues=max(known.read_queues, queues), write_queues=max(known.write_queues, queues)
-            )
-            self._store(grown)
-            return Changed(known, grown)
-        return self._ensure(retry_topic(group), queues, Permission.READ | Permission.WRITE)
+        if known is None:
+            return self._ensure(retry_topic(group), queues, Permission.READ | Permission.WRITE)
+        if min(known.read_queues, known.write_queues) >= queues:
+            return Existing(known)
+        grown = known._replace(read_queues=max(known.read_queues, queues), write_queues=max(known.write_queues, queues))
+        self._store(grown)
+        return Changed(known, grown)
 
     def ensure_dead_letter(self, group: str) -> Created | Existing | TopicRefused:
         return self._ensure(dead_letter_topic(group), 1, Permission.READ | Permission.WRITE)
