@@ -186,6 +186,8 @@ class UnusedGroups:
         for group in (*names, *kept):
             if parts.members.members(group) or group in parts.groups or group in parked:
                 use.used(group, now)
+            elif parts.traffic.group_moved(group, UNUSED_NAME_MS, now=now):
+                use.used(group, now)  # readers that choose their own offsets pull without being members
             elif group in kept:
                 log.warning("group %s was not used for %s s: its offsets are deleted", group, expiry // 1000)
                 self._forget(group)
@@ -199,6 +201,7 @@ class UnusedGroups:
         parts.group_use.forget(group)
         parts.quotas.let_go(Quota.GROUPS, group)
         parts.quotas.let_go(Quota.LEASES, group)
+        parts.traffic.forget_group(group)
         parts.offsets.forget(group=group)
         ended, floor, state = parts.locks.forget_group(group), parts.locks.floor, parts.state
         if parts.recording.on:

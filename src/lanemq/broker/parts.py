@@ -1,6 +1,6 @@
 """The parts of a broker that its handlers share."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -142,9 +142,16 @@ class Parts:
 
     def use_group(self, peer: Peer, request: Command, group: str) -> None:
         """Note that a group is used; raises `BrokerRefused` if it is new and the party has too many."""
-        if group not in self.group_use:
-            self.refuse_over(self.quotas.charge(Quota.GROUPS, self.party(peer, request), group))
-        self.group_use.used(group, self.clock.now())
+        self.use_groups(peer, request, (group,))
+
+    def use_groups(self, peer: Peer, request: Command, groups: Collection[str]) -> None:
+        """Note that groups are used; raises `BrokerRefused` if the party has too many, and then notes none of them."""
+        new = [group for group in groups if group not in self.group_use]
+        if new:
+            self.refuse_over(self.quotas.charge_all(Quota.GROUPS, self.party(peer, request), new))
+        now = self.clock.now()
+        for group in groups:
+            self.group_use.used(group, now)
 
     def charge_topic(self, peer: Peer, request: Command | None, name: str) -> None:
         """Charge a new topic to its creator; raises `BrokerRefused` if the party created too many."""

@@ -14,7 +14,9 @@ def test_a_party_is_refused_at_its_limit_and_others_are_not() -> None:
     assert [quotas.charge(Quota.GROUPS, "mallory", name) for name in ("g1", "g2")] == [None, None]
     refused = quotas.charge(Quota.GROUPS, "mallory", "g3")
     assert refused == OverQuota(Quota.GROUPS, "mallory", 2)
-    assert str(refused).startswith("mallory has 2 groups already, as many as one may have: use existing groups")
+    assert str(refused).startswith(
+        "mallory may have 2 groups, and with this request it would have more: use existing groups"
+    )
     assert quotas.charge(Quota.GROUPS, "alice", "g3") is None
     assert quotas.charge(Quota.GROUPS, "mallory", "g3") is None, "it exists; the first party pays"
     quotas.let_go(Quota.GROUPS, "g1")

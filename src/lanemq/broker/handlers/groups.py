@@ -1,6 +1,7 @@
 """Groups: heartbeats, members, settings."""
 
 import logging
+from collections.abc import Collection
 from typing import NamedTuple
 
 import msgspec
@@ -118,10 +119,8 @@ class GroupHandler:
         groups = {check_group(data.group_name): _group_of(data) for data in beat.consumer_data_set}
         producers = [check_group(data.group_name) for data in beat.producer_data_set]
         connection = ConnectionId(peer.number)
-        self._parts.charge_seats(peer, request, self._parts.members.seats_with(connection, beat.client_id, groups))
         self._refuse_conflict(beat.client_id, groups)
-        for name in groups:
-            self._parts.use_group(peer, request, name)
+        self._charge(peer, request, beat.client_id, groups)
         self._parts.parties[connection] = self._parts.party(peer, request)
         for name, group in groups.items():
             if group.message_model != BROADCASTING:
@@ -139,6 +138,17 @@ class GroupHandler:
             if (queues := self._parts.members.retry_queues(name)) > 1:
                 self._parts.topic_keeper.take(self._parts.topics.ensure_retry(name, queues))
         return changes
+
+    def _charge(self, peer: Peer, request: Command, client_id: str, groups: Collection[str]) -> None:
+        """Charge a heartbeat's seats and groups; one that is refused is charged nothing."""
+        members, connection = self._parts.members, ConnectionId(peer.number)
+        before = members.seats_with(connection, client_id, ())
+        self._parts.charge_seats(peer, request, members.seats_with(connection, client_id, groups))
+        try:
+            self._parts.use_groups(peer, request, groups)
+        except BrokerRefused:
+            self._parts.charge_seats(peer, request, before)
+            raise
 
     def _refuse_many_names(self, peer: Peer, beat: HeartbeatData) -> None:
         consumers, producers = beat.consumer_data_set, beat.producer_data_set

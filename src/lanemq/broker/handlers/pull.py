@@ -111,6 +111,8 @@ class PullHandler:
         header = PullHeader.from_ext(request.ext)
         self._check_group(header.consumer_group)
         self._check_topic(header)
+        if header.consumer_group not in self._parts.group_use or header.sys_flag & PULL_COMMIT_OFFSET:
+            self._parts.use_group(peer, request, header.consumer_group)
         pull = _Pull(self, peer, request, header, self._wanted_tags(header))
         if not self._may_pull(pull):
             return

@@ -53,6 +53,7 @@ class ResetHandler:
                 ResponseCode.INVALID_PARAMETER,
                 f"queue {wanted} of topic {topic.name} does not exist: it has {topic.read_queues}",
             )
+        self._parts.use_group(peer, request, group)
         self._sliced.begin(peer, request, self._reset_steps(peer, request, header, group, wanted))
 
     def _reset_steps(

@@ -45,6 +45,7 @@ class RetryHandler:
             record = RecordView(self._parts.store.read_at(header.offset))
         except CorruptRecord as error:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}") from error
+        self._parts.use_group(peer, request, group)
         properties = self._properties(header, record)
         if header.lane_pass_on:
             times, target = record.reconsume_times, self._next_queue(group, properties, record)

@@ -7,7 +7,7 @@ Requests under way that change `state.db` are counted by connection, because the
 groups are limited for one connection and for the party.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice, takewhile
@@ -57,7 +57,7 @@ class OverQuota(NamedTuple):
 
     def __str__(self) -> str:
         what, hint = self.quota.value, _HINTS[self.quota]
-        return f"{self.party} has {self.limit} {what} already, as many as one may have: {hint}"
+        return f"{self.party} may have {self.limit} {what}, and with this request it would have more: {hint}"
 
 
 _HINTS = {
@@ -97,6 +97,15 @@ class Quotas:
         if name in self._held[quota]:
             return None
         return self.add(quota, party, name, count)
+
+    def charge_all(self, quota: Quota, party: str, names: Sequence[str]) -> OverQuota | None:
+        """Charge all of these names to the party, or none; the refusal if they are too many."""
+        new = [name for name in names if name not in self._held[quota]]
+        if self.charged(quota, party) + len(new) > self._limits[quota]:
+            return OverQuota(quota, party, self._limits[quota])
+        for name in new:
+            self.add(quota, party, name, 1)
+        return None
 
     def add(self, quota: Quota, party: str, name: str, count: int) -> OverQuota | None:
         """Charge more under a name, to the party that has it already, if there is one."""
@@ -156,7 +165,9 @@ class GroupUse:
         """Unused groups that are kept for longer, ordered in the same way."""
 
     def used(self, group: str, now: Millis) -> None:
-        self.forget(group)
+        self._last.pop(group, None)
+        if self._kept:
+            self._kept.pop(group, None)
         self._last[group] = now
 
     def keep(self, group: str) -> None:

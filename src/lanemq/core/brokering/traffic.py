@@ -7,7 +7,7 @@ A window therefore begins at a sample, and may be longer than its name says by o
 
 from bisect import bisect_left
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from lanemq.model.units import Millis
 
@@ -94,6 +94,10 @@ class Days(NamedTuple):
     now: int
 
 
+_NONE: dict[str, tuple[Tally, Tally]] = {}
+
+T = TypeVar("T")
+
 MAX_GROUP_FIGURES = 20_000
 """Pairs of group and topic with figures of their own; a client may invent groups, and each pair takes memory."""
 
@@ -120,8 +124,12 @@ class Traffic:
         """Milliseconds of the longest read for a pull."""
         self._put_times = tuple(Tally() for _ in range(len(LATENCY_LIMITS_MS) + 1))
         self._put_of: dict[str, tuple[Tally, Tally]] = {}
-        self._got_of: dict[tuple[str, str], tuple[Tally, Tally]] = {}
-        self._sent_back_of: dict[tuple[str, str], Tally] = {}
+        self._got_of: dict[str, dict[str, tuple[Tally, Tally]]] = {}
+        """Group → topic → messages and bytes."""
+        self._sent_back_of: dict[str, dict[str, Tally]] = {}
+        """Group → topic → messages."""
+        self._pairs = 0
+        """Entries of both."""
         self._day = 0
         self._mornings = ((0, 0), (0, 0))
 
@@ -144,11 +152,12 @@ class Traffic:
         if not count:
             self.missed.add(1, now=now)
             return
-        key = (group, topic)
-        if key not in self._got_of and len(self._got_of) < MAX_GROUP_FIGURES:
-            self._got_of[key] = (Tally(), Tally())
-        if key in self._got_of:
-            messages, sizes = self._got_of[key]
+        figures = self._got_of.get(group, _NONE).get(topic)
+        if figures is None and self._pairs < MAX_GROUP_FIGURES:
+            figures = self._got_of.setdefault(group, {})[topic] = (Tally(), Tally())
+            self._pairs += 1
+        if figures is not None:
+            messages, sizes = figures
             messages.add(count, now=now)
             sizes.add(size, now=now)
         self.got.add(count, now=now)
@@ -156,7 +165,17 @@ class Traffic:
 
     def sent_back(self, group: str, topic: str, *, now: Millis) -> None:
         """A member sent a message back, for another attempt or as a dead letter."""
-        self._sent_back_of.setdefault((group, topic), Tally()).add(1, now=now)
+        tally = self._sent_back_of.get(group, {}).get(topic)
+        if tally is None and self._pairs < MAX_GROUP_FIGURES:
+            tally = self._sent_back_of.setdefault(group, {})[topic] = Tally()
+            self._pairs += 1
+        if tally is not None:
+            tally.add(1, now=now)
+
+    def group_moved(self, group: str, millis: int, *, now: Millis) -> bool:
+        """Whether a group received messages in the last `millis`."""
+        received = self._got_of.get(group, {}).values()
+        return any(messages.last(millis, now=now).times for messages, _ in received)
 
     def put_of(self, topic: str) -> tuple[Tally, Tally]:
         """Messages and bytes stored for a topic."""
@@ -164,10 +183,10 @@ class Traffic:
 
     def got_of(self, group: str, topic: str) -> tuple[Tally, Tally]:
         """Messages and bytes that a group received of a topic."""
-        return self._got_of.get((group, topic), (Tally(), Tally()))
+        return self._got_of.get(group, {}).get(topic) or (Tally(), Tally())
 
     def sent_back_of(self, group: str, topic: str) -> Tally:
-        return self._sent_back_of.get((group, topic), Tally())
+        return self._sent_back_of.get(group, {}).get(topic) or Tally()
 
     def put_times(self, *, now: Millis) -> tuple[int, ...]:
         """How many messages of the last minute were stored within each of `LATENCY_LIMITS_MS`, and later."""
@@ -183,12 +202,18 @@ class Traffic:
 
     def groups(self) -> list[tuple[str, str, int, int]]:
         """Each group and topic with the messages and bytes that the group received."""
-        return [(*key, messages.total, size.total) for key, (messages, size) in self._got_of.items()]
+        return [
+            (group, topic, messages.total, size.total)
+            for group, topics in self._got_of.items()
+            for topic, (messages, size) in topics.items()
+        ]
 
     def forget_topic(self, topic: str) -> None:
         self._put_of.pop(topic, None)
-        self._got_of = {key: tallies for key, tallies in self._got_of.items() if key[1] != topic}
-        self._sent_back_of = {key: tally for key, tally in self._sent_back_of.items() if key[1] != topic}
+        self._pairs -= _drop(self._got_of, topic) + _drop(self._sent_back_of, topic)
+
+    def forget_group(self, group: str) -> None:
+        self._pairs -= len(self._got_of.pop(group, ())) + len(self._sent_back_of.pop(group, ()))
 
     def today(self, day: int) -> None:
         """Called from time to time with a number that grows by one at midnight."""
@@ -203,3 +228,13 @@ class Traffic:
 
     def got_days(self) -> Days:
         return Days(self._mornings[0][1], self._mornings[1][1], self.got.total)
+
+
+def _drop(figures: dict[str, dict[str, T]], topic: str) -> int:
+    """Remove a topic from the figures of all groups; returns how many groups had it."""
+    having = [group for group, topics in figures.items() if topic in topics]
+    for group in having:
+        del figures[group][topic]
+        if not figures[group]:
+            del figures[group]
+    return len(having)
