@@ -80,6 +80,7 @@ def test_control_without_the_guard_the_foreign_form_would_work(
     signed_in: TestClient, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protection.Sessions, "refusal", lambda *_: None)
+    monkeypatch.setattr(protection.ConsoleSession, "wrote", lambda *_: True)
     assert create(signed_in, "control", {"origin": "http://evil.example"}) == 303
     assert "control" in topics(stage)
 
@@ -87,13 +88,10 @@ def test_control_without_the_guard_the_foreign_form_would_work(
 def test_another_machine_may_look_and_not_change(stage: Stage) -> None:
     app = console_app(ConsoleSettings(stage.address, every=0.2), TOKEN)
     with TestClient(app, base_url=BASE, client=("192.0.2.7", 50000)) as remote:
-        remote.post("/sign-in", data={"token": TOKEN}, headers=OURS)
-        page = remote.get("/topics")
-        assert "read-only" not in page.text  # it has a session, and still:
-        form = {"name": "remote", "queues": "1", "order": "key", "broker": "lanemq", "secret": secret_of(remote)}
-        answer = remote.post("/topic/new", data=form, headers=OURS)
-        assert answer.status_code == 403
-        assert "--remote-writes" in answer.text
+        assert "read-only" in remote.get("/topics").text
+        signing_in = remote.post("/sign-in", data={"token": TOKEN}, headers=OURS)
+        assert (signing_in.status_code, "--remote-writes" in signing_in.text) == (403, True)
+        assert create(remote, "remote", OURS, secret="x") == 403
     assert "remote" not in topics(stage)
 
 

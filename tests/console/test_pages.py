@@ -1,15 +1,19 @@
 """Every screen over HTTP, against a real broker: what it shows, and that strangers' text stays text."""
 
+import asyncio
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import pytest
 from starlette.staticfiles import StaticFiles
 from starlette.testclient import TestClient
-from tests.console.conftest import HOSTILE
+from tests.console.conftest import HOSTILE, Stage
 
+from lanemq.client.producer.producer import Producer
 from lanemq.console.protection import POLICY
+from lanemq.console.routes import messages
 
 PAGES = {
     "/": "Is anything stuck?",
@@ -111,6 +115,47 @@ def test_the_plots_have_one_figure_per_sample(client: TestClient) -> None:
         assert len({len(values) for values in series.values()}) == 1
         assert len(series["time"]) >= 2
     assert set(client.get("/groups/none/plots").json()["behind"]) == {None}
+
+
+def test_live_tails_of_a_topic_share_their_reads_and_have_a_bound(
+    client: TestClient, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console, reads = client.app.state.console, list[str]()
+    monkeypatch.setattr(messages, "TAIL_SECONDS", 0.02)
+    for name in ("_ends", "_arrived"):
+        real = getattr(messages, name)
+        monkeypatch.setattr(messages, name, lambda *args, real=real, name=name: (reads.append(name), real(*args))[1])
+
+    async def two_tails() -> list[str]:
+        tails = [messages.new_rows(console, "returns") for _ in range(2)]
+        assert await asyncio.gather(*(anext(tail) for tail in tails)) == [": \n\n"] * 2
+        assert (console.tails, reads) == (2, ["_ends"])
+        monkeypatch.setattr(messages, "TAIL_AGE", 0)
+        await asyncio.to_thread(send)
+        shown = await asyncio.gather(*(_first_row(tail) for tail in tails))
+        for tail in tails:
+            await tail.aclose()
+        return shown
+
+    def send() -> None:
+        with Producer(stage.address) as producer:
+            producer.send("returns", b"tailed", key="return-3")
+
+    first, second = client.portal.call(two_tails)
+    assert "tailed" in first
+    assert first == second
+    assert reads.count("_arrived") <= 2
+    assert console.tails == 0
+    monkeypatch.setattr(messages, "MAX_TAILS", 0)
+    answer = client.get("/tail?topic=returns")
+    assert (answer.status_code, "live tails are open: close one" in answer.text) == (503, True)
+
+
+async def _first_row(tail: AsyncIterator[str]) -> str:
+    async for text in tail:
+        if text.startswith("data:"):
+            return text
+    raise AssertionError
 
 
 def test_what_does_not_exist_is_not_found(client: TestClient) -> None:

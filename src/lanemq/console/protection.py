@@ -1,15 +1,19 @@
 """What the console trusts: which hosts, which requests, who may change something.
 
-ConsoleReads is open to every client that reaches the console. A change needs all of these:
+Every client that reaches the console may look. A change needs all of these:
 
-1. a session, which begins with the token that the console prints at its start, or with a user of the broker;
-2. a form of the console itself: the browser's `Origin` or `Sec-Fetch-Site` says so, and the form holds the session's
-   secret;
-3. a client on the same machine, unless the console was started with `--remote-writes`.
+1. a client on the same machine, unless the console was started with `--remote-writes`;
+2. a session, which begins with the token that the console prints at its start, or with a user of the broker;
+3. a form of the console itself: the browser's `Origin` or `Sec-Fetch-Site` says so, and the form holds the session's
+   secret.
+
+All but the secret is known from the headers, so a request that is refused for them is refused before its body is
+read. A body is read up to a limit (`BodyLimit`).
 
 A page of another site could otherwise use the browser of an operator: cookies are not sent with its requests
 (`SameSite=Strict`), and its forms do not know the secret. A name that an attacker lets point to 127.0.0.1 (DNS
-rebinding) is refused by the `Host` header.
+rebinding) is refused by the `Host` header. A link of an attacker cannot make a page say something: what a page says
+about a change is signed (`signed`).
 """
 
 import hmac
@@ -19,10 +23,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lanemq.clock import Clock
+from lanemq.console.wording import size
 from lanemq.model.units import Millis
 from lanemq.wire.signing import Credentials
 
@@ -40,6 +46,12 @@ HEADERS = {
 COOKIE = "lanemq_console"
 SESSION_MS = 12 * 3600 * 1000
 MAX_SESSIONS = 100
+MAX_FORM_BYTES = 1 << 20
+"""The largest body of a request. A form of the console has a few kilobytes; only an uploaded history may be larger."""
+OTHER_FORM = "the form is not from this console, or is older than your session: open the page again"
+BODY_LIMIT = "lanemq.body_limit"
+"""Where the scope of a request holds its `BodyLimit`."""
+_SIGNING_KEY = secrets.token_bytes(32)
 
 
 @dataclass(slots=True)
@@ -51,6 +63,10 @@ class ConsoleSession:
     """The value that every form of this session holds."""
     until: Millis
     credentials: Credentials | None = None
+
+    def wrote(self, secret: str) -> bool:
+        """Whether a form with this secret is from a page of this session."""
+        return hmac.compare_digest(secret.encode(), self.secret.encode())
 
 
 @dataclass(slots=True)
@@ -89,20 +105,27 @@ class Sessions:
         found = self._open.get(cookie or "")
         return found if found is not None and found.until > self.clock.now() else None
 
-    def refusal(
-        self, client: str, headers: Mapping[str, str], session: ConsoleSession | None, secret: str
-    ) -> str | None:
-        """Why a change is refused; None if it is allowed."""
-        if session is None:
-            return "sign in first: the console printed its token when it started"
-        if not self.remote_writes and not is_loopback(client):
+    def may_write(self, client: str) -> bool:
+        """Whether clients at this address may change something at all."""
+        return self.remote_writes or is_loopback(client)
+
+    def refusal_to_sign_in(self, client: str, headers: Mapping[str, str]) -> str | None:
+        """Why nobody may sign in with this request, from its headers alone; None if it is allowed."""
+        if not self.may_write(client):
             return (
                 f"this console is read-only for other machines, and {client} is one: use it on its own machine, or "
                 f"start it with --remote-writes"
             )
-        if not same_site(headers) or not hmac.compare_digest(secret.encode(), session.secret.encode()):
-            return "the form is not from this console, or is older than your session: open the page again"
-        return None
+        return None if same_site(headers) else OTHER_FORM
+
+    def refusal(self, client: str, headers: Mapping[str, str], session: ConsoleSession | None) -> str | None:
+        """Why a change is refused, from the headers alone; None if its form may be read.
+
+        The form must hold the session's secret, too: `ConsoleSession.wrote`.
+        """
+        if session is None and self.may_write(client):
+            return "sign in first: the console printed its token when it started"
+        return self.refusal_to_sign_in(client, headers)
 
 
 def same_site(headers: Mapping[str, str]) -> bool:
@@ -136,8 +159,55 @@ def host_allowed(host: str, names: frozenset[str]) -> bool:
     return True
 
 
+def is_https(scheme: str, headers: Mapping[str, str]) -> bool:
+    """Whether the browser has the page over HTTPS.
+
+    The console itself speaks HTTP. A proxy on this machine says `X-Forwarded-Proto`, which the server turns into
+    `scheme`; for a proxy elsewhere, the browser's `Origin` says it.
+    """
+    return scheme == "https" or headers.get("origin", "").startswith("https://")
+
+
+def signed(text: str) -> str:
+    """A text in an address that only this process can have written."""
+    return f"{_mark(text)}.{text}"
+
+
+def signed_text(value: str) -> str:
+    """The text of a value that `signed` made; empty for any other."""
+    mark, _, text = value.partition(".")
+    return text if hmac.compare_digest(mark.encode(), _mark(text).encode()) else ""
+
+
+def _mark(text: str) -> str:
+    return hmac.new(_SIGNING_KEY, text.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
+
+
+@dataclass(slots=True)
+class BodyLimit:
+    """How much of a request's body is read. Whoever handles the request may raise it before it reads."""
+
+    bytes: int = MAX_FORM_BYTES
+    advice: str = "open the page again"
+    taken: int = 0
+
+    def allow(self, bytes: int, length: str | None, advice: str) -> None:
+        """Sets another limit, and refuses a body whose `Content-Length` is above it."""
+        self.bytes, self.advice = bytes, advice
+        if length is not None and length.isdecimal() and int(length) > bytes:
+            raise self._too_large()
+
+    def take(self, count: int) -> None:
+        self.taken += count
+        if self.taken > self.bytes:
+            raise self._too_large()
+
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"what was sent is larger than {size(self.bytes)}: {self.advice}")
+
+
 class Protection:
-    """Sets the headers that tell the browser what to refuse, and refuses requests for other hosts."""
+    """Sets the headers that tell the browser what to refuse, refuses requests for other hosts, and limits bodies."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] = frozenset()) -> None:
         self._app = app
@@ -157,9 +227,16 @@ class Protection:
                     headers["cache-control"] = "no-store"
             await send(message)
 
+        limit = scope[BODY_LIMIT] = BodyLimit()
+
+        async def limited() -> Message:
+            message = await receive()
+            limit.take(len(message.get("body", b"")))
+            return message
+
         host = Headers(scope=scope).get("host", "")
         if not host_allowed(host, self._hosts):
             refused = PlainTextResponse(f"unknown host: start the console with --allow-host {host[:100]}", 421)
             await refused(scope, receive, protected)
             return
-        await self._app(scope, receive, protected)
+        await self._app(scope, limited, protected)

@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 MAX_READS = 2
 """Threads that read for pages. More would answer many pages sooner and load the brokers more."""
 MAX_WAITING = 64
-"""Reads that wait for a thread; further ones are refused, so that a burst of requests does not pile up."""
+"""Reads and changes that wait for a thread or have one; further ones are refused, so that a burst of requests does not
+pile up. A page that is refused says so, and nothing was changed."""
 MAX_ANSWERS = 256
 """Answers that are kept."""
 SHARE_OF_TIME = 10
@@ -63,27 +64,34 @@ class ConsoleReads:
         known = self._answers.get(question)
         if known is not None and (not known.value.done() or self._clock.now() - known.read_at < max_age * 1000):
             return cast(T, await asyncio.shield(known.value))
-        if self._waiting >= MAX_WAITING:
-            raise ConsoleBusy(f"{self._waiting} pages wait for the brokers: try again in a few seconds")
-        running = asyncio.ensure_future(self._run(read))  # noqa: TID251 - shared by all that ask, not by a group
+        running = self._begin(read)
         self._answers[question] = _Answer(self._clock.now(), running)
         running.add_done_callback(lambda done: self._ended(question, done))
         self._forget_old()
-        return cast(T, await asyncio.shield(running))
+        return await asyncio.shield(running)
+
+    async def read(self, read: Callable[[], T]) -> T:
+        """Runs a read whose answer is for one page only, such as whether a broker accepts a user."""
+        return await self._begin(read)
 
     async def do(self, change: Callable[[], T]) -> T:
         """Runs a change. What was read before it is forgotten."""
         try:
-            return await self._run(change)
+            return await self._begin(change)
         finally:
             self._answers.clear()
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    def _begin(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Gives the work to a thread. It counts until the thread is done with it, even if its page was closed."""
+        if self._waiting >= MAX_WAITING:
+            raise ConsoleBusy(f"{self._waiting} pages wait for the brokers: try again in a few seconds")
+        loop, running = asyncio.get_running_loop(), self._threads.submit(work)
         self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        finally:
-            self._waiting -= 1
+        running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._left))
+        return asyncio.wrap_future(running)
+
+    def _left(self) -> None:
+        self._waiting -= 1
 
     def _ended(self, question: Hashable, done: asyncio.Future[Any]) -> None:
         known = self._answers.get(question)
@@ -113,6 +121,7 @@ class Watch:
         self._next = asyncio.Event()
         self._hurry = asyncio.Event()
         self._watchers = 0
+        self._begun = self._taken = 0
         self.trends = Trends()
         self.now = Snapshot(clock.wall(), error="the brokers have not been read yet")
 
@@ -122,17 +131,20 @@ class Watch:
         try:
             while True:
                 self._hurry.clear()
+                self._begun += 1
                 self.now = await loop.run_in_executor(self._thread, self._reader.take)
                 self.trends.add(self.now)
+                self._taken = self._begun
                 woken, self._next = self._next, asyncio.Event()
                 woken.set()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._hurry.wait(), self._pause())
+                    await asyncio.wait_for(self._hurry.wait(), self.pause())
         finally:
             self._thread.shutdown(wait=True, cancel_futures=True)
             self._reader.close()
 
-    def _pause(self) -> float:
+    def pause(self) -> float:
+        """Seconds until the next snapshot, unless a page asks for one."""
         wanted = self._every if self._watchers else self._every * IDLE_FACTOR
         return max(wanted, self.now.took * SHARE_OF_TIME)
 
@@ -146,10 +158,14 @@ class Watch:
         return self.now
 
     async def changed(self) -> None:
-        """Takes a snapshot now, because something was changed, and waits for it."""
-        following = self._next
+        """Takes a snapshot now, because something was changed, and waits for it.
+
+        One that is being taken may have been read before the change, so the one after it is waited for.
+        """
+        wanted = self._begun + 1
         self._hurry.set()
-        await following.wait()
+        while self._taken < wanted:
+            await self._next.wait()
 
     @contextlib.asynccontextmanager
     async def open_page(self) -> AsyncIterator[None]:

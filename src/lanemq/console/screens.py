@@ -22,7 +22,16 @@ from lanemq.client.security import SecuritySettings
 from lanemq.clock import Clock
 from lanemq.console import wording
 from lanemq.console.links import dead_change_link, dead_link, group_link, key_link, pipeline_link, topic_link
-from lanemq.console.protection import COOKIE, ConsoleSession, Sessions, is_loopback
+from lanemq.console.protection import (
+    BODY_LIMIT,
+    COOKIE,
+    OTHER_FORM,
+    BodyLimit,
+    ConsoleSession,
+    Sessions,
+    signed,
+    signed_text,
+)
 from lanemq.console.reading import ConsoleReads, Watch
 from lanemq.console.settings import ConsoleSettings
 from lanemq.console.views.check import CheckReport
@@ -33,6 +42,8 @@ from lanemq.model.errors import LaneError
 HERE = Path(__file__).parent
 KEEP_OPEN_SECONDS = 15.0
 """Silence after which a comment is sent on an event stream, so that proxies keep it open."""
+DONE = "done"
+"""The part of an address that says what a change did; `back` signs it."""
 
 Context = Mapping[str, Any]
 
@@ -50,6 +61,10 @@ class Console:
     verdict: OrderVerdict | None = None
     """The newest result of checking the history."""
     report: CheckReport | None = None
+    uploads: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while an uploaded history is checked: one at a time."""
+    tails: int = 0
+    """Live tails that are open."""
     pipelines: dict[str, tuple[StatusAt, StatusAt | None]] = field(default_factory=dict)
     """The last two statuses of each pipeline, by its place."""
 
@@ -58,15 +73,22 @@ class Console:
 
     def may_write(self, request: Request) -> bool:
         """Whether buttons that change something are shown at all."""
-        return self.sessions.remote_writes or is_loopback(client_host(request))
+        return self.sessions.may_write(client_host(request))
 
-    async def check_write(self, request: Request) -> ConsoleSession:
-        """The session of a request that changes something; 403 if it may not."""
-        form = await request.form()
+    async def check_write(self, request: Request, *, upload: int = 0) -> ConsoleSession:
+        """The session of a request that changes something; 403 if it may not.
+
+        The headers are checked before the form is read. `upload`: bytes that its files may have.
+        """
         session = self.session(request)
-        why = self.sessions.refusal(client_host(request), request.headers, session, str(form.get("secret", "")))
+        why = self.sessions.refusal(client_host(request), request.headers, session)
         if why is not None or session is None:
             raise HTTPException(403, why)
+        if upload:
+            limit: BodyLimit = request.scope[BODY_LIMIT]
+            limit.allow(upload, request.headers.get("content-length"), "use lanemq check on the machine that has them")
+        if not session.wrote(str((await request.form()).get("secret", ""))):
+            raise HTTPException(403, OTHER_FORM)
         return session
 
     def credentials(self, session: ConsoleSession) -> SecuritySettings:
@@ -145,21 +167,24 @@ async def show(request: Request, screen: Screen, context: Context, status: int =
 
 
 def _render(console: Console, request: Request, screen: Screen, context: Context, frame: str) -> str:
-    now, session = console.watch.now, console.session(request)
-    live = f"/live{request.url.path}".rstrip("/") + (f"?{request.url.query}" if request.url.query else "")
+    now, session, may_write = console.watch.now, console.session(request), console.may_write(request)
+    query = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != DONE])
+    path, rest = request.url.path, f"?{query}" if query else ""
     return _TEMPLATES.get_template(frame).render(
         screen=screen,
-        live=live if screen.live else "",
-        here=str(request.url.path) + (f"?{request.url.query}" if request.url.query else ""),
+        live=f"/live{path}".rstrip("/") + rest if screen.live else "",
+        here=path + rest,
         server=console.settings.server,
-        session=session,
+        signed_in=session is not None,
+        # Forms are for a session that may change something from where it is.
+        session=session if may_write else None,
         secret=session.secret if session is not None else "",
-        may_write=console.may_write(request),
+        may_write=may_write,
         broker_error=now.error,
         age=wording.ago(console.clock.wall() - now.taken),
         wall=console.clock.wall(),
         ago=lambda when: wording.ago(console.clock.wall() - when),
-        flash=request.query_params.get("done", ""),
+        flash=signed_text(request.query_params.get(DONE, "")),
         **context,
     )
 
@@ -188,4 +213,4 @@ async def _events(console: Console, request: Request, screen: Screen) -> AsyncIt
 
 def back(path: str, done: str) -> Response:
     """After a change: to a page that says what was done."""
-    return RedirectResponse(f"{path}{'&' if '?' in path else '?'}{urlencode({'done': done})}", 303)
+    return RedirectResponse(f"{path}{'&' if '?' in path else '?'}{urlencode({DONE: signed(done)})}", 303)

@@ -48,7 +48,11 @@ async def _resetting(console: Console, request: Request) -> Context:
     preview, problem = None, ""
     if asked["topic"] and asked["to"]:
         try:
-            plan = await console.reading.do(_reset(console, view.row.name, asked, {}, dry_run=True))
+            plan = await console.reading.ask(
+                ("reset", view.row.name, *asked.values()),
+                _reset(console, view.row.name, asked, {}, dry_run=True),
+                max_age=0,
+            )
             preview = reset_preview(plan)
         except InvalidOption as error:
             problem = str(error)

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.client.message import Message
+from lanemq.console.reading import ConsoleBusy
 from lanemq.console.screens import Console, Context, Screen, console_of, render_part, routes_of
 from lanemq.console.views.messages import MessageRow, Search, matches, message_row, message_view, parse_search
 from lanemq.model.errors import InvalidOption, LaneError
@@ -24,6 +26,10 @@ MAX_ROWS = 50
 MAX_SCANNED = 5_000
 """Messages that one search reads. More would take seconds, and load the broker."""
 TAIL_SECONDS = 1.0
+TAIL_AGE = 0.5
+"""Tails that ask within this time share an answer, so a hundred tails of a topic cost its broker two reads a second."""
+MAX_TAILS = 50
+"""Live tails that may be open at a time. Each holds a connection, and one for each topic is read every second."""
 MAX_TAIL_ROWS = 30
 """Messages of one second that the live tail shows; of the others it shows how many there were."""
 
@@ -117,28 +123,34 @@ async def _tail(request: Request) -> Response:
     console, topic = console_of(request), request.query_params.get("topic", "")
     if console.watch.now.topic(topic) is None:
         raise HTTPException(404, f"there is no topic {topic!r}")
+    if console.tails >= MAX_TAILS:
+        raise ConsoleBusy(f"{console.tails} live tails are open: close one, or use lanemq tail -f")
     return StreamingResponse(
-        _new_rows(console, topic), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+        new_rows(console, topic), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
     )
 
 
-async def _new_rows(console: Console, topic: str) -> AsyncIterator[str]:
-    """At most so many rows each second; what is skipped is counted."""
-    at: dict[MessageQueue, int] = await console.reading.do(lambda: _ends(console, topic))
-    while not console.stopping.is_set():
-        begin = dict(at)
-        try:
-            messages, at, skipped = await console.reading.do(lambda begin=begin: _arrived(console, topic, begin))  # type: ignore[misc]
-        except LaneError:
-            messages, skipped = [], 0
-        if messages:
-            rows = [message_row(message) for message in messages]
-            text = render_part("tail_rows.html", rows=rows, skipped=skipped)
-            yield "".join(f"data: {line}\n" for line in text.splitlines()) + "\n"
-        else:
-            yield ": \n\n"
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(console.stopping.wait(), TAIL_SECONDS)
+async def new_rows(console: Console, topic: str) -> AsyncIterator[str]:
+    """At most so many rows each second; what is skipped is counted. Tails of the same topic share their reads."""
+    console.tails += 1
+    try:
+        at: dict[MessageQueue, int] | None = None
+        while not console.stopping.is_set():
+            text = ""
+            with contextlib.suppress(LaneError):  # such as a broker that is away: the tail goes on when it is back
+                ends = await console.reading.ask(("ends", topic), partial(_ends, console, topic), max_age=TAIL_AGE)
+                if at is not None and at != ends:
+                    question = ("arrived", topic, tuple(at.items()), tuple(ends.items()))
+                    messages, skipped = await console.reading.ask(
+                        question, partial(_arrived, console, topic, at, ends), max_age=TAIL_AGE
+                    )
+                    text = render_part("tail_rows.html", rows=[*map(message_row, messages)], skipped=skipped)
+                at = ends
+            yield "".join(f"data: {line}\n" for line in text.splitlines()) + "\n" if text else ": \n\n"
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(console.stopping.wait(), TAIL_SECONDS)
+    finally:
+        console.tails -= 1
 
 
 def _ends(console: Console, topic: str) -> dict[MessageQueue, int]:
@@ -147,18 +159,17 @@ def _ends(console: Console, topic: str) -> dict[MessageQueue, int]:
 
 
 def _arrived(
-    console: Console, topic: str, at: dict[MessageQueue, int]
-) -> tuple[list[Message], dict[MessageQueue, int], int]:
-    """The newest messages since `at`, newest first, the new ends, and how many were skipped."""
+    console: Console, topic: str, at: dict[MessageQueue, int], ends: dict[MessageQueue, int]
+) -> tuple[list[Message], int]:
+    """The newest messages between two readings of the ends, newest first, and how many were skipped."""
+    total, found = 0, list[Message]()
     with TopicReader(console.settings.server, topic) as reader:
-        ends = {queue: reader.bounds(queue)[1] for queue in reader.queues}
-        total, found = 0, list[Message]()
         for queue, end in ends.items():
             begin = at.get(queue, end)
-            total += end - begin
+            total += max(0, end - begin)
             found += reader.read(queue, max(begin, end - MAX_TAIL_ROWS), end)
     newest = heapq.nlargest(MAX_TAIL_ROWS, found, key=lambda each: (each.record.store_timestamp, each.queue_offset))
-    return newest, ends, max(0, total - len(newest))
+    return newest, max(0, total - len(newest))
 
 
 def routes() -> list[BaseRoute]:

@@ -168,7 +168,9 @@ async def _preview(console: Console, request: Request) -> Context:
     number, place = _place(console, request)
     action, key, id = (request.query_params.get(name, "") for name in ("action", "key", "id"))
     try:
-        change = await console.reading.do(lambda: _change(place, action, key, id))
+        change = await console.reading.ask(
+            ("pipeline change", place, action, key, id), partial(_change, place, action, key, id), max_age=0
+        )
     except LaneError as error:
         raise HTTPException(404, str(error)) from None
     return {

@@ -9,8 +9,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from lanemq.client.admin.admin import Admin
-from lanemq.console.protection import COOKIE, SESSION_MS, same_site
-from lanemq.console.screens import Console, Context, Screen, console_of, routes_of, show
+from lanemq.console.protection import COOKIE, OTHER_FORM, SESSION_MS, is_https, same_site
+from lanemq.console.screens import Console, Context, Screen, client_host, console_of, routes_of, show
 from lanemq.model.errors import NotAllowed
 from lanemq.wire.signing import Credentials
 
@@ -27,17 +27,19 @@ def local_path(text: str) -> str:
 
 async def _sign_in(request: Request) -> Response:
     console = console_of(request)
+    why = console.sessions.refusal_to_sign_in(client_host(request), request.headers)
+    if why is not None:
+        raise HTTPException(403, why)
     form = await request.form()
     then = local_path(str(form.get("then", "/")))
-    if not same_site(request.headers):
-        raise HTTPException(403, "the form is not from this console: open the page again")
     user, token = str(form.get("user", "")).strip(), str(form.get("token", ""))
     cookie = await _user_session(console, user, token) if user else console.sessions.sign_in(token)
     if cookie is None:
         wrong = "The broker does not accept this user." if user else "This is not the token."
         return await show(request, SCREEN, {"title": "Sign in", "problem": wrong, "then": then}, 403)
     answer = RedirectResponse(then, 303)
-    answer.set_cookie(COOKIE, cookie, max_age=SESSION_MS // 1000, httponly=True, samesite="strict")
+    secure = is_https(request.url.scheme, request.headers)
+    answer.set_cookie(COOKIE, cookie, max_age=SESSION_MS // 1000, httponly=True, samesite="strict", secure=secure)
     return answer
 
 
@@ -62,13 +64,13 @@ async def _user_session(console: Console, user: str, secret: str) -> str | None:
         unknown = Credentials(f"no-user-{secrets.token_hex(8)}", secrets.token_hex(16))
         return not accepts(unknown) and accepts(credentials)
 
-    return console.sessions.sign_in_user(credentials) if await console.reading.do(accepted) else None
+    return console.sessions.sign_in_user(credentials) if await console.reading.read(accepted) else None
 
 
 async def _sign_out(request: Request) -> Response:
     console = console_of(request)
     if not same_site(request.headers):
-        raise HTTPException(403, "the form is not from this console: open the page again")
+        raise HTTPException(403, OTHER_FORM)
     console.sessions.sign_out(request.cookies.get(COOKIE, ""))
     answer = RedirectResponse("/", 303)
     answer.delete_cookie(COOKIE)

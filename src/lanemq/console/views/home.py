@@ -39,6 +39,8 @@ class OrderVerdict:
     events: int
     violations: int
     at: Millis
+    problem: str = ""
+    """Why a newer check failed; the other values are those of the last one that did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,10 @@ def _order(now: Snapshot, verdict: OrderVerdict | None) -> Tile:
         else:
             answer = "Unknown"
         detail = f"{_events(verdict.events)} checked"
+    if verdict is not None and verdict.problem:
+        if verdict.verdict != "violation":
+            answer, level = "Not checked", "warn"
+        detail = "the newest check failed"
     return Tile(
         "Order",
         "Is all in order?",
