@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import secrets
-import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -14,6 +12,7 @@ import uvicorn
 from lanemq.console.app import console_app
 from lanemq.console.settings import ConsoleSettings
 from lanemq.net.address import Address
+from lanemq.signals import handled
 
 TOKEN_BYTES = 18
 STOP_SECONDS = 2
@@ -78,16 +77,9 @@ def _signals_end(server: uvicorn.Server) -> Iterator[None]:
 
     When it has stopped, uvicorn raises the signal again, which would end the process as if it had failed.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def received(number: int, frame: FrameType | None) -> None:
         server.should_exit = True
 
-    before = {number: signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(received):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

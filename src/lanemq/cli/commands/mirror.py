@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -19,6 +18,7 @@ from lanemq.mirror.cut_over import unseal as unseal_target
 from lanemq.mirror.layout import layout_of
 from lanemq.mirror.positions import Moved, groups_of, translate
 from lanemq.mirror.verifying import compare
+from lanemq.signals import handled
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -80,7 +80,8 @@ def run(options: MirrorOptions, until_drained: bool, dry_run: bool, as_json: boo
     log_to_stderr("WARNING")
     with _progress(as_json) as tell:
         copier = Mirror(options, report=tell)
-        with _stopped_by_signals(copier):
+        # The first signal ends the mirror after the request under way.
+        with handled(lambda *_: copier.stop()):
             last = copier.run(until_drained=until_drained)
     if not as_json:
         click.echo(f"{plural(last.copied, 'message')} copied, {last.left} left")
@@ -259,17 +260,6 @@ def _position(each: Moved) -> dict[str, object]:
         "after": each.after,
         "left": each.left,
     }
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(copier: Mirror) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the mirror after the request under way."""
-    before = {number: signal.signal(number, lambda *_: copier.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

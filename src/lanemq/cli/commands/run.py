@@ -27,6 +27,7 @@ from lanemq.cli.options import CliError, WrongUsage
 from lanemq.cli.output import log_to_stderr, plural
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.backoff import Backoff
+from lanemq.signals import handled
 
 if TYPE_CHECKING:
     from lanemq.client.consumer.app import App
@@ -130,24 +131,25 @@ class Supervisor:
 
     def run(self) -> int:
         """Runs until a signal; the number of workers that did not end by themselves after it."""
-        before = {number: signal.signal(number, self._received) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            files = dict(python_files(self._watched))
-            while not self._signals:
-                self._start_missing()
-                self._woken.wait(LOOK_EVERY)
-                now = dict(python_files(self._watched))
-                if changed := differing(files, now):
-                    files = now
-                    click.echo(f"{changed} changed: restarting {plural(len(self._workers), 'worker')}", err=True)
-                    self._end_all()
-                    for worker in self._workers:
-                        worker.process, worker.start_at = None, 0
-        finally:
-            self._end_all()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with handled(self._received):
+            try:
+                self._watch()
+            finally:
+                self._end_all()
         return sum(each.process is not None and each.process.returncode not in _ENDED for each in self._workers)
+
+    def _watch(self) -> None:
+        files = dict(python_files(self._watched))
+        while not self._signals:
+            self._start_missing()
+            self._woken.wait(LOOK_EVERY)
+            now = dict(python_files(self._watched))
+            if changed := differing(files, now):
+                files = now
+                click.echo(f"{changed} changed: restarting {plural(len(self._workers), 'worker')}", err=True)
+                self._end_all()
+                for worker in self._workers:
+                    worker.process, worker.start_at = None, 0
 
     def processes(self) -> list[int]:
         """The process ids of the workers that run."""

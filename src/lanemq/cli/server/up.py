@@ -6,7 +6,6 @@ If one part ends, the others are stopped, and the command reports it.
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from lanemq.cli.listening import check_can_listen
 from lanemq.cli.options import CliError
 from lanemq.cli.server.console import check_console_packages
 from lanemq.net.address import parse_address
+from lanemq.signals import handled
 
 START_SECONDS = 60.0
 """How long a part may take to say its address; a broker with a large log needs a while."""
@@ -164,9 +164,5 @@ def _stop_event() -> Iterator[threading.Event]:
             os._exit(1)
         stop.set()
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(on_signal):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

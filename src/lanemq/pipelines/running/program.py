@@ -32,6 +32,7 @@ from lanemq.pipelines.running.session import (
     repeat_warnings,
     stop_session,
 )
+from lanemq.signals import handled
 from lanemq.spark.read.brokers import Brokers
 from lanemq.wire.codes import ResponseCode
 
@@ -145,10 +146,6 @@ def stop_on_signals(asked: threading.Event) -> Iterator[None]:
 
     Must be entered after the session exists, since Spark installs a SIGINT handler that cancels the running batch.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
     came: list[int] = []
 
     def received(number: int, frame: FrameType | None) -> None:
@@ -162,9 +159,5 @@ def stop_on_signals(asked: threading.Event) -> Iterator[None]:
         # In a thread, because the interrupted code may hold the event's own lock.
         _thread.start_new_thread(asked.set, ())
 
-    before = {number: signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(received):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
