@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -106,15 +107,16 @@ def test_a_mistake_names_the_command_that_was_given() -> None:
 def test_only_a_chosen_monitor_counts_as_set(tmp_path: Path) -> None:
     used = Address("127.0.0.1", 9880)
     by_default = BrokerOptions(tmp_path, monitor=used, monitor_required=False)
-    assert by_default.shown({"monitor": "off"})["monitor"] == ("off", False)
-    assert BrokerOptions(tmp_path, monitor=used).shown({})["monitor"] == (str(used), True)
+    assert by_default.shown({"monitor": "off"})["monitor"] == ("off", "")
+    assert BrokerOptions(tmp_path, monitor=used).shown({})["monitor"] == (str(used), "set at its start")
 
 
 def test_every_option_of_a_broker_can_be_set() -> None:
-    """`monitor_required` follows from whether the monitor was chosen."""
+    """`monitor_required` and `origins` follow from how the others were chosen."""
     other_names = {"durable": "relaxed", "auto_create_topics": "no_auto_create", "tls": "tls_cert"}
     known = option_names(broker)
-    named = [other_names.get(each.name, each.name) for each in fields(BrokerOptions) if each.name != "monitor_required"]
+    options = [each.name for each in fields(BrokerOptions) if each.name not in ("monitor_required", "origins")]
+    named = [other_names.get(name, name) for name in options]
     assert [name for name in named if name not in known] == []
 
 
@@ -130,3 +132,22 @@ def test_a_json_log_has_one_line_per_event(capsys: pytest.CaptureFixture[str], m
     line = json.loads(capsys.readouterr().err)
     assert (line["level"], line["logger"], line["message"]) == ("error", "lanemq.test", "it failed: really\n")
     assert "ValueError: broken" in line["error"]
+
+
+def test_a_broker_knows_where_each_of_its_options_came_from(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so to clients, such as the console; options have there the names of `BrokerOptions`."""
+    found: list[BrokerOptions] = []
+    monkeypatch.setattr("lanemq.cli.server.broker.check_start", lambda options: (found.append(options), sys.exit())[1])
+    variables = {"LANEMQ_BROKER_RETENTION": "3h"}
+    flags = ["broker", "--data", str(tmp_path), "--config", str(file), "--listen", "127.0.0.1:0", "--no-auto-create"]
+    CliRunner().invoke(main, flags, env=variables)
+    shown = found[0].shown({"listen": "127.0.0.1:4711"})
+    assert {name: shown[name] for name in ("listen", "retention", "durable", "auto_create_topics", "cluster")} == {
+        "listen": ("127.0.0.1:4711", "command line"),
+        "retention": ("10800.0", "environment LANEMQ_BROKER_RETENTION"),
+        "durable": ("False", f"file {file}"),
+        "auto_create_topics": ("False", "command line"),
+        "cluster": ("LaneMQ", ""),
+    }

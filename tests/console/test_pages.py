@@ -170,17 +170,19 @@ def test_what_does_not_exist_is_not_found(client: TestClient) -> None:
     assert client.get("/message?topic=orders&queue=x&offset=y").status_code == 400
 
 
-def test_settings_say_where_a_value_came_from(client: TestClient) -> None:
+def test_settings_have_the_address_in_force_units_and_where_a_value_came_from(client: TestClient, stage: Stage) -> None:
     text = client.get("/settings").text
-    assert re.search(r"listen.*?127\.0\.0\.1.*?set at its start", text, re.DOTALL)
+    port = stage.address.rpartition(":")[2]
+    assert re.search(rf"listen</th>.*?<code>127\.0\.0\.1:{port}</code>.*?set at its start", text)
     assert re.search(
-        r"retention</th>.*?<td data-label=\"Value\"><code>259200\.0</code> <span class=\"dim\">3 days", text
+        r"retention</th>.*?<td data-label=\"Value\"><code>259200 s</code> <span class=\"dim\">3 days", text
     )
+    assert re.search(r"every</th>.*?<code>0\.2 s</code>", text)
 
 
 def test_settings_have_the_limits_that_zero_stands_for(client: TestClient) -> None:
     text = client.get("/settings").text
-    found = re.search(r"retention_bytes</th>.*?<code>(\d+)</code> <span class=\"dim\">([^<]+)<", text)
+    found = re.search(r"retention_bytes</th>.*?<code>(\d+) B</code> <span class=\"dim\">([^<]+)<", text)
     assert found is not None
     assert int(found[1]) > 2**20
     assert found[2].endswith("B")

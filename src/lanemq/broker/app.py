@@ -299,6 +299,7 @@ class Broker:
             recording=recording,
             parking=tables.parking,
             in_force={
+                "listen": self.address,
                 "retention_bytes": _store_options(options).retention_bytes,
                 "max_connections": limits.total,
                 "max_connections_per_address": limits.of_one_address,

@@ -10,6 +10,8 @@ from lanemq.net.address import Address
 from lanemq.net.server_tls import ServerTls
 
 MEBIBYTE = 1024 * 1024
+UNKNOWN_ORIGIN = "set at its start"
+"""The origin of an option that a program gave to the broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,9 @@ class BrokerOptions:
     history: Path | None = None
     """Folder for the history of leases and offsets, which `lanemq check` reads; None: no history."""
 
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Where each option that was set came from, for people: `command line`, `file lanemq.toml`. Empty: not known."""
+
     def __post_init__(self) -> None:
         problems = [
             f"{name}={getattr(self, name)!r} must be at least {least}"
@@ -168,22 +173,23 @@ class BrokerOptions:
             return self.advertise
         return "127.0.0.1" if self.listen.host in ("0.0.0.0", "::", "", "localhost") else self.listen.host
 
-    def shown(self, in_force: Mapping[str, object]) -> dict[str, tuple[str, bool]]:
-        """Every option as text, and whether it was set. Files and folders are shown by their path.
+    def shown(self, in_force: Mapping[str, object]) -> dict[str, tuple[str, str]]:
+        """Every option as text, and where it came from; empty: the default. Files and folders are shown by their path.
 
         `in_force` has the values that a running broker uses instead of those given, such as the limit that 0 stands
         for.
         """
-        found: dict[str, tuple[str, bool]] = {}
+        found: dict[str, tuple[str, str]] = {}
         for each in fields(self):
-            if each.name == "monitor_required":
-                continue  # not an option by itself: it says whether `monitor` was chosen
+            if each.name in ("monitor_required", "origins"):
+                continue  # not options by themselves: they say how others were chosen
             given = getattr(self, each.name)
             value = in_force.get(each.name, given)
             default = each.default_factory() if each.default_factory is not MISSING else each.default
             text = "" if value is None else str(value.cert) if isinstance(value, ServerTls) else str(value)
             is_set = given != default and (each.name != "monitor" or self.monitor_required)
-            found[each.name] = text, is_set
+            by_itself = UNKNOWN_ORIGIN if is_set and not self.origins else ""
+            found[each.name] = text, self.origins.get(each.name, by_itself)
         return found
 
 

@@ -24,6 +24,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 PREFIX = "LANEMQ_BROKER"
 TABLE = "broker"
+FILE = "lanemq.settings_file"
+"""Where click's context holds the path of `--config`."""
 
 _SOURCES = {
     ParameterSource.COMMANDLINE: "command line",
@@ -55,6 +57,7 @@ def _load(context: click.Context, _: click.Parameter, path: Path | None) -> None
         if not os.environ[name]:  # click would take the default, for example no access control
             raise WrongUsage(f"the environment: {name} is empty; give it a value, or remove it")
     if path is not None:
+        context.meta[FILE] = str(path)
         context.default_map = read_settings(path, known, flag_names(context.command))
 
 
@@ -113,6 +116,16 @@ class Setting(NamedTuple):
     value: object
     source: str
     variable: str
+
+
+def origins_of(context: click.Context) -> dict[str, str]:
+    """Where each option that was set came from, in words: `command line`, `file lanemq.toml`, `environment NAME`."""
+    words = {"environment": "environment {variable}", "file": "file {file}"}
+    return {
+        each.option: words.get(each.source, each.source).format(variable=each.variable, file=context.meta.get(FILE))
+        for each in settings_of(context)
+        if each.source != "default"
+    }
 
 
 def settings_of(context: click.Context) -> list[Setting]:

@@ -13,6 +13,8 @@ class ConsoleSettings:
 
     server: str
     """Address of a LaneMQ broker or of RocketMQ name servers."""
+    listen: str = ""
+    """Address on which this console listens; empty: whoever serves it has not said."""
     every: float = 2.0
     """Seconds between two snapshots while a page is open. Small: the brokers are asked often. Large: pages lag."""
     history: Path | None = None
@@ -26,7 +28,7 @@ class ConsoleSettings:
     allow_hosts: tuple[str, ...] = ()
     """Host names under which the console may be used, beside localhost and addresses."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Where each value came from: `command line`, `environment LANEMQ_SERVER` or `default`."""
+    """Where each value came from: `command line`, `environment LANEMQ_SERVER`, `context prod` or `default`."""
 
     def __post_init__(self) -> None:
         if self.every < 0.2:

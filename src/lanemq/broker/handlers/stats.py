@@ -239,7 +239,8 @@ class StatsHandler:
         lines = [f"brokerName={options.name}", f"brokerClusterName={options.cluster}", "brokerId=0"]
         shown = options.shown(self._parts.in_force)
         lines += [f"lane.{name}={text}" for name, (text, _) in shown.items()]
-        lines.append(f"laneSet={','.join(name for name, (_, is_set) in shown.items() if is_set)}")
+        lines.append(f"laneSet={','.join(name for name, (_, origin) in shown.items() if origin)}")
+        lines += [f"laneFrom.{name}={origin}" for name, (_, origin) in shown.items() if origin]
         answer(peer, request, {"version": "{}"}, "\n".join(lines).encode())
 
     def _all_offsets(self, peer: Peer, request: Command) -> None:

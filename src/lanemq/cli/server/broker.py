@@ -29,7 +29,7 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.cli.listening import BIND_ERRORS, UNKNOWN_HOST, cannot_listen, check_can_listen
 from lanemq.cli.options import CliError, duration
 from lanemq.cli.output import LogFormat, log_audit_to, log_to_stderr
-from lanemq.cli.settings import PREFIX, config_option
+from lanemq.cli.settings import PREFIX, config_option, origins_of
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import DEFAULT_BROKER_NAME
 from lanemq.net.address import parse_address
@@ -43,6 +43,9 @@ DEFAULT_MONITOR_PORT = 9880
 DEFAULT_MONITOR = f"127.0.0.1:{DEFAULT_MONITOR_PORT}"
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_FIELDS = {"relaxed": "durable", "no_auto_create": "auto_create_topics", "tls_cert": "tls"}
+"""Options of the command line that have another name in `BrokerOptions`."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -225,6 +228,7 @@ def broker(
         auto_create_topics=not no_auto_create,
         monitor=None if monitor == "off" else parse_address(monitor, DEFAULT_MONITOR_PORT),
         monitor_required=_is_chosen("monitor"),
+        origins={_FIELDS.get(name, name): where for name, where in origins_of(click.get_current_context()).items()},
         **settings,
     )
     _warn(options)

@@ -14,12 +14,13 @@ import webbrowser
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
 from lanemq.cli.listening import check_can_listen
 from lanemq.cli.options import CliError
-from lanemq.cli.server.console import check_console_packages
+from lanemq.cli.server.console import as_arguments, check_console_packages, console_options
 from lanemq.net.address import parse_address
 from lanemq.signals import handled
 
@@ -106,29 +107,35 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     "--console", "console_at", default="127.0.0.1:9870", show_default=True, metavar="HOST:PORT",
     help="Address of the console.",
 )  # fmt: skip
-@click.option("--open", "open_page", is_flag=True, help="Open the console in a browser.")
+@console_options
 @click.option("--demo", is_flag=True, help="Add sample traffic: orders, a failing key, a slow consumer.")
-def up(data: Path, listen: str, console_at: str, open_page: bool, demo: bool) -> None:
+def up(
+    data: Path, listen: str, console_at: str, open_page: bool, demo: bool, history: Path | None, **console: Any
+) -> None:
     """Run a broker and its console.
 
     With --demo, also a producer and consumers that show what the console shows: some orders fail and are parked, one
-    group is slow, one gives messages up.
+    group is slow, one gives messages up. With --history, the broker records its history there, too; --demo does so in
+    the data folder.
     """
     check_console_packages()
     check_can_listen(parse_address(listen))
     check_can_listen(parse_address(console_at), "--console")
     data.mkdir(parents=True, exist_ok=True)
-    parts, history = UpParts(data), data / "history"
+    parts = UpParts(data)
+    if demo and history is None:
+        history = data / "history"
     with _stop_event() as stop:
         try:
-            recorded = ["--history", str(history)] if demo else []
+            recorded = [f"--history={history}"] if history is not None else []
             parts.start(
                 "broker", "lanemq.cli.main", "broker", "--data", str(data / "broker"), "--listen", listen, *recorded
             )
             server = parts.address("broker")
-            if demo:
+            if demo and history is not None:
                 _start_demo(parts, server, history)
-            parts.start("console", "lanemq.cli.main", "console", "--server", server, "--listen", console_at, *recorded)
+            settings = as_arguments(history=history, **console)
+            parts.start("console", "lanemq.cli.main", "console", "--server", server, "--listen", console_at, *settings)
             url = parts.address("console")
             _announce(parts, url, server)
             if open_page:

@@ -19,6 +19,7 @@ from lanemq.wire.lane_bodies import HeldLanesBody
 from lanemq.wire.route_bodies import KVTable
 
 LANE_OPTION = "lane."
+LANE_ORIGIN = "laneFrom."
 """Begins the names of a LaneMQ broker's options in the answer to GET_BROKER_CONFIG."""
 
 
@@ -43,6 +44,8 @@ class BrokerSetting:
     value: str
     is_default: bool | None
     """None: the broker does not say."""
+    origin: str = ""
+    """Where the value came from, such as `command line`; empty if it is the default, or the broker does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class WatchAdmin(Admin):
                 if not lane:
                     found.append(BrokerSetting(name, option, value, None))
                 elif own != option:
-                    found.append(BrokerSetting(name, own, value, own not in changed))
+                    found.append(BrokerSetting(name, own, value, own not in changed, lines.get(LANE_ORIGIN + own, "")))
         return tuple(found)
 
     def describe_groups(self) -> tuple[tuple[GroupDescription, ...], tuple[LeaseView, ...]]:

@@ -18,7 +18,7 @@ class SettingRow:
     origin: str
     changed: bool
     plain: str = ""
-    """The value in plain units, if it is a size or a long time."""
+    """The value in larger units, if it is a size or a long time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +44,34 @@ def console_rows(settings: ConsoleSettings) -> tuple[SettingRow, ...]:
         if each.name in _ORIGIN_HIDDEN:
             continue
         value, origin = getattr(settings, each.name), settings.origins.get(each.name, "default")
-        rows.append(SettingRow("console", each.name, _text(value), origin, origin != "default"))
+        text, plain = _with_unit(each.name, _text(value))
+        rows.append(SettingRow("console", each.name, text, origin, origin != "default", plain))
     return tuple(rows)
 
 
 def setting_rows(found: Sequence[BrokerSetting]) -> tuple[SettingRow, ...]:
-    return tuple(
-        SettingRow(
-            each.broker,
-            each.name,
-            {"True": "yes", "False": "no"}.get(each.value, each.value) or NONE,
-            "not reported" if each.is_default is None else "default" if each.is_default else "set at its start",
-            each.is_default is False,
-            _plain(each.name, each.value),
-        )
-        for each in found
-    )
+    return tuple(map(_broker_setting, found))
 
 
-def _plain(name: str, value: str) -> str:
+def _broker_setting(each: BrokerSetting) -> SettingRow:
+    value = {"True": "yes", "False": "no"}.get(each.value, each.value) or NONE
+    if each.is_default is None:  # of RocketMQ, whose options have units of their own
+        return SettingRow(each.broker, each.name, value, "not reported", False)
+    origin = "default" if each.is_default else each.origin or "set at its start"
+    text, plain = _with_unit(each.name, value)
+    return SettingRow(each.broker, each.name, text, origin, not each.is_default, plain)
+
+
+def _with_unit(name: str, value: str) -> tuple[str, str]:
+    """A value with its unit, and again in a larger one if that is easier to read. Numbers with a point are seconds."""
     if not value.replace(".", "", 1).isdecimal():
-        return ""
+        return value, ""
+    amount = float(value)
     if name.endswith("_bytes"):
-        return size(float(value)) if float(value) >= 1024 else ""
-    return span(float(value)) if "." in value and float(value) >= 60 else "seconds" if "." in value else ""
+        return f"{value} B", size(amount) if amount >= 1024 else ""
+    if "." in value:
+        return f"{amount:.12g} s", span(amount) if amount >= 60 else ""
+    return value, ""
 
 
 def broker_rows(brokers: Sequence[BrokerView]) -> tuple[BrokerRow, ...]:

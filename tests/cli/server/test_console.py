@@ -1,0 +1,104 @@
+"""`lanemq console` and `lanemq up`: one set of options, and settings that say where they came from."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from tests.cli.conftest import Run
+
+from lanemq.cli.server.broker import broker as broker_command
+from lanemq.cli.server.console import console, console_options
+from lanemq.cli.server.up import UpParts, up
+from lanemq.console.settings import ConsoleSettings
+from lanemq.testing import EmbeddedBroker
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ConsoleSettings]:
+    """The settings of every console that was started. None is served."""
+    found: list[ConsoleSettings] = []
+    monkeypatch.setattr("lanemq.console.server.serve", lambda settings, *_: found.append(settings))
+    return found
+
+
+def test_settings_name_the_context_the_variable_and_the_flag_that_they_came_from(
+    run: Run, broker: EmbeddedBroker, served: list[ConsoleSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = ("console", "--listen", "127.0.0.1:0")
+    assert run(*start).exit_code == 0  # the fixture sets LANEMQ_SERVER
+    assert run(*start, "--server", broker.address).exit_code == 0
+    monkeypatch.delenv("LANEMQ_SERVER")
+    run("context", "set", "prod", "--server", broker.address)
+    assert run(*start, "--every", "3s").exit_code == 0
+    assert [each.server for each in served] == [broker.address] * 3
+    assert [each.origins["server"] for each in served] == ["environment LANEMQ_SERVER", "command line", "context prod"]
+    assert {name: served[2].origins[name] for name in ("listen", "every", "history")} == {
+        "listen": "command line", "every": "command line", "history": "default",
+    }  # fmt: skip
+
+
+def test_the_address_is_the_one_that_port_zero_became(
+    run: Run, broker: EmbeddedBroker, served: list[ConsoleSettings]
+) -> None:
+    assert run("console", "--listen", "127.0.0.1:0").exit_code == 0
+    host, _, port = served[0].listen.rpartition(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+
+
+GIVEN = {
+    "open_page": ("--open", True),
+    "every": ("--every=1500ms", 1.5),
+    "history": ("--history=-h", Path("-h")),
+    "pipelines": ("--pipeline=orders.toml --pipeline=-c", (Path("orders.toml"), Path("-c"))),
+    "spark_page": ("--spark-page=http://localhost:4040", "http://localhost:4040"),
+    "remote_writes": ("--remote-writes", True),
+    "allow_hosts": ("--allow-host=ops.example --allow-host=b", ("ops.example", "b")),
+}
+
+
+class Started(Exception):
+    """The parts that `lanemq up` would have started."""
+
+
+def parts_of(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, click.Context]:
+    """How broker and console would read the arguments that `lanemq up` starts them with."""
+    found: dict[str, click.Context] = {}
+    commands = {"broker": broker_command, "console": console}
+
+    def start(self: UpParts, name: str, module: str, command: str, *arguments: str) -> None:
+        found[name] = commands[command].make_context(command, list(arguments))
+        if name == "console":
+            raise Started
+
+    monkeypatch.setattr(UpParts, "start", start)
+    monkeypatch.setattr(UpParts, "address", lambda self, name: "127.0.0.1:9876")
+    with pytest.raises(Started):
+        up.main([*words, "--listen=127.0.0.1:0", "--console=127.0.0.1:0"], standalone_mode=False)
+    return found
+
+
+def test_up_passes_every_option_of_the_console(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    @click.command()
+    @console_options
+    def all_options(**_: Any) -> None: ...
+
+    assert {each.name for each in all_options.params} == set(GIVEN)
+    monkeypatch.chdir(tmp_path)
+    words = [word for flags, _ in GIVEN.values() for word in flags.split()]
+    parts = parts_of(words, monkeypatch)
+    passed = parts["console"].params
+    assert {name: passed[name] for name in GIVEN if name != "open_page"} == {
+        name: value for name, (_, value) in GIVEN.items() if name != "open_page"
+    }
+    assert passed["open_page"] is False  # `up` itself opens the page, when all parts run
+    assert parts["broker"].params["history"] == Path("-h")
+
+
+def test_what_up_is_not_given_stays_the_default_of_the_console(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    context = parts_of([], monkeypatch)["console"]
+    by_flag = {name for name in GIVEN if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
+    assert by_flag == set()
