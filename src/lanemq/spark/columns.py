@@ -1,9 +1,9 @@
 """The columns of a message in Spark: their schema, and how the body of a pull becomes Arrow columns.
 
 Spark does not tell Python sources which columns a query uses. A user selects them with `.schema(...)` or the option
-`columns`, and only those are decoded. Without a selection, the three columns that cost as much as all others together
-are left out, as Spark's Kafka source leaves out headers. A query that selects an unknown column, or a column with
-another type, is refused before it starts.
+`columns`, and only those are decoded. Without a selection a query gets eight columns: what Spark's Kafka source gives,
+the broker, and the tag. A query that selects an unknown column, or a column with another type, is refused before it
+starts.
 
 Decoding makes no Python object per row: it handles all records of a body at once, as arrays. Only two things are done
 row by row, for the rows that need them: decompressing bodies, and making ids for messages whose producer gave none.
@@ -81,8 +81,9 @@ COLUMNS = StructType(
 """All columns. `topic`, `broker` and `queue_id` identify a queue; together with `queue_offset`, a message."""
 ALL_COLUMNS = "*"
 """The value of the option `columns` that selects all of them."""
-ON_REQUEST = frozenset({"properties", "message_id", "stamp"})
-"""Columns that are read only if they are selected: every row of them costs Python and Spark a map or a struct."""
+ON_REQUEST = frozenset({"keys", "properties", "message_id", "born_timestamp", "reconsume_times", "stamp"})
+"""Columns that are read only if they are selected: each costs time for every row, in Python, in Spark and in the files
+that it writes, and most queries use none of them."""
 DEFAULT_COLUMNS = StructType([field for field in COLUMNS.fields if field.name not in ON_REQUEST])
 
 
