@@ -6,13 +6,13 @@ workers. These settings reduce an empty micro-batch from about 300 ms to about 1
 
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 
 from lanemq.spark.versions import checkpoint_file_manager
+from lanemq.spark.worker_python import interpreter_of, worker_environment
 
 SETTINGS: Final = {
     # Uses plain renames; the default forks a process to set permissions for every file of the checkpoint.
@@ -29,9 +29,11 @@ def recommended(builder: SparkSession.Builder | None = None) -> SparkSession.Bui
 
     Workers that run another Python might not find lanemq. On a cluster, set PYSPARK_PYTHON to a Python that has it.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    python = worker_environment()
+    os.environ.update(python)
+    for_executors = {f"spark.executorEnv.{name}": value for name, value in python.items() if name != "PYSPARK_PYTHON"}
     chosen = builder if builder is not None else SparkSession.Builder()
-    for name, value in SETTINGS.items():
+    for name, value in {**SETTINGS, **for_executors}.items():
         chosen = chosen.config(name, value)
     return chosen
 
@@ -43,7 +45,7 @@ def is_connect(spark: object) -> bool:
 
 def python_mismatch(workers: str, here: str) -> str | None:
     """A warning if workers run another Python than the driver; None if they run the same."""
-    found = shutil.which(workers)
+    found = shutil.which(interpreter_of(workers))
     # Compare folders, not files: all virtual environments link to the same interpreter.
     if found is not None and Path(found).absolute().parent == Path(here).absolute().parent:
         return None
