@@ -88,8 +88,8 @@ dist: setup docs ## sdist, compiled wheel and pure wheel in dist/, each wheel tr
 bench-peers: setup ## LaneMQ beside Kafka, RocketMQ, Redis and NATS, about an hour: make bench-peers ROUNDS=1 QUICK=1 takes minutes
 	@$(BIN)/python -m benchmarks.peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
 
-bench-spark-peers: setup ## LaneMQ's Spark source beside Spark's Kafka source, about 15 minutes: QUICK=1 takes two
-	@$(JAVA) $(BIN)/python -m benchmarks.spark_peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
+bench-spark-peers: setup ## LaneMQ's Spark source beside Spark's Kafka source, about 15 minutes: QUICK=1 takes two; MINUTES=8 ends it, APPEND=1 goes on
+	@$(JAVA) $(BIN)/python -m benchmarks.spark_peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(APPEND),--append)
 
 bench-check: setup ## CPU time per message against a committed baseline, beside a reference loop: fails beyond 15 %
 	@$(BIN)/python -m benchmarks check

@@ -11,10 +11,11 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -24,7 +25,7 @@ from benchmarks.peers.processes import ClientFailed, ClientProcess
 from benchmarks.peers.race import Records
 from benchmarks.peers.rounds import percentile
 from benchmarks.spark_common import processes
-from benchmarks.spark_peers.sources import SparkSource
+from benchmarks.spark_peers.sources import FILLED_BY, SparkSource
 
 Count = Callable[[], int]
 """Counts the rows of a round, after its time was taken."""
@@ -35,6 +36,8 @@ FLOOR_SKIPPED = 20
 FLOOR_RATE = 50
 """Messages a second while the smallest micro-batches are measured: every batch has a few."""
 FLOOR_SECONDS = 180
+STREAM_END_SECONDS = 10
+"""How long to wait for the end of a stream's driver side, whose CPU time counts."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,25 @@ class Watch:
         return time.perf_counter(), cpu["jvm"], cpu["python"], self._server.cpu_seconds()
 
     def stop(self) -> tuple[float, float, float, float]:
-        """Seconds since the start: wall, JVM, Python, server."""
-        wall, jvm, python, server = (after - before for after, before in zip(self._now(), self._before, strict=True))
-        return wall, jvm, python, server
+        """Seconds since the start: wall, JVM, Python, server.
+
+        The CPU time has that of a stream's driver side, which ends a moment after its query.
+        """
+        ended = time.perf_counter()
+        while stream_processes() and time.perf_counter() < ended + STREAM_END_SECONDS:
+            time.sleep(0.05)
+        _, *now = self._now()
+        jvm, python, server = (after - before for after, before in zip(now, self._before[1:], strict=True))
+        return ended - self._before[0], jvm, python, server
+
+
+class Task(NamedTuple):
+    """One line of the table, and the rounds of it that are still to be measured."""
+
+    path: str
+    size: int
+    sink: str
+    rounds: int
 
 
 class SparkRace:
@@ -81,66 +100,70 @@ class SparkRace:
     ) -> None:
         self.spark, self.sources, self.scale, self._records = spark, sources, scale, records
         self._servers = [pid for source in sources for pid in source.entrant.server.pids]
+        self._topics: dict[tuple[str, int], str] = {}
 
-    def batch(self) -> None:
-        self._reading("batch", self._batch_round)
+    def run(self, tasks: Sequence[Task], until: float = float("inf")) -> bool:
+        """All tasks, round by round, so that a run that ends early has as many rounds of each.
 
-    def available_now(self) -> None:
-        self._reading("available-now", self._stream_round)
+        Round 0 warms up. Returns false if the time `until` (of `time.monotonic`) came first.
+        """
+        for number in range(max((task.rounds for task in tasks), default=-1) + 1):
+            for task in tasks:
+                if number > task.rounds or (task.path == "floor" and not number):
+                    continue  # the smallest micro-batches have a warm-up of their own
+                for source in self.sources if number % 2 else self.sources[::-1]:
+                    if time.monotonic() > until:
+                        return False
+                    self._floor(source, number) if task.path == "floor" else self._read(task, source, number)
+        return True
 
-    def _reading(self, path: str, read: Callable[[SparkSource, str, str, Path], Count]) -> None:
-        for size, expected in self.scale.rows.items():
-            topics = {source.name: self._filled(source, expected, size) for source in self.sources}
-            for sink in SINKS:
-                for number, source in self._turns():
-                    with self._folder() as folder:
-                        watch = self._watch(source)
-                        counted = read(source, topics[source.name], sink, folder)
-                        took = watch.stop()
-                        self._check(f"{path}, {size} B, {sink}", source, counted(), expected)
-                        if sink == "parquet":
-                            self._check(f"{path}, {size} B, files", source, rows_in(folder / "out"), expected)
-                    if number:
-                        self._record(path, source, sink, size, expected, took, number)
+    def _read(self, task: Task, source: SparkSource, number: int) -> None:
+        expected = self.scale.rows[task.size]
+        topic = self._filled(source, task.size)
+        read = self._batch_round if task.path == "batch" else self._stream_round
+        with self._folder() as folder:
+            watch = self._watch(source)
+            counted = read(source, topic, task.sink, folder)
+            took = watch.stop()
+            self._check(f"{task.path}, {task.size} B, {task.sink}", source, counted(), expected)
+            if task.sink == "parquet":
+                self._check(f"{task.path}, {task.size} B, files", source, rows_in(folder / "out"), expected)
+        if number:
+            self._record(task, source, expected, took, number)
 
-    def floor(self) -> None:
+    def _floor(self, source: SparkSource, number: int) -> None:
         """The time of a micro-batch with a few messages, by Spark's own account of it."""
-        for number, source in self._turns():
-            topic = source.entrant.topic()
-            source.entrant.fill(topic, 1, 100, 1)
-            pace = source.entrant.client(
-                topic, do="pace", count=FLOOR_RATE * FLOOR_SECONDS, rate=FLOOR_RATE, size=100, keys=KEYS
-            )
-            try:
-                with self._folder() as folder:
-                    times, cpu = self._small_batches(source, topic, folder, pace)
-            finally:
-                pace.close()
-            if number:
-                self._records.add(
-                    path="floor",
-                    mode="noop",
-                    contender=source.name,
-                    value=round(statistics.median(times), 1),
-                    unit="ms",
-                    p99=percentile(times, 99),
-                    client_cpu_us=round(cpu * 1e6, 1),
-                    server_cpu_us=0.0,
-                    count=len(times),
-                    round=number,
-                    verdict="pass",
-                )
-
-    def _turns(self) -> Iterator[tuple[int, SparkSource]]:
-        """Each round begins with the other source; round 0 warms up."""
-        for number in range(self.scale.rounds + 1):
-            order = self.sources if number % 2 else self.sources[::-1]
-            yield from ((number, each) for each in order)
-
-    def _filled(self, source: SparkSource, count: int, size: int) -> str:
         topic = source.entrant.topic()
-        source.entrant.fill(topic, count, size, KEYS)
-        return topic
+        source.entrant.fill(topic, 1, 100, 1)
+        pace = source.entrant.client(
+            topic, do="pace", count=FLOOR_RATE * FLOOR_SECONDS, rate=FLOOR_RATE, size=100, keys=KEYS
+        )
+        try:
+            with self._folder() as folder:
+                times, cpu = self._small_batches(source, topic, folder, pace)
+        finally:
+            pace.close()
+        self._records.add(
+            path="floor",
+            mode="noop",
+            contender=source.name,
+            value=round(statistics.median(times), 1),
+            unit="ms",
+            p99=percentile(times, 99),
+            client_cpu_us=round(cpu * 1e6, 1),
+            server_cpu_us=0.0,
+            count=len(times),
+            round=number,
+            verdict="pass",
+        )
+
+    def _filled(self, source: SparkSource, size: int) -> str:
+        """A topic of the source with messages of this size, filled when it is first asked for."""
+        if (source.name, size) not in self._topics:
+            topic = source.entrant.topic()
+            source.entrant.fill(topic, self.scale.rows[size], size, KEYS)
+            self._topics[source.name, size] = topic
+        return self._topics[source.name, size]
 
     def _watch(self, source: SparkSource, *others: int) -> Watch:
         self.spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr] # noqa: SLF001
@@ -204,21 +227,14 @@ class SparkRace:
             raise ClientFailed(f"{source.name}, {what}: {found:,} rows instead of {expected:,}")
 
     def _record(
-        self,
-        path: str,
-        source: SparkSource,
-        sink: str,
-        size: int,
-        count: int,
-        took: tuple[float, float, float, float],
-        number: int,
+        self, task: Task, source: SparkSource, count: int, took: tuple[float, float, float, float], number: int
     ) -> None:
         wall, jvm, python, server = took
         each = {name: round(value / count * 1e6, 2) for name, value in (("jvm", jvm), ("python", python))}
         self._records.add(
-            path=path,
-            mode=sink,
-            bytes=size,
+            path=task.path,
+            mode=task.sink,
+            bytes=task.size,
             contender=source.name,
             value=round(count / wall),
             unit="rows/s",
@@ -230,6 +246,31 @@ class SparkRace:
             round=number,
             verdict="pass",
         )
+
+
+def tasks_left(records: Iterable[dict[str, Any]], scale: SparkScale, paths: Sequence[str]) -> list[Task]:
+    """What is to be measured, given the rounds that an earlier run has written: all rounds of both sources."""
+    done = Counter((each["path"], each.get("bytes", 0), each["mode"], each["contender"]) for each in records)
+    left = []
+    for path in paths:
+        for size in [0] if path == "floor" else list(scale.rows):
+            for sink in SINKS[:1] if path == "floor" else SINKS:
+                rounds = scale.rounds - min(done[path, size, sink, name] for name in FILLED_BY)
+                if rounds > 0:
+                    left.append(Task(path, size, sink, rounds))
+    return left
+
+
+def stream_processes() -> list[int]:
+    """Python processes below this one that are the driver's side of a stream."""
+    return [each.pid for each in processes() if b"python_streaming_source_runner" in _command(each.pid)]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def progress_of(query: Any) -> list[dict[str, Any]]:

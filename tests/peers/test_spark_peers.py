@@ -84,10 +84,36 @@ def test_the_time_of_an_ended_worker_stays_pythons_although_the_jvm_has_reaped_i
         ]
     )
     monkeypatch.setattr(paths, "processes", lambda *but: next(looks))
+    monkeypatch.setattr(paths, "stream_processes", list)
     server = SimpleNamespace(cpu_seconds=lambda: 0.0)
     source = SimpleNamespace(entrant=SimpleNamespace(server=server))
     _, jvm, python, _ = paths.Watch(source, []).stop()  # type: ignore[arg-type]
     assert (jvm, python) == (2.0, 1.0)
+
+
+def test_a_run_that_goes_on_measures_only_the_rounds_that_lack() -> None:
+    from benchmarks.spark_peers.paths import SparkScale, Task, tasks_left
+
+    scale = SparkScale(3, {100: 1_000}, 10)
+    done = [record("LaneMQ", 100.0, 2.0)] * 3 + [record("Kafka source", 100.0, 2.0)] * 2
+    done += [record(name, 100.0, 2.0, mode="parquet") for name in ("LaneMQ", "Kafka source")] * 3
+    assert tasks_left(done, scale, ["batch", "floor"]) == [Task("batch", 100, "noop", 1), Task("floor", 0, "noop", 3)]
+    assert tasks_left([], scale, ["batch"]) == [Task("batch", 100, "noop", 3), Task("batch", 100, "parquet", 3)]
+
+
+def test_a_run_goes_round_by_round_and_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.spark_peers import paths
+
+    ran: list[tuple[str, str, int]] = []
+    sources = [SimpleNamespace(name=name, entrant=SimpleNamespace(server=SimpleNamespace(pids=[]))) for name in "LK"]
+    race = paths.SparkRace(None, sources, paths.QUICK, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(race, "_read", lambda task, source, number: ran.append((task.sink, source.name, number)))
+    monkeypatch.setattr(race, "_floor", lambda source, number: ran.append(("floor", source.name, number)))
+    tasks = [paths.Task("batch", 100, sink, 1) for sink in paths.SINKS] + [paths.Task("floor", 0, "noop", 1)]
+    assert race.run(tasks)
+    warm_up = [(sink, name, 0) for sink in paths.SINKS for name in "KL"]
+    assert ran == warm_up + [(sink, name, 1) for sink in (*paths.SINKS, "floor") for name in "LK"]
+    assert not race.run(tasks, until=0.0)
 
 
 def test_the_section_has_marks_of_its_own() -> None:
