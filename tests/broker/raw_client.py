@@ -25,8 +25,12 @@ SECONDS = 60.0
 class RawClient:
     """One connection. Answers are found by opaque; requests of the broker are kept in `notices`."""
 
-    def __init__(self, address: str) -> None:
-        self.socket = connect(parse_address(address))
+    def __init__(self, address: str, source: str | None = None) -> None:
+        """`source` is the address to connect from; any of 127.0.0.0/8 is a loopback address."""
+        target = parse_address(address)
+        self.socket = (
+            connect(target) if source is None else socket.create_connection(target, source_address=(source, 0))
+        )
         self.socket.settimeout(SECONDS)
         self.notices: deque[Command] = deque()
         self._answers: dict[int, Command] = {}

@@ -1,5 +1,6 @@
 """One client cannot take what the others need: names, locks, topics, leases of others."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from lanemq.core.brokering.quotas import Quota, QuotaLimits, Quotas
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
+from lanemq.wire.lane_bodies import NextBody, ParkAnswer, ParkBody
 from lanemq.wire.record import decode_offset_id
 
 
@@ -350,3 +352,70 @@ def test_without_the_quota_one_connection_takes_seats_for_every_invented_client(
 def heartbeat_groups(*groups: str) -> Callable[[str], bytes]:
     members = ",".join(f'{{"groupName":"{group}","subscriptionDataSet":[]}}' for group in groups)
     return lambda client: f'{{"clientID":"{client}","consumerDataSet":[{members}]}}'.encode()
+
+
+def search(raw: RawClient, key: str) -> int:
+    ext = {"topic": "T", "key": key, "maxNum": "1", "beginTimestamp": "0", "endTimestamp": str(2**62)}
+    return raw.post(RequestCode.QUERY_MESSAGE, ext)
+
+
+def test_a_client_that_searches_does_not_keep_others_from_searching(broker: RunningBroker) -> None:
+    """Neither one on the same address nor one on another: each waits for one search of the others."""
+    parts = limited(broker)
+    looked, look, free = [], parts.store.query, threading.Event()
+
+    def query(topic: str, key: str, *more: int) -> list[bytes]:
+        looked.append(key)
+        free.wait(30)
+        return look(topic, key, *more)
+
+    parts.store.query = query  # type: ignore[method-assign]
+    greedy, beside, elsewhere = broker.connect(), broker.connect(), RawClient(broker.address, source="127.0.0.2")
+    greedy.create("T")
+    asked = [search(greedy, f"greedy {number}") for number in range(QuotaLimits().searches_of_connection)]
+    reply = greedy.answer(search(greedy, "one more"))
+    assert reply.code == ResponseCode.SYSTEM_BUSY
+    assert "may have 10 searches under way" in (reply.remark or "")
+    others = [(beside, search(beside, "beside")), (elsewhere, search(elsewhere, "elsewhere"))]
+    for client, _ in others:
+        client.bounds("T")  # answered after the search was taken
+    free.set()
+    for client, opaque in (*others, *((greedy, each) for each in asked)):
+        assert client.answer(opaque).code == ResponseCode.QUERY_NOT_FOUND
+    elsewhere.close()
+    assert {"beside", "elsewhere"} <= set(looked[:4]), looked
+    assert parts.quotas.charged(Quota.SEARCHES, "address 127.0.0.1") == 0
+
+
+def test_parked_lanes_have_a_quota_and_give_back_what_leaves(broker: RunningBroker) -> None:
+    """The key of a request to park is what the client says, so one message is enough for any number of lanes."""
+    parts = limited(broker, parked_bytes=5_000)
+    raw = broker.connect()
+    raw.create("T")
+    raw.send("T")
+    owners = {group: raw.lane_lock("c", group=group).lane_leases[0].epoch for group in ("g", "h")}
+
+    def ask(code: RequestCode, body: bytes, group: str = "g") -> Command:
+        ext = {"consumerGroup": group, "topic": "T", "queueId": "0", "laneClient": "c", "laneEpoch": str(owners[group])}
+        return raw.ask(code, ext, body)
+
+    def park(key: str, group: str = "g") -> ParkAnswer:
+        body = ParkBody(key=key, offsets=[0], failed=True, reason="broken", attempts=1).encode()
+        return ParkAnswer.decode(ask(RequestCode.LANE_PARK, body, group).body)
+
+    assert [park(f"k{number}").settled for number in range(5)] == [1, 1, 1, 0, 0]
+    assert "may have 5000 bytes of parked lanes" in park("k4").remark
+    assert park("k4", "h").settled == 0, "all groups of an address count together"
+    assert len(parts.parking.lanes.unsorted()) == 3
+    assert refusals(raw, "quota") == 4
+    ask(RequestCode.LANE_PARK_NEXT, NextBody(key="k0", done=0, wanted=0).encode())
+    assert park("k4", "h").settled == 1
+
+
+def test_without_the_quota_one_message_fills_the_memory_with_lanes(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control of the test before."""
+    monkeypatch.setattr(Parts, "charge_parked", lambda *_: None)
+    with pytest.raises(AssertionError, match=r"\[1, 1, 1, 1, 1\]"):
+        test_parked_lanes_have_a_quota_and_give_back_what_leaves(broker)

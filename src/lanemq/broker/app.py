@@ -201,7 +201,7 @@ class Broker:
             LockHandler(parts, sliced),
             OffsetHandler(parts),
             OwnerParkingHandler(parts),
-            OperatorParkingHandler(parts),
+            OperatorParkingHandler(parts, sliced),
             groups,
             AssignmentHandler(parts),
             RouteHandler(parts),

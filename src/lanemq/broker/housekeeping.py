@@ -182,9 +182,8 @@ class UnusedGroups:
         parts, use, expiry = self._parts, self._parts.group_use, to_millis(self._parts.options.group_expiry)
         names = use.unused_since(Millis(now - min(UNUSED_NAME_MS, expiry)), MAX_FORGOTTEN)
         kept = use.kept_since(Millis(now - expiry), MAX_FORGOTTEN)
-        parked = {lane.name.group for lane in parts.parking.lanes.unsorted()} if names or kept else set()
         for group in (*names, *kept):
-            if parts.members.members(group) or group in parts.groups or group in parked:
+            if parts.members.members(group) or group in parts.groups or parts.parking.lanes.weight(group):
                 use.used(group, now)
             elif parts.traffic.group_moved(group, UNUSED_NAME_MS, now=now):
                 use.used(group, now)  # readers that choose their own offsets pull without being members

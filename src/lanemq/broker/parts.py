@@ -194,6 +194,32 @@ class Parts:
     def end_held(self, peer: Peer, count: int = 1) -> None:
         self.quotas.let_go(Quota.HELD_PULLS, f"connection {peer.number}", count)
 
+    def charge_parked(self, peer: Peer, request: Command, group: str, more: int) -> OverQuota | None:
+        """Charge what a request would park more in a group; the refusal if its party has too much.
+
+        What has left the lanes of a party's groups is given back when there is no room without it.
+        """
+        quotas, lanes, quota = self.quotas, self.parking.lanes, Quota.PARKED_BYTES
+        party, wanted = self.party(peer, request), lanes.weight(group) + more
+        over = quotas.set(quota, party, group, wanted)
+        if over is not None:
+            for name in quotas.names(quota, quotas.payer(quota, group) or party):
+                quotas.set(quota, party, name, lanes.weight(name))
+            over = quotas.set(quota, party, group, wanted)
+        if over is not None:
+            self.counters.refusals.add(RefusalReason.QUOTA)
+        return over
+
+    def begin_search(self, peer: Peer, request: Command) -> None:
+        """Count a search; raises `BrokerBusy` if the connection or the party has too many under way."""
+        over = self.quotas.add(Quota.SEARCHES, self.party(peer, request), f"connection {peer.number}", 1)
+        if over is not None:
+            self.counters.refusals.add(RefusalReason.QUOTA)
+            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, str(over))
+
+    def end_search(self, peer: Peer) -> None:
+        self.quotas.let_go(Quota.SEARCHES, f"connection {peer.number}", 1)
+
     def refuse_other_client(self, peer: Peer, request: Command, client_id: str, *, releases: bool) -> None:
         """Raise if a connection would release or refresh the leases of another connection's client.
 

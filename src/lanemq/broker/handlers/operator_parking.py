@@ -5,14 +5,16 @@ the change waits for the next one.
 """
 
 import logging
+from heapq import merge
 from typing import TypeAlias
 
 import msgspec
 
 from lanemq.broker.dispatch import Handler, answer, answer_error, answer_saved
 from lanemq.broker.parts import Parts
+from lanemq.broker.sliced_answers import SlicedAnswers, Steps
 from lanemq.broker.storage.parking import MAX_GIVEN, Records
-from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLane
+from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLane, PlaceName
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.keys import shown_key
 from lanemq.net.server import Peer
@@ -22,7 +24,7 @@ from lanemq.wire.lane_bodies import LaneBody, ParkedLaneBody, ParkedResult, Park
 
 log = logging.getLogger(__name__)
 
-MAX_LIST_CHARS = 4 * 1024 * 1024
+MAX_LIST_CHARS = 2 * 1024 * 1024
 """Approximate size of one list; the rest comes with the next request."""
 LANE_CHARS = 300
 """Approximate size of a lane beside its reason and key."""
@@ -30,12 +32,18 @@ MAX_SHOWN = 256
 """Messages of a lane in one answer."""
 MAX_SHOWN_BYTES = 8 * 1024 * 1024
 
+MAX_RUN = 1_000
+"""Lanes that are sorted at once; a longer run holds the event loop for longer."""
+
+SortKey: TypeAlias = tuple[str, str, int, bool, str]
+
 
 class OperatorParkingHandler:
     """Requests 4204 to 4207."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, sliced: SlicedAnswers) -> None:
         self._parts = parts
+        self._sliced = sliced
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -47,28 +55,41 @@ class OperatorParkingHandler:
 
     def _list(self, peer: Peer, request: Command) -> None:
         wanted = LaneBody.of_request(request.body)
-        table, left, last = ParkedTable(), MAX_LIST_CHARS, ""
         after = _decoded(wanted.after) if wanted.after else None
-        matching = [lane for lane in self._lanes(wanted) if _matches(lane.name, wanted)]
-        for lane in sorted(matching, key=_sort_key):
-            if after is not None and _sort_key(lane) <= after:
-                continue
-            body = _describe(lane)
+        self._sliced.begin(peer, request, self._list_steps(peer, request, wanted, after))
+
+    def _list_steps(self, peer: Peer, request: Command, wanted: LaneBody, after: SortKey | None) -> Steps:
+        """Sort the lanes in short runs, then merge the runs until the answer is full."""
+        lanes, runs, run = self._parts.parking.lanes, [], list[tuple[SortKey, LaneName]]()
+        for place in lanes.places():
+            if _matches_place(place, wanted):
+                for lane in lanes.of_queue(place):
+                    if (wanted.any_key or wanted.key == lane.name.key) and (
+                        after is None or _sort_key(lane.name) > after
+                    ):
+                        run.append((_sort_key(lane.name), lane.name))
+                    if len(run) >= MAX_RUN:
+                        runs.append(sorted(run))
+                        run = []
+                    yield
+        runs.append(sorted(run))
+        table, left, last = ParkedTable(), MAX_LIST_CHARS, ""
+        for key, name in merge(*runs):
+            found = lanes.get(name)
+            if found is None:
+                continue  # it has ended since
+            body = _describe(found)
             left -= LANE_CHARS + len(body.reason) + len(body.key or "")
             if left < 0 and table.lanes:
                 table.more = last
                 break
             table.lanes.append(body)
-            last = msgspec.json.encode(_sort_key(lane)).decode()
+            last = msgspec.json.encode(key).decode()
+            yield
 
         # A new owner skips the lanes of this list, so it must not contain changes that are not on disk.
         self._parts.parking.settled(lambda error: answer_saved(peer, request, error, table.encode()))
-
-    def _lanes(self, wanted: LaneBody) -> list[ParkedLane]:
-        lanes = self._parts.parking.lanes
-        if wanted.group and wanted.topic and wanted.queue_id >= 0:
-            return list(lanes.of_queue((wanted.group, wanted.topic, wanted.queue_id)))
-        return list(lanes)
+        return None
 
     def _show(self, peer: Peer, request: Command) -> None:
         wanted = LaneBody.of_request(request.body)
@@ -139,7 +160,9 @@ class OperatorParkingHandler:
         """The lane that a request names; the queue may be omitted if it is unambiguous."""
         if not (wanted.group and wanted.topic) or wanted.any_key:
             raise BrokerRefused(ResponseCode.INVALID_PARAMETER, "a lane is named by its group, its topic and its key")
-        found = [lane for lane in self._lanes(wanted) if _matches(lane.name, wanted)]
+        lanes = self._parts.parking.lanes
+        names = [LaneName(*place, wanted.key) for place in lanes.places() if _matches_place(place, wanted)]
+        found = [lane for name in sorted(names, key=_sort_key) if (lane := lanes.get(name)) is not None]
         if not found:
             what = "without a key" if wanted.key is None else f"of key {wanted.key!r}"
             raise BrokerRefused(
@@ -151,12 +174,8 @@ class OperatorParkingHandler:
         return found[0]
 
 
-SortKey: TypeAlias = tuple[str, str, int, bool, str]
-
-
-def _sort_key(lane: ParkedLane) -> SortKey:
+def _sort_key(name: LaneName) -> SortKey:
     """Sort by group, topic, queue and key; the lane without a key comes first."""
-    name = lane.name
     return *name.place, name.key is not None, name.key or ""
 
 
@@ -170,13 +189,9 @@ def _decoded(after: str) -> SortKey:
     return key
 
 
-def _matches(name: LaneName, wanted: LaneBody) -> bool:
-    return (
-        wanted.group in ("", name.group)
-        and wanted.topic in ("", name.topic)
-        and wanted.queue_id in (-1, name.queue_id)
-        and (wanted.any_key or wanted.key == name.key)
-    )
+def _matches_place(place: PlaceName, wanted: LaneBody) -> bool:
+    group, topic, queue_id = place
+    return wanted.group in ("", group) and wanted.topic in ("", topic) and wanted.queue_id in (-1, queue_id)
 
 
 def _describe(lane: ParkedLane) -> ParkedLaneBody:

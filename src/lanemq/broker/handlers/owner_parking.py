@@ -11,7 +11,7 @@ from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error, a
 from lanemq.broker.parts import Parts
 from lanemq.broker.storage.parking import MAX_GIVEN, Records
 from lanemq.core.brokering.lock_table import Current
-from lanemq.core.brokering.parked_lane_table import LaneName, Parked, ParkedLane
+from lanemq.core.brokering.parked_lane_table import LaneName, Parked, ParkedLane, weight_of
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.keys import shown_key
@@ -53,9 +53,19 @@ class OwnerParkingHandler:
         name = LaneName(header.consumer_group, header.topic, header.queue_id, body.key)
         failure = Failure(body.reason[:MAX_REASON_CHARS], max(0, body.attempts)) if body.failed else None
         again = body.again if body.again >= 0 else None
+        readable = self._readable(name, offsets)
+        over = self._parts.charge_parked(peer, request, name.group, self._added(name, failure, len(readable)))
+        if over is not None:
+            self._log(logging.ERROR, name, f"{_lane(name)} cannot be parked: {over}")
+            answer(
+                peer,
+                request,
+                body=ParkAnswer(settled=0, status=_status(parking.lanes.get(name)), remark=str(over)).encode(),
+            )
+            return
         outcome = parking.lanes.park(
             name,
-            self._readable(name, offsets),
+            readable,
             failure,
             now=self._parts.clock.wall(),
             again=again,
@@ -80,6 +90,14 @@ class OwnerParkingHandler:
             parking.save(name, saved, stored=stored, chunks=outcome.rows)
         else:
             parking.settled(saved)
+
+    def _added(self, name: LaneName, failure: Failure | None, offsets: int) -> int:
+        """How much heavier the lanes may be after a request to park."""
+        lane = self._parts.parking.lanes.get(name)
+        reason = "" if failure is None else failure.reason
+        return weight_of(name.key, reason, offsets + (0 if lane is None else len(lane.offsets))) - (
+            0 if lane is None else lane.weight
+        )
 
     def _readable(self, name: LaneName, offsets: Sequence[int]) -> Sequence[int]:
         """The offsets up to the first one that is neither settled nor in the log."""

@@ -1,9 +1,16 @@
-"""Finding messages by id and by key."""
+"""Finding messages by id and by key.
+
+Searches by key take long. One runs at a time, and users, addresses and connections take turns, so that a client waits
+for one search of each other user or address at most, however many those have asked for.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error
 from lanemq.broker.parts import Parts
-from lanemq.core.brokering.refusals import RefusalReason
-from lanemq.model.errors import BrokerBusy, StorageError
+from lanemq.core.brokering.fair_queue import FairQueue
+from lanemq.model.errors import StorageError
 from lanemq.model.names import check_topic
 from lanemq.net.server import Peer
 from lanemq.wire.admin_headers import QueryMessageHeader, QueryMessageResponse, ViewMessageHeader
@@ -12,10 +19,15 @@ from lanemq.wire.command import Command
 
 MAX_FOUND = 64
 """RocketMQ: MessageStoreConfig.maxMsgsNumBatch."""
-MAX_SEARCHES = 100
-"""Searches that wait for their turn; further ones are refused as busy."""
 MAX_FOUND_BY_ID = 32
 """RocketMQ: MessageStoreConfig.defaultQueryMaxNum, for searches by unique id."""
+
+
+class _Search(NamedTuple):
+    look: Callable[[], list[bytes]]
+    """Called on the search thread."""
+    found: Callable[[list[bytes] | None, StorageError | None], None]
+    """Called on the loop with what was found."""
 
 
 class QueryHandler:
@@ -23,8 +35,9 @@ class QueryHandler:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._searches = 0
-        """Searches that were not answered yet."""
+        self._searches = FairQueue[_Search]()
+        """Those that wait."""
+        self._searching = False
 
     def table(self) -> dict[int, Handler]:
         return {RequestCode.VIEW_MESSAGE_BY_ID: self._view, RequestCode.QUERY_MESSAGE: self._query}
@@ -40,7 +53,7 @@ class QueryHandler:
         begin, end = header.begin_timestamp, header.end_timestamp
 
         def found(records: list[bytes] | None, error: StorageError | None) -> None:
-            self._searches -= 1
+            self._parts.end_search(peer)
             if error is not None:
                 answer_error(peer, request, error)
             elif not records:
@@ -57,10 +70,21 @@ class QueryHandler:
                 ).to_ext()
                 answer(peer, request, ext, b"".join(records))
 
-        if self._searches >= MAX_SEARCHES:
-            self._parts.counters.refusals.add(RefusalReason.QUOTA)
-            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, f"{MAX_SEARCHES} searches are waiting already; try again")
-        self._searches += 1
-        self._parts.search_thread.submit(
-            lambda: self._parts.store.query(header.topic, header.key, limit, begin, end), found
-        )
+        self._parts.begin_search(peer, request)
+        search = _Search(lambda: self._parts.store.query(header.topic, header.key, limit, begin, end), found)
+        self._searches.add(self._parts.party(peer, request), peer.number, search)
+        self._next_search()
+
+    def _next_search(self) -> None:
+        """Give the next search to its thread, one at a time, so that the others wait where turns are taken."""
+        search = None if self._searching else self._searches.next()
+        if search is None:
+            return
+        self._searching = True
+
+        def found(records: list[bytes] | None, error: StorageError | None) -> None:
+            self._searching = False
+            self._next_search()
+            search.found(records, error)
+
+        self._parts.search_thread.submit(search.look, found)

@@ -50,14 +50,20 @@ class Pinning:
 
     def _first_position(self) -> int:
         """The position of the first record that a lane needs from the log."""
-        first: dict[tuple[str, int], int] = {}
-        for lane in self._parking.lanes:
-            place = lane.name.topic, lane.name.queue_id
-            following = self._uncopied(lane, 1)
-            if following:
-                first[place] = min(following[0], first.get(place, following[0]))
-        positions = (self._store.position_of(*place, offset) for place, offset in first.items())
-        return min(positions, default=self._store.log_end)
+        lanes, needed = self._parking.lanes, self._store.log_end
+        for place in lanes.places():
+            queue = place[1:]
+            below, end = self._store.bounds(*queue)
+            first = min((self._first_uncopied(lane, below, end) for lane in lanes.of_queue(place)), default=end)
+            if first < end:
+                needed = min(needed, self._store.position_of(*queue, first))
+        return needed
+
+    def _first_uncopied(self, lane: ParkedLane, below: int, end: int) -> int:
+        """The first offset of a lane whose record is in the log and was not copied; `end` if there is none."""
+        if lane.first >= below and lane.first > lane.copied:
+            return lane.first
+        return next(iter(self._uncopied(lane, 1)), end)
 
     def _uncopied(self, lane: ParkedLane, limit: int) -> list[int]:
         """The first offsets of a lane whose records are in the log and were not copied since the start."""

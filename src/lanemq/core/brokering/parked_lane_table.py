@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from lanemq.core.brokering.lane_offsets import ChunkRow, LaneOffsets
+from lanemq.core.brokering.lane_offsets import CHUNK, ChunkRow, LaneOffsets
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.units import Millis
 
@@ -58,10 +58,21 @@ class ParkedLane:
     """The last offset ever parked in the lane: pulled messages up to it must not run."""
     copied: int = -1
     """Up to this offset, records were copied out of the log since the start of the broker."""
+    weight: int = 0
+    """What the table has counted for it."""
 
     @property
     def first(self) -> int:
         return self.offsets.first
+
+
+LANE_BYTES = 1_500
+"""Memory of a lane beside its texts and offsets, as measured."""
+
+
+def weight_of(key: str | None, reason: str, offsets: int) -> int:
+    """About how many bytes of memory a lane takes; offsets of full chunks take two or three bytes each."""
+    return LANE_BYTES + 4 * (len(key or "") + len(reason)) + 40 * min(offsets, CHUNK) + 3 * max(0, offsets - CHUNK)
 
 
 class Parked(NamedTuple):
@@ -85,6 +96,8 @@ class ParkedLaneTable:
         self._serial = serial
         self._places: dict[PlaceName, dict[str | None, ParkedLane]] = {}
         self._serials: dict[PlaceName, int] = {}
+        self._weights: dict[str, int] = {}
+        """Group → the weight of its lanes; no zeros."""
 
     # requests of the queue's owner
 
@@ -127,6 +140,7 @@ class ParkedLaneTable:
         if fresh:
             rows = lane.offsets.extend(fresh)
             lane.through = fresh[-1]
+        self._weigh(lane)
         return Parked(len(offsets), fresh, lane, tuple(rows))
 
     def finished(self, name: LaneName, through: int) -> bool:
@@ -140,6 +154,7 @@ class ParkedLaneTable:
         if lane.status is LaneStatus.HELD:
             lane.status = LaneStatus.REDRIVING
         self._close_if_empty(lane)
+        self._weigh(lane)
         return True
 
     def serial(self, place: PlaceName) -> int:
@@ -174,13 +189,22 @@ class ParkedLaneTable:
             if lane.status is LaneStatus.HELD:
                 lane.status = LaneStatus.REDRIVING
             self._close_if_empty(lane)
+            self._weigh(lane)
             self._changed(name.place)
         return removed
 
     # queries
 
+    def weight(self, group: str) -> int:
+        """About how many bytes of memory the lanes of a group take."""
+        return self._weights.get(group, 0)
+
     def get(self, name: LaneName) -> ParkedLane | None:
         return self._places.get(name.place, {}).get(name.key)
+
+    def places(self) -> tuple[PlaceName, ...]:
+        """The queues with parked lanes, by group; not sorted."""
+        return tuple(self._places)
 
     def of_queue(self, place: PlaceName) -> tuple[ParkedLane, ...]:
         return tuple(self._places.get(place, {}).values())
@@ -203,6 +227,7 @@ class ParkedLaneTable:
         for lane in lanes:
             self._places.setdefault(lane.name.place, {})[lane.name.key] = lane
             self._serials[lane.name.place] = self._serial
+            self._weigh(lane)
 
     def cut(self, end_of: Callable[[str, int], int]) -> dict[LaneName, tuple[int, ...]]:
         """After a power cut without durable writes, remove offsets beyond a queue's end; returns them by lane.
@@ -216,6 +241,7 @@ class ParkedLaneTable:
             if lane.offsets.last >= end:
                 removed[lane.name] = tuple(lane.offsets.cut_from(end))
                 self._close_if_empty(lane)
+                self._weigh(lane)
         return removed
 
     def forget(self, *, group: str | None = None, topic: str | None = None) -> tuple[LaneName, ...]:
@@ -223,8 +249,20 @@ class ParkedLaneTable:
         gone = [lane for lane in self if group in (None, lane.name.group) and topic in (None, lane.name.topic)]
         for lane in gone:
             self._close(lane)
+            self._weigh(lane)
             self._changed(lane.name.place)
         return tuple(lane.name for lane in gone)
+
+    def _weigh(self, lane: ParkedLane) -> None:
+        """Count the weight of a lane that may have changed or ended."""
+        group, kept = lane.name.group, self.get(lane.name) is lane
+        weight = weight_of(lane.name.key, lane.failure.reason, len(lane.offsets)) if kept else 0
+        total = self._weights.get(group, 0) + weight - lane.weight
+        lane.weight = weight
+        if total:
+            self._weights[group] = total
+        else:
+            self._weights.pop(group, None)
 
     def _close_if_empty(self, lane: ParkedLane) -> None:
         if not lane.offsets:
@@ -249,3 +287,8 @@ class ParkedLaneTable:
             assert (offsets[0], offsets[-1]) == (lane.offsets.first, lane.offsets.last)
             assert offsets[-1] <= lane.through
         assert all(self._places.values())
+        weights: dict[str, int] = {}
+        for lane in self:
+            assert lane.weight == weight_of(lane.name.key, lane.failure.reason, len(lane.offsets))
+            weights[lane.name.group] = weights.get(lane.name.group, 0) + lane.weight
+        assert weights == self._weights

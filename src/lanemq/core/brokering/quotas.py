@@ -3,8 +3,8 @@
 A party is the user of a request, or its address on a broker without users. What is new is charged to the party that
 names it first, and stays charged until it is gone. What existed before the broker's start belongs to no party.
 
-Requests under way that change `state.db` are counted by connection, because they end with it. Held pulls and seats in
-groups are limited for one connection and for the party.
+Requests under way that change `state.db` are counted by connection, because they end with it. Held pulls, searches and
+seats in groups are limited for one connection and for the party.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,6 +32,8 @@ class Quota(Enum):
     HELD_PULLS = "pulls that wait for messages"
     SEATS = "seats in groups"
     """A seat is one client in one group."""
+    PARKED_BYTES = "bytes of parked lanes"
+    SEARCHES = "searches under way"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,10 @@ class QuotaLimits:
     held_pulls_of_connection: int = 5_000
     seats: int = 50_000
     seats_of_connection: int = 2_000
+    parked_bytes: int = 128 * 1024 * 1024
+    """About 80,000 lanes with short keys."""
+    searches: int = 100
+    searches_of_connection: int = 10
 
 
 class OverQuota(NamedTuple):
@@ -66,6 +72,8 @@ _HINTS = {
     Quota.TOPICS: "use existing topics, or let an administrator create them",
     Quota.ROWS: "wait for answers before sending more",
     Quota.SEATS: "use one client id per connection, fewer groups, or more users or addresses",
+    Quota.PARKED_BYTES: "redrive or discard parked lanes, or park with more users or from more addresses",
+    Quota.SEARCHES: "wait for answers before asking more",
     Quota.HELD_PULLS: "pull with more connections, users or addresses, or ask again later",
 }
 
@@ -82,10 +90,13 @@ class Quotas:
             Quota.ROWS: limits.rows,
             Quota.HELD_PULLS: limits.held_pulls,
             Quota.SEATS: limits.seats,
+            Quota.PARKED_BYTES: limits.parked_bytes,
+            Quota.SEARCHES: limits.searches,
         }
         self._limits_of_name = {
             Quota.HELD_PULLS: limits.held_pulls_of_connection,
             Quota.SEATS: limits.seats_of_connection,
+            Quota.SEARCHES: limits.searches_of_connection,
         }
         self._held: dict[Quota, dict[str, tuple[str, int]]] = {quota: {} for quota in Quota}
         """Name → the party that is charged for it, and how much."""
@@ -141,6 +152,15 @@ class Quotas:
             self._sums[quota, party] = left
         else:
             del self._sums[quota, party]
+
+    def names(self, quota: Quota, party: str) -> list[str]:
+        """The names that a party is charged for."""
+        return [name for name, (charged, _) in self._held[quota].items() if charged == party]
+
+    def payer(self, quota: Quota, name: str) -> str | None:
+        """The party that is charged for a name; None if the name is not charged."""
+        held = self._held[quota].get(name)
+        return None if held is None else held[0]
 
     def charged(self, quota: Quota, party: str) -> int:
         return self._sums.get((quota, party), 0)

@@ -18,7 +18,7 @@ class RefusalReason(Enum):
     BODY = "body"
     """A body that cannot be read, or is larger than its kind may be."""
     QUOTA = "quota"
-    """More groups, leases, topics, unsaved rows, held pulls or seats than one party may have."""
+    """More of what `Quota` counts than one party or connection may have."""
     BUSY = "busy"
     """Too much waits for the disk."""
     LOW_SPACE = "low_space"
