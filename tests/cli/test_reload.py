@@ -1,5 +1,6 @@
 """SIGHUP makes a broker read its users again, and does not end it."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -22,14 +23,16 @@ def test_sighup_reads_users_again(tmp_path: Path) -> None:
     users.chmod(0o600)
     command = [sys.executable, "-m", "lanemq.cli.main", "broker", "--listen", "127.0.0.1:0"]
     command += ["--data", str(tmp_path / "data"), "--users", str(users), "--monitor", "off"]
+    command += ["--log-format", "json"]
     broker = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert broker.stderr is not None
     try:
-        started = broker.stderr.readline()
+        # Every line is an event in JSON, the first one too.
+        started = json.loads(broker.stderr.readline())["message"]
         assert " on 127.0.0.1:" in started
         users.write_text(USERS.format(name="second"))
         broker.send_signal(signal.SIGHUP)
-        assert "read again" in broker.stderr.readline()
+        assert "read again" in json.loads(broker.stderr.readline())["message"]
         with RawClient(started.split(" on ")[1].split(",")[0]) as raw:
             assert raw.send("T").code != 0, "it runs"
     finally:

@@ -10,8 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lanemq.broker.config import BrokerOptions
+from lanemq.cli.errors import CliError
 from lanemq.cli.main import main
 from lanemq.cli.output import LogFormat, log_to_stderr
+from lanemq.cli.server import broker as broker_command
 from lanemq.cli.server.broker import broker
 from lanemq.cli.settings import option_names
 from lanemq.net.address import Address
@@ -151,3 +153,32 @@ def test_a_broker_knows_where_each_of_its_options_came_from(
         "auto_create_topics": ("False", "command line"),
         "cluster": ("LaneMQ", ""),
     }
+
+
+def test_a_text_log_shows_no_line_that_a_client_has_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    log_to_stderr("INFO")
+    forged = "x\n2026-01-01 00:00:00 ERROR lanemq.broker: the disk is gone\x1b[2J\r\u2028y"
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        logging.getLogger("lanemq.test").exception("client %s is refused", forged)
+    first, *traceback = capsys.readouterr().err.split("\n")[:-1]
+    assert "client x\\n2026-01-01" in first
+    assert "gone\\x1b[2J\\r\\u2028y is refused" in first
+    assert all(line.startswith("  ") and line.isprintable() for line in traceback)
+
+
+def test_a_warning_at_the_start_is_an_event_in_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def enough(_: object) -> None:
+        raise CliError("enough")
+
+    monkeypatch.setattr(broker_command, "check_start", enough)
+    words = ["broker", "--data", str(tmp_path / "d"), "--listen", "0.0.0.0:0", "--log-format", "json"]
+    line = json.loads(CliRunner().invoke(main, words).stderr.splitlines()[0])
+    assert line["level"] == "warning"
+    assert "can be reached from other machines" in line["message"]

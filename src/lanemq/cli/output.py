@@ -174,6 +174,13 @@ def log_to_stderr(level: int | str, form: LogFormat = LogFormat.TEXT) -> None:
     logging.basicConfig(level=level, handlers=[handler])
 
 
+def announce(level: int, text: str, form: LogFormat) -> None:
+    """Writes a line to stderr whatever the log level is: as it stands, or as an event in JSON."""
+    if form is LogFormat.JSON:
+        text = _JsonLine().format(logging.LogRecord("lanemq.broker", level, "", 0, text, None, None))
+    click.echo(text, err=True)
+
+
 def log_audit_to(path: Path) -> None:
     """Writes the broker's audit lines to a file, which is begun anew at 10 MiB; five older ones are kept."""
     from logging.handlers import RotatingFileHandler
@@ -215,6 +222,18 @@ class _JsonLine(logging.Formatter):
 
 
 class _LogLine(logging.Formatter):
+    """One line per event. Control characters are escaped, so that a name chosen by a client cannot forge a line.
+
+    The lines of a traceback are indented: an error's text may have been chosen by a client too.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return "\n".join(f"  {printable(line)}" for line in super().formatException(ei).split("\n"))
+
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
         return time_text(datetime.fromtimestamp(record.created, UTC))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lanemq.broker.config import BrokerOptions
+from lanemq.cli.output import LogFormat
 from lanemq.cli.server import broker
 from lanemq.net.address import Address
 
@@ -32,9 +33,9 @@ def frozen_while_it_serves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int
         counts.append(gc.get_freeze_count())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(broker.click, "echo", say)
+    monkeypatch.setattr(broker, "announce", say)
     gc.unfreeze()
-    asyncio.run(broker.serve(BrokerOptions(folder, listen=Address("127.0.0.1", 0), monitor=None)))
+    asyncio.run(broker.serve(BrokerOptions(folder, listen=Address("127.0.0.1", 0), monitor=None), LogFormat.TEXT))
     (count,) = counts
     return count
 

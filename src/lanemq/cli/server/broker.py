@@ -10,6 +10,7 @@ import errno
 import functools
 import gc
 import ipaddress
+import logging
 import os
 import signal
 import socket
@@ -28,7 +29,7 @@ from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.listening import BIND_ERRORS, UNKNOWN_HOST, cannot_listen, check_can_listen
 from lanemq.cli.options import CliError, duration
-from lanemq.cli.output import LogFormat, log_audit_to, log_to_stderr
+from lanemq.cli.output import LogFormat, announce, log_audit_to, log_to_stderr
 from lanemq.cli.settings import PREFIX, config_option, origins_of
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import DEFAULT_BROKER_NAME
@@ -220,7 +221,8 @@ def broker(
     or from the environment (LANEMQ_BROKER_LISTEN, and so on); `lanemq config show` says what would be used.
     """
     click.get_current_context().with_resource(_without_hangups())
-    log_to_stderr(log_level.upper(), LogFormat(log_format))
+    form = LogFormat(log_format)
+    log_to_stderr(log_level.upper(), form)
     options = BrokerOptions(
         data=data,
         listen=parse_address(listen),
@@ -231,13 +233,14 @@ def broker(
         origins={_FIELDS.get(name, name): where for name, where in origins_of(click.get_current_context()).items()},
         **settings,
     )
-    _warn(options)
+    for text in _warnings(options):
+        announce(logging.WARNING, text if form is LogFormat.JSON else f"warning: {text}", form)
     check_start(options)
     _make_folder(data)
     if audit != "off":
         log_audit_to(options.data / "audit.log" if audit is None else Path(audit))
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
-        runner.run(serve(options))
+        runner.run(serve(options, form))
 
 
 def check_start(options: BrokerOptions) -> None:
@@ -256,8 +259,8 @@ def _is_chosen(option: str) -> bool:
     return click.get_current_context().get_parameter_source(option) is not ParameterSource.DEFAULT
 
 
-def _warn(options: BrokerOptions) -> None:
-    """Warns about missing protection if other machines can connect, and about a readable file of secrets."""
+def _warnings(options: BrokerOptions) -> Iterator[str]:
+    """Warnings about missing protection if other machines can connect, and about a readable file of secrets."""
     unprotected = [
         text
         for text, wrong in (
@@ -267,21 +270,17 @@ def _warn(options: BrokerOptions) -> None:
         if wrong
     ]
     if unprotected and not _is_loopback(options.listen.host):
-        click.echo(
-            f"warning: {options.listen} can be reached from other machines, and {' and '.join(unprotected)}: "
-            f"keep it behind a firewall, or use --listen 127.0.0.1:{options.listen.port}",
-            err=True,
+        yield (
+            f"{options.listen} can be reached from other machines, and {' and '.join(unprotected)}: "
+            f"keep it behind a firewall, or use --listen 127.0.0.1:{options.listen.port}"
         )
-
     if options.users is not None and options.users.is_file() and options.users.stat().st_mode & 0o077:
-        click.echo(
-            f"warning: {options.users} holds secrets and can be read by other users of this machine: "
-            f"chmod 600 {options.users}",
-            err=True,
+        yield (
+            f"{options.users} holds secrets and can be read by other users of this machine: chmod 600 {options.users}"
         )
 
 
-async def serve(options: BrokerOptions) -> None:
+async def serve(options: BrokerOptions, form: LogFormat) -> None:
     """Runs the broker until SIGTERM or SIGINT; a second signal ends the process at once."""
     running = Broker(options)
     raise_soft_limit()
@@ -295,7 +294,7 @@ async def serve(options: BrokerOptions) -> None:
         with _reload_signal(running):
             safety = "durable" if options.durable else "relaxed"
             first = f"LaneMQ {version('lanemq')} on {running.address}, {safety}, data in {options.data}"
-            click.echo(f"{first}, {_monitor_text(running, options)}", err=True)
+            announce(logging.INFO, f"{first}, {_monitor_text(running, options)}", form)
             await stop.wait()
         await running.stop()
 

@@ -28,7 +28,7 @@ START_SECONDS = 60.0
 """How long a part may take to say its address; a broker with a large log needs a while."""
 STOP_SECONDS = 20.0
 READY = {
-    "broker": re.compile(r"^LaneMQ \S+ on (\S+:\d+)", re.MULTILINE),
+    "broker": re.compile(r"(?:^|\"message\":\")LaneMQ \S+ on (\S+:\d+)", re.MULTILINE),
     "console": re.compile(r"^LaneMQ console on (\S+)", re.MULTILINE),
 }
 """The line by which each part says that it is ready, with its address."""
