@@ -28,7 +28,7 @@ from lanemq.net.tls_socket import TlsSocket
 from lanemq.wire.command import Command
 
 ECHO = EchoServer.ECHO
-Ask = Callable[[Address, Security], bytes]
+Ask = Callable[..., bytes]
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,10 @@ def server(here: Identity) -> Iterator[EchoServer]:
         yield running
 
 
+LARGE = bytes(range(256)) * 2_000
+"""The body of a frame that is received into memory of its own."""
+
+
 def serving(tls: ServerTls, loop: asyncio.AbstractEventLoop | None = None, **limits: int) -> EchoServer:
     return EchoServer(loop, tls_detector=TlsDetector(tls, SystemClock()), **limits)
 
@@ -56,16 +60,16 @@ def trusting(authority: Authority, shown: Identity | None = None, **more: bool) 
     return Security(TlsOptions(authority.ca, cert, key, **more))
 
 
-def blocking(address: Address, security: Security) -> bytes:
+def blocking(address: Address, security: Security, body: bytes = b"hello") -> bytes:
     with BlockingConnection(address, security=security) as connection:
-        return connection.request(Command(ECHO, 0, body=b"hello")).body
+        return connection.request(Command(ECHO, 0, body=body)).body
 
 
-def duplex(address: Address, security: Security) -> bytes:
+def duplex(address: Address, security: Security, body: bytes = b"hello") -> bytes:
     answers: list[Command | None] = []
     answered = threading.Event()
     connection = DuplexConnection(address, on_lost=lambda _: None, security=security)
-    connection.post(Command(ECHO, 0, body=b"hello"), lambda reply, _: (answers.append(reply), answered.set()))
+    connection.post(Command(ECHO, 0, body=body), lambda reply, _: (answers.append(reply), answered.set()))
     assert answered.wait(10)
     connection.close()
     if answers[0] is None:
@@ -73,12 +77,12 @@ def duplex(address: Address, security: Security) -> bytes:
     return answers[0].body
 
 
-def on_a_loop(address: Address, security: Security) -> bytes:
+def on_a_loop(address: Address, security: Security, body: bytes = b"hello") -> bytes:
     async def ask() -> bytes:
         over = asyncio.Event()
         connection = await open_connection(address, security=security, on_lost=lambda _: over.set())
         try:
-            return (await connection.request(Command(ECHO, 0, body=b"hello"), 10)).body
+            return (await connection.request(Command(ECHO, 0, body=body), 10)).body
         finally:
             connection.close()
             await over.wait()
@@ -93,6 +97,7 @@ both = pytest.mark.parametrize("ask", [blocking, on_a_loop])
 @ways
 def test_a_trusted_broker_is_spoken_to_encrypted(server: EchoServer, authority: Authority, ask: Ask) -> None:
     assert ask(server.address, trusting(authority)) == b"hello"
+    assert ask(server.address, trusting(authority), LARGE) == LARGE
 
 
 @ways
@@ -206,7 +211,7 @@ def test_the_faster_event_loop_serves_the_same(here: Identity, authority: Author
     uvloop = pytest.importorskip("uvloop", reason="the faster event loop is not installed")
     permissive = ServerTls(here.cert, here.key, mode=TlsMode.PERMISSIVE)
     with serving(permissive, uvloop.new_event_loop()) as running:
-        assert ask(running.address, trusting(authority)) == b"hello"
+        assert ask(running.address, trusting(authority), LARGE) == LARGE
         assert ask(running.address, Security()) == b"hello"
 
 
@@ -270,9 +275,9 @@ def test_what_is_sent_does_not_wait_for_what_is_received(here: Identity, authori
         wire = TlsSocket(plain, client_context(tls), bare.address.host)
         sender = threading.Thread(target=wire.sendall, args=(bytes(most),), daemon=True)
         sender.start()
-        received = 0
-        while received < most and (data := wire.recv(64 * 1024)):
-            received += len(data)
+        received, space = 0, memoryview(bytearray(64 * 1024))
+        while received < most and (count := wire.recv_into(space)):
+            received += count
         sender.join(20)
         wire.close()
     assert received == most

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
-from lanemq.wire.command import MAX_HEADER_BYTES, Frame, FrameDecoder, pack_frame
+from lanemq.wire.command import MAX_HEADER_BYTES, BodyBuffer, Frame, FrameDecoder, pack_frame
 
 ONE = pack_frame(0, b'{"code":1}', b"body")
 TWO = pack_frame(1, b"x" * 30, b"")
@@ -129,10 +129,70 @@ def test_crumbs_of_a_frame_are_held_together() -> None:
 
 def test_large_pieces_are_kept_as_they_came() -> None:
     """A frame of many reads is copied once when it is whole, not with every piece."""
-    large, decoder = pack_frame(0, b"h", bytes(50_000)), FrameDecoder()
-    pieces = [large[at : at + 10_000] for at in range(0, 40_000, 10_000)]
+    large, decoder = pack_frame(0, b"h", bytes(30_000)), FrameDecoder()
+    pieces = [large[at : at + 10_000] for at in range(0, 20_000, 10_000)]
     for piece in pieces:
         assert decoder.feed(piece) == []
     assert all(kept is piece for kept, piece in zip(decoder._rest[1:], pieces[1:], strict=True))
-    assert decoder.feed(large[40_000:]) == [Frame(0, b"h", bytes(50_000))]
+    assert decoder.feed(large[20_000:]) == [Frame(0, b"h", bytes(30_000))]
     assert decoder.pending == 0
+
+
+def test_memory_of_a_large_frame_is_reserved_when_a_sixteenth_of_it_has_arrived() -> None:
+    """Reserving it with the first bytes would let a peer that sends eight of them take megabytes."""
+    large, decoder = pack_frame(0, b"h", bytes(160_000)), FrameDecoder()
+    assert decoder.feed(large[:8_000]) == []
+    assert (decoder.body, decoder.pending) == (None, 8_000)
+    assert decoder.feed(large[8_000:11_000]) == []
+    assert decoder.body is not None
+    assert decoder.pending == len(large), "what is reserved counts"
+
+
+def test_a_large_frame_is_whole_only_with_its_last_byte() -> None:
+    large, decoder = pack_frame(1, b"head", bytes(range(256)) * 256), FrameDecoder()
+    assert decoder.feed(large[:50_000]) == []
+    assert decoder.feed(large[50_000:-1]) == []
+    assert decoder.feed(large[-1:] + ONE) == [Frame(1, b"head", bytes(range(256)) * 256), *FrameDecoder().feed(ONE)]
+    assert decoder.pending == 0
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 70_000), st.integers(0, 20_000)), min_size=1, max_size=4),
+    st.lists(st.tuples(st.booleans(), st.integers(1, 50_000)), min_size=1, max_size=8),
+)
+def test_bytes_written_to_the_body_directly_give_the_same_frames(
+    sizes: list[tuple[int, int]], reads: list[tuple[bool, int]]
+) -> None:
+    """As a socket does it: while a body is open it writes there, now and then it has bytes at hand instead."""
+    parts = [
+        Frame(0, b"h" * header, bytes((at + i) % 251 for i in range(2)) * (size // 2))
+        for at, (size, header) in enumerate(sizes)
+    ]
+    stream = b"".join(pack_frame(*part) for part in parts)
+    decoder, frames, at, turn = FrameDecoder(), [], 0, 0
+    while at < len(stream):
+        directly, step = reads[turn % len(reads)]
+        if directly and decoder.body is not None:
+            space = decoder.body.space()
+            step = min(step, len(space))
+            space[:step] = stream[at : at + step]
+            frames += decoder.body_filled(step)
+        else:
+            frames += decoder.feed(stream[at : at + step])
+        at, turn = at + step, turn + 1
+    assert frames == parts
+    assert all(type(frame.body) is bytes for frame in frames)
+    assert decoder.pending == 0
+
+
+def test_a_body_takes_no_more_than_its_size_and_is_not_given_out_before() -> None:
+    body = BodyBuffer(10)
+    body.filled(4)
+    with pytest.raises(ValueError, match="7 bytes were written where 6 fit"):
+        body.filled(7)
+    with pytest.raises(ValueError, match="6 bytes of the body are missing"):
+        body.take()
+    assert body.put(b"ab12345678", 2) == 8
+    assert body.left == 0
+    assert body.take()[4:] == b"123456"

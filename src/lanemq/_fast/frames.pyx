@@ -7,12 +7,13 @@ length is compared with what is left before a byte is read: the bytes are not tr
 
 include "guard.pxi"
 
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.string cimport memchr, memcmp
+from libc.string cimport memchr, memcmp, memcpy
 
 from lanemq._fast.bytes cimport lane_get16, lane_get32
 
@@ -63,6 +64,53 @@ cdef tuple _split_frames(bytes data, uint64_t limit, object kind):
         if length < 4 or length + 4 > limit:
             return None
     return frames, position, 8
+
+
+cdef class BodyBuffer:
+    """Twin of `wire.command.BodyBuffer`. It lets a socket write into the bytes object that becomes the body, which no
+    other code has seen until then."""
+
+    cdef bytes _body
+    cdef readonly Py_ssize_t left
+
+    def __init__(self, Py_ssize_t size):
+        if size < 2:  # the interpreter shares bytes objects of this size
+            raise ValueError("a body this small needs no buffer")
+        self._body = PyBytes_FromStringAndSize(NULL, size)
+        self.left = size
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        if self._body is None:
+            raise BufferError("the body is taken")
+        PyBuffer_FillInfo(buffer, self, self._at(), self.left, 0, flags)
+
+    cdef char *_at(self):
+        return PyBytes_AS_STRING(self._body) + PyBytes_GET_SIZE(self._body) - self.left
+
+    def space(self):
+        return memoryview(self)
+
+    def filled(self, Py_ssize_t count):
+        if not 0 <= count <= self.left:
+            raise ValueError(f"{count} bytes were written where {self.left} fit")
+        self.left -= count
+
+    def put(self, bytes data not None, Py_ssize_t start=0):
+        cdef Py_ssize_t count
+        if not 0 <= start <= PyBytes_GET_SIZE(data):
+            raise ValueError("the start is not in the data")
+        count = min(PyBytes_GET_SIZE(data) - start, self.left)
+        if count:
+            memcpy(self._at(), PyBytes_AS_STRING(data) + start, count)
+        self.left -= count
+        return start + count
+
+    def take(self):
+        cdef bytes body = self._body
+        if self.left:
+            raise ValueError(f"{self.left} bytes of the body are missing")
+        self._body = None
+        return body
 
 
 # batches
@@ -173,6 +221,7 @@ cdef Py_ssize_t _count_stamped(list texts, Py_ssize_t start, bytes prefix, int64
 
 
 TWINS = {
+    "wire.command.BodyBuffer": BodyBuffer,
     "wire.command.split_frames": split_frames,
     "wire.batch.batch_parts": batch_parts,
     "wire.batch.weigh": weigh,

@@ -28,6 +28,7 @@ from lanemq.model.errors import (
     TlsFailed,
 )
 from lanemq.net.address import Address
+from lanemq.net.receiving import received, space_for
 from lanemq.net.security import (
     OPEN,
     Security,
@@ -44,7 +45,6 @@ from lanemq.wire.other_protocols import OtherProtocol
 
 CONNECT_SECONDS = 3.0
 WRITE_SECONDS = 3.0
-READ_BYTES = 64 * 1024
 
 OnReply = Callable[[Command | None, LaneError | None], None]
 Wire: TypeAlias = socket.socket | TlsSocket
@@ -134,11 +134,11 @@ class BlockingConnection:
                     self._arrived.clear()
                     return command
             self._arrived.clear()
-            data = self._socket.recv(READ_BYTES)
-            if not data:
+            count = self._socket.recv_into(space_for(self._decoder))
+            if not count:
                 raise ConnectionLost(f"{self.address} closed the connection{self._closed_early_hint}")
             self._closed_early_hint = ""
-            self._arrived.extend(decode_command(frame) for frame in self._decoder.feed(data))
+            self._arrived.extend(decode_command(frame) for frame in received(self._decoder, count))
 
     def drop(self) -> None:
         """Closes this process's end of a connection that the parent goes on with."""
@@ -263,9 +263,9 @@ class DuplexConnection:
 
     def _read(self) -> None:
         try:
-            while data := self._socket.recv(READ_BYTES):
+            while count := self._socket.recv_into(space_for(self._decoder)):
                 self._closed_early_hint = ""
-                for frame in self._decoder.feed(data):
+                for frame in received(self._decoder, count):
                     self._received(decode_command(frame))
         except (OSError, ProtocolError):
             pass  # both end the connection; waiting requests fail below

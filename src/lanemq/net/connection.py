@@ -24,6 +24,7 @@ from lanemq.model.errors import (
 )
 from lanemq.net.address import Address, parse_address
 from lanemq.net.rate_limited_log import OutageLog
+from lanemq.net.receiving import received, space_for
 from lanemq.net.security import (
     OPEN,
     Security,
@@ -46,7 +47,7 @@ OnLost = Callable[["Connection"], None]
 OnReply = Callable[[Command | None, LaneError | None], None]
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """A connection to one address, made by `open_connection`. It cannot be used after `is_open` becomes false."""
 
     def __init__(
@@ -156,11 +157,23 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.is_open = True
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return space_for(self._decoder)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._take(nbytes)
+
     def data_received(self, data: bytes) -> None:
+        """As `buffer_updated`, for a transport that has the bytes already."""
+        self._take(data)
+
+    def _take(self, read: int | bytes) -> None:
+        """Handles the frames that are complete after a read."""
         self._closed_early_hint = ""
         self.last_received = self._loop.time()
         try:
-            for frame in self._decoder.feed(data):
+            frames = received(self._decoder, read) if isinstance(read, int) else self._decoder.feed(read)
+            for frame in frames:
                 self._received(decode_command(frame))
         except ProtocolError as error:
             log.warning("closing the connection to %s: %s", self.address, error)

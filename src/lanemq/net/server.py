@@ -22,6 +22,7 @@ from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import ProtocolError, TlsFailed, TransportError
 from lanemq.net.address import Address
 from lanemq.net.rate_limited_log import RateLimitedLog
+from lanemq.net.receiving import received, space_for
 from lanemq.net.server_tls import CLOSING_ALERT_SECONDS, HANDSHAKE_SECONDS, TlsDetector
 from lanemq.net.turns import Turns
 from lanemq.net.unfinished_frames import UnfinishedFrames
@@ -123,7 +124,7 @@ class Listener:
         self.socket.close()
 
 
-class Peer(asyncio.Protocol):
+class Peer(asyncio.BufferedProtocol):
     """One connection, as the broker sees it.
 
     Bounded in memory: above the high-water mark of unsent replies, received requests wait and no more are read until
@@ -240,7 +241,15 @@ class Peer(asyncio.Protocol):
         self.is_open = True
         self._server.adopt(self)
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return space_for(self._decoder)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if not self._closing:
+            self._handle(nbytes, 0)
+
     def data_received(self, data: bytes) -> None:
+        """As `buffer_updated`, for a transport that has the bytes already."""
         if not self._closing:
             self._handle(data, 0)
 
@@ -248,17 +257,21 @@ class Peer(asyncio.Protocol):
         """Handles requests that waited for a turn, until `end`; whether there are more."""
         self._waits_for_turn = False
         if self.is_open and not self._closing:
-            self._handle(b"", end)
+            self._handle(0, end)
         return self._waits_for_turn
 
-    def _handle(self, data: bytes, end: int) -> None:
-        """Handles what was read, and replies in one write. `end` is the end of the turn; 0: it begins now."""
+    def _handle(self, read: int | bytes, end: int) -> None:
+        """Handles what was read, and replies in one write. `read` is the bytes, or how many were written to the buffer;
+        `end` is the end of the turn; 0: it begins now.
+        """
         reads = self._server.reads
         # A write for what was queued before is already scheduled.
         self._reading = not self._outgoing
         reads.begin()
         try:
-            frames = self._decoder.feed(data) if data else []
+            frames: list[Frame] = []
+            if read:
+                frames = received(self._decoder, read) if isinstance(read, int) else self._decoder.feed(read)
             if frames:
                 # Not for the bytes of an unfinished frame: one byte a minute would keep a connection for ever.
                 self.last_seen = self._server.loop.time()

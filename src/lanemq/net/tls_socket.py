@@ -34,14 +34,14 @@ class TlsSocket:
                 sealed = self._leaving.read()
             self._plain.sendall(sealed)
 
-    def recv(self, size: int) -> bytes:
-        """Received bytes; empty at the end of the connection."""
+    def recv_into(self, space: memoryview) -> int:
+        """Receives into `space` and returns how many bytes; 0 at the end of the connection."""
         while True:
             with self._machine:
-                data, over = self._unsealed(size)
+                count, over = self._unsealed(space)
             self._send_leftovers()
-            if data or over:
-                return data
+            if count or over:
+                return count
             sealed = self._plain.recv(READ_BYTES)
             with self._machine:
                 self._arrived.write(sealed) if sealed else self._arrived.write_eof()
@@ -71,17 +71,17 @@ class TlsSocket:
                 self._plain.sendall(self._leaving.read())
                 return
 
-    def _unsealed(self, size: int) -> tuple[bytes, bool]:
-        """All decrypted bytes, and whether the session has ended."""
-        parts: list[bytes] = []
+    def _unsealed(self, space: memoryview) -> tuple[int, bool]:
+        """Decrypts into `space` until it is full or no bytes are left; how many, and whether the session has ended."""
+        count = 0
         try:
-            while part := self._session.read(size):
-                parts.append(part)
+            while count < len(space) and (more := int(self._session.read(len(space) - count, space[count:]))):
+                count += more
         except ssl.SSLWantReadError:
-            return b"".join(parts), False
+            return count, False
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            pass
-        return b"".join(parts), True
+            return count, True
+        return count, count < len(space)
 
     def _send_leftovers(self) -> None:
         """Sends bytes of the session itself, such as key updates. If another thread is sending, they leave with its

@@ -42,6 +42,14 @@ BINARY = 1
 _CRUMB_BYTES = 4096
 """Pieces smaller than this are joined as they arrive."""
 
+LARGE_FRAME_BYTES = 32 * 1024
+"""From this size on, the body of a frame is received into memory of its own. Smaller frames cost less to cut out of
+what was read."""
+
+MAX_RESERVED = 16
+"""Memory is reserved for a whole frame once a part of 1 to this has arrived. More: a peer that sends a few bytes makes
+this side reserve a lot. Less: more of each large frame is copied."""
+
 _FRAME_HEAD = Struct(">II")
 _FRAME_LENGTH = Struct(">I")
 
@@ -54,18 +62,63 @@ class Frame(NamedTuple):
     body: bytes
 
 
-class FrameDecoder:
-    """Splits a stream of bytes into frames; one decoder per connection."""
+@compiled
+class BodyBuffer:
+    """Memory for the body of one large frame, into which a socket can write. The compiled twin returns that memory as
+    the body; here it is copied once."""
 
-    __slots__ = ("_limit", "_needed", "_rest", "pending")
+    __slots__ = ("_data", "left")
+
+    def __init__(self, size: int) -> None:
+        self._data = bytearray(size)
+        self.left = size
+        """Bytes that are still to come."""
+
+    def space(self) -> memoryview:
+        """Where the next bytes belong. It must not be written to once the body is taken."""
+        return memoryview(self._data)[len(self._data) - self.left :]
+
+    def filled(self, count: int) -> None:
+        """Notes that `count` bytes were written to `space`."""
+        if not 0 <= count <= self.left:
+            raise ValueError(f"{count} bytes were written where {self.left} fit")
+        self.left -= count
+
+    def put(self, data: bytes, start: int = 0) -> int:
+        """Copies what fits of `data` from `start` on, and returns where it stopped."""
+        count = min(len(data) - start, self.left)
+        self.space()[:count] = memoryview(data)[start : start + count]
+        self.left -= count
+        return start + count
+
+    def take(self) -> bytes:
+        """The complete body."""
+        if self.left:
+            raise ValueError(f"{self.left} bytes of the body are missing")
+        return bytes(self._data)
+
+
+class FrameDecoder:
+    """Splits a stream of bytes into frames; one decoder per connection.
+
+    Bytes come through `feed`. While `body` is not None, they can also be written to its `space` directly, which saves
+    copies of large frames; `body_filled` follows then.
+    """
+
+    __slots__ = ("_head", "_limit", "_needed", "_rest", "body", "pending")
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self._limit = limit
         self._rest: list[bytes | bytearray] = []
         self._needed = 0
-        """With fewer bytes than this in `_rest`, no frame can be complete."""
+        """With fewer bytes than this in `_rest`, there is no reason to look at it."""
+        self.body: BodyBuffer | None = None
+        """The body of the large frame that is being received."""
+        self._head = (0, b"")
+        """Serialize type and header of that frame."""
         self.pending = 0
-        """Bytes of an unfinished frame; more than 0 at the end of a connection means it was cut off."""
+        """Bytes held for an unfinished frame: those that arrived, or the whole frame if its memory is reserved. More
+        than 0 at the end of a connection means it was cut off."""
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that `data` completes.
@@ -74,18 +127,53 @@ class FrameDecoder:
         before the bad one in the same `data` are dropped with it: for the peer, an unanswered request is the same as
         a lost one.
         """
-        if self._rest:
+        frames: list[Frame] = []
+        if self.body is not None:
+            position = self.body.put(data)
+            frames = self.body_filled(0)
+            if position == len(data):
+                return frames
+            data = data[position:]
+        elif self._rest:
             self._keep(data)
             if self.pending < self._needed:
-                return []
+                return frames
             data = b"".join(self._rest)
             self._rest.clear()
             self.pending = 0
-        frames: list[Frame] = []
         position = self._take_frames(data, frames)
         if position < len(data):
-            self._keep(data[position:])
+            self._begin_frame(data, position)
         return frames
+
+    def body_filled(self, count: int) -> list[Frame]:
+        """Notes that `count` bytes were written to the `space` of `body`; returns the frame if it is complete now."""
+        body = self.body
+        if body is None:
+            raise ValueError("no large frame is being received")
+        body.filled(count)
+        if body.left:
+            return []
+        self.body = None
+        self.pending = 0
+        return [Frame(*self._head, body.take())]
+
+    def _begin_frame(self, data: bytes, position: int) -> None:
+        """Keeps the begin of an unfinished frame: what arrived, or its header and a buffer for its whole body."""
+        arrived = len(data) - position
+        if self._needed >= LARGE_FRAME_BYTES:
+            _, mark = _FRAME_HEAD.unpack_from(data, position)
+            body_at = 8 + (mark & 0xFFFFFF)
+            enough = max(body_at, self._needed // MAX_RESERVED)
+            if arrived >= enough:
+                body_at += position
+                self._head = (mark >> 24, data[position + 8 : body_at])
+                self.pending = self._needed
+                self.body = BodyBuffer(position + self._needed - body_at)
+                self.body.put(data, body_at)
+                return
+            self._needed = enough
+        self._keep(data[position:])
 
     def _keep(self, data: bytes) -> None:
         """Keeps large pieces as they are, so that they are copied once, and joins small ones to save memory."""

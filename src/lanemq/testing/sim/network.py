@@ -10,7 +10,7 @@ What is in flight when a connection is cut is lost.
 import asyncio
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from lanemq.testing.sim.host import Host
 from lanemq.testing.sim.loop import VirtualLoop
@@ -19,7 +19,18 @@ from lanemq.testing.sim.trace import Trace
 CONNECT_RETRY_SECONDS = 1.0
 """Seconds until a lost first packet is sent again."""
 
-Accept = Callable[["End"], asyncio.Protocol]
+
+class Receiving(Protocol):
+    """What an end of a connection calls of its protocol."""
+
+    def connection_made(self, transport: asyncio.BaseTransport, /) -> None: ...
+
+    def data_received(self, data: bytes, /) -> None: ...
+
+    def connection_lost(self, error: Exception | None, /) -> None: ...
+
+
+Accept = Callable[["End"], Receiving]
 
 
 class Network:
@@ -120,7 +131,7 @@ class Network:
         if listener is None or caller.dead:
             raise ConnectionRefusedError(111, f"nothing listens on {name}:{port}")
         end = self._pair(caller, listener[0], port, listener[1])
-        end.protocol = cast(asyncio.Protocol, factory())
+        end.protocol = cast(Receiving, factory())
         end.protocol.connection_made(end)
         return end, end.protocol
 
@@ -181,7 +192,7 @@ class End(asyncio.Transport):
     """One end of a connection, as asyncio's protocols see it. `other` is the end in the other process."""
 
     other: "End"
-    protocol: asyncio.Protocol
+    protocol: Receiving
 
     def __init__(self, network: Network, host: Host, name: str, peer: tuple[str, int]) -> None:
         super().__init__()
@@ -297,7 +308,7 @@ class End(asyncio.Transport):
         self.host.call(self.notify, error)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self.protocol = cast(asyncio.Protocol, protocol)
+        self.protocol = cast(Receiving, protocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        return self.protocol
+        return cast(asyncio.BaseProtocol, self.protocol)

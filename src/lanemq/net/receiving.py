@@ -1,0 +1,34 @@
+"""Where the bytes of a connection are received.
+
+A large frame is received into the memory that becomes its body: copying a megabyte from buffer to buffer costs more
+than reading it from the socket. Everything else goes into one buffer that all connections of a thread share, because
+ten thousand idle connections with a buffer each would need gigabytes.
+"""
+
+import threading
+
+from lanemq.wire.command import Frame, FrameDecoder
+
+READ_BYTES = 256 * 1024
+"""Size of the shared buffer. Smaller: more reads for many small frames. Larger: memory that stays in use for every
+thread."""
+
+
+class _SharedBuffer(threading.local):
+    """A thread's buffer. It is in use from `space_for` to `received`, between which the thread does nothing else."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(READ_BYTES))
+
+
+_shared = _SharedBuffer()
+
+
+def space_for(decoder: FrameDecoder) -> memoryview:
+    """Where the next bytes of a connection belong."""
+    return _shared.view if decoder.body is None else decoder.body.space()
+
+
+def received(decoder: FrameDecoder, count: int) -> list[Frame]:
+    """The frames that are complete now that `count` bytes were written to `space_for`; raises what `feed` raises."""
+    return decoder.feed(bytes(_shared.view[:count])) if decoder.body is None else decoder.body_filled(count)
