@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from lanemq._fast import compiled
 from lanemq.client.codec import Codec, codec_named
 from lanemq.clock import wall_time
+from lanemq.model.checks import check_kind, check_text, check_whole
 from lanemq.model.errors import CodecError, Undecodable
 from lanemq.model.keys import Key, key_text
 from lanemq.model.names import RETRY_PREFIX
@@ -173,7 +174,7 @@ class Message(MessageBase):
         queue: int = 0,
         offset: int = 0,
         tag: str | None = None,
-        keys: Sequence[str] = (),
+        keys: str | Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         attempt: int = 1,
         group: str = "",
@@ -184,6 +185,18 @@ class Message(MessageBase):
 
         `value` is encoded by the codec, as `Producer.send` does. `sent_at` is the time of sending and storing.
         """
+        check_text("topic", topic)
+        check_text("group", group)
+        for name, number, least in (("queue", queue, 0), ("offset", offset, 0), ("attempt", attempt, 1)):
+            check_whole(name, number, least)
+        check_kind("keys", keys, Sequence, "text, or a list of texts")
+        keys = (keys,) if isinstance(keys, str) else keys
+        check_kind("properties", properties or {}, Mapping, "a mapping of names to texts")
+        for name, texts in (("tag", [tag or ""]), ("keys", keys), ("property", [*(properties or {}).values()])):
+            for each in texts:
+                check_text(name, each)
+        if sent_at is not None:
+            check_kind("sent_at", sent_at, datetime, "a datetime")
         text = None if key is None else key_text(key)
         named = {PropertyName.KEY: text, PropertyName.TAGS: tag, PropertyName.KEYS: " ".join(keys) or None}
         found = {**(properties or {}), **{name: given for name, given in named.items() if given is not None}}

@@ -13,6 +13,7 @@ from lanemq.client.admin.calls import AdminClient, found_messages
 from lanemq.client.message import Message
 from lanemq.clock import wall_time
 from lanemq.core.lane_status import LaneStatus
+from lanemq.model.checks import check_kind, check_text
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
@@ -56,6 +57,9 @@ class ParkedAdmin(AdminClient):
         self, group: str | None = None, topic: str | None = None, key: str | AnyKey | None = ANY_KEY
     ) -> list[ParkedLaneView]:
         """The parked lanes of all brokers, by group, topic, queue and key."""
+        for name, value in (("group", group), ("topic", topic), ("key", key)):
+            if value is not None and not isinstance(value, AnyKey):
+                check_text(name, value)
         wanted = LaneBody(group=group or "", topic=topic or "", any_key=isinstance(key, AnyKey))
         if not isinstance(key, AnyKey):
             wanted.key = key
@@ -66,7 +70,7 @@ class ParkedAdmin(AdminClient):
     def messages(self, lane: ParkedLaneView, limit: int | None = None) -> list[Message]:
         """The messages of a lane, in the order in which they will run."""
         found: list[Message] = []
-        wanted = self._named(lane)
+        wanted = _named(lane)
         while limit is None or len(found) < limit:
             try:
                 body = self._ask(lane.queue.broker, RequestCode.LANE_PARKED_SHOW, wanted).body
@@ -85,7 +89,8 @@ class ParkedAdmin(AdminClient):
         Raises:
             OffsetNotFound: the lane is not parked any more.
         """
-        reply = self._ask(lane.queue.broker, RequestCode.LANE_PARKED_REDRIVE, self._named(lane))
+        wanted = _named(lane)
+        reply = self._ask(lane.queue.broker, RequestCode.LANE_PARKED_REDRIVE, wanted)
         return ParkedResult.decode(reply.body).changed > 0
 
     def discard(self, lane: ParkedLaneView, through: QueueOffset) -> int:
@@ -94,7 +99,7 @@ class ParkedAdmin(AdminClient):
         Pass the offset of the last message you have seen, so that newer ones are kept. A message that is being
         redriven at this moment may still finish.
         """
-        wanted = self._named(lane)
+        wanted = _named(lane)
         wanted.through = through
         reply = self._ask(lane.queue.broker, RequestCode.LANE_PARKED_DISCARD, wanted)
         return ParkedResult.decode(reply.body).changed
@@ -109,15 +114,17 @@ class ParkedAdmin(AdminClient):
             if not table.more:
                 return
 
-    def _named(self, lane: ParkedLaneView) -> LaneBody:
-        queue = lane.queue
-        return LaneBody(group=lane.group, topic=queue.topic, queue_id=queue.queue_id, any_key=False, key=lane.key)
-
     def _ask(self, broker: str, code: RequestCode, body: LaneBody) -> Command:
         address = self._masters.get(broker) or self._calls.masters().get(broker, (None, False))[0]
         if address is None:
             raise ConnectFailed(f"broker {broker!r} is not among those that the name server lists: is it running?")
         return self._calls.ask(address, code, body=body.encode())
+
+
+def _named(lane: ParkedLaneView) -> LaneBody:
+    check_kind("lane", lane, ParkedLaneView, "one of those that `lanes` returns")
+    queue = lane.queue
+    return LaneBody(group=lane.group, topic=queue.topic, queue_id=queue.queue_id, any_key=False, key=lane.key)
 
 
 def _view(broker: str, body: ParkedLaneBody) -> ParkedLaneView:
