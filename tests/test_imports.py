@@ -1,10 +1,11 @@
-"""What each entry point loads. Start-up time is a promise of ours; these sets keep it, on any machine.
+"""What each entry point loads, and how much CPU time that takes. Start-up time is a promise of ours.
 
 Measured with compiled byte code: `import lanemq` 12 ms, `App` about 130 ms, `lanemq --help` about 90 ms of CPU.
 """
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -51,3 +52,37 @@ def test_the_help_loads_no_command() -> None:
         "lanemq.cli.output",
         "lanemq.cli.security",
     }
+
+
+# CPU time
+
+SECONDS = {
+    "import lanemq": 0.100,
+    "from lanemq import App": 0.150,
+    "import lanemq.cli.main as cli\ntry:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass": 0.250,
+}
+"""CPU seconds that each may take, on a machine that needs `REFERENCE_SECONDS` for `REFERENCE`."""
+REFERENCE = "import asyncio, ssl, logging, inspect, ipaddress, typing, concurrent.futures.thread"
+REFERENCE_SECONDS = 0.045
+ROUNDS = 5
+
+
+def cpu_seconds(code: str) -> float:
+    """CPU time of the code itself, without that of Python's start."""
+    timed = f"import time\nbegin = time.process_time()\n{code}\nprint('took', time.process_time() - begin)"
+    done = subprocess.run([sys.executable, "-c", timed], capture_output=True, text=True, check=True)
+    return float(done.stdout.rpartition("took")[2])
+
+
+@pytest.mark.parametrize("code", SECONDS, ids=["lanemq", "App", "help"])
+def test_an_entry_point_starts_within_its_cpu_time(code: str) -> None:
+    """The least of several runs counts, because a busy machine adds CPU time and never takes any away.
+
+    A slow machine may take longer, by as much as it does for modules of the standard library.
+    """
+    took, reference = partial(cpu_seconds, code), partial(cpu_seconds, REFERENCE)
+    runs, references = [took()], list[float]()
+    while min(runs) >= SECONDS[code] * max(1.0, min(references, default=0.0) / REFERENCE_SECONDS):
+        assert len(runs) < ROUNDS, f"{min(runs):.3f} s of CPU, and {min(references):.3f} s for the reference"
+        references.append(reference())
+        runs.append(took())

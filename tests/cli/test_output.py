@@ -107,11 +107,6 @@ def test_a_table_without_room_becomes_blocks_of_lines() -> None:
     assert lines[3].startswith("reason  the gateway says: declined")
 
 
-def test_every_table_of_normal_width_fits_eighty_columns() -> None:
-    narrow = Grid(("group", "members", "lag"), [("billing", 3, 12)])
-    assert rendered(narrow, 80).splitlines()[0] == "group     members   lag"
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

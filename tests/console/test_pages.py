@@ -11,6 +11,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.testclient import TestClient
 from tests.console.conftest import HOSTILE, Stage
 
+from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
 from lanemq.console.protection import POLICY
 from lanemq.console.routes import messages
@@ -79,16 +80,21 @@ def test_a_body_that_is_not_text_is_shown_escaped_and_in_bytes(client: TestClien
 
 def test_the_page_of_a_key_says_who_owns_its_queue_what_it_waits_for_and_every_turn(client: TestClient) -> None:
     text = client.get("/key?topic=orders&key=order-7").text
-    assert "Waits for a person: it was parked after 2 attempts" in text
-    assert "worker-1@1" in text
-    assert "ValueError" in text
-    assert "attempt 2" in text  # from the history
-    assert "is missing" not in text
+    now, _, journey = text.partition("<h2>Journey</h2>")
+    assert "Waits for a person: it was parked after 2 attempts" in now
+    assert re.search(r'<dt>Owner</dt><dd><code class="owner"[^>]*>worker-1@1</code>', now)
+    assert re.search(r"<dt>Lease left</dt><dd>(\d+ ms|[\d.]+ s)</dd>", now)
+    assert re.search(r'<pre class="errortext">ValueError\(&#39;no carrier takes order-7&#39;\)</pre>', now)
+    assert "attempt 2" in journey  # from the history
+    assert journey.count('class="what"') == 3
+    assert "is missing" not in journey
 
 
 def test_the_page_of_a_finished_key_says_so(client: TestClient) -> None:
-    """Whether the commit has passed them already depends on the moment."""
-    assert "All messages are finished" in client.get("/key?topic=orders&key=order-1").text
+    text = client.get("/key?topic=orders&key=order-1").text
+    now = text.partition("<h2>Journey</h2>")[0]
+    assert "All messages are finished" in now
+    assert "errortext" not in now
 
 
 def test_a_key_without_a_topic_leads_to_the_only_topic_that_has_it(client: TestClient) -> None:
@@ -97,15 +103,24 @@ def test_a_key_without_a_topic_leads_to_the_only_topic_that_has_it(client: TestC
     assert "No topic has messages of the key" in client.get("/key?key=nothing-has-this").text
 
 
-def test_search_finds_by_key_by_id_by_time_and_by_words(client: TestClient) -> None:
-    def found(words: str) -> int:
-        page = client.get(f"/messages?{urlencode({'topic': 'orders', 'q': words})}").text
-        return page.count('<tr><th scope="row"')
+def test_search_finds_by_key_by_id_by_time_and_by_words(client: TestClient, stage: Stage) -> None:
+    def page(words: str) -> str:
+        return client.get(f"/messages?{urlencode({'topic': 'orders', 'q': words})}").text
 
+    def found(words: str) -> int:
+        return page(words).count('<tr><th scope="row"')
+
+    everything = found("")
+    assert everything >= 12
     assert found("key:order-7") == 3
-    assert found("paid after:1h") == 4
-    assert found("before:1h") == 0
-    assert found("id:0000") == 0
+    assert page("key:order-7").count("&#34;order-7&#34;") == 3
+    assert found("paid") == found("paid after:1h") == 4
+    assert found("paid key:order-7") == 1
+    assert (found("after:1h"), found("before:1h")) == (everything, 0)
+    assert (found("after:2100-01-01T00:00"), found("before:2100-01-01T00:00")) == (0, everything)
+    with Admin(stage.address) as admin:
+        id = admin.find_key("orders", "order-7")[0].message_id
+    assert (found(f"id:{id}"), found("id:0000")) == (1, 0)
     assert "is not a time" in client.get("/messages?topic=orders&q=after:soon").text
 
 
