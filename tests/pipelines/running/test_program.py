@@ -83,6 +83,28 @@ def test_a_second_run_is_refused_before_spark_is_started(tmp_path: Path, monkeyp
     held.close()
 
 
+def test_of_two_runs_that_start_at_the_same_time_one_is_refused_before_its_spark_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run begins while the first one waits for its Spark, after both have passed the check for a holder."""
+    sessions: list[str] = []
+
+    def opened(*_: object) -> Any:
+        sessions.append("Spark")
+        if len(sessions) == 1:
+            with pytest.raises(CheckpointInUse, match=f"process {os.getpid()}"):
+                program.run(declared(tmp_path))
+        raise UsageError("Spark did not start")
+
+    fakes: dict[str, Any] = {"check_java": lambda: None, "check_topic": lambda _: None, "open_session": opened}
+    for name, fake in (fakes | {"check_checkpoint": lambda _: None}).items():
+        monkeypatch.setattr(program, name, fake)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="Spark did not start"):
+            program.run(declared(tmp_path))
+    assert len(sessions) == 2, "the second one was for the run after the first, whose lock was free again"
+
+
 def test_the_checkpoint_of_another_pipeline_is_refused_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,16 +57,20 @@ class Checkpoint:
     """A checkpoint that is held by one run, from its start to its end."""
 
     def __init__(
-        self, folder: StorePath, name: str, source: Mapping[str, str] | None = None, clock: Clock | None = None
+        self,
+        folder: StorePath,
+        name: str,
+        source: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        lock: "CheckpointLock | None" = None,
     ) -> None:
+        """`lock`: of this folder, if the caller holds it already. The checkpoint releases it when it is closed."""
         self.folder = folder
         self.name = name
         self.log = SparkLog(folder)
         self._own = folder / OWN_FOLDER
         self._own.mkdir(parents=True, exist_ok=True)
-        self._lock = -1
-        if isinstance(folder, Path):
-            self._lock = _locked(folder / OWN_FOLDER / "lock", folder, clock or SystemClock())
+        self._lock = lock or CheckpointLock(folder, clock)
         try:
             self.query = self._identify(name, source or {})
             self.runs = _begin_run(self._own)
@@ -125,9 +129,7 @@ class Checkpoint:
 
     def close(self) -> None:
         """Release the checkpoint. May be called again."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.release()
 
     def _identify(self, name: str, source: Mapping[str, str]) -> str:
         path, known = self._own / "pipeline.json", own_identity(self.folder, name)
@@ -294,6 +296,27 @@ def in_use(folder: StorePath, holder: str) -> CheckpointInUse:
     return CheckpointInUse(
         f"checkpoint {folder} is used by another run ({holder}): stop that one, or choose another checkpoint"
     )
+
+
+class CheckpointLock:
+    """The lock of a checkpoint on a local disk; on other stores it locks nothing.
+
+    `lanemq pipeline run` takes it before it starts Spark, so of two runs that start at the same time the second one is
+    refused at once. A run on a remote store replaces the others, and therefore does so only when its Spark is up.
+    """
+
+    def __init__(self, folder: StorePath, clock: Clock | None = None) -> None:
+        """`CheckpointInUse` if another run holds it."""
+        self._fd = -1
+        if isinstance(folder, Path):
+            (folder / OWN_FOLDER).mkdir(parents=True, exist_ok=True)
+            self._fd = _locked(folder / OWN_FOLDER / "lock", folder, clock or SystemClock())
+
+    def release(self) -> None:
+        """Release the lock. May be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def _locked(path: Path, folder: Path, clock: Clock) -> int:

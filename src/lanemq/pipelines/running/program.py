@@ -18,7 +18,7 @@ from types import FrameType
 from pyspark.sql import SparkSession
 
 from lanemq.model.errors import TopicNotFound
-from lanemq.pipelines.checkpoint.checkpoint import SparkLog, holder_of, in_use, own_identity
+from lanemq.pipelines.checkpoint.checkpoint import CheckpointLock, SparkLog, holder_of, in_use, own_identity
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.running.batch_trace import BatchTrace
 from lanemq.pipelines.running.preflight import check_java, check_packages
@@ -73,6 +73,8 @@ def run(
     check_java()
     check_topic(pipeline)
     with contextlib.ExitStack() as ends:
+        lock = CheckpointLock(pipeline.folder)
+        ends.callback(lock.release)
         if spark_output is None:
             own = open_session(pipeline, master, conf or {}, ON_TERMINAL)
         else:
@@ -80,7 +82,7 @@ def run(
                 own = open_session(pipeline, master, conf or {}, IN_FILE)
             ends.enter_context(repeat_warnings(spark_output))
         ends.callback(stop_session, own)
-        _run_in(own, pipeline, once, report, new_sink, new_checkpoint, trace)
+        _run_in(own, pipeline, once, report, new_sink, new_checkpoint, trace, lock)
 
 
 def _run_in(
@@ -91,11 +93,19 @@ def _run_in(
     new_sink: bool,
     new_checkpoint: bool,
     trace: BatchTrace | None,
+    lock: CheckpointLock | None = None,
 ) -> None:
     asked = threading.Event()
     with stop_on_signals(asked):
         running = start(
-            pipeline, spark, once=once, report=report, new_sink=new_sink, new_checkpoint=new_checkpoint, trace=trace
+            pipeline,
+            spark,
+            once=once,
+            report=report,
+            new_sink=new_sink,
+            new_checkpoint=new_checkpoint,
+            trace=trace,
+            lock=lock,
         )
         with running:
             while not running.await_end(0.2) and not asked.is_set():

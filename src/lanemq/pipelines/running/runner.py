@@ -21,7 +21,7 @@ from lanemq.clock import Clock, SystemClock
 from lanemq.files import StorePath, can_rename
 from lanemq.model.errors import Closed, LaneError, UsageError
 from lanemq.model.units import Millis, Seconds, to_millis, to_seconds
-from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, CheckpointLock
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import Sink
 from lanemq.pipelines.running.batch_processor import BatchProcessor
@@ -63,6 +63,7 @@ def start(
     new_sink: bool = False,
     new_checkpoint: bool = False,
     trace: BatchTrace | None = None,
+    lock: CheckpointLock | None = None,
 ) -> "RunningPipeline":
     """Start a pipeline.
 
@@ -73,6 +74,7 @@ def start(
         new_checkpoint: Let a sink that another checkpoint of this pipeline wrote to go on with this checkpoint,
             instead of raising `StateLost`. Its rows stay, and rows of messages that are read again are added to them.
         trace: Makes a span for each batch and retry pass: `trace_batches()`.
+        lock: The lock of the checkpoint, if the caller has taken it already.
     """
     _refuse_connect(pipeline, spark)
     clock = SystemClock()
@@ -81,7 +83,7 @@ def start(
     for sink in (pipeline.sink, pipeline.dead_letters):
         if sink is not None:
             sink.accept_settings(settings)
-    checkpoint = Checkpoint(pipeline.folder, pipeline.name, pipeline.source.public_options, clock)
+    checkpoint = Checkpoint(pipeline.folder, pipeline.name, pipeline.source.public_options, clock, lock)
     processor = BatchProcessor(
         pipeline.stage,
         pipeline.sink,
