@@ -68,7 +68,10 @@ class QueueLag:
 
 
 def lag_of(progress: Mapping[str, Any]) -> tuple[QueueLag, ...]:
-    """The lag in `query.lastProgress`, over all its `lanemq` sources, sorted by queue."""
+    """The lag in `query.lastProgress`, over all its `lanemq` sources, sorted by queue.
+
+    Empty if it is not known: after the first batch of a restarted query, if the run before had planned this batch.
+    """
     return tuple(sorted(_of_sources(progress), key=lambda each: each.queue))
 
 
@@ -197,7 +200,8 @@ def _of_sources(progress: Mapping[str, Any]) -> Iterator[QueueLag]:
             offsets, ends = _positions(source["endOffset"]), _positions(source["latestOffset"])
         except (LaneError, ValueError):
             continue  # another kind of source
-        yield from lag_between({queue: at for queue, at in offsets.items() if queue.broker}, ends)
+        if ends:  # none if the batch was planned by an earlier run: Spark repeats it without asking for the ends
+            yield from lag_between({queue: at for queue, at in offsets.items() if queue.broker}, ends)
 
 
 def _parsed(text: str) -> object:

@@ -50,6 +50,21 @@ def test_a_batch_is_reported_once_with_sparks_progress(reporter: ProgressReporte
     reporter.close()
 
 
+def test_the_lag_after_a_batch_that_an_earlier_run_planned_is_unknown_not_0(
+    reporter: ProgressReporter, reported: list[Progress]
+) -> None:
+    """Spark repeats such a batch after a restart without asking for the ends of the queues."""
+    progress = spark_progress(4, 10, 30, 75)
+    progress["sources"][0]["latestOffset"] = "null"
+    reporter.on_applied(applied(4, outputs=7))
+    reporter.on_spark_progress(progress)
+    (only,) = reported
+    assert only.lag_messages is None
+    assert only.document()["lag"] is None
+    assert only.line() == "orders batch 4: 20 messages, 7 rows, 0.5 s, 40/s"
+    reporter.close()
+
+
 def test_batches_without_sparks_progress_are_reported_too(reporter: ProgressReporter, reported: list[Progress]) -> None:
     reporter.on_applied(applied(4))
     reporter.on_applied(applied(5))
@@ -62,7 +77,7 @@ def test_batches_without_sparks_progress_are_reported_too(reporter: ProgressRepo
 def test_a_retry_pass_is_reported_at_once(reporter: ProgressReporter, reported: list[Progress]) -> None:
     reporter.on_applied(applied(4, 2, outputs=1, seconds=0.25, counts={"events": 3, "parked": 1}))
     (only,) = reported
-    assert only.line() == "orders retry pass 2 after batch 4: 1 row, 1 parked, 0.2 s, lag 0"
+    assert only.line() == "orders retry pass 2 after batch 4: 1 row, 1 parked, 0.2 s"
     assert only.document()["retry_pass"] == 2
     reporter.close()
 

@@ -83,7 +83,8 @@ class PipelineMonitor:
             yield MetricSample(COUNTED, count, (*self._name, what))
         if self._last is None:
             return
-        yield MetricSample(LAG_MESSAGES, self._last.lag_messages, self._name)
+        if self._last.lag_messages is not None:
+            yield MetricSample(LAG_MESSAGES, self._last.lag_messages, self._name)
         if self._last.lag_seconds is not None:
             yield MetricSample(LAG_SECONDS, self._last.lag_seconds, self._name)
         for what, count in self._last.applied.counts.items():

@@ -46,6 +46,7 @@ class Progress:
     seconds: float = 0.0
     """Seconds from planning the batch until Spark recorded it as done."""
     lag: tuple[QueueLag, ...] = ()
+    """Empty if it is not known, as for a batch that an earlier run had planned."""
 
     @property
     def retry_pass(self) -> int:
@@ -53,8 +54,9 @@ class Progress:
         return self.applied.batch.retry_pass
 
     @property
-    def lag_messages(self) -> int:
-        return sum(each.messages for each in self.lag)
+    def lag_messages(self) -> int | None:
+        """Messages that are not done; None if that is not known."""
+        return sum(each.messages for each in self.lag) if self.lag else None
 
     @property
     def lag_seconds(self) -> float | None:
@@ -95,7 +97,8 @@ class Progress:
         facts += [counted(count, name) for name, count in applied.counts.items() if count and name != "events"]
         facts += [f"{self.seconds:.1f} s"] + ([_per_second(self.rate)] if self.messages else [])
         age = self.lag_seconds
-        facts += [f"lag {self.lag_messages}" + (f" ({age:.1f} s)" if age is not None else "")]
+        if self.lag:
+            facts += [f"lag {self.lag_messages}" + (f" ({age:.1f} s)" if age is not None else "")]
         return f"{self.pipeline} {unit} {applied.batch.spark_batch}: {', '.join(facts)}"
 
 
