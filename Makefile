@@ -85,13 +85,13 @@ docs: setup ## the documents as a site, built offline; the console serves it und
 dist: setup docs ## sdist, compiled wheel and pure wheel in dist/, each wheel tried in a clean environment without a compiler
 	@$(BIN)/python scripts/dist.py
 
-bench-peers: setup ## LaneMQ beside Kafka, RocketMQ, Redis and NATS, about an hour: make bench-peers ROUNDS=1 QUICK=1 takes minutes
-	@$(BIN)/python -m benchmarks.peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
+bench-peers: setup ## LaneMQ beside Kafka, RocketMQ, Redis and NATS, about an hour: QUICK=1 takes minutes, PATHS=slow,latency keeps the rest
+	@$(BIN)/python -m benchmarks.peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(if $(PATHS),--paths $(PATHS) --append)
 
 bench-spark-peers: setup ## LaneMQ's Spark source beside Spark's Kafka source, about 15 minutes: QUICK=1 takes two; MINUTES=8 ends it, APPEND=1 goes on
 	@$(JAVA) $(BIN)/python -m benchmarks.spark_peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(APPEND),--append)
 
-bench-check: setup ## CPU time per message against a committed baseline, beside a reference loop: fails beyond 15 %
+bench-check: setup ## CPU time per message of client and broker against a committed baseline: fails beyond 15 %
 	@$(BIN)/python -m benchmarks check
 
 sim: setup ## the whole system on virtual time, a fault schedule per seed: make sim SEEDS=20000

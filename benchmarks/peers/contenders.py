@@ -3,7 +3,7 @@
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from benchmarks.peers import packages
 from benchmarks.peers.processes import PeerServer
@@ -34,6 +34,10 @@ class Contender:
     """Keys that it handles at once within one queue; 0: one after the other."""
     paces: bool = True
     takes_over: bool = True
+    options: dict[str, int] = field(default_factory=dict)
+    """Words of every job of its client."""
+    grows: bool = False
+    """Whether its cost over many queues and keys is measured."""
     session_ms: int = 0
     """Session time-out of its members that is set for the take-over; 0: its default."""
     helper: str = ""
@@ -52,7 +56,7 @@ def _java(name: str) -> Callable[[], list[str]]:
     def command() -> list[str]:
         logs = f"{tempfile.gettempdir()}/lanemq-peers-logs"
         home = [f"-Duser.home={logs}", f"-Drocketmq.client.logRoot={logs}"]
-        return ["java", "-Xmx512m", *home, "-cp", packages.java_client(name), f"{name.title()}Client"]
+        return ["java", "-Xmx2g", *home, "-cp", packages.java_client(name), f"{name.title()}Client"]
 
     return command
 
@@ -65,21 +69,35 @@ CONTENDERS = (
         "`send`, `submit`, `send_many`; `App.ordered` with its defaults, 32 lanes for the slow handler",
         ways=(*BLOCKING, "async one", "async pipelined", "async tasks", "async batch"),
         lanes=32,
+        grows=True,
     ),
     Contender(
         "confluent-kafka",
         KafkaServer,
         _python("confluent"),
-        "confluent-kafka 2.16.1, idempotent producer; `produce` + `flush` with linger 0 (one at a time), a delivery "
-        "callback each with the default linger (pipelined), `produce_batch` with linger 50 (batches), `AIOProducer`; "
-        "`consume(1000)` with automatic commits and `fetch.queue.backoff.ms=10`",
+        "confluent-kafka 2.16.1, idempotent producer, a queue for all messages of a round; `produce` + `flush` with "
+        "linger 0 (one at a time), a delivery callback each with `poll` every 100 messages (pipelined) and "
+        "`produce_batch` of 1,000 (batches), both with the default linger of 5 ms; `AIOProducer` with its defaults "
+        "(1,000 messages or a second); `consume(1000)` with automatic commits and `fetch.queue.backoff.ms=10`",
         ways=(*BLOCKING, "async pipelined"),
+    ),
+    Contender(
+        "confluent-kafka (linger 50)",
+        KafkaServer,
+        _python("confluent"),
+        "the same with `linger.ms=50` and `batch.num.messages=100000`; pipelined and batches only",
+        ways=("pipelined", "batch"),
+        options={"linger_ms": 50},
+        reads=False,
+        paces=False,
+        takes_over=False,
     ),
     Contender(
         "aiokafka",
         KafkaServer,
         _python("aiokafka_client"),
-        "aiokafka 0.14.0, idempotent producer, `getmany(max_records=1000)` with automatic commits",
+        "aiokafka 0.14.0, idempotent producer, `max_batch_size` 1 MB instead of 16 KB, linger 50 ms with a future each "
+        "and 0 otherwise; `getmany(max_records=1000)` with automatic commits",
         ways=("async one", "async pipelined", "async tasks"),
         helper="confluent-kafka",
     ),
@@ -104,8 +122,8 @@ CONTENDERS = (
         "RocketMQ (Java)",
         RocketServer,
         _java("rocketmq"),
-        "rocketmq-client 5.3.3; `send` to the queue of the key, 64 threads for pipelining (its async send keeps no "
-        "order), batches of 1,000 in a thread for each queue; `MessageListenerOrderly`, 32 at a time",
+        "rocketmq-client 5.3.3, heap 2 GB; `send` to the queue of the key, 64 threads for pipelining (its async "
+        "send keeps no order), batches of 1,000 in a thread for each queue; `MessageListenerOrderly`, 32 at a time",
         ways=BLOCKING,
     ),
     Contender(

@@ -1,21 +1,23 @@
 """The messages of a run, and the check that a reader got each of them, in the order of its key.
 
-Every body is JSON and carries its key and its number within the key. A reader that meets a number twice has a repeat,
-which an at-least-once system may deliver; a number that is skipped is a message lost or overtaken, which is a fault.
+Every body is JSON and carries its key and its number within the key. A number that a reader meets twice is a repeat,
+which an at-least-once system may deliver. A number that never comes is a lost message; one that comes after a later
+number of its key is out of order. Both make a round's verdict something other than `pass`.
 """
 
 from collections.abc import Iterable
 
 Messages = list[tuple[str, bytes]]
+PASS = "pass"
 
 
 class Numbered:
     """Makes messages whose numbers go on from call to call, key after key."""
 
-    def __init__(self, keys: int, size: int, prefix: str = "key") -> None:
+    def __init__(self, keys: int, size: int, prefix: str = "key", first: int = 0) -> None:
         self._keys = [f"{prefix}-{number}" for number in range(keys)]
         self._size = size
-        self._made = 0
+        self._made = first
 
     @property
     def made(self) -> int:
@@ -37,39 +39,60 @@ def body(key: str, number: int, size: int, at: int = 0) -> bytes:
 
 
 class OrderCheck:
-    """Counts what a reader got: messages, repeats, and faults (a number of a key was skipped)."""
+    """Counts what a reader got of each key: new messages, repeats, and messages that came after a later one."""
 
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
+        self._missing: dict[str, set[int]] = {}
+        self._late: dict[str, int] = {}
         self.repeats = 0
-        self.faults = 0
-
-    @property
-    def distinct(self) -> int:
-        """Messages that were read at least once, provided there are no faults."""
-        return sum(self._next.values())
 
     def see(self, key: str, number: int) -> bool:
-        """Whether the message is the next of its key."""
+        """Whether the message is new; a repeat is not."""
         expected = self._next.get(key, 0)
         if number == expected:
             self._next[key] = expected + 1
             return True
-        if number < expected:
-            self.repeats += 1
-        else:
-            self.faults += 1
+        return self._unexpected(key, number, expected)
+
+    def _unexpected(self, key: str, number: int, expected: int) -> bool:
+        missing = self._missing.setdefault(key, set())
+        if number > expected:
+            missing.update(range(expected, number))
             self._next[key] = number + 1
+            return True
+        if number in missing:
+            missing.remove(number)
+            self._late[key] = self._late.get(key, 0) + 1
+            return True
+        self.repeats += 1
         return False
 
+    def distinct(self, prefix: str = "") -> int:
+        """Messages that were read at least once, of the keys that begin with this prefix."""
+        if not prefix:
+            return sum(self._next.values()) - sum(map(len, self._missing.values()))
+        return _sum(self._next, prefix) - _sum({key: len(some) for key, some in self._missing.items()}, prefix)
 
-def verdict(check: OrderCheck, expected: int) -> str:
-    """`pass`, or what is wrong with the run."""
-    if check.faults:
-        return f"{check.faults} messages out of order or lost"
-    if check.distinct != expected:
-        return f"{check.distinct} of {expected} messages"
-    return "pass"
+    def late(self, prefix: str = "") -> int:
+        """Messages that came after a later one of their key."""
+        return _sum(self._late, prefix)
+
+
+def _sum(counts: dict[str, int], prefix: str) -> int:
+    return sum(count for key, count in counts.items() if not prefix or key.rpartition("-")[0] == prefix)
+
+
+def verdict(check: OrderCheck, expected: int, prefix: str = "") -> str:
+    """`pass`, or what is wrong with the messages of a round: `lost 3 of 100,000`."""
+    distinct, late, wrong = check.distinct(prefix), check.late(prefix), []
+    if distinct < expected:
+        wrong.append(f"lost {expected - distinct:,} of {expected:,}")
+    if distinct > expected:
+        wrong.append(f"{distinct - expected:,} more than the {expected:,} acknowledged")
+    if late:
+        wrong.append(f"{late:,} of {expected:,} out of order")
+    return ", ".join(wrong) or PASS
 
 
 def checked(received: Iterable[tuple[str, int]]) -> OrderCheck:

@@ -6,6 +6,7 @@ import matplotlib as mpl
 from matplotlib import pyplot
 
 from benchmarks.peers.contenders import CONTENDERS, OURS
+from benchmarks.peers.goals import FLATS
 from benchmarks.peers.rounds import Case, Figure
 
 OUR_COLOUR, OTHER_COLOUR = "#1b7f79", "#9aa5b1"
@@ -45,13 +46,31 @@ def draw(measured: dict[Case, Figure], folder: Path) -> list[Path]:
     """Draws what was measured; the files."""
     mpl.use("Agg")
     files = []
-    for name, (heading, panels) in PLOTS.items():
-        bars = [(title, bars_of(measured, path)) for path, title in panels]
+    for name, (heading, paths) in PLOTS.items():
+        bars = [(title, bars_of(measured, path)) for path, title in paths]
         if any(each for _, each in bars):
             folder.mkdir(parents=True, exist_ok=True)
             _draw([(title, each) for title, each in bars if each], heading, folder / f"{name}.png")
             files.append(folder / f"{name}.png")
+    if panels := [panel for panel in growth_of(measured) if panel[1]]:
+        folder.mkdir(parents=True, exist_ok=True)
+        heading = f"CPU time per message of {OURS}, client and server, in microseconds"
+        _draw(panels, heading, folder / "peers-growth.png")
+        files.append(folder / "peers-growth.png")
     return files
+
+
+def growth_of(measured: dict[Case, Figure]) -> list[tuple[str, dict[str, float]]]:
+    """The cost of our paths that must not grow, by the number of queues or keys."""
+    panels = []
+    for goal in FLATS:
+        bars: dict[str, float] = {}
+        for case in (each for path in goal.paths for each in measured if (each.path, each.contender) == (path, OURS)):
+            count, what = case.path.partition(", ")[2].split()
+            more = measured[case].more
+            bars[f"{int(count):,} {what}"] = more["client_cpu_us"] + more["server_cpu_us"]
+        panels.append((goal.words, bars))
+    return panels
 
 
 def bars_of(measured: dict[Case, Figure], path: str) -> dict[str, float]:

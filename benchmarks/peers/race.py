@@ -7,13 +7,15 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.harness import commit
+from benchmarks.peers.clients.roles import prefix_of
 from benchmarks.peers.contenders import Contender
 from benchmarks.peers.processes import ClientFailed, ClientProcess, PeerServer
+from benchmarks.peers.versions import code_id
 
 KEYS, QUEUES = 100, 4
 
@@ -25,34 +27,68 @@ class Scale:
     rounds: int
     """Of each path; take-over counts trials."""
     send_ms: int
-    """Length of a timed send."""
+    """Length of a timed send; half of it for one send at a time."""
+    growth_ms: int
+    """Length of a timed send over many queues, where CPU time counts."""
+    read_ms: int
+    """Length of a timed read; as many messages are stored as a contender reads in that time."""
     read: int
-    """Messages that a reader works through, a multiple of 1,000."""
+    """At most so many."""
+    keys: tuple[int, ...]
+    """Numbers of keys over which the cost of reading must not grow."""
+    stored: int
+    """Messages whose bytes on disk are counted."""
     slow: int
-    """Messages for a 5 ms handler, for contenders that handle one at a time; 20 times as many for those with lanes."""
-    latency_seconds: int
+    """Messages for a 5 ms handler, for contenders that handle one at a time; 30 times as many for those with lanes."""
+    latency_ms: int
     rates: tuple[int, ...]
     sizes: tuple[int, ...]
     patience: float
     """Seconds that a take-over may last."""
 
 
-FULL = Scale(5, 1_000, 200_000, 600, 5, (1_000, 10_000), (100, 1_000), 120.0)
-QUICK = Scale(1, 200, 10_000, 100, 1, (1_000,), (100,), 20.0)
+FULL = Scale(
+    rounds=3,
+    send_ms=2_000,
+    growth_ms=1_000,
+    read_ms=2_000,
+    read=3_000_000,
+    keys=(10_000, 100_000, 1_000_000),
+    stored=200_000,
+    slow=600,
+    latency_ms=4_000,
+    rates=(1_000, 10_000),
+    sizes=(100, 1_000),
+    patience=120.0,
+)
+QUICK = replace(
+    FULL,
+    rounds=1,
+    send_ms=200,
+    growth_ms=100,
+    read_ms=200,
+    read=50_000,
+    keys=(10_000,),
+    stored=10_000,
+    slow=100,
+    latency_ms=500,
+    rates=(1_000,),
+    sizes=(100,),
+    patience=20.0,
+)
 
 
 class Records:
-    """One JSON line per round and figure, in a file, as they are measured."""
+    """One JSON line per round and figure, in a file, as they are measured, with the version that was measured."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a")
-        self._version = commit()
+        self._about = {"version": commit(), "code": code_id(), "run": round(time.time())}
 
     def add(self, **record: Any) -> None:
-        about = {"load": round(os.getloadavg()[0], 1), "time": round(time.time()), "version": self._version}
-        line = {**record, **about}
-        self._file.write(json.dumps(line) + "\n")
+        about = {"load": round(os.getloadavg()[0], 1), "time": round(time.time()), **self._about}
+        self._file.write(json.dumps({**record, **about}) + "\n")
         self._file.flush()
         short = {name: value for name, value in record.items() if name not in ("round", "count")}
         print(json.dumps(short), flush=True)
@@ -86,7 +122,7 @@ class Entrant:
     def _start(self, command: list[str], topic: str, words: dict[str, Any]) -> ClientProcess:
         pids = ",".join(map(str, self.server.pids))
         common = {"address": self.server.address, "topic": topic, "queues": QUEUES, "pids": pids}
-        return ClientProcess(command, {**common, **words})
+        return ClientProcess(command, {**common, **self.contender.options, **words})
 
     def topic(self, queues: int = QUEUES) -> str:
         """Creates a new topic; its name."""
@@ -104,8 +140,15 @@ class Entrant:
     def read(self, topic: str, expect: int, group: str, **words: Any) -> dict[str, Any]:
         """Reads the whole topic; the figures without the first fifth, in which compilers warm up, and the verdict."""
         warm = max(1, expect // 5)
-        (line,) = self.client(topic, do="read", expect=expect, warm=warm, group=group, **words).lines()
-        return line
+        return self.client(topic, do="read", expect=expect, warm=warm, group=group, **words).lines()[-1]
+
+    def verdicts(self, topic: str, sent: Sequence[dict[str, Any]], **words: Any) -> dict[str, str]:
+        """Reads back what each way of sending has sent; the verdict on each, by the prefix of its keys."""
+        counts = {prefix_of(line["way"]): line["sent"] for line in sent}
+        parts = ",".join(f"{prefix}:{count}" for prefix, count in counts.items())
+        line = self.read(topic, sum(counts.values()), "back", parts=parts, **words)
+        verdicts: dict[str, str] = line["verdicts"]
+        return verdicts
 
 
 class Race:
@@ -115,10 +158,14 @@ class Race:
         self._contenders, self._everyone = contenders, {each.name: each for each in everyone}
         self.scale, self._records = scale, records
         self.entrants: list[Entrant] = []
+        self.group = ""
+        """The group of paths that runs, as `--paths` names it."""
 
     def only(self, contender: Contender) -> "Race":
         """The same race with one contender."""
-        return Race([contender], list(self._everyone.values()), self.scale, self._records)
+        race = Race([contender], list(self._everyone.values()), self.scale, self._records)
+        race.group = self.group
+        return race
 
     @contextlib.contextmanager
     def running(self, *, durable: bool) -> Iterator[Self]:
@@ -151,17 +198,24 @@ class Race:
             yield from ((number, each) for each in [*who[shift:], *who[:shift]])
 
     @contextlib.contextmanager
-    def attempt(self, entrant: Entrant, path: str) -> Iterator[None]:
-        """A contender that fails on a path gets a line that says so; the others go on."""
+    def attempt(self, entrant: Entrant, *paths: str, **more: Any) -> Iterator[None]:
+        """A contender that fails on these paths gets a line for each that says so; the others go on."""
         try:
             yield
         except ClientFailed as failure:
             why = " ".join(str(failure).split())
-            print(f"failed: {entrant.name}, {path}, {self.mode}: {why}", file=sys.stderr, flush=True)
-            self._records.add(path=path, contender=entrant.name, mode=self.mode, failed=why[-200:])
+            print(f"failed: {entrant.name}, {', '.join(paths)}, {self.mode}: {why}", file=sys.stderr, flush=True)
+            for path in paths:
+                self._add(path, entrant, failed=why[-200:], **more)
 
     def rate(self, path: str, entrant: Entrant, line: dict[str, Any], **more: Any) -> None:
-        """Records messages per second, and CPU microseconds per message of client and server."""
+        """Records messages per second, and CPU microseconds per message of client and server.
+
+        A reader that did not get all messages has no time: its verdict is recorded alone.
+        """
+        if "seconds" not in line:
+            self.wrong(path, entrant, **more)
+            return
         count = line["count"]
         self.value(
             path,
@@ -169,10 +223,18 @@ class Race:
             round(count / line["seconds"], 1),
             "msg/s",
             count=count,
-            client_cpu_us=round(line["client_cpu"] / count * 1e6, 2),
-            server_cpu_us=round(line["server_cpu"] / count * 1e6, 2),
+            seconds=round(line["seconds"], 2),
+            client_cpu_us=round(line["client_cpu"] / count * 1e6, 3),
+            server_cpu_us=round(line["server_cpu"] / count * 1e6, 3),
             **more,
         )
 
     def value(self, path: str, entrant: Entrant, value: float, unit: str, **more: Any) -> None:
-        self._records.add(path=path, contender=entrant.name, mode=self.mode, value=value, unit=unit, **more)
+        self._add(path, entrant, value=value, unit=unit, **more)
+
+    def wrong(self, path: str, entrant: Entrant, verdict: str, **more: Any) -> None:
+        """Records a round that has a verdict and no figure."""
+        self._add(path, entrant, verdict=verdict, **more)
+
+    def _add(self, path: str, entrant: Entrant, **more: Any) -> None:
+        self._records.add(group=self.group, path=path, contender=entrant.name, mode=self.mode, **more)

@@ -1,11 +1,25 @@
-"""Statistics over rounds: median and best of each figure."""
+"""Statistics over rounds: median and best of the good rounds of each figure, and what went wrong in the others."""
 
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.peers.order import PASS
+
 LESS_IS_BETTER = {"s", "ms", "MiB", "B"}
 FAILED = "failed"
+BESIDE = (
+    "client_cpu_us",
+    "server_cpu_us",
+    "sender_cpu_us",
+    "jvm_cpu_us",
+    "python_cpu_us",
+    "seconds",
+    "p99",
+    "worst",
+    "repeats",
+)
+"""What a round measures beside its value."""
 
 
 class Case(NamedTuple):
@@ -18,18 +32,19 @@ class Case(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """All rounds of one case."""
+    """The good rounds of one case: those whose messages were all there and in order."""
 
     value: float
     """The median."""
     best: float
     unit: str
     rounds: int
+    """How many were good."""
     count: int
     more: dict[str, float]
     """Medians of what was measured beside it: CPU microseconds per message, p99, repeats."""
-    verdict: str
-    """`pass`, or the first round's trouble; empty where there is nothing to check."""
+    trouble: str
+    """What was wrong in the other rounds, in words; empty if there were none."""
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
@@ -50,40 +65,44 @@ def is_better(one: float, other: float, unit: str) -> bool:
 
 
 def figures(records: Iterable[dict[str, Any]]) -> dict[Case, Figure]:
-    """Groups the rounds by case. One round with wrong messages decides the verdict; the report lists failed rounds."""
+    """The cases that have at least one good round."""
+    return {case: _figure(rounds) for case, rounds in _grouped(records).items() if any(map(_is_good, rounds))}
+
+
+def troubles(records: Iterable[dict[str, Any]]) -> dict[Case, str]:
+    """What went wrong in each case that has a bad round: lost messages, wrong order, or a client that failed."""
+    found = {case: _trouble(rounds) for case, rounds in _grouped(records).items()}
+    return {case: text for case, text in found.items() if text}
+
+
+def _grouped(records: Iterable[dict[str, Any]]) -> dict[Case, list[dict[str, Any]]]:
     grouped: dict[Case, list[dict[str, Any]]] = {}
     for record in records:
         case = Case(record["path"], record["mode"], record.get("bytes", 0), record["contender"])
         grouped.setdefault(case, []).append(record)
-    return {case: _figure(rounds) for case, rounds in grouped.items() if any("value" in each for each in rounds)}
+    return grouped
+
+
+def _is_good(record: dict[str, Any]) -> bool:
+    return "value" in record and FAILED not in record and record.get("verdict", PASS) == PASS
+
+
+def _trouble(rounds: list[dict[str, Any]]) -> str:
+    """`lost 3 of 100,000 (1 of 3 rounds)`; if bad rounds differ, the first."""
+    bad = [each for each in rounds if not _is_good(each)]
+    if not bad:
+        return ""
+    what = FAILED if FAILED in bad[0] else str(bad[0]["verdict"])
+    return f"{what} ({len(bad)} of {len(rounds)} round{'s' if len(rounds) > 1 else ''})"
 
 
 def _figure(rounds: list[dict[str, Any]]) -> Figure:
-    measured = [each for each in rounds if "value" in each]
-    values, unit = [each["value"] for each in measured], measured[0]["unit"]
-    names = (
-        "client_cpu_us",
-        "server_cpu_us",
-        "sender_cpu_us",
-        "jvm_cpu_us",
-        "python_cpu_us",
-        "p99",
-        "worst",
-        "repeats",
-    )
+    good = [each for each in rounds if _is_good(each)]
+    values, unit = [each["value"] for each in good], good[0]["unit"]
     more = {
-        name: statistics.median(each[name] for each in measured if name in each)
-        for name in names
-        if any(name in each for each in measured)
+        name: statistics.median(each[name] for each in good if name in each)
+        for name in BESIDE
+        if any(name in each for each in good)
     }
-    verdicts = [str(each.get("verdict", FAILED if FAILED in each else "")) for each in rounds]
-    trouble = [each for each in verdicts if each not in ("pass", "")]
-    return Figure(
-        statistics.median(values),
-        best(values, unit),
-        unit,
-        len(values),
-        int(statistics.median(each.get("count", 0) for each in measured)),
-        more,
-        trouble[0] if trouble else verdicts[0],
-    )
+    count = int(statistics.median(each.get("count", 0) for each in good))
+    return Figure(statistics.median(values), best(values, unit), unit, len(good), count, more, _trouble(rounds))

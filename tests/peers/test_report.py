@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from benchmarks.peers.goals import judged, table
+import pytest
+from benchmarks.peers.goals import FLATS, judged, table
 from benchmarks.peers.report import BEGIN, END, behind, busy, replaced, section
-from benchmarks.peers.rounds import figures
+from benchmarks.peers.rounds import figures, troubles
 
 
 def record(contender: str, value: float, **more: Any) -> dict[str, Any]:
@@ -48,9 +49,37 @@ def test_the_table_has_a_dash_for_a_missing_figure_and_marks_the_best() -> None:
     assert "![x](images/x.png)" in text
 
 
-def test_a_round_that_broke_its_order_is_named() -> None:
-    rounds = [record("LaneMQ", 100.0, verdict="3 messages out of order or lost")]
-    assert "LaneMQ, consume in order" in section(figures(rounds), rounds, []).partition("What did not work")[2]
+@pytest.mark.parametrize("contender", ["LaneMQ", "confluent-kafka"])
+def test_a_round_that_lost_messages_stands_in_the_table_whoever_lost_them(contender: str) -> None:
+    good = [record("LaneMQ", 100.0), record("confluent-kafka", 90.0)]
+    text = section(figures(good), [*good, record(contender, 500.0, verdict="lost 3 of 100,000")], [])
+    assert "; lost 3 of 100,000 (1 of 2 rounds) |" in text
+    assert f"{contender}, consume in order" in text.partition("What did not work")[2]
+
+
+def test_a_contender_without_a_good_round_has_its_verdict_for_a_figure() -> None:
+    rounds = [record("LaneMQ", 100.0), {**record("aiokafka", 1.0), "verdict": "2 of 50 out of order"}]
+    assert "| 100 (100) | 2 of 50 out of order (1 of 1 round) |" in section(figures(rounds), rounds, [])
+
+
+def test_the_words_of_a_failed_round_are_listed() -> None:
+    failed = {key: each for key, each in record("aiokafka", 1.0).items() if key not in ("value", "unit", "verdict")}
+    rounds = [record("LaneMQ", 100.0), {**failed, "failed": "no memory"}]
+    assert "failed (1 of 1 round): no memory." in section(figures(rounds), rounds, [])
+
+
+def test_a_short_timed_part_is_named() -> None:
+    rounds = [record("LaneMQ", 100.0, seconds=0.2), record("aiokafka", 50.0, seconds=2.1)]
+    text = section(figures(rounds), rounds, [])
+    assert "1 are shorter than 1.5 s: LaneMQ, consume in order" in text
+
+
+def test_rows_of_several_versions_name_the_paths_of_each() -> None:
+    rounds = [
+        record("LaneMQ", 1.0, version="aaa", group="consuming"),
+        record("LaneMQ", 1.0, version="bbb", group="slow", path="slow handler"),
+    ]
+    assert "version aaa (consuming); bbb (slow)," in section(figures(rounds), rounds, [])
 
 
 def test_results_of_a_busy_machine_carry_a_warning() -> None:
@@ -65,14 +94,63 @@ def test_a_new_section_replaces_the_old_one_and_leaves_the_rest() -> None:
     assert replaced("# Title\n", "new") == f"# Title\n\n{BEGIN}\nnew\n{END}\n"
 
 
+def rows(records: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Title and goal to what was measured and reached, of the goals that were measured."""
+    found = judged(figures(records), troubles(records))
+    return {f"{row.title} {row.goal}": (row.measured, row.reached) for row in found if row.measured != "–"}
+
+
+CONSUME = "consume, handler uses event and message, 100 B"
+
+
 def test_a_goal_is_judged_by_the_rival_that_it_names() -> None:
-    rounds = [record("LaneMQ", 100.0), record("confluent-kafka", 80.0), record("aiokafka", 50.0)]
-    reached = {row.rival: (round(row.times, 2), row.reached) for row in judged(figures(rounds))}
-    assert reached == {"confluent-kafka": (1.25, True), "aiokafka": (2.0, False)}
+    rounds = 3 * [record("LaneMQ", 100.0), record("confluent-kafka", 80.0), record("aiokafka", 50.0)]
+    assert rows(rounds) == {
+        f"{CONSUME} ≥ 1× confluent-kafka": ("1.25×", "yes"),
+        f"{CONSUME} ≥ 5× aiokafka": ("2.00×", "no"),
+    }
+
+
+def test_a_goal_is_not_reached_by_fewer_than_three_rounds() -> None:
+    two = 2 * [record("LaneMQ", 100.0), record("confluent-kafka", 80.0), record("aiokafka", 50.0)]
+    assert list(rows(two).values()) == [("1.25×", "only 2 rounds"), ("2.00×", "no (only 2 rounds)")]
+    three_of_ours = [*two, record("LaneMQ", 100.0)]
+    assert rows(three_of_ours)[f"{CONSUME} ≥ 1× confluent-kafka"] == ("1.25×", "only 2 rounds")
+
+
+def test_a_goal_is_not_reached_if_a_round_of_ours_lost_messages() -> None:
+    rounds = 4 * [record("LaneMQ", 100.0), record("confluent-kafka", 80.0)]
+    rounds.append(record("LaneMQ", 100.0, verdict="lost 3 of 100,000"))
+    assert rows(rounds) == {f"{CONSUME} ≥ 1× confluent-kafka": ("1.25×", "no: lost 3 of 100,000 (1 of 5 rounds)")}
+
+
+def test_send_many_is_compared_with_the_faster_of_two_ways_to_send() -> None:
+    ours, theirs = record("LaneMQ", 120.0, path="send batch"), record("confluent-kafka", 80.0, path="send batch")
+    rounds = 3 * [ours, theirs, record("confluent-kafka (linger 50)", 110.0, path="send pipelined")]
+    rival = "confluent-kafka (linger 50), a callback each"
+    assert rows(rounds) == {f"`send_many`, 100 B ≥ 1.2× {rival}": ("1.09×", "no")}
 
 
 def test_a_tail_is_judged_by_the_best_of_the_others() -> None:
-    rounds = [latency("LaneMQ", 1.0, 5.0), latency("NATS JetStream", 2.0, 10.0), latency("Redis Streams", 3.0, 4.0)]
-    (row,) = judged(figures(rounds))
-    assert (row.rival, row.times, row.reached) == ("Redis Streams", 1.25, False)
-    assert "| ≤ 1× the best other (Redis Streams) | 1.25× | no |" in table([row])[-1]
+    rounds = 3 * [latency("LaneMQ", 1.0, 5.0), latency("NATS JetStream", 2.0, 10.0), latency("Redis Streams", 3.0, 4.0)]
+    found = rows([{**each, "bytes": 100} for each in rounds])
+    assert found == {"p99 from send to handler at 1,000/s, 100 B ≤ 1× the best other (Redis Streams)": ("1.25×", "no")}
+
+
+@pytest.mark.parametrize(("last", "growth", "reached"), [(1.4, "1.27×", "yes"), (2.1, "1.73×", "no")])
+def test_a_cost_that_must_not_grow_is_judged_by_its_largest_and_smallest(
+    last: float, growth: str, reached: str
+) -> None:
+    flat = FLATS[-1]
+    costs = [1.2, 1.0, last]  # of the client; the server's 0.5 is added
+    rounds = 3 * [
+        record("LaneMQ", 1.0, path=path, client_cpu_us=cost) for path, cost in zip(flat.paths, costs, strict=True)
+    ]
+    ((measured, said),) = rows(rounds).values()
+    assert (measured.split()[0], said) == (growth, reached)
+
+
+def test_goals_that_were_not_measured_say_so() -> None:
+    text = table(judged(figures([record("LaneMQ", 100.0)])))
+    assert f"| {CONSUME} | ≥ 1× confluent-kafka | – | no figure of confluent-kafka |" in text
+    assert "| bytes on disk for a message of 100 B | ≤ 200 | – | no figure of LaneMQ |" in text

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from benchmarks.peers.rounds import Case, figures, is_better, percentile
+from benchmarks.peers.rounds import Case, figures, is_better, percentile, troubles
 
 
 def record(value: float, unit: str = "msg/s", **more: Any) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def test_a_figure_is_the_median_of_its_rounds_with_the_best_beside_it() -> None:
     figure = figures(rounds)[Case("consume", "relaxed", 100, "x")]
     assert (figure.value, figure.best, figure.rounds, figure.count) == (20.0, 30.0, 3, 5)
     assert figure.more == {"client_cpu_us": 2.0}
-    assert figure.verdict == "pass"
+    assert figure.trouble == ""
 
 
 def test_the_best_time_is_the_shortest() -> None:
@@ -25,17 +25,24 @@ def test_the_best_time_is_the_shortest() -> None:
     assert is_better(3.0, 1.0, "msg/s")
 
 
-def test_one_bad_round_shows_in_the_verdict() -> None:
-    rounds = [record(1.0, verdict="pass"), record(2.0, verdict="1 of 2 messages"), record(3.0, verdict="pass")]
+def test_a_round_that_lost_messages_does_not_count_and_its_verdict_shows() -> None:
+    rounds = [record(1.0, verdict="pass"), record(9.0, verdict="lost 3 of 100,000"), record(3.0, verdict="pass")]
     (figure,) = figures(rounds).values()
-    assert figure.verdict == "1 of 2 messages"
+    assert (figure.value, figure.best, figure.rounds) == (2.0, 3.0, 2)
+    assert figure.trouble == "lost 3 of 100,000 (1 of 3 rounds)"
+
+
+def test_a_case_without_a_good_round_has_a_verdict_and_no_figure() -> None:
+    rounds = [record(1.0, verdict="lost 3 of 100,000"), record(2.0, verdict="1 of 100,000 out of order")]
+    assert figures(rounds) == {}
+    assert troubles(rounds) == {Case("consume", "relaxed", 100, "x"): "lost 3 of 100,000 (2 of 2 rounds)"}
 
 
 def test_a_failed_round_has_no_value_and_a_case_of_failed_rounds_no_figure() -> None:
     failed = {"path": "consume", "mode": "relaxed", "bytes": 100, "contender": "x", "failed": "no server"}
     assert figures([failed]) == {}
     (figure,) = figures([record(1.0, verdict="pass"), failed]).values()
-    assert (figure.value, figure.rounds, figure.verdict) == (1.0, 1, "failed")
+    assert (figure.value, figure.rounds, figure.trouble) == (1.0, 1, "failed (1 of 2 rounds)")
 
 
 @pytest.mark.parametrize(("percent", "expected"), [(50, 50), (99, 99), (100, 100), (1, 1)])

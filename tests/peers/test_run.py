@@ -87,7 +87,7 @@ def test_each_round_begins_with_another_contender(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_lanemq_passes_its_own_run(tmp_path: Path) -> None:
     records = Records(tmp_path / "rounds.jsonl")
-    scale = replace(QUICK, send_ms=20, read=2_000, slow=10)
+    scale = replace(QUICK, send_ms=20, read=2_000, read_ms=20, slow=10)
     with Race([OWN], CONTENDERS, scale, records).running(durable=False) as race:
         for path in (sending, consuming, slow_handler):
             path(race)

@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from typing import Any
 
-from benchmarks.peers.clients.job import Job
+from benchmarks.peers.clients.job import Job, parts
 from benchmarks.peers.order import Messages
 from lanemq import Admin, App, AsyncProducer, Message, Producer
 from lanemq.client.consumer.options import StartFrom
@@ -33,8 +33,13 @@ class sender:  # noqa: N801 - a context manager, used as a function
         self._producer.send(self._topic, value, key=key)
 
     def pipelined(self, messages: Messages) -> None:
-        submit, topic = self._producer.submit, self._topic
-        for future in [submit(topic, value, key=key) for key, value in messages]:
+        submit, topic, before = self._producer.submit, self._topic, list[Any]()
+        for part in parts(messages):  # while one part is on its way, the next one is submitted
+            futures = [submit(topic, value, key=key) for key, value in part]
+            for future in before:
+                future.result()
+            before = futures
+        for future in before:
             future.result()
 
     def batch(self, messages: Messages) -> None:
@@ -64,7 +69,12 @@ class async_sender:  # noqa: N801
         await self._producer.send(self._topic, value, key=key)
 
     async def pipelined(self, messages: Messages) -> None:
-        await asyncio.gather(*[await self._producer.submit(self._topic, value, key=key) for key, value in messages])
+        submit, topic, before = self._producer.submit, self._topic, list[Any]()
+        for part in parts(messages):
+            futures = [await submit(topic, value, key=key) for key, value in part]
+            await asyncio.gather(*before)
+            before = futures
+        await asyncio.gather(*before)
 
     async def batch(self, messages: Messages) -> None:
         await self._producer.send_many(self._topic, messages)

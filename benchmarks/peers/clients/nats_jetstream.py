@@ -13,7 +13,7 @@ import nats
 from nats.errors import TimeoutError as NothingThere
 from nats.js.api import AckPolicy, ConsumerConfig, StorageType, StreamConfig
 
-from benchmarks.peers.clients.job import Job
+from benchmarks.peers.clients.job import Job, parts
 from benchmarks.peers.order import Messages
 
 BATCH = 1_000
@@ -46,8 +46,12 @@ class async_sender:  # noqa: N801 - a context manager, used as a function
         await self._stream.publish(f"{self._topic}.{key}", value)
 
     async def pipelined(self, messages: Messages) -> None:
-        publish, topic = self._stream.publish_async, self._topic
-        await asyncio.gather(*[await publish(f"{topic}.{key}", value) for key, value in messages])
+        publish, topic, before = self._stream.publish_async, self._topic, list[Any]()
+        for part in parts(messages):
+            futures = [await publish(f"{topic}.{key}", value) for key, value in part]
+            await asyncio.gather(*before)
+            before = futures
+        await asyncio.gather(*before)
 
     async def offer(self, messages: Messages) -> None:
         for key, value in messages:
@@ -72,6 +76,8 @@ async def _consume(job: Job, handle: Any) -> None:
         try:
             messages = await durable.fetch(1 if shared else BATCH, timeout=0.5)
         except NothingThere:
+            continue
+        if not messages:
             continue
         for message in messages:
             key = message.subject.rpartition(".")[2]

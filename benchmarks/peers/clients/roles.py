@@ -4,7 +4,8 @@ A contender's module offers:
 
 - `create(job)`: create the topic with so many queues; `durable=1` if acknowledgements wait for the disk.
 - `sender(job)`: a context manager. `send(key, value)` returns when the message is acknowledged, `pipelined(messages)`
-  and `batch(messages)` when all are: with a future or callback each, and with the client's fastest call.
+  and `batch(messages)` when all are: with a future or callback each, and with the client's fastest call. A call
+  gets all messages of a round, up to millions; how many of them are under way at once is the client's choice.
   `offer(messages)` sends without waiting, `settle()` waits for what was offered. What a client cannot do is missing.
 - `async_sender(job)`: the same on an event loop, for clients that have such a form.
 - `consume(job, handle)`: calls `handle(key, event, position)` for each message, in the order of its key, until it
@@ -15,7 +16,9 @@ import asyncio
 import gc
 import itertools
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,9 +27,18 @@ from benchmarks.peers.clients.job import Job, Stopwatch, say
 from benchmarks.peers.order import Messages, Numbered, OrderCheck, body, verdict
 
 WARM_UP_ONE, WARM_UP_MANY = 100, 2_000
-LEAST, MOST = 200, 100_000
-"""Messages of a timed round; the rate of the warm-up decides between the two."""
+WARM_UP_SHARE = 8
+"""A round begins with a warm-up of an eighth of its length, which is not timed and decides how many messages it has."""
+LEAST, MOST, MOST_BYTES = 200, 3_000_000, 1_500_000_000
+"""Messages of a timed round. They are made before the clock starts, so memory limits how many there can be."""
 TASKS = 1_000
+QUIET_SECONDS = 30.0
+"""A reader that has got nothing new for so long ends with the verdict on what it has."""
+FIRST_SHARE = 4
+"""Before its first message it waits so many times as long, then it fails: a reader that could not read says nothing
+about what is stored."""
+PROBES = 64
+"""Messages that a listener reads before the clock starts: enough for at least one in each queue."""
 
 
 def run(client: ModuleType, job: Job) -> None:
@@ -41,8 +53,9 @@ def run(client: ModuleType, job: Job) -> None:
 
 
 def _fill(client: ModuleType, job: Job) -> None:
-    """Sends exactly `count` messages, as fast as it goes."""
-    messages = Numbered(job.number("keys"), job.number("size"), job.text("prefix", "key")).messages(job.number("count"))
+    """Sends exactly `count` messages, as fast as it goes; `first` were sent before."""
+    keys, prefix = job.number("keys"), job.text("prefix", "key")
+    messages = Numbered(keys, job.number("size"), prefix, job.number("first", 0)).messages(job.number("count"))
     if hasattr(client, "sender"):
         with client.sender(job) as sender:
             sender.batch(messages)
@@ -60,17 +73,28 @@ async def _fill_async(client: ModuleType, job: Job, messages: Messages) -> None:
 
 
 def _send(client: ModuleType, job: Job) -> None:
-    """Each way of sending for about `ms` milliseconds; one line each, then how many messages the topic has now."""
+    """Each way of sending for about `ms` milliseconds; one line each.
+
+    The keys of a way begin with its name, and `sent` counts all its messages, so that a reader can say of each way
+    whether everything is there.
+    """
     ways = job.text("ways").split(",")
-    made = Numbered(job.number("keys"), job.number("size"))
-    for_tasks = Numbered(TASKS, job.number("size"), "task")
     if blocking := [way for way in ways if not way.startswith("async ")]:
         with client.sender(job) as sender:
             for way in blocking:
-                _measure(way, _blocking_call(sender, way), made, job)
-    if on_loop := [way.removeprefix("async ") for way in ways if way.startswith("async ")]:
-        asyncio.run(_on_loop(client, on_loop, made, for_tasks, job))
-    say(sent=made.made + for_tasks.made)
+                _measure(way, _blocking_call(sender, way), _numbered(way, job), job)
+    if on_loop := [way for way in ways if way.startswith("async ")]:
+        asyncio.run(_on_loop(client, on_loop, job))
+
+
+def _numbered(way: str, job: Job) -> Numbered:
+    keys = TASKS if way == "async tasks" else job.number("keys")
+    return Numbered(keys, job.number("size"), prefix_of(way))
+
+
+def prefix_of(way: str) -> str:
+    """How the keys of a way of sending begin."""
+    return way.replace(" ", "")
 
 
 def _blocking_call(sender: Any, way: str) -> Any:
@@ -82,22 +106,23 @@ def _blocking_call(sender: Any, way: str) -> Any:
 
 
 def _measure(way: str, send: Any, made: Numbered, job: Job) -> None:
-    count, target = _warm_up(way), job.number("ms") / 1000
-    for seconds in (target / 4, target):
-        messages = made.messages(count)
+    warm_up = WarmUp(way, job.number("ms") / 1000, job.number("size"))
+    while not warm_up.is_over:
+        messages = made.messages(warm_up.count)
         began = time.perf_counter()
         send(messages)
-        count = _worth(seconds, count, time.perf_counter() - began)
-    messages, watch = _ready(made, count, job)
+        warm_up.took(time.perf_counter() - began)
+    messages, watch = made.messages(warm_up.count), Stopwatch(job.server_pids)
+    gc.collect()
     watch.start()
     send(messages)
-    say(way=way, count=count, **watch.stop())
+    say(way=way, count=len(messages), sent=made.made, **watch.stop())
 
 
-async def _on_loop(client: ModuleType, ways: list[str], made: Numbered, for_tasks: Numbered, job: Job) -> None:
+async def _on_loop(client: ModuleType, ways: list[str], job: Job) -> None:
     async with client.async_sender(job) as sender:
         for way in ways:
-            await _measure_async(way, _async_call(sender, way), for_tasks if way == "tasks" else made, job)
+            await _measure_async(way, _async_call(sender, way.removeprefix("async ")), _numbered(way, job), job)
 
 
 def _async_call(sender: Any, way: str) -> Any:
@@ -118,31 +143,40 @@ def _async_call(sender: Any, way: str) -> Any:
 
 
 async def _measure_async(way: str, send: Any, made: Numbered, job: Job) -> None:
-    count, target = _warm_up(way), job.number("ms") / 1000
-    for seconds in (target / 4, target):
-        messages = made.messages(count)
+    warm_up = WarmUp(way, job.number("ms") / 1000, job.number("size"))
+    while not warm_up.is_over:
+        messages = made.messages(warm_up.count)
         began = time.perf_counter()
         await send(messages)
-        count = _worth(seconds, count, time.perf_counter() - began)
-    messages, watch = _ready(made, count, job)
+        warm_up.took(time.perf_counter() - began)
+    messages, watch = made.messages(warm_up.count), Stopwatch(job.server_pids)
+    gc.collect()
     watch.start()
     await send(messages)
-    say(way=f"async {way}", count=count, **watch.stop())
+    say(way=way, count=len(messages), sent=made.made, **watch.stop())
 
 
-def _warm_up(way: str) -> int:
-    return WARM_UP_ONE if way == "one" else WARM_UP_MANY
+class WarmUp:
+    """Sends more and more until one call lasts an eighth of a round; that rate decides how many messages a round has.
 
+    The first calls open connections and wait for partial batches, so their rate says nothing. One send at a time gets
+    half of the time: its thousands of sends are alike.
+    """
 
-def _worth(seconds: float, count: int, took: float) -> int:
-    """As many messages as take so many seconds at the last rate."""
-    return min(MOST, max(LEAST, int(count / took * seconds)))
+    def __init__(self, way: str, seconds: float, size: int) -> None:
+        one = way.endswith("one")
+        self._target = seconds / 2 if one else seconds
+        self._most = min(MOST, MOST_BYTES // size)
+        self.count = WARM_UP_ONE if one else WARM_UP_MANY
+        """Messages of the next call."""
+        self.is_over = False
 
-
-def _ready(made: Numbered, count: int, job: Job) -> tuple[Messages, Stopwatch]:
-    messages = made.messages(count)
-    gc.collect()
-    return messages, Stopwatch(job.server_pids)
+    def took(self, seconds: float) -> None:
+        """The call lasted so long."""
+        self.is_over = seconds >= self._target / WARM_UP_SHARE or self.count >= self._most
+        wanted = self._target if self.is_over else 1.5 * self._target / WARM_UP_SHARE
+        worth = int(self.count / max(seconds, 1e-6) * wanted)
+        self.count = min(self._most, max(LEAST, worth if self.is_over else max(worth, 2 * self.count)))
 
 
 # read
@@ -150,7 +184,11 @@ def _ready(made: Numbered, count: int, job: Job) -> tuple[Messages, Stopwatch]:
 
 def _read(client: ModuleType, job: Job) -> None:
     """Reads `expect` messages with a handler that uses key, event and position. The clock runs from the end of
-    the first `warm` calls to the last. `handler_ms` makes each call wait so long."""
+    the first `warm` calls to the last. `handler_ms` makes each call wait so long. `parts` are the prefixes of keys with
+    the number of messages of each, for a verdict on each: `one:300,batch:2000`.
+
+    Messages that never come end the reading after `QUIET_SECONDS`, with a verdict and without a time.
+    """
     warm = job.number("warm", 1)
     expect, pause = job.number("expect"), job.number("handler_ms", 0) / 1000
     check, watch = OrderCheck(), Stopwatch(job.server_pids)
@@ -170,9 +208,35 @@ def _read(client: ModuleType, job: Job) -> None:
             ended.append(watch.stop())
         return turn >= last[0]
 
+    def result() -> None:
+        sizes = (part.split(":") for part in job.text("parts", f":{expect}").split(","))
+        verdicts = {prefix: verdict(check, int(size), prefix) for prefix, size in sizes}
+        times = ended[0] if ended else {}
+        say(count=expect - warm, repeats=check.repeats, verdict=verdict(check, expect), verdicts=verdicts, **times)
+
     gc.collect()
+    _end_when_quiet(check, result, job)
     client.consume(job, handle)
-    say(count=expect - warm, repeats=check.repeats, verdict=verdict(check, expect), **ended[0])
+    result()
+
+
+def _end_when_quiet(check: OrderCheck, result: Callable[[], None], job: Job) -> None:
+    """Ends the process with its result if nothing new comes for a while, in whatever call the client then waits."""
+    seconds = job.number("quiet_ms", int(QUIET_SECONDS * 1000)) / 1000
+
+    def watch() -> None:
+        seen, since = 0, time.monotonic()
+        while time.monotonic() - since < (seconds if seen else FIRST_SHARE * seconds):
+            time.sleep(seconds / 20)
+            if (now := check.distinct()) != seen:
+                seen, since = now, time.monotonic()
+        if not seen:
+            os.write(2, f"no message came within {FIRST_SHARE * seconds:g} s".encode())
+            os._exit(1)
+        result()
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 # latency
@@ -246,27 +310,40 @@ async def _pace_async(client: ModuleType, job: Job) -> None:
 def _listen(client: ModuleType, job: Job) -> None:
     """Reads `expect` messages as they come.
 
-    Says `ready` when the first, whose key begins with `probe`, is handled. Prints the delays from due to handled of all
-    but the first `skip`, in microseconds.
+    Says `ready` when all messages whose key begins with `probe` are handled, so that every queue is being read. Prints
+    the delays, from due to handled, of the messages that were due `skip_ms` after the first or later, in microseconds.
     """
     expect, check, watch = job.number("expect"), OrderCheck(), Stopwatch(job.server_pids)
-    delays: list[int] = []
-    last = [expect]
+    delays: list[tuple[int, int]] = []
+    last, probes = [expect], set[str]()
 
     def handle(key: str, event: Any, position: Any) -> bool:
         if key.startswith("probe"):
-            watch.start()
-            say(ready=True)
+            probes.add(key)
+            if len(probes) == PROBES:
+                watch.start()
+                say(ready=True)
             return False
-        delays.append(time.monotonic_ns() - event["at"])
+        due = event["at"]
+        delays.append((due, time.monotonic_ns() - due))
         if not check.see(key, event["n"]):
             last[0] += 1
         return len(delays) >= last[0]
 
+    def result() -> None:
+        ended = watch.stop()
+        counted_from = min((due for due, _ in delays), default=0) + job.number("skip_ms") * 1_000_000
+        late = [delay // 1000 for due, delay in delays if due >= counted_from]
+        say(count=len(delays), verdict=verdict(check, expect), delays_us=late, **ended)
+
+    def watch_once_ready() -> None:
+        while len(probes) < PROBES:
+            time.sleep(0.1)
+        _end_when_quiet(check, result, job)
+
+    threading.Thread(target=watch_once_ready, daemon=True).start()
     client.consume(job, handle)
-    ended = watch.stop()
-    late = [delay // 1000 for delay in delays[job.number("skip") :]]
-    say(count=expect, verdict=verdict(check, expect), delays_us=late, **ended)
+    result()
 
 
 # take-over

@@ -10,8 +10,11 @@ import java.nio.file.StandardOpenOption;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -61,16 +64,47 @@ public final class Bench {
     private static final int WARM_UP_ONE = 100;
     private static final int WARM_UP_MANY = 2_000;
     private static final int LEAST = 200;
-    private static final int MOST = 100_000;
+    private static final int MOST = 3_000_000;
+    private static final int MOST_BYTES = 300_000_000; // fits into the heap; no Java client sends more in a round
+    private static final int WARM_UP_SHARE = 8;
+    private static final int PROBES = 64;
+    private static final int QUIET_MILLIS = 30_000;
+    private static final int FIRST_SHARE = 4;
     private static final double TICKS = 100.0; // of /proc, on every Linux
     private static final ObjectMapper JSON = new ObjectMapper();
     private static PrintStream out;
 
     private final Map<String, String> words = new HashMap<>();
-    private final Map<String, Integer> next = new ConcurrentHashMap<>();
-    private final AtomicInteger faults = new AtomicInteger();
+    private final Map<String, Seen> seen = new ConcurrentHashMap<>();
     private final AtomicInteger repeats = new AtomicInteger();
     private int made;
+
+    /** What was read of one key. */
+    private static final class Seen {
+        private final Set<Integer> missing = new HashSet<>();
+        private int next;
+        private int late;
+
+        /** Whether the message is new; a repeat is not. */
+        synchronized boolean see(int number) {
+            if (number >= next) {
+                for (int skipped = next; skipped < number; skipped++) {
+                    missing.add(skipped);
+                }
+                next = number + 1;
+                return true;
+            }
+            if (missing.remove(number)) {
+                late++;
+                return true;
+            }
+            return false;
+        }
+
+        synchronized int distinct() {
+            return next - missing.size();
+        }
+    }
 
     public Bench(String[] arguments) {
         out = System.out;
@@ -115,9 +149,8 @@ public final class Bench {
         return new Item(key, (head + pad + "\"}").getBytes(StandardCharsets.UTF_8));
     }
 
-    private List<Item> items(int count) {
+    private List<Item> items(int count, String prefix) {
         int keys = number("keys", 1);
-        String prefix = words.getOrDefault("prefix", "key");
         List<Item> items = new ArrayList<>(count);
         for (int i = 0; i < count; i++, made++) {
             items.add(item(prefix + "-" + made % keys, made / keys, number("size", 100), 0));
@@ -125,35 +158,81 @@ public final class Bench {
         return items;
     }
 
-    /** Whether the message is the next of its key. */
+    /** Whether the message is new; a repeat is not. */
     private boolean see(String key, int number) {
-        int expected = next.getOrDefault(key, 0);
-        if (number == expected) {
-            next.put(key, expected + 1);
-            return true;
-        }
-        if (number < expected) {
+        boolean isNew = seen.computeIfAbsent(key, any -> new Seen()).see(number);
+        if (!isNew) {
             repeats.incrementAndGet();
-        } else {
-            faults.incrementAndGet();
-            next.put(key, number + 1);
         }
-        return false;
+        return isNew;
     }
 
-    private String verdict(int expected) {
-        int distinct = next.values().stream().mapToInt(Integer::intValue).sum();
-        if (faults.get() > 0) {
-            return faults + " messages out of order or lost";
+    private int distinct() {
+        return seen.values().stream().mapToInt(Seen::distinct).sum();
+    }
+
+    /** What is wrong with the messages of the keys that begin with this prefix, or "pass"; as order.py says it. */
+    private String verdict(int expected, String prefix) {
+        int distinct = 0;
+        int late = 0;
+        for (Map.Entry<String, Seen> each : seen.entrySet()) {
+            if (prefix.isEmpty() || each.getKey().substring(0, each.getKey().lastIndexOf('-')).equals(prefix)) {
+                distinct += each.getValue().distinct();
+                late += each.getValue().late;
+            }
         }
-        return distinct == expected ? "pass" : distinct + " of " + expected + " messages";
+        List<String> wrong = new ArrayList<>();
+        if (distinct < expected) {
+            wrong.add(String.format(Locale.ROOT, "lost %,d of %,d", expected - distinct, expected));
+        }
+        if (distinct > expected) {
+            wrong.add(String.format(Locale.ROOT, "%,d more than the %,d acknowledged", distinct - expected, expected));
+        }
+        if (late > 0) {
+            wrong.add(String.format(Locale.ROOT, "%,d of %,d out of order", late, expected));
+        }
+        return wrong.isEmpty() ? "pass" : String.join(", ", wrong);
+    }
+
+    private interface Result {
+        void say() throws Exception;
+    }
+
+    /** Ends the process with its result if nothing new comes for a while. */
+    private void endWhenQuiet(Result result) {
+        int quiet = number("quiet_ms", QUIET_MILLIS);
+        Thread watch = new Thread(() -> {
+            try {
+                int before = 0;
+                long since = System.nanoTime();
+                while (System.nanoTime() - since < quiet * 1_000_000L * (before > 0 ? 1 : FIRST_SHARE)) {
+                    Thread.sleep(quiet / 20);
+                    int now = distinct();
+                    if (now != before) {
+                        before = now;
+                        since = System.nanoTime();
+                    }
+                }
+                if (before > 0) {
+                    result.say();
+                    Runtime.getRuntime().halt(0);
+                }
+                System.err.println("no message came within " + FIRST_SHARE * quiet / 1000 + " s");
+            } catch (Exception failure) {
+                failure.printStackTrace();
+            }
+            Runtime.getRuntime().halt(1);
+        });
+        watch.setDaemon(true);
+        watch.start();
     }
 
     // roles
 
     private void fill(Client client) throws Exception {
         int count = number("count", 0);
-        client.batch(items(count));
+        made = number("first", 0);
+        client.batch(items(count, words.getOrDefault("prefix", "key")));
         say("{\"sent\":" + count + "}");
     }
 
@@ -169,25 +248,30 @@ public final class Bench {
                 case "batch" -> client::batch;
                 default -> throw new IllegalArgumentException(way);
             };
+            made = 0;
             measure(way, sending);
         }
-        say("{\"sent\":" + made + "}");
     }
 
     private void measure(String way, Sending sending) throws Exception {
-        int count = way.equals("one") ? WARM_UP_ONE : WARM_UP_MANY;
-        double target = number("ms", 1000) / 1000.0;
-        for (double seconds : new double[] {target / 4, target}) {
-            List<Item> items = items(count);
+        boolean one = way.equals("one");
+        int count = one ? WARM_UP_ONE : WARM_UP_MANY;
+        int most = Math.min(MOST, MOST_BYTES / number("size", 100));
+        double target = number("ms", 1000) / (one ? 2000.0 : 1000.0);
+        for (boolean over = false; !over; ) { // as WarmUp in clients/roles.py
+            List<Item> items = items(count, way);
             long began = System.nanoTime();
             sending.send(items);
-            double rate = count / ((System.nanoTime() - began) / 1e9);
-            count = Math.min(MOST, Math.max(LEAST, (int) (rate * seconds)));
+            double seconds = (System.nanoTime() - began) / 1e9;
+            over = seconds >= target / WARM_UP_SHARE || count >= most;
+            int worth = (int) (count / seconds * (over ? target : 1.5 * target / WARM_UP_SHARE));
+            count = Math.min(most, Math.max(LEAST, over ? worth : Math.max(worth, 2 * count)));
         }
-        List<Item> items = items(count);
+        List<Item> items = items(count, way);
         Stopwatch watch = new Stopwatch();
         sending.send(items);
-        say("{\"way\":\"" + way + "\",\"count\":" + count + "," + watch.stop() + "}");
+        String ended = watch.stop();
+        say("{\"way\":\"" + way + "\",\"count\":" + count + ",\"sent\":" + made + "," + ended + "}");
     }
 
     private void read(Client client) throws Exception {
@@ -200,6 +284,17 @@ public final class Bench {
         Stopwatch[] watch = new Stopwatch[1];
         String[] ended = new String[1];
         CountDownLatch over = new CountDownLatch(1);
+        Result result = () -> {
+            List<String> verdicts = new ArrayList<>();
+            for (String part : words.getOrDefault("parts", ":" + expect).split(",")) {
+                String prefix = part.substring(0, part.indexOf(':'));
+                int size = Integer.parseInt(part.substring(part.indexOf(':') + 1));
+                verdicts.add("\"" + prefix + "\":\"" + verdict(size, prefix) + "\"");
+            }
+            say("{\"count\":" + (expect - warm) + ",\"repeats\":" + repeats + ",\"verdict\":\"" + verdict(expect, "")
+                + "\",\"verdicts\":{" + String.join(",", verdicts) + "}" + (ended[0] == null ? "" : "," + ended[0]) + "}");
+        };
+        endWhenQuiet(result);
         client.consume((key, event, position) -> {
             if (pause > 0) {
                 Thread.sleep(pause);
@@ -219,7 +314,7 @@ public final class Bench {
             return turn >= last.get();
         });
         over.await();
-        say("{\"count\":" + (expect - warm) + ",\"repeats\":" + repeats + ",\"verdict\":\"" + verdict(expect) + "\"," + ended[0] + "}");
+        result.say();
     }
 
     private void pace(Client client) throws Exception {
@@ -249,25 +344,39 @@ public final class Bench {
 
     private void listen(Client client) throws Exception {
         int expect = number("expect", 0);
-        int skip = number("skip", 0);
         AtomicInteger turns = new AtomicInteger();
         AtomicInteger last = new AtomicInteger(expect);
-        long[] delays = new long[expect];
+        long[][] delays = new long[expect][2];
+        Set<String> probes = ConcurrentHashMap.newKeySet();
         Stopwatch[] watch = new Stopwatch[1];
         CountDownLatch over = new CountDownLatch(1);
+        Result result = () -> {
+            String ended = watch[0].stop();
+            int count = Math.min(turns.get(), expect);
+            long first = Arrays.stream(delays, 0, count).mapToLong(each -> each[0]).min().orElse(0);
+            long from = first + number("skip_ms", 0) * 1_000_000L;
+            long[] late = Arrays.stream(delays, 0, count).filter(each -> each[0] >= from).mapToLong(each -> each[1]).toArray();
+            say("{\"count\":" + count + ",\"verdict\":\"" + verdict(expect, "") + "\",\"delays_us\":" + Arrays.toString(late)
+                + "," + ended + "}");
+        };
         client.consume((key, event, position) -> {
             if (key.startsWith("probe")) {
-                watch[0] = new Stopwatch();
-                say("{\"ready\":true}");
+                if (probes.add(key) && probes.size() == PROBES) {
+                    watch[0] = new Stopwatch();
+                    say("{\"ready\":true}");
+                    endWhenQuiet(result);
+                }
                 return false;
             }
-            long delay = System.nanoTime() - ((Number) event.get("at")).longValue();
+            long due = ((Number) event.get("at")).longValue();
+            long delay = System.nanoTime() - due;
             if (!see(key, ((Number) event.get("n")).intValue())) {
                 last.incrementAndGet();
             }
             int turn = turns.getAndIncrement();
             if (turn < expect) {
-                delays[turn] = delay / 1000;
+                delays[turn][0] = due;
+                delays[turn][1] = delay / 1000;
             }
             if (turn + 1 == last.get()) {
                 over.countDown();
@@ -275,9 +384,7 @@ public final class Bench {
             return turn + 1 >= last.get();
         });
         over.await();
-        String ended = watch[0].stop();
-        String late = Arrays.toString(Arrays.copyOfRange(delays, skip, expect));
-        say("{\"count\":" + expect + ",\"verdict\":\"" + verdict(expect) + "\",\"delays_us\":" + late + "," + ended + "}");
+        result.say();
     }
 
     private void member(Client client) throws Exception {

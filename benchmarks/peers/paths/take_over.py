@@ -1,12 +1,13 @@
 """How long the keys of a lost member wait: one of two members is killed, or frozen, under load."""
 
+import contextlib
 import signal
 import tempfile
 import time
 from pathlib import Path
 
 from benchmarks.peers.order import checked, verdict
-from benchmarks.peers.processes import until
+from benchmarks.peers.processes import ClientFailed, until
 from benchmarks.peers.race import Entrant, Race
 
 KEYS, RATE, HANDLER_MS = 16, 400, 1
@@ -21,13 +22,20 @@ def take_over(race: Race) -> None:
     trials = min(race.scale.rounds, 3)
     for loss in LOSSES:
         for number, each in race.turns(who, trials):
-            with race.attempt(each, f"take-over {loss}"), tempfile.TemporaryDirectory(prefix="lanemq-peers-") as folder:
+            with (
+                race.attempt(each, f"take-over {loss}", round=number),
+                tempfile.TemporaryDirectory(prefix="lanemq-peers-") as folder,
+            ):
                 seconds, repeats, judged = _trial(race, each, loss, Path(folder))
                 more = {"round": number, "repeats": repeats, "verdict": judged}
-                race.value(f"take-over {loss}", each, round(seconds, 2), "s", **more)
+                if seconds is None:
+                    race.wrong(f"take-over {loss}", each, **more)
+                else:
+                    race.value(f"take-over {loss}", each, round(seconds, 2), "s", **more)
 
 
-def _trial(race: Race, each: Entrant, loss: str, folder: Path) -> tuple[float, int, str]:
+def _trial(race: Race, each: Entrant, loss: str, folder: Path) -> tuple[float | None, int, str]:
+    """Seconds until every key went on, repeats, and the verdict; no seconds if some key did not go on in time."""
     topic = each.topic()
     words = {"do": "member", "group": "members", "handler_ms": HANDLER_MS, "session_ms": each.contender.session_ms}
     files = [folder / "first", folder / "second"]
@@ -40,13 +48,17 @@ def _trial(race: Race, each: Entrant, loss: str, folder: Path) -> tuple[float, i
         lost_at = time.monotonic_ns()
         members[0].signal(LOSSES[loss])
         keys = {key for at, key, _ in _lines(files[0]) if at > lost_at - 1e9}
-        until(lambda: keys <= _first_after(files[1], lost_at).keys(), race.scale.patience, "a take-over of all keys")
+        try:
+            until(lambda: keys <= _first_after(files[1], lost_at).keys(), race.scale.patience, "a take-over")
+        except ClientFailed:
+            return None, 0, f"no take-over within {race.scale.patience:.0f} s"
         waited = max(_first_after(files[1], lost_at)[key] for key in keys) - lost_at
         if loss == "freeze":
             members[0].signal(signal.SIGCONT)
         stop.touch()
         sent = sender.lines()[-1]["count"]
-        until(lambda: _distinct(files) >= sent, race.scale.patience, f"all {sent} messages handled")
+        with contextlib.suppress(ClientFailed):  # what is still missing then is lost: the verdict says so
+            until(lambda: _distinct(files) >= sent, race.scale.patience, f"all {sent} messages handled")
     finally:
         for process in (*members, sender):
             process.close()
