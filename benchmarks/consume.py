@@ -11,6 +11,7 @@ the first call of the handler to the last. `verdict` is the checker's verdict on
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -41,14 +42,16 @@ def main() -> None:
                     report_rounds(f"consume/{order}_order", rounds, **more)
 
 
-def store(broker: BrokerProcess, keys: int, messages: int, size: int) -> None:
-    """Fills the topic of this number of keys."""
-    broker.create_topic(_topic(keys))
+def store(broker: BrokerProcess, keys: int, messages: int, size: int, topic: str = "") -> None:
+    """Fills the topic, by default that of this number of keys."""
+    broker.create_topic(topic or _topic(keys))
     with Producer(broker.address) as producer:
-        producer.send_many(_topic(keys), made_events(messages, keys, size))
+        producer.send_many(topic or _topic(keys), made_events(messages, keys, size))
 
 
-def consume(broker: BrokerProcess, order: str, keys: int, messages: int, group: str, handler: str) -> Round:
+def consume(
+    broker: BrokerProcess, order: str, keys: int, messages: int, group: str, handler: str, topic: str = ""
+) -> Round:
     """One member of a new group reads everything that `store` sent."""
     begun: list[tuple[float, float, float]] = []
     finished = threading.Event()
@@ -56,7 +59,8 @@ def consume(broker: BrokerProcess, order: str, keys: int, messages: int, group: 
     def start() -> None:
         begun.append((broker.cpu_seconds(), time.process_time(), time.perf_counter()))
 
-    with _app(broker.address, group, order, _topic(keys), HANDLERS[handler](_counter(start, messages, finished.set))):
+    counted = HANDLERS[handler](_counter(start, messages, finished.set))
+    with _app(broker.address, group, order, topic or _topic(keys), counted):
         assert finished.wait(240), "the consumer did not finish"
         seconds, cpu = time.perf_counter() - begun[0][2], time.process_time() - begun[0][1]
         return Round(messages, seconds, cpu, broker.cpu_seconds() - begun[0][0])
@@ -76,6 +80,7 @@ def _counter(first: Callable[[], None], messages: int, last: Callable[[], None])
     return counted
 
 
+@cache
 def judged(order: str, keys: int) -> str:
     def to_the_end(address: str, history: History) -> None:
         numbers, finished = count(1), threading.Event()

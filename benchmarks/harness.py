@@ -23,7 +23,7 @@ from lanemq.client.admin.admin import Admin
 KEYS, QUEUES, TOPIC = 100, 4, "bench"
 Messages = list[tuple[str, bytes]]
 
-_TICK = os.sysconf("SC_CLK_TCK")
+_CPU_CLOCK_SCHED = 2
 _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
@@ -62,11 +62,15 @@ class BrokerProcess:
         return self._process.pid
 
     def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICK
+        return process_cpu_seconds(self._process.pid)
 
     def resident_mib(self) -> float:
         return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * _PAGE_MIB
+
+
+def process_cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far, of all its threads, from its CPU clock (Linux), which counts nanoseconds."""
+    return time.clock_gettime((~pid << 3) | _CPU_CLOCK_SCHED)
 
 
 class Round(NamedTuple):
