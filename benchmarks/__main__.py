@@ -21,7 +21,7 @@ SPARK = (
     "spark_memory",
     "check_spark",
 )
-ALONE = ("effects", "check", "start")
+ALONE = ("effects", "check", "start", "consume_table")
 GROUPS = {"plain": PLAIN, "lanes": LANES, "spark": SPARK}
 
 
