@@ -12,16 +12,13 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.dead_letters import dead_letter_queues
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import NO_MESSAGE, QueuePosition, QueueProgress, progress_at, store_times
-from lanemq.client.admin.views import GroupDescription, GroupMember, NoAnswer, TopicDescription
-from lanemq.client.admin.watching import BrokerView, HeldLaneView, WatchAdmin
+from lanemq.client.admin.views import GroupDescription, GroupMember, TopicDescription
+from lanemq.client.admin.watching import BrokerView, HeldLaneView, UnknownMember, WatchAdmin
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError
 from lanemq.model.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, to_millis
-
-MAX_ASKED_MEMBERS = 50
-"""Members that a snapshot asks for their held lanes. Only owners of queues that are behind are asked."""
 
 MAX_KNOWN_AGES = 20_000
 """Store times of messages that are remembered, so that a queue that does not move is not read again."""
@@ -40,7 +37,7 @@ class GroupNow:
     @property
     def lag(self) -> int:
         """Messages that the group has not finished."""
-        return sum(each.at.unfinished for each in self.queues)
+        return sum(each.at.lag for each in self.queues)
 
     @property
     def lag_seconds(self) -> float | None:
@@ -86,9 +83,9 @@ class Snapshot:
     """Lanes at the brokers: parked, being redriven, or held there because they are long."""
     held: tuple[HeldLaneView, ...] = ()
     """Lanes that members hold in memory."""
+    unknown: tuple[UnknownMember, ...] = ()
+    """Members that may hold lanes which are not among `held`."""
     dead: tuple[GroupDeadLetters, ...] = ()
-    notes: tuple[str, ...] = ()
-    """What could not be read, and why."""
     error: str = ""
 
     def topic(self, name: str) -> TopicDescription | None:
@@ -137,7 +134,7 @@ class SnapshotReader:
         return replace(found, took=(self._clock.now() - begin) / 1000)
 
     def _take(self, wall: Millis) -> Snapshot:
-        admin, notes = self._admin, list[str]()
+        admin = self._admin
         brokers = admin.brokers()
         names = admin.topics(internal=True)
         shown = set(admin.topics())
@@ -145,16 +142,16 @@ class SnapshotReader:
             admin.describe_topic(name) for name in names if name in shown or name.startswith(DEAD_LETTER_PREFIX)
         )
         groups = self._groups(wall)
-        held = self._held(groups, notes)
+        held = admin.all_held_lanes((group.name, each.at) for group in groups for each in group.queues)
         return Snapshot(
             wall,
             brokers=brokers,
             topics=tuple(each for each in topics if not each.topic.startswith(DEAD_LETTER_PREFIX)),
             groups=groups,
             parked=tuple(self._parked.lanes()),
-            held=held,
+            held=held.lanes,
+            unknown=held.unknown,
             dead=tuple(_dead_letters(admin, each) for each in topics if each.topic.startswith(DEAD_LETTER_PREFIX)),
-            notes=tuple(notes),
         )
 
     def _groups(self, wall: Millis) -> tuple[GroupNow, ...]:
@@ -174,24 +171,6 @@ class SnapshotReader:
         queues = (progress_at(at, stored, left.get((group.group, at.queue)), wall) for at in group.queues)
         shown = tuple(each for each in queues if each.worth_showing)
         return GroupNow(group.group, group.members, group.subscriptions, shown, group.note)
-
-    def _held(self, groups: tuple[GroupNow, ...], notes: list[str]) -> tuple[HeldLaneView, ...]:
-        """The lanes that owners of queues with a lag hold. A held lane always leaves a lag."""
-        found: list[HeldLaneView] = []
-        owners = {
-            (group.name, at.at.owner): at.at.queue.broker
-            for group in groups
-            for at in group.queues
-            if at.at.lag > 0 and at.at.owner is not None
-        }
-        for (group, owner), broker in list(owners.items())[:MAX_ASKED_MEMBERS]:
-            answer = self._admin.held_lanes(group, owner, broker)
-            if isinstance(answer, NoAnswer):
-                if answer.silent:
-                    notes.append(f"group {group}: {answer.why}, so lanes that it holds are not shown")
-            else:
-                found += answer
-        return tuple(found)
 
 
 def _dead_letters(admin: Admin, topic: TopicDescription) -> GroupDeadLetters:

@@ -70,6 +70,11 @@ class FinishedRanges:
         starts, ends = self.bounds[::2], self.bounds[1::2]
         return [(QueueOffset(start), QueueOffset(end)) for start, end in zip(starts, ends, strict=True)]
 
+    @property
+    def count(self) -> int:
+        """How many offsets the ranges cover."""
+        return sum(self.bounds[1::2]) - sum(self.bounds[::2])
+
     def past(self, offset: QueueOffset) -> QueueOffset:
         """The first offset at or after this one that is not finished."""
         at = bisect_right(self.bounds, offset)

@@ -194,7 +194,8 @@ class LaneLease(Body):
 
 
 class LaneProgress(Body):
-    """With UPDATE_CONSUMER_OFFSET (15), which has no body in RocketMQ: what is finished above the offset."""
+    """What is finished above the offset: with UPDATE_CONSUMER_OFFSET (15), and in the answer to QUERY_CONSUMER_OFFSET
+    (14) if it asks for them. Neither has a body in RocketMQ."""
 
     lane_finished: str = ""
 

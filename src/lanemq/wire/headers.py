@@ -164,12 +164,13 @@ class PullResponse(Header, frozen=True, kw_only=True):
 
 
 class QueryOffsetHeader(Header, frozen=True, kw_only=True):
-    """QUERY_CONSUMER_OFFSET (14)."""
+    """QUERY_CONSUMER_OFFSET (14). With `lane_finished`, a LaneMQ broker adds the finished ranges as the body."""
 
     consumer_group: str
     topic: str
     queue_id: Int32
     set_zero_if_not_found: bool | None = None
+    lane_finished: bool | None = None
 
 
 class UpdateOffsetHeader(Header, frozen=True, kw_only=True):

@@ -63,7 +63,12 @@ class OffsetHandler:
                 ResponseCode.QUERY_NOT_FOUND,
                 f"group {group} has no offset in queue {header.queue_id} of {topic}",
             )
-        answer(peer, request, {"offset": str(offset)})
+        body = self._ranges(header) if header.lane_finished else b""
+        answer(peer, request, {"offset": str(offset)}, body)
+
+    def _ranges(self, header: QueryOffsetHeader) -> bytes:
+        text = self._parts.offsets.finished_ranges(header.consumer_group, header.topic, header.queue_id)
+        return LaneProgress(lane_finished=text).encode() if text else b""
 
     def _start_of_new_group(self, topic: str, queue_id: int) -> QueueOffset | None:
         """The start of a new stock group: 0 while the queue is empty or its first message is recent, as in RocketMQ 4.

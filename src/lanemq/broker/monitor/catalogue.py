@@ -62,7 +62,7 @@ STALE = Metric(
     ("request",),
 )
 MEMBERS = Metric("lanemq_group_members", GAUGE, "Connected members of a group.", ("group",))
-LAG_MESSAGES = Metric("lanemq_lag_messages", GAUGE, "Messages above the committed offsets of a group.", _OF_GROUP)
+LAG_MESSAGES = Metric("lanemq_lag_messages", GAUGE, "Messages that a group has not finished.", _OF_GROUP)
 LAG_SECONDS = Metric(
     "lanemq_lag_seconds",
     GAUGE,

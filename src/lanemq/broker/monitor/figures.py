@@ -20,6 +20,7 @@ from lanemq.broker.parts import Parts
 from lanemq.clock import nanoseconds_of
 from lanemq.core.brokering.delay import MAX_LEVEL
 from lanemq.core.brokering.traffic import LATENCY_LIMITS_MS
+from lanemq.core.finished_ranges import count_finished
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import StillRebuilding
 from lanemq.model.figures import Distribution, MetricSample
@@ -163,7 +164,8 @@ class Figures:
             lags: dict[str, Lag] = {}
             wall = self._parts.clock.wall()
             for (topic, queue_id), offset in tuple(self._parts.offsets.of_group(group).items()):
-                one = self._lag_of_queue(topic, queue_id, offset, wall)
+                finished = count_finished(self._parts.offsets.finished_ranges(group, topic, queue_id))
+                one = self._lag_of_queue(topic, queue_id, offset, finished, wall)
                 lags[topic] = _both(lags.get(topic, Lag(0, 0.0)), one)
                 yield None
             for topic, lag in lags.items():
@@ -171,7 +173,7 @@ class Figures:
                 if lag.seconds is not None:
                     yield MetricSample(names.LAG_SECONDS, lag.seconds, (group, topic))
 
-    def _lag_of_queue(self, topic: str, queue_id: int, offset: int, wall: Millis) -> Lag:
+    def _lag_of_queue(self, topic: str, queue_id: int, offset: int, finished: int, wall: Millis) -> Lag:
         low, high = self._parts.store.bounds(topic, queue_id)
         if high <= max(offset, low):
             return Lag(0, 0.0)
@@ -179,7 +181,7 @@ class Figures:
             stored = self._parts.store.times.first_from(topic, queue_id, offset)
         except StillRebuilding:
             stored = None
-        return Lag(high - max(offset, low), None if stored is None else max(0, wall - stored) / 1000)
+        return Lag(max(0, high - max(offset, low) - finished), None if stored is None else max(0, wall - stored) / 1000)
 
     def _lanes(self) -> Iterator[MetricSample | None]:
         lanes: dict[tuple[str, str, LaneStatus], tuple[int, int]] = {}

@@ -1,6 +1,5 @@
 """`lanemq group`: list and describe groups, and reset their offsets."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 import click
@@ -11,9 +10,10 @@ from lanemq.client.admin.admin import Admin, Position
 from lanemq.client.admin.dead_letters import count_dead_letters
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import QueueProgress, queue_progress
+from lanemq.client.admin.resets import reset_as_shown, shown_changes
 from lanemq.client.admin.views import AtOffset, AtTime, GroupDescription, OffsetChange
+from lanemq.client.admin.watching import WatchAdmin, waiting_keys
 from lanemq.clock import SystemClock
-from lanemq.core.lane_status import LaneStatus
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
@@ -29,15 +29,16 @@ def group() -> None:
 def list_groups(server: str, as_json: bool) -> None:
     """List all groups with their members, lag, held and parked keys, and topics.
 
-    "held" and "parked" count keys whose messages wait at the broker, behind one that failed: those with retries left,
-    and those that wait for you (lanemq parked). "dead" counts dead letters (lanemq dead). None of them is part of the
-    lag.
+    "lag" counts messages that are not finished. "held" and "parked" count keys that failed: those with retries left,
+    in a member or at the broker, and those that wait for you (lanemq parked). "dead" counts dead letters (lanemq dead).
+    Parked messages and dead letters are not part of the lag.
     """
-    with Admin(server) as admin:
-        found = [admin.describe_group(name) for name in admin.groups()]
+    with WatchAdmin(server) as admin:
+        found, _ = admin.describe_groups()
+        held = admin.all_held_lanes((each.group, at) for each in found for at in each.queues)
         dead = count_dead_letters(admin)
     with ParkedAdmin(server) as parked_admin:
-        lanes = Counter((lane.group, lane.status is LaneStatus.PARKED) for lane in parked_admin.lanes())
+        lanes = waiting_keys(parked_admin.lanes(), held.lanes)
     waiting = {each.group: (lanes[each.group, False], lanes[each.group, True], dead[each.group]) for each in found}
     rows = [
         (each.group, len(each.members), each.lag, *waiting[each.group], ", ".join(_shown_topics(each)))
@@ -60,6 +61,7 @@ def list_groups(server: str, as_json: bool) -> None:
             rows,
             "no groups yet; a consumer creates its group when it starts",
         ),
+        *(f"group {each.group}: keys that {each.owner} holds are not all counted: {each.why}" for each in held.unknown),
     )
 
 
@@ -129,7 +131,9 @@ def reset(
 ) -> None:
     """Reset the offsets of GROUP in TOPIC.
 
-    Moving back repeats messages, moving forward skips messages.
+    Moving back repeats messages, moving forward skips messages. A reset forgets what the group has finished above its
+    offset, so those messages are repeated too. What you confirm is what is done: if the group or the topic changed in
+    the meantime so that other messages would be skipped or repeated, nothing is moved.
     """
     position, queues = _position(to), None if number is None else [number]
     with Admin(server) as admin:
@@ -142,7 +146,12 @@ def reset(
             online = f"; {plural(members, 'member')} online may process messages twice: stop them first"
             question = f"the offsets of group {group} in {topic} will be reset{online if members else ''}"
             confirm(yes, question, _change_grid(plan))
-            plan = admin.reset_offsets(group, topic, to=position, queues=queues)
+            if yes:  # no person has seen the plan
+                plan = admin.reset_offsets(group, topic, to=position, queues=queues)
+            else:
+                plan, why = reset_as_shown(admin, group, topic, shown_changes(plan), to=position, queues=queues)
+                if why:
+                    raise CliError(f"nothing was moved: {why}; run the command again to see what it would do now")
     _show_changes(plan, dry_run, as_json)
 
 
@@ -228,6 +237,8 @@ def _show_changes(plan: tuple[OffsetChange, ...], dry_run: bool, as_json: bool) 
                     "queue": each.queue.queue_id,
                     "before": each.before,
                     "after": each.after,
+                    "repeats": each.repeats,
+                    "skips": each.skips,
                 }
                 for each in plan
             ],
@@ -238,7 +249,9 @@ def _show_changes(plan: tuple[OffsetChange, ...], dry_run: bool, as_json: bool) 
 
 
 def _effect(change: OffsetChange) -> str:
-    difference = change.after - (change.before or 0)
-    if change.before is None or difference == 0:
-        return "starts there" if change.before is None else "unchanged"
-    return f"skips {plural(difference, 'message')}" if difference > 0 else f"repeats {plural(-difference, 'message')}"
+    if change.before is None:
+        return "starts there"
+    effects = (("skips", change.skips), ("repeats", change.repeats))
+    return ", ".join(f"{verb} {plural(count, 'message')}" for verb, count in effects if count) or (
+        "unchanged" if change.before == change.after else "moves over finished messages"
+    )

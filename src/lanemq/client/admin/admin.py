@@ -31,6 +31,7 @@ from lanemq.client.admin.views import (
 from lanemq.client.message import Message
 from lanemq.client.topics import NewTopic, Order, checked, create, ensure, forget
 from lanemq.clock import wall_ms, wall_time
+from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.checks import check_kind, check_queue, check_text, check_whole
 from lanemq.model.errors import GroupNotFound, InvalidOption, LaneError, OffsetNotFound, RequestTimedOut, UsageError
 from lanemq.model.keys import Key, key_text
@@ -49,6 +50,7 @@ from lanemq.wire.admin_headers import (
     TopicHeader,
     ViewMessageHeader,
 )
+from lanemq.wire.bodies import LaneProgress
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import (
@@ -234,12 +236,25 @@ class Admin(AdminClient):
 
     def committed(self, group: str, queue: MessageQueue) -> QueueOffset | None:
         """The group's committed offset, or None if it has none. Apache brokers may return 0 for a new group."""
-        header = QueryOffsetHeader(consumer_group=group, topic=queue.topic, queue_id=queue.queue_id)
+        return self._progress(group, queue, finished=False)[0]
+
+    def progress(self, group: str, queue: MessageQueue) -> tuple[QueueOffset | None, FinishedRanges]:
+        """The group's committed offset, and what it has finished above it. Apache brokers do not report the latter."""
+        return self._progress(group, queue, finished=self._is_lane(queue))
+
+    def _progress(
+        self, group: str, queue: MessageQueue, *, finished: bool
+    ) -> tuple[QueueOffset | None, FinishedRanges]:
+        header = QueryOffsetHeader(
+            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, lane_finished=finished or None
+        )
         try:
             reply = self._calls.ask(self._master(queue), RequestCode.QUERY_CONSUMER_OFFSET, header, lane=_AS_LANE)
         except OffsetNotFound:
-            return None
-        return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
+            return None, NOTHING_FINISHED
+        offset = QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
+        text = LaneProgress.decode(reply.body).lane_finished if reply.body else ""
+        return offset, FinishedRanges.decode(text, offset)
 
     def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Stores the group's offset of one queue, as a member's commit does; a member that is online overwrites it.
@@ -279,7 +294,7 @@ class Admin(AdminClient):
         changes: list[OffsetChange] = []
         for name, address in self._calls.masters_of(check_topic(topic)):
             here = [
-                OffsetChange(queue, self.committed(group, queue), self._offset_of(queue, to))
+                self._change(group, queue, to)
                 for queue in self._calls.routes.get(topic).subscribe
                 if queue.broker == name and (queues is None or queue.queue_id in queues or queue in queues)
             ]
@@ -287,6 +302,10 @@ class Admin(AdminClient):
             if here and not dry_run:
                 self._move(address, group, here, to, all_queues=queues is None)
         return tuple(changes)
+
+    def _change(self, group: str, queue: MessageQueue, to: Position) -> OffsetChange:
+        before, finished = self.progress(group, queue)
+        return OffsetChange(queue, before, self._offset_of(queue, to), finished)
 
     # groups
 
@@ -373,15 +392,19 @@ class Admin(AdminClient):
 
     # messages
 
-    def find_key(self, topic: str, key: Key, *, limit: int = 64) -> list[Message]:
-        """Messages with this key, or with it among their `keys`, oldest first. Apache brokers search only `keys`."""
+    def find_key(self, topic: str, key: Key, *, limit: int = 64, since: int = 0, until: int = FOREVER) -> list[Message]:
+        """The newest messages with this key, or with it among their `keys`, oldest first; a broker returns at most 64.
+
+        `since`, `until`: only those stored between these times, in ms since 1970, both included. Apache brokers search
+        only `keys`.
+        """
         check_whole("limit", limit, 1)
-        return self._query(check_topic(topic), key_text(key), limit, by_unique_id=False)
+        return self._query(check_topic(topic), key_text(key), limit, since, until, by_unique_id=False)
 
     def find_id(self, topic: str, message_id: str) -> list[Message]:
         """Messages with this unique id, as in a receipt. More than one means that the message was stored twice."""
         check_text("message_id", message_id)
-        return self._query(check_topic(topic), message_id, 32, by_unique_id=True)
+        return self._query(check_topic(topic), message_id, 32, 0, FOREVER, by_unique_id=True)
 
     def view(self, offset_id: str) -> Message:
         """The message with an offset message id, read from the broker that the id names."""
@@ -460,9 +483,9 @@ class Admin(AdminClient):
         note = f"owners are not known: not LaneMQ brokers: {', '.join(silent)}" if silent else ""
         return tuple(sorted(leases, key=lambda each: (each.group, each.queue))), note
 
-    def _query(self, topic: str, key: str, limit: int, *, by_unique_id: bool) -> list[Message]:
+    def _query(self, topic: str, key: str, limit: int, since: int, until: int, *, by_unique_id: bool) -> list[Message]:
         header = QueryMessageHeader(
-            topic=topic, key=key, max_num=limit, begin_timestamp=0, end_timestamp=FOREVER, by_unique_id=by_unique_id
+            topic=topic, key=key, max_num=limit, begin_timestamp=since, end_timestamp=until, by_unique_id=by_unique_id
         )
         found: list[Message] = []
         for name, address in self._calls.masters_of(topic):
@@ -474,7 +497,7 @@ class Admin(AdminClient):
         # The index is by hash, so the answer may contain other keys.
         matches = _has_id if by_unique_id else _has_key
         matching = [each for each in found if matches(each.properties, key)]
-        return sorted(matching, key=lambda each: (each.record.store_timestamp, each.record.position))[:limit]
+        return sorted(matching, key=lambda each: (each.record.store_timestamp, each.record.position))[-limit:]
 
 
 def _time_of(to: Position, group: str, *, all_queues: bool) -> int:

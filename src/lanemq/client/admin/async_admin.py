@@ -89,6 +89,7 @@ class AsyncAdmin(AsyncAdminClient[Admin]):
     max_offset = on_thread(Admin.max_offset)
     offset_at = on_thread(Admin.offset_at)
     committed = on_thread(Admin.committed)
+    progress = on_thread(Admin.progress)
     commit = on_thread(Admin.commit)
     reset_offsets = on_thread(Admin.reset_offsets)
     groups = on_thread(Admin.groups)

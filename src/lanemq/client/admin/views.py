@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.figures import labels_of
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
@@ -78,13 +79,9 @@ class GroupQueue:
     """Messages above `offset` that are finished already. An Apache broker does not report them."""
 
     @property
-    def unfinished(self) -> int:
-        """Messages that are not finished; `lag` also counts those that wait only for the commit."""
-        return max(0, self.lag - self.finished)
-
-    @property
     def lag(self) -> int:
-        return max(0, self.end - self.offset)
+        """Messages that are not finished. Those above `offset` that wait only for the commit do not count."""
+        return max(0, self.end - self.offset - self.finished)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +98,7 @@ class GroupDescription:
 
     @property
     def lag(self) -> int:
+        """Messages that the group has not finished, in all queues."""
         return sum(each.lag for each in self.queues)
 
 
@@ -138,6 +136,22 @@ class OffsetChange:
     queue: MessageQueue
     before: QueueOffset | None
     after: QueueOffset
+    finished: FinishedRanges = NOTHING_FINISHED
+    """What the group has finished above `before`. A reset forgets it. An Apache broker does not report it."""
+
+    @property
+    def repeats(self) -> int:
+        """Finished messages that the group will process again."""
+        if self.before is None:
+            return 0
+        return max(0, self.before - self.after) + self.finished.above(self.after - 1).count
+
+    @property
+    def skips(self) -> int:
+        """Unfinished messages that the group will never process."""
+        if self.before is None:
+            return 0
+        return max(0, self.after - self.before) - self.finished.below(self.after).count
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,22 @@
-"""What a console asks again and again: all groups, all brokers, the lanes that members hold.
+"""What the console and `lanemq group list` ask: all groups, all brokers, the lanes that members hold.
 
 The requests are those of `Admin`, with as few of them as possible: owners are asked for once, not once per group.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from lanemq.client.admin.admin import OWNER_TIMEOUT, Admin, lane_view
-from lanemq.client.admin.views import GroupDescription, LaneStateView, LeaseView, NoAnswer
-from lanemq.model.errors import BrokerRefused, LaneError, RequestTimedOut
+from lanemq.client.admin.parked import ParkedLaneView
+from lanemq.client.admin.views import GroupDescription, GroupQueue, LaneStateView, LeaseView
+from lanemq.core.lane_status import LaneStatus
+from lanemq.model.errors import LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Seconds, to_millis, to_seconds
+from lanemq.model.wording import plural
+from lanemq.net.address import Address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.wire.admin_headers import RunningInfoHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -18,6 +24,11 @@ from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import HeldLanesBody
 from lanemq.wire.route_bodies import KVTable
 
+ASKED_AT_ONCE = 4
+"""Members that are asked for their held lanes at the same time. More would load the broker that passes the questions
+on; with fewer, a hundred members that do not answer delay the reading by more than two seconds."""
+MAX_ASKED_MEMBERS = 1_000
+"""Members that one reading asks. Those beyond it are named as not asked."""
 LANE_OPTION = "lane."
 LANE_ORIGIN = "laneFrom."
 """Begins the names of a LaneMQ broker's options in the answer to GET_BROKER_CONFIG."""
@@ -57,6 +68,23 @@ class HeldLaneView:
     queue: MessageQueue
     key: str | None
     state: LaneStateView
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownMember:
+    """A member whose held lanes are not known, and why."""
+
+    group: str
+    owner: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberHeldLanes:
+    """The lanes that members hold, and the members that may hold others."""
+
+    lanes: tuple[HeldLaneView, ...] = ()
+    unknown: tuple[UnknownMember, ...] = ()
 
 
 class WatchAdmin(Admin):
@@ -99,34 +127,75 @@ class WatchAdmin(Admin):
         )
         return found, leases
 
-    def held_lanes(
-        self, group: str, owner: str, broker: str, *, timeout: Seconds = OWNER_TIMEOUT
-    ) -> Sequence[HeldLaneView] | NoAnswer:
-        """Asks a member, through a broker, which lanes it holds after a failure.
+    def all_held_lanes(self, queues: Iterable[tuple[str, GroupQueue]]) -> MemberHeldLanes:
+        """The lanes that the owners of these queues hold; each queue has its group's name.
 
-        A member that is frozen or not a LaneMQ client must not delay the caller, so the timeout is short.
+        Only owners of queues with a lag are asked: a held lane always leaves one.
         """
-        address, lane = self._calls.masters().get(broker, (None, False))
+        owners = {(group, at.owner): at.queue.broker for group, at in queues if at.lag > 0 and at.owner is not None}
+        masters = self._calls.masters() if owners else {}
+        asked = list(owners.items())[:MAX_ASKED_MEMBERS]
+        with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="lanemq-held") as threads:
+            answers = list(threads.map(lambda each: self._held_lanes(each[0][0], each[0][1], each[1], masters), asked))
+        not_asked = f"not asked, because {MAX_ASKED_MEMBERS:,} others were"
+        return MemberHeldLanes(
+            tuple(lane for answer in answers for lane in answer.lanes),
+            (
+                *(each for answer in answers for each in answer.unknown),
+                *(UnknownMember(group, owner, not_asked) for group, owner in list(owners)[MAX_ASKED_MEMBERS:]),
+            ),
+        )
+
+    def _held_lanes(
+        self,
+        group: str,
+        owner: str,
+        broker: str,
+        masters: Mapping[str, tuple[Address, bool]],
+        timeout: Seconds = OWNER_TIMEOUT,
+    ) -> MemberHeldLanes:
+        """Asks a member, through a broker, which lanes it holds after a failure. Runs on any thread.
+
+        A member that is frozen must not delay the caller, so the timeout is short. Clients other than LaneMQ's hold no
+        lanes, so nothing is unknown about one that refuses the question.
+        """
+        address, lane = masters.get(broker, (None, False))
         if address is None or not lane:
-            return NoAnswer(f"broker {broker} is not a LaneMQ broker")
+            return MemberHeldLanes()
         header = RunningInfoHeader(consumer_group=group, client_id=owner)
         link = BlockingConnection(address, security=self._calls.security)
         try:
             reply = link.request(Command(RequestCode.LANE_HELD, 0, ext=header.to_ext()), to_seconds(timeout))
         except RequestTimedOut:
-            return NoAnswer(f"{owner} did not answer within {to_millis(timeout)} ms", silent=True)
-        except (LaneError, BrokerRefused) as error:
-            return NoAnswer(f"{owner} could not be asked: {error}")
+            return MemberHeldLanes(unknown=(UnknownMember(group, owner, f"no answer within {to_millis(timeout)} ms"),))
+        except LaneError as error:
+            return MemberHeldLanes(unknown=(UnknownMember(group, owner, str(error)),))
         finally:
             link.close()
         if reply.code != ResponseCode.SUCCESS:
-            return NoAnswer(f"{owner} does not report its held lanes: {reply.remark}")
-        return [
-            HeldLaneView(
-                group, owner, MessageQueue(each.topic, each.broker, each.queue_id), each.key, lane_view(each.state)
-            )
-            for each in HeldLanesBody.decode(reply.body).lanes
-        ]
+            return MemberHeldLanes()
+        body = HeldLanesBody.decode(reply.body)
+        more = f"it holds {plural(body.more, 'further key')}, which it does not list"
+        return MemberHeldLanes(
+            tuple(
+                HeldLaneView(
+                    group, owner, MessageQueue(each.topic, each.broker, each.queue_id), each.key, lane_view(each.state)
+                )
+                for each in body.lanes
+            ),
+            (UnknownMember(group, owner, more),) if body.more else (),
+        )
+
+
+def waiting_keys(parked: Iterable[ParkedLaneView], held: Iterable[HeldLaneView]) -> Counter[tuple[str, bool]]:
+    """How many keys wait, by group and whether they are parked. The others are tried again by themselves.
+
+    A lane that is held both by its member and at a broker counts once.
+    """
+    lanes = {(lane.group, lane.queue, lane.key): lane.status is LaneStatus.PARKED for lane in parked}
+    for each in held:
+        lanes.setdefault((each.group, each.queue, each.key), False)
+    return Counter((group, is_parked) for (group, _, _), is_parked in lanes.items())
 
 
 def _with_owners(group: GroupDescription, owners: Mapping[MessageQueue, LeaseView]) -> GroupDescription:

@@ -129,7 +129,7 @@ def _row(topic: TopicDescription, now: Snapshot, trends: Trends, means: Mapping[
 
 def _reader(group: GroupNow, topic: TopicDescription) -> TopicReaderRow:
     here = [each for each in group.queues if each.at.queue.topic == topic.topic]
-    lag = sum(each.at.unfinished for each in here)
+    lag = sum(each.at.lag for each in here)
     kept = sum(each.messages for each in topic.queues)
     done = 1.0 if not kept else max(0.0, 1 - lag / kept)
     return TopicReaderRow(group.name, len(group.members), lag, oldest_age(here), done)
