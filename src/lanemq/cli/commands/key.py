@@ -150,7 +150,7 @@ def _message_row(message: Message) -> tuple[object, ...]:
     return message.queue.queue_id, message.queue_offset, message.stored_at, message.tag, short_text(value)
 
 
-_GROUP_COLUMNS = ("group", "offset", "done", "pending", "held", "parked", "owner", "epoch", "lease left")
+_GROUP_COLUMNS = ("group", "offset", "done", "pending", "held", "parked", "dead", "owner", "epoch", "lease left")
 _LANE_COLUMNS = ("head", "failed", "next retry", "blocked for")
 """Shown only if an owner reported the lane, so that the table fits a terminal."""
 
@@ -165,7 +165,8 @@ def _group_grid(groups: list[KeyProgress]) -> Grid:
 def _group_row(each: KeyProgress) -> tuple[object, ...]:
     at, lease = each.progress.at, duration_text(each.progress.lease_ms)
     held, parked = _set_aside(each)
-    left = each.group, at.offset, each.done, len(each.pending), held, parked, at.owner, at.epoch, lease
+    counts = each.done, len(each.pending), held, parked, len(each.dead)
+    left = each.group, at.offset, *counts, at.owner, at.epoch, lease
     if not isinstance(lane := each.lane, LaneStateView):
         return *left, None, None, None, None
     retry, blocked = duration_text(_millis(lane.retry_in)), duration_text(_millis(lane.blocked_for))
@@ -204,6 +205,7 @@ def group_document(each: KeyProgress) -> dict[str, object]:
         "done": each.done,
         "pending": each.pending,
         "parked": None if each.parked is None else lane_document(each.parked),
+        "dead": sorted(each.dead),
         "lane": _lane_document(each.lane),
         "waits_for": each.waits_for,
     }

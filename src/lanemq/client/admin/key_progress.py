@@ -6,9 +6,11 @@ there is no retry. Some facts only the owner knows; if it does not answer, the s
 known without it.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.dead_letters import GroupDeadLetter, dead_letters_of
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import QueueProgress, queue_progress
 from lanemq.client.admin.topic_reader import TopicReader
@@ -17,8 +19,10 @@ from lanemq.client.message import Message
 from lanemq.clock import SystemClock, time_text
 from lanemq.core.consuming.runs import Order
 from lanemq.core.consuming.views import LaneActivity
+from lanemq.core.finished_ranges import NOTHING_FINISHED
 from lanemq.core.lane_status import LaneStatus
 from lanemq.core.sending.sharding import pick_queue
+from lanemq.model.names import dead_letter_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.wording import duration_text, plural
 
@@ -34,11 +38,13 @@ class KeyProgress:
     progress: QueueProgress
     done: int
     pending: tuple[int, ...]
-    """Offsets of the key's messages that are neither committed nor parked."""
+    """Offsets of the key's messages that are neither finished nor parked."""
     parked: ParkedLaneView | None = None
     """The key's lane, if it is parked; its messages are neither done nor pending."""
     lane: LaneStateView | NoAnswer | None = None
     """The owner's view of the lane; None if there is no owner, or nothing pending."""
+    dead: Mapping[int, GroupDeadLetter] = field(default_factory=dict)
+    """Dead letters by the offset of the message that was given up; such messages are not done."""
 
     @property
     def waits_for(self) -> str:
@@ -46,7 +52,7 @@ class KeyProgress:
         if self.parked is not None:
             return _parked(self.parked)
         if not self.pending:
-            return "nothing: all messages are finished" if self.done else "nothing: the key has no messages"
+            return _nothing(self.done, len(self.dead))
         if not self.members:
             return "a member: no member of the group is online; start a consumer"
         if self.progress.at.owner is None:
@@ -85,24 +91,40 @@ def key_facts(key: str, topic: str, group: str | None, server: str) -> KeyFacts:
         names = [group] if group else admin.groups()
         found = (_key_progress(admin, name, server, queue, key, messages) for name in names)
         groups = _with_parked([each for each in found if each is not None], key, queue, server, messages)
+        groups = _with_dead_letters(admin, groups, messages)
     return KeyFacts(key, queue, hashed, messages, groups)
 
 
 def _key_progress(
-    admin: Admin, name: str, server: str, queue: MessageQueue, key: str, messages: list[Message]
+    admin: Admin, name: str, server: str, queue: MessageQueue, key: str | None, messages: list[Message]
 ) -> KeyProgress | None:
     found = admin.describe_group(name)
     here = replace(found, queues=tuple(each for each in found.queues if each.queue == queue))
     leases = {lease.queue: lease for lease in admin.locks(name)}
     for progress in queue_progress(here, leases, server, SystemClock().wall()):
         offsets = [message.queue_offset for message in messages if message.queue == queue]
-        pending = tuple(offset for offset in offsets if offset >= progress.at.offset)
+        at, finished = progress.at.offset, NOTHING_FINISHED
+        if progress.at.finished and any(offset >= at for offset in offsets):
+            committed, finished = admin.progress(name, queue)
+            at = committed if committed is not None else at
+        pending = tuple(offset for offset in offsets if offset >= at and offset not in finished)
         known = KeyProgress(name, len(found.members), progress, len(offsets) - len(pending), pending)
         return replace(known, lane=_ask_owner(found, known, server, key)) if pending else known
     return None
 
 
-def _ask_owner(found: GroupDescription, known: KeyProgress, server: str, key: str) -> LaneStateView | NoAnswer | None:
+def message_progress(message: Message, server: str) -> list[KeyProgress]:
+    """How far every group is with one message. As `key_facts`, but only this message is counted."""
+    queue, key = message.queue, message.key
+    with Admin(server) as admin:
+        found = (_key_progress(admin, name, server, queue, key, [message]) for name in admin.groups())
+        groups = _with_parked([each for each in found if each is not None], key, queue, server, [message])
+        return _with_dead_letters(admin, groups, [message])
+
+
+def _ask_owner(
+    found: GroupDescription, known: KeyProgress, server: str, key: str | None
+) -> LaneStateView | NoAnswer | None:
     owner, queue = known.progress.at.owner, known.progress.at.queue
     if owner is None:
         return None
@@ -113,7 +135,7 @@ def _ask_owner(found: GroupDescription, known: KeyProgress, server: str, key: st
 
 
 def _with_parked(
-    groups: list[KeyProgress], key: str, queue: MessageQueue, server: str, messages: list[Message]
+    groups: list[KeyProgress], key: str | None, queue: MessageQueue, server: str, messages: list[Message]
 ) -> list[KeyProgress]:
     """The groups with their parked lanes. What is before a lane is done, and what is behind it is pending."""
     with ParkedAdmin(server) as admin:
@@ -129,7 +151,35 @@ def _with_parked(
     return found
 
 
+def _with_dead_letters(admin: Admin, groups: list[KeyProgress], messages: list[Message]) -> list[KeyProgress]:
+    """The groups with the messages that they gave up. A message that is to run again, after a reset, is pending."""
+    topics = set(admin.topics(internal=True)) if messages else set()
+    found = []
+    for each in groups:
+        if dead_letter_topic(each.group) in topics:
+            queue = each.progress.at.queue
+            waiting = {*each.pending, *(_offsets(each.parked, queue, messages) if each.parked is not None else ())}
+            finished = [one for one in messages if one.queue == queue and one.queue_offset not in waiting]
+            dead = dead_letters_of(admin, each.group, finished)
+            each = replace(each, dead=dead, done=each.done - len(dead))
+        found.append(each)
+    return found
+
+
+def _offsets(lane: ParkedLaneView, queue: MessageQueue, messages: list[Message]) -> list[int]:
+    """Which of the key's messages are in a parked lane."""
+    offsets = (message.queue_offset for message in messages if message.queue == queue)
+    return [offset for offset in offsets if lane.first <= offset <= lane.last]
+
+
 # the sentence
+
+
+def _nothing(done: int, dead: int) -> str:
+    if not dead:
+        return "nothing: all messages are finished" if done else "nothing: the key has no messages"
+    given_up = f"{plural(dead, 'message')} {'is' if dead == 1 else 'are'} given up as dead letter{'s' * (dead > 1)}"
+    return f"nothing: {given_up}, all others are finished" if done else f"nothing: {given_up}"
 
 
 def _in_the_queue(ahead: int) -> str:
