@@ -53,7 +53,7 @@ def list_lanes(place: str, name: str | None, held: bool, as_json: bool) -> None:
     columns = ("key", "state", "messages", "failures", "since", "reason", *(("decided",) if decided else ()))
     show(
         as_json,
-        lambda: [_document(each) | {"decided": decided.get(each.lane)} for each in found],
+        lambda: [lane_document(each, decided.get(each.lane)) for each in found],
         Grid(columns, rows, "no key waits for an operator"),
         *([APPLIED_LATER] if any(each.lane in decided for each in found) else []),
     )
@@ -79,8 +79,8 @@ def show_lane(place: str, key: str, name: str | None, as_json: bool) -> None:
             "state": lane.state,
             "held": _document(lane.held) if lane.held is not None else None,
             "messages": [
-                {"queue": each.queue_id, "offset": each.offset, "id": each.message_id,
-                 "value": body_for_json(each.value or b'')} for each in waiting
+                {"topic": each.topic, "broker": each.broker, "queue": each.queue_id, "offset": each.offset,
+                 "id": each.message_id, "value": body_for_json(each.value or b'')} for each in waiting
             ],
         },
         f"key {key}: {'moving' if lane.held is None else lane.held.why.value}, state {lane.state!r}",
@@ -176,6 +176,11 @@ def _report(what: str, lanes: "list[HeldLane]", messages: int, dry_run: bool, as
         f"{plural(messages, 'message')} of {plural(len(lanes), 'key')} {would} "
         + (what if dry_run else f"{what} by the running pipeline, or by its next start"),
     )
+
+
+def lane_document(lane: "HeldLane", decided: str | None) -> dict[str, object]:
+    """A lane of a list, with what an operator has asked for."""
+    return _document(lane) | {"decided": decided}
 
 
 def _document(lane: "HeldLane") -> dict[str, object]:

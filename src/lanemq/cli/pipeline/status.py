@@ -5,23 +5,26 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lanemq.cli.options import json_option
+from lanemq.cli.options import CliError, json_option
 from lanemq.cli.output import Grid, duration_text, plural, show, without_log
 from lanemq.cli.pipeline.dead_letters import kept_in
 from lanemq.cli.pipeline.loading import (
     APPLIED_LATER,
     FILE_OR_CHECKPOINT,
     NAME,
+    dead_letters_at,
     declared_at,
     pipeline_security_options,
     refused,
     with_flags,
 )
+from lanemq.cli.pipeline.parked import lane_document
 from lanemq.cli.pipeline.run_output import LAG_COLUMNS, lag_row
 from lanemq.model.errors import LaneError
 
 if TYPE_CHECKING:
     from lanemq.model.queue import MessageQueue
+    from lanemq.pipelines.operate.parked import ParkedLanes
     from lanemq.pipelines.pipeline import Pipeline
     from lanemq.spark.lag import QueueLag
 
@@ -32,12 +35,22 @@ UNKNOWN = "unknown"
 """Shown instead of a number that only the broker has; 0 would look like no lag."""
 
 
+MAX_LANES = 1_000
+"""Keys that `--waiting` lists, parked ones first. `lanemq pipeline parked list` has all."""
+
+
 @click.command()
 @FILE_OR_CHECKPOINT
 @NAME
+@click.option(
+    "--waiting",
+    "with_waiting",
+    is_flag=True,
+    help=f"With --json: also the keys that wait, at most {MAX_LANES:,}, and the dead letters by state.",
+)
 @json_option
 @pipeline_security_options
-def status(place: str, name: str | None, as_json: bool) -> None:
+def status(place: str, name: str | None, with_waiting: bool, as_json: bool) -> None:
     """Show the progress of a pipeline, running or not.
 
     Shows batches, starts, held and parked keys, dead letters and lag. The lag is counted from the last finished batch:
@@ -58,10 +71,13 @@ def status(place: str, name: str | None, as_json: bool) -> None:
     decided, dead = lanes.requested(), kept_in(folder)
     redriven = len(Redrives(stage_folder(folder)).pending_dead_letters())
     queues, lag_error = _lag(_source(known.source, declared), log.end_of(done) if done is not None else {})
-    document = {
+    source = {option.lower(): value for option, value in known.source.items()}
+    document: dict[str, object] = {
         "pipeline": known.name,
         "checkpoint": str(folder),
         "query": known.query,
+        "group": source.get("group"),
+        "topics": [each.strip() for each in source.get("topic", "").split(",") if each.strip()],
         "running": holder,
         "epoch": epoch_of(folder),
         "batch": done,
@@ -75,6 +91,8 @@ def status(place: str, name: str | None, as_json: bool) -> None:
         "queues": [_document(each, lag_error is None) for each in queues],
         "note": lag_error,
     }
+    if with_waiting:
+        document |= _waiting(lanes, place, name)
     show(
         as_json,
         lambda: document,
@@ -97,6 +115,20 @@ def _dead_letters(count: int | None, folder: object) -> str:
     if count is None:
         return "dead letters go to the sink that the pipeline declares for them; they are not counted here"
     return f"{plural(count, 'dead letter') if count else 'no dead letters'} in {folder}"
+
+
+def _waiting(lanes: "ParkedLanes", place: str, name: str | None) -> dict[str, object]:
+    """The keys that wait, and the number of dead letters by state; None if they are in a sink of their own."""
+    decided = lanes.requested()
+    found = sorted(lanes.waiting(held=True), key=lambda each: (each.why.value != "parked", each.since))
+    try:
+        states = dead_letters_at(place, name).counts()
+    except CliError:
+        states = None
+    return {
+        "lanes": [lane_document(each, decided.get(each.lane)) for each in found[:MAX_LANES]],
+        "dead_letters_by_state": states,
+    }
 
 
 def _source(used: Mapping[str, str], declared: "Pipeline | None") -> dict[str, str]:
