@@ -61,6 +61,8 @@ QUEUE_OF_HOSTILE = str(abs(text_hash(HOSTILE)) % 2)
 LANE = {"group": "shipping", "topic": "orders", "broker": "lanemq", "queue": QUEUE_OF_HOSTILE, "key": HOSTILE}
 FORMS = {
     "lane": f"/waiting/lane?{urlencode(LANE)}",
+    "redrive-chosen": f"/waiting/redrive?{urlencode({'lane': urlencode(LANE)})}",
+    "discard-lane": f"/waiting/discard?{urlencode({**LANE, 'all': '1'})}",
     "new-topic": "/topic/new",
     "new-topic-preview": "/topic/new?name=invoices&queues=8&order=key",
     "delete-topic": "/topics/orders/delete",
@@ -203,6 +205,28 @@ def test_a_person_signs_in_and_redrives_a_key(window: Window, stage: Stage) -> N
     window.page.get_by_label("Token").fill(TOKEN)
     window.page.get_by_role("button", name="Sign in").first.click()
     window.page.locator("tr", has_text="order-7").get_by_role("link", name="Inspect").first.click()
+    window.page.get_by_role("button", name="Redrive 2 messages").click()
+    assert "of key order-7 are redriven" in window.page.get_by_role("status").inner_text()
+    assert window.problems == []
+
+
+def test_a_person_chooses_keys_and_redrives_them_after_a_preview(window: Window) -> None:
+    """What was chosen stays chosen while the page is kept up to date. The key fails again, and is parked again."""
+    window.open("/sign-in?then=/waiting")
+    window.page.get_by_label("Token").fill(TOKEN)
+    window.page.get_by_role("button", name="Sign in").first.click()
+    box = window.page.get_by_role("checkbox", name="Choose order-7 of shipping")
+    box.check()
+    age = window.page.locator(".age")
+    for _ in range(2):
+        before = age.inner_text()
+        until(
+            "the page to change", lambda before=before: window.page.wait_for_timeout(20) or age.inner_text() != before
+        )
+    assert box.is_checked()
+    assert window.page.get_by_role("checkbox", checked=True).count() == 1
+    window.page.get_by_role("button", name="Redrive chosen keys").click()
+    window.page.get_by_role("heading", name="Redrive 2 messages of 1 key").wait_for()
     window.page.get_by_role("button", name="Redrive 2 messages").click()
     assert "of key order-7 are redriven" in window.page.get_by_role("status").inner_text()
     assert window.problems == []

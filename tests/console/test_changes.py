@@ -1,7 +1,9 @@
 """Changes: who may make them, from where, and that they do what the page before them said."""
 
+import html
 import re
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -10,10 +12,12 @@ from tests.console.conftest import BASE, TOKEN, Stage, until
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
+from lanemq.client.admin.views import AtOffset
 from lanemq.client.producer.producer import Producer
 from lanemq.console import protection
 from lanemq.console.app import console_app
 from lanemq.console.settings import ConsoleSettings
+from lanemq.model.units import QueueOffset
 
 OURS = {"origin": BASE}
 
@@ -26,6 +30,14 @@ def secret_of(client: TestClient, path: str = "/topics/orders/delete") -> str:
 def create(client: TestClient, name: str, headers: Mapping[str, str], **fields: str) -> int:
     form = {"name": name, "queues": "1", "order": "key", "broker": "lanemq", **fields}
     return client.post("/topic/new", data=form, headers=dict(headers), follow_redirects=False).status_code
+
+
+def form_of(page: str) -> dict[str, list[str]]:
+    """What the form of a page with hidden fields sends."""
+    found: dict[str, list[str]] = {}
+    for name, value in re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', page):
+        found.setdefault(name, []).append(html.unescape(value))
+    return found
 
 
 def topics(stage: Stage) -> list[str]:
@@ -200,11 +212,96 @@ def test_a_reset_is_previewed_and_then_done(signed_in: TestClient, stage: Stage)
         page = signed_in.get("/groups/replayers/reset?topic=replayed&to=first").text
         assert "5 messages will be processed again, 0 messages will be skipped." in page
         assert admin.committed("replayers", queue) == 5
-        form = {"secret": secret_of(signed_in), "topic": "replayed", "to": "first", "queue": ""}
-        answer = signed_in.post("/groups/replayers/reset", data=form, headers=OURS)
-        assert "5 are skipped" not in answer.text
+        answer = signed_in.post("/groups/replayers/reset", data=form_of(page), headers=OURS)
+        assert "5 messages are repeated, 0 are skipped" in answer.text
         assert admin.committed("replayers", queue) == 0
     assert "is not a position" in signed_in.get("/groups/replayers/reset?topic=replayed&to=soon").text
+
+
+class Rewound:
+    """A group at offset 3 of 5 messages."""
+
+    def __init__(self, stage: Stage, client: TestClient, name: str) -> None:
+        self.client, self.group, self.stage = client, name, stage
+        self.path = f"/groups/{name}/reset"
+        with Admin(stage.address) as admin:
+            admin.create_topic(name, 1, ordered=True)
+            self.send(5)
+            (self.queue,) = [each.queue for each in admin.describe_topic(name).queues]
+            admin.commit(name, self.queue, 3)
+        until("the group to be known", lambda: client.get(f"/groups/{name}").status_code == 200)
+
+    def send(self, count: int) -> None:
+        with Producer(self.stage.address) as producer:
+            producer.send_many(self.group, [("k", number) for number in range(count)])
+
+    def move(self, offset: int) -> None:
+        with Admin(self.stage.address) as admin:
+            admin.reset_offsets(self.group, self.group, to=AtOffset(QueueOffset(offset)))
+
+    def preview(self, to: str) -> dict[str, list[str]]:
+        return form_of(self.client.get(f"{self.path}?topic={self.group}&to={to}").text)
+
+    def confirm(self, form: dict[str, list[str]]) -> Any:
+        return self.client.post(self.path, data=form, headers=OURS, follow_redirects=False)
+
+    @property
+    def offset(self) -> int | None:
+        with Admin(self.stage.address) as admin:
+            return admin.committed(self.group, self.queue)
+
+
+def test_a_reset_to_the_end_moves_to_the_end_that_was_shown(signed_in: TestClient, stage: Stage) -> None:
+    group = Rewound(stage, signed_in, "to-the-end")
+    form = group.preview("last")
+    group.send(2)
+    assert group.confirm(form).status_code == 303
+    assert group.offset == 5, "the two messages that arrived after the preview are not skipped"
+
+
+def test_a_reset_that_would_skip_more_than_was_shown_is_refused_with_a_new_preview(
+    signed_in: TestClient, stage: Stage
+) -> None:
+    group = Rewound(stage, signed_in, "moved-back")
+    form = group.preview("last")
+    group.move(1)
+    answer = group.confirm(form)
+    assert answer.status_code == 409
+    assert "would skip 4 messages now, and the preview showed 2" in answer.text
+    assert "4 messages will be skipped" in answer.text
+    assert group.offset == 1
+    assert group.confirm(form_of(answer.text)).status_code == 303
+    assert group.offset == 5
+
+
+def test_a_reset_forward_that_the_group_has_passed_is_refused(signed_in: TestClient, stage: Stage) -> None:
+    group = Rewound(stage, signed_in, "went-on")
+    form = group.preview("4")
+    group.move(5)
+    assert "would repeat 1 message now" in group.confirm(form).text
+    assert group.offset == 5
+    back = group.preview("first")
+    group.move(4)
+    assert group.confirm(back).status_code == 303, "a reset that goes back repeats what was finished since then too"
+
+
+def test_a_reset_form_that_does_not_say_what_was_shown_is_refused(signed_in: TestClient, stage: Stage) -> None:
+    group = Rewound(stage, signed_in, "unseen")
+    form = group.preview("first")
+    assert group.confirm({**form, "shown": []}).status_code == 400
+    assert group.confirm({**form, "shown": ["0 x"]}).status_code == 400
+    assert group.offset == 3
+
+
+def test_control_without_the_comparison_the_reset_skips_what_was_not_shown(
+    signed_in: TestClient, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanemq.client.admin.resets.difference", lambda *_: "")
+    group = Rewound(stage, signed_in, "unguarded")
+    form = group.preview("last")
+    group.move(1)
+    assert group.confirm(form).status_code == 303
+    assert group.offset == 5
 
 
 def lane_form(signed_in: TestClient, key: str) -> tuple[str, dict[str, str]]:
@@ -218,14 +315,23 @@ def lane_form(signed_in: TestClient, key: str) -> tuple[str, dict[str, str]]:
     raise AssertionError(f"{key} is not parked")
 
 
+def discard_form(signed_in: TestClient, form: dict[str, str], *, everything: bool) -> dict[str, list[str]]:
+    """The form of the page before a discard."""
+    named = {name: value for name, value in form.items() if name != "secret"}
+    return form_of(signed_in.get(f"/waiting/discard?{urlencode({**named, 'all': '1' * everything})}").text)
+
+
 def test_a_discard_stops_at_the_last_message_that_the_page_showed(signed_in: TestClient, stage: Stage) -> None:
     page, form = lane_form(signed_in, "order-8")
     assert "Discard all 2" in page
-    shown = re.findall(r'name="through" value="(\d+)"', page)
+    discard = discard_form(signed_in, form, everything=True)
+    assert discard["count"] == ["2"]
     with Producer(stage.address) as producer, ParkedAdmin(stage.address) as parked:
         producer.send("orders", {"order": "order-8", "status": "late"}, key="order-8", tag="late")
         until("the new message to join the lane", lambda: parked.lanes("shipping", key="order-8")[0].messages == 3)
-        signed_in.post("/waiting/discard", data={**form, "through": shown[-1]}, headers=OURS)
+        assert (
+            "2 messages of key order-8 discarded" in signed_in.post("/waiting/discard", data=discard, headers=OURS).text
+        )
         (lane,) = parked.lanes("shipping", key="order-8")
         assert lane.messages == 1
         answer = signed_in.post("/waiting/redrive", data=form, headers=OURS)
@@ -233,7 +339,7 @@ def test_a_discard_stops_at_the_last_message_that_the_page_showed(signed_in: Tes
         until("the lane to be finished", lambda: not parked.lanes("shipping", key="order-8"))
 
 
-def test_a_discard_without_an_offset_is_refused(signed_in: TestClient) -> None:
+def test_a_discard_of_a_form_that_does_not_say_what_was_shown_is_refused(signed_in: TestClient) -> None:
     _, form = lane_form(signed_in, "order-7")
     assert signed_in.post("/waiting/discard", data=form, headers=OURS).status_code == 400
 

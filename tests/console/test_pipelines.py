@@ -20,11 +20,13 @@ from tests.pipelines.stages.transitions import pipeline_fixture
 from tests.pipelines.stages.transitions.dead_letter_fixture import DeadLetterPipeline
 
 from lanemq.cli.main import main
+from lanemq.console import pipeline_reading
 from lanemq.console.app import console_app
 from lanemq.console.child import Ended
-from lanemq.console.routes import pipelines
 from lanemq.console.settings import ConsoleSettings
 from lanemq.console.views.pipelines import PipelineLane, lane_change
+from lanemq.core.lane_status import LaneStatus
+from lanemq.model.queue import MessageQueue
 from lanemq.pipelines import dead_letters, parked
 from lanemq.wire.signing import Credentials
 
@@ -64,13 +66,13 @@ def opened(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
             done = CliRunner().invoke(main, words)
         return Ended(done.exit_code, done.stdout_bytes, done.stderr)
 
-    monkeypatch.setattr(pipelines, "run_module", run_here)
+    monkeypatch.setattr(pipeline_reading, "run_module", run_here)
     monkeypatch.setattr("lanemq.cli.pipeline.status.BROKER_WAIT", "1ms")
     folders = tmp_path / "parked", tmp_path / "dead"
     keys, letters = parked_keys(folders[0]), given_up(folders[1])
     app = console_app(ConsoleSettings(stage.address, every=0.2, pipelines=folders), TOKEN)
     with TestClient(app, base_url=BASE, client=("127.0.0.1", 50000)) as client:
-        client.post("/sign-in", data={"token": TOKEN, "then": "/"}, headers=OURS)
+        client.post("/sign-in", data={"token": TOKEN, "then": "/"}, headers=OURS, follow_redirects=False)
         yield Opened(client, keys, letters, folders)
 
 
@@ -78,7 +80,6 @@ def test_keys_and_dead_letters_are_listed_and_shown_with_their_bodies(opened: Op
     overview = opened.client.get("/pipelines").text
     assert "2 keys parked" in overview
     assert 'href="/pipelines/1"' in overview
-    assert "page of the pipelines" in opened.client.get("/waiting").text
     listed = opened.page("0")
     assert listed.count("attempt 1 failed") == 2
     assert "&lt;script&gt;alert(1)" in listed
@@ -90,6 +91,42 @@ def test_keys_and_dead_letters_are_listed_and_shown_with_their_bodies(opened: Op
     assert letters.count("attempt 1 failed") == 3
     letter = opened.page("1/dead-letter", id=LETTER)
     assert "&#34;fails&#34;: 1" in letter
+
+
+def test_home_waiting_and_the_pages_of_keys_have_what_waits_in_pipelines(opened: Opened) -> None:
+    waiting = opened.client.get("/waiting").text
+    assert waiting.count('href="/pipelines/0/key?key=') == 4, "each of two keys has two links"
+    assert "&lt;script&gt;alert(1)" in waiting
+    assert re.search(
+        r'<a href="/pipelines/1">[^<]+</a> <span class="dim">pipeline</span></th><td class="num">3<', waiting
+    )
+    console = opened.client.app.state.console  # type: ignore[attr-defined]
+    of_groups = sum(lane.status is LaneStatus.PARKED for lane in console.watch.now.parked)
+    assert f"{of_groups + 2} keys" in opened.client.get("/").text
+    portal = opened.client.portal
+    assert portal is not None
+    parked_key, dead_key = portal.call(pipeline_reading.key_in_pipelines, console, "orders", "a")
+    queue = MessageQueue("orders", "broker-a", 0)
+    assert [parked_key.step(queue, offset)[0] for offset in (0, 1)] == ["parked", "parked"]
+    assert [dead_key.step(queue, offset)[0] for offset in (0, 1)] == ["dead letter", "dead letter"]
+    opened.send(0, opened.form(opened.page("0/change", action="redrive", key="a")))
+    assert "redrive asked for" in opened.client.get("/waiting").text
+
+
+def test_a_pipeline_that_cannot_be_read_is_named_and_not_taken_for_one_without_waiting_keys(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[tuple[str, ...]]()
+
+    def fails(module: str, *words: str, seconds: float) -> Ended:
+        asked.append(words)
+        return Ended(1, b"", "Error: the disk is away")
+
+    monkeypatch.setattr(pipeline_reading, "run_module", fails)
+    for _ in range(3):
+        assert "pipeline parked was not read: the disk is away" in opened.client.get("/waiting").text
+    assert len(asked) == 2, "a pipeline that cannot be read is not asked again with every page"
+    assert "2 pipelines were not read" in opened.client.get("/").text
 
 
 def test_what_a_browser_must_not_name_is_not_found(opened: Opened) -> None:

@@ -4,21 +4,29 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from urllib.parse import parse_qs
 
+import msgspec
 import pytest
 
-from lanemq.client.admin.key_progress import KeyProgress
+from lanemq.client.admin.dead_letters import GroupDeadLetter
+from lanemq.client.admin.key_progress import KeyFacts, KeyProgress
 from lanemq.client.admin.parked import ParkedLaneView
 from lanemq.client.admin.queue_progress import QueueProgress
 from lanemq.client.admin.views import GroupMember, GroupQueue, LaneStateView, QueueBounds, TopicDescription
-from lanemq.client.admin.watching import BrokerView
+from lanemq.client.admin.watching import BrokerView, HeldLaneView, UnknownMember, waiting_keys
+from lanemq.client.message import Message
 from lanemq.console.key_history import read_key_history
 from lanemq.console.snapshot import GroupDeadLetters, GroupNow, Snapshot
 from lanemq.console.trends import Trend, Trends
-from lanemq.console.views.groups import group_rows, lag_course, lag_series
+from lanemq.console.views.groups import group_rows, group_view, lag_course, lag_series
 from lanemq.console.views.home import OrderVerdict, home_view, plot_series
-from lanemq.console.views.key import step_of
-from lanemq.console.views.messages import Search, parse_search
+from lanemq.console.views.key import ClockPair, key_view
+from lanemq.console.views.messages import Older, Search, older_query, parse_older, parse_search
+from lanemq.console.views.pipelines import PipelineDeadLetter, PipelineNow, PipelineStatus, ShownLane
+from lanemq.console.views.steps import KeyInPipeline, step_of
 from lanemq.console.views.topics import new_topic_view, parse_new_topic, topic_rows
 from lanemq.console.views.waiting import waiting_view
 from lanemq.console.wording import ago, lateness, rate, size, span
@@ -26,6 +34,7 @@ from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.wire.properties import LANE_WHY
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 QUEUE = MessageQueue("orders", "b", 0)
@@ -67,12 +76,85 @@ def test_home_is_green_if_all_is_well_and_grey_where_nothing_is_known() -> None:
         (replace(snapshot(0), parked=(parked(LaneStatus.HELD),)), "Failed", "warn"),
         (replace(snapshot(0), parked=(parked(LaneStatus.HELD),)), "Stuck", "good"),
         (snapshot(0, replace(group(0, 5), members=())), "Stuck", "warn"),
+        (replace(snapshot(0, replace(group(0, 5), members=())), parked=(parked(),)), "Stuck", "bad"),
         (snapshot(0, group(0, 5, late_ms=59_000)), "Late", "good"),
         (snapshot(0, group(0, 5, late_ms=61_000)), "Late", "warn"),
     ],
 )
 def test_home_says_what_is_wrong(now: Snapshot, tile: str, level: str) -> None:
     assert levels(now)[tile] == level
+
+
+def pipeline(problem: str = "", **facts: object) -> PipelineNow:
+    status = {"pipeline": "billing", "checkpoint": "/c", **facts}
+    return PipelineNow(0, "c", None if problem else msgspec.convert(status, PipelineStatus), problem)
+
+
+PARKED_KEY = {"key": "order-7", "state": "parked", "reason": "boom", "messages": 2}
+
+
+def test_home_names_groups_without_a_member_beside_parked_keys() -> None:
+    now = replace(snapshot(0, replace(group(0, 5), members=())), parked=(parked(),))
+    stuck = home_view(now, Trends(), None).tiles[1]
+    assert stuck.answer == "1 key, 1 group"
+    assert stuck.detail == (
+        "3 messages parked until you redrive or discard; 1 group has messages to process and no member online"
+    )
+
+
+def test_home_counts_what_waits_in_pipelines_and_does_not_call_an_unread_one_well() -> None:
+    waits = pipeline(waiting_lanes={"parked": 1, "gap": 2}, lanes=[PARKED_KEY], dead_letters_by_state={"open": 3})
+    _, stuck, _, failed, _ = home_view(snapshot(0), Trends(), None, [waits]).tiles
+    assert (stuck.answer, stuck.detail, stuck.level) == (
+        "1 key",
+        "2 messages parked until you redrive or discard",
+        "bad",
+    )
+    assert (failed.answer, failed.detail) == ("3 keys", "2 held for a retry, 1 parked, 3 given up")
+    _, stuck, _, failed, _ = home_view(snapshot(0), Trends(), None, [pipeline("it is still being read")]).tiles
+    assert (stuck.answer, stuck.detail, stuck.level) == ("Unknown", "pipeline c was not read", "none")
+    assert (failed.answer, failed.level) == ("Unknown", "none")
+
+
+def test_a_list_of_waiting_keys_says_that_it_is_not_complete_and_whose_keys_are_missing() -> None:
+    unknown = tuple(UnknownMember("shipping", f"worker-{number}", "no answer within 50 ms") for number in range(7))
+    view = waiting_view(replace(snapshot(0), unknown=unknown), [pipeline(waiting_lanes={"parked": 9})])
+    members, left_out = view.notes
+    assert members.startswith("The list is not complete: keys that members of group shipping hold are missing.")
+    assert "worker-0: no answer within 50 ms" in members
+    assert "and 2 other members" in members
+    assert left_out == "The list is not complete: 9 further keys of pipeline billing wait; its page has all."
+    assert view.parked == 9
+    screen = group_view("shipping", replace(snapshot(0, group(0, 5)), unknown=unknown), Trends())
+    assert screen is not None
+    assert screen.notes == (members,)
+
+
+def test_a_key_that_is_held_in_its_member_and_at_the_broker_is_listed_once() -> None:
+    state = LaneStateView("held", "key", head=QueueOffset(18))
+    held = (HeldLaneView("shipping", "w", QUEUE, "order-7", state), HeldLaneView("shipping", "w", QUEUE, "a", state))
+    now = replace(snapshot(0), parked=(parked(LaneStatus.HELD),), held=held)
+    assert [row.key for row in waiting_view(now).rows] == ["a", "order-7"]
+    assert waiting_keys(now.parked, now.held) == {("shipping", False): 2}
+
+
+@pytest.mark.parametrize(
+    ("offsets", "ends", "said"),
+    [
+        ([0, 50], [100, 110], "1.5 s"),
+        ([0, 50], [100, 140], "9.0 s"),
+        ([0, 50], [100, 150], "not shrinking"),
+        ([0, 50], [100, 200], "growing"),
+        ([100, 200], [100, 200], "–"),
+    ],
+)
+def test_a_lag_is_drained_at_the_net_rate(offsets: list[int], ends: list[int], said: str) -> None:
+    """Fifty messages are finished in a second; those that arrive in it count against them."""
+    trends = Trends()
+    for second in (0, 1):
+        trends.add(snapshot(second * 1000, group(offsets[second], ends[second])))
+    (row,) = group_rows(snapshot(1000, group(offsets[1], ends[1])), trends)
+    assert row.drained_in == said
 
 
 def test_an_unknown_lag_is_neither_zero_nor_hidden_behind_a_small_one() -> None:
@@ -210,6 +292,58 @@ def test_messages_of_a_parked_lane_are_parked_whatever_the_offset_says() -> None
     here = progress(None, lane_parked=parked())
     assert step_of(here, 18) == ("parked", "boom")
     assert step_of(here, 23) == ("parked", "behind offset 18")
+
+
+def given_up(why: str) -> GroupDeadLetter:
+    return GroupDeadLetter("shipping", cast(Message, SimpleNamespace(properties={LANE_WHY: why})))
+
+
+def test_a_message_that_the_group_gave_up_is_a_dead_letter_and_not_done() -> None:
+    here = replace(progress(None), dead={5: given_up("no address"), 6: given_up("")})
+    assert step_of(here, 5) == ("dead letter", "no address")
+    assert step_of(here, 6) == ("dead letter", "no reason given")
+    assert step_of(here, 7) == ("done", "")
+    assert step_of(here, 12)[0] == "waiting"
+
+
+def in_pipeline(**more: str) -> KeyInPipeline:
+    queues = [{"topic": "orders", "broker": "b", "queue": 0, "offset": 20}]
+    place = {"topic": "orders", "broker": "b", "queue": 0}
+    shown = {"key": "order-7", "held": PARKED_KEY, "messages": [{**place, "offset": 12}, {**place, "offset": 15}]}
+    letter = {"dead_letter": "x", "state": "open", "reason": "no address", **place, "offset": 9}
+    redriven = {**letter, "state": "redriven", "offset": 10}
+    return KeyInPipeline(
+        pipeline(queues=queues, group="shipping"),
+        msgspec.convert(shown, ShownLane),
+        msgspec.convert([letter, redriven], list[PipelineDeadLetter]),
+        **more,
+    )
+
+
+def test_a_pipeline_says_of_each_message_what_its_checkpoint_says() -> None:
+    key = in_pipeline()
+    assert [key.step(QUEUE, offset) for offset in (9, 12, 15)] == [
+        ("dead letter", "no address"), ("parked", "boom"), ("parked", "behind offset 12"),
+    ]  # fmt: skip
+    assert [key.step(QUEUE, offset)[0] for offset in (10, 19, 20)] == ["done", "done", "waiting"]
+    half_read = in_pipeline(problem="it is still being read")
+    assert [half_read.step(QUEUE, offset)[0] for offset in (12, 19)] == ["parked", "unknown"]
+    assert KeyInPipeline(pipeline("the disk is away")).step(QUEUE, 3) == ("unknown", "the disk is away")
+
+
+def test_a_pipeline_is_shown_instead_of_the_group_as_which_it_commits() -> None:
+    facts = KeyFacts("order-7", QUEUE, QUEUE, [], [progress(None), replace(progress(None), group="other")])
+    view = key_view(facts, 64, None, ClockPair(0, Millis(0)), {}, [in_pipeline()])
+    assert [(lane.group, lane.state) for lane in view.groups] == [("other", "waiting"), ("pipeline billing", "parked")]
+    assert view.groups[1].inspect == "/pipelines/0/key?key=order-7"
+
+
+def test_an_address_says_where_a_search_goes_on() -> None:
+    older = Older({QUEUE: 12, MessageQueue("orders", "a b/c", 1): 0}, 17)
+    query = parse_qs(older_query("orders", "paid", older))
+    assert parse_older("orders", query["from"], query["until"][0]) == older
+    with pytest.raises(InvalidOption, match="is not a place"):
+        parse_older("orders", ["x"], "")
 
 
 def test_a_history_gives_the_turns_of_one_key_each_once(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def console_app(settings: ConsoleSettings, token: str, *, clock: Clock | None = 
             clock,
             Sessions(token, clock, settings.remote_writes),
             ConsoleReads(clock),
+            ConsoleReads(clock, threads=1),
             watch,
             asyncio.Event(),
         )
@@ -88,6 +89,7 @@ def console_app(settings: ConsoleSettings, token: str, *, clock: Clock | None = 
                 for task in running:
                     task.cancel()
         console.reading.close()
+        console.pipeline_reading.close()
 
     screens = (home, topics, groups, waiting, dead, key, messages, pipelines, check, settings_screen, sign_in)
     return Starlette(

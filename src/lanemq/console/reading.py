@@ -2,7 +2,8 @@
 
 Two limits keep the console from slowing the brokers, however many pages are open: `MAX_READS` threads read, and an
 answer younger than its `max_age` is used again. Snapshots are taken by a thread of their own, and take at most a tenth
-of the time (`Watch`). So the brokers never have more than three requests of a console at once.
+of the time (`Watch`). So the brokers never have more than three requests of a console at once, except while a snapshot
+asks members for their held lanes, four at a time.
 """
 
 import asyncio

@@ -56,6 +56,8 @@ class Console:
     clock: Clock
     sessions: Sessions
     reading: ConsoleReads
+    pipeline_reading: ConsoleReads
+    """Reads pipelines. It has a thread of its own, so that slow child processes do not delay other pages."""
     watch: Watch
     stopping: asyncio.Event
     verdict: OrderVerdict | None = None

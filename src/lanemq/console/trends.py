@@ -93,16 +93,28 @@ class Trends:
             return Trend.STEADY
         return Trend.GROWING if newest > before else Trend.SHRINKING
 
+    def drain_rate(self, group: str) -> float | None:
+        """Messages per second by which the group's lag shrinks, net of what arrives; negative if it grows.
+
+        The mean of the last minute, as `trend`; None until there are two samples.
+        """
+        return None if (rate := self._change(lambda sample: sample.lag.get(group), TREND_MS)) is None else -rate
+
     def _rate(self, figure: Callable[[TrendSample], int | None]) -> float | None:
+        change = self._change(figure, RATE_MS)
+        return None if change is None else max(0.0, change)
+
+    def _change(self, figure: Callable[[TrendSample], int | None], millis: int) -> float | None:
+        """By how much a figure changes per second, over the last `millis`."""
         if not self.samples:
             return None
         newest = self.samples[-1]
         known = [(each.at, value) for each in self.samples if (value := figure(each)) is not None]
-        window = [(at, value) for at, value in known if at >= newest.at - RATE_MS]
+        window = [(at, value) for at, value in known if at >= newest.at - millis]
         if len(window) < 2 or window[-1][0] <= window[0][0]:
             return None
         (begin, first), (end, last) = window[0], window[-1]
-        return max(0.0, (last - first) * 1000 / (end - begin))
+        return (last - first) * 1000 / (end - begin)
 
 
 def _sample(now: Snapshot) -> TrendSample:

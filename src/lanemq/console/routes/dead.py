@@ -69,7 +69,7 @@ async def _one(console: Console, request: Request) -> Context:
         )
     except UsageError as error:
         raise HTTPException(404, str(error)) from None
-    return {"title": f"Dead letter {id}", "view": dead_letter_view(*found[0], await console.watch.fresh())}
+    return {"title": f"Dead letter {id}", "view": dead_letter_view(*found[0])}
 
 
 async def _redriving(console: Console, request: Request) -> Context:

@@ -1,5 +1,6 @@
 """`/groups`: all groups, one group, and the reset of its offsets."""
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from starlette.exceptions import HTTPException
@@ -8,11 +9,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from lanemq.client.admin.admin import Admin, Position
+from lanemq.client.admin.resets import reset_as_shown
 from lanemq.client.admin.views import AtOffset, AtTime, OffsetChange
-from lanemq.client.security import SecuritySettings
 from lanemq.console.links import group_link
-from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of
-from lanemq.console.views.groups import GroupScreen, group_rows, group_view, lag_series, reset_preview
+from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of, show
+from lanemq.console.views.groups import (
+    GroupScreen,
+    ResetPreview,
+    group_rows,
+    group_view,
+    lag_series,
+    parse_shown,
+    reset_preview,
+)
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import QueueOffset, parse_duration
 
@@ -41,49 +50,76 @@ async def _plots(request: Request) -> Response:
     return JSONResponse(lag_series(request.path_params["group"], list(console_of(request).watch.trends.samples)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The fields of the form."""
+
+    topic: str
+    to: str
+    queue: str
+
+    @property
+    def queues(self) -> list[int] | None:
+        if self.queue and not self.queue.isdecimal():
+            raise InvalidOption(f"{self.queue!r} is not the number of a queue")
+        return [int(self.queue)] if self.queue else None
+
+
 async def _resetting(console: Console, request: Request) -> Context:
     """The form; with a position, also the preview."""
     view = await _found(console, request)
-    asked = {name: request.query_params.get(name, "") for name in ("topic", "to", "queue")}
+    asked = _Asked(*(request.query_params.get(name, "") for name in ("topic", "to", "queue")))
     preview, problem = None, ""
-    if asked["topic"] and asked["to"]:
+    if asked.topic and asked.to:
         try:
-            plan = await console.reading.ask(
-                ("reset", view.row.name, *asked.values()),
-                _reset(console, view.row.name, asked, {}, dry_run=True),
-                max_age=0,
-            )
-            preview = reset_preview(plan)
+            preview = reset_preview(await _plan(console, view.row.name, asked))
         except InvalidOption as error:
             problem = str(error)
+    return _reset_page(view, asked, preview, problem=problem)
+
+
+def _reset_page(
+    view: GroupScreen, asked: _Asked, preview: ResetPreview | None, *, problem: str = "", refused: str = ""
+) -> Context:
     return {
         "title": f"Reset group {view.row.name}", "view": view, "asked": asked, "preview": preview, "problem": problem,
+        "refused": refused,
     }  # fmt: skip
 
 
+async def _plan(console: Console, group: str, asked: _Asked) -> tuple[OffsetChange, ...]:
+    to, queues = position(asked.to, datetime.now().astimezone()), asked.queues
+
+    def read() -> tuple[OffsetChange, ...]:
+        with Admin(console.settings.server) as admin:
+            return admin.reset_offsets(group, asked.topic, to=to, queues=queues, dry_run=True)
+
+    return await console.reading.ask(("reset", group, asked), read, max_age=0)
+
+
 async def _do_reset(request: Request) -> Response:
+    """Does what the page showed. If that is something else by now, shows the page again with what it would be."""
     console = console_of(request)
     session = await console.check_write(request)
     form = await request.form()
-    asked = {name: str(form.get(name, "")) for name in ("topic", "to", "queue")}
-    group = (await _found(console, request)).row.name
-    plan = reset_preview(await console.reading.do(_reset(console, group, asked, console.credentials(session))))
+    asked = _Asked(*(str(form.get(name, "")) for name in ("topic", "to", "queue")))
+    shown = parse_shown(asked.topic, map(str, form.getlist("shown")))
+    if not shown:
+        raise HTTPException(400, "the form does not say what its page showed: open the page again")
+    view = await _found(console, request)
+    group, to, queues = view.row.name, position(asked.to, datetime.now().astimezone()), asked.queues
+
+    def reset() -> tuple[tuple[OffsetChange, ...], str]:
+        with Admin(console.settings.server, **console.credentials(session)) as admin:
+            return reset_as_shown(admin, group, asked.topic, shown, to=to, queues=queues)
+
+    plan, refused = await console.reading.do(reset)
+    done = reset_preview(plan)
+    if refused:
+        return await show(request, RESET, _reset_page(view, asked, done, refused=refused), 409)
     await console.watch.changed()
-    text = f"Group {group} was reset: {plan.repeats:,} messages are repeated, {plan.skips:,} are skipped."
+    text = f"Group {group} was reset: {done.repeats:,} messages are repeated, {done.skips:,} are skipped."
     return back(group_link(group), text)
-
-
-def _reset(console: Console, group: str, asked: dict[str, str], secured: SecuritySettings, *, dry_run: bool = False):  # type: ignore[no-untyped-def]
-    to = position(asked["to"], datetime.now().astimezone())
-    if asked["queue"] and not asked["queue"].isdecimal():
-        raise InvalidOption(f"{asked['queue']!r} is not the number of a queue")
-    queues = [int(asked["queue"])] if asked["queue"] else None
-
-    def reset() -> tuple[OffsetChange, ...]:
-        with Admin(console.settings.server, **secured) as admin:
-            return admin.reset_offsets(group, asked["topic"], to=to, queues=queues, dry_run=dry_run)
-
-    return reset
 
 
 def position(text: str, now: datetime) -> Position:
@@ -108,11 +144,14 @@ def position(text: str, now: datetime) -> Position:
         ) from None
 
 
+RESET = Screen("/groups/{group}/reset", "groups", "group_reset.html", _resetting, live=False)
+
+
 def routes() -> list[BaseRoute]:
     screens = (
         Screen("/groups", "groups", "groups.html", _list),
         Screen("/groups/{group}", "groups", "group.html", _one),
-        Screen("/groups/{group}/reset", "groups", "group_reset.html", _resetting, live=False),
+        RESET,
     )
     return [
         *(route for screen in screens for route in routes_of(screen)),

@@ -4,13 +4,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from lanemq.console.pipeline_reading import pipelines_now
 from lanemq.console.screens import Console, Context, Screen, console_of, routes_of
 from lanemq.console.views.home import home_view, plot_series
 
 
 async def _load(console: Console, request: Request) -> Context:
     now = await console.watch.fresh()
-    return {"title": "Home", "view": home_view(now, console.watch.trends, console.verdict)}
+    pipelines = await pipelines_now(console)
+    return {"title": "Home", "view": home_view(now, console.watch.trends, console.verdict, pipelines)}
 
 
 async def _plots(request: Request) -> Response:

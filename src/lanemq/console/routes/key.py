@@ -10,6 +10,7 @@ from lanemq.client.admin.topic_reader import MAX_FOUND
 from lanemq.clock import nanoseconds_of
 from lanemq.console.key_history import KeyHistory, read_key_history
 from lanemq.console.links import key_link
+from lanemq.console.pipeline_reading import key_in_pipelines
 from lanemq.console.screens import Console, Context, Screen, console_of, routes_of, show
 from lanemq.console.views.key import ClockPair, key_view
 
@@ -26,10 +27,12 @@ async def _load(console: Console, request: Request) -> Context:
 
     facts = await console.reading.ask(("key", topic, key), read)
     history = await _history(console, topic, key)
+    pipelines = await key_in_pipelines(console, topic, key)
     clock = ClockPair(nanoseconds_of(console.clock)(), console.clock.wall())
     described = console.watch.now.topic(topic)
     kept = {each.queue.queue_id: int(each.first) for each in described.queues} if described is not None else {}
-    return {"title": f"Key {key}", "view": key_view(facts, MAX_FOUND, history, clock, kept), "found": (), "asked": key}
+    view = key_view(facts, MAX_FOUND, history, clock, kept, pipelines)
+    return {"title": f"Key {key}", "view": view, "found": (), "asked": key}
 
 
 async def _history(console: Console, topic: str, key: str) -> KeyHistory | None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import heapq
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
@@ -13,18 +12,24 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.key_progress import message_progress
 from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.client.message import Message
+from lanemq.console.message_search import find
+from lanemq.console.pipeline_reading import key_in_pipelines
 from lanemq.console.reading import ConsoleBusy
 from lanemq.console.screens import Console, Context, Screen, console_of, render_part, routes_of
-from lanemq.console.views.messages import MessageRow, Search, matches, message_row, message_view, parse_search
+from lanemq.console.views.messages import (
+    message_row,
+    message_view,
+    older_query,
+    parse_older,
+    parse_search,
+    places_of,
+)
 from lanemq.model.errors import InvalidOption, LaneError
 from lanemq.model.queue import MessageQueue
 
-MAX_ROWS = 50
-MAX_SCANNED = 5_000
-"""Messages that one search reads. More would take seconds, and load the broker."""
 TAIL_SECONDS = 1.0
 TAIL_AGE = 0.5
 """Tails that ask within this time share an answer, so a hundred tails of a topic cost its broker two reads a second."""
@@ -34,69 +39,31 @@ MAX_TAIL_ROWS = 30
 """Messages of one second that the live tail shows; of the others it shows how many there were."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundMessages:
-    """The result of a search, newest first, and what it cost."""
-
-    rows: tuple[MessageRow, ...]
-    scanned: int
-    kept: int
-    is_cut: bool
-
-
 async def _load(console: Console, request: Request) -> Context:
     now = await console.watch.fresh()
     topics = tuple(each.topic for each in now.topics) + tuple(each.topic for each in now.dead)
     topic, text = request.query_params.get("topic", ""), request.query_params.get("q", "")
-    found, problem = None, ""
+    found, problem, older = None, "", ""
     if topic and topic in topics:
+        places = tuple(request.query_params.getlist("from"))
         try:
             search = parse_search(text, datetime.now().astimezone())
+            begin = parse_older(topic, places, request.query_params.get("until", ""))
             found = await console.reading.ask(
-                ("search", topic, text), lambda: find(console.settings.server, topic, search), max_age=2.0
+                ("search", topic, text, places),
+                lambda: find(console.settings.server, topic, search, begin),
+                max_age=2.0,
             )
+            older = "" if found.older is None else f"/messages?{older_query(topic, text, found.older)}"
         except InvalidOption as error:
             problem = str(error)
     elif topic:
         raise HTTPException(404, f"there is no topic {topic!r}")
     title = f"Messages of {topic}" if topic else "Messages"
-    return {"title": title, "topics": topics, "topic": topic, "q": text, "found": found, "problem": problem}
-
-
-def find(server: str, topic: str, search: Search) -> FoundMessages:
-    """Asks the index for a key or an id; otherwise reads backwards from the end of every queue."""
-    if search.by_index:
-        with Admin(server) as admin:
-            messages = (
-                admin.find_key(topic, search.key) if search.key is not None else admin.find_id(topic, search.id or "")
-            )
-        kept = [message for message in messages if matches(search, message)]
-        return FoundMessages(tuple(map(message_row, reversed(kept))), len(messages), len(messages), len(messages) >= 64)
-    with TopicReader(server, topic) as reader:
-        return _scan(reader, search)
-
-
-def _scan(reader: TopicReader, search: Search) -> FoundMessages:
-    bounds = {queue: reader.bounds(queue) for queue in reader.queues}
-    kept = sum(end - first for first, end in bounds.values())
-    ends = {
-        queue: min(end, reader.offset_at(queue, search.before)) if search.before is not None else end
-        for queue, (_, end) in bounds.items()
-    }
-    budget = MAX_SCANNED if search.text or search.after is not None else MAX_ROWS * len(bounds)
-    share = max(MAX_ROWS, budget // max(1, len(bounds)))
-    scanned, found, is_cut = 0, list[Message](), False
-    for queue, (first, _) in bounds.items():
-        begin = max(first, ends[queue] - share)
-        if search.after is not None:
-            begin = max(begin, reader.offset_at(queue, search.after))
-        is_cut |= begin > first and search.after is None
-        for message in reader.read(queue, begin, ends[queue]):
-            scanned += 1
-            if matches(search, message):
-                found.append(message)
-    newest = heapq.nlargest(MAX_ROWS, found, key=lambda each: (each.record.store_timestamp, each.queue_offset))
-    return FoundMessages(tuple(map(message_row, newest)), scanned, kept, is_cut or len(found) > MAX_ROWS)
+    return {
+        "title": title, "topics": topics, "topic": topic, "q": text, "found": found, "problem": problem,
+        "older": older, "is_first": not request.query_params.getlist("from"),
+    }  # fmt: skip
 
 
 async def _one(console: Console, request: Request) -> Context:
@@ -114,7 +81,11 @@ async def _one(console: Console, request: Request) -> Context:
     message = await console.reading.ask(("message", queue, offset), read, max_age=60.0)
     if message is None:
         raise HTTPException(404, f"{queue} has no message at offset {offset}: it was deleted, or never stored")
-    view = message_view(message, await console.watch.fresh())
+    groups = await console.reading.ask(
+        ("places", queue, offset), lambda: message_progress(message, console.settings.server)
+    )
+    pipelines = await key_in_pipelines(console, queue.topic, message.key)
+    view = message_view(message, places_of(message, groups, pipelines))
     return {"title": f"Message {queue.topic} {queue.queue_id}@{offset}", "view": view}
 
 

@@ -1,8 +1,7 @@
 """`/pipelines`: the pipelines whose checkpoints the console was given, their keys that wait and their dead letters.
 
-Everything is read and changed by `lanemq pipeline`, in a child process: reading a checkpoint imports Spark's library,
-which would fill the console's memory. A status is read again after ten seconds at the earliest, and only while the
-page is open.
+Everything is read and changed by `lanemq pipeline`, in a child process (`pipeline_reading`). A status is read again
+after ten seconds at the earliest, and only while a page that shows it is open.
 
 A change is a request that is written to the checkpoint; the running pipeline carries it out, or its next start does. It
 needs the console's own token: a checkpoint is a folder, about which the users of a broker say nothing.
@@ -12,7 +11,6 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -20,18 +18,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from lanemq.console.child import run_module
 from lanemq.console.links import pipeline_link
+from lanemq.console.pipeline_reading import ask_pipeline, dead_letters_of, lanes_of, read_status
 from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of
 from lanemq.console.views.pipelines import (
     PipelineAction,
     PipelineChange,
     PipelineDeadLetter,
-    PipelineLane,
     PipelineRow,
-    PipelineStatus,
     ShownLane,
-    StatusAt,
     dead_letter_change,
     lane_change,
     pipeline_row,
@@ -40,10 +35,6 @@ from lanemq.console.views.pipelines import (
 from lanemq.model.errors import LaneError
 from lanemq.model.wording import plural
 
-T = TypeVar("T")
-
-STATUS_AGE = 10.0
-STATUS_SECONDS = 60.0
 MAX_SHOWN = 100
 """Keys, messages and dead letters that a list shows."""
 ACTIONS: tuple[PipelineAction, ...] = ("redrive", "discard", "discard-first", "redrive-dead")
@@ -69,28 +60,7 @@ async def _list(console: Console, request: Request) -> Context:
 
 
 async def _row(console: Console, place: Path) -> PipelineRow:
-    now = await console.reading.ask(("pipeline", place), partial(read_status, console, place), max_age=STATUS_AGE)
-    newest, before = console.pipelines.get(str(place), (now, None))
-    if newest.at != now.at:
-        newest, before = now, newest
-    console.pipelines[str(place)] = newest, before
-    return pipeline_row(newest, before)
-
-
-def read_status(console: Console, place: Path) -> StatusAt:
-    return StatusAt(console.clock.wall(), ask_pipeline(PipelineStatus, "status", "--json", "--", str(place)))
-
-
-def ask_pipeline(kind: type[T], *words: str) -> T:
-    """What `lanemq pipeline` answers. Names from a browser come after `--`, or after `=`, so none is an option."""
-    if any("\0" in word for word in words):
-        raise HTTPException(400, "a name with a zero byte is not a key")
-    ended = run_module("lanemq.cli.main", "pipeline", *words, seconds=STATUS_SECONDS)
-    try:
-        return msgspec.json.decode(ended.out, type=kind)
-    except msgspec.MsgspecError:
-        why = ended.error.splitlines()[-1] if ended.error else "it printed nothing"
-        raise LaneError(why.removeprefix("Error: ")) from None
+    return pipeline_row(*await read_status(console, place))
 
 
 def _place(console: Console, request: Request) -> tuple[int, str]:
@@ -106,20 +76,12 @@ def _name(console: Console, place: str) -> str:
     return known[0].status.pipeline if known is not None else Path(place).stem
 
 
-def _lanes(place: str) -> list[PipelineLane]:
-    return ask_pipeline(list[PipelineLane], "parked", "list", "--held", "--json", "--", place)
-
-
-def _letters(place: str) -> list[PipelineDeadLetter]:
-    return ask_pipeline(list[PipelineDeadLetter], "dead-letters", "list", "--all", "--json", "--", place)
-
-
 async def _one(console: Console, request: Request) -> Context:
     number, place = _place(console, request)
     row, lanes, letters = await asyncio.gather(
         _row(console, console.settings.pipelines[number]),
-        console.reading.ask(("pipeline lanes", place), partial(_lanes, place)),
-        console.reading.ask(("pipeline letters", place), partial(_letters, place)),
+        console.pipeline_reading.ask(("pipeline lanes", place), partial(lanes_of, place)),
+        console.pipeline_reading.ask(("pipeline letters", place), partial(dead_letters_of, place)),
         return_exceptions=True,
     )
     for found in (row, lanes):
@@ -140,7 +102,7 @@ async def _key(console: Console, request: Request) -> Context:
     key = request.query_params.get("key", "")
     words = ("parked", "show", "--json", "--", place, key)
     try:
-        lane = await console.reading.ask(words, partial(ask_pipeline, ShownLane, *words))
+        lane = await console.pipeline_reading.ask(words, partial(ask_pipeline, ShownLane, *words))
     except LaneError as error:
         raise HTTPException(404, str(error)) from None
     messages = [(each, value_text(each.value, indent=None)) for each in lane.messages[:MAX_SHOWN]]
@@ -154,7 +116,7 @@ async def _letter(console: Console, request: Request) -> Context:
     number, place = _place(console, request)
     words = ("dead-letters", "show", "--json", "--", place, request.query_params.get("id", ""))
     try:
-        found = await console.reading.ask(words, partial(ask_pipeline, list[PipelineDeadLetter], *words))
+        found = await console.pipeline_reading.ask(words, partial(ask_pipeline, list[PipelineDeadLetter], *words))
     except LaneError as error:
         raise HTTPException(404, str(error)) from None
     letter = found[-1]
@@ -168,7 +130,7 @@ async def _preview(console: Console, request: Request) -> Context:
     number, place = _place(console, request)
     action, key, id = (request.query_params.get(name, "") for name in ("action", "key", "id"))
     try:
-        change = await console.reading.ask(
+        change = await console.pipeline_reading.ask(
             ("pipeline change", place, action, key, id), partial(_change, place, action, key, id), max_age=0
         )
     except LaneError as error:
@@ -183,9 +145,9 @@ def _change(place: str, action: str, key: str, id: str) -> PipelineChange:
     if action not in ACTIONS:
         raise HTTPException(400, f"{action[:40]!r} is not one of {', '.join(ACTIONS)}")
     if action != "redrive-dead":
-        return lane_change(action, key, _lanes(place))
+        return lane_change(action, key, lanes_of(place))
     words = ("dead-letters", "redrive", "--dry-run", "--json", *_which(place, key, id))
-    return dead_letter_change(key, id, ask_pipeline(_Chosen, *words).dead_letters, _letters(place))
+    return dead_letter_change(key, id, ask_pipeline(_Chosen, *words).dead_letters, dead_letters_of(place))
 
 
 def _which(place: str, key: str, id: str) -> Sequence[str]:
@@ -206,7 +168,8 @@ async def _do(request: Request) -> Response:
     number, place = _place(console, request)
     form = await request.form()
     action, key, id, shown = (str(form.get(name, "")) for name in ("action", "key", "id", "shown"))
-    change = await console.reading.do(partial(_done, place, action, key, id, shown))
+    change = await console.pipeline_reading.do(partial(_done, place, action, key, id, shown))
+    console.pipelines.pop(place, None)  # pages wait for a status that was read after the change
     await console.watch.changed()
     then = "turned into dead letters" if action.startswith("discard") else "passed to the step again"
     said = f"{plural(change.messages, 'message')} of {plural(change.keys, 'key')} will be {then}"

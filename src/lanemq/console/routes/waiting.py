@@ -1,6 +1,8 @@
-"""`/waiting`: everything that waits, the messages of one lane, redrive and discard."""
+"""`/waiting`: everything that waits, the messages of one lane, redrive and discard with a preview."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
+from urllib.parse import parse_qsl
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -10,39 +12,52 @@ from starlette.routing import BaseRoute, Route
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.message import Message
 from lanemq.client.security import SecuritySettings
-from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of
-from lanemq.console.views.messages import MessageRow, message_row
+from lanemq.console.links import lane_query
+from lanemq.console.pipeline_reading import pipelines_now
+from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of, show
+from lanemq.console.views.messages import message_row
 from lanemq.console.views.waiting import parked_row, waiting_view
+from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import OffsetNotFound
 from lanemq.model.units import QueueOffset
 from lanemq.model.wording import plural
 
 MAX_SHOWN = 100
 """Messages of a lane that its page shows."""
+LANE_FIELDS = ("group", "topic", "broker", "queue", "key")
+"""What names a lane; one without a key has no `key`."""
 
 
 async def _list(console: Console, request: Request) -> Context:
-    view = waiting_view(await console.watch.fresh())
-    return {"title": "Waiting", "view": view, "pipelines": len(console.settings.pipelines)}
+    now, pipelines = await console.watch.fresh(), await pipelines_now(console)
+    return {"title": "Waiting", "view": waiting_view(now, pipelines)}
+
+
+Shown = tuple[ParkedLaneView, list[Message]]
+"""A lane and its first messages."""
 
 
 async def _lane(console: Console, request: Request) -> Context:
     """One lane: its messages in the order in which a redrive runs them."""
-    named = dict(request.query_params)
-
-    def read() -> tuple[ParkedLaneView | None, list[Message]]:
-        with ParkedAdmin(console.settings.server) as admin:
-            lane = _find(admin, named)
-            return lane, [] if lane is None else admin.messages(lane, MAX_SHOWN)
-
-    lane, messages = await console.reading.ask(("lane", *sorted(named.items())), read)
-    if lane is None:
-        raise HTTPException(404, "this lane does not wait any more: it was redriven, discarded, or succeeded")
-    rows: list[MessageRow] = [message_row(message) for message in messages]
+    lane, messages = await _read(console, dict(request.query_params))
+    row = parked_row(lane)
+    query = lane_query(row.group, row.topic, row.broker, row.queue, row.key)
     return {
         "title": f"Key {lane.key}" if lane.key is not None else "Messages without a key",
-        "lane": parked_row(lane), "last": lane.last, "rows": rows,
+        "lane": row, "rows": list(map(message_row, messages)), "discard_link": f"/waiting/discard?{query}",
     }  # fmt: skip
+
+
+async def _read(console: Console, named: Mapping[str, str]) -> Shown:
+    def read() -> Shown | None:
+        with ParkedAdmin(console.settings.server) as admin:
+            lane = _find(admin, named)
+            return None if lane is None else (lane, admin.messages(lane, MAX_SHOWN))
+
+    found = await console.reading.ask(("lane", *(named.get(name) for name in LANE_FIELDS)), read)
+    if found is None:
+        raise HTTPException(404, "this lane does not wait any more: it was redriven, discarded, or succeeded")
+    return found
 
 
 def _find(admin: ParkedAdmin, named: Mapping[str, str]) -> ParkedLaneView | None:
@@ -57,56 +72,129 @@ def _find(admin: ParkedAdmin, named: Mapping[str, str]) -> ParkedLaneView | None
     )
 
 
+# redrive
+
+
+async def _redriving(console: Console, request: Request) -> Context:
+    """The page before a redrive of chosen keys."""
+    chosen = list(map(_named, request.query_params.getlist("lane")))
+
+    def read() -> list[ParkedLaneView]:
+        with ParkedAdmin(console.settings.server) as admin:
+            found = (_find(admin, each) for each in chosen)
+            return [lane for lane in found if lane is not None and lane.status is LaneStatus.PARKED]
+
+    lanes = await console.reading.read(read)
+    return {
+        "title": "Redrive keys", "rows": [(parked_row(lane), lane.last) for lane in lanes],
+        "messages": sum(lane.messages for lane in lanes), "gone": len(chosen) - len(lanes),
+    }  # fmt: skip
+
+
+def _named(chosen: str) -> dict[str, str]:
+    """The lane that a check box names; its value is the query of the lane's page."""
+    return dict(parse_qsl(chosen, keep_blank_values=True))
+
+
 async def _redrive(request: Request) -> Response:
+    """Redrives the lane that the form's fields name, or all that its `lane` fields do."""
     console = console_of(request)
     session = await console.check_write(request)
-    named = {name: str(value) for name, value in (await request.form()).items()}
+    form = await request.form()
+    chosen = [_named(str(each)) for each in form.getlist("lane")]
+    named = chosen or [{name: str(value) for name, value in form.items()}]
     begun = await console.reading.do(lambda: _redriven(console, named, console.credentials(session)))
     await console.watch.changed()
     return back("/waiting", begun)
 
 
-def _redriven(console: Console, named: Mapping[str, str], secured: SecuritySettings) -> str:
+def _redriven(console: Console, named: Sequence[Mapping[str, str]], secured: SecuritySettings) -> str:
+    begun: list[ParkedLaneView] = []
     with ParkedAdmin(console.settings.server, **secured) as admin:
-        lane = _find(admin, named)
-        try:
-            if lane is None or not admin.redrive(lane):
-                return "Nothing to do: this lane is already being redriven, or does not wait any more."
-        except OffsetNotFound:
-            return "Nothing to do: this lane does not wait any more."
-        return f"{plural(lane.messages, 'message')} of {_name(lane)} are redriven, in order, before newer ones."
+        for each in named:
+            lane = _find(admin, each)
+            with contextlib.suppress(OffsetNotFound):  # it was emptied in between
+                if lane is not None and admin.redrive(lane):
+                    begun.append(lane)
+    left_out = len(named) - len(begun)
+    if not begun:
+        what = "this lane is" if left_out == 1 else "these lanes are"
+        return f"Nothing to do: {what} already being redriven, or not waiting any more."
+    messages = plural(sum(lane.messages for lane in begun), "message")
+    which = _name(begun[0]) if len(named) == 1 else plural(len(begun), "key")
+    rest = f" {plural(left_out, 'chosen key')} did not wait any more." if left_out else ""
+    return f"{messages} of {which} are redriven, in order, before newer ones.{rest}"
+
+
+# discard
+
+
+async def _discarding(console: Console, request: Request) -> Context:
+    """The page before a discard: of the first message, or with `all` of all that the lane has now."""
+    named = dict(request.query_params)
+    return _discard_page(await _read(console, named), everything=bool(named.get("all")))
+
+
+def _discard_page(found: Shown, *, everything: bool, refused: str = "") -> Context:
+    lane, messages = found
+    rows = list(map(message_row, messages))
+    return {
+        "title": "Discard messages", "lane": parked_row(lane), "rows": rows if everything else rows[:1],
+        "count": lane.messages if everything else 1, "first": lane.first,
+        "last": lane.last if everything else lane.first, "refused": refused,
+    }  # fmt: skip
 
 
 async def _discard(request: Request) -> Response:
+    """Discards what the page showed. If the lane begins elsewhere by now, shows the page again as it would be now."""
     console = console_of(request)
     session = await console.check_write(request)
     named = {name: str(value) for name, value in (await request.form()).items()}
-    through = named.get("through", "")
-    if not through.isdecimal():
-        raise HTTPException(400, "the form does not say up to which offset to discard: open the page again")
-    done = await console.reading.do(lambda: _discarded(console, named, int(through), console.credentials(session)))
+    numbers = [named.get(name, "") for name in ("first", "through", "count")]
+    if not all(number.isdecimal() for number in numbers):
+        raise HTTPException(400, "the form does not say what its page showed: open the page again")
+    first, through, count = map(int, numbers)
+    secured = console.credentials(session)
+    done, why = await console.reading.do(lambda: _discarded(console, named, first, through, count, secured))
+    if why:
+        page = _discard_page(await _read(console, named), everything=count > 1, refused=why)
+        return await show(request, DISCARD, page, 409)
     await console.watch.changed()
     return back("/waiting", done)
 
 
-def _discarded(console: Console, named: Mapping[str, str], through: int, secured: SecuritySettings) -> str:
-    """Discards up to the offset that the page showed, so that newer messages stay."""
+def _discarded(
+    console: Console, named: Mapping[str, str], first: int, through: int, count: int, secured: SecuritySettings
+) -> tuple[str, str]:
+    """Discards up to the offset that the page showed, so that newer messages stay. Returns what was done, or why
+    nothing was.
+
+    Messages leave a lane at its beginning and join it at its end. So if it still begins at the same offset, and has not
+    become shorter, what is discarded is what the page showed.
+    """
     with ParkedAdmin(console.settings.server, **secured) as admin:
         lane = _find(admin, named)
         if lane is None:
-            return "Nothing to do: this lane does not wait any more."
-        count = admin.discard(lane, QueueOffset(through))
-        return f"{plural(count, 'message')} of {_name(lane)} discarded."
+            return "Nothing to do: this lane does not wait any more.", ""
+        if lane.first != first or lane.last < through or lane.messages < count:
+            return "", f"The page showed {plural(count, 'message')} from offset {first} to {through}."
+        done = admin.discard(lane, QueueOffset(through))
+        return f"{plural(done, 'message')} of {_name(lane)} discarded.", ""
 
 
 def _name(lane: ParkedLaneView) -> str:
     return "the lane without a key" if lane.key is None else f"key {lane.key}"
 
 
+DISCARD = Screen("/waiting/discard", "waiting", "waiting_discard.html", _discarding, live=False)
+
+
 def routes() -> list[BaseRoute]:
     screens = (
         Screen("/waiting", "waiting", "waiting.html", _list),
         Screen("/waiting/lane", "waiting", "lane.html", _lane, live=False),
+        Screen("/waiting/redrive", "waiting", "waiting_redrive.html", _redriving, live=False),
+        DISCARD,
     )
     return [
         *(route for screen in screens for route in routes_of(screen)),

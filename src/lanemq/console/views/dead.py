@@ -9,10 +9,10 @@ from lanemq.client.admin.dead_letters import GroupDeadLetter, last_of_each_queue
 from lanemq.console.links import dead_letter_link, key_link
 from lanemq.console.snapshot import GroupDeadLetters, Snapshot
 from lanemq.console.views.messages import MessageView, body_of, message_view
+from lanemq.console.views.steps import NO_REASON
 from lanemq.console.wording import preview
 
 DeadState = Literal["open", "redriven"]
-NO_REASON = "no reason given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ def dead_letters_view(
     )
 
 
-def dead_letter_view(letter: GroupDeadLetter, redriven: bool, now: Snapshot) -> DeadLetterView:
-    return DeadLetterView(dead_row(letter, redriven), message_view(letter.message, now))
+def dead_letter_view(letter: GroupDeadLetter, redriven: bool) -> DeadLetterView:
+    return DeadLetterView(dead_row(letter, redriven), message_view(letter.message))
 
 
 def dead_change(now: Snapshot, group: str, found: Collection[tuple[GroupDeadLetter, bool]]) -> DeadChange:

@@ -1,14 +1,20 @@
 """Groups: all of them, one with its queues and owners, and the preview of a reset."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from lanemq.client.admin.resets import ShownChange, shown_changes
 from lanemq.client.admin.views import GroupMember, OffsetChange
 from lanemq.clock import wall_time
 from lanemq.console.snapshot import GroupNow, Snapshot
 from lanemq.console.trends import Trend, Trends, TrendSample
-from lanemq.console.views.waiting import WaitingRow, waiting_rows
+from lanemq.console.views.waiting import WaitingRow, member_notes, waiting_rows
+from lanemq.console.wording import NONE, span
+from lanemq.model.errors import InvalidOption
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
 
 COURSE_STEP_MS = 60_000
 """The table of a group's lag has a row for each minute."""
@@ -30,8 +36,8 @@ class GroupRow:
     """None while a broker rebuilds the index of the oldest message."""
     trend: Trend
     rate: float | None
-    drained_in: float | None
-    """Seconds until the lag is gone at the present rate; None if it does not shrink."""
+    drained_in: str
+    """When the lag will be gone if it goes on shrinking as in the last minute; `growing` or `not shrinking` if not."""
     held: int
     parked: int
     dead: int
@@ -87,7 +93,7 @@ class GroupScreen:
     members: tuple[tuple[GroupMember, int], ...]
     """Each member, and how many queues it owns."""
     waiting: tuple[WaitingRow, ...]
-    note: str
+    notes: tuple[str, ...]
 
 
 def group_rows(now: Snapshot, trends: Trends) -> tuple[GroupRow, ...]:
@@ -106,7 +112,7 @@ def group_view(name: str, now: Snapshot, trends: Trends) -> GroupScreen | None:
             each.at.queue.broker,
             each.at.offset,
             each.at.end,
-            each.at.unfinished,
+            each.at.lag,
             None if each.lag_ms is None else each.lag_ms / 1000,
             each.age_unknown,
             each.at.owner,
@@ -119,7 +125,9 @@ def group_view(name: str, now: Snapshot, trends: Trends) -> GroupScreen | None:
     members = tuple((member, owned[member.client_id]) for member in group.members)
     waiting = tuple(row for row in waiting_rows(now) if row.group == name)
     course = lag_course(name, trends.samples)
-    return GroupScreen(_row(group, now, trends), course, queues, members, waiting, group.note)
+    unknown = member_notes(each for each in now.unknown if each.group == name)
+    notes = (*([group.note] if group.note else []), *unknown)
+    return GroupScreen(_row(group, now, trends), course, queues, members, waiting, notes)
 
 
 def lag_series(name: str, samples: Sequence[TrendSample]) -> dict[str, list[float | None]]:
@@ -164,11 +172,20 @@ def _row(group: GroupNow, now: Snapshot, trends: Trends) -> GroupRow:
         group.lag_seconds,
         trend,
         rate,
-        group.lag / rate if group.lag and rate and trend is Trend.SHRINKING else None,
-        sum(row.state == "held" for row in waiting),
+        drained_in(group.lag, trend, trends.drain_rate(group.name)),
+        sum(row.state != "parked" for row in waiting),
         sum(row.state == "parked" for row in waiting),
         sum(each.messages for each in now.dead if each.group == group.name),
     )
+
+
+def drained_in(lag: int, trend: Trend, drain_rate: float | None) -> str:
+    """`drain_rate`: messages per second by which the lag shrinks, net of what arrives."""
+    if not lag or drain_rate is None:
+        return NONE
+    if drain_rate > 0:
+        return span(lag / drain_rate)
+    return "growing" if trend is Trend.GROWING else "not shrinking"
 
 
 def _state(group: GroupNow) -> tuple[str, str]:
@@ -178,36 +195,41 @@ def _state(group: GroupNow) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class ResetRow:
-    """What a reset does in one queue."""
-
-    number: int
-    broker: str
-    before: int | None
-    after: int
-    repeats: int
-    skips: int
-
-
-@dataclass(frozen=True, slots=True)
 class ResetPreview:
     """What a reset does."""
 
-    rows: tuple[ResetRow, ...]
+    rows: tuple[OffsetChange, ...]
     repeats: int
     skips: int
+    forgets: int
+    """Messages that are finished above the committed offsets, and are among the repeated ones."""
+    shown: tuple[str, ...]
+    """What the page shows about each queue, for its form: `parse_shown` reads it."""
 
 
 def reset_preview(plan: Sequence[OffsetChange]) -> ResetPreview:
-    rows = tuple(
-        ResetRow(
-            each.queue.queue_id,
-            each.queue.broker,
-            each.before,
-            each.after,
-            max(0, each.before - each.after) if each.before is not None else 0,
-            max(0, each.after - each.before) if each.before is not None else 0,
-        )
-        for each in plan
+    return ResetPreview(
+        tuple(plan),
+        sum(each.repeats for each in plan),
+        sum(each.skips for each in plan),
+        sum(each.finished.above(each.after - 1).count for each in plan),
+        tuple(
+            f"{each.queue.queue_id} {each.after} {each.repeats} {each.skips} {int(each.goes_back)} {each.queue.broker}"
+            for each in shown_changes(plan)
+        ),
     )
-    return ResetPreview(rows, sum(row.repeats for row in rows), sum(row.skips for row in rows))
+
+
+_SHOWN = re.compile(r"(\d{1,9}) (\d{1,19}) (\d{1,19}) (\d{1,19}) ([01]) (.+)", re.ASCII | re.DOTALL)
+
+
+def parse_shown(topic: str, texts: Iterable[str]) -> tuple[ShownChange, ...]:
+    """What a form says that its page showed; `InvalidOption` if it does not."""
+    found = []
+    for text in texts:
+        if (match := _SHOWN.fullmatch(text)) is None:
+            raise InvalidOption("the form does not say what its page showed: open the page again")
+        number, after, repeats, skips, back, broker = match.groups()
+        queue = MessageQueue(topic, broker, int(number))
+        found.append(ShownChange(queue, QueueOffset(int(after)), int(repeats), int(skips), back == "1"))
+    return tuple(found)

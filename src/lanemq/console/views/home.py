@@ -6,6 +6,8 @@ from typing import Literal
 
 from lanemq.console.snapshot import GroupNow, Snapshot
 from lanemq.console.trends import ConsoleEvent, Trends, TrendSample
+from lanemq.console.views.pipelines import PipelineNow
+from lanemq.console.views.waiting import waiting_view
 from lanemq.console.wording import number, span
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.units import Millis
@@ -53,9 +55,11 @@ class HomeView:
     """Whether there is no topic yet."""
 
 
-def home_view(now: Snapshot, trends: Trends, verdict: OrderVerdict | None) -> HomeView:
+def home_view(
+    now: Snapshot, trends: Trends, verdict: OrderVerdict | None, pipelines: Sequence[PipelineNow] = ()
+) -> HomeView:
     events = tuple(reversed(trends.events))[:MAX_EVENTS_SHOWN]
-    tiles = (_up(now), _stuck(now), _late(now), _failed(now), _order(now, verdict))
+    tiles = (_up(now), _stuck(now, pipelines), _late(now), _failed(now, pipelines), _order(now, verdict))
     return HomeView(tiles, events, not now.error and not now.topics)
 
 
@@ -82,29 +86,46 @@ def stalled(now: Snapshot) -> Iterator[GroupNow]:
     return (group for group in now.groups if group.lag and not group.members)
 
 
-def _stuck(now: Snapshot) -> Tile:
+def _stuck(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
     parked = [lane for lane in now.parked if lane.status is LaneStatus.PARKED]
-    without = list(stalled(now))
-    messages = sum(lane.messages for lane in parked)
+    keys = len(parked) + sum(each.parked for each in pipelines)
+    messages = sum(lane.messages for lane in parked) + sum(each.parked_messages for each in pipelines)
+    without = len(list(stalled(now)))
     level: Level = "none" if now.error else "good"
-    answer, detail, link = "Nothing", "no key waits for a person", "/waiting"
-    if parked:
-        answer, level = plural(len(parked), "key"), "bad"
-        detail = f"{plural(messages, 'message')} parked until you redrive or discard"
-    elif without:
-        answer, level, link = plural(len(without), "group"), "warn", "/groups"
-        detail = "messages wait, and no member is online"
+    answers, details, link = list[str](), list[str](), "/waiting"
+    if keys:
+        answers.append(plural(keys, "key"))
+        details.append(f"{plural(messages, 'message')} parked until you redrive or discard")
+        level = "bad"
+    if without:
+        answers.append(plural(without, "group"))
+        group = "1 group has" if without == 1 else f"{without} groups have"
+        details.append(f"{group} messages to process and no member online")
+        level, link = (level, link) if keys else ("warn", "/groups")
+    unread = _unread(pipelines)
+    if unread:
+        details.append(unread)
+        level = "none" if level == "good" else level
+    answer, detail = ", ".join(answers), "; ".join(details)
     if now.error:
         answer, detail = "Unknown", "the brokers do not answer"
     return Tile(
         "Stuck",
         "Is anything stuck?",
-        answer,
-        detail,
+        answer or ("Unknown" if unread else "Nothing"),
+        detail or "no key waits for a person",
         level,
         link,
-        "Keys that are parked after their retries, and groups without a member.",
+        "Keys that are parked after their retries, of groups and pipelines, and groups without a member.",
     )
+
+
+def _unread(pipelines: Sequence[PipelineNow]) -> str:
+    """Which pipelines are not known; empty if all are."""
+    names = [each.name for each in pipelines if each.status is None]
+    if len(names) > 1:
+        return f"{len(names)} pipelines were not read"
+    return f"pipeline {names[0]} was not read" if names else ""
 
 
 def _late(now: Snapshot) -> Tile:
@@ -133,16 +154,17 @@ def _late(now: Snapshot) -> Tile:
     )
 
 
-def _failed(now: Snapshot) -> Tile:
-    held = len(now.held) + sum(lane.status is LaneStatus.HELD for lane in now.parked)
-    parked = sum(lane.status is LaneStatus.PARKED for lane in now.parked)
-    dead = sum(each.messages for each in now.dead)
+def _failed(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
+    waiting = waiting_view(now, pipelines)
+    held, parked, dead = waiting.held, waiting.parked, waiting.dead_letters
     level: Level = "none" if now.error else "good"
     answer, detail = "Nothing", "no key is retried, no dead letters"
     if held or parked or dead:
         answer, level = plural(held + parked, "key") if held or parked else plural(dead, "dead letter"), "warn"
         kinds = ((held, "held for a retry"), (parked, "parked"), (dead, "given up"))
         detail = ", ".join(f"{number(count)} {what}" for count, what in kinds if count)
+    elif unread := _unread(pipelines):
+        answer, detail, level = "Unknown", unread, "none"
     if now.error:
         answer, detail = "Unknown", "the brokers do not answer"
     return Tile(

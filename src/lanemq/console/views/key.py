@@ -1,29 +1,23 @@
 """The journey of a key: its messages in order, and how far each group is with each of them."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
 
 from lanemq.client.admin.key_progress import KeyFacts, KeyProgress
 from lanemq.client.admin.views import LaneStateView
 from lanemq.client.message import Message
 from lanemq.clock import wall_time
 from lanemq.console.key_history import KeyHistory, RecordedTurn
-from lanemq.console.views.waiting import WaitingRow, parked_row
+from lanemq.console.links import dead_link, group_link, message_link, pipeline_link
+from lanemq.console.views.steps import LEVELS, KeyInPipeline, StepState, at_broker, step_of
+from lanemq.console.views.waiting import parked_row
 from lanemq.console.wording import preview
-from lanemq.core.consuming.views import LaneActivity
 from lanemq.core.lane_status import LaneStatus
+from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.model.wording import plural
-
-StepState = Literal["done", "running", "held", "parked", "redriving", "waiting", "passed"]
-
-_LEVELS: Mapping[str, str] = {
-    "done": "good", "running": "busy", "held": "warn", "parked": "bad", "redriving": "busy", "waiting": "none",
-    "passed": "bad",
-}  # fmt: skip
-
 
 _TROUBLE = ("good", "none", "busy", "warn", "bad")
 """Levels, the worst last."""
@@ -44,9 +38,10 @@ class JourneyTurn:
 
 @dataclass(frozen=True, slots=True)
 class JourneyStep:
-    """How far one group is with one message."""
+    """How far one group or pipeline is with one message."""
 
     group: str
+    """Its name; `pipeline NAME` for a pipeline."""
     state: StepState
     level: str
     detail: str
@@ -78,9 +73,11 @@ class JourneyStop:
 
 @dataclass(frozen=True, slots=True)
 class GroupLane:
-    """The lane of the key in one group."""
+    """The lane of the key in one group or pipeline."""
 
     group: str
+    """Its name; `pipeline NAME` for a pipeline."""
+    link: str
     state: StepState
     level: str
     sentence: str
@@ -90,10 +87,13 @@ class GroupLane:
     members: int
     done: int
     pending: int
-    parked: WaitingRow | None
+    parked: int
+    """Messages that are parked, or held at the broker."""
+    dead: int
+    """Messages that were given up."""
+    inspect: str
+    """The page that offers to redrive or discard; empty if nothing waits."""
     error: str
-    attempts: int
-    retry_in: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +134,19 @@ def key_view(
     history: KeyHistory | None,
     clock: ClockPair,
     first_kept: Mapping[int, int],
+    pipelines: Sequence[KeyInPipeline] = (),
 ) -> KeyView:
-    """`first_kept`: the first offset of each queue of the topic that retention has kept."""
+    """`first_kept`: the first offset of each queue of the topic that retention has kept.
+
+    `pipelines`: those that read the topic. One that commits as a group is shown instead of the group: its offset has
+    passed what it parked or gave up.
+    """
+    groups = [each for each in facts.groups if each.group not in {one.group for one in pipelines}]
     turns = [_turn(each, clock) for each in history.turns] if history is not None else []
     of_place: dict[tuple[int, int], list[JourneyTurn]] = {}
     for recorded, turn in zip(history.turns if history is not None else (), turns, strict=True):
         of_place.setdefault((recorded.queue, recorded.offset), []).append(turn)
-    stops = [_stop(message, facts, of_place) for message in facts.messages]
+    stops = [_stop(message, facts.queue, groups, pipelines, of_place) for message in facts.messages]
     if history is not None and len(facts.messages) < limit:
         stops += _missing(history, facts.messages, first_kept)
     shown = {(stop.queue, stop.offset) for stop in stops}
@@ -151,7 +157,7 @@ def key_view(
         facts.queue.broker,
         facts.hashed.queue_id,
         tuple(sorted({message.queue.queue_id for message in facts.messages} - {facts.hashed.queue_id})),
-        tuple(map(_lane, facts.groups)),
+        (*map(_lane, groups), *(_pipeline_lane(each, facts.messages) for each in pipelines)),
         tuple(sorted(stops, key=lambda stop: (stop.queue, stop.offset))),
         len(facts.messages) >= limit,
         history is not None,
@@ -173,11 +179,16 @@ def _missing(history: KeyHistory, messages: Sequence[Message], first_kept: Mappi
     ]  # fmt: skip
 
 
-def _stop(message: Message, facts: KeyFacts, turns: Mapping[tuple[int, int], Sequence[JourneyTurn]]) -> JourneyStop:
+def _stop(
+    message: Message,
+    own: MessageQueue,
+    groups: Sequence[KeyProgress],
+    pipelines: Sequence[KeyInPipeline],
+    turns: Mapping[tuple[int, int], Sequence[JourneyTurn]],
+) -> JourneyStop:
     queue, offset = message.queue, message.queue_offset
-    here = tuple(turns.get((queue.queue_id, offset), ()))
-    steps = tuple(_step(each, offset, here) for each in facts.groups) if queue == facts.queue else ()
-    link = f"/message?topic={queue.topic}&broker={queue.broker}&queue={queue.queue_id}&offset={offset}"
+    steps = [(each.group, *step_of(each, offset)) for each in groups] if queue == own else []
+    steps += ((_name(each), *each.step(queue, offset)) for each in pipelines)
     return JourneyStop(
         offset,
         queue.queue_id,
@@ -185,59 +196,63 @@ def _stop(message: Message, facts: KeyFacts, turns: Mapping[tuple[int, int], Seq
         message.stored_at,
         message.tag,
         preview(message.body),
-        link,
-        steps,
-        here,
+        message_link(queue, offset),
+        tuple(JourneyStep(name, state, LEVELS[state], detail) for name, state, detail in steps),
+        tuple(turns.get((queue.queue_id, offset), ())),
     )
 
 
-def _step(progress: KeyProgress, offset: int, turns: Sequence[JourneyTurn]) -> JourneyStep:
-    state, detail = step_of(progress, offset)
-    return JourneyStep(progress.group, state, _LEVELS[state], detail)
+def _name(key: KeyInPipeline) -> str:
+    return f"pipeline {key.pipeline.name}"
 
 
-def step_of(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
-    """How far the group is with the message at `offset`, which is one of the key's."""
-    lane, parked = progress.lane, progress.parked
-    if parked is not None and parked.first <= offset <= parked.last:
-        return _at_broker(progress, offset)
-    if offset not in progress.pending:
-        return "done", ""
-    if not isinstance(lane, LaneStateView):
-        return "waiting", ""
-    activity = LaneActivity(lane.state)
-    if lane.head is None:
-        return ("done", "") if offset < lane.next_offset else ("waiting", "not fetched yet")
-    if offset < lane.head:
-        return "done", ""
-    if offset > lane.head:
-        return "waiting", f"behind offset {lane.head}"
-    if activity is LaneActivity.RUNNING:
-        return "running", ""
-    if activity in (LaneActivity.HELD, LaneActivity.QUEUE_HELD):
-        return "held", lane.reason
-    return ("parked", lane.reason) if activity is LaneActivity.PARKED else ("waiting", "")
-
-
-def _at_broker(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
-    parked = progress.parked
-    assert parked is not None
-    state: StepState = "parked"
-    if parked.status is LaneStatus.REDRIVING:
-        state = "redriving"
-    elif parked.status is LaneStatus.HELD:
-        state = "held"
-    return state, parked.reason if offset == parked.first else f"behind offset {parked.first}"
+def _pipeline_lane(key: KeyInPipeline, messages: Sequence[Message]) -> GroupLane:
+    """What the pipeline has done with the messages that are shown."""
+    steps = [key.step(message.queue, message.queue_offset) for message in messages]
+    count = Counter(state for state, _ in steps)
+    held = key.shown.held if key.shown is not None else None
+    number = key.pipeline.number
+    dead, waiting = count["dead letter"], held.messages if held is not None else 0
+    state: StepState = "done" if count["done"] else "waiting"
+    if held is not None:
+        state = "parked" if held.state == "parked" else "held"
+        who = "a person: it was parked" if state == "parked" else "its next attempt, which the pipeline makes by itself"
+        sentence = f"Waits for {who}. {plural(waiting, 'message')} wait, in order."
+    elif count["unknown"]:
+        state, sentence = "unknown", f"Not known: {next(detail for name, detail in steps if name == 'unknown')}."
+    elif count["waiting"]:
+        state, sentence = "waiting", "Waits for a batch of the pipeline."
+    elif dead:
+        state, sentence = "dead letter", f"{plural(dead, 'message')} given up, all others are finished."
+    else:
+        sentence = "All messages are finished." if count["done"] else "The key has no messages."
+    return GroupLane(
+        _name(key),
+        pipeline_link(number),
+        state,
+        LEVELS[state],
+        sentence,
+        None,
+        None,
+        None,
+        0,
+        count["done"],
+        count["waiting"],
+        waiting,
+        dead,
+        pipeline_link(number, "key", key=held.key) if held is not None else pipeline_link(number) if dead else "",
+        held.reason if held is not None else "",
+    )
 
 
 def _lane(progress: KeyProgress) -> GroupLane:
     state = _lane_state(progress)
-    lane = progress.lane if isinstance(progress.lane, LaneStateView) else None
     parked, left = progress.parked, progress.progress.lease_ms
     return GroupLane(
         progress.group,
+        group_link(progress.group),
         state,
-        _LEVELS[state],
+        LEVELS[state],
         _sentence(progress),
         progress.progress.at.owner,
         progress.progress.at.epoch,
@@ -245,10 +260,10 @@ def _lane(progress: KeyProgress) -> GroupLane:
         progress.members,
         progress.done,
         len(progress.pending),
-        None if parked is None else parked_row(parked),
+        0 if parked is None else parked.messages,
+        len(progress.dead),
+        parked_row(parked).link if parked is not None else dead_link(progress.group) if progress.dead else "",
         _error(progress),
-        parked.attempts if parked is not None else lane.attempts if lane is not None else 0,
-        lane.retry_in if lane is not None else None,
     )
 
 
@@ -275,9 +290,9 @@ def _sentence(progress: KeyProgress) -> str:
 
 def _lane_state(progress: KeyProgress) -> StepState:
     if progress.parked is not None:
-        return _at_broker(progress, progress.parked.first)[0]
+        return at_broker(progress, progress.parked.first)[0]
     if not progress.pending:
-        return "done"
+        return "dead letter" if progress.dead else "done"
     return step_of(progress, _head(progress))[0]
 
 

@@ -1,17 +1,20 @@
 """Messages: rows of a list, and one message with its body as JSON, text and bytes."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from urllib.parse import urlencode
 
 import msgspec
 
+from lanemq.client.admin.key_progress import KeyProgress
 from lanemq.client.message import Message
-from lanemq.console.links import key_link, message_link
-from lanemq.console.snapshot import Snapshot
+from lanemq.console.links import group_link, key_link, message_link, pipeline_link
+from lanemq.console.views.steps import LEVELS, KeyInPipeline, step_of
 from lanemq.console.wording import preview
 from lanemq.model.errors import InvalidOption, LaneError
+from lanemq.model.queue import MessageQueue
 from lanemq.model.units import parse_duration
 from lanemq.model.wording import printable
 
@@ -70,10 +73,35 @@ class Search:
     text: str = ""
     """Words that the body must contain."""
 
-    @property
-    def by_index(self) -> bool:
-        """Whether the broker's index answers it; otherwise messages are read."""
-        return self.key is not None or self.id is not None
+
+@dataclass(frozen=True, slots=True)
+class Older:
+    """Where a search goes on: before these offsets, and in the index not after a time."""
+
+    ends: Mapping[MessageQueue, int]
+    until: int | None = None
+    """Ms since 1970, included."""
+
+
+FROM_THE_END = Older({})
+
+
+def older_query(topic: str, text: str, older: Older) -> str:
+    """The part of an address that names a search and where it goes on; `parse_older` reads it."""
+    places = [f"{queue.queue_id} {end} {queue.broker}" for queue, end in older.ends.items()]
+    named = {"topic": topic, "q": text, "from": places}
+    return urlencode(named if older.until is None else {**named, "until": older.until}, doseq=True)
+
+
+def parse_older(topic: str, places: Iterable[str], until: str) -> Older:
+    ends: dict[MessageQueue, int] = {}
+    for place in places:
+        number, _, rest = place.partition(" ")
+        end, _, broker = rest.partition(" ")
+        if not (number.isdecimal() and end.isdecimal()):
+            raise InvalidOption(f"from={place[:40]!r} is not a place in the topic: search again from the newest")
+        ends[MessageQueue(topic, broker, int(number))] = int(end)
+    return Older(ends, int(until) if until.isdecimal() else None)
 
 
 _WORD = re.compile(r'(?:(key|id|after|before|text):)?(?:"([^"]*)"|(\S+))')
@@ -121,16 +149,20 @@ def matches(search: Search, message: Message) -> bool:
     at = message.record.store_timestamp
     if (search.after is not None and at < search.after) or (search.before is not None and at >= search.before):
         return False
+    if search.key is not None and search.key != message.key and search.key not in message.keys:
+        return False
     return not search.text or search.text.encode() in body_of(message)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """Where a message is for one group."""
+    """Where a message is for one group or pipeline."""
 
     group: str
     state: str
     level: str
+    detail: str
+    link: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +184,7 @@ class MessageView:
     groups: tuple[GroupPlace, ...]
 
 
-def message_view(message: Message, now: Snapshot) -> MessageView:
+def message_view(message: Message, places: tuple[GroupPlace, ...] = ()) -> MessageView:
     body, record = body_of(message), message.record
     return MessageView(
         message_row(message),
@@ -166,7 +198,7 @@ def message_view(message: Message, now: Snapshot) -> MessageView:
         "\n".join(_hex_lines(body[:MAX_HEX_BYTES])),
         len(body) > MAX_HEX_BYTES,
         tuple(sorted((name, printable(value)) for name, value in message.properties.items())),
-        tuple(_places(message, now)),
+        places,
     )
 
 
@@ -191,27 +223,24 @@ def _hex_lines(body: bytes) -> Iterator[str]:
         yield f"{start:06x}  {row.hex(' '):<47}  {shown}"
 
 
-def _places(message: Message, now: Snapshot) -> Iterator[GroupPlace]:
-    parked: Mapping[str, str] = {
-        lane.group: lane.status.value
-        for lane in now.parked
-        if lane.queue == message.queue and lane.key == message.key and lane.first <= message.queue_offset <= lane.last
-    }
-    held = {
-        lane.group
-        for lane in now.held
-        if lane.queue == message.queue and lane.key == message.key and lane.state.head == message.queue_offset
-    }
-    for group in now.groups:
-        for each in group.queues:
-            if each.at.queue != message.queue:
-                continue
-            if group.name in parked:
-                yield GroupPlace(group.name, parked[group.name], "bad" if parked[group.name] == "parked" else "warn")
-            elif group.name in held:
-                yield GroupPlace(group.name, "held", "warn")
-            elif message.queue_offset < each.at.offset:
-                yield GroupPlace(group.name, "done", "good")
-            else:
-                ahead = message.queue_offset - each.at.offset
-                yield GroupPlace(group.name, f"waiting or running, {ahead:,} before it in the queue", "none")
+def places_of(
+    message: Message, groups: Sequence[KeyProgress], pipelines: Sequence[KeyInPipeline]
+) -> tuple[GroupPlace, ...]:
+    """Where a message is for each group and pipeline that reads its queue.
+
+    A pipeline that commits as a group is shown instead of the group: its offset has passed what it parked or gave up.
+    """
+    own = {each.group for each in pipelines}
+    found: list[GroupPlace] = []
+    for each in groups:
+        if each.group not in own:
+            state, detail = step_of(each, message.queue_offset)
+            at = each.progress.at
+            if state == "waiting" and not detail and message.queue_offset > at.offset:
+                detail = f"at most {message.queue_offset - at.offset:,} before it in the queue"
+            found.append(GroupPlace(each.group, state, LEVELS[state], detail, group_link(each.group)))
+    for one in pipelines:
+        state, detail = one.step(message.queue, message.queue_offset)
+        link = pipeline_link(one.pipeline.number)
+        found.append(GroupPlace(f"pipeline {one.pipeline.name}", state, LEVELS[state], detail, link))
+    return tuple(found)

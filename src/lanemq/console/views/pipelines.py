@@ -10,11 +10,15 @@ import msgspec
 
 from lanemq.model.wording import plural
 
+OPEN_STATES = frozenset({"open", "doubtful", "timer"})
+"""States of dead letters about which no person has decided."""
+
 
 class PipelineQueue(msgspec.Struct):
     """One queue of a pipeline."""
 
     topic: str = ""
+    broker: str = ""
     queue: int = 0
     offset: int | None = None
     end: int | None = None
@@ -26,23 +30,6 @@ class DeadLetterCount(msgspec.Struct):
 
     count: int | None = None
     folder: str | None = None
-
-
-class PipelineStatus(msgspec.Struct):
-    """The answer of `lanemq pipeline status --json`."""
-
-    pipeline: str
-    checkpoint: str
-    running: str | None = None
-    epoch: int = 0
-    batch: int | None = None
-    unfinished_batch: int | None = None
-    waiting_lanes: dict[str, int] = {}
-    dead_letters: DeadLetterCount = msgspec.field(default_factory=DeadLetterCount)
-    lag: int | None = None
-    lag_seconds: float | None = None
-    queues: list[PipelineQueue] = []
-    note: str | None = None
 
 
 class PipelineLane(msgspec.Struct):
@@ -59,11 +46,52 @@ class PipelineLane(msgspec.Struct):
     """What a person has asked for, and the pipeline has not done yet."""
 
 
+class PipelineStatus(msgspec.Struct):
+    """The answer of `lanemq pipeline status --waiting --json`."""
+
+    pipeline: str
+    checkpoint: str
+    group: str | None = None
+    """The consumer group as which it commits; None if it has none."""
+    topics: list[str] = []
+    """Empty if they are chosen by a pattern."""
+    running: str | None = None
+    epoch: int = 0
+    batch: int | None = None
+    unfinished_batch: int | None = None
+    waiting_lanes: dict[str, int] = {}
+    dead_letters: DeadLetterCount = msgspec.field(default_factory=DeadLetterCount)
+    lag: int | None = None
+    lag_seconds: float | None = None
+    queues: list[PipelineQueue] = []
+    note: str | None = None
+    lanes: list[PipelineLane] = []
+    """Keys that wait, parked ones first; of many only the first ones."""
+    dead_letters_by_state: dict[str, int] | None = None
+    """None: they are in a sink of their own."""
+
+    @property
+    def lanes_left_out(self) -> int:
+        return max(0, sum(self.waiting_lanes.values()) - len(self.lanes))
+
+    @property
+    def letters(self) -> int:
+        """Dead letters in any state."""
+        return sum((self.dead_letters_by_state or {}).values())
+
+    @property
+    def open_letters(self) -> int:
+        """Dead letters about which no person has decided."""
+        return sum(count for state, count in (self.dead_letters_by_state or {}).items() if state in OPEN_STATES)
+
+
 class PipelineMessage(msgspec.Struct):
     """A message that waits in a key."""
 
     queue: int
     offset: int
+    topic: str = ""
+    broker: str = ""
     id: str | None = None
     value: object = None
 
@@ -85,6 +113,9 @@ class PipelineDeadLetter(msgspec.Struct):
     topic: str
     state: str
     reason: str
+    broker: str = ""
+    queue: int = 0
+    offset: int = 0
     key: str | None = None
     tags: str | None = None
     id: str | None = None
@@ -101,6 +132,47 @@ class StatusAt:
 
     at: int
     status: PipelineStatus
+    took: float = 0.0
+    """Seconds of reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineNow:
+    """A pipeline as far as the console knows it."""
+
+    number: int
+    place: str
+    """The last part of the checkpoint's name."""
+    status: PipelineStatus | None
+    """None: it was not read; `problem` says why."""
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.place if self.status is None else self.status.pipeline
+
+    @property
+    def parked(self) -> int:
+        return 0 if self.status is None else self.status.waiting_lanes.get("parked", 0)
+
+    @property
+    def parked_messages(self) -> int:
+        return 0 if self.status is None else sum(each.messages for each in self.status.lanes if each.state == "parked")
+
+    @property
+    def held(self) -> int:
+        return 0 if self.status is None else sum(self.status.waiting_lanes.values()) - self.parked
+
+    @property
+    def dead(self) -> int:
+        return 0 if self.status is None else self.status.open_letters
+
+    def may_read(self, topic: str) -> bool:
+        """False if it certainly does not read the topic."""
+        if self.status is None:
+            return True
+        known = {*self.status.topics, *(each.topic for each in self.status.queues)}
+        return topic in known or not known
 
 
 @dataclass(frozen=True, slots=True)

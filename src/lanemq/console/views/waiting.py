@@ -1,25 +1,34 @@
-"""Everything that waits: keys that are held or parked, of all groups, and their dead letters."""
+"""Everything that waits: keys that are held or parked, and dead letters, of all groups and pipelines."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
 from lanemq.client.admin.parked import ParkedLaneView
-from lanemq.client.admin.watching import HeldLaneView
+from lanemq.client.admin.watching import HeldLaneView, UnknownMember
 from lanemq.clock import wall_time
-from lanemq.console.links import key_link, lane_query
-from lanemq.console.snapshot import GroupDeadLetters, Snapshot
+from lanemq.console.links import dead_link, group_link, key_link, lane_query, pipeline_link
+from lanemq.console.snapshot import Snapshot
+from lanemq.console.views.pipelines import PipelineNow
+from lanemq.core.lane_status import LaneStatus
+from lanemq.model.wording import plural
 
 State = Literal["parked", "held", "redriving"]
+MAX_NAMED = 5
+"""Members that a note names."""
 _ORDER: dict[State, int] = {"parked": 0, "redriving": 1, "held": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRow:
-    """A lane that waits."""
+    """A lane that waits, of a group or of a pipeline."""
 
     group: str
+    """The name of the group, or of the pipeline."""
+    group_link: str
     topic: str
+    """Empty for a pipeline: a key may have messages of several."""
     broker: str
     queue: int
     key: str | None
@@ -34,6 +43,22 @@ class WaitingRow:
     key_link: str
     link: str
     """The page that shows its messages, and offers to redrive or discard them; empty for a lane in a member."""
+    chosen: str = ""
+    """How a form names the lane to redrive it; empty if it is not parked at a broker."""
+    asked: str = ""
+    """What a person has asked for, and a pipeline has not done yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettersRow:
+    """The dead letters of a group or of a pipeline."""
+
+    name: str
+    name_link: str
+    is_pipeline: bool
+    count: int
+    newest: datetime | None
+    link: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,35 +67,105 @@ class WaitingView:
 
     rows: tuple[WaitingRow, ...]
     """Those that need a person first."""
-    dead: tuple[GroupDeadLetters, ...]
+    dead: tuple[DeadLettersRow, ...]
     parked: int
     held: int
     dead_letters: int
     notes: tuple[str, ...]
+    """Why the list is not complete."""
 
 
-def waiting_view(now: Snapshot) -> WaitingView:
-    rows = waiting_rows(now)
-    dead = tuple(each for each in now.dead if each.messages)
+def waiting_view(now: Snapshot, pipelines: Sequence[PipelineNow] = ()) -> WaitingView:
+    rows = sorted((*waiting_rows(now), *(row for each in pipelines for row in pipeline_rows(each, now))), key=_rank)
+    dead = tuple(dead_rows(now, pipelines))
     return WaitingView(
-        rows,
+        tuple(rows),
         dead,
-        sum(row.state == "parked" for row in rows),
-        sum(row.state != "parked" for row in rows),
-        sum(each.messages for each in dead),
-        now.notes,
+        sum(row.state == "parked" for row in waiting_rows(now)) + sum(each.parked for each in pipelines),
+        sum(row.state != "parked" for row in waiting_rows(now)) + sum(each.held for each in pipelines),
+        sum(each.count for each in dead),
+        (*member_notes(now.unknown), *pipeline_notes(pipelines)),
     )
 
 
+def _rank(row: WaitingRow) -> tuple[int, str, str, int, str]:
+    return _ORDER[row.state], row.group, row.topic, row.queue, row.key or ""
+
+
+def member_notes(unknown: Iterable[UnknownMember]) -> list[str]:
+    """A sentence for each group whose held keys are not all known, with the members that it is about."""
+    by_group: dict[str, list[UnknownMember]] = {}
+    for each in unknown:
+        by_group.setdefault(each.group, []).append(each)
+    return [
+        f"The list is not complete: keys that members of group {group} hold are missing. "
+        + "; ".join(f"{each.owner}: {each.why}" for each in found[:MAX_NAMED])
+        + (f"; and {plural(len(found) - MAX_NAMED, 'other member')}." if len(found) > MAX_NAMED else ".")
+        for group, found in by_group.items()
+    ]
+
+
+def pipeline_notes(pipelines: Iterable[PipelineNow]) -> list[str]:
+    notes = []
+    for each in pipelines:
+        if each.status is None:
+            notes.append(f"The list is not complete: pipeline {each.name} was not read: {each.problem}.")
+        elif each.status.lanes_left_out:
+            more = plural(each.status.lanes_left_out, "further key")
+            notes.append(f"The list is not complete: {more} of pipeline {each.name} wait; its page has all.")
+    return notes
+
+
+def dead_rows(now: Snapshot, pipelines: Iterable[PipelineNow]) -> Iterator[DeadLettersRow]:
+    for each in now.dead:
+        if each.messages:
+            link = group_link(each.group)
+            yield DeadLettersRow(each.group, link, False, each.messages, each.newest, dead_link(each.group))
+    for one in pipelines:
+        if one.dead:
+            link = pipeline_link(one.number)
+            yield DeadLettersRow(one.name, link, True, one.dead, None, f"{link}#dead")
+
+
 def waiting_rows(now: Snapshot) -> tuple[WaitingRow, ...]:
-    rows = [*map(parked_row, now.parked), *(held_row(lane, now) for lane in now.held)]
-    return tuple(sorted(rows, key=lambda row: (_ORDER[row.state], row.group, row.topic, row.queue, row.key or "")))
+    """The lanes of all groups. One that is held both in its member and at a broker is listed once."""
+    parked = {(lane.group, lane.queue, lane.key) for lane in now.parked}
+    held = (lane for lane in now.held if (lane.group, lane.queue, lane.key) not in parked)
+    rows = [*map(parked_row, now.parked), *(held_row(lane, now) for lane in held)]
+    return tuple(sorted(rows, key=_rank))
+
+
+def pipeline_rows(pipeline: PipelineNow, now: Snapshot) -> Iterator[WaitingRow]:
+    for lane in pipeline.status.lanes if pipeline.status is not None else ():
+        retry_in = None if lane.retry_at is None else (lane.retry_at - wall_time(now.taken)).total_seconds()
+        link = pipeline_link(pipeline.number, "key", key=lane.key)
+        key = None if lane.key.startswith("\0") else lane.key
+        yield WaitingRow(
+            pipeline.name,
+            pipeline_link(pipeline.number),
+            "",
+            "",
+            pipeline.number,
+            key,
+            "parked" if lane.state == "parked" else "held",
+            lane.messages,
+            None,
+            lane.failures,
+            lane.since,
+            None if retry_in is None else max(0.0, retry_in),
+            lane.reason,
+            link if key is not None else pipeline_link(pipeline.number),
+            link if key is not None else pipeline_link(pipeline.number),
+            asked=(lane.decided or "").replace("_", " "),
+        )
 
 
 def parked_row(lane: ParkedLaneView) -> WaitingRow:
     queue = lane.queue
+    named = lane_query(lane.group, queue.topic, queue.broker, queue.queue_id, lane.key)
     return WaitingRow(
         lane.group,
+        group_link(lane.group),
         queue.topic,
         queue.broker,
         queue.queue_id,
@@ -83,7 +178,8 @@ def parked_row(lane: ParkedLaneView) -> WaitingRow:
         None,
         lane.reason or "no reason given",
         key_link(queue.topic, lane.key),
-        f"/waiting/lane?{lane_query(lane.group, queue.topic, queue.broker, queue.queue_id, lane.key)}",
+        f"/waiting/lane?{named}",
+        named if lane.status is LaneStatus.PARKED else "",
     )
 
 
@@ -92,6 +188,7 @@ def held_row(lane: HeldLaneView, now: Snapshot) -> WaitingRow:
     blocked = state.blocked_for
     return WaitingRow(
         lane.group,
+        group_link(lane.group),
         lane.queue.topic,
         lane.queue.broker,
         lane.queue.queue_id,

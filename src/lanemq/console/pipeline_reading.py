@@ -1,0 +1,141 @@
+"""How the console reads pipelines: by `lanemq pipeline`, in child processes, one at a time.
+
+Reading a checkpoint imports Spark's library, which would fill the console's memory. A status takes about a second, so
+pages do not wait for it: they show the last one that was read, and ask for the next. They wait only while there is
+none, or an old one, and for a limited time; after that they say that the pipeline was not read.
+"""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from starlette.exceptions import HTTPException
+
+from lanemq.console.child import run_module
+from lanemq.console.reading import SHARE_OF_TIME
+from lanemq.console.screens import Console
+from lanemq.console.views.pipelines import (
+    PipelineDeadLetter,
+    PipelineLane,
+    PipelineNow,
+    PipelineStatus,
+    ShownLane,
+    StatusAt,
+)
+from lanemq.console.views.steps import KeyInPipeline
+from lanemq.model.errors import LaneError
+
+T = TypeVar("T")
+
+STATUS_AGE = 10.0
+"""Seconds after which a status is read again, if a page asks; longer if reading it takes long."""
+STATUS_SECONDS = 60.0
+"""A child process that takes longer is ended."""
+MAX_SHOWN_AGE = 60.0
+"""Seconds up to which a page shows the last status without waiting for a newer one."""
+MAX_WAIT = 5.0
+"""Seconds that a page waits for a pipeline."""
+
+
+def ask_pipeline(kind: type[T], *words: str) -> T:
+    """What `lanemq pipeline` answers. Names from a browser come after `--`, or after `=`, so none is an option."""
+    if any("\0" in word for word in words):
+        raise HTTPException(400, "a name with a zero byte is not a key")
+    ended = run_module("lanemq.cli.main", "pipeline", *words, seconds=STATUS_SECONDS)
+    try:
+        return msgspec.json.decode(ended.out, type=kind)
+    except msgspec.MsgspecError:
+        why = ended.error.splitlines()[-1] if ended.error else "it printed nothing"
+        raise LaneError(why.removeprefix("Error: ")) from None
+
+
+def lanes_of(place: str) -> list[PipelineLane]:
+    """The held and parked keys of a pipeline."""
+    return ask_pipeline(list[PipelineLane], "parked", "list", "--held", "--json", "--", place)
+
+
+def dead_letters_of(place: str, key: str | None = None) -> list[PipelineDeadLetter]:
+    """The dead letters of a pipeline, or those of one key."""
+    only = () if key is None else (f"--key={key}",)
+    return ask_pipeline(list[PipelineDeadLetter], "dead-letters", "list", "--all", *only, "--json", "--", place)
+
+
+async def read_status(console: Console, place: Path) -> tuple[StatusAt, StatusAt | None]:
+    """The newest status and the one before it; waits for it if it is due."""
+    known = console.pipelines.get(str(place))
+    took = known[0].took if known is not None else 0.0
+    now = await console.pipeline_reading.ask(
+        ("pipeline", place), partial(_read, console, place), max_age=max(STATUS_AGE, SHARE_OF_TIME * took)
+    )
+    if isinstance(now, LaneError):
+        raise now
+    newest, before = console.pipelines.get(str(place), (now, None))
+    if newest.at != now.at:
+        newest, before = now, newest
+    console.pipelines[str(place)] = newest, before
+    return newest, before
+
+
+def _read(console: Console, place: Path) -> StatusAt | LaneError:
+    """An error is an answer too: a pipeline that cannot be read is not asked again with every new page."""
+    begun = console.clock.now()
+    try:
+        status = ask_pipeline(PipelineStatus, "status", "--waiting", "--json", "--", str(place))
+    except LaneError as error:
+        return error
+    return StatusAt(console.clock.wall(), status, (console.clock.now() - begun) / 1000)
+
+
+async def pipelines_now(console: Console) -> tuple[PipelineNow, ...]:
+    """Every pipeline that the console was given, as far as it is known."""
+    places = enumerate(console.settings.pipelines)
+    return tuple(await asyncio.gather(*(_pipeline_now(console, number, place) for number, place in places)))
+
+
+async def _pipeline_now(console: Console, number: int, place: Path) -> PipelineNow:
+    known = console.pipelines.get(str(place))
+    is_fresh = known is not None and console.clock.wall() - known[0].at < MAX_SHOWN_AGE * 1000
+    try:
+        async with asyncio.timeout(0.01 if is_fresh else MAX_WAIT):
+            return PipelineNow(number, place.stem, (await read_status(console, place))[0].status)
+    except TimeoutError:  # the reading goes on, and the next page has it
+        status = known[0].status if known is not None and is_fresh else None
+        return PipelineNow(number, place.stem, status, "" if status is not None else "it is still being read")
+    except LaneError as error:
+        return PipelineNow(number, place.stem, None, str(error))
+
+
+async def key_in_pipelines(console: Console, topic: str, key: str | None) -> tuple[KeyInPipeline, ...]:
+    """How far the pipelines that read the topic are with a key."""
+    readers = [each for each in await pipelines_now(console) if each.may_read(topic)]
+    return tuple(await asyncio.gather(*(_key_in_pipeline(console, each, key) for each in readers)))
+
+
+async def _key_in_pipeline(console: Console, pipeline: PipelineNow, key: str | None) -> KeyInPipeline:
+    place = str(console.settings.pipelines[pipeline.number])
+    status = pipeline.status
+    shown: ShownLane | None = None
+    letters: list[PipelineDeadLetter] = []
+    if status is None:
+        return KeyInPipeline(pipeline)
+    try:
+        async with asyncio.timeout(MAX_WAIT):
+            if key is not None and (status.lanes_left_out or any(each.key == key for each in status.lanes)):
+                shown = await console.pipeline_reading.ask(
+                    ("pipeline key", place, key),
+                    lambda: ask_pipeline(ShownLane, "parked", "show", "--json", "--", place, key),
+                    max_age=STATUS_AGE,
+                )
+            if status.letters:
+                letters = await console.pipeline_reading.ask(
+                    ("pipeline letters", place, key or ""), lambda: dead_letters_of(place, key), max_age=STATUS_AGE
+                )
+    except TimeoutError:
+        return KeyInPipeline(pipeline, shown, letters, "it is still being read")
+    except LaneError as error:
+        return KeyInPipeline(pipeline, shown, letters, str(error))
+    # `lanemq pipeline` cannot name the lane of messages without a key.
+    is_unnamed = key is None and any(each.key.startswith("\0") for each in status.lanes)
+    return KeyInPipeline(pipeline, shown, letters, f"see the page of pipeline {pipeline.name}" if is_unnamed else "")

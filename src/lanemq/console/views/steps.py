@@ -1,0 +1,95 @@
+"""How far a group or a pipeline is with one message, as a word and a detail."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lanemq.client.admin.key_progress import KeyProgress
+from lanemq.client.admin.views import LaneStateView
+from lanemq.console.views.pipelines import PipelineDeadLetter, PipelineNow, ShownLane
+from lanemq.core.consuming.views import LaneActivity
+from lanemq.core.lane_status import LaneStatus
+from lanemq.model.queue import MessageQueue
+
+StepState = Literal["done", "running", "held", "parked", "redriving", "waiting", "dead letter", "unknown"]
+
+LEVELS: Mapping[StepState, str] = {
+    "done": "good", "running": "busy", "held": "warn", "parked": "bad", "redriving": "busy", "waiting": "none",
+    "dead letter": "bad", "unknown": "none",
+}  # fmt: skip
+NO_REASON = "no reason given"
+
+
+def step_of(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
+    """How far the group is with the message at `offset`, which is one of the key's."""
+    lane, parked = progress.lane, progress.parked
+    if parked is not None and parked.first <= offset <= parked.last:
+        return at_broker(progress, offset)
+    if offset not in progress.pending:
+        return _finished(progress, offset)
+    if not isinstance(lane, LaneStateView):
+        return "waiting", ""
+    activity = LaneActivity(lane.state)
+    if lane.head is None:
+        return ("done", "") if offset < lane.next_offset else ("waiting", "not fetched yet")
+    if offset < lane.head:
+        return "done", ""
+    if offset > lane.head:
+        return "waiting", f"behind offset {lane.head}"
+    if activity is LaneActivity.RUNNING:
+        return "running", ""
+    if activity in (LaneActivity.HELD, LaneActivity.QUEUE_HELD):
+        return "held", lane.reason
+    return ("parked", lane.reason) if activity is LaneActivity.PARKED else ("waiting", "")
+
+
+def _finished(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
+    letter = progress.dead.get(offset)
+    return ("done", "") if letter is None else ("dead letter", letter.why or NO_REASON)
+
+
+def at_broker(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
+    parked = progress.parked
+    assert parked is not None
+    state: StepState = "parked"
+    if parked.status is LaneStatus.REDRIVING:
+        state = "redriving"
+    elif parked.status is LaneStatus.HELD:
+        state = "held"
+    return state, parked.reason if offset == parked.first else f"behind offset {parked.first}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInPipeline:
+    """What a pipeline's checkpoint says about one key."""
+
+    pipeline: PipelineNow
+    shown: ShownLane | None = None
+    """The key's waiting messages; None if none wait."""
+    letters: Sequence[PipelineDeadLetter] = ()
+    problem: str = ""
+    """What could not be read."""
+
+    @property
+    def group(self) -> str | None:
+        return None if self.pipeline.status is None else self.pipeline.status.group
+
+    def step(self, queue: MessageQueue, offset: int) -> tuple[StepState, str]:
+        """How far the pipeline is with the message at `offset`, which is one of the key's.
+
+        The offset that a pipeline commits has passed what it parked or gave up, so its checkpoint decides.
+        """
+        place = (queue.topic, queue.broker, queue.queue_id, offset)
+        if self.shown is not None and self.shown.held is not None:
+            waiting = [(each.topic, each.broker, each.queue, each.offset) for each in self.shown.messages]
+            if place in waiting:
+                state: StepState = "parked" if self.shown.held.state == "parked" else "held"
+                return state, self.shown.held.reason if place == waiting[0] else f"behind offset {waiting[0][3]}"
+        letters = [each for each in self.letters if (each.topic, each.broker, each.queue, each.offset) == place]
+        if any(each.state not in ("redriven", "notice") for each in letters):
+            return "dead letter", letters[-1].reason or NO_REASON
+        status, problem = self.pipeline.status, self.problem or self.pipeline.problem
+        if status is None or problem:
+            return "unknown", problem
+        done = {(each.topic, each.broker, each.queue): each.offset or 0 for each in status.queues}
+        return ("done", "") if offset < done.get(place[:3], 0) else ("waiting", "")

@@ -1,0 +1,144 @@
+"""Where a message is: finished behind a held key, given up, or waiting; and that all places give the same figures."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+from starlette.testclient import TestClient
+from tests.console.conftest import Stage, until
+
+from lanemq.cli.main import main
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.dead_letters import read_dead_letters
+from lanemq.client.admin.views import GroupQueue, LaneStateView
+from lanemq.client.admin.watching import ASKED_AT_ONCE, HeldLaneView, MemberHeldLanes, UnknownMember, WatchAdmin
+from lanemq.client.consumer.app import App
+from lanemq.client.consumer.turns.handler import ToDeadLetter
+from lanemq.client.message import Message
+from lanemq.client.producer.producer import Producer
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.retry_policy import HoldKey
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
+
+KEYS = ("first", "stuck", "fine", "bad", "fine")
+"""The keys at offsets 0 to 4; `stuck` is held for an hour and `bad` is given up."""
+
+
+@pytest.fixture(scope="module")
+def keeper(stage: Stage) -> Iterator[None]:
+    """The group `keepers` stands at offset 1, and has finished 2, 3 and 4."""
+    app = App(stage.address, group="keepers", commit_every=0.05)
+
+    @app.ordered("kept", on_fail=HoldKey(retries=-1, backoff=Backoff(first=3600.0, factor=1.0, max=3600.0)))
+    def keep(message: Message) -> None:
+        if message.key == "stuck":
+            raise ValueError("no room")
+        if message.key == "bad":
+            raise ToDeadLetter("it is broken")
+
+    with Admin(stage.address) as admin:
+        admin.create_topic("kept", 1, ordered=True)
+        with Producer(stage.address) as producer:
+            for key in KEYS:
+                producer.send("kept", {"key": key}, key=key)
+        (queue,) = [each.queue for each in admin.describe_topic("kept").queues]
+        with app:
+            until("the others to be finished", lambda: admin.progress("keepers", queue)[1].count == 3)
+            until("the dead letter", lambda: len(list(read_dead_letters(stage.address, "keepers"))) == 1)
+            yield
+
+
+def place(client: TestClient, offset: int) -> str:
+    """What the page of a message says about the group."""
+    page = client.get(f"/message?topic=kept&broker=lanemq&queue=0&offset={offset}").text
+    found = re.search(r'<a href="/groups/keepers">keepers</a> <span class="chip [a-z]+">([^<]+)</span>', page)
+    assert found is not None, page
+    return found[1]
+
+
+@pytest.mark.usefixtures("keeper")
+def test_a_message_that_is_finished_behind_a_held_key_is_done(client: TestClient) -> None:
+    assert [place(client, offset) for offset in range(5)] == ["done", "held", "done", "dead letter", "done"]
+
+
+@pytest.mark.usefixtures("keeper")
+def test_the_page_of_a_key_says_that_its_message_is_a_dead_letter(client: TestClient) -> None:
+    page = client.get("/key?topic=kept&key=bad").text
+    assert '<span class="chip bad">dead letter</span>' in page
+    assert "it is broken" in page
+    assert "1 message is given up as dead letter" in page
+    assert '<span class="chip good">done</span>' not in page
+    assert '<span class="chip good">done</span>' in client.get("/key?topic=kept&key=fine").text
+
+
+@pytest.mark.usefixtures("keeper")
+def test_the_preview_of_a_reset_counts_what_is_finished_above_the_offset(client: TestClient) -> None:
+    until("the group to be known", lambda: client.get("/groups/keepers").status_code == 200)
+
+    def preview(to: str) -> str:
+        return client.get(f"/groups/keepers/reset?topic=kept&to={to}").text
+
+    assert "4 messages will be processed again, 0 messages will be skipped." in preview("first")
+    assert "0 messages will be processed again, 1 message will be skipped." in preview("last")
+    assert "1 message will be processed again, 1 message will be skipped." in preview("4")
+    assert "3 messages will be processed again, 0 messages will be skipped." in preview("1")
+    assert "3 of the repeated are finished already" in preview("1")
+
+
+@pytest.mark.usefixtures("keeper")
+def test_console_and_command_line_give_the_same_lag_and_the_same_keys(client: TestClient, stage: Stage) -> None:
+    def shown() -> list[str]:
+        row = re.search(r'<a href="/groups/keepers">keepers</a>.*?</tr>', client.get("/groups").text, re.DOTALL)
+        cells = re.findall(r'data-label="(\w+)">(.*?)</td>', row[0] if row else "", re.DOTALL)
+        texts = {name: re.sub(r"<[^>]+>", "", text).strip() for name, text in cells}
+        return [texts.get(name, "").split(" ")[0] for name in ("Behind", "Held", "Parked")]
+
+    until("the console to have the figures", lambda: shown() == ["1", "1", "0"])
+    listed = json.loads(CliRunner().invoke(main, ["group", "list", "--json", "--server", stage.address]).stdout)
+    (group,) = [each for each in listed if each["group"] == "keepers"]
+    assert (group["lag"], group["held"], group["parked"], group["dead"]) == (1, 1, 0, 1)
+    with Admin(stage.address) as admin:
+        (broker,) = admin.figures()
+    assert broker.number("lanemq_lag_messages", group="keepers", topic="kept") == 1
+
+
+@pytest.mark.usefixtures("keeper")
+def test_the_command_line_says_what_a_reset_does_to_finished_messages(stage: Stage) -> None:
+    words = ["group", "reset", "keepers", "kept", "--to", "4", "--dry-run", "--server", stage.address]
+    assert "skips 1 message, repeats 1 message" in CliRunner().invoke(main, words).stdout
+    (change,) = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["changes"]
+    assert (change["repeats"], change["skips"]) == (1, 1)
+
+
+def test_every_owner_is_asked_for_its_held_keys_a_few_at_a_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, running, most = threading.Lock(), 0, 0
+    together = threading.Barrier(ASKED_AT_ONCE)
+
+    def answer(self: WatchAdmin, group: str, owner: str, *_: object) -> MemberHeldLanes:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        together.wait(30)
+        with lock:
+            running -= 1
+        if owner == "owner-7":
+            return MemberHeldLanes(unknown=(UnknownMember(group, owner, "no answer"),))
+        return MemberHeldLanes((HeldLaneView(group, owner, queue, owner, LaneStateView("held", "key")),))
+
+    monkeypatch.setattr(WatchAdmin, "_held_lanes", answer)
+    queue = MessageQueue("t", "lanemq", 0)
+    owners = [GroupQueue(queue, QueueOffset(0), QueueOffset(1), f"owner-{number}") for number in range(120)]
+    idle = GroupQueue(queue, QueueOffset(0), QueueOffset(3), "idle", finished=3)
+    with WatchAdmin(stage.address) as admin:
+        found = admin.all_held_lanes(("g", each) for each in (*owners, idle))
+        assert len(found.lanes) == 119
+        assert [each.owner for each in found.unknown] == ["owner-7"]
+        assert most == ASKED_AT_ONCE
+        monkeypatch.setattr("lanemq.client.admin.watching.MAX_ASKED_MEMBERS", 100)
+        found = admin.all_held_lanes(("g", each) for each in owners)
+    assert len(found.unknown) == 21, "those that were not asked are named"
