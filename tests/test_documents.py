@@ -67,8 +67,9 @@ def mypy(folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [path for path in DOCUMENTS if RUN[path]], ids=document)
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if RUN[path] and path.name != "start.md"], ids=document)
 def test_snippets_run_in_the_order_of_their_document(path: Path, tmp_path: Path) -> None:
+    """`test_start.py` runs those of the tutorial, with its commands."""
     with EmbeddedBroker() as broker:
         with Admin(broker.address) as admin:
             admin.create_topic("orders", queues=8, ordered=True)

@@ -67,6 +67,8 @@ def collect() -> dict[Path, bytes]:
         for path in (ROOT / folder).glob("*.*"):
             if path.suffix != ".md":
                 found[opened(path)] = path.read_bytes()
+    for path in (ROOT / "benchmarks" / "images").glob("*.*"):
+        found[Path("images") / path.name] = path.read_bytes()  # as seen from the page of the measurements
     found |= {Path(new): (ROOT / old).read_bytes() for old, new in PAGES.items()}
     origin = {Path(new): ROOT / old for old, new in PAGES.items()}
     for target in [path for path in found if path.suffix == ".md"]:

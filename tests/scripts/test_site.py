@@ -1,12 +1,13 @@
 """`make docs`: pages reach their readers complete, from this host only; what is drawn or listed follows its source."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from scripts.site.build import FILES, PAGES, listed, seal, turn_links, update
+from scripts.site.build import FILES, PAGES, collect, listed, seal, turn_links, update
 from scripts.site.conf import as_rest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -43,6 +44,18 @@ def test_every_link_out_of_the_documents_has_a_place_on_the_site() -> None:
         for link in re.findall(r"\]\(([^)#:\s]+)", text):
             target = (page.parent / link).resolve().relative_to(ROOT)
             assert target.parts[0] in {"docs", *FILES} or str(target) in PAGES, f"{page.name}: {link}"
+
+
+def test_every_link_and_image_of_the_collected_pages_is_collected_too() -> None:
+    """Sphinx would refuse the page, but building the site takes too long for every run of the tests."""
+    pages, missing = collect(), list[str]()
+    assert Path("measurements.md") in pages
+    for page, content in pages.items():
+        text = re.sub(r"```.*?```|`[^`\n]+`", "", content.decode("utf-8", "replace"), flags=re.DOTALL)
+        for link in re.findall(r"\]\(([^)#:\s]+)[^)]*\)", text) if page.suffix == ".md" else ():
+            target = Path(os.path.normpath(page.parent / link))
+            missing += [f"{page}: {link}"] if target not in pages else []
+    assert missing == []
 
 
 def test_only_what_changed_is_written_and_what_is_gone_is_removed(tmp_path: Path) -> None:

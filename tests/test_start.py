@@ -1,0 +1,208 @@
+"""The tutorial, as a reader follows it: every file is saved, every command is run, in the order of docs/start.md.
+
+Left out are the installation and the pipeline, which needs Spark. Addresses are replaced by those of the test.
+"""
+
+import http.cookiejar
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html import unescape
+from pathlib import Path
+
+import pytest
+from tests.documents import ROOT, in_text
+
+START = ROOT / "docs" / "start.md"
+SECONDS = 60.0
+LEFT_OUT = {
+    "make setup": "the environment exists",
+    "mkdir -p var/shop": "the test has a folder of its own",
+    "lanemq pipeline": "it needs Spark",
+    "from lanemq.pipelines import read_table": "it needs the pipeline's table",
+    "   id   status": "so does what that prints",
+}
+
+
+class Program:
+    """A program in a terminal of its own, and what it printed so far."""
+
+    def __init__(self, words: list[str], folder: Path, env: dict[str, str]) -> None:
+        self.words, self.printed, self._grew = words, "", threading.Condition()
+        self.process = subprocess.Popen(
+            words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._grew:
+                self.printed += line
+                self._grew.notify_all()
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Waits until it has printed this."""
+        end = time.monotonic() + SECONDS
+        with self._grew:
+            while (found := re.search(pattern, self.printed, re.DOTALL)) is None:
+                assert self._grew.wait(end - time.monotonic()), f"{self.words} printed no {pattern!r}: {self.printed}"
+        return found
+
+    def stop(self, number: int) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        self.process.wait(SECONDS)
+        self._reader.join(SECONDS)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@dataclass
+class Reader:
+    """A person who follows the page."""
+
+    folder: Path
+    server: str
+    running: dict[str, Program] = field(default_factory=dict)
+    answered: str = ""
+    """What the last command printed."""
+    done: list[str] = field(default_factory=list)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            **os.environ, "LANEMQ_SERVER": self.server, "LANEMQ_BROKER_LISTEN": self.server,
+            "LANEMQ_BROKER_MONITOR": "off", "PYTHONUNBUFFERED": "1", "XDG_CONFIG_HOME": str(self.folder),
+        }  # fmt: skip
+
+    def start(self, name: str, *words: str) -> Program:
+        self.running[name] = Program([sys.executable, *words], self.folder, self.env)
+        return self.running[name]
+
+    def save(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text.replace("localhost:9876", self.server))
+        if f"Run it with `python {name}`" in START.read_text("utf-8"):
+            self.start(name, name)
+
+    def command(self, line: str) -> None:
+        words = line.split()
+        module = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if words[0] == "pytest" else ["-m", "lanemq.cli.main"]
+        self.done.append(line)
+        if line.startswith("lanemq console"):
+            self.start("console", *module, *words[1:], "--listen", "127.0.0.1:0").until("token for changes: .*\n")
+            Visit(self.running["console"]).inspect("order-43", "KeyError(43)")
+        elif words[-1] == "&":
+            self.start(words[1], *module, *words[1:-1]).until(r"LaneMQ \S+ on ")
+        else:
+            found = subprocess.run(
+                [sys.executable, *module, *words[1:]], cwd=self.folder, env=self.env, capture_output=True, text=True,
+                timeout=SECONDS, check=False,
+            )  # fmt: skip
+            assert found.returncode == 0, f"{line}: {found.stdout}{found.stderr}"
+            self.answered = found.stdout
+
+    def stop(self) -> None:
+        for name in reversed(self.running):
+            self.running[name].stop(signal.SIGTERM)
+
+
+class Visit:
+    """A browser at the console, without scripts."""
+
+    def __init__(self, console: Program) -> None:
+        self.base = console.until(r"console on (\S+)/ ")[1]
+        self.token = console.until(r"token for changes: (\S+)")[1]
+        cookies = urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
+        self._opener = urllib.request.build_opener(cookies)
+
+    def open(self, path: str, **form: str) -> str:
+        data = urllib.parse.urlencode(form).encode() if form else None
+        asked = urllib.request.Request(self.base + path, data, {"Origin": self.base})
+        with self._opener.open(asked, timeout=SECONDS) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    def inspect(self, key: str, error: str) -> str:
+        """From Home to Waiting, and there to Inspect."""
+        assert "1 key" in self.open("/")
+        row = next(row for row in self.open("/waiting").split("<tr>") if key in row)
+        assert error in unescape(row)
+        (link,) = set(re.findall(r'href="(/waiting/lane\?[^"]+)"', row))
+        page = self.open(unescape(link))
+        assert error in page
+        return page
+
+    def redrive(self, key: str, error: str) -> None:
+        assert 'method="post"' not in self.inspect(key, error).partition("<main")[2]
+        self.open("/sign-in", token=self.token, then="/waiting")
+        page = self.inspect(key, error)
+        form = next(form for form in page.split("<form") if "Redrive 2 messages" in form)
+        fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
+        assert "are redriven, in order" in self.open("/waiting/redrive", **fields)
+
+
+def left_out(code: str) -> bool:
+    return any(code.startswith(beginning) for beginning in LEFT_OUT)
+
+
+def without_times(text: str) -> str:
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+\+\d\d:\d\d", "TIME", text)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found = Reader(tmp_path, f"127.0.0.1:{port}")
+    yield found
+    found.stop()
+
+
+@pytest.mark.slow
+def test_a_reader_gets_through_the_tutorial(reader: Reader) -> None:
+    text = START.read_text("utf-8")
+    fences = [each for each in in_text(START, text) if not left_out(each.code)]
+    lines = text.splitlines()
+    for fence in fences:
+        before = "\n".join(lines[max(0, fence.line - 8) : fence.line])
+        named = re.findall(r"[Ss]ave this as `([\w.]+)`", before)
+        if fence.language == "sh":
+            for line in fence.code.splitlines():
+                reader.command(line)
+        elif named:
+            reader.save(named[-1], fence.code)
+        elif "order 43 costs" in fence.code:
+            repaired = re.search(r"add the price, `(prices = [^`]+)`", text)
+            assert repaired is not None
+            repair(reader, repaired[1])
+            reader.running["bill.py"].until(re.escape(fence.code))
+        else:
+            assert fence.language == "text", f"{fence.name} is neither saved nor run"
+            printed = reader.running["send.py"].until("order 44 shipped.*\n").string
+            assert without_times(fence.code) in (without_times(reader.answered), printed), fence.name
+        if named == ["bill.py"]:
+            reader.running["bill.py"].until("lane parked.*order-43")
+    assert [line.split()[0] for line in reader.done].count("lanemq") >= 6
+    assert reader.done[-1] == "pytest test_bill.py"
+    assert "1 passed" in reader.answered
+
+
+def repair(reader: Reader, prices: str) -> None:
+    """Stops bill.py, adds the price, starts it again, and redrives the key in the console."""
+    reader.running["bill.py"].stop(signal.SIGINT)
+    path = reader.folder / "bill.py"
+    path.write_text(re.sub(r"prices = \{.*\}", prices, path.read_text()))
+    reader.start("bill.py", "bill.py")
+    Visit(reader.running["console"]).redrive("order-43", "KeyError(43)")
