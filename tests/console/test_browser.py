@@ -3,32 +3,25 @@
 They need Chromium: scripts/browser.sh says how to get it. All tests share one browser.
 """
 
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-import uvicorn
 from tests.console.conftest import HOSTILE, TOKEN, Stage, until
 from tests.console.pipelines import given_up, parked_keys
+from tests.console.window import MAX_WAIT_MS, Window, opened, serving
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
-from lanemq.console.app import console_app
-from lanemq.console.server import listening_socket, url_of
 from lanemq.console.settings import ConsoleSettings
 from lanemq.core.sending.sharding import text_hash
-from lanemq.net.address import Address
 
 playwright = pytest.importorskip("playwright.sync_api")
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300), pytest.mark.xdist_group("browser")]
 
-MAX_WAIT_MS = 120_000
-"""How long a page may take: the pages of pipelines start processes, and the machine may be busy."""
 HOSTILE_KEY = f"/key?{urlencode({'topic': 'orders', 'key': HOSTILE})}"
 SCREENS = {
     "home": "/",
@@ -76,56 +69,21 @@ FORMS = {
 """Pages with a form for a person who has signed in. The others see the page without the form."""
 
 
-@dataclass
-class Window:
-    """A page of the browser, and everything that it complained about."""
-
-    page: "playwright.Page"
-    base: str
-    problems: list[str] = field(default_factory=list)
-
-    def open(self, path: str) -> None:
-        self.problems.clear()
-        self.page.goto(self.base + path)
-        self.page.wait_for_load_state("load")
-
-    def complain(self, text: str) -> None:
-        # A page that is left ends its event stream, and the 404 of the error page is meant.
-        if "ERR_ABORTED" not in text and "ERR_INCOMPLETE" not in text and "status of 404" not in text:
-            self.problems.append(text)
-
-
 @pytest.fixture(scope="module")
 def served(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A console with a real socket, because a browser needs one, and with the checkpoints of two pipelines."""
     folders = tmp_path_factory.mktemp("parked"), tmp_path_factory.mktemp("dead")
     parked_keys(folders[0])
     given_up(folders[1])
-    listener = listening_socket(Address("127.0.0.1", 0))
     settings = ConsoleSettings(stage.address, every=0.3, history=stage.history, pipelines=folders)
-    server = uvicorn.Server(
-        uvicorn.Config(console_app(settings, TOKEN), log_config=None, lifespan="on", timeout_graceful_shutdown=1)
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    until("the console to start", lambda: server.started)
-    yield url_of(listener).rstrip("/")
-    server.should_exit = True
-    thread.join(20)
-    listener.close()
+    with serving(settings) as base:
+        yield base
 
 
 @pytest.fixture
 def window(browser: "playwright.Browser", served: str) -> Iterator[Window]:
-    context = browser.new_context(locale="en-US", viewport={"width": 1280, "height": 800})
-    page = context.new_page()
-    page.set_default_timeout(MAX_WAIT_MS)
-    found = Window(page, served)
-    page.on("console", lambda message: found.complain(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: found.complain(str(error)))
-    page.on("dialog", lambda dialog: (found.complain(f"a dialog: {dialog.message}"), dialog.dismiss()))
-    yield found
-    context.close()
+    with opened(browser, served) as found:
+        yield found
 
 
 @pytest.mark.parametrize("name", SCREENS | FORMS)
