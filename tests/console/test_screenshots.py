@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.console.conftest import ROOT, until
+from tests.console.histories import write_history
 
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.console.links import lane_query
@@ -123,16 +124,26 @@ def demo(folder: Path) -> Iterator[Demo]:
         until("a dead letter", lambda: "/dead?group=mail" in _text(found, "/waiting"), 120)
         (folder / "pipelines.py").write_text(PIPELINES.replace("SERVER", found.server))
         for name in ("shipments", "notices"):
-            words = ("pipeline", "run", "pipelines.py", "--name", name, "--once", "--master", "local[1]", "--quiet")
-            subprocess.run([sys.executable, "-m", "lanemq.cli.main", *words], cwd=folder, check=True, timeout=200)
+            _start(
+                running, folder, "pipeline", "run", "pipelines.py", "--name", name, "--master", "local[1]", "--quiet"
+            )
         chosen = ("--pipeline", "shipments", "--pipeline", "notices", "--history", "var/up/history")
         second = _start(
             running, folder, "console", "--server", found.server, "--listen", "127.0.0.1:0", "--every", "1s", *chosen
         )
         found = Demo(_line(second, r"console on (\S+)/"), found.server, _line(second, r"token for changes: (\S+)"))
+        until("both pipelines to run", lambda: _text(found, "/pipelines").count(">running</span>") == 2, 200)
+        until("keys that wait in a pipeline", lambda: "parked</dd>" in _text(found, "/pipelines"), 200)
         until("the order to be checked", lambda: "0 violations" in _text(found, "/"), 120)
         time.sleep(20)  # so that the plots show something
         yield found
+
+
+@pytest.fixture(scope="module")
+def broken(folder: Path) -> Path:
+    """A history in which a worker runs two messages of a key in the wrong order."""
+    write_history(folder / "broken", (0, 2, 1))
+    return folder / "broken"
 
 
 def _start(
@@ -169,7 +180,7 @@ def _forms(demo: Demo) -> dict[str, str]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_screenshots_of_every_screen(browser: "Browser", demo: Demo, scheme: str, width: int) -> None:
+def test_screenshots_of_every_screen(browser: "Browser", demo: Demo, broken: Path, scheme: str, width: int) -> None:
     suffix = f"{'-dark' if scheme == 'dark' else ''}{'-phone' if width < 1000 else ''}"
     context = browser.new_context(locale="en-US", color_scheme="dark" if scheme == "dark" else "light")
     page = context.new_page()
@@ -180,24 +191,34 @@ def test_screenshots_of_every_screen(browser: "Browser", demo: Demo, scheme: str
     page.get_by_role("button", name="Sign in").first.click()
     page.get_by_role("button", name="Sign out").wait_for()
     names += _shoot(page, demo, _forms(demo), width, suffix)
+    page.goto(f"{demo.console}/check")
+    page.locator("input[type=file]").set_input_files(sorted(broken.glob("*.jsonl")))
+    page.get_by_role("button", name="Check").click()
+    page.get_by_role("heading", name="The first violation").wait_for()
+    names.append(_save(page, "check-violation", width, suffix))
     context.close()
     assert all((ALL / f"{name}{suffix}.png").stat().st_size > 5_000 for name in names)
 
 
 def _shoot(page: "Page", demo: Demo, screens: dict[str, str], width: int, suffix: str) -> Iterator[str]:
-    low, high = HEIGHTS[width]
     ALL.mkdir(parents=True, exist_ok=True)
     for name, path in screens.items():
-        page.set_viewport_size({"width": width, "height": low})
+        page.set_viewport_size({"width": width, "height": HEIGHTS[width][0]})
         page.goto(demo.console + path)
         page.wait_for_load_state("load")
         if name in ("home", "group"):
             page.locator(".uplot").first.wait_for(timeout=60_000)
-        full = page.evaluate("document.documentElement.scrollHeight")
-        page.set_viewport_size({"width": width, "height": max(low, min(full, high))})
-        image = ALL / f"{name}{suffix}.png"
-        page.screenshot(path=image)
-        shown = f"console-{name}{suffix}.png"
-        if f"../images/{shown}" in GUIDE.read_text():
-            (IMAGES / shown).write_bytes(image.read_bytes())
-        yield name
+        yield _save(page, name, width, suffix)
+
+
+def _save(page: "Page", name: str, width: int, suffix: str) -> str:
+    """An image of the page as it is, as high as its content, within limits."""
+    low, high = HEIGHTS[width]
+    full = page.evaluate("document.documentElement.scrollHeight")
+    page.set_viewport_size({"width": width, "height": max(low, min(full, high))})
+    image = ALL / f"{name}{suffix}.png"
+    page.screenshot(path=image)
+    shown = f"console-{name}{suffix}.png"
+    if f"../images/{shown}" in GUIDE.read_text():
+        (IMAGES / shown).write_bytes(image.read_bytes())
+    return name
