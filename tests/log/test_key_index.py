@@ -8,13 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fast.both import references
-from tests.log.conftest import OpenStore, crash
+from tests.log.conftest import OpenStore, crash, send
 from tests.wire.encoding import encode_record
 
 from lanemq.log import key_index
 from lanemq.log.appender import NewRecord
 from lanemq.log.key_index import key_hash, keys_of
+from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
+from lanemq.model.errors import DiskFull
+from lanemq.testing.faulty_disk import FaultyDisk
 
 NAMES = st.sampled_from(["__SHARDINGKEY", "UNIQ_KEY", "KEYS", "XKEYS", "X__SHARDINGKEY", "WAIT", "LANE_STAMP", ""])
 VALUES = st.sampled_from(["", "a", "b", "a b", "ключ", "UNIQ_KEY", "KEYS", "a\x01b"])
@@ -102,3 +105,17 @@ def test_a_search_sees_no_record_before_it_is_visible(open_store: OpenStore) -> 
     assert found(store, "b") == 0
     store.appender.publish(pending)
     assert found(store, "b") == 1
+
+
+def test_a_full_disk_is_named_and_leaves_no_draft(open_store: OpenStore, tmp_path: Path) -> None:
+    """The broker's log then has a line instead of a traceback, and the next attempt writes the index."""
+    disk = FaultyDisk()
+    store = open_store(disk=disk, options=StoreOptions(segment_bytes=4096))
+    send(store, *["x" * 400] * 20)
+    disk.space = 0
+    with pytest.raises(DiskFull, match=r"keys cannot be written: .*No space left"):
+        store.index_keys(1 << 20)
+    assert not list((tmp_path / "data" / "keys").glob("*.draft"))
+    disk.space = None
+    store.index_keys(1 << 20)
+    assert list((tmp_path / "data" / "keys").glob("*.keys"))

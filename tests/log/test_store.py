@@ -162,6 +162,28 @@ def test_queues_start_later_after_old_segments_are_deleted(open_store: OpenStore
     assert store.bounds("t", 9) == (0, 1)
 
 
+def test_the_oldest_segments_go_if_only_deleted_topics_used_them(open_store: OpenStore, tmp_path: Path) -> None:
+    options = StoreOptions(segment_bytes=4096)
+    store = open_store(options=options)
+    send(store, *["x" * 400] * 20, topic="gone")
+    send(store, *["y" * 400] * 20)
+    assert store.retire(0) == []
+    store.drop_topic("gone")
+    assert store.retire(0) == [], "a crash would bring the topic back, and its queues need a checkpoint then"
+    store.checkpoint()
+    before = len(log_files(tmp_path / "data"))
+    store.delete_retired(store.retire(0))
+    assert before - len(log_files(tmp_path / "data")) == 2
+    assert (store.bounds("t", 0), len(read_all(store)[0])) == ((0, 20), 20)
+    store.state.drop_topic("t", store.drop_topic("t"))
+    store.checkpoint()
+    store.delete_retired(store.retire(0))
+    assert len(log_files(tmp_path / "data")) == 1, "the newest segment stays"
+    send(store, "new")
+    crash(store)
+    assert read_all(open_store(options=options))[0] == ["new"]
+
+
 @pytest.mark.parametrize("indexes_deleted", [False, True])
 def test_a_queue_without_kept_records_continues_at_its_offset(
     open_store: OpenStore, tmp_path: Path, indexes_deleted: bool

@@ -26,6 +26,7 @@ RETENTION_EVERY_MS = 10_000
 IDLE_CHECK_EVERY_MS = 1_000
 DAY_CHECK_EVERY_MS = 1_000
 GROUPS_EVERY_MS = 1_000
+DELETIONS_EVERY_MS = 2_000
 PAUSE_MS = 1_000
 """A longer time between two ticks means that the broker did not run: its process or machine was suspended."""
 PAUSE_AFTER_FULL_MS = 1_000
@@ -85,6 +86,8 @@ class Housekeeping:
             self._step(lambda: self._server.close_idle(self._parts.options.idle_timeout))
         if self._is_time("retention", RETENTION_EVERY_MS, now):
             self._step(self._retire)
+        if self._is_time("deletions", DELETIONS_EVERY_MS, now):
+            self._step(self._repeat_deletions)
         if self._is_time("groups", GROUPS_EVERY_MS, now):
             self._step(lambda: self._forgotten_groups.forget(now))
         if self._is_time("day", DAY_CHECK_EVERY_MS, now):
@@ -125,14 +128,23 @@ class Housekeeping:
             group_commit.pause(
                 DiskFull(
                     f"the disk of {parts.options.data} has {parts.low_space.space.free >> 20} MiB left, and sends stop "
-                    f"below {parts.low_space.watermark() >> 20} MiB: free some space or delete topics; sends go on by "
-                    f"themselves from {parts.low_space.needed() >> 20} MiB"
+                    f"below {parts.low_space.watermark() >> 20} MiB: free some space, or restart with a smaller "
+                    f"--retention or --retention-bytes; deleting topics frees old log files that hold nothing else; "
+                    f"sends go on by themselves from {parts.low_space.needed() >> 20} MiB"
                 )
             )
             self._paused_at = now
         elif group_commit.paused is not None and now - self._paused_at >= PAUSE_AFTER_FULL_MS:
             self._paused_at = now  # the next failed write pauses again, and the next attempt waits as long
             group_commit.resume()
+
+    def _repeat_deletions(self) -> None:
+        """Free what deleted topics have left in the log, then write deletions that a full disk did not take."""
+        keeper = self._parts.topic_keeper
+        if keeper.unfinished_deletions:
+            self._retire()
+            for name in keeper.unfinished_deletions:
+                keeper.repeat_deletion(name, _nothing)
 
     def _note_day(self) -> None:
         """RocketMQ's tools show totals since midnight, local time."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import click
 import msgspec
 
+from lanemq.clock import SystemClock
 from lanemq.clock import time_text as time_text
 from lanemq.model.wording import duration_text as duration_text
 from lanemq.model.wording import plural as plural
@@ -185,12 +186,19 @@ def log_audit_to(path: Path) -> None:
     """Writes the broker's audit lines to a file, which is begun anew at 10 MiB; five older ones are kept."""
     from logging.handlers import RotatingFileHandler
 
+    from lanemq.net.rate_limited_log import FewLines
+
     class PrivateFiles(RotatingFileHandler):
         def _open(self) -> Any:
             """Every new file, also after a rotation, is readable for the owner and his group only."""
             return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_private)
 
-    audit = logging.getLogger("lanemq.audit")
+        def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+            """A full disk does not stop the broker: its log gets the line instead."""
+            why = sys.exc_info()[1]
+            lines.write(logging.WARNING, "audit log", f"{path} cannot be written ({why}): {record.getMessage()}")
+
+    audit, lines = logging.getLogger("lanemq.audit"), FewLines(logging.getLogger(__name__), SystemClock())
     try:
         handler = PrivateFiles(path, maxBytes=AUDIT_BYTES, backupCount=5, encoding="utf-8", delay=False)
         path.chmod(0o640)

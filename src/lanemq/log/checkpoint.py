@@ -41,6 +41,9 @@ class Checkpointer:
         self._rebuilding = False
         self._damage: dict[int, DamageRow] = {}
         self._damaged = {row.position for row in state.damage()}
+        saved = state.checkpoint()
+        self.saved = 0 if saved is None else saved.position
+        """The position of the last checkpoint that is on disk."""
 
     def rebuild_begins(self) -> None:
         """Called before the first checkpoint if entries are lost."""
@@ -93,6 +96,7 @@ class Checkpointer:
     def finish(self, work: IndexWork) -> None:
         """On the loop, after `write` succeeded: free the memory of the entries that are in the files now."""
         self._queues.finish_parts(work.parts)
+        self.saved = work.mark.position
         if work.ends_rebuild:
             self._rebuilding = False
 

@@ -20,9 +20,10 @@ from zlib import crc32
 
 from lanemq._fast import compiled
 from lanemq.log.commit_log import CommitLog, Segment
-from lanemq.log.filesystem import Disk, write_fully
+from lanemq.log.filesystem import NO_SPACE, Disk, write_fully
 from lanemq.log.record_bytes import RecordFacts, facts_of, size_at, store_time_at
 from lanemq.log.recovery import Found, scan
+from lanemq.model.errors import DiskFull, StorageError
 from lanemq.wire.properties import PropertyName, find_property
 from lanemq.wire.record import HEAD_BYTES
 
@@ -280,15 +281,20 @@ class KeyIndex:
 
     def _write(self, path: Path, arrays: KeyArrays) -> None:
         draft = path.with_suffix(".draft")
-        self._disk.unlink(draft)
-        fd = self._disk.create(draft)
         try:
-            write_fully(self._disk, fd, arrays.to_bytes(), 0)
-            self._disk.fdatasync(fd)
-        finally:
-            self._disk.close(fd)
-        self._disk.rename(draft, path)
-        self._disk.fsync_dir(self._folder)
+            self._disk.unlink(draft)
+            fd = self._disk.create(draft)
+            try:
+                write_fully(self._disk, fd, arrays.to_bytes(), 0)
+                self._disk.fdatasync(fd)
+            finally:
+                self._disk.close(fd)
+            self._disk.rename(draft, path)
+            self._disk.fsync_dir(self._folder)
+        except OSError as error:
+            self._disk.unlink(draft)
+            kind = DiskFull if error.errno in NO_SPACE else StorageError
+            raise kind(f"{path} cannot be written: {error}; it is tried again, and the log is not affected") from error
 
     def _candidates(self, wanted: int, begin: int, end: int) -> Iterator[int]:
         newest_time: int | None = None

@@ -88,6 +88,8 @@ class Store:
         self._startup = Startup(folder, disk, self._log, self._queues, self._files, self.state)
         self._dropped = self.state.dropped_topics()
         self._rebuild: IndexRebuild | None = None
+        self._may_be_unused = True
+        """Whether the oldest segments may hold messages of deleted topics only."""
         self._ready = False
 
     def recover(
@@ -299,13 +301,37 @@ class Store:
         self.checkpoints.finish(work)
 
     def retire(self, now: int, deletable: Callable[[int], int] = int) -> list[Segment]:
-        """Remove segments from view that are too old or too many; their queues begin later from now on.
+        """Remove segments from view that are too old, too many or unused; their queues begin later from now on.
 
         `deletable` says how many of these oldest segments may really go. Not while `indexes_complete` is false.
         """
         assert self.indexes_complete, "a rebuild of indexes reads these segments"
-        count = deletable(self.retention.expired(now))
+        count = deletable(max(self.retention.expired(now), self._unused_segments()))
+        if count:
+            self._may_be_unused = True  # those behind them may be
         return self._log.retire(count) if count else []
+
+    def _unused_segments(self) -> int:
+        """Count the oldest finished segments that hold messages of deleted topics only.
+
+        Those after the last checkpoint stay: a crash may bring back a topic whose deletion is not on disk yet, and its
+        queues must not begin again at offsets that they had already. Looks at the queues only after a topic was
+        deleted, and stops at the first one that needs the oldest segment.
+        """
+        segments = self._log.segments
+        if not self._may_be_unused or len(segments) < 2:
+            return 0
+        needed = segments[-1].start
+        for queue in self._queues:
+            first = self._queues.first(queue)
+            if first < queue.end:
+                needed = min(needed, self._queues.entry(queue, first)[0])
+                if needed < segments[1].start:
+                    break
+        unused = [segment.end for segment in segments[:-1] if segment.end <= needed]
+        count = sum(end <= self.checkpoints.saved for end in unused)
+        self._may_be_unused = count < len(unused)
+        return count
 
     def start_after(self, segments: int) -> int:
         """Where the log would start without this number of its oldest segments."""
@@ -350,6 +376,7 @@ class Store:
         position = self.appender.staged
         self._queues.drop(topic)
         self._dropped = {**self._dropped, topic: position}
+        self._may_be_unused = True
         return position
 
     def close(self, producers: Iterable[ProducerRow] = (), *, clean: bool = True) -> None:

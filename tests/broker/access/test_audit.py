@@ -1,7 +1,10 @@
 """The audit log: administrative requests with user, address and outcome, without secrets."""
 
+import errno
+import io
 import json
 import logging
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +104,32 @@ def test_a_request_that_is_allowed_and_fails_is_logged_as_failed(caplog: pytest.
         table[RequestCode.DELETE_TOPIC_IN_BROKER](peer_at("10.0.0.1"), DELETE)
     (line,) = lines_of(caplog)
     assert line["outcome"].startswith("failed: ")
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_makes_no_traceback_of_an_audit_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line goes to the broker's log instead."""
+    log, level, propagates = audit.log, audit.log.level, audit.log.propagate
+    log_audit_to(tmp_path / "audit.log")
+    handler = log.handlers[-1]
+    assert isinstance(handler, logging.StreamHandler)
+    handler.setStream(FullDisk()).close()
+    try:
+        log.info('{"request":"DELETE_TOPIC_IN_BROKER"}')
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+        log.setLevel(level)
+        log.propagate = propagates
+    assert "No space left on device" in caplog.text
+    assert "DELETE_TOPIC_IN_BROKER" in caplog.text
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_files_of_the_audit_log_stay_private_after_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ class RelaxedBroker:
             undone=0,
             sync=lambda done: self.jobs.append((store.appender.sync, lambda _, error: done(error))),
         )
-        keeper: Any = SimpleNamespace(deletions=0)
+        keeper: Any = SimpleNamespace(deletions=0, unfinished_deletions=())
         producers: Any = SimpleNamespace(dirty=lambda: Unsaved((), ()), saved=lambda _: None)
         unused: Any = {"offsets": None, "delays": None}
         self.checkpoints = Checkpoints(

@@ -178,6 +178,85 @@ def test_below_the_watermark_sends_are_refused_and_topics_can_be_deleted(start: 
     assert raw.send("T", b"1").code == 0
 
 
+def test_retention_frees_space_while_sends_are_refused(start: Start, folder: Path) -> None:
+    """By age and by size: old files go, and sends go on by themselves."""
+    disk, mark = NearlyFull(), 100 * 2**20
+    limits = {"segment_bytes": 64 * 1024, "retention_bytes": 256 * 1024, "retention": 3600.0}
+    running = start(disk=disk, clock=ManualClock(), min_free_bytes=mark, **limits)
+    raw = running.connect()
+    for _ in range(10):
+        assert raw.send("T", bytes(60_000)).code == 0
+    disk.free = mark - 1
+    running.advance(50)
+    assert raw.send("T").code == ResponseCode.SYSTEM_BUSY
+    by_size = log_size(folder)
+    assert by_size <= 5 * 64 * 1024, "it looks at once when the disk is nearly full"
+    running.advance(3_600_000)
+    running.advance(10_000)
+    assert log_size(folder) < by_size
+    disk.free = 2 * mark
+    running.advance(2_000)
+    assert raw.send("T").code == 0
+
+
+def test_a_topic_deleted_on_a_full_disk_frees_its_log_files_and_stays_deleted(start: Start, folder: Path) -> None:
+    running = start(clock=ManualClock(), segment_bytes=64 * 1024)
+    raw = running.connect()
+    for topic in ("Gone", "Kept"):
+        for _ in range(5):
+            assert raw.send(topic, bytes(60_000)).code == 0
+    running.advance(6_000)  # a checkpoint
+    state = running.broker.running.parts.state
+    works, before = state.drop_topic, log_size(folder)
+
+    def full(name: str, position: int) -> None:
+        if log_size(folder) == before:
+            raise DiskFull("no space left for state.db")
+        works(name, position)
+
+    state.drop_topic = full  # type: ignore[method-assign]
+    reply = raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Gone"})
+    assert reply.code == ResponseCode.SYSTEM_BUSY
+    assert "topic Gone is deleted, but not on disk yet: no space left for state.db" in (reply.remark or "")
+    assert "Gone" in state.topics()
+    running.advance(2_000)
+    assert log_size(folder) <= before - 4 * 60_000
+    running.advance(2_000)
+    assert "Gone" not in state.topics()
+    assert raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Gone"}).code == ResponseCode.TOPIC_NOT_EXIST
+    running.restart()
+    assert len(running.connect().read("Kept")) == 5
+
+
+def test_a_topic_created_again_is_not_deleted_by_the_repeated_deletion_of_its_predecessor(start: Start) -> None:
+    running = start(clock=ManualClock())
+    raw = running.connect()
+    assert raw.send("T", b"old").code == 0
+    state = running.broker.running.parts.state
+    works = state.drop_topic
+    full = [True, True]
+
+    def sometimes_full(name: str, position: int) -> None:
+        if full:
+            full.pop()
+            raise DiskFull("no space left for state.db")
+        works(name, position)
+
+    state.drop_topic = sometimes_full  # type: ignore[method-assign]
+    for _ in range(2):
+        assert raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == ResponseCode.SYSTEM_BUSY
+    running.call(running.broker.running.parts.group_commit.resume)
+    assert raw.send("T", b"new").code == 0
+    running.advance(5_000)
+    assert "T" in state.topics()
+    running.restart()
+    assert bodies(running.connect().read("T")) == [b"new"]
+
+
+def log_size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in (folder / "data" / "log").iterdir())
+
+
 def test_a_swallowed_error_would_be_a_false_success(start: Start) -> None:
     """Negative control: with the sync error swallowed, the same scenario acknowledges unsafe messages."""
 

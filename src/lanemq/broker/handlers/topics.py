@@ -11,7 +11,7 @@ from lanemq.broker.dispatch import Handler, answer, answer_saved
 from lanemq.broker.parts import Parts
 from lanemq.broker.sliced_answers import SlicedAnswers, Steps
 from lanemq.core.brokering.topic_table import Permission, TopicConfig, TopicOrder
-from lanemq.model.errors import LaneError, StorageError
+from lanemq.model.errors import DiskFull, LaneError, StorageError
 from lanemq.model.names import check_topic
 from lanemq.net.server import Peer
 from lanemq.wire import route_bodies
@@ -85,6 +85,10 @@ class TopicHandler:
         name = DeleteTopicHeader.from_ext(request.ext).topic
         parts = self._parts
         parts.group_commit.refuse_if_failed()
+        if parts.topics.get(name) is None:
+            again = partial(self._answer_deleted, peer, request, name)
+            if parts.topic_keeper.repeat_deletion(name, again):
+                return
         parts.topic_keeper.delete(name)
         parts.uncharge_topic(name)
         position = parts.store.drop_topic(name)
@@ -106,10 +110,18 @@ class TopicHandler:
         def forgotten(error: StorageError | None) -> None:
             if error is None and parts.recording.on:
                 parts.recording.deleted(name)  # not earlier: a crash would bring the topic back, with its messages
-            answer_saved(peer, request, error)
+            self._answer_deleted(peer, request, name, error)
 
         parts.topic_keeper.forget(name, forget, forgotten)
         self._deleted(name)
+
+    def _answer_deleted(self, peer: Peer, request: Command, name: str, error: StorageError | None) -> None:
+        if isinstance(error, DiskFull):
+            error = DiskFull(
+                f"topic {name} is deleted, but not on disk yet: {error}. The broker frees log files that hold nothing "
+                f"else, and repeats the deletion until it is on disk; a restart before that brings the topic back"
+            )
+        answer_saved(peer, request, error)
 
     def _delete_route(self, peer: Peer, request: Command) -> None:
         """Does nothing: RocketMQ's tools delete topic and route separately, but here the route goes with the topic."""

@@ -26,6 +26,7 @@ from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset, to_millis
+from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Checkpoints:
         self._producers = producers
         self._offsets = offsets
         self._delays = delays
+        self._failures = RateLimitedLog(log, clock)
         self._saving_offsets = False
         self._saving_index = False
         self._syncing = False
@@ -112,7 +114,7 @@ class Checkpoints:
                 self._delays.saved(cursors)
             else:
                 self._last_offsets = Millis(self._clock.now() + AFTER_FAILURE_MS)
-                log.error("offsets could not be saved: %s", error)
+                self._failures.warn("offsets", f"offsets could not be saved: {error}")
 
         self._row_thread.submit(lambda: self._write_offsets(rows, cursors, state.Sync.NORMAL), written)
 
@@ -133,6 +135,8 @@ class Checkpoints:
         if self._group_commit.failure is not None:
             self._mark = None
             return
+        if self._topic_keeper.unfinished_deletions:
+            return  # a crash would bring these topics back, but without what the checkpoint leaves out
         work = self._store.checkpoints.take(mark) if self._is_synced(mark) else None
         if work is None:
             return  # records below the mark are not on disk yet; the next tick tries again
@@ -164,7 +168,7 @@ class Checkpoints:
     def _index_written(self, work: IndexWork, unsaved: Unsaved, error: StorageError | None) -> None:
         self._saving_index = False
         if error is not None:
-            log.error("a checkpoint could not be written: %s", error)
+            self._failures.warn("checkpoint", f"a checkpoint could not be written: {error}")
             self._store.checkpoints.give_back(work)
             return
         self._store.checkpoints.finish(work)
@@ -196,7 +200,7 @@ class Checkpoints:
             self._indexing_keys = False
             if error is not None:
                 self._keys_not_before = Millis(self._clock.now() + AFTER_FAILURE_MS)
-                log.error("the key index could not be written: %s", error)
+                self._failures.warn("keys", f"the key index could not be written: {error}")
 
         self._search_thread.submit(lambda: self._store.index_keys(KEY_INDEX_STEP_BYTES), done)
 

@@ -7,6 +7,7 @@ it can. Messages of other topics do not wait for the row.
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -54,7 +55,11 @@ class TopicRows:
         self._left = False
         """Whether there may be rows in `_late`."""
         self._cut: int | None = None
+        self._undeleted: dict[str, None] = {}
+        """Deleted topics that are still on disk: their deletion is under way, or met a full disk."""
         # On the row thread.
+        self._to_delete: dict[str, Callable[[], None]] = {}
+        """Deleted topic → what deletes its contents."""
         self._late: dict[str, str] = {}
         """Topic → its settings, which a full disk did not take yet."""
 
@@ -71,17 +76,50 @@ class TopicRows:
             for each in self._waiting.pop(name, ()) if last else ():
                 each(error)
 
-        self._thread.submit_rows(self._state, lambda: self._save(name, settings), saved)
+        def save() -> None:
+            self._delete(name)  # the earlier topic of that name
+            self._save(name, settings)
+
+        if name in self._undeleted:
+            self._thread.submit(save, saved)
+        else:
+            self._thread.submit_rows(self._state, lambda: self._save(name, settings), saved)
 
     def forget(self, name: str, delete_contents: Callable[[], None], done: OnWritten) -> None:
-        """Delete the row of a topic, and before it its contents."""
+        """Delete the row of a topic, and before it its contents; what a full disk does not take can be repeated."""
 
         def forget() -> None:
+            self._to_delete[name] = delete_contents
+            self._delete(name)
+
+        self._undeleted[name] = None
+        self._thread.submit(forget, partial(self._forgotten, name, done))
+
+    def _delete(self, name: str) -> None:
+        """On the row thread: delete what is left of a deleted topic."""
+        delete_contents = self._to_delete.get(name)
+        if delete_contents is not None:
             delete_contents()
             self._late.pop(name, None)
             self._state.delete_topic(name)
+            del self._to_delete[name]
 
-        self._thread.submit(forget, lambda _, error: done(error))
+    def _forgotten(self, name: str, done: OnWritten, _: object, error: StorageError | None) -> None:
+        if not isinstance(error, (DiskFull, NoDescriptors)):
+            self._undeleted.pop(name, None)
+        done(error)
+
+    @property
+    def unfinished_deletions(self) -> tuple[str, ...]:
+        """Deleted topics that are still on disk."""
+        return tuple(self._undeleted)
+
+    def repeat_deletion(self, name: str, done: OnWritten) -> bool:
+        """Delete a topic again that a full disk has kept; False if there is none of that name."""
+        if name not in self._undeleted:
+            return False
+        self._thread.submit(lambda: self._delete(name), partial(self._forgotten, name, done))
+        return True
 
     def needed_by(self, queues: Iterable[QueueIndex]) -> bool:
         if self._left or self._cut is not None:
@@ -201,6 +239,15 @@ class TopicKeeper:
             done(error)
 
         self._rows.forget(name, delete_contents, forgotten)
+
+    @property
+    def unfinished_deletions(self) -> tuple[str, ...]:
+        """Deleted topics that are still on disk."""
+        return self._rows.unfinished_deletions
+
+    def repeat_deletion(self, name: str, done: OnWritten) -> bool:
+        """Delete a topic from disk again, after a deletion that met a full disk; False if there was none."""
+        return self._rows.repeat_deletion(name, done)
 
     def when_saved(self, name: str, done: OnWritten) -> None:
         """Call `done` once a topic is on disk, immediately if it is."""
