@@ -8,8 +8,9 @@ from tests.wire.encoding import encode_record
 
 from lanemq.log.filesystem import RealDisk
 from lanemq.log.options import StoreOptions
-from lanemq.log.queue_index import IndexFiles, IndexLost, QueueIndex, pack_entries, pack_entry
+from lanemq.log.queue_index import IndexFiles, IndexLost, IndexPart, QueueIndex, pack_entries, pack_entry
 from lanemq.log.reading import Boundary, ReadStatus, verify
+from lanemq.log.state import QueueRow
 from lanemq.model.errors import CorruptRecord
 from lanemq.model.java_hash import java_string_hash
 
@@ -207,8 +208,9 @@ def test_a_reused_index_number_starts_with_an_empty_file(tmp_path: Path) -> None
     """After a crash a number may belong to another queue, whose index must not contain the old entries."""
     files = IndexFiles(tmp_path, RealDisk(), 4, on_lost=lambda: None)
     old, new = QueueIndex(0, "old", 0), QueueIndex(0, "new", 0, end=1)
-    files.write(old, 0, 0, pack_entry(0, 11, 100, 0) + pack_entry(1, 22, 100, 0))
-    files.write(new, 0, 0, pack_entry(0, 33, 100, 0))
+    row = QueueRow(0, "t", 0, 0, 0)
+    files.write([IndexPart(old, old, 0, 0, pack_entry(0, 11, 100, 0) + pack_entry(1, 22, 100, 0), row)])
+    files.write([IndexPart(new, new, 0, 0, pack_entry(0, 33, 100, 0), row)])
     assert files.read(new, 0, 1) == pack_entry(0, 33, 100, 0)
     with pytest.raises(IndexLost):
         files.read(new, 1, 1)

@@ -14,10 +14,12 @@ from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, messa
 from lanemq.log.data_lock import DataLock, holder
 from lanemq.log.options import StoreOptions
 from lanemq.log.parked_rows import ParkedRows
+from lanemq.log.queue_index import SYNCED_TOGETHER
 from lanemq.log.retention import SegmentFacts, expired_segments
 from lanemq.log.state import SCHEMA, LeaseRow, OffsetRow, ProducerRow, State
 from lanemq.log.store import Store
 from lanemq.model.errors import CorruptRecord, InvalidOption, LogInUse, StorageError
+from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.record import RecordView
 
 
@@ -138,6 +140,30 @@ def test_records_published_during_a_checkpoint_are_not_lost(open_store: OpenStor
     assert read_all(store) == (["a", "b", "c"], [])
     crash(store)
     assert read_all(open_store()) == (["a", "b", "c"], [])
+
+
+class CountingFolders(FaultyDisk):
+    """Counts how often a folder is synced."""
+
+    def fsync_dir(self, path: Path) -> None:
+        self.calls["fsync_dir"] += 1
+        super().fsync_dir(path)
+
+
+def test_a_checkpoint_syncs_each_new_file_and_its_folder_once_and_the_common_folder_once_for_many(
+    open_store: OpenStore,
+) -> None:
+    disk = CountingFolders()
+    store = open_store(disk=disk)
+    for queue in range(SYNCED_TOGETHER + 6):
+        send(store, "x", queue_id=queue)
+    before = disk.calls.copy()
+    store.checkpoint()
+    assert disk.calls["fdatasync"] - before["fdatasync"] == SYNCED_TOGETHER + 6
+    assert disk.calls["fsync_dir"] - before["fsync_dir"] == SYNCED_TOGETHER + 6 + 2
+    crash(store)
+    again = open_store()
+    assert all(again.bounds("t", queue) == (0, 1) for queue in range(SYNCED_TOGETHER + 6))
 
 
 def test_queues_start_later_after_old_segments_are_deleted(open_store: OpenStore, tmp_path: Path) -> None:

@@ -80,9 +80,7 @@ class Checkpointer:
         A failure loses nothing: the previous checkpoint stays valid.
         """
         try:
-            for part in work.parts:
-                if part.entries and not part.queue.dropped:
-                    self._files.write(part.source, part.offset, part.first, part.entries)
+            self._files.write(part for part in work.parts if part.entries and not part.queue.dropped)
         except OSError as error:
             raise StorageError(
                 f"the indexes cannot be written: {error}; the log is not affected, a restart rebuilds them"

@@ -38,6 +38,9 @@ CHUNK_ENTRIES = 1 << 18
 _FILE_HEAD = struct.Struct(">8sIIqB127s")
 _FILE_MAGIC = b"LANEIDX1"
 FILE_HEAD_BYTES = 160
+SYNCED_TOGETHER = 64
+"""Index files that a checkpoint keeps open until it syncs them. Many: it takes descriptors that others need. Few: a
+checkpoint of many queues takes longer, because each group waits for the disk."""
 
 Entry = tuple[int, int, int, int]
 """Position, size, tag code, checksum. A plain tuple, because one pull reads up to a thousand of them."""
@@ -192,23 +195,58 @@ class IndexFiles:
             count -= here
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def write(self, queue: QueueIndex, offset: int, first: int, entries: bytes) -> None:
+    def write(self, parts: Iterable["IndexPart"]) -> None:
         """Write entries to their places and sync them.
 
-        `offset` is the end of the files so far and `first` the smallest offset still needed. A chunk with nothing
-        between the two is created anew, whatever an earlier queue of that number left there.
+        Files are written in groups and synced after all of a group are written. The first sync of a group makes the
+        file system write what it knows of all of them, and the others find little left to do.
         """
+        written, new = list[int](), set[Path]()
+        try:
+            for part in parts:
+                for fd in self._write(part, new):
+                    written.append(fd)
+                    if len(written) >= SYNCED_TOGETHER:
+                        self._sync(written, new)
+            self._sync(written, new)
+        finally:
+            for fd in written:
+                self._disk.close(fd)
+
+    def _write(self, part: "IndexPart", new: set[Path]) -> Iterator[int]:
+        """Write the entries of one queue; yields the descriptor of each file, and notes the folders of new ones.
+
+        `part.offset` is the end of the files so far and `part.first` the smallest offset still needed. A chunk with
+        nothing between the two is created anew, whatever an earlier queue of that number left there.
+        """
+        offset, entries = part.offset, part.entries
         while entries:
             chunk, at = _chunk_of(offset), offset % CHUNK_ENTRIES
-            part = entries[: (CHUNK_ENTRIES - at) * ENTRY_BYTES]
-            fd = self._for_writing(queue, chunk, fresh=offset <= max(chunk, first))
+            here = entries[: (CHUNK_ENTRIES - at) * ENTRY_BYTES]
+            fresh = offset <= max(chunk, part.first)
+            fd = self._for_writing(part.source, chunk, fresh=fresh)
+            if fresh:
+                new.add(self._path(part.source.number, chunk).parent)
             try:
-                write_fully(self._disk, fd, part, FILE_HEAD_BYTES + at * ENTRY_BYTES)
-                self._disk.fdatasync(fd)
-            finally:
+                write_fully(self._disk, fd, here, FILE_HEAD_BYTES + at * ENTRY_BYTES)
+            except BaseException:
                 self._disk.close(fd)
-            entries = entries[len(part) :]
-            offset += len(part) // ENTRY_BYTES
+                raise
+            yield fd
+            entries = entries[len(here) :]
+            offset += len(here) // ENTRY_BYTES
+
+    def _sync(self, written: list[int], new: set[Path]) -> None:
+        """Sync the names of new files and all files that were written, and close these."""
+        if new:
+            self._disk.fsync_dir(self._folder)
+        for folder in sorted(new):
+            self._disk.fsync_dir(folder)
+        for fd in written:
+            self._disk.fdatasync(fd)
+        while written:
+            self._disk.close(written.pop())
+        new.clear()
 
     def complete(self, queue: QueueIndex) -> bool:
         """Whether the files are long enough for every entry from `first` to `filed_end`.
@@ -279,8 +317,6 @@ class IndexFiles:
             fd = self._disk.open(path)
             self._disk.truncate(fd, 0)
         write_fully(self._disk, fd, _head(queue, chunk), 0)
-        self._disk.fsync_dir(path.parent)
-        self._disk.fsync_dir(self._folder)
         return fd
 
     def _close(self, key: tuple[int, int]) -> None:
