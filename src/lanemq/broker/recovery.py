@@ -118,11 +118,10 @@ def _log_report(report: RecoveryReport) -> None:
             "recovered after an unclean stop: %s records scanned, %s torn bytes cut, %s damaged places",
             report.scanned, report.torn_bytes, len(report.damage),
         )  # fmt: skip
-    if report.indexes_lost_below is not None:
+    if report.indexes_lost:
         log.warning(
-            "indexes are missing or damaged: they are rebuilt from %s MiB of the log while the broker serves; pulls of "
-            "messages that are not indexed yet wait",
-            report.indexes_lost_below >> 20,
+            "indexes are missing or damaged: they are rebuilt from the log while the broker serves; pulls of messages "
+            "that are not indexed yet wait"
         )
     for place in report.damage:
         log.error("the log is damaged at %s (%s bytes): %s", place.position, place.length, place.reason)

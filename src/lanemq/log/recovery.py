@@ -309,7 +309,7 @@ def _guess(damaged: Damaged) -> _Place | None:
 class RecoveryReport(NamedTuple):
     """The result of recovery. `scanned` counts records; `torn_file` holds the bytes that were cut off the end.
 
-    Index entries of records below `indexes_lost_below` are missing or damaged; None if all are there.
+    `indexes_lost`: entries of records before the last checkpoint are missing or damaged, and must be rebuilt.
     """
 
     clean: bool
@@ -318,7 +318,7 @@ class RecoveryReport(NamedTuple):
     torn_file: Path | None
     damage: list[DamageRow]
     last_store_time: int
-    indexes_lost_below: int | None = None
+    indexes_lost: bool = False
 
 
 class Startup:
@@ -337,30 +337,30 @@ class Startup:
     def run(self, on_records: OnRecords | None) -> RecoveryReport:
         mark = self._state.checkpoint() or LogCheckpoint(0, 0, clean=False)
         self._queues.load(self._state.queues())
-        lost_below = self._lost_below(mark)
+        lost = self._find_lost_indexes()
         if mark.clean and mark.position == self._log.end:
-            return RecoveryReport(True, 0, 0, None, [], mark.last_store_time, lost_below)
+            return RecoveryReport(True, 0, 0, None, [], mark.last_store_time, lost)
         self._log.settle()
         if self._log.end < mark.position:
             self._log.begin_at(mark.position)
         result = Replay(self._log, self._queues, self._state.dropped_topics(), mark.position).run(on_records)
         torn, torn_file = self._cut_torn_end(result.torn_at)
         newest = max(mark.last_store_time, result.last_store_time)
-        return RecoveryReport(False, result.records, torn, torn_file, result.damage, newest, lost_below)
+        return RecoveryReport(False, result.records, torn, torn_file, result.damage, newest, lost)
 
-    def _lost_below(self, mark: LogCheckpoint) -> int | None:
-        """The position below which index entries are lost; None if none are.
+    def _find_lost_indexes(self) -> bool:
+        """Whether index entries are lost; the queues know then that theirs are rebuilt.
 
         The request for a rebuild is on disk before a queue's entries count as lost, and before the first checkpoint:
         until the rebuild is complete, checkpoints claim entries that are not in the files.
         """
         requested = self._state.rebuild_requested()
         if not requested and all(map(self._files.complete, self._queues)):
-            return None
+            return False
         if not requested:
             self._state.request_rebuild()
         self._queues.begin_rebuild()
-        return mark.position
+        return True
 
     def _cut_torn_end(self, position: int | None) -> tuple[int, Path | None]:
         if position is None or position >= self._log.end:

@@ -114,13 +114,13 @@ class Store:
         self.appender.reset(report.last_store_time)
         self._keys.open(self._log.end)
         self.checkpoints.note_damage(report.damage)
-        if report.indexes_lost_below is not None:
+        if report.indexes_lost:
             self.checkpoints.rebuild_begins()
             # To the end of the log: the rows of queues may be newer than the position of their checkpoint.
             self._rebuild = IndexRebuild(self._log, self._queues, self._dropped, self._log.end)
             if not rebuild_later:
                 report = self._rebuild_now(self._rebuild, report)
-        if not report.clean or report.indexes_lost_below is not None:
+        if not report.clean or report.indexes_lost:
             self.checkpoint(producers())
         self.state.mark_running()
         self.state.new_generation()
