@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, LongType, MapType, StringType, StructField, StructType
+from tests.client.test_tracing import recording
 from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, TopicTarget, changes, named
 from tests.spark.spark_driver import Query
 
@@ -60,6 +61,17 @@ def test_key_value_and_tag_come_from_columns(target: TopicTarget) -> None:
 def test_without_a_value_column_the_row_is_sent_as_json(target: TopicTarget) -> None:
     opened(target, key="who").write(letters({"who": 7, "body": b"\x00", "more": [("a", 1)]}), named(1, 0, "q"))
     assert json.loads(messages(target)[0]["value"]) == {"who": 7, "body": "AA==", "tag": None, "more": {"a": 1}}
+
+
+def test_messages_carry_the_context_of_the_span_in_which_their_batch_is_written(target: TopicTarget) -> None:
+    """So a consumer of the topic continues the trace of the batch."""
+    sink, (provider, _) = opened(target, key="who"), recording()
+    with provider.get_tracer("test").start_as_current_span("process q") as span:
+        sink.write(letters({"who": 7}), named(1, 0, "q"))
+    sink.write(letters({"who": 8}), named(1, 1, "q"))
+    found = {message["key"]: dict(message["properties"]) for message in messages(target)}
+    assert f"-{span.get_span_context().span_id:016x}-" in found["7"]["traceparent"]
+    assert "traceparent" not in found["8"]
 
 
 def test_a_row_without_a_body_is_refused(target: TopicTarget) -> None:

@@ -14,7 +14,8 @@ Apache broker ignores stamps and stores repeats. Two sinks of one pipeline into 
 copies of one checkpoint cannot be distinguished here, since the topic stores no ledger: never start a second copy.
 """
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import md5
 from typing import Any
@@ -55,10 +56,10 @@ class RowEncoder:
     wait: Millis
     security: Security
 
-    def messages(self, rows: pa.RecordBatch) -> Iterator[OutgoingRow]:
+    def messages(self, rows: pa.RecordBatch, properties: Mapping[str, str]) -> Iterator[OutgoingRow]:
         keys, tags = self._texts(rows, self.key), self._texts(rows, self.tags)
         for at, value in enumerate(self._values(rows)):
-            yield OutgoingRow(self.topic, value, keys[at], tags[at])
+            yield OutgoingRow(self.topic, value, keys[at], tags[at], properties=properties)
 
     def _texts(self, rows: pa.RecordBatch, column: str | None) -> list[str | None]:
         if column is None:
@@ -83,6 +84,8 @@ class ShardSender:
     schema: pa.Schema
     producer: str
     number: int
+    properties: Mapping[str, str]
+    """Of every message: the trace that the batch belongs to."""
 
     def send(self, batches: Iterator[pa.RecordBatch]) -> str | None:
         """Send the rows; None when every row is stored, or the refusal if the topic has a later batch."""
@@ -90,7 +93,7 @@ class ShardSender:
         sender = TaskSender(encoder.servers, self.producer, self.number, encoder.wait, security=encoder.security)
         try:
             for batch in batches:
-                for row in encoder.messages(batch):
+                for row in encoder.messages(batch, self.properties):
                     sender.send(row)
             sender.flush()
         except ProducerFenced as error:
@@ -198,7 +201,7 @@ class TopicSink(ExactSink):
 
     def _sender(self, shard: str, batch: Batch, terms: Terms) -> ShardSender:
         name = md5("\0".join((terms.query, self._name, shard)).encode(), usedforsecurity=False).hexdigest()
-        return ShardSender(self._encoder, terms.schema, f"sink-{name}", batch.number)
+        return ShardSender(self._encoder, terms.schema, f"sink-{name}", batch.number, trace_context())
 
     def _find_topic(self) -> None:
         given = self._encoder
@@ -209,6 +212,18 @@ class TopicSink(ExactSink):
             routes.close()
         if route.ordered and given.key is None:
             raise MissingKey(given.topic)
+
+
+def trace_context() -> dict[str, str]:
+    """The current span as properties of messages; empty without OpenTelemetry, and where no span is current.
+
+    A repeated batch has a span of its own. The broker keeps the messages that it has, with the context of their span.
+    """
+    propagate = sys.modules.get("opentelemetry.propagate")  # imported by whoever made the span
+    properties: dict[str, str] = {}
+    if propagate is not None:
+        propagate.inject(properties)
+    return properties
 
 
 def _send_file(work: tuple[ShardSender, StorePath]) -> str | None:
