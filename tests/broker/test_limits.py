@@ -10,6 +10,7 @@ from tests.broker.raw_client import RawClient, lock_body
 from tests.broker.running import ManualClock, RunningBroker
 from tests.load.abuses import heartbeat_of
 
+from lanemq.broker import app
 from lanemq.broker.body_limits import SMALL_BODY
 from lanemq.broker.parts import Parts
 from lanemq.core.brokering.quotas import Quota, QuotaLimits, Quotas
@@ -419,3 +420,24 @@ def test_without_the_quota_one_message_fills_the_memory_with_lanes(
     monkeypatch.setattr(Parts, "charge_parked", lambda *_: None)
     with pytest.raises(AssertionError, match=r"\[1, 1, 1, 1, 1\]"):
         test_parked_lanes_have_a_quota_and_give_back_what_leaves(broker)
+
+
+def connections_of(running: RunningBroker) -> int:
+    """How many connections a broker accepts."""
+    return running.broker.running.server.limits.total
+
+
+def test_connections_leave_the_descriptors_that_files_need(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "open_files_limit", lambda: 1_024)
+    running = start()
+    files = running.broker.running.parts.store.open_files + app.OTHER_FILES
+    assert files >= app.OTHER_FILES
+    assert connections_of(running) == 1_024 - files
+
+
+def test_control_without_the_reserve_connections_may_take_every_descriptor(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "open_files_limit", lambda: 1_024)
+    monkeypatch.setattr(app, "connections_within", lambda limit, *, wanted, files: wanted)
+    assert connections_of(start()) > 1_024

@@ -60,6 +60,16 @@ def test_one_address_gets_no_more_than_its_share_and_gets_it_back(clients: conte
             assert time.monotonic() < deadline, "a closed connection is not counted any more"
 
 
+def test_control_without_the_share_one_address_takes_all_connections(
+    clients: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ConnectionLimits, "of_one_address", property(lambda limits: limits.total))
+    with EchoServer(limits=ConnectionLimits(total=3, per_address=2)) as echo:
+        assert all(asks(connect(clients, echo)) for _ in range(3))
+        assert not asks(connect(clients, echo))
+        assert counted(echo, RefusalReason.CONNECTIONS_PER_ADDRESS) == 0
+
+
 @pytest.mark.parametrize("signed", [False, True])
 def test_a_connection_without_a_first_request_is_closed_and_others_stay(
     clients: contextlib.ExitStack, signed: bool
@@ -75,6 +85,18 @@ def test_a_connection_without_a_first_request_is_closed_and_others_stay(
         assert slow.recv(1) == b""
         assert asks(useful) is not signed
         assert counted(echo, RefusalReason.NO_REQUEST) == (3 if signed else 2)
+
+
+def test_control_without_the_deadline_silent_connections_stay(clients: contextlib.ExitStack) -> None:
+    with EchoServer(limits=ConnectionLimits(first_request=PATIENT)) as echo:
+        silent = connect(clients, echo)
+        assert asks(connect(clients, echo)), "the silent connection is accepted by then"
+        time.sleep(0.01)
+        close_idle(echo)
+        silent.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            silent.recv(1)
+        assert counted(echo, RefusalReason.NO_REQUEST) == 0
 
 
 def test_the_bytes_of_an_unfinished_frame_are_no_sign_of_life(clients: contextlib.ExitStack) -> None:

@@ -62,8 +62,8 @@ class BrokerOptions:
     """Seconds after which log files are deleted (RocketMQ: fileReservedTime). Too short: unread messages are lost."""
 
     retention_bytes: int = 0
-    """Log size in bytes above which the oldest files are deleted, read or not; 0: three quarters of the disk. Small:
-    unread messages are lost. Large: the disk fills up, and sends stop (`min_free_bytes`)."""
+    """Log size in bytes above which the oldest files are deleted, read or not; 0: three quarters of the disk, whatever
+    else is on it. Small: unread messages are lost. Large: the disk fills up, and sends stop (`min_free_bytes`)."""
 
     min_free_bytes: int = 512 * MEBIBYTE
     """Free bytes of the disk below which sends are refused as busy, until there is a quarter more; at most a tenth of

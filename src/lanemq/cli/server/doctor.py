@@ -125,7 +125,7 @@ def limits_finding(limits: tuple[int, int]) -> Finding:
 def space_finding(free: int, total: int) -> Finding:
     text = f"{size_text(free)} free of {size_text(total)}"
     if free < LITTLE_SPACE:
-        return problem("disk", f"{text}: free some space, delete topics or shorten the retention")
+        return problem("disk", f"{text}: free some space, or shorten --retention or --retention-bytes")
     return ok("disk", text)
 
 
