@@ -100,8 +100,8 @@ sim: setup ## the whole system on virtual time, a fault schedule per seed: make 
 spark-proof: setup ## order from producer to table with executor and driver killed: make spark-proof EVENTS=1000000
 	@LANEMQ_PROOF_EVENTS=$(or $(EVENTS),1000000) $(JAVA) $(BIN)/pytest -s tests/pipelines/test_end_to_end.py
 
-spark-stores: setup ## checkpoints and tables on a real HDFS and an S3 server, drivers killed at every step of a batch: make spark-stores STORE=hdfs
-	@$(JAVA) $(BIN)/pytest -m extended -k "$(or $(STORE),hdfs or s3)" tests/files tests/pipelines
+spark-stores: setup ## checkpoints and tables on a real HDFS, an S3 server and a REST catalog, drivers killed at every step: make spark-stores STORE=hdfs
+	@$(JAVA) $(BIN)/pytest -m extended -k "$(or $(STORE),hdfs or s3 or rest-catalog)" tests/files tests/pipelines
 
 spark-versions: setup ## one job on PySpark 4.0, 4.1, 4.2 and 4.3, each in an environment of its own: make spark-versions VERSIONS=4.0
 	@$(JAVA) bash scripts/spark_versions.sh $(BIN)/python $(VERSIONS)

@@ -56,7 +56,7 @@ def s3_server(folder: Path) -> Iterator[dict[str, str]]:
     with (folder / "s3.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        _wait_for(f"{url}/moto-api/", process, folder / "s3.log")
+        wait_for(f"{url}/moto-api/", process, folder / "s3.log")
         urllib.request.urlopen(urllib.request.Request(f"{url}/{BUCKET}", method="PUT")).close()
         yield {
             "AWS_ACCESS_KEY_ID": "test",
@@ -82,7 +82,8 @@ def s3a_settings(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a server that was just started answers."""
     end = time.monotonic() + START_SECONDS
     while True:
         try:

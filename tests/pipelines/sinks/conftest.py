@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.files.roots import SERVER
 from tests.files.servers import BUCKET
+from tests.pipelines.sinks.rest_catalog import rest_catalog_server
 from tests.pipelines.sinks.runs import Runs
 from tests.pipelines.sinks.targets import (
     DeltaTarget,
@@ -26,11 +27,26 @@ def _extended(*kinds: str) -> list[Any]:
 
 ORDERED = ("delta", "iceberg", "sqlite", "postgres", "parquet", "topic")
 """Targets whose rows have the order of their shard."""
-MERGING = ("delta", "iceberg", "sqlite", "postgres", *_extended("delta on s3", "delta on hdfs"))
+MERGING = (
+    "delta",
+    "iceberg",
+    "sqlite",
+    "postgres",
+    *_extended("delta on s3", "delta on hdfs", "iceberg in rest-catalog"),
+)
 FENCING = (*MERGING, "parquet", *_extended("parquet on hdfs", "parquet on s3"))
 ALL = (*FENCING, "topic")
 CHECKPOINTED = (*(kind for kind in FENCING if kind != "iceberg"), *_extended("iceberg"))
 """For what the pipeline does with a sink's ledger, which is the same code for all of them."""
+
+MOVABLE = ("delta", "sqlite", "postgres", "parquet", *_extended("iceberg"))
+"""Targets that a test can move away and back: local folders, and tables that are renamed."""
+
+
+@pytest.fixture(scope="session")
+def rest_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with rest_catalog_server(tmp_path_factory.mktemp("catalog")) as properties:
+        yield properties
 
 
 @pytest.fixture
@@ -57,6 +73,8 @@ def _make(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Target:
         return DeltaTarget(tmp_path)
     if kind == "iceberg":
         return IcebergTarget(tmp_path)
+    if kind == "iceberg in rest-catalog":
+        return IcebergTarget(tmp_path, fixture("rest_catalog"))
     if kind == "parquet":
         return ParquetTarget(tmp_path)
     if kind == "sqlite":

@@ -70,6 +70,6 @@ def emptied(target: Target) -> None:
     elif isinstance(target, SqliteTarget):
         target.ask("DROP TABLE rows")
     elif isinstance(target, IcebergTarget):
-        remove_tree(target.folder / "warehouse")
+        target.drop()
     elif isinstance(target, DeltaTarget | ParquetTarget):
         remove_tree(target.place)

@@ -7,7 +7,7 @@ another run start, exactly there.
 import json
 import sqlite3
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 from tests.spark.spark_driver import Query
 
-from lanemq.files import arrow_source, files_below, locate
+from lanemq.files import arrow_source, files_below, locate, remove_tree
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile, Runs, TableRows
 from lanemq.pipelines.sinks import (
     DeltaSink,
@@ -30,6 +30,7 @@ from lanemq.pipelines.sinks import (
     read_iceberg,
     read_table,
 )
+from lanemq.pipelines.sinks.iceberg_table import open_catalog
 from lanemq.pipelines.sinks.sql import SqlSink
 
 QUERY = "3f1c-query"
@@ -111,6 +112,10 @@ class SteppedIceberg(Steps, IcebergSink):
     def _publish(self, change: Any) -> None:
         self.reached("staged")
         catalog = self._place.catalog()
+        if not hasattr(catalog, "_write_metadata"):  # a server writes the metadata
+            super()._publish(change)
+            self.reached("committed")
+            return
         written = type(catalog)._write_metadata
 
         def write_metadata(*args: Any, **named: Any) -> None:
@@ -237,11 +242,25 @@ class DeltaTarget(Target):
 
 
 class IcebergTarget(Target):
+    def __init__(self, folder: Path, catalog: Mapping[str, str] | None = None) -> None:
+        """`catalog`: properties of a catalog, in place of a folder with a catalog of its own."""
+        super().__init__(folder)
+        self.name = "shop.rows" if catalog is None else f"s{uuid.uuid4().hex[:10]}.rows"
+        self.place: dict[str, Any] = {"warehouse": folder / "warehouse"} if catalog is None else {"catalog": catalog}
+
     def make(self) -> IcebergSink:
-        return SteppedIceberg("shop.rows", warehouse=self.folder / "warehouse")
+        return SteppedIceberg(self.name, **self.place)
+
+    def drop(self) -> None:
+        """Delete the folder with its catalog, or have the catalog of a server forget the table."""
+        if "warehouse" in self.place:
+            remove_tree(self.place["warehouse"])
+        else:
+            with open_catalog(self.place["catalog"]) as catalog:
+                catalog.drop_table(self.name)
 
     def rows(self) -> list[dict[str, Any]]:
-        return list(read_iceberg("shop.rows", warehouse=self.folder / "warehouse").to_pylist())
+        return list(read_iceberg(self.name, **self.place).to_pylist())
 
     def events(self) -> list[dict[str, Any]]:
         return self.rows()

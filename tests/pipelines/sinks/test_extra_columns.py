@@ -33,7 +33,7 @@ def prices(target: Any) -> dict[int, float | None] | None:
         except (sqlite3.OperationalError, psycopg.errors.UndefinedColumn):
             return None
     if isinstance(target, IcebergTarget):
-        found = read_iceberg("shop.rows", warehouse=target.folder / "warehouse")
+        found = read_iceberg(target.name, **target.place)
     else:
         found = pa.table(DeltaTable(target.folder / "table").to_pyarrow_table())
     if "price" not in found.column_names:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.pipelines.checkpoint.test_checkpoint import used_by_spark
-from tests.pipelines.sinks.conftest import CHECKPOINTED
+from tests.pipelines.sinks.conftest import CHECKPOINTED, MOVABLE
 from tests.pipelines.sinks.runs import Runs, emptied
 from tests.pipelines.sinks.targets import EVENTS, PostgresTarget, SqliteTarget, Target
 
@@ -16,6 +16,7 @@ from lanemq.pipelines.ports import Append, Results, batch_number
 from lanemq.pipelines.sinks import ForeachSink, SqliteSink
 
 exact = pytest.mark.parametrize("target", CHECKPOINTED, indirect=True)
+movable = pytest.mark.parametrize("target", MOVABLE, indirect=True)
 
 
 def moved_away(target: Target) -> Callable[[], object]:
@@ -55,7 +56,7 @@ def test_a_sink_that_was_emptied_is_refused_at_every_start(runs: Runs, tmp_path:
             assert part in str(error.value)
 
 
-@exact
+@movable
 def test_a_sink_that_is_restored_after_a_refusal_is_accepted(runs: Runs) -> None:
     """The refusal changes nothing: a batch that the sink has and Spark has not recorded is not applied again."""
     for number in range(3):
@@ -71,7 +72,7 @@ def test_a_sink_that_is_restored_after_a_refusal_is_accepted(runs: Runs) -> None
     assert runs.target.numbers() == [0, 1, 2]
 
 
-@exact
+@movable
 def test_a_refusal_creates_no_table(runs: Runs) -> None:
     runs.do(0)
     runs.crash()
