@@ -222,6 +222,11 @@ def main(
                 value[kind] = statistics.median(rates)
                 more |= {kind: round(value[kind]), f"{kind}_best": round(max(rates))}
                 more[f"{kind}_cpu_us"] = round((cpu_seconds() - began) / (rows * batches) * 1e6, 1)
+                print(
+                    f"{keys} keys, {kind}: {more[kind]} rows/s, {more[f'{kind}_cpu_us']} us",
+                    file=sys.stderr,
+                    flush=True,
+                )
             for kind in kinds[1:]:
                 left, right = (final_states(spark, folder / each) for each in (kinds[0], kind))
                 assert left.exceptAll(right).isEmpty(), f"final states differ: {kind}"
