@@ -6,13 +6,12 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql.types import DoubleType, StructField, StructType
 from tests.pipelines.sinks.conftest import MERGING
 from tests.pipelines.sinks.targets import CHANGES, Change, Died, IcebergTarget, Target, changes, dies_at, named
 
 from lanemq.pipelines.ports import TableRows
-from lanemq.pipelines.sinks import read_iceberg
+from lanemq.pipelines.sinks import read_iceberg, read_table
 
 WIDE = StructType([*CHANGES.fields, StructField("price", DoubleType())])
 
@@ -32,10 +31,7 @@ def prices(target: Any) -> dict[int, float | None] | None:
             return dict(target.ask(f"SELECT id, price FROM {table}"))
         except (sqlite3.OperationalError, psycopg.errors.UndefinedColumn):
             return None
-    if isinstance(target, IcebergTarget):
-        found = read_iceberg(target.name, **target.place)
-    else:
-        found = pa.table(DeltaTable(target.folder / "table").to_pyarrow_table())
+    found = read_iceberg(target.name, **target.place) if isinstance(target, IcebergTarget) else read_table(target.place)
     if "price" not in found.column_names:
         return None
     return dict(zip(found["id"].to_pylist(), found["price"].to_pylist(), strict=True))
