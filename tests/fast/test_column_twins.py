@@ -54,6 +54,35 @@ def test_entries_are_found_alike(texts: list[str]) -> None:
     alike("entry_spans", np.frombuffer("".join(texts).encode(), np.uint8), offsets)
 
 
+TEXTS = st.lists(
+    st.sampled_from([b"k\x01v\x02", b"k\x01", b"k\x01\x02", b"\x01v\x02", b"kk\x01v\x02", b"k\x01a\x01b\x02", b"\x02"])
+    | st.sampled_from([b"k\x01\xc3\xa9\x02", b"k\x01\xff\x02", b"\xe2\x02k\x01w", b"k\x01\xe2\x82"])
+    | st.binary(max_size=3),
+    max_size=4,
+).map(b"".join)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(TEXTS, min_size=1, max_size=4), st.sampled_from(["k", "kk", "é", "none"]))
+def test_values_of_a_property_are_found_alike(texts: list[bytes], name: str) -> None:
+    """Also in texts that are not UTF-8, without a value, or with a name twice: then the last one counts."""
+    ends = np.cumsum([3, *(len(text) + 3 for text in texts)]).astype(np.int64)
+    body = b"xyz" + b"".join(text + b"xyz" for text in texts)
+    nothing = np.zeros(len(texts), np.int64)
+    spans = ends[:-1].copy(), ends[1:] - 3
+    layout = columns.Layout(body, nothing, nothing, nothing, nothing, spans, spans, spans)
+    records = columns._Records(layout, columns.DecodeOptions(pa.schema([]), "broker"))
+    alike("property_column", records, name)
+    alike("part_column", body, spans, pa.binary())
+    twins["property_column"](records, name).validate(full=True)
+
+
+def test_a_part_outside_of_the_body_reads_nothing() -> None:
+    spans = np.array([2], np.int64), np.array([9], np.int64)
+    with pytest.raises(IndexError):
+        twins["part_column"](b"abc", spans, pa.binary())
+
+
 STAMPS = ["p.1.2", "p.0.0", "p.01.2", "p.1.2.", ".1.2", "p..2", "p.1", "", "a" * 65 + ".1.2", "é.1.2", "A-z_9.12345.9"]
 STAMPS += ["p.1.9223372036854775807", "p.1.9223372036854775808", "p.1.99999999999999999999", "p.1.2\n", " p.1.2"]
 

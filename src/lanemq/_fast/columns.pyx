@@ -1,5 +1,6 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twins for Spark's columns: where the parts of records, the entries of properties and the parts of stamps lie.
+"""Twins for Spark's columns: where the parts of records, the entries of properties and the parts of stamps lie, and
+how parts and property values become Arrow columns.
 
 The references are in `spark/columns.py`, with what everything means. NumPy and Arrow are imported when a function
 is called: a broker has neither.
@@ -9,7 +10,7 @@ include "guard.pxi"
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.string cimport memchr, memcpy
+from libc.string cimport memchr, memcmp, memcpy
 
 from lanemq._fast.bytes cimport lane_get16, lane_get32, lane_get64
 
@@ -23,6 +24,7 @@ cdef enum:
     COLUMNS = 10
     MAX_PRODUCER = 64
     MAX_DIGITS = 19
+    MAX_COLUMN = 0x7FFFFFFF
 
 cdef uint32_t MAGIC_V1 = 0xDAA320A7
 cdef uint32_t MAGIC_V2 = 0xDAA320AB
@@ -105,6 +107,86 @@ cdef bint _measure(Bytes data, int64_t start, int64_t size, int64_t[:, ::1] into
         return False
     into[8, row], into[9, row] = first, first + length
     return True
+
+
+def part_column(body, spans, kind):
+    """Twin of `spark.columns.part_column`."""
+    made = _gathered(body, spans[0], spans[1], kind, None) if len(spans[0]) else None
+    return references["part_column"](body, spans, kind) if made is None else made
+
+
+cdef object _gathered(
+    const unsigned char[::1] body, const int64_t[::1] first, const int64_t[::1] end, object kind, object valid
+):
+    """The parts as an Arrow array; `valid` are its bits, or None if no row is null. None if they are too long."""
+    import numpy
+    import pyarrow
+
+    cdef Py_ssize_t rows = first.shape[0], row
+    cdef int64_t total = 0
+    for row in range(rows):
+        if not 0 <= first[row] <= end[row] <= body.shape[0]:
+            raise IndexError("a part lies outside of the body")
+        total += end[row] - first[row]
+    if total > MAX_COLUMN:
+        return None
+    offsets, data = numpy.empty(rows + 1, numpy.int32), numpy.empty(max(total, 1), numpy.uint8)
+    cdef int32_t[::1] offset_of = offsets
+    cdef unsigned char[::1] into = data
+    cdef unsigned char *put = &into[0]
+    cdef Bytes get = &body[0] if body.shape[0] else NULL
+    cdef int64_t filled = 0
+    offset_of[0] = 0
+    for row in range(rows):
+        if end[row] > first[row]:
+            memcpy(put + filled, get + first[row], end[row] - first[row])
+            filled += end[row] - first[row]
+        offset_of[row + 1] = <int32_t>filled
+    bits = None if valid is None else pyarrow.py_buffer(valid)
+    buffers = [bits, pyarrow.py_buffer(offsets), pyarrow.py_buffer(data[:total])]
+    return pyarrow.Array.from_buffers(kind, rows, buffers)
+
+
+def property_column(records, name):
+    """Twin of `spark.columns.property_column`."""
+    layout = records.layout
+    made = _named(layout.body, layout.properties[0], layout.properties[1], name.encode())
+    return references["property_column"](records, name) if made is None else made
+
+
+cdef object _named(const unsigned char[::1] body, const int64_t[::1] first, const int64_t[::1] end, bytes name):
+    """The values of one name; None if they are not UTF-8, which the reference replaces."""
+    import numpy
+    import pyarrow
+
+    cdef Py_ssize_t rows = first.shape[0], row, found = 0
+    cdef int64_t at, stop, size = PyBytes_GET_SIZE(name)
+    cdef Bytes wanted = <Bytes>PyBytes_AS_STRING(name)
+    cdef Bytes data = &body[0] if body.shape[0] else NULL
+    cdef Bytes separator
+    spans, valid = numpy.zeros((2, rows), numpy.int64), numpy.zeros(rows, numpy.uint8)
+    cdef int64_t[:, ::1] span = spans
+    cdef unsigned char[::1] has = valid
+    for row in range(rows):
+        at = first[row]
+        if not 0 <= at <= end[row] <= body.shape[0]:
+            raise IndexError("a part lies outside of the body")
+        while at < end[row]:
+            separator = <Bytes>memchr(data + at, 2, end[row] - at)
+            stop = end[row] if separator == NULL else separator - data
+            if stop - at > size + 1 and data[at + size] == 1 and memcmp(data + at, wanted, size) == 0:
+                span[0, row], span[1, row], has[row] = at + size + 1, stop, 1
+            at = stop + 1
+        found += has[row]
+    if not found:
+        return pyarrow.nulls(rows, pyarrow.string())
+    bits = None if found == rows else numpy.packbits(valid, bitorder="little")
+    column = _gathered(body, spans[0], spans[1], pyarrow.string(), bits)
+    try:
+        column.validate(full=True)
+    except pyarrow.ArrowInvalid:
+        return None
+    return column
 
 
 def entry_spans(const unsigned char[::1] text not None, const int64_t[::1] offsets not None):
@@ -219,6 +301,8 @@ cdef Py_ssize_t _number(const unsigned char *text, Py_ssize_t at, Py_ssize_t siz
 
 TWINS = {
     "spark.columns.record_spans": record_spans,
+    "spark.columns.part_column": part_column,
+    "spark.columns.property_column": property_column,
     "spark.columns.entry_spans": entry_spans,
     "spark.columns.stamp_column": stamp_column,
 }
