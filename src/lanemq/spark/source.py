@@ -17,7 +17,7 @@ from lanemq.spark.columns import DEFAULT_COLUMNS, select_columns
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.session import is_connect, python_mismatch
 from lanemq.spark.versions import WITH_STREAM_WRITER, check_stream_options, need
-from lanemq.spark.worker_process import configure_worker_logging, exit_on_sigterm
+from lanemq.spark.worker_process import configure_worker_logging, exit_on_sigterm, skip_teardown
 
 if TYPE_CHECKING:
     from lanemq.spark.read.batch_reader import LaneBatchReader
@@ -50,6 +50,7 @@ class LaneDataSource(DataSource):
 
         configure_worker_logging()
         exit_on_sigterm()
+        skip_teardown()
         options = parse_read_options(self.options, streaming=True)
         check_stream_options(self.options)
         return LaneStreamReader(options, schema, self.options.get("checkpointLocation"))

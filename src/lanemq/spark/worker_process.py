@@ -1,8 +1,10 @@
-"""Set-up of the Python processes that Spark starts for a data source: log lines and SIGTERM.
+"""Set-up of the Python processes that Spark starts for a data source: log lines, SIGTERM, and how they end.
 
 Only processes started by Spark are changed; in any other process logging and signals belong to the application.
 """
 
+import atexit
+import contextlib
 import logging
 import os
 import re
@@ -39,6 +41,16 @@ def exit_on_sigterm() -> None:
         signal.signal(signal.SIGTERM, _exit)
 
 
+def skip_teardown() -> None:
+    """Ends this process without taking the interpreter apart, which costs 0.1 s of CPU time at the end of every stream.
+
+    The reader's `stop()` and what was registered with `atexit` later than this have run by then. The exit code is 0;
+    Spark does not read it.
+    """
+    if _in_worker():
+        atexit.register(_end)
+
+
 def relog(line: str) -> None:
     """Logs a line that a worker has written again in this process, if a lanemq logger wrote it."""
     found = _LANEMQ_LINE.match(line)
@@ -59,3 +71,11 @@ def _in_worker() -> bool:
 def _exit(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the clean-up, which has time limits
     sys.exit(0)
+
+
+def _end() -> None:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed
+            stream.flush()
+    os._exit(0)

@@ -95,3 +95,33 @@ def test_warnings_of_a_spark_worker_are_recognised() -> None:
         said[name] = subprocess.run(output, capture_output=True, text=True, check=True, timeout=60).stderr.strip()
     assert said["my.program"] == "away"
     assert worker_process._LANEMQ_LINE.match(said["pyspark.daemon"])
+
+
+ENDING = """
+import atexit, logging, sys
+from types import SimpleNamespace
+from lanemq.spark.worker_process import configure_worker_logging, skip_teardown
+
+class Torn:
+    def __del__(self): print("taken apart")
+
+sys.modules["__main__"].__spec__ = SimpleNamespace(name=sys.argv[1])
+kept = Torn()
+configure_worker_logging()
+skip_teardown()
+atexit.register(print, "registered later")
+logging.getLogger("lanemq.x").warning("the last line")
+sys.exit(3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "code", "said"),
+    [("pyspark.worker", 0, "registered later"), ("app", 3, "registered later taken apart")],
+)
+def test_a_process_of_spark_ends_without_being_taken_apart(module: str, code: int, said: str) -> None:
+    """Everything written before is flushed; other processes end as always."""
+    run = subprocess.run([sys.executable, "-c", ENDING, module], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout.split("\n")[:-1]) == (code, said.replace(" taken", "\ntaken").split("\n"))
+    assert "the last line" in run.stderr
