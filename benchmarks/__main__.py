@@ -19,6 +19,7 @@ SPARK = (
     "spark_transitions",
     "spark_cdc",
     "spark_memory",
+    "spark_scale",
     "check_spark",
 )
 ALONE = ("effects", "check", "start", "consume_table")

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
         ("spark_transitions", "b.KEYS = (100,); b.main(800, 3, ['ours'])", 1),
         ("spark_cdc", "b.KEYS = (100,); b.main(500, 2)", 2),
         ("spark_memory", "b.main(2_000, 500)", 2),
+        ("spark_scale", "b.WARM_UP = 1; b.main(['1000,2000', '2,4', '1'])", 2),
         ("pipeline_sinks", "b.MERGES = ((100, 10),); b.main(['500', 'parquet', 'sqlite'])", 3),
     ],
 )
