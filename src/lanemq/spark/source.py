@@ -17,7 +17,7 @@ from lanemq.spark.columns import DEFAULT_COLUMNS, select_columns
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.session import is_connect, python_mismatch
 from lanemq.spark.versions import WITH_STREAM_WRITER, check_stream_options, need
-from lanemq.spark.worker_process import configure_worker_logging, exit_on_sigterm, skip_teardown
+from lanemq.spark.worker_process import configure_worker_logging, exit_on_sigterm, shorten_collections, skip_teardown
 
 if TYPE_CHECKING:
     from lanemq.spark.read.batch_reader import LaneBatchReader
@@ -37,12 +37,14 @@ class LaneDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
+        shorten_collections()
         columns = parse_read_options(self.options, streaming=None).columns
         return select_columns(columns) if columns else DEFAULT_COLUMNS
 
     def reader(self, schema: StructType) -> "LaneBatchReader":
         from lanemq.spark.read.batch_reader import LaneBatchReader
 
+        shorten_collections()
         return LaneBatchReader(parse_read_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> "LaneStreamReader":  # noqa: N802
@@ -51,6 +53,7 @@ class LaneDataSource(DataSource):
         configure_worker_logging()
         exit_on_sigterm()
         skip_teardown()
+        shorten_collections()
         options = parse_read_options(self.options, streaming=True)
         check_stream_options(self.options)
         return LaneStreamReader(options, schema, self.options.get("checkpointLocation"))

@@ -5,6 +5,7 @@ Only processes started by Spark are changed; in any other process logging and si
 
 import atexit
 import contextlib
+import gc
 import logging
 import os
 import re
@@ -27,6 +28,18 @@ def prepare_task_process() -> None:
     """Sets up log lines and memory of a process that runs tasks. Every task calls it; only the first call counts."""
     configure_worker_logging()
     keep_freed_memory()
+    shorten_collections()
+
+
+@cache
+def shorten_collections() -> None:
+    """Takes what is imported by now out of garbage collections, in a process that Spark started.
+
+    Spark makes a full collection after every task and every planning step. It looks at all objects of PySpark, Arrow
+    and LaneMQ, and finds nothing: 15 to 20 ms of CPU time, most of a small task. Objects made later are not affected.
+    """
+    if _in_worker():
+        gc.freeze()
 
 
 def configure_worker_logging() -> None:

@@ -97,6 +97,22 @@ def test_warnings_of_a_spark_worker_are_recognised() -> None:
     assert worker_process._LANEMQ_LINE.match(said["pyspark.daemon"])
 
 
+COLLECTING = """
+import gc, sys, types
+from lanemq.spark.worker_process import prepare_task_process
+sys.modules["__main__"].__spec__ = types.SimpleNamespace(name=sys.argv[1])
+prepare_task_process()
+print(gc.get_freeze_count() > len(gc.get_objects()))
+"""
+
+
+@pytest.mark.slow
+def test_collections_after_each_task_leave_out_what_a_process_of_spark_has_imported() -> None:
+    for name, frozen in (("pyspark.daemon", True), ("my.program", False)):
+        run = subprocess.run([sys.executable, "-c", COLLECTING, name], capture_output=True, text=True, check=True)
+        assert run.stdout.strip() == str(frozen)
+
+
 ENDING = """
 import atexit, logging, sys
 from types import SimpleNamespace
