@@ -5,7 +5,9 @@ workers. These settings reduce an empty micro-batch from about 300 ms to about 1
 """
 
 import os
+import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -24,18 +26,30 @@ SETTINGS: Final = {
 }
 
 
+class RecommendedBuilder(SparkSession.Builder):
+    """A builder that chooses how Spark starts Python when it knows the master."""
+
+    def getOrCreate(self) -> SparkSession:  # noqa: N802
+        choose_python(self._options)
+        return super().getOrCreate()
+
+
 def recommended(builder: SparkSession.Builder | None = None) -> SparkSession.Builder:
     """A session builder with these settings, whose workers run the same Python as this process.
 
     Workers that run another Python might not find lanemq. On a cluster, set PYSPARK_PYTHON to a Python that has it.
     """
-    python = worker_environment()
-    os.environ.update(python)
-    for_executors = {f"spark.executorEnv.{name}": value for name, value in python.items() if name != "PYSPARK_PYTHON"}
-    chosen = builder if builder is not None else SparkSession.Builder()
-    for name, value in {**SETTINGS, **for_executors}.items():
+    chosen = builder if builder is not None else RecommendedBuilder()
+    for name, value in SETTINGS.items():
         chosen = chosen.config(name, value)
+    choose_python(chosen._options)  # noqa: SLF001 # a given builder does not ask again
     return chosen
+
+
+def choose_python(options: Mapping[str, object]) -> None:
+    """Sets the variables with which Spark starts this Python, given the builder's options."""
+    master = str(options.get("spark.master", ""))
+    os.environ.update(worker_environment(local=re.fullmatch(r"local(\[.*\])?", master) is not None))
 
 
 def is_connect(spark: object) -> bool:

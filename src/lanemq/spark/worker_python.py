@@ -3,8 +3,9 @@
 Spark puts `pyspark.zip`, a copy of the installed PySpark, first on the path of every Python process that it starts.
 Python keeps no compiled modules for files inside a zip, so each process compiles PySpark again: 0.5 to 0.7 s of CPU
 time, at every start of a stream, because the driver's side of a stream is a new process. `worker_python.sh` removes
-that entry from the path and becomes the interpreter. It is used only where the interpreter finds the same PySpark
-without the zip; elsewhere Spark starts the interpreter itself.
+that entry from the path and becomes the interpreter. It is used only with a local master, since other machines need
+not have the script, and where the interpreter finds the same PySpark without the zip. Elsewhere Spark starts the
+interpreter itself.
 """
 
 import importlib.util
@@ -20,10 +21,15 @@ PYTHON, SPARK_HOME = "LANEMQ_WORKER_PYTHON", "LANEMQ_WORKER_SPARK_HOME"
 """Variables that the launcher reads: the interpreter, and the folder whose `python/lib/*.zip` it removes."""
 
 
-def worker_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables with which Spark starts the Python of this process; empty if `PYSPARK_PYTHON` names another one."""
-    if environment.get("PYSPARK_PYTHON") not in (None, str(LAUNCHER)):
+def worker_environment(environment: Mapping[str, str] = os.environ, *, local: bool) -> dict[str, str]:
+    """Variables with which Spark starts the Python of this process; empty if `PYSPARK_PYTHON` names another one.
+
+    `local`: whether all of Spark runs on this machine, as a child of this process.
+    """
+    if environment.get("PYSPARK_PYTHON") not in (None, sys.executable, str(LAUNCHER)):
         return {}
+    if not local:
+        return {"PYSPARK_PYTHON": sys.executable}
     from pyspark import SparkContext
 
     home = _home_of_installed_pyspark(environment)
