@@ -67,7 +67,7 @@ CONTENDERS = (
         LaneServer,
         _own("lane"),
         "`send`, `submit`, `send_many`; `App.ordered` with its defaults, 32 lanes for the slow handler",
-        ways=(*BLOCKING, "async one", "async pipelined", "async tasks", "async batch"),
+        ways=(*BLOCKING, "async one", "async pipelined", "async tasks"),
         lanes=32,
         grows=True,
     ),

@@ -5,6 +5,7 @@ which an at-least-once system may deliver. A number that never comes is a lost m
 number of its key is out of order. Both make a round's verdict something other than `pass`.
 """
 
+from array import array
 from collections.abc import Iterable
 
 Messages = list[tuple[str, bytes]]
@@ -77,6 +78,32 @@ class OrderCheck:
     def late(self, prefix: str = "") -> int:
         """Messages that came after a later one of their key."""
         return _sum(self._late, prefix)
+
+
+class ArrayCheck(OrderCheck):
+    """The same check for the keys `key-0`, `key-1` and so on, in an array.
+
+    With a million keys the dictionary of the other one costs 0.8 microseconds a message more than with ten thousand,
+    which would count as growth of the client that is measured.
+    """
+
+    def __init__(self, keys: int) -> None:
+        super().__init__()
+        self._numbers = array("i", bytes(4 * keys))
+
+    def see(self, key: str, number: int) -> bool:
+        index = int(key[4:])
+        expected = self._numbers[index]
+        if number == expected:
+            self._numbers[index] = expected + 1
+            return True
+        self._next[key] = expected
+        is_new = self._unexpected(key, number, expected)
+        self._numbers[index] = self._next.pop(key)
+        return is_new
+
+    def distinct(self, prefix: str = "") -> int:
+        return sum(self._numbers) - sum(map(len, self._missing.values()))
 
 
 def _sum(counts: dict[str, int], prefix: str) -> int:

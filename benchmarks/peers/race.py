@@ -28,8 +28,8 @@ class Scale:
     """Of each path; take-over counts trials."""
     send_ms: int
     """Length of a timed send; half of it for one send at a time."""
-    growth_ms: int
-    """Length of a timed send over many queues, where CPU time counts."""
+    growth: int
+    """Messages sent over 1 to 1,000 queues."""
     read_ms: int
     """Length of a timed read; as many messages are stored as a contender reads in that time."""
     read: int
@@ -50,13 +50,13 @@ class Scale:
 FULL = Scale(
     rounds=3,
     send_ms=2_000,
-    growth_ms=1_000,
+    growth=200_000,
     read_ms=2_000,
     read=3_000_000,
     keys=(10_000, 100_000, 1_000_000),
     stored=200_000,
-    slow=600,
-    latency_ms=4_000,
+    slow=400,
+    latency_ms=3_000,
     rates=(1_000, 10_000),
     sizes=(100, 1_000),
     patience=120.0,
@@ -65,7 +65,7 @@ QUICK = replace(
     FULL,
     rounds=1,
     send_ms=200,
-    growth_ms=100,
+    growth=10_000,
     read_ms=200,
     read=50_000,
     keys=(10_000,),

@@ -184,8 +184,8 @@ def _lengths(measured: dict[Case, Figure]) -> list[str]:
     }
     text = (
         f"- The timed part of a round lasts {usual:.1f} s (median), half of that with one send at a time, where "
-        "thousands of sends are alike, and over many queues, where CPU time counts; before it, an eighth of that warms "
-        "up (reading: a quarter)"
+        "thousands of sends are alike; before it, an eighth of that warms up (reading: a quarter). Sends over many "
+        "queues have 200,000 messages"
     )
     if not short:
         return [f"{text}."]

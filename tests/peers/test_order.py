@@ -1,8 +1,10 @@
 """The check of `make bench-peers`: a run with a lost, overtaken or missing message does not pass."""
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
-from benchmarks.peers.order import Numbered, OrderCheck, body, checked, verdict
+from benchmarks.peers.order import ArrayCheck, Numbered, OrderCheck, body, checked, verdict
 
 
 def seen(made: Numbered, count: int) -> list[tuple[str, int]]:
@@ -28,6 +30,15 @@ def test_numbers_go_on_from_call_to_call() -> None:
 def test_a_message_that_is_delivered_again_is_a_repeat_and_no_fault() -> None:
     check = checked([("a", 0), ("a", 1), ("a", 0), ("a", 1), ("a", 2)])
     assert (verdict(check, 3), check.repeats) == ("pass", 2)
+
+
+@pytest.mark.parametrize("check", [OrderCheck, lambda: ArrayCheck(3)], ids=["by dictionary", "by array"])
+def test_both_checks_count_the_same(check: Callable[[], OrderCheck]) -> None:
+    seen = check()
+    new = [seen.see(f"key-{key}", number) for key, number in [(0, 0), (2, 0), (0, 3), (0, 1), (0, 1), (0, 4), (2, 1)]]
+    assert new == [True, True, True, True, False, True, True]
+    assert (seen.distinct(), seen.repeats, seen.late()) == (6, 1, 1)
+    assert verdict(seen, 7) == "lost 1 of 7, 1 of 7 out of order"
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,13 @@ def test_a_warm_up_sends_more_until_a_call_is_long_enough_for_its_rate_to_count(
     assert (warm_up.count, warm_up.is_over) == (625_000, True)
 
 
+def test_a_round_with_a_given_number_of_messages_warms_up_with_an_eighth_of_them() -> None:
+    warm_up = WarmUp("batch", 0.0, 100, 200_000)
+    assert warm_up.count == 25_000
+    warm_up.took(0.01)
+    assert (warm_up.count, warm_up.is_over) == (200_000, True)
+
+
 def test_a_warm_up_ends_at_the_most_messages_that_fit_into_memory() -> None:
     warm_up = WarmUp("batch", 2.0, 1_000_000)
     warm_up.took(0.0001)

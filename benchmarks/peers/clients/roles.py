@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from benchmarks.peers.clients.job import Job, Stopwatch, say
-from benchmarks.peers.order import Messages, Numbered, OrderCheck, body, verdict
+from benchmarks.peers.order import ArrayCheck, Messages, Numbered, OrderCheck, body, verdict
 
 WARM_UP_ONE, WARM_UP_MANY = 100, 2_000
 WARM_UP_SHARE = 8
@@ -106,7 +106,7 @@ def _blocking_call(sender: Any, way: str) -> Any:
 
 
 def _measure(way: str, send: Any, made: Numbered, job: Job) -> None:
-    warm_up = WarmUp(way, job.number("ms") / 1000, job.number("size"))
+    warm_up = WarmUp(way, job.number("ms") / 1000, job.number("size"), job.number("count", 0))
     while not warm_up.is_over:
         messages = made.messages(warm_up.count)
         began = time.perf_counter()
@@ -143,7 +143,7 @@ def _async_call(sender: Any, way: str) -> Any:
 
 
 async def _measure_async(way: str, send: Any, made: Numbered, job: Job) -> None:
-    warm_up = WarmUp(way, job.number("ms") / 1000, job.number("size"))
+    warm_up = WarmUp(way, job.number("ms") / 1000, job.number("size"), job.number("count", 0))
     while not warm_up.is_over:
         messages = made.messages(warm_up.count)
         began = time.perf_counter()
@@ -160,19 +160,23 @@ class WarmUp:
     """Sends more and more until one call lasts an eighth of a round; that rate decides how many messages a round has.
 
     The first calls open connections and wait for partial batches, so their rate says nothing. One send at a time gets
-    half of the time: its thousands of sends are alike.
+    half of the time: its thousands of sends are alike. With a `count`, a round has that many, after one call with an
+    eighth of them.
     """
 
-    def __init__(self, way: str, seconds: float, size: int) -> None:
-        one = way.endswith("one")
+    def __init__(self, way: str, seconds: float, size: int, count: int = 0) -> None:
+        one, self._fixed = way.endswith("one"), count
         self._target = seconds / 2 if one else seconds
         self._most = min(MOST, MOST_BYTES // size)
-        self.count = WARM_UP_ONE if one else WARM_UP_MANY
+        self.count = count // WARM_UP_SHARE or (WARM_UP_ONE if one else WARM_UP_MANY)
         """Messages of the next call."""
         self.is_over = False
 
     def took(self, seconds: float) -> None:
         """The call lasted so long."""
+        if self._fixed:
+            self.count, self.is_over = self._fixed, True
+            return
         self.is_over = seconds >= self._target / WARM_UP_SHARE or self.count >= self._most
         wanted = self._target if self.is_over else 1.5 * self._target / WARM_UP_SHARE
         worth = int(self.count / max(seconds, 1e-6) * wanted)
@@ -185,14 +189,16 @@ class WarmUp:
 def _read(client: ModuleType, job: Job) -> None:
     """Reads `expect` messages with a handler that uses key, event and position. The clock runs from the end of
     the first `warm` calls to the last. `handler_ms` makes each call wait so long. `parts` are the prefixes of keys with
-    the number of messages of each, for a verdict on each: `one:300,batch:2000`.
+    the number of messages of each, for a verdict on each: `one:300,batch:2000`. `array_keys` is the number of keys, for
+    a check whose cost does not depend on it.
 
     Messages that never come end the reading after `QUIET_SECONDS`, with a verdict and without a time.
     """
     warm = job.number("warm", 1)
     expect, pause = job.number("expect"), job.number("handler_ms", 0) / 1000
-    check, watch = OrderCheck(), Stopwatch(job.server_pids)
-    turns, ended, positions = itertools.count(1), [], {}
+    keys = job.number("array_keys", 0)
+    check, watch = ArrayCheck(keys) if keys else OrderCheck(), Stopwatch(job.server_pids)
+    turns, ended, latest = itertools.count(1), [], [None]
     last = [expect]
 
     def handle(key: str, event: Any, position: Any) -> bool:
@@ -200,7 +206,7 @@ def _read(client: ModuleType, job: Job) -> None:
             time.sleep(pause)
         if not check.see(key, event["n"]):
             last[0] += 1  # a repeat does not count towards the end
-        positions[key] = position
+        latest[0] = position
         turn = next(turns)
         if turn == warm:
             watch.start()

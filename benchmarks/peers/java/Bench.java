@@ -18,6 +18,7 @@ import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicLong;
 
 /**
  * What a client does, whatever its contender: the same roles as clients/roles.py, with the same words on the command line
@@ -280,7 +281,7 @@ public final class Bench {
         int warm = number("warm", 1);
         AtomicInteger turns = new AtomicInteger();
         AtomicInteger last = new AtomicInteger(expect);
-        Map<String, Long> positions = new ConcurrentHashMap<>();
+        AtomicLong latest = new AtomicLong();
         Stopwatch[] watch = new Stopwatch[1];
         String[] ended = new String[1];
         CountDownLatch over = new CountDownLatch(1);
@@ -302,7 +303,7 @@ public final class Bench {
             if (!see(key, ((Number) event.get("n")).intValue())) {
                 last.incrementAndGet(); // a repeat does not count towards the end
             }
-            positions.put(key, position);
+            latest.lazySet(position);
             int turn = turns.incrementAndGet();
             if (turn == warm) {
                 watch[0] = new Stopwatch();

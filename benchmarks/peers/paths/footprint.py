@@ -8,6 +8,7 @@ from benchmarks.peers.contenders import Contender
 from benchmarks.peers.race import Entrant, Race
 
 IDLE_SECONDS = 2.0
+SLACK = 2**16
 STEADY_SECONDS, STEADY_AT_MOST, STEADY_BYTES = 12.0, 60.0, 0.5
 """The size on disk counts when it has changed by less than half a byte per message for so long: indexes are written
 later than messages, and some servers rewrite small files all the time."""
@@ -40,7 +41,7 @@ def disk(race: Race) -> None:
                 with race.attempt(each, "disk", bytes=size, round=number):
                     each.fill(each.topic(), race.scale.stored, size)
                     done.append(each)
-            after = _steady(who, int(race.scale.stored * STEADY_BYTES))
+            after = _steady(who, max(SLACK, int(race.scale.stored * STEADY_BYTES)))
             for each in done:
                 used = (after[each.name] - before[each.name]) / race.scale.stored
                 more = {"bytes": size, "count": race.scale.stored, "round": number}

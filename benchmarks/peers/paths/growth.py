@@ -1,6 +1,7 @@
 """Whether the cost of a message grows: sends over more and more queues, and reads of more and more keys.
 
-Measured by CPU time per message, of client and server, for `LaneMQ` and those that say so in `contenders`.
+Measured by CPU time per message, of client and server, for those that say so in `contenders`. Each number of queues
+gets as many messages as the others, because requests hold fewer messages the more queues share them.
 """
 
 from benchmarks.peers.clients.roles import prefix_of
@@ -28,7 +29,7 @@ def _by_queues(race: Race) -> None:
             with race.attempt(each, *paths, bytes=SIZE, round=number):
                 topic = each.topic(queues)
                 words = {"do": "send", "ways": ",".join(WAYS), "keys": SEND_KEYS, "size": SIZE}
-                lines = each.client(topic, queues=queues, ms=race.scale.growth_ms, **words).lines()
+                lines = each.client(topic, queues=queues, ms=0, count=race.scale.growth, **words).lines()
                 verdicts = each.verdicts(topic, lines, queues=queues)
                 for line in lines:
                     verdict = verdicts[prefix_of(line["way"])]
@@ -44,5 +45,5 @@ def _by_keys(race: Race) -> None:
         for number, each in race.turns([each for each in who if each.name in topics]):
             with race.attempt(each, path, bytes=SIZE, round=number):
                 topic, count = topics[each.name]
-                line = each.read(topic, count, f"group-{number}")
+                line = each.read(topic, count, f"group-{number}", array_keys=keys)
                 race.rate(path, each, line, bytes=SIZE, round=number, verdict=line["verdict"])
