@@ -211,6 +211,7 @@ def test_a_reset_is_previewed_and_then_done(signed_in: TestClient, stage: Stage)
         until("the group to be known", lambda: signed_in.get("/groups/replayers").status_code == 200)
         page = signed_in.get("/groups/replayers/reset?topic=replayed&to=first").text
         assert "5 messages will be processed again, 0 messages will be skipped." in page
+        assert "Reset 1 queue, repeat 5 messages" in page
         assert admin.committed("replayers", queue) == 5
         answer = signed_in.post("/groups/replayers/reset", data=form_of(page), headers=OURS)
         assert "5 messages are repeated, 0 are skipped" in answer.text

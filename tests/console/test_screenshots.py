@@ -124,9 +124,8 @@ def demo(folder: Path) -> Iterator[Demo]:
         until("a dead letter", lambda: "/dead?group=mail" in _text(found, "/waiting"), 120)
         (folder / "pipelines.py").write_text(PIPELINES.replace("SERVER", found.server))
         for name in ("shipments", "notices"):
-            _start(
-                running, folder, "pipeline", "run", "pipelines.py", "--name", name, "--master", "local[1]", "--quiet"
-            )
+            words = ("--name", name, "--master", "local[1]", "--quiet", "--history", "var/up/history")
+            _start(running, folder, "pipeline", "run", "pipelines.py", *words)
         chosen = ("--pipeline", "shipments", "--pipeline", "notices", "--history", "var/up/history")
         second = _start(
             running, folder, "console", "--server", found.server, "--listen", "127.0.0.1:0", "--every", "1s", *chosen

@@ -86,7 +86,7 @@ def test_the_preview_of_a_reset_counts_what_is_finished_above_the_offset(client:
     assert "0 messages will be processed again, 1 message will be skipped." in preview("last")
     assert "1 message will be processed again, 1 message will be skipped." in preview("4")
     assert "3 messages will be processed again, 0 messages will be skipped." in preview("1")
-    assert "3 of the repeated are finished already" in preview("1")
+    assert "3 of those that are repeated are finished already" in preview("1")
 
 
 @pytest.mark.usefixtures("keeper")
