@@ -184,3 +184,14 @@ def test_the_page_says_that_the_newest_check_failed_and_when_the_shown_one_was(c
         assert "Not checked" in client.get("/").text
     finally:
         console.verdict, console.report = before
+
+
+def test_home_does_not_ask_for_a_history_that_it_was_given(client: TestClient) -> None:
+    console: Console = client.app.state.console
+    before, console.verdict = console.verdict, None
+    try:
+        text = client.get("/").text
+        assert "the first check is not done" in text
+        assert "start the console with --history" not in text
+    finally:
+        console.verdict = before

@@ -6,13 +6,15 @@ from starlette.routing import BaseRoute, Route
 
 from lanemq.console.pipeline_reading import pipelines_now
 from lanemq.console.screens import Console, Context, Screen, console_of, routes_of
-from lanemq.console.views.home import home_view, plot_series
+from lanemq.console.views.home import OrderVerdict, home_view, plot_series
 
 
 async def _load(console: Console, request: Request) -> Context:
     now = await console.watch.fresh()
-    pipelines = await pipelines_now(console)
-    return {"title": "Home", "view": home_view(now, console.watch.trends, console.verdict, pipelines)}
+    pipelines, verdict = await pipelines_now(console), console.verdict
+    if verdict is None and console.settings.history is not None:
+        verdict = OrderVerdict("none yet", 0, 0, console.clock.wall())
+    return {"title": "Home", "view": home_view(now, console.watch.trends, verdict, pipelines)}
 
 
 async def _plots(request: Request) -> Response:

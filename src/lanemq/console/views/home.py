@@ -37,7 +37,7 @@ class OrderVerdict:
     """The newest result of checking the history."""
 
     verdict: str
-    """`pass`, `violation` or `unknown`."""
+    """`pass`, `violation` or `unknown`; `none yet` before the first result."""
     events: int
     violations: int
     at: Millis
@@ -186,9 +186,10 @@ def _order(now: Snapshot, verdict: OrderVerdict | None) -> Tile:
             answer, level = "0 violations", "good"
         elif verdict.verdict == "violation":
             answer, level = plural(verdict.violations, "violation"), "bad"
-        else:
+        elif verdict.verdict == "unknown":
             answer = "Unknown"
-        detail = f"{_events(verdict.events)} checked"
+        is_done = verdict.verdict != "none yet"
+        detail = f"{_events(verdict.events)} checked" if is_done else "the first check is not done"
     if verdict is not None and verdict.problem:
         if verdict.verdict != "violation":
             answer, level = "Not checked", "warn"
