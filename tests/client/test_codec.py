@@ -39,6 +39,20 @@ class Strict(pydantic.BaseModel):
     when: datetime
 
 
+@pydantic.dataclasses.dataclass
+class Refunded:
+    cents: int = pydantic.Field(gt=0)
+
+
+@dataclasses.dataclass
+class HoldsRefunded:
+    refunded: Refunded
+
+
+class Unfinished(pydantic.BaseModel):
+    later: "NotDefined"  # type: ignore[name-defined]  # noqa: F821
+
+
 class Plain:
     """JSON does not say how to make one."""
 
@@ -60,6 +74,7 @@ VALUES = [
     (Packed(order=5), Packed),
     (Returned(orderId=5, when=NOON), Returned),
     (Strict(when=NOON), Strict),
+    (Refunded(cents=5), Refunded),
     ([Returned(orderId=5, when=NOON)], list[Returned]),
     (HoldsModel(Returned(orderId=5, when=NOON)), HoldsModel),
     ({"order": 5}, dict),
@@ -83,6 +98,19 @@ def test_a_value_comes_back_as_its_type(value: Any, wanted: Any) -> None:
 def test_models_are_sent_by_alias_also_inside_other_values() -> None:
     sent = JsonCodec().encode({"returned": Returned(orderId=5, when=NOON)})
     assert msgspec.json.decode(sent) == {"returned": {"orderId": 5, "when": "2026-01-31T12:00:00Z"}}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "body"), [(Refunded, b'{"cents": -1}'), (Refunded, b"{}"), (HoldsRefunded, b'{"refunded": {}}')]
+)
+def test_a_dataclass_of_pydantic_is_validated(wanted: Any, body: bytes) -> None:
+    with pytest.raises(CodecError, match="cents"):
+        decoder_for(JsonCodec(), wanted)(body)
+
+
+def test_a_model_with_an_undefined_name_is_refused_by_name() -> None:
+    with pytest.raises(InvalidOption, match=r"Unfinished .*NotDefined"):
+        decoder_for(JsonCodec(), Unfinished)
 
 
 def test_a_union_of_models_is_decided_by_pydantic() -> None:

@@ -137,7 +137,7 @@ def _bytes_of(value: object) -> bytes:
 
 def _foreign(value: Any) -> msgspec.Raw:
     """JSON for a value that msgspec does not know: models of Pydantic, by alias, as they are validated."""
-    if _is_model(type(value)):
+    if hasattr(value, "model_dump_json") and _is_model(type(value)):
         return msgspec.Raw(value.model_dump_json(by_alias=True).encode())
     kind = type(value).__qualname__
     raise CodecError(f"cannot encode {kind} as JSON: it has no JSON form; pass bytes or a codec")
@@ -206,7 +206,9 @@ def _pydantic_decoder(wanted: Any) -> Decode:
     """Pydantic decodes all of an annotation that mentions one of its models: `A | B`, `list[A]`, `A` itself."""
     pydantic = sys.modules["pydantic"]
     try:
-        validate = pydantic.TypeAdapter(wanted).validate_json
+        adapter = pydantic.TypeAdapter(wanted)
+        adapter.rebuild(raise_errors=True)  # names that are not defined yet are looked up again
+        validate = adapter.validate_json
     except Exception as error:  # noqa: BLE001 - Pydantic's errors of this kind have no common base
         _refuse(wanted, f"Pydantic cannot make it: {str(error).splitlines()[0]}")
 
@@ -231,8 +233,11 @@ def _problem(found: dict[str, Any]) -> str:
 
 
 def _is_model(kind: type) -> bool:
+    """Whether Pydantic validates values of this class: its models and its dataclasses."""
     pydantic = sys.modules.get("pydantic")
-    return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
+    if pydantic is None or not isinstance(kind, type):
+        return False
+    return issubclass(kind, pydantic.BaseModel) or "__is_pydantic_dataclass__" in vars(kind)
 
 
 def _foreign_types(wanted: Any) -> Iterator[type]:
@@ -253,7 +258,7 @@ def _foreign_types(wanted: Any) -> Iterator[type]:
         if id(at) in seen:
             continue
         seen.add(id(at))
-        if isinstance(at, inspect.CustomType):
+        if isinstance(at, inspect.CustomType) or (isinstance(at, inspect.DataclassType) and _is_model(at.cls)):
             yield at.cls
         for name in at.__struct_fields__:
             found += _type_infos(getattr(at, name))

@@ -167,3 +167,36 @@ def test_every_call_of_administration_has_an_async_twin(kind: Any) -> None:
     blocking = {name for name in dir(kind._kind) if not name.startswith("_")} - {*dir(AdminClient)}
     assert blocking
     assert blocking <= {*dir(kind)}
+
+
+def test_what_is_registered_after_the_start_is_refused(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    app = App(broker.address, group=group)
+    app.ordered(topic)(lambda event: None)
+
+    def around(messages: Sequence[Message]) -> Iterator[None]:
+        yield
+
+    with app:
+        with pytest.raises(UsageError, match="a handler of 'other' came after the start"):
+            app.ordered("other")(lambda event: None)
+        with pytest.raises(UsageError, match="around came after the start"):
+            app.middleware(around)
+
+
+def test_a_block_on_the_programs_own_loop_may_be_entered_again(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    """As tests of a web application do, whose lifespan enters one app of the module."""
+    inbox = Inbox()
+    app = App(broker.address, group=group)
+
+    @app.ordered(topic)
+    async def on_paid(event: Paid) -> None:
+        inbox.add(event)
+
+    async def once(paid: Paid) -> None:
+        async with app:
+            send(broker, topic, paid)
+            await asyncio.to_thread(inbox.wait, paid.order)
+
+    for paid in (Paid(order=1, cents=5), Paid(order=2, cents=5)):
+        asyncio.run(once(paid))
+    assert inbox.wait(2) == [Paid(order=1, cents=5), Paid(order=2, cents=5)]

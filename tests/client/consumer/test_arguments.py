@@ -164,6 +164,16 @@ def unclear(what: int) -> str:
     return ""
 
 
+def chicken(egg: "Annotated[str, Depends(egg)]") -> str:
+    return ""
+
+
+def egg(chicken: Annotated[str, Depends(chicken)]) -> str:
+    return ""
+
+
+def with_circle(event: Any, made: Annotated[str, Depends(egg)]) -> None: ...
+def with_dependency_as_default(event: Any, made: str = Depends(slow)) -> None: ...  # type: ignore[assignment]
 def with_async_dependency(event: Any, made: Annotated[str, Depends(slow)]) -> None: ...
 def with_unclear_dependency(event: Any, made: Annotated[str, Depends(unclear)]) -> None: ...
 def with_value_as_dependency(event: Any, made: Annotated[str, Depends(5)]) -> None: ...  # type: ignore[arg-type]
@@ -176,6 +186,8 @@ def without_parameters() -> None: ...
     ("handler", "why"),
     [
         (with_async_dependency, "slow is async, and the handler is not"),
+        (with_circle, "egg, which needs itself"),
+        (with_dependency_as_default, r"parameter made of .* has Depends as its default"),
         (with_unclear_dependency, "parameter what of unclear"),
         (with_value_as_dependency, "needs a function"),
         (with_two_events, "must take"),

@@ -141,6 +141,16 @@ def test_texts_of_user_code_are_made_storable() -> None:
 
     assert describe(Silent()).endswith("(its text cannot be produced)")
     assert describe(Odd()) == "?"
+
+
+def test_a_failed_message_of_a_batch_is_described_by_its_cause() -> None:
+    failed = MessageFailed(1)
+    assert describe(failed) == "MessageFailed()"
+    failed.__cause__ = ZeroDivisionError("division by zero")
+    assert describe(failed) == "ZeroDivisionError('division by zero')"
+    reasoned = MessageFailed(1, "no stock")
+    reasoned.__cause__ = KeyError("x")
+    assert describe(reasoned) == "MessageFailed('no stock')"
     stop = stop_after(ToDeadLetter(12), (message(0),))  # type: ignore[arg-type]
     assert stop is not None
     assert stop.dead_letter == "12"

@@ -75,6 +75,7 @@ class App:
         self._registered: list[Registered] = []
         self._middleware: list[Middleware] = []
         self._provided: dict[type, object] = {}
+        self._is_read = False  # whether the handlers were read, so that further ones would never be called
         self._thread: EngineThread | None = None
         self._engine: ConsumerEngine | None = None
         self._running: asyncio.Task[None] | None = None
@@ -124,6 +125,7 @@ class App:
         """
         if not inspect.isgeneratorfunction(around) and not inspect.isasyncgenfunction(around):
             raise InvalidOption(f"middleware {around!r} must be a function with one `yield`, where the turn runs")
+        self._refuse_late(f"middleware {around.__qualname__}")
         self._middleware.append(around)
         return around
 
@@ -160,7 +162,8 @@ class App:
     async def __aenter__(self) -> "App":
         """Consumes on the running event loop while the program does something else in the block.
 
-        Signals are left to the program: a web server, for example, leaves the block when it is stopped.
+        Signals are left to the program: a web server, for example, leaves the block when it is stopped. The block may
+        be entered again after that, as tests of a web application do.
         """
         self._check_not_started()
         started = asyncio.Event()
@@ -174,8 +177,9 @@ class App:
 
     async def __aexit__(self, *_: object) -> None:
         self.stop()
-        if self._running is not None:
-            await self._running
+        running, self._running = self._running, None
+        if running is not None:
+            await running
 
     async def _run_in_background(self, started: asyncio.Event) -> None:
         async with self._alive() as engine:
@@ -248,11 +252,17 @@ class App:
         def register(handler: H) -> H:
             if any(each.subscription.topic == plan.topic for each in self._registered):
                 raise InvalidOption(f"topic {plan.topic!r} has a handler in this app already")
+            self._refuse_late(f"a handler of {plan.topic!r}")
             signature = read_signature(handler, self._codec, batched=plan.batch_size > 1)
             self._registered.append(Registered(handler, signature, plan))
             return handler
 
         return register
+
+    def _refuse_late(self, what: str) -> None:
+        """Refuses what comes after a start has read the handlers: nothing would call it."""
+        if self._is_read:
+            raise UsageError(f"{what} came after the start of the app: register it before, or in the lifespan")
 
     def _check_not_started(self) -> None:
         if self._engine is not None or self._thread is not None or self._running is not None:
@@ -274,7 +284,12 @@ class App:
         async with contextlib.AsyncExitStack() as stack:
             if self._lifespan is not None:
                 await enter_lifespan(self._lifespan, self, stack)
-            yield self.subscriptions()
+            subscriptions = self.subscriptions()
+            self._is_read = True
+            try:
+                yield subscriptions
+            finally:
+                self._is_read = False
 
     def subscriptions(self) -> list[Subscription]:
         """The subscriptions with their handlers. Raises `InvalidOption` if a handler needs what nothing provides."""

@@ -269,6 +269,12 @@ def _required(function: Handler, name: str) -> list[inspect.Parameter]:
         every = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise InvalidOption(f"the parameters of {name} cannot be read: {error}; wrap it in a function") from error
+    for each in every:
+        if isinstance(each.default, Depends) or each.default is Depends:
+            raise InvalidOption(
+                f"parameter {each.name} of {name} has Depends as its default, which nothing would replace: write it as "
+                f"an annotation, `{each.name}: Annotated[..., Depends(...)]`"
+            )
     required = [each for each in every if each.default is each.empty]
     if wrong := [each.name for each in required if each.kind is inspect.Parameter.KEYWORD_ONLY]:
         raise InvalidOption(
@@ -286,27 +292,29 @@ def _hints(function: Handler, name: str) -> dict[str, Any]:
         ) from error
 
 
-def _role(function: str, name: str, wanted: Any) -> Parameter | None:
-    """What a parameter other than the event gets; None for the event."""
+def _role(function: str, name: str, wanted: Any, makers: tuple[Any, ...] = ()) -> Parameter | None:
+    """What a parameter other than the event gets; None for the event. `makers` are the functions that need it."""
     if get_origin(wanted) is Annotated:
         for each in get_args(wanted)[1:]:
             if isinstance(each, Depends):
-                return _dependency(function, name, get_args(wanted)[0], each)
+                return _dependency(function, name, get_args(wanted)[0], each, makers)
             if each is Depends:
-                return _dependency(function, name, get_args(wanted)[0], Depends())
+                return _dependency(function, name, get_args(wanted)[0], Depends(), makers)
     return Parameter(name, wanted, None) if _is_message(wanted) else None
 
 
-def _dependency(function: str, name: str, wanted: Any, depends: Depends) -> Parameter:
+def _dependency(function: str, name: str, wanted: Any, depends: Depends, makers: tuple[Any, ...]) -> Parameter:
     if depends.make is None:
         return Parameter(name, wanted, depends)
     if not callable(depends.make):
         raise InvalidOption(f"parameter {name} of {function}: Depends({depends.make!r}) needs a function")
     make = getattr(depends.make, "__qualname__", repr(depends.make))
+    if depends.make in makers:
+        raise InvalidOption(f"parameter {name} of {function} needs {make}, which needs itself: break the circle")
     hints = _hints(depends.make, make) if inspect.isroutine(depends.make) else {}
     needs = []
     for each in _required(depends.make, make):
-        need = _role(make, each.name, hints.get(each.name, Any))
+        need = _role(make, each.name, hints.get(each.name, Any), (*makers, depends.make))
         if need is None:
             raise InvalidOption(
                 f"parameter {each.name} of {make}, which makes {name} for {function}, has no meaning: annotate it with "

@@ -322,7 +322,12 @@ def refuse_unfinished(result: object) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """The exception as text, for the log and for reports, even if it cannot produce one."""
+    """The exception as text, for the log and for reports, even if it cannot produce one.
+
+    `MessageFailed` without a reason only says which message failed; its cause is what went wrong.
+    """
+    if isinstance(error, MessageFailed) and not error.args and error.__cause__ is not None:
+        error = error.__cause__
     try:
         text = repr(error)
     except BaseException:  # noqa: BLE001 - user code, too
