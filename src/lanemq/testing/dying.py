@@ -6,6 +6,10 @@ The steps, in the order of a batch: `run` (before the user's code), `state` (the
 dead letters are committed), `sink` (the rows are committed, Spark has not recorded the batch), `recorded` (Spark has
 recorded the batch, the group's offset is not committed yet).
 
+    LANEMQ_DIE_AT="pass-sink:2"       the same steps in a retry pass after batch 2
+
+In a retry pass, `run` is before its first step or timer, and `recorded` is its end, since Spark does not record it.
+
 Each run records the batches it processes before it can die, so that a test can tell whether a batch was repeated.
 """
 
@@ -21,10 +25,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from lanemq.files import StorePath
-from lanemq.pipelines.ports import Append, Batch, Merge, Results, Rows, Runs, Sink, Stage
+from lanemq.pipelines.ports import Append, Batch, Merge, QueueEnds, Results, Rows, Runs, Sink, Stage
 
 VARIABLE: Final = "LANEMQ_DIE_AT"
 STEPS: Final = ("run", "state", "dead_letters", "sink", "recorded")
+STAGED: Final = "staged"
+"""The rows are written and not committed: a step of sinks in tests that call `KillPoint.reached` there."""
+IN_PASS: Final = "pass-"
 
 
 class KillPoint:
@@ -33,14 +40,16 @@ class KillPoint:
     def __init__(self, seen: Path, at: str | None = None) -> None:
         """`seen`: a file that gets a line `<batch> <epoch>` for every batch that a run processes.
 
-        `at`: the step and batch, such as `sink:2`. Default: the environment variable.
+        `at`: the step and batch, such as `sink:2` or `pass-sink:2`. Default: the environment variable.
         """
         self._seen = seen
         step = os.environ.get(VARIABLE, "") if at is None else at
-        self._step, _, number = step.partition(":")
+        self._in_pass = step.startswith(IN_PASS)
+        self._step, _, number = step.removeprefix(IN_PASS).partition(":")
         self._batch = int(number) if number else 0
-        if step and self._step not in STEPS:
-            raise ValueError(f"{VARIABLE}={step!r}: the steps are {', '.join(STEPS)}, and 'sink:2' means in batch 2")
+        steps = (*STEPS, STAGED)
+        if step and self._step not in steps:
+            raise ValueError(f"{VARIABLE}={step!r}: the steps are {', '.join(steps)}, and 'sink:2' means in batch 2")
 
     def record(self, batch: Batch) -> None:
         with self._seen.open("a", encoding="ascii") as file:
@@ -51,7 +60,7 @@ class KillPoint:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def is_at(self, step: str, batch: Batch) -> bool:
-        return not batch.is_retry_pass and (step, batch.spark_batch) == (self._step, self._batch)
+        return batch.is_retry_pass == self._in_pass and (step, batch.spark_batch) == (self._step, self._batch)
 
     def kill_when_recorded(self, batch: Batch, checkpoint: StorePath) -> None:
         """Kill this process as soon as Spark has recorded the batch."""
@@ -74,6 +83,9 @@ class DyingStage(Stage):
         self.columns, self.schema, self.how = stage.columns, stage.schema, stage.how
         self.on_queue_change, self.on_damaged, self.evolves = stage.on_queue_change, stage.on_damaged, stage.evolves
 
+    def accept_queue_ends(self, queue_ends: QueueEnds) -> None:
+        self._stage.accept_queue_ends(queue_ends)
+
     def accept_sink(self, sink: Sink) -> None:
         self._stage.accept_sink(sink)
 
@@ -85,6 +97,7 @@ class DyingStage(Stage):
         return self._stage.due(now)
 
     def process_retry_pass(self, batch: Batch) -> Results | None:
+        self._kill_point.reached("run", batch)
         return self._stage.process_retry_pass(batch)
 
     def unfinished_retry_pass(self) -> int | None:
@@ -114,7 +127,7 @@ class DyingSink(Sink):
         self._kill_point = kill_point
         self._step = step
         self.all_at_once, self.appends_only, self.widens = sink.all_at_once, sink.appends_only, sink.widens
-        self.empties = sink.empties
+        self.empties, self.packages = sink.empties, sink.packages
 
     def __str__(self) -> str:
         return str(self._sink)
@@ -124,6 +137,9 @@ class DyingSink(Sink):
 
     def accept_runs(self, runs: Runs) -> None:
         self._sink.accept_runs(runs)
+
+    def accept_pipeline(self, name: str, *, new_checkpoint: bool) -> None:
+        self._sink.accept_pipeline(name, new_checkpoint=new_checkpoint)
 
     def applied_before_open(self, query: str) -> int | None:
         return self._sink.applied_before_open(query)
