@@ -8,8 +8,8 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import pyspark
 SPARK_HOME = Path(pyspark.__file__).parent
 PATIENCE_SECONDS = 120
 CORES, MEMORY = 2, "2g"
+LOCAL = "127.0.0.1"
 
 
 class Cluster(NamedTuple):
@@ -26,22 +27,29 @@ class Cluster(NamedTuple):
     master: str
     """The address for `--master`."""
     worker: int
-    """The process whose children are the executors."""
+    """The process whose children are the executors; with several hosts, that of the first."""
 
 
 @contextmanager
-def standalone(folder: Path, path: str | None = None) -> Iterator[Cluster]:
-    """Start both processes; they end with the block, and the executors with them.
+def standalone(folder: Path, path: str | None = None, hosts: Sequence[str] = (LOCAL,)) -> Iterator[Cluster]:
+    """Start all processes; they end with the block, and the executors with them.
 
-    `path`: where executors look for programs such as Python, in place of the PATH of the tests.
+    `path`: where executors look for programs such as Python, in place of the PATH of the tests. `hosts`: a worker is
+    started for each of these local addresses. Spark takes them for different machines.
     """
-    local = ["--host", "127.0.0.1", "--webui-port", "0"]
-    with _running(folder / "master", "master.Master", *local, "--port", "0") as (_, log):
+    with ExitStack() as running:
+        master_args = ["--host", LOCAL, "--webui-port", "0", "--port", "0"]
+        _, log = running.enter_context(_running(folder / "master", "master.Master", *master_args))
         master = _said(log, r"Starting Spark master at (spark://\S+)")
-        work = ["--cores", str(CORES), "--memory", MEMORY, "--work-dir", str(folder / "work"), master]
-        with _running(folder / "worker", "worker.Worker", *local, *work, path=path) as (worker, log):
+        pids = []
+        for number, host in enumerate(hosts):
+            work = ["--host", host, "--webui-port", "0", "--cores", str(CORES), "--memory", MEMORY]
+            work += ["--work-dir", str(folder / f"work-{number}"), master]
+            place = folder / f"worker-{number}"
+            worker, log = running.enter_context(_running(place, "worker.Worker", *work, path=path))
             _said(log, r"(Successfully registered with master)")
-            yield Cluster(master, worker.pid)
+            pids.append(worker.pid)
+        yield Cluster(master, pids[0])
 
 
 @contextmanager
