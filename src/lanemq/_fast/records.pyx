@@ -35,6 +35,7 @@ cdef enum:
 cdef uint32_t MAGIC_V1 = 0xDAA320A7
 cdef uint32_t MAGIC_V2 = 0xDAA320AB
 cdef int64_t INT32_LIMIT = 0x7FFFFFFF
+cdef int64_t MAX_POSITION = <int64_t>1 << 62
 cdef int64_t NOT_PLAIN = 0x7FFFFFFFFFFF
 
 
@@ -244,6 +245,53 @@ cdef list _verify(bytes data, int64_t queue_id, list entries, list offsets):
         if not _is_record(whole + start, size, queue_id, offset, position):
             bad.append(i)
     return bad
+
+
+def adjacent_runs(raw, int64_t max_bytes):
+    """Twin of `log.reading.adjacent_runs`."""
+    if type(raw) is not bytes or PyBytes_GET_SIZE(raw) % ENTRY:
+        return references["adjacent_runs"](raw, max_bytes)
+    cdef const unsigned char *at = <const unsigned char *>PyBytes_AS_STRING(raw)
+    cdef const unsigned char *stop = at + PyBytes_GET_SIZE(raw)
+    cdef int64_t position, size, total = 0, start = 0, end = -1, length = 0
+    cdef list runs = []
+    while at < stop:
+        position, size = <int64_t>lane_get64(at), <int32_t>lane_get32(at + 8)
+        if size <= 0 or not 0 <= position < MAX_POSITION:
+            return None
+        total += size
+        if total > max_bytes and length:
+            break
+        if position == end:
+            length += 1
+        else:
+            if length:
+                runs.append((start, end - start, length))
+            start, length = position, 1
+        end = position + size
+        at += ENTRY
+    if length:
+        runs.append((start, end - start, length))
+    return runs
+
+
+def is_intact(bytes data not None, int64_t queue_id, int64_t offset, bytes raw not None, Py_ssize_t first,
+              Py_ssize_t count):
+    """Twin of `log.reading.is_intact`."""
+    cdef const unsigned char *whole = <const unsigned char *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t length = PyBytes_GET_SIZE(data), entries = PyBytes_GET_SIZE(raw) // ENTRY, i
+    if first < 0 or count < 1 or first > entries or count > entries - first or offset < 0:
+        return references["is_intact"](data, queue_id, offset, raw, first, count)
+    cdef const unsigned char *entry = <const unsigned char *>PyBytes_AS_STRING(raw) + first * ENTRY
+    cdef int64_t base = <int64_t>lane_get64(entry), position, size, at = 0
+    for i in range(count):
+        position, size = <int64_t>lane_get64(entry), <int32_t>lane_get32(entry + 8)
+        if (position != base + at or size < HEAD or size > length - at
+                or not _is_record(whole + at, size, queue_id, offset + first + i, position)):
+            return False
+        at += size
+        entry += ENTRY
+    return at == length
 
 
 cdef bint _is_record(const unsigned char *at, int64_t size, int64_t queue_id, int64_t offset, int64_t position) noexcept:
@@ -493,5 +541,7 @@ TWINS = {
     "wire.batch.seal_columns": seal_columns,
     "wire.record.record_starts": record_starts,
     "log.queue_index.pack_entries": pack_entries,
+    "log.reading.adjacent_runs": adjacent_runs,
+    "log.reading.is_intact": is_intact,
     "log.reading.verify": verify,
 }

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from lanemq._fast import compiled
 from lanemq.log.commit_log import CommitLog
-from lanemq.log.queue_index import Entry, QueueIndex, QueueTable
+from lanemq.log.queue_index import ENTRY, ENTRY_BYTES, Entry, QueueIndex, QueueTable, unpack_entries
 from lanemq.log.record_bytes import store_time_at
 from lanemq.wire.record import CHECKSUM_AT, HEAD_BYTES, MAGIC_V1, PROOF, SYNCED_MARK
 
@@ -23,6 +23,12 @@ _LOOKED_AT = 16
 
 _NEAR_BYTES = 4096
 """Reading this much between two records of a queue costs less than a second read."""
+
+_WORTH_A_READ = 8
+"""Adjacent records on average from which on one read for each place costs less than fewer, larger reads."""
+
+_MAX_POSITION = 1 << 62
+"""No log is this long: a larger position is damage."""
 
 
 class ReadStatus(enum.Enum):
@@ -82,6 +88,65 @@ def nothing_to_read(offset: int, first: int, end: int) -> ReadResult | None:
     if offset > end:
         return ReadResult(ReadStatus.BEYOND_END, b"", 0, end, first, end, [])
     return None
+
+
+def read_adjacent(
+    log: Bytes, queue_id: int, offset: int, raw: bytes, runs: Sequence[tuple[int, int, int]]
+) -> Gathered | None:
+    """As `gather`, for records that lie next to each other in few places of the log; None if `gather` must read them.
+
+    `raw` are packed entries from an offset on, and `runs` those of them to read, from `adjacent_runs`.
+    """
+    count = sum([run[2] for run in runs])
+    if len(runs) > 1 + count // _WORTH_A_READ:
+        return None
+    parts: list[bytes] = []
+    first = 0
+    for position, size, length in runs:
+        data = log.read(position, size)
+        if not is_intact(data, queue_id, offset, raw, first, length):
+            return None  # it finds out what is damaged
+        parts.append(data)
+        first += length
+    return Gathered(parts[0] if len(parts) == 1 else b"".join(parts), count, count, [])
+
+
+@compiled
+def adjacent_runs(raw: bytes, max_bytes: int) -> list[tuple[int, int, int]] | None:
+    """The places in the log of as many records as fit into `max_bytes`, and at least of the first one.
+
+    Each place is a position, the bytes there, and the number of records. None if an entry has no record.
+    """
+    runs: list[tuple[int, int, int]] = []
+    total, start, end, length = 0, 0, -1, 0
+    for position, size, _tag, _check in ENTRY.iter_unpack(raw):
+        if size <= 0 or not 0 <= position < _MAX_POSITION:
+            return None
+        total += size
+        if total > max_bytes and length:
+            break
+        if position == end:
+            length += 1
+        else:
+            if length:
+                runs.append((start, end - start, length))
+            start, length = position, 1
+        end = position + size
+    if length:
+        runs.append((start, end - start, length))
+    return runs
+
+
+@compiled
+def is_intact(data: bytes, queue_id: int, offset: int, raw: bytes, first: int, count: int) -> bool:
+    """Whether `data` is exactly the records of `count` entries in `raw` from the one at index `first` on.
+
+    `raw` begins with the entry of `offset`, and the records are adjacent.
+    """
+    entries = unpack_entries(raw[first * ENTRY_BYTES : (first + count) * ENTRY_BYTES])
+    if len(entries) != count or len(data) != sum([entry[1] for entry in entries]):
+        return False
+    return not verify(data, queue_id, entries, [offset + first + i for i in range(count)])
 
 
 def gather(

@@ -32,7 +32,7 @@ from lanemq.log.queue_index import (
     broken_entries,
     unpack_entries,
 )
-from lanemq.log.reading import ReadResult, ReadStatus, TimeSearch, gather, nothing_to_read
+from lanemq.log.reading import ReadResult, ReadStatus, TimeSearch, adjacent_runs, gather, nothing_to_read, read_adjacent
 from lanemq.log.record_bytes import facts_of, size_at
 from lanemq.log.recovery import OnRecords, Piece, RecoveryReport, Startup
 from lanemq.log.recovery_file import RecoveryFile, SavedFacts
@@ -219,9 +219,13 @@ class Store:
             return answer or ReadResult(ReadStatus.EMPTY, b"", 0, 0, 0, 0, [])
         readable = self._queues.readable_end(queue, offset) - offset
         if tag_filter is None:
-            entries = self._enough_entries(queue, offset, min(max_count, readable), max_bytes)
+            raw, runs = self._enough_entries(queue, offset, min(max_count, readable), max_bytes)
+            plain = read_adjacent(self._log, queue_id, offset, raw, runs) if runs else None
+            if plain is not None:
+                return ReadResult(ReadStatus.FOUND, plain.data, plain.count, offset + plain.scanned, first, end, [])
+            entries = unpack_entries(raw)
         else:
-            entries = self._entries(queue, offset, min(max(max_count, _FILTER_SCAN), readable), tag_filter)
+            entries = self._entries(queue, offset, min(max(max_count, _FILTER_SCAN), readable))
         lost = [i for i, entry in enumerate(entries) if entry[1] == 0]
         wanted: Sequence[int] = range(len(entries))
         if tag_filter is not None:
@@ -237,19 +241,31 @@ class Store:
         status = ReadStatus.FOUND if got.count else ReadStatus.NO_MATCH
         return ReadResult(status, got.data, got.count, offset + got.scanned, first, end, sorted(damaged))
 
-    def _enough_entries(self, queue: QueueIndex, offset: int, count: int, max_bytes: int) -> list[Entry]:
-        """Entries for about `max_bytes`: of large messages, far fewer fit into an answer than were asked for."""
-        entries = self._entries(queue, offset, min(count, _FIRST_LOOK), None)
-        if count > _FIRST_LOOK and sum([entry[1] for entry in entries]) < max_bytes:
-            entries += self._entries(queue, offset + _FIRST_LOOK, count - _FIRST_LOOK, None)
-        return entries
+    def _enough_entries(
+        self, queue: QueueIndex, offset: int, count: int, max_bytes: int
+    ) -> tuple[bytes, list[tuple[int, int, int]] | None]:
+        """Packed entries for about `max_bytes`, and their places in the log (`adjacent_runs`).
 
-    def _entries(self, queue: QueueIndex, offset: int, count: int, tag_filter: frozenset[int] | None) -> list[Entry]:
+        Of large messages, far fewer fit into an answer than were asked for.
+        """
+        raw = self._packed(queue, offset, min(count, _FIRST_LOOK))
+        runs = adjacent_runs(raw, max_bytes)
+        if count > _FIRST_LOOK and (runs is None or sum([run[2] for run in runs]) == _FIRST_LOOK):
+            raw += self._packed(queue, offset + _FIRST_LOOK, count - _FIRST_LOOK)
+            runs = adjacent_runs(raw, max_bytes)
+        return raw, runs
+
+    def _packed(self, queue: QueueIndex, offset: int, count: int) -> bytes:
+        """Packed entries of which the first is intact: how much is read first depends on it, before verifying a record
+        also verifies its entry."""
         raw = self._queues.raw_entries(queue, offset, count)
-        # Verifying a record also verifies its entry. Two uses of an entry precede that and need its own checksum: how
-        # much to read first, and which records to skip because of their tag.
-        trusted = raw[:ENTRY_BYTES] if tag_filter is None else raw
-        self._refuse_broken(queue, list(broken_entries(trusted, offset)))
+        self._refuse_broken(queue, list(broken_entries(raw[:ENTRY_BYTES], offset)))
+        return raw
+
+    def _entries(self, queue: QueueIndex, offset: int, count: int) -> list[Entry]:
+        """Entries that are all intact: which records a pull skips because of their tag depends on them."""
+        raw = self._queues.raw_entries(queue, offset, count)
+        self._refuse_broken(queue, list(broken_entries(raw, offset)))
         return unpack_entries(raw)
 
     def _note_damaged(self, queue: QueueIndex, offsets: Sequence[int]) -> None:
