@@ -1,6 +1,8 @@
 """The twins for stored records return the same as their references, for valid and for damaged bytes."""
 
 from collections.abc import Callable
+from itertools import accumulate
+from struct import pack
 from typing import Any
 from zlib import crc32
 
@@ -111,6 +113,32 @@ def test_records_are_proven_alike(items: list[Any], data: st.DataObject) -> None
 @given(st.binary(max_size=200), st.lists(st.tuples(st.integers(-50, 250), INTS, INTS, INTS), min_size=1, max_size=4))
 def test_entries_with_any_position_read_nothing_outside_of_the_buffer(data: bytes, entries: list[Any]) -> None:
     same("verify", data, 0, entries, list(range(len(entries))))
+
+
+ENTRIES = st.tuples(st.integers(-5, 400) | st.integers(2**62 - 3, 2**63 - 1), st.integers(-2, 120) | INTS, INTS, INTS)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(ENTRIES, max_size=5), st.integers(0, 400), st.booleans())
+def test_places_in_the_log_are_planned_alike(entries: list[Any], most: int, cut: bool) -> None:
+    raw = b"".join(pack(">qiii", *entry) for entry in entries)
+    same("adjacent_runs", raw[:-1] if cut else raw, most)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(ITEMS, min_size=1, max_size=4), st.integers(-1, 3), st.integers(0, 4), st.integers(0, 2), st.data())
+def test_adjacent_records_are_proven_alike(
+    items: list[Any], first: int, count: int, queue_id: int, data: st.DataObject
+) -> None:
+    records = sealed(items)
+    starts = list(accumulate(map(len, records), initial=1000))
+    raw = b"".join(pack(">qiii", at, len(record), 0, 0) for at, record in zip(starts, records, strict=False))
+    here = b"".join(records[max(first, 0) : max(first, 0) + count])
+    given = data.draw(st.just(here) | damaged(st.just(here)))
+    intact = same("is_intact", given, queue_id, 5, raw, max(first, 0), count)
+    if 0 < count <= len(items) - max(first, 0):
+        assert intact == (given == here and queue_id == 1)
+        assert not same("is_intact", given, 1, 6, raw, max(first, 0), count)
 
 
 def test_any_changed_byte_is_detected() -> None:

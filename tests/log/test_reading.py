@@ -3,13 +3,24 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, message, read_all, send
 from tests.wire.encoding import encode_record
 
+from lanemq.log.commit_log import CommitLog
 from lanemq.log.filesystem import RealDisk
 from lanemq.log.options import StoreOptions
-from lanemq.log.queue_index import IndexFiles, IndexLost, IndexPart, QueueIndex, pack_entries, pack_entry
-from lanemq.log.reading import Boundary, ReadStatus, verify
+from lanemq.log.queue_index import (
+    IndexFiles,
+    IndexLost,
+    IndexPart,
+    QueueIndex,
+    pack_entries,
+    pack_entry,
+    unpack_entries,
+)
+from lanemq.log.reading import Boundary, ReadStatus, adjacent_runs, gather, read_adjacent, verify
 from lanemq.log.state import QueueRow
 from lanemq.model.errors import CorruptRecord
 from lanemq.model.java_hash import java_string_hash
@@ -61,6 +72,65 @@ def test_records_of_mixed_queues_come_back_in_order(open_store: OpenStore, index
             store.checkpoint()
     expected = [text for i in range(60) if i % 3 == 1 for text in (f"{i}", f"{i}+")]
     assert read_all(store, queue_id=1) == (expected, [])
+
+
+def test_batches_of_a_queue_are_read_in_one_piece_each(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, reads = open_store(), []
+    for number in range(6):
+        send(store, *(f"{number}.{i}" for i in range(20)), queue_id=number % 2)
+    read = CommitLog.read
+
+    def counted(log: CommitLog, position: int, size: int) -> bytes:
+        reads.append(size)
+        return read(log, position, size)
+
+    monkeypatch.setattr(CommitLog, "read", counted)
+    result = store.read("t", 0, 0, 50, BIG)
+    assert bodies(result.data) == [f"{number}.{i}" for number in (0, 2, 4) for i in range(20)][:50]
+    assert (result.count, result.next_offset) == (50, 50)
+    assert len(reads) == 3
+
+
+class LogOfBytes:
+    """A log that begins at position 1,000."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def read(self, position: int, size: int) -> bytes:
+        return self.data[position - 1_000 : position - 1_000 + size]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(1, 20)), min_size=1, max_size=6),
+    st.integers(1, 5_000),
+    st.integers(0, 5_000) | st.none(),
+)
+def test_adjacent_records_are_read_as_any_others_or_left_to_the_usual_way(
+    batches: list[tuple[int, int]], most: int, damaged_at: int | None
+) -> None:
+    """Whatever the layout of the log is, and whether or not a byte of it is damaged."""
+    whole, entries, records = b"", [], [0, 0]
+    for queue, count in batches:
+        for _ in range(count):
+            record = encode_record(
+                topic="t", body=b"x", queue_id=queue, queue_offset=records[queue], position=1_000 + len(whole)
+            )
+            if queue == 0:
+                entries.append((1_000 + len(whole), len(record), 0))
+            records[queue] += 1
+            whole += record
+    if damaged_at is not None and damaged_at < len(whole):
+        whole = bytes([*whole[:damaged_at], whole[damaged_at] ^ 1, *whole[damaged_at + 1 :]])
+    raw = b"".join(pack_entry(offset, *entry) for offset, entry in enumerate(entries))
+    runs = adjacent_runs(raw, most)
+    assert runs is not None
+    found = read_adjacent(LogOfBytes(whole), 0, 0, raw, runs) if runs else None
+    usual = gather(LogOfBytes(whole), 0, 0, unpack_entries(raw), range(len(entries)), most) if entries else None
+    assert found is None or found == usual
+    if found is None and usual is not None:
+        assert usual.damaged or len(runs) > 1
 
 
 def test_a_tag_filter_skips_other_messages(open_store: OpenStore) -> None:
