@@ -14,6 +14,11 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[bytes] = []
+        self.lines: list[list[bytes]] = []
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.lines.append(list(list_of_data))
+        super().writelines(list_of_data)
 
     def write(self, data: Any) -> None:
         self.writes.append(bytes(data))
@@ -90,6 +95,22 @@ def test_what_the_end_of_a_read_brings_leaves_with_it() -> None:
         peer.data_received(request(1) + request(2, Broker.LATER))
         assert broker.notes == ["begin", "request", "request", "end"]
         assert wire.writes == [encode_response(1) + encode_response(2)]
+
+    with_a_peer(test)
+
+
+def test_large_answers_are_written_without_being_joined() -> None:
+    """Copying a megabyte costs more than a list of two buffers."""
+
+    async def test(broker: Broker, peer: Peer, wire: Wire) -> None:
+        head, body = b"head", bytes(70_000)
+        peer.send(head)
+        peer.send(body)
+        await asyncio.sleep(0)
+        (lines,) = wire.lines
+        assert lines[0] is head
+        assert lines[1] is body
+        assert wire.writes == [head + body]
 
     with_a_peer(test)
 

@@ -17,7 +17,15 @@ from lanemq.model.errors import (
 )
 from lanemq.net.server import Peer
 from lanemq.wire.codes import ResponseCode
-from lanemq.wire.command import JSON, RESPONSE_BIT, Command, encode_command, encode_response
+from lanemq.wire.command import (
+    JSON,
+    LARGE_FRAME_BYTES,
+    RESPONSE_BIT,
+    Command,
+    encode_command,
+    encode_response,
+    response_head,
+)
 from lanemq.wire.loose_json import BodyError
 
 log = logging.getLogger(__name__)
@@ -83,7 +91,12 @@ def answer_code(
     body: bytes = b"",
 ) -> None:
     """Answer with a code and a remark; a oneway request gets no answer."""
-    if not request.is_oneway:
+    if request.is_oneway:
+        return
+    if len(body) >= LARGE_FRAME_BYTES and request.serialize_type == JSON:
+        peer.send(response_head(request.opaque, code, ext, len(body), remark))
+        peer.send(body)  # a megabyte is not copied into the frame of its head
+    else:
         peer.send(_encoded(request, code, ext, body, remark))
 
 

@@ -43,6 +43,9 @@ MAX_UNFINISHED_BYTES = 256 * 1024 * 1024
 are disconnected (`net/unfinished_frames`).
 """
 
+JOINED_BYTES = 64 * 1024
+"""Replies that are smaller than this together are joined: copying them costs less than a list of buffers."""
+
 CLOSE_SECONDS = 5.0
 """How long a closing connection may take to read its last replies before it is cut off."""
 
@@ -171,7 +174,8 @@ class Peer(asyncio.BufferedProtocol):
         return f"peer {self.number} at {self.remote}"
 
     def send(self, frame: bytes) -> None:
-        """Queues a frame; everything queued in one read or one loop iteration leaves in one write."""
+        """Queues a frame, or its parts in turn; all that is queued in one read or one loop iteration leaves in one
+        write."""
         if not self._outgoing and not self._reading:
             self._server.loop.call_soon(self._flush)
         self._outgoing.append(frame)
@@ -223,11 +227,15 @@ class Peer(asyncio.BufferedProtocol):
 
     def _flush(self) -> None:
         if self._outgoing and self._transport is not None:
-            data = self._outgoing[0] if len(self._outgoing) == 1 else b"".join(self._outgoing)
-            self._outgoing.clear()
-            self._outgoing_bytes = 0
-            if self.is_open:
-                self._transport.write(data)
+            outgoing, size, self._outgoing, self._outgoing_bytes = self._outgoing, self._outgoing_bytes, [], 0
+            if not self.is_open:
+                return
+            if len(outgoing) == 1:
+                self._transport.write(outgoing[0])
+            elif size < JOINED_BYTES:
+                self._transport.write(b"".join(outgoing))
+            else:
+                self._transport.writelines(outgoing)  # uvloop's does not copy them
 
     # asyncio's callbacks
 

@@ -216,12 +216,16 @@ def split_frames(data: bytes, limit: int, kind: type[Frame]) -> tuple[list[Frame
 
 def pack_frame(serialize_type: int, header: bytes, body: bytes) -> bytes:
     """The bytes of one frame, ready for the socket."""
+    return frame_head(serialize_type, header, len(body)) + header + body
+
+
+def frame_head(serialize_type: int, header: bytes, body_bytes: int) -> bytes:
+    """The bytes of a frame before its header."""
     if len(header) > MAX_HEADER_BYTES:
         raise LocalProtocolError(
             f"a header of {len(header)} bytes is over the limit of {MAX_HEADER_BYTES}: send fewer properties"
         )
-    lengths = _FRAME_HEAD.pack(4 + len(header) + len(body), serialize_type << 24 | len(header))
-    return lengths + header + body
+    return _FRAME_HEAD.pack(4 + len(header) + body_bytes, serialize_type << 24 | len(header))
 
 
 def _refuse_frame(length: int, mark: int, limit: int) -> None:
@@ -403,7 +407,19 @@ def encode_response(
     remark: str | None = None,
     version: int = VERSION,
 ) -> bytes:
-    """The frame of a JSON response, without building a `Command`: the fast path of a broker.
+    """The frame of a JSON response, without building a `Command`: the fast path of a broker."""
+    return response_head(opaque, code, ext, len(body), remark, version) + body
+
+
+def response_head(
+    opaque: int,
+    code: int,
+    ext: dict[str, str] | None,
+    body_bytes: int,
+    remark: str | None = None,
+    version: int = VERSION,
+) -> bytes:
+    """The frame of a JSON response up to its body, which follows: a large body need not be copied into the frame.
 
     `extFields` is always present, because Java producers dereference it without a check (MQClientAPIImpl).
     """
@@ -414,7 +430,7 @@ def encode_response(
         b"" if remark is None else b'"remark":%b,' % _encode_json(remark),
         b'"serializeTypeCurrentRPC":"JSON","version":%d}' % version,
     )
-    return pack_frame(JSON, header, body)
+    return frame_head(JSON, header, body_bytes) + header
 
 
 def _encode_json(value: object) -> bytes:
