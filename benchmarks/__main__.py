@@ -22,7 +22,7 @@ SPARK = (
     "spark_scale",
     "check_spark",
 )
-ALONE = ("effects", "check", "start", "consume_table")
+ALONE = ("effects", "check", "start", "consume_table", "limits")
 GROUPS = {"plain": PLAIN, "lanes": LANES, "spark": SPARK}
 
 
