@@ -20,7 +20,7 @@ from lanemq.client.consumer.turns.handler import ToDeadLetter
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming.retry_policy import HoldKey
+from lanemq.core.consuming.retry_policy import HoldKey, HoldQueue, Park
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 
@@ -142,3 +142,53 @@ def test_every_owner_is_asked_for_its_held_keys_a_few_at_a_time(stage: Stage, mo
         monkeypatch.setattr("lanemq.client.admin.watching.MAX_ASKED_MEMBERS", 100)
         found = admin.all_held_lanes(("g", each) for each in owners)
     assert len(found.unknown) == 21, "those that were not asked are named"
+
+
+@pytest.fixture(scope="module")
+def rememberer(stage: Stage) -> Iterator[None]:
+    """`in-order` has parked the queue of `remembered` in its member's memory, `by-key` the key `k`."""
+    in_order, by_key = App(stage.address, group="in-order"), App(stage.address, group="by-key")
+
+    @in_order.ordered("remembered", on_fail=HoldQueue(retries=0))
+    def first(message: Message) -> None:
+        raise ValueError("the queue stops")
+
+    @by_key.ordered("remembered", on_fail=HoldKey(retries=0, then=Park(at_broker=False)))
+    def second(message: Message) -> None:
+        raise ValueError("the key stops")
+
+    with Admin(stage.address) as admin:
+        admin.create_topic("remembered", 1, ordered=True)
+    with Producer(stage.address) as producer:
+        producer.send_many("remembered", [("k", 0), ("k", 1)])
+    with in_order, by_key:
+        until(
+            "both to be parked", lambda: _groups(stage)["in-order"]["parked"] == _groups(stage)["by-key"]["parked"] == 1
+        )
+        yield
+
+
+def _groups(stage: Stage) -> dict[str, dict[str, object]]:
+    listed = json.loads(CliRunner().invoke(main, ["group", "list", "--json", "--server", stage.address]).stdout)
+    return {each["group"]: each for each in listed}
+
+
+@pytest.mark.usefixtures("rememberer")
+def test_what_is_parked_in_the_memory_of_a_member_is_listed_everywhere(client: TestClient, stage: Stage) -> None:
+    assert (_groups(stage)["by-key"]["held"], _groups(stage)["in-order"]["held"]) == (0, 0)
+    until("the console to know both", lambda: {"the queue stops", "the key stops"} <= _reasons(client))
+    page = client.get("/waiting").text
+    assert page.count("in the memory of") == 2
+    assert ">whole queue</a>" in page
+    assert "parked in members&#39; memory" in client.get("/").text
+    shown = json.loads(CliRunner().invoke(main, ["key", "k", "--json", "--server", stage.address]).stdout)
+    assert {each["group"]: each["lane"]["state"] for each in shown["groups"]} == {
+        "in-order": "parked",
+        "by-key": "parked",
+    }
+    table = CliRunner().invoke(main, ["key", "k", "--group", "by-key", "--server", stage.address]).stdout
+    assert re.search(r"by-key +0 +0 +2 +0 +2 +0 ", table), table
+
+
+def _reasons(client: TestClient) -> set[str]:
+    return set(re.findall(r"ValueError\(&#39;(.*?)&#39;\)", client.get("/waiting").text))

@@ -30,8 +30,8 @@ def list_groups(server: str, as_json: bool) -> None:
     """List all groups with their members, lag, held and parked keys, and topics.
 
     "lag" counts messages that are not finished. "held" and "parked" count keys that failed: those with retries left,
-    in a member or at the broker, and those that wait for you (lanemq parked). "dead" counts dead letters (lanemq dead).
-    Parked messages and dead letters are not part of the lag.
+    in a member or at the broker, and those that wait for you (lanemq parked), also in a member's memory. "dead" counts
+    dead letters (lanemq dead). Messages that are parked at the broker and dead letters are not part of the lag.
     """
     with WatchAdmin(server) as admin:
         found, _ = admin.describe_groups()

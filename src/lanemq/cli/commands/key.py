@@ -178,7 +178,9 @@ def _set_aside(each: KeyProgress) -> tuple[int, int]:
     if each.parked is not None:
         is_parked = each.parked.status is LaneStatus.PARKED
         return (0, each.parked.messages) if is_parked else (each.parked.messages, 0)
-    return (len(each.pending) if isinstance(each.lane, LaneStateView) and each.lane.state == "held" else 0), 0
+    state = each.lane.state if isinstance(each.lane, LaneStateView) else ""
+    count = len(each.pending)
+    return (count if state in ("held", "queue held") else 0), (count if state == "parked" else 0)
 
 
 def _millis(span: float | None) -> int | None:

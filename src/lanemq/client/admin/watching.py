@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from lanemq.client.admin.admin import OWNER_TIMEOUT, Admin, lane_view
 from lanemq.client.admin.parked import ParkedLaneView
 from lanemq.client.admin.views import GroupDescription, GroupQueue, LaneStateView, LeaseView
+from lanemq.core.consuming.runs import Order
+from lanemq.core.consuming.views import LaneActivity
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue
@@ -61,13 +63,22 @@ class BrokerSetting:
 
 @dataclass(frozen=True, slots=True)
 class HeldLaneView:
-    """A lane that waits in its member for the next attempt."""
+    """A lane that waits in its member, for the next attempt or, if it is parked there, for a person."""
 
     group: str
     owner: str
     queue: MessageQueue
     key: str | None
     state: LaneStateView
+
+    @property
+    def is_parked(self) -> bool:
+        return self.state.state == LaneActivity.PARKED.value
+
+    @property
+    def is_whole_queue(self) -> bool:
+        """Whether it is a queue in offset order, of which a failed message holds all keys."""
+        return self.state.order == Order.QUEUE.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +165,7 @@ class WatchAdmin(Admin):
         masters: Mapping[str, tuple[Address, bool]],
         timeout: Seconds = OWNER_TIMEOUT,
     ) -> MemberHeldLanes:
-        """Asks a member, through a broker, which lanes it holds after a failure. Runs on any thread.
+        """Asks a member, through a broker, which lanes wait in it after a failure. Runs on any thread.
 
         A member that is frozen must not delay the caller, so the timeout is short. Clients other than LaneMQ's hold no
         lanes, so nothing is unknown about one that refuses the question.
@@ -194,7 +205,7 @@ def waiting_keys(parked: Iterable[ParkedLaneView], held: Iterable[HeldLaneView])
     """
     lanes = {(lane.group, lane.queue, lane.key): lane.status is LaneStatus.PARKED for lane in parked}
     for each in held:
-        lanes.setdefault((each.group, each.queue, each.key), False)
+        lanes.setdefault((each.group, each.queue, each.key), each.is_parked)
     return Counter((group, is_parked) for (group, _, _), is_parked in lanes.items())
 
 

@@ -21,7 +21,7 @@ from lanemq.client.consumer.turns.in_progress import LaneReport
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneRun, Plain, RunPermit, Suspend
-from lanemq.core.consuming.views import QueueView
+from lanemq.core.consuming.views import LaneActivity, QueueView
 from lanemq.model.errors import LaneError, ProtocolError
 from lanemq.model.figures import Distribution
 from lanemq.model.queue import MessageQueue
@@ -239,20 +239,21 @@ def lane_state(member: Member, body: bytes) -> LaneStateAnswer:
 
 
 def held_lanes(member: Member) -> HeldLanesBody:
-    """The lanes that this member holds after a failure (LANE_HELD), those that are tried next first."""
+    """The lanes that wait in this member after a failure (LANE_HELD): those that are parked in its memory, then those
+    that are held, the one that is tried next first. Lanes that are parked at a broker are not among them."""
     held = [
         (until, assigned, key)
         for assigned in member.assignment
         if (view := assigned.scheduler.snapshot().get(assigned.queue)) is not None
-        for key, until in view.held
+        for key, until in (*((key, -1) for key in view.parked_here), *view.held)
     ]
     held.sort(key=lambda each: each[0])
     found = HeldLanesBody(more=max(0, len(held) - MAX_HELD_LANES))
     for _, assigned, key in held[:MAX_HELD_LANES]:
         queue, status = assigned.queue, assigned.scheduler.lane_report(assigned.queue, key)
-        if status is not None and status.view.until is not None:  # else its next attempt began in between
+        if status is not None and (status.view.until is not None or status.view.state is LaneActivity.PARKED):
             state = _lane_answer(status, UNKNOWN)
-            found.lanes.append(
+            found.lanes.append(  # otherwise its next attempt began in between
                 HeldLaneBody(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, key=key, state=state)
             )
     return found

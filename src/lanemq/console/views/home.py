@@ -7,7 +7,7 @@ from typing import Literal
 from lanemq.console.snapshot import GroupNow, Snapshot
 from lanemq.console.trends import ConsoleEvent, Trends, TrendSample
 from lanemq.console.views.pipelines import PipelineNow
-from lanemq.console.views.waiting import waiting_view
+from lanemq.console.views.waiting import waiting_rows, waiting_view
 from lanemq.console.wording import number, span
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.units import Millis
@@ -90,6 +90,7 @@ def _stuck(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
     parked = [lane for lane in now.parked if lane.status is LaneStatus.PARKED]
     keys = len(parked) + sum(each.parked for each in pipelines)
     messages = sum(lane.messages for lane in parked) + sum(each.parked_messages for each in pipelines)
+    in_members = [row for row in waiting_rows(now) if row.parked_in]
     without = len(list(stalled(now)))
     level: Level = "none" if now.error else "good"
     answers, details, link = list[str](), list[str](), "/waiting"
@@ -97,11 +98,16 @@ def _stuck(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         answers.append(plural(keys, "key"))
         details.append(f"{plural(messages, 'message')} parked until you redrive or discard")
         level = "bad"
+    if in_members:
+        answers = [plural(keys + len(in_members), "key")]
+        waiting = plural(sum(row.messages for row in in_members), "message")
+        details.append(f"{waiting} parked in members' memory until you resume them there")
+        level = "bad"
     if without:
         answers.append(plural(without, "group"))
         group = "1 group has" if without == 1 else f"{without} groups have"
         details.append(f"{group} messages to process and no member online")
-        level, link = (level, link) if keys else ("warn", "/groups")
+        level, link = (level, link) if answers[:-1] else ("warn", "/groups")
     unread = _unread(pipelines)
     if unread:
         details.append(unread)

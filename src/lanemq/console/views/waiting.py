@@ -47,6 +47,10 @@ class WaitingRow:
     """How a form names the lane to redrive it; empty if it is not parked at a broker."""
     asked: str = ""
     """What a person has asked for, and a pipeline has not done yet."""
+    is_whole_queue: bool = False
+    """Whether all keys of the queue wait, because a handler takes it in offset order."""
+    parked_in: str = ""
+    """The member in whose memory the lane is parked; empty for other lanes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,7 @@ def held_row(lane: HeldLaneView, now: Snapshot) -> WaitingRow:
         lane.queue.broker,
         lane.queue.queue_id,
         lane.key,
-        "held",
+        "parked" if lane.is_parked else "held",
         state.waiting,
         state.head,
         state.attempts,
@@ -202,4 +206,6 @@ def held_row(lane: HeldLaneView, now: Snapshot) -> WaitingRow:
         state.reason or "no reason given",
         key_link(lane.queue.topic, lane.key),
         "",
+        is_whole_queue=lane.is_whole_queue,
+        parked_in=lane.owner if lane.is_parked else "",
     )

@@ -156,6 +156,10 @@ class LaneQueue(RunPermit, ABC, Generic[M]):
             draining=self.withdrawn,
             held=held,
             parked=(*(lane.key for lane in self.parked), *(self.parked_lanes or ())),
+            parked_here=(
+                *(lane.key for lane in self.parked),
+                *(self.parked_lanes.not_at_broker() if self.parked_lanes is not None else ()),
+            ),
         )
 
     def view_lane(self, key: str | None, timers: Iterable[tuple[Millis, Lane[M] | None]], now: Millis) -> LaneView:

@@ -167,6 +167,10 @@ class LanesAtBroker(Generic[M]):
         """The keys of the lanes that wait for an operator or are redriven; not those that are only held."""
         return iter([key for key, entry in self._lanes.items() if entry.status is not LaneStatus.HELD])
 
+    def not_at_broker(self) -> list[str | None]:
+        """The keys of parked lanes that the broker does not have: it cannot park, or has not confirmed them yet."""
+        return [key for key, entry in self._lanes.items() if entry.status is LaneStatus.PARKED and not entry.at_broker]
+
     def is_parked(self, lane: Lane[M]) -> bool:
         return lane in self and self._lanes[lane.key].status is not LaneStatus.HELD
 

@@ -21,6 +21,8 @@ class QueueView:
     draining: bool
     held: tuple[tuple[str | None, Millis], ...]
     parked: tuple[str | None, ...]
+    parked_here: tuple[str | None, ...] = ()
+    """Those of `parked` whose messages are in this member's memory. A broker knows the others."""
 
 
 class LaneActivity(Enum):
