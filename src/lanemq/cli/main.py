@@ -10,6 +10,7 @@ import click
 
 from lanemq._fast import VARIANT
 from lanemq.cli.options import CommandGroup
+from lanemq.signals import end_with_parent
 
 
 class LazyCommand(NamedTuple):
@@ -126,6 +127,7 @@ def main() -> None:
     LANEMQ_SERVER, or from `lanemq context`.
     `broker`, `backup`, `restore` and `doctor` work on a data folder of this machine.
     """
+    end_with_parent()
 
 
 if __name__ == "__main__":

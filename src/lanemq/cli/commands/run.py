@@ -6,11 +6,10 @@ is started again, later each time if it keeps ending at once. With `--reload` al
 file below the folder changes.
 
 SIGINT and SIGTERM go to all workers, which finish their handlers and hand their queues over. A second signal ends them
-at once.
+at once. If this process is killed, the workers notice and end as on SIGTERM.
 """
 
 import importlib
-import os
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from lanemq.cli.options import CliError, WrongUsage
 from lanemq.cli.output import log_to_stderr, plural
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.backoff import Backoff
-from lanemq.signals import handled
+from lanemq.signals import ChildProcesses, handled
 
 if TYPE_CHECKING:
     from lanemq.client.consumer.app import App
@@ -124,6 +123,7 @@ class Supervisor:
     def __init__(self, words: list[str], count: int, watched: Path | None, clock: Clock | None = None) -> None:
         self._words = words
         self._workers = [WorkerProcess() for _ in range(count)]
+        self._children = ChildProcesses()
         self._watched = watched
         self._clock = clock or SystemClock()
         self._woken = threading.Event()
@@ -136,6 +136,7 @@ class Supervisor:
                 self._watch()
             finally:
                 self._end_all()
+                self._children.close()
         return sum(each.process is not None and each.process.returncode not in _ENDED for each in self._workers)
 
     def _watch(self) -> None:
@@ -166,8 +167,7 @@ class Supervisor:
                 self._ended(worker, worker.process.returncode, now)
             if worker.process is None and now >= worker.start_at:
                 worker.started = now
-                # A session of its own: the terminal sends Ctrl-C to this process alone, which passes it on.
-                worker.process = subprocess.Popen(self._words, start_new_session=True, env=_environment())
+                worker.process = self._children.start(self._words)
 
     def _ended(self, worker: WorkerProcess, code: int, now: int) -> None:
         worker.quick_ends = worker.quick_ends + 1 if now - worker.started < STEADY else 0
@@ -189,10 +189,6 @@ class Supervisor:
                     process.wait(LOOK_EVERY)
                 except subprocess.TimeoutExpired:
                     continue
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONUNBUFFERED": "1"}
 
 
 def python_files(folder: Path | None) -> Iterator[tuple[Path, int]]:

@@ -1,6 +1,6 @@
 """`lanemq up`: a broker and its console, each in a process of its own, until SIGTERM or Ctrl-C.
 
-If one part ends, the others are stopped, and the command reports it.
+If one part ends, the others are stopped, and the command reports it. If the command is killed, its parts end too.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from lanemq.cli.listening import check_can_listen
 from lanemq.cli.options import CliError
 from lanemq.cli.server.console import as_arguments, check_console_packages, console_options
 from lanemq.net.address import parse_address
-from lanemq.signals import handled
+from lanemq.signals import ChildProcesses, handled
 
 START_SECONDS = 60.0
 """How long a part may take to say its address; a broker with a large log needs a while."""
@@ -41,14 +41,14 @@ class UpParts:
 
     folder: Path
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    children: ChildProcesses = field(default_factory=ChildProcesses)
 
     def start(self, name: str, *arguments: str) -> None:
         """Starts a part; its output goes to a file of its name. It does not get the terminal's Ctrl-C."""
         with self.log(name).open("wb") as out:
-            self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", *arguments], stdout=out, stderr=out, stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )  # fmt: skip
+            self.running[name] = self.children.start(
+                [sys.executable, "-m", *arguments], stdout=out, stderr=out, stdin=subprocess.DEVNULL
+            )
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -82,6 +82,7 @@ class UpParts:
                 _wait(self.running[name])
         if "broker" in self.running:
             _wait(self.running["broker"])
+        self.children.close()
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:

@@ -23,6 +23,7 @@ from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy, HoldKey
 from lanemq.history import open_history
 from lanemq.model.errors import LaneError
+from lanemq.signals import end_with_parent
 from lanemq.testing.order_life import ITEM, OrderEvent
 
 TOPIC = "orders"
@@ -89,6 +90,7 @@ HANDLERS: dict[str, tuple[Callable[[OrderEvent], None], FailurePolicy, int]] = {
 @click.group()
 def traffic() -> None:
     """Started by `lanemq up --demo`."""
+    end_with_parent()
 
 
 @traffic.command()
