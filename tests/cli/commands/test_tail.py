@@ -1,10 +1,13 @@
 """`lanemq tail`: shows messages and changes nothing."""
 
 import json
+from collections.abc import Callable
 
 import pytest
+from click.testing import Result
 from tests.cli.conftest import Run
 
+from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
 from lanemq.client.topics import NewTopic
 from lanemq.testing.embedded import EmbeddedBroker
@@ -72,9 +75,15 @@ def test_follow_begins_with_the_newest_and_goes_on(
 ) -> None:
     """As `tail -n 1 -f`: the last message, then everything that arrives, here in the first pause."""
     producer.send_many("followed", [("k", {"n": n}) for n in range(3)])
-    pauses = iter(
-        [lambda: producer.send("followed", {"n": 3}, key="k"), lambda: producer.send("followed", {"n": 4}, key="k")]
-    )
+    steps = [lambda n=n: producer.send("followed", {"n": n}, key="k") for n in (3, 4)]
+    assert numbers(followed(run, "followed", monkeypatch, *steps, count=1).stdout) == [2, 3, 4]
+
+
+def followed(
+    run: Run, topic: str, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object], count: int = 10
+) -> Result:
+    """What `tail -f` shows if one of the steps is taken in each pause."""
+    pauses = iter(steps)
 
     def pause(_: float) -> None:
         act = next(pauses, None)
@@ -83,7 +92,51 @@ def test_follow_begins_with_the_newest_and_goes_on(
         act()
 
     monkeypatch.setattr("lanemq.cli.commands.tail.time.sleep", pause)
-    assert numbers(run("tail", "followed", "-n", "1", "-f", "--json").stdout) == [2, 3, 4]
+    return run("tail", topic, "-n", str(count), "-f", "--json")
+
+
+def test_follow_waits_for_a_broker_that_restarts(
+    run: Run, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(n: int) -> None:
+        with Producer(broker.address, create=NewTopic("restarted", 2, ordered=True)) as producer:
+            producer.send("restarted", {"n": n}, key="k")
+
+    send(0)
+    result = followed(run, "restarted", monkeypatch, broker.stop, int, int, broker.start, lambda: send(1))
+    assert numbers(result.stdout) == [0, 1]
+    assert result.stderr.count("waiting until the broker answers again") == 1
+
+
+@pytest.mark.parametrize("before", [2, 5])
+def test_follow_shows_a_topic_that_was_created_again_from_its_first_message(
+    run: Run, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """Also if it has more messages by then than the one before (2)."""
+
+    def create(*values: int) -> None:
+        with Producer(broker.address, create=NewTopic("again", 2, ordered=True)) as producer:
+            producer.send_many("again", [("k", {"n": n}) for n in values])
+
+    def delete() -> None:
+        with Admin(broker.address) as admin:
+            admin.delete_topic("again")
+
+    def recreate() -> None:
+        delete()
+        create(*range(10, 13))
+
+    create(*range(before))
+    at_once = followed(run, "again", monkeypatch, recreate)
+    assert numbers(at_once.stdout) == [*range(before), 10, 11, 12]
+    assert at_once.stderr == "topic 'again' was deleted and created again; showing it from its first message\n"
+    later = followed(run, "again", monkeypatch, delete, int, lambda: create(20))
+    assert numbers(later.stdout) == [10, 11, 12, 20]
+    assert later.stderr.splitlines() == [
+        "topic 'again' was deleted; waiting until it is created again",
+        "topic 'again' was deleted and created again; showing it from its first message",
+    ]
+    delete()
 
 
 def test_properties_are_shown_on_request(run: Run, producer: Producer) -> None:

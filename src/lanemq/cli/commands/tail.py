@@ -1,6 +1,9 @@
 """`lanemq tail`: shows messages without consuming them.
 
 It joins no group and commits nothing, so consumers are not affected.
+
+With `--follow` it outlives the broker's connection and the topic itself: while the broker is away, or the topic is
+deleted, it waits, and says so once on stderr. A topic that was created again is shown from its first message on.
 """
 
 import contextlib
@@ -14,9 +17,12 @@ import click
 from lanemq.cli.options import connects, json_lines_option, parse_time
 from lanemq.cli.output import body_for_json, cell, printable, to_json
 from lanemq.cli.security import ConnectingCommand
+from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.topic_reader import TopicReader
+from lanemq.client.admin.views import TopicDescription
 from lanemq.client.consumer.tag_filter import tag_filter
 from lanemq.client.message import Message
+from lanemq.model.errors import BrokerBusy, TopicNotFound, TransportError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import to_millis
 
@@ -67,13 +73,14 @@ def tail(
     wanted = _wanted(key, tag)
     since = None if start in ("first", "last") else to_millis(parse_time(start, "--from").timestamp())
     with TopicReader(server, topic) as reader, contextlib.suppress(KeyboardInterrupt):
+        follower = Follower(server, topic) if follow else None
         ends = {queue: reader.bounds(queue)[1] for queue in reader.queues}
         if start == "last":
             messages = _newest(reader, ends, wanted, DEFAULT_COUNT if count is None else count)
         else:
             messages = filter(wanted, _between(reader, _starts(reader, since), ends))
-        if follow:
-            messages = itertools.chain(messages, filter(wanted, _arriving(reader, ends)))
+        if follower is not None:
+            messages = itertools.chain(messages, filter(wanted, follower.arriving(ends)))
         # As `tail -n 1 -f`: the count says where to begin, and does not end what follows.
         shown = messages if follow and start == "last" else itertools.islice(messages, count)
         for message in shown:
@@ -111,14 +118,57 @@ def _last_of(reader: TopicReader, queue: MessageQueue, end: int, wanted: Message
     return found[-count:]
 
 
-def _arriving(reader: TopicReader, ends: dict[MessageQueue, int]) -> Iterator[Message]:
-    at = dict(ends)
-    while True:
-        fresh = {queue: end for queue in at if (end := reader.bounds(queue)[1]) > at[queue]}
-        yield from _between(reader, {queue: at[queue] for queue in fresh}, fresh)
-        at.update(fresh)
-        if not fresh:
+class Follower:
+    """Yields the messages that arrive, also after the broker was away or the topic was created again."""
+
+    def __init__(self, server: str, topic: str) -> None:
+        self._server = server
+        self._topic = topic
+        self._said = ""
+        with Admin(server) as admin:
+            self._created = dict(admin.describe_topic(topic).created_ms)
+
+    def arriving(self, ends: dict[MessageQueue, int]) -> Iterator[Message]:
+        """Messages from these offsets on, without an end."""
+        at = dict(ends)
+        while True:
+            try:
+                with TopicReader(self._server, self._topic) as reader, Admin(self._server) as admin:
+                    while True:
+                        fresh = self._fresh(admin.describe_topic(self._topic), at)
+                        for message in _between(reader, {queue: at[queue] for queue in fresh}, fresh):
+                            at[message.queue] = message.queue_offset + 1
+                            yield message
+                        at.update(fresh)
+                        if not fresh:
+                            time.sleep(POLL_SECONDS)
+            except TopicNotFound:
+                self._say(f"topic {self._topic!r} was deleted; waiting until it is created again")
+            except (TransportError, BrokerBusy) as error:
+                self._say(f"{error}; waiting until the broker answers again")
             time.sleep(POLL_SECONDS)
+
+    def _fresh(self, now: TopicDescription, at: dict[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """The ends of the queues that have more than was read. Corrects `at` if the topic is another one now."""
+        ends: dict[MessageQueue, int] = {each.queue: each.end for each in now.queues}
+        self._said = ""
+        again = {name for name, created in now.created_ms.items() if self._created.get(name, created) != created}
+        self._created |= now.created_ms
+        for queue, end in ends.items():
+            # Apache brokers do not say when they created a topic; an end before what was read shows that it is new.
+            if queue.broker in again or (end < at.get(queue, 0) and queue.broker not in now.created_ms):
+                again.add(queue.broker)
+                at[queue] = 0
+            at[queue] = min(at.get(queue, 0), end)
+        if again:
+            self._say(f"topic {self._topic!r} was deleted and created again; showing it from its first message")
+        return {queue: end for queue, end in ends.items() if end > at[queue]}
+
+    def _say(self, line: str) -> None:
+        """Writes a line to stderr, once until the broker has answered again."""
+        if not self._said:
+            click.echo(printable(line), err=True)
+        self._said = line
 
 
 def _stored(message: Message) -> tuple[int, int]:
