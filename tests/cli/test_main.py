@@ -53,6 +53,11 @@ def test_the_list_of_commands_says_what_each_command_says() -> None:
     }
 
 
+def test_python_m_lanemq_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "lanemq", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"lanemq, version {version('lanemq')}")
+
+
 def test_the_shell_completes_commands_and_options() -> None:
     shell = BashComplete(main, {}, "lanemq", "_LANEMQ_COMPLETE")
     assert [each.value for each in shell.get_completions([], "par")] == ["parked"]

@@ -1,9 +1,11 @@
 """Output: tables, JSON, and no control sequences from message bodies."""
 
+import errno
 import io
 import sys
 from datetime import UTC, datetime
 
+import click
 import msgspec
 import pytest
 
@@ -25,6 +27,23 @@ from lanemq.model.queue import MessageQueue
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     show(True, lambda: {"queue": MessageQueue("t", "b", 1)}, "as text")
     assert msgspec.json.decode(capsys.readouterr().out) == {"queue": {"topic": "t", "broker": "b", "queue_id": 1}}
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str, /) -> int:
+        if text:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return 0
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(("stdout", "why"), [(None, "stdout is closed"), (FullDisk(), "No space left on device")])
+def test_an_answer_that_cannot_be_written_is_an_error_in_one_sentence(
+    as_json: bool, stdout: io.StringIO | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", stdout)
+    with pytest.raises(click.ClickException, match=why):
+        show(as_json, dict, Grid(("a",), [(1,)], "none"))
 
 
 def test_text_output_has_the_parts_and_no_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ Part: TypeAlias = Grid | str
 def show(as_json: bool, document: Callable[[], object], *parts: Part) -> None:
     """Prints the document as JSON, or the parts as text."""
     if as_json:
-        click.echo(msgspec.json.format(to_json(document()), indent=2))
+        _write(msgspec.json.format(to_json(document()), indent=2))
         return
     print_parts(*parts)
 
@@ -74,15 +74,27 @@ def print_parts(*parts: Part, err: bool = False) -> None:
     """Prints tables and lines, to stdout or stderr."""
     for part in parts:
         if isinstance(part, Grid) and part.rows:
-            click.echo(rendered(part, _width(sys.stderr if err else sys.stdout)), err=err)
+            _write(rendered(part, _width(sys.stderr if err else sys.stdout)), err=err)
         else:
-            click.echo(part.empty if isinstance(part, Grid) else part, err=err)
+            _write(part.empty if isinstance(part, Grid) else part, err=err)
+
+
+def _write(text: str, *, err: bool = False) -> None:
+    """Prints text. A closed stdout or a full disk is an error: a script must not take the missing answer for none."""
+    if sys.stdout is None and not err:
+        raise click.ClickException("stdout is closed, so the answer cannot be shown: use >/dev/null to discard it")
+    try:
+        click.echo(text, err=err)
+    except BrokenPipeError:
+        raise  # click ends quietly
+    except OSError as error:
+        raise click.ClickException(f"the answer cannot be written: {error.strerror}") from error
 
 
 @contextlib.contextmanager
 def live_parts() -> Iterator[Callable[..., None]]:
     """A function that replaces what it printed before; where there is no terminal, it prints one after the other."""
-    if not sys.stdout.isatty():
+    if not _is_terminal(sys.stdout):
         yield print_parts
         return
     from rich.console import Console
@@ -134,8 +146,13 @@ def _blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -
     return "\n".join(lines)
 
 
+def _is_terminal(stream: Any) -> bool:
+    """False also for a stream that was closed before the start, which is None."""
+    return stream is not None and bool(stream.isatty())
+
+
 def _width(stream: Any) -> int:
-    if not stream.isatty():
+    if not _is_terminal(stream):
         return PIPE_WIDTH
     import shutil
 
@@ -280,7 +297,7 @@ def without_log(name: str) -> Iterator[None]:
 
 def progress(items: Sequence[T], what: str) -> Iterator[T]:
     """The items, with a bar on stderr that shows how many are done; no bar if stderr is not a terminal."""
-    if not sys.stderr.isatty() or len(items) < 2:
+    if not _is_terminal(sys.stderr) or len(items) < 2:
         yield from items
         return
     from rich.console import Console
@@ -311,7 +328,7 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextlib.contextmanager
 def _rich_progress(kind: str) -> "Iterator[Progress | None]":
-    if not sys.stderr.isatty():
+    if not _is_terminal(sys.stderr):
         yield None
         return
     from rich.console import Console

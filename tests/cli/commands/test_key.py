@@ -13,6 +13,7 @@ from lanemq.client.admin.queue_progress import QueueProgress
 from lanemq.client.admin.views import AtOffset, GroupQueue, LaneStateView, NoAnswer
 from lanemq.client.consumer.consumer import Consumer
 from lanemq.client.producer.producer import Producer
+from lanemq.client.topics import NewTopic
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
@@ -165,3 +166,13 @@ def test_a_key_in_two_topics_asks_which(run: Run, producer: Producer) -> None:
     result = run("key", "twice")
     assert result.exit_code == 1
     assert "one-of-two, two-of-two" in result.stderr
+
+
+def test_dead_letters_of_a_key_do_not_make_its_topic_ambiguous(run: Run, broker: EmbeddedBroker) -> None:
+    with Producer(broker.address, create=[NewTopic("ordered-once", 1), NewTopic("%DLQ%gave-up", 1)]) as producer:
+        for topic in ("ordered-once", "%DLQ%gave-up"):
+            producer.send(topic, {}, key="key-with-dead-letter")
+    for command in ("why", "key"):
+        result = run(command, "key-with-dead-letter")
+        assert result.exit_code == 0, result.output
+        assert "of ordered-once" in result.stdout

@@ -22,6 +22,7 @@ from lanemq.client.admin.views import LaneStateView, NoAnswer
 from lanemq.client.message import Message
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import Undecodable
+from lanemq.model.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import to_millis
 
@@ -77,7 +78,9 @@ def _facts(key: str, topic: str | None, group: str | None, server: str) -> KeyFa
 
 def _topic_of(key: str, server: str) -> str:
     with Admin(server) as admin:
-        topics = [topic for topic in admin.topics() if admin.find_key(topic, key, limit=1)]
+        # Dead letters keep their key: it is in the topic that they were sent to as well.
+        own = [topic for topic in admin.topics() if not topic.startswith((DEAD_LETTER_PREFIX, RETRY_PREFIX))]
+        topics = [topic for topic in own if admin.find_key(topic, key, limit=1)]
     if not topics:
         raise CliError(f"no topic has messages of key {key!r}; --topic TOPIC shows the queue that they would go to")
     if len(topics) > 1:

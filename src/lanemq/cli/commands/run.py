@@ -90,6 +90,13 @@ def load_app(target: str, folder: Path) -> "App":
     module, colon, name = target.partition(":")
     if not module or (colon and not name):
         raise WrongUsage(f"{target!r} does not name an app: write MODULE:APP, such as shop.billing:app")
+    if module.endswith(".py") or "/" in module:
+        path = Path(module)
+        elsewhere = "" if path.parent in (Path(), folder) else f" --folder {path.parent}"
+        raise WrongUsage(
+            f"{module!r} is a file, and an app is named by its module: write lanemq run "
+            f"{path.stem}:{name or 'app'}{elsewhere}"
+        )
     sys.path.insert(0, str(folder.resolve()))
     try:
         loaded = importlib.import_module(module)
