@@ -192,3 +192,42 @@ def test_what_is_parked_in_the_memory_of_a_member_is_listed_everywhere(client: T
 
 def _reasons(client: TestClient) -> set[str]:
     return set(re.findall(r"ValueError\(&#39;(.*?)&#39;\)", client.get("/waiting").text))
+
+
+@pytest.fixture(scope="module")
+def retrier(stage: Stage) -> Iterator[None]:
+    """The concurrent group `retriers` has failed at the message of `bad`, which comes again after ten seconds."""
+    app = App(stage.address, group="retriers", commit_every=0.05)
+
+    @app.concurrent("tried")
+    def work(message: Message) -> None:
+        if message.key == "bad":
+            raise ValueError("no service")
+
+    with Admin(stage.address) as admin:
+        admin.create_topic("tried", 1)
+        with Producer(stage.address) as producer:
+            producer.send_many("tried", [("fine", 0), ("bad", 1)])
+        with app:
+            until("both to be committed", lambda: admin.committed("retriers", MessageQueue("tried", "lanemq", 0)) == 2)
+            yield
+
+
+@pytest.mark.usefixtures("retrier")
+def test_a_message_in_retry_is_not_done(client: TestClient, stage: Stage) -> None:
+    said = {
+        key: CliRunner().invoke(main, ["why", key, "--topic", "tried", "--server", stage.address]).stdout
+        for key in ("bad", "fine")
+    }
+    assert re.search(
+        r"waits for its next attempt, at about [-0-9 :.+]+: offset 1 failed 1 time and the broker delays it",
+        said["bad"],
+    )
+    assert "waits for nothing: all messages are finished" in said["fine"]
+    page = client.get("/key?topic=tried&key=bad").text
+    assert '<span class="chip warn">in retry</span>' in page
+    assert '<span class="chip good">done</span>' not in page
+    page = client.get("/message?topic=tried&broker=lanemq&queue=0&offset=1").text
+    assert '<span class="chip warn">in retry</span>' in page
+    assert _groups(stage)["retriers"]["held"] == 1
+    until("the console to list it", lambda: ">in retry</span>" in client.get("/waiting").text)

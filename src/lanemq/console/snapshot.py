@@ -12,6 +12,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.dead_letters import dead_letter_queues
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import NO_MESSAGE, QueuePosition, QueueProgress, progress_at, store_times
+from lanemq.client.admin.retries import DelayedRetries, RetriesNow
 from lanemq.client.admin.views import GroupDescription, GroupMember, TopicDescription
 from lanemq.client.admin.watching import BrokerView, HeldLaneView, UnknownMember, WatchAdmin
 from lanemq.clock import Clock
@@ -68,6 +69,9 @@ class GroupDeadLetters:
     newest: datetime | None
 
 
+NO_RETRIES = RetriesNow()
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything that was read; `error` says why it is empty or incomplete."""
@@ -86,6 +90,8 @@ class Snapshot:
     unknown: tuple[UnknownMember, ...] = ()
     """Members that may hold lanes which are not among `held`."""
     dead: tuple[GroupDeadLetters, ...] = ()
+    retries: RetriesNow = NO_RETRIES
+    """Messages of concurrent groups that brokers delay until their next attempt."""
     error: str = ""
 
     def topic(self, name: str) -> TopicDescription | None:
@@ -117,6 +123,7 @@ class SnapshotReader:
         self._server = server
         self._clock = clock
         self._ages = KnownAges()
+        self._retries = DelayedRetries(server)
         self._admin = WatchAdmin(server)
         self._parked = ParkedAdmin(server)
 
@@ -151,6 +158,7 @@ class SnapshotReader:
             parked=tuple(self._parked.lanes()),
             held=held.lanes,
             unknown=held.unknown,
+            retries=self._retries.read((each.name, each.info) for each in brokers),
             dead=tuple(_dead_letters(admin, each) for each in topics if each.topic.startswith(DEAD_LETTER_PREFIX)),
         )
 

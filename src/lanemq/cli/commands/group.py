@@ -11,6 +11,7 @@ from lanemq.client.admin.dead_letters import count_dead_letters
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import QueueProgress, queue_progress
 from lanemq.client.admin.resets import reset_as_shown, shown_changes
+from lanemq.client.admin.retries import DelayedRetries
 from lanemq.client.admin.views import AtOffset, AtTime, GroupDescription, OffsetChange
 from lanemq.client.admin.watching import WatchAdmin, waiting_keys
 from lanemq.clock import SystemClock
@@ -37,8 +38,9 @@ def list_groups(server: str, as_json: bool) -> None:
         found, _ = admin.describe_groups()
         held = admin.all_held_lanes((each.group, at) for each in found for at in each.queues)
         dead = count_dead_letters(admin)
+        retries = DelayedRetries(server).read((each.name, each.info) for each in admin.brokers())
     with ParkedAdmin(server) as parked_admin:
-        lanes = waiting_keys(parked_admin.lanes(), held.lanes)
+        lanes = waiting_keys(parked_admin.lanes(), held.lanes, retries.retries)
     waiting = {each.group: (lanes[each.group, False], lanes[each.group, True], dead[each.group]) for each in found}
     rows = [
         (each.group, len(each.members), each.lag, *waiting[each.group], ", ".join(_shown_topics(each)))
@@ -62,6 +64,7 @@ def list_groups(server: str, as_json: bool) -> None:
             "no groups yet; a consumer creates its group when it starts",
         ),
         *(f"group {each.group}: keys that {each.owner} holds are not all counted: {each.why}" for each in held.unknown),
+        *([retries.note] if retries.note else []),
     )
 
 

@@ -168,7 +168,7 @@ def _group_grid(groups: list[KeyProgress]) -> Grid:
 def _group_row(each: KeyProgress) -> tuple[object, ...]:
     at, lease = each.progress.at, duration_text(each.progress.lease_ms)
     held, parked = _set_aside(each)
-    counts = each.done, len(each.pending), held, parked, len(each.dead)
+    counts = each.done, len(each.pending), held + len(each.retries), parked, len(each.dead)
     left = each.group, at.offset, *counts, at.owner, at.epoch, lease
     if not isinstance(lane := each.lane, LaneStateView):
         return *left, None, None, None, None
@@ -211,6 +211,10 @@ def group_document(each: KeyProgress) -> dict[str, object]:
         "pending": each.pending,
         "parked": None if each.parked is None else lane_document(each.parked),
         "dead": sorted(each.dead),
+        "retries": {
+            str(offset): {"attempts": retry.attempts, "due": retry.due}
+            for offset, retry in sorted(each.retries.items())
+        },
         "lane": _lane_document(each.lane),
         "waits_for": each.waits_for,
     }

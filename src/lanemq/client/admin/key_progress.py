@@ -13,6 +13,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.dead_letters import GroupDeadLetter, dead_letters_of
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import QueueProgress, queue_progress
+from lanemq.client.admin.retries import GroupRetry, Progress, RetrySearch, retry_progress
 from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.client.admin.views import GroupDescription, LaneStateView, NoAnswer
 from lanemq.client.message import Message
@@ -45,14 +46,28 @@ class KeyProgress:
     """The owner's view of the lane; None if there is no owner, or nothing pending."""
     dead: Mapping[int, GroupDeadLetter] = field(default_factory=dict)
     """Dead letters by the offset of the message that was given up; such messages are not done."""
+    retries: Mapping[int, GroupRetry] = field(default_factory=dict)
+    """Retries of a concurrent group by the offset of the message that failed; such messages are not done."""
+    retries_unknown: str = ""
+    """Why it is not known whether messages wait for a retry; empty if it is."""
+    retry_progress: Progress = field(default_factory=dict)
+    """The group's progress in its retry topic."""
 
     @property
     def waits_for(self) -> str:
-        """What the key's first pending message waits for."""
+        """What the key's first pending message waits for, and what those in retry do."""
+        first = self._first_waits_for
+        if not self.retries:
+            return first
+        again = _in_retry(self.retries, self.members)
+        return f"{first}; and {again}" if self.pending or self.parked is not None else again
+
+    @property
+    def _first_waits_for(self) -> str:
         if self.parked is not None:
             return _parked(self.parked)
         if not self.pending:
-            return _nothing(self.done, len(self.dead))
+            return _nothing(self.done, len(self.dead), self.retries_unknown)
         if not self.members:
             return "a member: no member of the group is online; start a consumer"
         if self.progress.at.owner is None:
@@ -91,7 +106,7 @@ def key_facts(key: str, topic: str, group: str | None, server: str) -> KeyFacts:
         names = [group] if group else admin.groups()
         found = (_key_progress(admin, name, server, queue, key, messages) for name in names)
         groups = _with_parked([each for each in found if each is not None], key, queue, server, messages)
-        groups = _with_dead_letters(admin, groups, messages)
+        groups = _with_dead_letters(admin, _with_retries(admin, groups, messages), messages)
     return KeyFacts(key, queue, hashed, messages, groups)
 
 
@@ -109,6 +124,7 @@ def _key_progress(
             at = committed if committed is not None else at
         pending = tuple(offset for offset in offsets if offset >= at and offset not in finished)
         known = KeyProgress(name, len(found.members), progress, len(offsets) - len(pending), pending)
+        known = replace(known, retry_progress=retry_progress(admin, found) if known.done else {})
         return replace(known, lane=_ask_owner(found, known, server, key)) if pending else known
     return None
 
@@ -119,7 +135,7 @@ def message_progress(message: Message, server: str) -> list[KeyProgress]:
     with Admin(server) as admin:
         found = (_key_progress(admin, name, server, queue, key, [message]) for name in admin.groups())
         groups = _with_parked([each for each in found if each is not None], key, queue, server, [message])
-        return _with_dead_letters(admin, groups, [message])
+        return _with_dead_letters(admin, _with_retries(admin, groups, [message]), [message])
 
 
 def _ask_owner(
@@ -151,6 +167,27 @@ def _with_parked(
     return found
 
 
+def _with_retries(admin: Admin, groups: list[KeyProgress], messages: list[Message]) -> list[KeyProgress]:
+    """The groups with the messages that they will get again."""
+    if not any(each.retry_progress for each in groups):
+        return groups
+    queue = groups[0].progress.at.queue
+    search = RetrySearch(admin, [one for one in messages if one.queue == queue])
+    found = []
+    for each in groups:
+        if each.retry_progress:
+            retries = {
+                offset: retry
+                for offset, retry in search.of(each.group, each.retry_progress).items()
+                if offset not in each.pending
+            }
+            ordered = each.progress.at.owner is not None
+            unknown = "" if ordered else search.unknown
+            each = replace(each, retries=retries, retries_unknown=unknown, done=each.done - len(retries))
+        found.append(each)
+    return found
+
+
 def _with_dead_letters(admin: Admin, groups: list[KeyProgress], messages: list[Message]) -> list[KeyProgress]:
     """The groups with the messages that they gave up. A message that is to run again, after a reset, is pending."""
     topics = set(admin.topics(internal=True)) if messages else set()
@@ -158,7 +195,11 @@ def _with_dead_letters(admin: Admin, groups: list[KeyProgress], messages: list[M
     for each in groups:
         if dead_letter_topic(each.group) in topics:
             queue = each.progress.at.queue
-            waiting = {*each.pending, *(_offsets(each.parked, queue, messages) if each.parked is not None else ())}
+            waiting = {
+                *each.pending,
+                *each.retries,
+                *(_offsets(each.parked, queue, messages) if each.parked is not None else ()),
+            }
             finished = [one for one in messages if one.queue == queue and one.queue_offset not in waiting]
             dead = dead_letters_of(admin, each.group, finished)
             each = replace(each, dead=dead, done=each.done - len(dead))
@@ -175,7 +216,22 @@ def _offsets(lane: ParkedLaneView, queue: MessageQueue, messages: list[Message])
 # the sentence
 
 
-def _nothing(done: int, dead: int) -> str:
+def _in_retry(retries: Mapping[int, GroupRetry], members: int) -> str:
+    """When the failed messages are tried again."""
+    offset, first = min(
+        retries.items(), key=lambda each: (each[1].due is not None, each[1].due or each[1].since, each[0])
+    )
+    others = f"; {plural(len(retries) - 1, 'other message')} in retry" if len(retries) > 1 else ""
+    failed = f"offset {offset} failed {plural(first.attempts, 'time')}"
+    if first.due is not None:
+        return f"its next attempt, at about {time_text(first.due)}: {failed} and the broker delays it{others}"
+    taken = "until a member takes it" if members else "and no member of the group is online: start a consumer"
+    return f"its next attempt: {failed} and is in the group's retry topic, {taken}{others}"
+
+
+def _nothing(done: int, dead: int, unknown: str = "") -> str:
+    if unknown and done:
+        return f"nothing, unless a message waits for a retry, which is not known: {unknown}"
     if not dead:
         return "nothing: all messages are finished" if done else "nothing: the key has no messages"
     given_up = f"{plural(dead, 'message')} {'is' if dead == 1 else 'are'} given up as dead letter{'s' * (dead > 1)}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from lanemq.client.admin.admin import OWNER_TIMEOUT, Admin, lane_view
 from lanemq.client.admin.parked import ParkedLaneView
+from lanemq.client.admin.retries import GroupRetry
 from lanemq.client.admin.views import GroupDescription, GroupQueue, LaneStateView, LeaseView
 from lanemq.core.consuming.runs import Order
 from lanemq.core.consuming.views import LaneActivity
@@ -198,15 +199,20 @@ class WatchAdmin(Admin):
         )
 
 
-def waiting_keys(parked: Iterable[ParkedLaneView], held: Iterable[HeldLaneView]) -> Counter[tuple[str, bool]]:
+def waiting_keys(
+    parked: Iterable[ParkedLaneView], held: Iterable[HeldLaneView], retries: Iterable[GroupRetry] = ()
+) -> Counter[tuple[str, bool]]:
     """How many keys wait, by group and whether they are parked. The others are tried again by themselves.
 
-    A lane that is held both by its member and at a broker counts once.
+    A lane that is held both by its member and at a broker counts once. Messages in retry count once for each key.
     """
     lanes = {(lane.group, lane.queue, lane.key): lane.status is LaneStatus.PARKED for lane in parked}
     for each in held:
         lanes.setdefault((each.group, each.queue, each.key), each.is_parked)
-    return Counter((group, is_parked) for (group, _, _), is_parked in lanes.items())
+    delayed = {(each.group, each.topic, each.key) for each in retries}
+    return Counter((group, is_parked) for (group, _, _), is_parked in lanes.items()) + Counter(
+        (group, False) for group, _, _ in delayed
+    )
 
 
 def _with_owners(group: GroupDescription, owners: Mapping[MessageQueue, LeaseView]) -> GroupDescription:

@@ -292,6 +292,10 @@ def _lane_state(progress: KeyProgress) -> StepState:
     if progress.parked is not None:
         return at_broker(progress, progress.parked.first)[0]
     if not progress.pending:
+        if progress.retries:
+            return "in retry"
+        if progress.retries_unknown and progress.done:
+            return "unknown"
         return "dead letter" if progress.dead else "done"
     return step_of(progress, _head(progress))[0]
 

@@ -6,16 +6,18 @@ from typing import Literal
 
 from lanemq.client.admin.key_progress import KeyProgress
 from lanemq.client.admin.views import LaneStateView
+from lanemq.clock import time_text
 from lanemq.console.views.pipelines import PipelineDeadLetter, PipelineNow, ShownLane
 from lanemq.core.consuming.views import LaneActivity
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.queue import MessageQueue
+from lanemq.model.wording import plural
 
-StepState = Literal["done", "running", "held", "parked", "redriving", "waiting", "dead letter", "unknown"]
+StepState = Literal["done", "running", "held", "parked", "redriving", "in retry", "waiting", "dead letter", "unknown"]
 
 LEVELS: Mapping[StepState, str] = {
     "done": "good", "running": "busy", "held": "warn", "parked": "bad", "redriving": "busy", "waiting": "none",
-    "dead letter": "bad", "unknown": "none",
+    "dead letter": "bad", "unknown": "none", "in retry": "warn",
 }  # fmt: skip
 NO_REASON = "no reason given"
 
@@ -44,6 +46,12 @@ def step_of(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
 
 
 def _finished(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
+    retry = progress.retries.get(offset)
+    if retry is not None:
+        when = "taken next" if retry.due is None else f"next attempt at about {time_text(retry.due)}"
+        return "in retry", f"failed {plural(retry.attempts, 'time')}, {when}"
+    if progress.retries_unknown:
+        return "unknown", f"finished, or in retry: {progress.retries_unknown}"
     letter = progress.dead.get(offset)
     return ("done", "") if letter is None else ("dead letter", letter.why or NO_REASON)
 

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from lanemq.client.admin.parked import ParkedLaneView
+from lanemq.client.admin.retries import GroupRetry
 from lanemq.client.admin.watching import HeldLaneView, UnknownMember
 from lanemq.clock import wall_time
 from lanemq.console.links import dead_link, group_link, key_link, lane_query, pipeline_link
@@ -14,10 +15,12 @@ from lanemq.console.views.pipelines import PipelineNow
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.wording import plural
 
-State = Literal["parked", "held", "redriving"]
+State = Literal["parked", "held", "in retry", "redriving"]
+NO_QUEUE = -1
+"""The number of the queue in rows about several."""
 MAX_NAMED = 5
 """Members that a note names."""
-_ORDER: dict[State, int] = {"parked": 0, "redriving": 1, "held": 2}
+_ORDER: dict[State, int] = {"parked": 0, "redriving": 1, "held": 2, "in retry": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def waiting_view(now: Snapshot, pipelines: Sequence[PipelineNow] = ()) -> Waitin
         sum(row.state == "parked" for row in waiting_rows(now)) + sum(each.parked for each in pipelines),
         sum(row.state != "parked" for row in waiting_rows(now)) + sum(each.held for each in pipelines),
         sum(each.count for each in dead),
-        (*member_notes(now.unknown), *pipeline_notes(pipelines)),
+        (*member_notes(now.unknown), *([now.retries.note] if now.retries.note else []), *pipeline_notes(pipelines)),
     )
 
 
@@ -135,7 +138,7 @@ def waiting_rows(now: Snapshot) -> tuple[WaitingRow, ...]:
     """The lanes of all groups. One that is held both in its member and at a broker is listed once."""
     parked = {(lane.group, lane.queue, lane.key) for lane in now.parked}
     held = (lane for lane in now.held if (lane.group, lane.queue, lane.key) not in parked)
-    rows = [*map(parked_row, now.parked), *(held_row(lane, now) for lane in held)]
+    rows = [*map(parked_row, now.parked), *(held_row(lane, now) for lane in held), *retry_rows(now)]
     return tuple(sorted(rows, key=_rank))
 
 
@@ -185,6 +188,32 @@ def parked_row(lane: ParkedLaneView) -> WaitingRow:
         f"/waiting/lane?{named}",
         named if lane.status is LaneStatus.PARKED else "",
     )
+
+
+def retry_rows(now: Snapshot) -> Iterator[WaitingRow]:
+    """The messages that brokers delay for a retry, a row for each key of a group. Those without a key have one row."""
+    by_key: dict[tuple[str, str, str | None], list[GroupRetry]] = {}
+    for each in now.retries.retries:
+        by_key.setdefault((each.group, each.topic, each.key), []).append(each)
+    for (group, topic, key), found in by_key.items():
+        due = min((each.due for each in found if each.due is not None), default=None)
+        yield WaitingRow(
+            group,
+            group_link(group),
+            topic,
+            "",
+            NO_QUEUE,
+            key,
+            "in retry",
+            len(found),
+            None,
+            max(each.attempts for each in found),
+            min(each.since for each in found),
+            None if due is None else max(0.0, (due - wall_time(now.taken)).total_seconds()),
+            "not stored with a retry: see the log of the member",
+            key_link(topic, key),
+            "",
+        )
 
 
 def held_row(lane: HeldLaneView, now: Snapshot) -> WaitingRow:
