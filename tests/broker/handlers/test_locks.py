@@ -9,6 +9,8 @@ from tests.broker.running import Gate, ManualClock, RunningBroker
 
 from lanemq.wire.bodies import LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.route_bodies import GroupList, SubscriptionGroupTable
+from lanemq.wire.stats_bodies import ConsumeStats
 
 STOCK_LEASE = 60_000
 
@@ -352,3 +354,19 @@ def test_locks_can_be_listed(clocked: RunningBroker) -> None:
     reply = raw.ask(RequestCode.LANE_LOCKS, {"consumerGroup": "g"})
     assert b'"owner":"a"' in reply.body
     assert b'"remainingMillis":2000' in reply.body
+
+
+def test_a_group_whose_members_died_before_they_committed_is_listed_with_its_lag(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    raw.send("T")
+    raw.lock("a")
+    raw.lock("b", group="left")
+    raw.unlock("b", group="left")
+    clocked.advance(STOCK_LEASE + 1)
+    listed = SubscriptionGroupTable.decode(raw.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)
+    assert "g" in listed.subscription_group_table
+    assert "left" not in listed.subscription_group_table, "it gave its queues up, so nothing of it is unfinished"
+    stats = ConsumeStats.decode(raw.ask(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"}).body)
+    assert sum(at.broker_offset - at.consumer_offset for at in stats.offset_table.values()) == 1
+    readers = GroupList.decode(raw.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": "T"}).body)
+    assert readers.group_list == ["g"]

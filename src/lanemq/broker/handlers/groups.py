@@ -218,6 +218,10 @@ class GroupHandler:
 
     def _settings_steps(self) -> Steps:
         known = {*self._parts.groups, *self._parts.members.groups(), *self._parts.offsets.groups()}
+        for group in self._parts.locks.groups():
+            if group not in known and self._parts.locks.has_owner(group):
+                known.add(group)  # its members died before they committed
+            yield
         table: dict[str, SubscriptionGroupConfig] = {}
         for group in sorted(known):
             table[group] = self._settings_of(group)

@@ -133,7 +133,8 @@ class StatsHandler:
             return [topic]
         view = self._parts.members.snapshot(group)
         named = {item.topic for item in view.subscriptions} if view is not None else set()
-        return sorted(named | {name for name, _ in self._parts.offsets.of_group(group)})
+        committed = {name for name, _ in self._parts.offsets.of_group(group)}
+        return sorted(named | committed | self._parts.locks.owned_topics(group))
 
     def _queues(self, topic: TopicConfig) -> list[MessageQueue]:
         count = max(topic.read_queues, topic.write_queues)
@@ -179,8 +180,13 @@ class StatsHandler:
 
     def _reader_steps(self, topic: str) -> Steps:
         members, offsets, readers = self._parts.members, self._parts.offsets, set[str]()
-        for group in {*members.groups(), *offsets.groups()}:
-            if members.subscription(group, topic) is not None or offsets.has_topic(group, topic):
+        locks = self._parts.locks
+        for group in {*members.groups(), *offsets.groups(), *locks.groups()}:
+            if (
+                members.subscription(group, topic) is not None
+                or offsets.has_topic(group, topic)
+                or topic in locks.owned_topics(group)
+            ):
                 readers.add(group)
             yield
         return GroupList(group_list=sorted(readers)).encode()

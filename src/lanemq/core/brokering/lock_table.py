@@ -297,6 +297,14 @@ class LockTable:
         """Whether a member of the group owns a queue, or owned it last and may come back to continue (`Current`)."""
         return any(entry.owner != NO_OWNER for entry in self._groups.get(group, {}).values())
 
+    def groups(self) -> tuple[str, ...]:
+        """The groups that ever had a lease and are not forgotten."""
+        return tuple(self._groups)
+
+    def owned_topics(self, group: str) -> set[str]:
+        """The topics of the queues that have an owner, or had one that may come back to continue."""
+        return {queue.topic for queue, entry in self._groups.get(group, {}).items() if entry.owner != NO_OWNER}
+
     def expire(self, *, now: Millis) -> tuple[tuple[str, Lease], ...]:
         """The groups and leases that expired since the last call, each once; their queues are free."""
         ended = []
