@@ -16,6 +16,7 @@ from lanemq.client.admin.dead_letters import read_dead_letters
 from lanemq.client.admin.views import GroupQueue, LaneStateView
 from lanemq.client.admin.watching import ASKED_AT_ONCE, HeldLaneView, MemberHeldLanes, UnknownMember, WatchAdmin
 from lanemq.client.consumer.app import App
+from lanemq.client.consumer.options import Sharing
 from lanemq.client.consumer.turns.handler import ToDeadLetter
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
@@ -231,3 +232,27 @@ def test_a_message_in_retry_is_not_done(client: TestClient, stage: Stage) -> Non
     assert '<span class="chip warn">in retry</span>' in page
     assert _groups(stage)["retriers"]["held"] == 1
     until("the console to list it", lambda: ">in retry</span>" in client.get("/waiting").text)
+
+
+def test_a_broadcasting_group_has_no_lag_and_no_owner(client: TestClient, stage: Stage) -> None:
+    app = App(stage.address, group="everyone", sharing=Sharing.BROADCASTING)
+
+    @app.ordered("told")
+    def hear(message: Message) -> None: ...
+
+    with Admin(stage.address) as admin:
+        admin.create_topic("told", 1, ordered=True)
+    with Producer(stage.address) as producer:
+        producer.send("told", 0, key="k")
+    with app:
+        until("the member to be known", lambda: "everyone" in _groups(stage))
+        assert _groups(stage)["everyone"]["lag"] is None
+        said = CliRunner().invoke(main, ["why", "k", "--topic", "told", "--server", stage.address]).stdout
+        assert "each member keeps its own offsets" in said
+        page = client.get("/key?topic=told&key=k").text
+        assert '<span class="chip none">unknown</span>' in page
+        assert "each member keeps its own offsets" in page
+        until("the console to know it", lambda: client.get("/groups/everyone").status_code == 200)
+        page = client.get("/groups/everyone").text
+        assert "The group is broadcasting" in page
+        assert "no owner</span>" not in page

@@ -34,6 +34,8 @@ class GroupNow:
     subscriptions: Mapping[str, str]
     queues: tuple[QueueProgress, ...]
     note: str = ""
+    broadcasting: bool = False
+    """Each member keeps its own offsets, so there is no lag."""
 
     @property
     def lag(self) -> int:
@@ -178,7 +180,7 @@ class SnapshotReader:
     ) -> GroupNow:
         queues = (progress_at(at, stored, left.get((group.group, at.queue)), wall) for at in group.queues)
         shown = tuple(each for each in queues if each.worth_showing)
-        return GroupNow(group.group, group.members, group.subscriptions, shown, group.note)
+        return GroupNow(group.group, group.members, group.subscriptions, shown, group.note, group.broadcasting)
 
 
 def _dead_letters(admin: Admin, topic: TopicDescription) -> GroupDeadLetters:

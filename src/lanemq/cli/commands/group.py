@@ -43,7 +43,13 @@ def list_groups(server: str, as_json: bool) -> None:
         lanes = waiting_keys(parked_admin.lanes(), held.lanes, retries.retries)
     waiting = {each.group: (lanes[each.group, False], lanes[each.group, True], dead[each.group]) for each in found}
     rows = [
-        (each.group, len(each.members), each.lag, *waiting[each.group], ", ".join(_shown_topics(each)))
+        (
+            each.group,
+            len(each.members),
+            None if each.broadcasting else each.lag,
+            *waiting[each.group],
+            ", ".join(_shown_topics(each)),
+        )
         for each in found
     ]
     show(
@@ -53,7 +59,7 @@ def list_groups(server: str, as_json: bool) -> None:
                 "group": each.group,
                 "members": len(each.members),
                 "topics": _topics(each),
-                "lag": each.lag,
+                "lag": None if each.broadcasting else each.lag,
                 **dict(zip(("held", "parked", "dead"), waiting[each.group], strict=True)),
             }
             for each in found
@@ -90,7 +96,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
         as_json,
         lambda: {
             "group": name,
-            "lag": found.lag,
+            "lag": None if found.broadcasting else found.lag,
             "lag_ms": oldest,
             "parked": {"lanes": len(parked), "messages": sum(lane.messages for lane in parked)},
             "members": found.members,
@@ -98,13 +104,14 @@ def describe(name: str, server: str, as_json: bool) -> None:
             "queues": [each.document() for each in queues],
             "note": found.note,
         },
-        f"group {name}: {plural(len(found.members), 'member')}, lag {plural(found.lag, 'message')}"
+        f"group {name}: {plural(len(found.members), 'member')}"
+        + ("" if found.broadcasting else f", lag {plural(found.lag, 'message')}")
         + (f", the oldest is {duration_text(oldest)} old" if oldest is not None else ""),
         _grid_of_queues(
             _COLUMNS,
             [_row(each) for each in queues],
             [each.at.queue for each in queues],
-            "the group has no offsets yet",
+            "each member keeps its own offsets" if found.broadcasting else "the group has no offsets yet",
         ),
         Grid(
             ("member", "address", "language"),

@@ -105,6 +105,12 @@ class _LeaseTable(msgspec.Struct):
     leases: list[_Lease] = []
 
 
+BROADCASTING_NOTE = (
+    "The group is broadcasting: each member gets all messages and keeps its own offsets, so there is no lag and no "
+    "owner."
+)
+
+
 class Admin(AdminClient):
     """Inspects and changes topics, groups and offsets. Blocking; not thread-safe. `timeout` is in seconds."""
 
@@ -326,7 +332,7 @@ class Admin(AdminClient):
             replace(each, owner=lease.owner, epoch=lease.epoch) if (lease := owners.get(each.queue)) else each
             for each in found.queues
         )
-        return replace(found, queues=queues, note=note)
+        return replace(found, queues=queues, note=found.note or note)
 
     def group_progress(self, group: str) -> GroupDescription:
         """A group's description without owners."""
@@ -334,8 +340,10 @@ class Admin(AdminClient):
         members: dict[str, GroupMember] = {}
         subscriptions: dict[str, str] = {}
         queues: dict[MessageQueue, GroupQueue] = {}
+        broadcasting = False
         for address, _ in self._calls.masters().values():
             online = self._connections(address, group)
+            broadcasting |= online.message_model == "BROADCASTING"
             for each in online.connection_set:
                 members[each.client_id] = GroupMember(each.client_id, each.client_addr, each.language, each.version)
             subscriptions |= {topic: each.sub_string for topic, each in online.subscription_table.items()}
@@ -349,7 +357,12 @@ class Admin(AdminClient):
                     finished=at.lane_finished,
                 )
         return GroupDescription(
-            group, tuple(members.values()), subscriptions, tuple(queues[queue] for queue in sorted(queues))
+            group,
+            tuple(members.values()),
+            subscriptions,
+            () if broadcasting else tuple(queues[queue] for queue in sorted(queues)),
+            note=BROADCASTING_NOTE if broadcasting else "",
+            broadcasting=broadcasting,
         )
 
     def figures(self) -> tuple[BrokerFigures, ...]:

@@ -15,7 +15,7 @@ from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import QueueProgress, queue_progress
 from lanemq.client.admin.retries import GroupRetry, Progress, RetrySearch, retry_progress
 from lanemq.client.admin.topic_reader import TopicReader
-from lanemq.client.admin.views import GroupDescription, LaneStateView, NoAnswer
+from lanemq.client.admin.views import FIRST_OFFSET, GroupDescription, GroupQueue, LaneStateView, NoAnswer
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock, time_text
 from lanemq.core.consuming.runs import Order
@@ -27,6 +27,7 @@ from lanemq.model.names import dead_letter_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.wording import duration_text, plural
 
+EACH_MEMBER = "the group is broadcasting, and each member keeps its own offsets"
 OWN_TURN = "its own turn: it is running, is about to be retried, or is held after a failure"
 
 
@@ -52,10 +53,14 @@ class KeyProgress:
     """Why it is not known whether messages wait for a retry; empty if it is."""
     retry_progress: Progress = field(default_factory=dict)
     """The group's progress in its retry topic."""
+    broadcasting: bool = False
+    """Each member keeps its own offsets, so that the other figures are empty."""
 
     @property
     def waits_for(self) -> str:
         """What the key's first pending message waits for, and what those in retry do."""
+        if self.broadcasting:
+            return f"what only its members know: {EACH_MEMBER}"
         first = self._first_waits_for
         if not self.retries:
             return first
@@ -114,6 +119,10 @@ def _key_progress(
     admin: Admin, name: str, server: str, queue: MessageQueue, key: str | None, messages: list[Message]
 ) -> KeyProgress | None:
     found = admin.describe_group(name)
+    if found.broadcasting:
+        nothing = QueueProgress(GroupQueue(queue, FIRST_OFFSET, FIRST_OFFSET), None, None)
+        reads = queue.topic in found.subscriptions
+        return KeyProgress(name, len(found.members), nothing, 0, (), broadcasting=True) if reads else None
     here = replace(found, queues=tuple(each for each in found.queues if each.queue == queue))
     leases = {lease.queue: lease for lease in admin.locks(name)}
     for progress in queue_progress(here, leases, server, SystemClock().wall()):
@@ -193,7 +202,7 @@ def _with_dead_letters(admin: Admin, groups: list[KeyProgress], messages: list[M
     topics = set(admin.topics(internal=True)) if messages else set()
     found = []
     for each in groups:
-        if dead_letter_topic(each.group) in topics:
+        if dead_letter_topic(each.group) in topics and not each.broadcasting:
             queue = each.progress.at.queue
             waiting = {
                 *each.pending,

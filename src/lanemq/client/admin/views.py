@@ -95,6 +95,9 @@ class GroupDescription:
     queues: tuple[GroupQueue, ...]
     note: str = ""
     """What could not be determined, and why."""
+    broadcasting: bool = False
+    """Each member gets all messages and keeps its own offsets, so the group has no lag and no owners. Known while a
+    member is online."""
 
     @property
     def lag(self) -> int:

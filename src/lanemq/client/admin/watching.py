@@ -134,10 +134,8 @@ class WatchAdmin(Admin):
         owners: dict[str, dict[MessageQueue, LeaseView]] = {}
         for lease in leases:
             owners.setdefault(lease.group, {})[lease.queue] = lease
-        found = tuple(
-            replace(_with_owners(self.group_progress(name), owners.get(name, {})), note=note) for name in self.groups()
-        )
-        return found, leases
+        each = (_with_owners(self.group_progress(name), owners.get(name, {})) for name in self.groups())
+        return tuple(replace(group, note=group.note or note) for group in each), leases
 
     def all_held_lanes(self, queues: Iterable[tuple[str, GroupQueue]]) -> MemberHeldLanes:
         """The lanes that the owners of these queues hold; each queue has its group's name.

@@ -42,6 +42,8 @@ class GroupRow:
     parked: int
     dead: int
     """Dead letters."""
+    broadcasting: bool = False
+    """Each member keeps its own offsets, so the lag is not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,7 @@ def _row(group: GroupNow, now: Snapshot, trends: Trends) -> GroupRow:
         sum(row.state != "parked" for row in waiting),
         sum(row.state == "parked" for row in waiting),
         sum(each.messages for each in now.dead if each.group == group.name),
+        group.broadcasting,
     )
 
 

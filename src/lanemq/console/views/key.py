@@ -289,6 +289,8 @@ def _sentence(progress: KeyProgress) -> str:
 
 
 def _lane_state(progress: KeyProgress) -> StepState:
+    if progress.broadcasting:
+        return "unknown"
     if progress.parked is not None:
         return at_broker(progress, progress.parked.first)[0]
     if not progress.pending:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lanemq.client.admin.key_progress import KeyProgress
+from lanemq.client.admin.key_progress import EACH_MEMBER, KeyProgress
 from lanemq.client.admin.views import LaneStateView
 from lanemq.clock import time_text
 from lanemq.console.views.pipelines import PipelineDeadLetter, PipelineNow, ShownLane
@@ -25,6 +25,8 @@ NO_REASON = "no reason given"
 def step_of(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
     """How far the group is with the message at `offset`, which is one of the key's."""
     lane, parked = progress.lane, progress.parked
+    if progress.broadcasting:
+        return "unknown", EACH_MEMBER
     if parked is not None and parked.first <= offset <= parked.last:
         return at_broker(progress, offset)
     if offset not in progress.pending:
