@@ -125,6 +125,8 @@ class Watch:
         self._begun = self._taken = 0
         self.trends = Trends()
         self.now = Snapshot(clock.wall(), error="the brokers have not been read yet")
+        self.last_read: Millis | None = None
+        """When the newest snapshot without an error was taken; None before the first."""
 
     async def run(self) -> None:
         """Takes snapshots until it is cancelled."""
@@ -134,6 +136,8 @@ class Watch:
                 self._hurry.clear()
                 self._begun += 1
                 self.now = await loop.run_in_executor(self._thread, self._reader.take)
+                if not self.now.error:
+                    self.last_read = self.now.taken
                 self.trends.add(self.now)
                 self._taken = self._begun
                 woken, self._next = self._next, asyncio.Event()

@@ -7,7 +7,7 @@ and, every time there is a new snapshot, the part of it that is sent to the open
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -34,10 +34,12 @@ from lanemq.console.protection import (
 )
 from lanemq.console.reading import ConsoleReads, Watch
 from lanemq.console.settings import ConsoleSettings
+from lanemq.console.snapshot import Snapshot
 from lanemq.console.views.check import CheckReport
 from lanemq.console.views.home import OrderVerdict
 from lanemq.console.views.pipelines import StatusAt
 from lanemq.model.errors import LaneError
+from lanemq.model.units import Millis
 
 HERE = Path(__file__).parent
 KEEP_OPEN_SECONDS = 15.0
@@ -168,8 +170,27 @@ async def show(request: Request, screen: Screen, context: Context, status: int =
     return HTMLResponse(_render(console_of(request), request, screen, context, "page.html"), status)
 
 
-def _render(console: Console, request: Request, screen: Screen, context: Context, frame: str) -> str:
+def missing(now: Snapshot, what: str) -> HTTPException:
+    """The answer to a question for something that the snapshot does not have.
+
+    It is not there only if the brokers were read.
+    """
+    return HTTPException(503, now.error) if now.error else HTTPException(404, what)
+
+
+def _render(
+    console: Console,
+    request: Request,
+    screen: Screen,
+    context: Context,
+    frame: str,
+    *,
+    stale: str = "",
+    read_at: Millis | None = None,
+) -> str:
+    """`stale`: why the content could not be read again since `read_at`."""
     now, session, may_write = console.watch.now, console.session(request), console.may_write(request)
+    read_at = read_at if read_at is not None else console.watch.last_read
     query = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != DONE])
     path, rest = request.url.path, f"?{query}" if query else ""
     return _TEMPLATES.get_template(frame).render(
@@ -183,7 +204,9 @@ def _render(console: Console, request: Request, screen: Screen, context: Context
         secret=session.secret if session is not None else "",
         may_write=may_write,
         broker_error=now.error,
-        age=wording.ago(console.clock.wall() - now.taken),
+        brokers_refuse=now.refused,
+        stale=stale,
+        age="" if read_at is None else wording.ago(console.clock.wall() - read_at),
         wall=console.clock.wall(),
         ago=lambda when: wording.ago(console.clock.wall() - when),
         flash=signed_text(request.query_params.get(DONE, "")),
@@ -197,13 +220,19 @@ def render_part(template: str, **context: Any) -> str:
 
 
 async def _events(console: Console, request: Request, screen: Screen) -> AsyncIterator[str]:
-    shown = ""
+    shown, context, read_at = "", dict[str, Any](), console.watch.last_read
     async with console.watch.open_page():
         while not console.stopping.is_set():
             try:
-                text = _render(console, request, screen, await screen.load(console, request), "part.html")
-            except (LaneError, HTTPException):
-                text = shown  # the page keeps what it shows; the next snapshot may be read again
+                context, stale = dict(await screen.load(console, request)), ""
+                read_at = console.watch.last_read
+            except (LaneError, HTTPException) as error:  # the page keeps what it shows, and says how old that is
+                stale = error.detail if isinstance(error, HTTPException) else str(error)
+            if context:
+                text = _render(console, request, screen, context, "part.html", stale=stale, read_at=read_at)
+            else:
+                unread = {"title": "That did not work", "text": stale}
+                text = _render(console, request, replace(screen, template="error.html"), unread, "part.html")
             if text != shown:
                 shown = text
                 yield "".join(f"data: {line}\n" for line in text.splitlines()) + "\n"

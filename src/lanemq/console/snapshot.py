@@ -16,7 +16,7 @@ from lanemq.client.admin.retries import DelayedRetries, RetriesNow
 from lanemq.client.admin.views import GroupDescription, GroupMember, TopicDescription
 from lanemq.client.admin.watching import BrokerView, HeldLaneView, UnknownMember, WatchAdmin
 from lanemq.clock import Clock
-from lanemq.model.errors import LaneError
+from lanemq.model.errors import LaneError, NotAllowed
 from lanemq.model.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, to_millis
@@ -95,6 +95,8 @@ class Snapshot:
     retries: RetriesNow = NO_RETRIES
     """Messages of concurrent groups that brokers delay until their next attempt."""
     error: str = ""
+    refused: bool = False
+    """Whether the brokers answer, but do not let the console read: its credentials are wrong, or may not."""
 
     def topic(self, name: str) -> TopicDescription | None:
         return next((each for each in self.topics if each.topic == name), None)
@@ -139,7 +141,7 @@ class SnapshotReader:
         try:
             found = self._take(wall)
         except LaneError as error:
-            found = Snapshot(wall, error=str(error))
+            found = Snapshot(wall, error=str(error), refused=isinstance(error, NotAllowed))
         return replace(found, took=(self._clock.now() - begin) / 1000)
 
     def _take(self, wall: Millis) -> Snapshot:

@@ -132,7 +132,8 @@ def changes(before: Snapshot, now: Snapshot) -> list[ConsoleEvent]:
     if now.error or before.error:
         if bool(now.error) == bool(before.error):
             return []
-        text = f"the brokers cannot be reached: {now.error}" if now.error else "the brokers answer again"
+        why = "the brokers refuse the console" if now.refused else "the brokers cannot be reached"
+        text = f"{why}: {now.error}" if now.error else "the brokers answer again"
         return [ConsoleEvent(now.taken, text, "/", bad=bool(now.error))]
     return [*_of_groups(before, now), *_of_lanes(before, now), *_of_dead_letters(before, now)]
 

@@ -12,7 +12,7 @@ from lanemq.client.admin.admin import Admin, Position
 from lanemq.client.admin.resets import reset_as_shown
 from lanemq.client.admin.views import AtOffset, AtTime, OffsetChange
 from lanemq.console.links import group_link
-from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of, show
+from lanemq.console.screens import Console, Context, Screen, back, console_of, missing, routes_of, show
 from lanemq.console.views.groups import (
     GroupScreen,
     ResetPreview,
@@ -41,7 +41,7 @@ async def _found(console: Console, request: Request) -> GroupScreen:
     name = request.path_params["group"]
     view = group_view(name, now, console.watch.trends)
     if view is None:
-        raise HTTPException(404, now.error or f"there is no group {name!r}")
+        raise missing(now, f"there is no group {name!r}")
     return view
 
 

@@ -24,7 +24,8 @@ async def _plots(request: Request) -> Response:
 async def _health(request: Request) -> Response:
     """Whether the console itself runs; the brokers may be down."""
     now = console_of(request).watch.now
-    return JSONResponse({"console": "up", "brokers": "down" if now.error else "up"})
+    brokers = "refuse the console" if now.refused else "down" if now.error else "up"
+    return JSONResponse({"console": "up", "brokers": brokers})
 
 
 def routes() -> list[BaseRoute]:

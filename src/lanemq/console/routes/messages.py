@@ -18,7 +18,7 @@ from lanemq.client.message import Message
 from lanemq.console.message_search import find
 from lanemq.console.pipeline_reading import key_in_pipelines
 from lanemq.console.reading import ConsoleBusy
-from lanemq.console.screens import Console, Context, Screen, console_of, render_part, routes_of
+from lanemq.console.screens import Console, Context, Screen, console_of, missing, render_part, routes_of
 from lanemq.console.views.messages import (
     message_row,
     message_view,
@@ -58,7 +58,7 @@ async def _load(console: Console, request: Request) -> Context:
         except InvalidOption as error:
             problem = str(error)
     elif topic:
-        raise HTTPException(404, f"there is no topic {topic!r}")
+        raise missing(now, f"there is no topic {topic!r}")
     title = f"Messages of {topic}" if topic else "Messages"
     return {
         "title": title, "topics": topics, "topic": topic, "q": text, "found": found, "problem": problem,
@@ -92,8 +92,9 @@ async def _one(console: Console, request: Request) -> Context:
 async def _tail(request: Request) -> Response:
     """A stream of the topic's new messages, as rows."""
     console, topic = console_of(request), request.query_params.get("topic", "")
-    if console.watch.now.topic(topic) is None:
-        raise HTTPException(404, f"there is no topic {topic!r}")
+    now = console.watch.now
+    if now.topic(topic) is None:
+        raise missing(now, f"there is no topic {topic!r}")
     if console.tails >= MAX_TAILS:
         raise ConsoleBusy(f"{console.tails} live tails are open: close one, or use lanemq tail -f")
     return StreamingResponse(

@@ -7,7 +7,7 @@ from starlette.routing import BaseRoute, Route
 
 from lanemq.client.admin.admin import Admin
 from lanemq.console.links import topic_link
-from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of
+from lanemq.console.screens import Console, Context, Screen, back, console_of, missing, routes_of
 from lanemq.console.views.topics import TopicView, new_topic_view, parse_new_topic, topic_rows, topic_view
 from lanemq.model.errors import InvalidName, InvalidOption
 
@@ -30,7 +30,7 @@ async def _found(console: Console, request: Request) -> TopicView:
     name = request.path_params["topic"]
     view = topic_view(name, now, console.watch.trends)
     if view is None:
-        raise HTTPException(404, now.error or f"there is no topic {name!r}")
+        raise missing(now, f"there is no topic {name!r}")
     return view
 
 

@@ -68,7 +68,9 @@ def _up(now: Snapshot) -> Tile:
     up = len(now.brokers) - len(away)
     read_only = [each.name for each in now.brokers if each.info.get("laneReadOnly", "false") != "false"]
     level: Level = "good"
-    if now.error or not up:
+    if now.refused:
+        answer, detail, level = "Unknown", f"the brokers answer, and refuse the console: {now.error}", "bad"
+    elif now.error or not up:
         answer, detail, level = "Down", now.error or "no broker answers", "bad"
     elif away:
         answer, detail, level = "In part", f"{', '.join(away)} does not answer", "warn"
@@ -79,6 +81,10 @@ def _up(now: Snapshot) -> Tile:
     return Tile(
         "Up", "Is it up?", answer, detail, level, "/settings", "Whether every broker answers and accepts messages."
     )
+
+
+def _why_unknown(now: Snapshot) -> str:
+    return "the brokers refuse the console" if now.refused else "the brokers do not answer"
 
 
 def stalled(now: Snapshot) -> Iterator[GroupNow]:
@@ -114,7 +120,7 @@ def _stuck(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         level = "none" if level == "good" else level
     answer, detail = ", ".join(answers), "; ".join(details)
     if now.error:
-        answer, detail = "Unknown", "the brokers do not answer"
+        answer, detail = "Unknown", _why_unknown(now)
     return Tile(
         "Stuck",
         "Is anything stuck?",
@@ -148,7 +154,7 @@ def _late(now: Snapshot) -> Tile:
             answer, level = "Unknown", "none"
             detail = f"{unknown[0].name}: {number(unknown[0].lag)} behind; a broker rebuilds its indexes"
     if now.error:
-        answer, detail = "Unknown", "the brokers do not answer"
+        answer, detail = "Unknown", _why_unknown(now)
     return Tile(
         "Late",
         "How late are we?",
@@ -172,7 +178,7 @@ def _failed(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
     elif unread := _unread(pipelines):
         answer, detail, level = "Unknown", unread, "none"
     if now.error:
-        answer, detail = "Unknown", "the brokers do not answer"
+        answer, detail = "Unknown", _why_unknown(now)
     return Tile(
         "Failed",
         "What failed?",
