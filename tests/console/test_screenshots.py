@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 import pytest
 from tests.console.conftest import ROOT, until
@@ -174,7 +175,12 @@ def _forms(demo: Demo) -> dict[str, str]:
     with ParkedAdmin(demo.server) as admin:
         lane = next(each for each in admin.lanes("shipping") if each.status is LaneStatus.PARKED)
     named = lane_query(lane.group, lane.queue.topic, lane.queue.broker, lane.queue.queue_id, lane.key)
-    return {"lane": f"/waiting/lane?{named}", **FORMS}
+    return {
+        "lane": f"/waiting/lane?{named}",
+        "discard-lane": f"/waiting/discard?{named}&all=1",
+        "redrive-keys": f"/waiting/redrive?{urlencode({'lane': named})}",
+        **FORMS,
+    }
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
