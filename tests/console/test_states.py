@@ -115,31 +115,35 @@ def test_the_command_line_says_what_a_reset_does_to_finished_messages(stage: Sta
     assert (change["repeats"], change["skips"]) == (1, 1)
 
 
-def test_every_owner_is_asked_for_its_held_keys_a_few_at_a_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, running, most = threading.Lock(), 0, 0
-    together = threading.Barrier(ASKED_AT_ONCE)
+class AskedMembers(WatchAdmin):
+    """Answers for members: each holds one key, `owner-7` is silent. Waits until as many as allowed are asked."""
 
-    def answer(self: WatchAdmin, group: str, owner: str, *_: object) -> MemberHeldLanes:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        together.wait(30)
-        with lock:
-            running -= 1
+    lock, together = threading.Lock(), threading.Barrier(ASKED_AT_ONCE)
+    running = most = 0
+
+    def _held_lanes(self, group: str, owner: str, *_: object) -> MemberHeldLanes:
+        with self.lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self.together.wait(30)
+        with self.lock:
+            self.running -= 1
         if owner == "owner-7":
             return MemberHeldLanes(unknown=(UnknownMember(group, owner, "no answer"),))
-        return MemberHeldLanes((HeldLaneView(group, owner, queue, owner, LaneStateView("held", "key")),))
+        return MemberHeldLanes(
+            (HeldLaneView(group, owner, MessageQueue("t", "lanemq", 0), owner, LaneStateView("held", "key")),)
+        )
 
-    monkeypatch.setattr(WatchAdmin, "_held_lanes", answer)
+
+def test_every_owner_is_asked_for_its_held_keys_a_few_at_a_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = MessageQueue("t", "lanemq", 0)
     owners = [GroupQueue(queue, QueueOffset(0), QueueOffset(1), f"owner-{number}") for number in range(120)]
     idle = GroupQueue(queue, QueueOffset(0), QueueOffset(3), "idle", finished=3)
-    with WatchAdmin(stage.address) as admin:
+    with AskedMembers(stage.address) as admin:
         found = admin.all_held_lanes(("g", each) for each in (*owners, idle))
         assert len(found.lanes) == 119
         assert [each.owner for each in found.unknown] == ["owner-7"]
-        assert most == ASKED_AT_ONCE
+        assert admin.most == ASKED_AT_ONCE
         monkeypatch.setattr("lanemq.client.admin.watching.MAX_ASKED_MEMBERS", 100)
         found = admin.all_held_lanes(("g", each) for each in owners)
     assert len(found.unknown) == 21, "those that were not asked are named"

@@ -98,7 +98,7 @@ async def _pipeline_now(console: Console, number: int, place: Path) -> PipelineN
     known = console.pipelines.get(str(place))
     is_fresh = known is not None and console.clock.wall() - known[0].at < MAX_SHOWN_AGE * 1000
     try:
-        async with asyncio.timeout(0.01 if is_fresh else MAX_WAIT):
+        async with asyncio.timeout(0 if is_fresh else MAX_WAIT):
             return PipelineNow(number, place.stem, (await read_status(console, place))[0].status)
     except TimeoutError:  # the reading goes on, and the next page has it
         status = known[0].status if known is not None and is_fresh else None
