@@ -98,7 +98,7 @@ def test_home_waiting_and_the_pages_of_keys_have_what_waits_in_pipelines(opened:
     assert waiting.count('href="/pipelines/0/key?key=') == 4, "each of two keys has two links"
     assert "&lt;script&gt;alert(1)" in waiting
     assert re.search(
-        r'<a href="/pipelines/1">[^<]+</a> <span class="dim">pipeline</span></th><td class="num">3<', waiting
+        r'"/pipelines/1">[^<]+</a> <span class="dim">pipeline</span></th><td class="num" data-label="Count">3<', waiting
     )
     console = opened.client.app.state.console  # type: ignore[attr-defined]
     of_groups = sum(lane.status is LaneStatus.PARKED for lane in console.watch.now.parked)
