@@ -125,6 +125,8 @@ def test_a_list_of_waiting_keys_says_that_it_is_not_complete_and_whose_keys_are_
     assert "and 2 other members" in members
     assert left_out == "The list is not complete: 9 further keys of pipeline billing wait; its page has all."
     assert view.parked == 9
+    spark = waiting_view(replace(snapshot(0), unknown=unknown), [pipeline(group="shipping")])
+    assert spark.notes == (), "keys of a pipeline are in its checkpoint, not in the members of its group"
     screen = group_view("shipping", replace(snapshot(0, group(0, 5)), unknown=unknown), Trends())
     assert screen is not None
     assert screen.notes == (members,)
@@ -336,6 +338,10 @@ def test_a_pipeline_is_shown_instead_of_the_group_as_which_it_commits() -> None:
     view = key_view(facts, 64, None, ClockPair(0, Millis(0)), {}, [in_pipeline()])
     assert [(lane.group, lane.state) for lane in view.groups] == [("other", "waiting"), ("pipeline billing", "parked")]
     assert view.groups[1].inspect == "/pipelines/0/key?key=order-7"
+    former = pipeline(group="shipping").status
+    unread = KeyInPipeline(PipelineNow(0, "c", None, "it is still being read", former))
+    view = key_view(facts, 64, None, ClockPair(0, Millis(0)), {}, [unread])
+    assert [lane.group for lane in view.groups] == ["other", "pipeline billing"], "nor is it while it is being read"
 
 
 def test_an_address_says_where_a_search_goes_on() -> None:

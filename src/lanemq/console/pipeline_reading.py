@@ -37,6 +37,9 @@ MAX_SHOWN_AGE = 60.0
 """Seconds up to which a page shows the last status without waiting for a newer one."""
 MAX_WAIT = 5.0
 """Seconds that a page waits for a pipeline."""
+MAX_KEY_WAIT = 15.0
+"""The same for the pages of keys and messages. They wait longer: without the checkpoint, a group as which a pipeline
+commits looks as if it had finished what the pipeline parked."""
 
 
 def ask_pipeline(kind: type[T], *words: str) -> T:
@@ -88,28 +91,29 @@ def _read(console: Console, place: Path) -> StatusAt | LaneError:
     return StatusAt(console.clock.wall(), status, (console.clock.now() - begun) / 1000)
 
 
-async def pipelines_now(console: Console) -> tuple[PipelineNow, ...]:
-    """Every pipeline that the console was given, as far as it is known."""
+async def pipelines_now(console: Console, wait: float = MAX_WAIT) -> tuple[PipelineNow, ...]:
+    """Every pipeline that the console was given, as far as it is known. Waits at most `wait` seconds."""
     places = enumerate(console.settings.pipelines)
-    return tuple(await asyncio.gather(*(_pipeline_now(console, number, place) for number, place in places)))
+    return tuple(await asyncio.gather(*(_pipeline_now(console, number, place, wait) for number, place in places)))
 
 
-async def _pipeline_now(console: Console, number: int, place: Path) -> PipelineNow:
+async def _pipeline_now(console: Console, number: int, place: Path, wait: float) -> PipelineNow:
     known = console.pipelines.get(str(place))
     is_fresh = known is not None and console.clock.wall() - known[0].at < MAX_SHOWN_AGE * 1000
     try:
-        async with asyncio.timeout(0 if is_fresh else MAX_WAIT):
+        async with asyncio.timeout(0 if is_fresh else wait):
             return PipelineNow(number, place.stem, (await read_status(console, place))[0].status)
     except TimeoutError:  # the reading goes on, and the next page has it
-        status = known[0].status if known is not None and is_fresh else None
-        return PipelineNow(number, place.stem, status, "" if status is not None else "it is still being read")
+        if known is not None and is_fresh:
+            return PipelineNow(number, place.stem, known[0].status)
+        return PipelineNow(number, place.stem, None, "it is still being read", known[0].status if known else None)
     except LaneError as error:
-        return PipelineNow(number, place.stem, None, str(error))
+        return PipelineNow(number, place.stem, None, str(error), known[0].status if known else None)
 
 
 async def key_in_pipelines(console: Console, topic: str, key: str | None) -> tuple[KeyInPipeline, ...]:
     """How far the pipelines that read the topic are with a key."""
-    readers = [each for each in await pipelines_now(console) if each.may_read(topic)]
+    readers = [each for each in await pipelines_now(console, MAX_KEY_WAIT) if each.may_read(topic)]
     return tuple(await asyncio.gather(*(_key_in_pipeline(console, each, key) for each in readers)))
 
 
@@ -121,7 +125,7 @@ async def _key_in_pipeline(console: Console, pipeline: PipelineNow, key: str | N
     if status is None:
         return KeyInPipeline(pipeline)
     try:
-        async with asyncio.timeout(MAX_WAIT):
+        async with asyncio.timeout(MAX_KEY_WAIT):
             if key is not None and (status.lanes_left_out or any(each.key == key for each in status.lanes)):
                 shown = await console.pipeline_reading.ask(
                     ("pipeline key", place, key),

@@ -146,10 +146,19 @@ class PipelineNow:
     status: PipelineStatus | None
     """None: it was not read; `problem` says why."""
     problem: str = ""
+    former: PipelineStatus | None = None
+    """The last status that was read, however old; it names the pipeline and its group."""
+
+    @property
+    def group(self) -> str | None:
+        """The group as which it commits, if that is known."""
+        known = self.status or self.former
+        return None if known is None else known.group
 
     @property
     def name(self) -> str:
-        return self.place if self.status is None else self.status.pipeline
+        known = self.status or self.former
+        return self.place if known is None else known.pipeline
 
     @property
     def parked(self) -> int:

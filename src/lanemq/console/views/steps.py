@@ -82,7 +82,7 @@ class KeyInPipeline:
 
     @property
     def group(self) -> str | None:
-        return None if self.pipeline.status is None else self.pipeline.status.group
+        return self.pipeline.group
 
     def step(self, queue: MessageQueue, offset: int) -> tuple[StepState, str]:
         """How far the pipeline is with the message at `offset`, which is one of the key's.

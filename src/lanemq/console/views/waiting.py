@@ -85,13 +85,18 @@ class WaitingView:
 def waiting_view(now: Snapshot, pipelines: Sequence[PipelineNow] = ()) -> WaitingView:
     rows = sorted((*waiting_rows(now), *(row for each in pipelines for row in pipeline_rows(each, now))), key=_rank)
     dead = tuple(dead_rows(now, pipelines))
+    own = {each.group for each in pipelines}  # their members hold no keys: the checkpoint has them
     return WaitingView(
         tuple(rows),
         dead,
         sum(row.state == "parked" for row in waiting_rows(now)) + sum(each.parked for each in pipelines),
         sum(row.state != "parked" for row in waiting_rows(now)) + sum(each.held for each in pipelines),
         sum(each.count for each in dead),
-        (*member_notes(now.unknown), *([now.retries.note] if now.retries.note else []), *pipeline_notes(pipelines)),
+        (
+            *member_notes(each for each in now.unknown if each.group not in own),
+            *([now.retries.note] if now.retries.note else []),
+            *pipeline_notes(pipelines),
+        ),
     )
 
 
