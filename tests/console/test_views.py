@@ -72,6 +72,7 @@ def test_home_is_green_if_all_is_well_and_grey_where_nothing_is_known() -> None:
         (Snapshot(Millis(0), error="refused"), "Up", "bad"),
         (Snapshot(Millis(0), error="refused"), "Stuck", "none"),
         (replace(snapshot(0), brokers=(BrokerView("b", "x", True, {"laneReadOnly": "disk"}),)), "Up", "bad"),
+        (replace(snapshot(0), other_clusters="b:2 is another cluster"), "Up", "warn"),
         (replace(snapshot(0), parked=(parked(),)), "Stuck", "bad"),
         (replace(snapshot(0), parked=(parked(LaneStatus.HELD),)), "Failed", "warn"),
         (replace(snapshot(0), parked=(parked(LaneStatus.HELD),)), "Stuck", "good"),

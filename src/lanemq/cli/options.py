@@ -71,7 +71,10 @@ def connects(command: F) -> F:
         from lanemq.net.address import parse_addresses
 
         with errors_name_flags(), applied(server) as chosen:
-            wait_for_broker(parse_addresses(chosen))
+            addresses = parse_addresses(chosen)
+            wait_for_broker(addresses)
+            if len(addresses) > 1:
+                _warn_of_other_clusters(chosen)
             return command(*args, server=chosen, **options)
 
     server = click.option(
@@ -84,6 +87,13 @@ def connects(command: F) -> F:
         help="Address of a LaneMQ broker or of RocketMQ name servers; separate several with ';'.",
     )
     return cast(F, server(with_security_options(waiting)))
+
+
+def _warn_of_other_clusters(server: str) -> None:
+    from lanemq.client.admin.clusters import other_clusters
+
+    if others := other_clusters(server):
+        click.echo(f"Warning: {others}.", err=True)
 
 
 @contextlib.contextmanager

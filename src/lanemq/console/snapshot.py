@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.clusters import other_clusters
 from lanemq.client.admin.dead_letters import dead_letter_queues
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import NO_MESSAGE, QueuePosition, QueueProgress, progress_at, store_times
@@ -92,6 +93,8 @@ class Snapshot:
     unknown: tuple[UnknownMember, ...] = ()
     """Members that may hold lanes which are not among `held`."""
     dead: tuple[GroupDeadLetters, ...] = ()
+    other_clusters: str = ""
+    """Which of the console's servers are not shown, because they belong to another cluster."""
     retries: RetriesNow = NO_RETRIES
     """Messages of concurrent groups that brokers delay until their next attempt."""
     error: str = ""
@@ -162,6 +165,7 @@ class SnapshotReader:
             parked=tuple(self._parked.lanes()),
             held=held.lanes,
             unknown=held.unknown,
+            other_clusters=other_clusters(self._server),
             retries=self._retries.read((each.name, each.info) for each in brokers),
             dead=tuple(_dead_letters(admin, each) for each in topics if each.topic.startswith(DEAD_LETTER_PREFIX)),
         )

@@ -74,6 +74,8 @@ def _up(now: Snapshot) -> Tile:
         answer, detail, level = "Down", now.error or "no broker answers", "bad"
     elif away:
         answer, detail, level = "In part", f"{', '.join(away)} does not answer", "warn"
+    elif now.other_clusters:
+        answer, detail, level = "In part", now.other_clusters, "warn"
     elif read_only:
         answer, detail, level = "Read-only", f"{', '.join(read_only)} cannot write to its disk", "bad"
     else:
