@@ -186,12 +186,18 @@ def test_what_is_parked_in_the_memory_of_a_member_is_listed_everywhere(client: T
     assert page.count("in the memory of") == 2
     assert ">whole queue</a>" in page
     assert "parked in members&#39; memory" in client.get("/").text
-    shown = json.loads(CliRunner().invoke(main, ["key", "k", "--json", "--server", stage.address]).stdout)
+    shown = json.loads(
+        CliRunner().invoke(main, ["key", "k", "--topic", "remembered", "--json", "--server", stage.address]).stdout
+    )
     assert {each["group"]: each["lane"]["state"] for each in shown["groups"]} == {
         "in-order": "parked",
         "by-key": "parked",
     }
-    table = CliRunner().invoke(main, ["key", "k", "--group", "by-key", "--server", stage.address]).stdout
+    table = (
+        CliRunner()
+        .invoke(main, ["key", "k", "--topic", "remembered", "--group", "by-key", "--server", stage.address])
+        .stdout
+    )
     assert re.search(r"by-key +0 +0 +2 +0 +2 +0 ", table), table
 
 
