@@ -18,7 +18,7 @@ from lanemq.client.admin.queue_progress import QueueProgress
 from lanemq.client.admin.views import GroupMember, GroupQueue, LaneStateView, QueueBounds, TopicDescription
 from lanemq.client.admin.watching import BrokerView, HeldLaneView, UnknownMember, waiting_keys
 from lanemq.client.message import Message
-from lanemq.console.key_history import read_key_history
+from lanemq.console.key_history import KeyHistory, read_key_history
 from lanemq.console.snapshot import GroupDeadLetters, GroupNow, Snapshot
 from lanemq.console.trends import Trend, Trends
 from lanemq.console.views.groups import group_rows, group_view, lag_course, lag_series
@@ -371,6 +371,47 @@ def test_a_history_gives_the_turns_of_one_key_each_once(tmp_path: Path) -> None:
     assert [(turn.what, turn.process, turn.ended) for turn in found.turns] == [
         ("retry", "worker-1", 20), ("parked", "broker", 29),
     ]  # fmt: skip
+
+
+def stored(offset: int, id: str, at_ms: int) -> Message:
+    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    facts = {"message_id": id, "stored_at": at, "born_at": at, "tag": None, "body": b""}
+    return cast(Message, SimpleNamespace(queue=QUEUE, queue_offset=offset, **facts))
+
+
+def recorded(tmp_path: Path, *more: dict[str, object]) -> KeyHistory:
+    """Messages `old-0` and `old-1` are sent at 1 s, and the first is run."""
+    at, place = 10**9, {"topic": "orders", "queue": 0, "key": "k"}
+    lines = [
+        {"e": "acked", "t": at, "offset": 0, "id": "old-0", **place},
+        {"e": "acked", "t": at, "offset": 1, "id": "old-1", **place},
+        {"e": "turn", "t": at, "offset": 0, "id": "old-0", "group": "g", **place},
+        {"e": "turn_end", "t": at, "offset": 0, "outcome": "ok", "group": "g", **place},
+        {"e": "parked", "t": at, "offset": 0, "group": "g", **place},
+        *more,
+    ]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    return read_key_history(tmp_path, "orders", "k")
+
+
+def journey(history: KeyHistory, *messages: Message) -> list[tuple[int, bool, int]]:
+    """Offset, whether it is missing, and the number of turns, of each stop."""
+    facts = KeyFacts("k", QUEUE, QUEUE, list(messages), [])
+    view = key_view(facts, 64, history, ClockPair(0, Millis(0)), {})
+    return [(stop.offset, bool(stop.missing), len(stop.turns)) for stop in view.stops]
+
+
+def test_a_message_that_was_acknowledged_and_is_gone_is_missing(tmp_path: Path) -> None:
+    assert journey(recorded(tmp_path), stored(0, "old-0", 1000)) == [(0, False, 2), (1, True, 0)]
+
+
+def test_what_was_recorded_about_a_deleted_topic_is_not_shown_for_one_of_the_same_name(tmp_path: Path) -> None:
+    """Whether the broker has recorded the deletion, or the later message at an earlier offset shows it."""
+    assert journey(recorded(tmp_path), stored(0, "new-0", 60_000)) == [(0, False, 0)]
+    deleted = recorded(tmp_path, {"e": "topic_deleted", "t": 2 * 10**9, "topic": "orders"})
+    assert journey(deleted) == []
+    other = recorded(tmp_path, {"e": "topic_deleted", "t": 2 * 10**9, "topic": "other"})
+    assert journey(other) == [(0, True, 0), (1, True, 0)]
 
 
 def test_a_search_has_named_words_and_words_of_the_body() -> None:

@@ -24,6 +24,7 @@ class HistoryLine(msgspec.Struct):
     queue: int = -1
     offset: int = -1
     key: str = ""
+    id: str = ""
     outcome: str = ""
     attempt: int = 0
     epoch: int = 0
@@ -46,6 +47,8 @@ class RecordedTurn:
     """Nanoseconds on the machine's clock."""
     ended: int | None
     attempt: int = 0
+    id: str = ""
+    """Of the message; empty for events that do not have it."""
 
 
 @dataclass(slots=True)
@@ -54,8 +57,10 @@ class KeyHistory:
 
     turns: list[RecordedTurn] = field(default_factory=list)
     """By the time when they began."""
-    acknowledged: set[tuple[int, int]] = field(default_factory=set)
-    """Queue and offset of every message that a producer knows to be stored."""
+    acknowledged: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Queue and offset of every message that a producer knows to be stored, and when it knew, in ns."""
+    deleted: int = -1
+    """When a topic of this name was deleted last. What was recorded before is about another topic."""
     complete: bool = True
     """Whether all files were read."""
 
@@ -75,7 +80,9 @@ def read_key_history(folder: Path, topic: str, key: str) -> KeyHistory:
             continue
         left -= length
         _read_file(path, topic, key, found)
-    found.turns = _once(sorted(found.turns, key=lambda turn: turn.began))
+    turns = (turn for turn in found.turns if turn.began > found.deleted)
+    found.turns = _once(sorted(turns, key=lambda turn: turn.began))
+    found.acknowledged = {place: at for place, at in found.acknowledged.items() if at > found.deleted}
     return found
 
 
@@ -95,7 +102,7 @@ def _lines(path: Path, key: str) -> Iterator[HistoryLine]:
     wanted = msgspec.json.encode(key)
     with path.open("rb") as file:
         for line in file:
-            if wanted in line or b'"begin"' in line:
+            if wanted in line or b'"begin"' in line or b'"topic_deleted"' in line:
                 try:
                     yield msgspec.json.decode(line, type=HistoryLine)
                 except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -109,10 +116,13 @@ def _read_file(path: Path, topic: str, key: str, found: KeyHistory) -> None:
         place = (line.group, line.queue, line.offset)
         if line.e == "begin":
             process = line.name
+        elif line.e == "topic_deleted" and line.topic == topic:
+            found.deleted = max(found.deleted, line.t)
         elif line.key != key or line.topic != topic:
             continue
         elif line.e == "acked":
-            found.acknowledged.add((line.queue, line.offset))
+            known = found.acknowledged.get((line.queue, line.offset), line.t)
+            found.acknowledged[line.queue, line.offset] = max(known, line.t)
         elif line.e == "turn":
             running[place] = line
         elif line.e == "turn_end":
@@ -124,4 +134,4 @@ def _read_file(path: Path, topic: str, key: str, found: KeyHistory) -> None:
 
 
 def _turn(process: str, line: HistoryLine, what: str, ended: int | None) -> RecordedTurn:
-    return RecordedTurn(process, line.group, line.queue, line.offset, what, line.t, ended, line.attempt)
+    return RecordedTurn(process, line.group, line.queue, line.offset, what, line.t, ended, line.attempt, line.id)

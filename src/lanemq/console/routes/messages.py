@@ -78,7 +78,7 @@ async def _one(console: Console, request: Request) -> Context:
             found = reader.first(queue, offset, offset + 1) if queue in reader.queues else None
             return found if found is not None and found.queue_offset == offset else None
 
-    message = await console.reading.ask(("message", queue, offset), read, max_age=60.0)
+    message = await console.reading.ask(("message", queue, offset), read)
     if message is None:
         raise HTTPException(404, f"{queue} has no message at offset {offset}: it was deleted, or never stored")
     groups = await console.reading.ask(

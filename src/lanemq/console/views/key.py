@@ -21,6 +21,9 @@ from lanemq.model.wording import plural
 
 _TROUBLE = ("good", "none", "busy", "warn", "bad")
 """Levels, the worst last."""
+CLOCK_SLACK = timedelta(seconds=5)
+"""How far the clocks of a broker and of recorded events may differ. Less would take an event of the same moment for one
+of a deleted topic; more would show events of a topic that was deleted so short a time before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +146,12 @@ def key_view(
     """
     groups = [each for each in facts.groups if each.group not in {one.group for one in pipelines}]
     turns = [_turn(each, clock) for each in history.turns] if history is not None else []
-    of_place: dict[tuple[int, int], list[JourneyTurn]] = {}
+    of_place: dict[tuple[int, int], list[tuple[str, JourneyTurn]]] = {}
     for recorded, turn in zip(history.turns if history is not None else (), turns, strict=True):
-        of_place.setdefault((recorded.queue, recorded.offset), []).append(turn)
+        of_place.setdefault((recorded.queue, recorded.offset), []).append((recorded.id, turn))
     stops = [_stop(message, facts.queue, groups, pipelines, of_place) for message in facts.messages]
     if history is not None and len(facts.messages) < limit:
-        stops += _missing(history, facts.messages, first_kept)
+        stops += _missing(history, facts.messages, first_kept, clock)
     shown = {(stop.queue, stop.offset) for stop in stops}
     return KeyView(
         facts.key,
@@ -162,20 +165,31 @@ def key_view(
         len(facts.messages) >= limit,
         history is not None,
         history.complete if history is not None else False,
-        tuple(turn for place, found in of_place.items() if place not in shown for turn in found),
+        tuple(turn for place, found in of_place.items() if place not in shown for _, turn in found),
     )
 
 
-def _missing(history: KeyHistory, messages: Sequence[Message], first_kept: Mapping[int, int]) -> list[JourneyStop]:
-    """Messages that a producer knows to be stored, that retention has kept, and that the broker does not return."""
+def _missing(
+    history: KeyHistory, messages: Sequence[Message], first_kept: Mapping[int, int], clock: ClockPair
+) -> list[JourneyStop]:
+    """Messages that a producer knows to be stored, that retention has kept, and that the broker does not return.
+
+    A queue that has an earlier offset with a later message is that of a newer topic of the same name: offsets are given
+    in the order of storing.
+    """
     present = {(message.queue.queue_id, message.queue_offset) for message in messages}
     return [
         JourneyStop(
             offset, queue, None, None, None, "", "", (), (),
             "a producer recorded that it is stored, and the broker does not have it",
         )
-        for queue, offset in history.acknowledged - present
-        if offset >= first_kept.get(queue, 0)
+        for (queue, offset), at in history.acknowledged.items()
+        if (queue, offset) not in present and offset >= first_kept.get(queue, 0)
+        if not any(
+            (message.queue.queue_id, message.stored_at > clock.time(at) + CLOCK_SLACK) == (queue, True)
+            for message in messages
+            if message.queue_offset <= offset
+        )
     ]  # fmt: skip
 
 
@@ -184,7 +198,7 @@ def _stop(
     own: MessageQueue,
     groups: Sequence[KeyProgress],
     pipelines: Sequence[KeyInPipeline],
-    turns: Mapping[tuple[int, int], Sequence[JourneyTurn]],
+    turns: Mapping[tuple[int, int], Sequence[tuple[str, JourneyTurn]]],
 ) -> JourneyStop:
     queue, offset = message.queue, message.queue_offset
     steps = [(each.group, *step_of(each, offset)) for each in groups] if queue == own else []
@@ -198,8 +212,13 @@ def _stop(
         preview(message.body),
         message_link(queue, offset),
         tuple(JourneyStep(name, state, LEVELS[state], detail) for name, state, detail in steps),
-        tuple(turns.get((queue.queue_id, offset), ())),
+        tuple(turn for id, turn in turns.get((queue.queue_id, offset), ()) if _is_about(message, id, turn)),
     )
+
+
+def _is_about(message: Message, id: str, turn: JourneyTurn) -> bool:
+    """Whether a turn at the message's place was one of the message, and not of one in a deleted topic of that name."""
+    return id == message.message_id if id else turn.at >= message.stored_at - CLOCK_SLACK
 
 
 def _name(key: KeyInPipeline) -> str:
