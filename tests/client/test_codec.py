@@ -177,3 +177,32 @@ def test_pydantic_is_not_imported_for_programs_without_it() -> None:
         "assert 'pydantic' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@dataclasses.dataclass
+class Reading:
+    celsius: float | None
+    place: str = "null"
+
+
+class ReadingStruct(msgspec.Struct):
+    celsius: float | None
+
+
+class ReadingModel(pydantic.BaseModel):
+    celsius: float | None
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "around", [float, Reading, ReadingStruct, lambda n: ReadingModel(celsius=n), lambda n: {"a": [None, {"b": (n,)}]}]
+)
+def test_a_number_that_json_does_not_have_is_refused_and_not_sent_as_null(around: Any, number: float) -> None:
+    with pytest.raises(CodecError, match=f"contains {number}, which JSON does not have"):
+        JsonCodec().encode(around(number))
+    assert JsonCodec().encode(around(1.5))
+
+
+def test_null_is_sent_as_null() -> None:
+    for value in (None, Reading(None), ReadingStruct(None), ReadingModel(celsius=None), {"a": [None, "null"]}):
+        assert b"null" in JsonCodec().encode(value)

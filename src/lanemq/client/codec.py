@@ -10,8 +10,9 @@ refused there: later, every message would fail, and every key would be parked.
 Pydantic is optional and never imported here. Before a program can have a model, it has imported Pydantic itself.
 """
 
+import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, get_args
 
@@ -45,7 +46,13 @@ class JsonCodec:
         if isinstance(value, _NOT_JSON):
             return _bytes_of(value)
         try:
-            return _encode(value)
+            body = _encode(value)
+            if b"null" in body and (number := _non_finite(value)) is not None:
+                raise CodecError(
+                    f"cannot encode {type(value).__name__} as JSON: it contains {number}, which JSON does not have and "
+                    f"which would arrive as null; send None, a string, or bytes"
+                )
+            return body
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise CodecError(f"cannot encode {type(value).__name__} as JSON: {error}; pass bytes or a codec") from error
 
@@ -144,6 +151,37 @@ def _foreign(value: Any) -> msgspec.Raw:
 
 
 _encode = msgspec.json.Encoder(enc_hook=_foreign).encode
+
+
+_NO_NUMBERS = frozenset({str, int, bool, bytes, type(None)})
+
+
+def _non_finite(value: Any) -> float | None:
+    """The first nan or infinity in a value. Both are written as null, so only a body with a null is searched."""
+    left = [value]
+    for each in left:  # which grows
+        kind = type(each)
+        if kind in _NO_NUMBERS:
+            continue
+        if isinstance(each, float):
+            if not math.isfinite(each):
+                return each
+        elif isinstance(each, dict):
+            left += each.values()
+        elif isinstance(each, (list, tuple, set, frozenset)):
+            left += each
+        else:  # structs, dataclasses and models; other values have no fields
+            left += [getattr(each, name, None) for name in _fields(kind)]
+    return None
+
+
+def _fields(kind: type) -> Iterable[str]:
+    for known in ("__struct_fields__", "__dataclass_fields__", "model_fields"):
+        found: Iterable[str] | None = getattr(kind, known, None)
+        if found:
+            return found
+    return ()
+
 
 # decoding
 
