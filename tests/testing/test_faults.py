@@ -5,8 +5,9 @@ import time
 import pytest
 from tests.client.consumer.with_broker import WAIT, Inbox
 
-from lanemq import App, Message, Producer
+from lanemq import App, Message, Producer, UsageError
 from lanemq.testing import EmbeddedBroker, assert_in_order
+from lanemq.testing.plugin import _wants_own_broker
 
 
 def test_a_paused_broker_answers_when_it_is_resumed(lanemq_broker: EmbeddedBroker, lanemq_topic: str) -> None:
@@ -58,3 +59,18 @@ def test_a_broker_starts_quickly() -> None:
     with EmbeddedBroker():
         took = time.process_time() - began
     assert took < 0.2
+
+
+def test_a_broker_that_was_killed_cannot_be_paused() -> None:
+    with EmbeddedBroker() as broker:
+        broker.kill()
+        with pytest.raises(UsageError, match=r"not running: call start\(\) first, or restart\(\) after kill"):
+            broker.pause()
+
+
+@pytest.mark.parametrize("mark", [pytest.mark.lanemq(own_brokr=True), pytest.mark.lanemq("own_broker")])
+def test_a_misspelt_option_of_the_mark_is_refused(mark: pytest.MarkDecorator) -> None:
+    with pytest.raises(pytest.UsageError, match="the only option is own_broker=True"):
+        _wants_own_broker(mark.mark)
+    assert _wants_own_broker(pytest.mark.lanemq(own_broker=True).mark)
+    assert not _wants_own_broker(None)

@@ -224,3 +224,9 @@ def test_mistakes_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         test.send("orders", 1, key="k")
         with pytest.raises(AssertionError, match=r"always.*run\(seconds"):
             test.run()
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan")])
+def test_time_does_not_go_back(seconds: float) -> None:
+    with TestApp(App("localhost:1", group="g")) as test, pytest.raises(InvalidOption, match="time does not go back"):
+        test.run(seconds=seconds)

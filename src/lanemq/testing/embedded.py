@@ -19,6 +19,7 @@ from lanemq.broker.app import Broker, OpenStore
 from lanemq.broker.config import BrokerOptions
 from lanemq.clock import Clock
 from lanemq.log.store import Store
+from lanemq.model.errors import UsageError
 from lanemq.net.address import Address
 
 R = TypeVar("R")
@@ -46,14 +47,12 @@ class EmbeddedBroker:
     @property
     def address(self) -> str:
         """`host:port` for clients."""
-        assert self._broker is not None, "the broker is not running"
-        return str(self._broker.address)
+        return str(self.broker.address)
 
     @property
     def broker(self) -> Broker:
         """The broker itself. Use its parts only through `call`."""
-        assert self._broker is not None, "the broker is not running"
-        return self._broker
+        return self._check_running()
 
     def start(self) -> "EmbeddedBroker":
         self._loop = asyncio.new_event_loop()
@@ -83,7 +82,7 @@ class EmbeddedBroker:
 
     def pause(self) -> None:
         """Freezes the broker, as SIGSTOP would: connections stay open, and nothing is answered until `resume`."""
-        assert self._broker is not None, "the broker is not running"
+        self._check_running()
         if self._paused is None:
             self._paused = released = threading.Event()
             frozen = threading.Event()
@@ -133,6 +132,11 @@ class EmbeddedBroker:
             return function()
 
         return asyncio.run_coroutine_threadsafe(on_the_loop(), self._loop).result(30)
+
+    def _check_running(self) -> Broker:
+        if self._broker is None:
+            raise UsageError("the broker is not running: call start() first, or restart() after kill() or stop()")
+        return self._broker
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

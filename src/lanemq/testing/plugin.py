@@ -32,14 +32,23 @@ def lanemq_broker(request: pytest.FixtureRequest) -> "Iterator[EmbeddedBroker]":
     """A real broker on a free port: `lanemq_broker.address`. Paused or stopped, it runs again after the test."""
     from lanemq.testing.embedded import EmbeddedBroker
 
-    mark = request.node.get_closest_marker("lanemq")
-    if mark is not None and mark.kwargs.get("own_broker"):
+    if _wants_own_broker(request.node.get_closest_marker("lanemq")):
         with EmbeddedBroker() as broker:
             yield broker
         return
     shared: EmbeddedBroker = request.getfixturevalue("lanemq_session_broker")
     yield shared
     shared.heal()
+
+
+def _wants_own_broker(mark: pytest.Mark | None) -> bool:
+    """Refuses a misspelt option, with which the test would stop or kill the broker of all the others."""
+    if mark is None:
+        return False
+    if mark.args or {*mark.kwargs} - {"own_broker"}:
+        words = ", ".join([*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())])
+        raise pytest.UsageError(f"@pytest.mark.lanemq({words}): the only option is own_broker=True")
+    return bool(mark.kwargs.get("own_broker"))
 
 
 @pytest.fixture
