@@ -226,7 +226,6 @@ def test_mistakes_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
             test.run()
 
 
-@pytest.mark.parametrize("seconds", [-1, float("nan")])
-def test_time_does_not_go_back(seconds: float) -> None:
+def test_time_does_not_go_back() -> None:
     with TestApp(App("localhost:1", group="g")) as test, pytest.raises(InvalidOption, match="time does not go back"):
-        test.run(seconds=seconds)
+        test.run(seconds=-1)

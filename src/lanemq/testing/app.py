@@ -144,9 +144,9 @@ class TestApp:
     async def run_async(self, seconds: Seconds | None = None) -> None:
         """As `run`, on the event loop of the test."""
         self._check_open()
-        if seconds is not None and not seconds >= 0:
-            raise InvalidOption(f"run(seconds={seconds!r}): time does not go back; use 0 or more, or None for no limit")
         end = None if seconds is None else self._clock.millis + to_millis(seconds)
+        if end is not None and end < self._clock.millis:
+            raise InvalidOption(f"run(seconds={seconds!r}): time does not go back; use 0 or more, or None for no limit")
         limit = len(self.turns) + MAX_TURNS
         while len(self.turns) < limit:
             self._put_due()
