@@ -19,6 +19,7 @@ from lanemq.client.admin.views import GroupMember, GroupQueue, LaneStateView, Qu
 from lanemq.client.admin.watching import BrokerView, HeldLaneView, UnknownMember, waiting_keys
 from lanemq.client.message import Message
 from lanemq.console.key_history import KeyHistory, read_key_history
+from lanemq.console.routes.groups import position
 from lanemq.console.snapshot import GroupDeadLetters, GroupNow, Snapshot
 from lanemq.console.trends import Trend, Trends
 from lanemq.console.views.groups import group_rows, group_view, lag_course, lag_series
@@ -420,6 +421,12 @@ def test_a_search_has_named_words_and_words_of_the_body() -> None:
     assert found == Search("order-42", after=round(NOW.timestamp() * 1000) - minutes, text="paid by card")
     with pytest.raises(InvalidOption, match="twice"):
         parse_search("key:a key:b", NOW)
+
+
+@pytest.mark.parametrize("text", ["9999999d", "9999-12-31T23:59:59-12:00", "soon"])
+def test_a_time_that_no_calendar_has_is_refused_as_a_position(text: str) -> None:
+    with pytest.raises(InvalidOption, match=text):
+        position(text, NOW)
 
 
 def test_figures_are_written_for_people() -> None:

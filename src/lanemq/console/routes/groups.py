@@ -135,9 +135,11 @@ def position(text: str, now: datetime) -> Position:
         return AtTime(now - timedelta(seconds=parse_duration(text)))
     except InvalidOption:
         pass
+    except OverflowError:
+        raise InvalidOption(f"{text[:40]!r} is longer ago than there are dates: write first") from None
     try:
         return AtTime(datetime.fromisoformat(text).astimezone())
-    except ValueError:
+    except (ValueError, OverflowError):
         raise InvalidOption(
             f"{text[:40]!r} is not a position: write first, last, an offset, 10m for ten minutes ago, or "
             f"2026-01-31T12:00"
