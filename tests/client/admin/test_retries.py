@@ -12,7 +12,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.retries import DelayedRetries, RetrySearch
 from lanemq.client.message import Message
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
-from lanemq.model.errors import BrokerRefused
+from lanemq.model.errors import BrokerRefused, NotAllowed
 from lanemq.model.names import SCHEDULE_TOPIC, retry_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
@@ -43,6 +43,7 @@ class Brokers:
         self._table = {"scheduleMessageOffset_3": f"{delivered},{end}"}
         self._copies = copies
         self._refuses = refuses
+        self.closed: set[str] = set()
 
     def figures(self) -> tuple[SimpleNamespace, ...]:
         if self._refuses:
@@ -50,6 +51,8 @@ class Brokers:
         return (SimpleNamespace(broker="b", table=self._table),)
 
     def find_key(self, topic: str, key: str) -> list[Message]:
+        if topic in self.closed:
+            raise NotAllowed(16, "no right to this group")
         return [each for each in self._copies if each.queue.topic == topic]
 
 
@@ -57,7 +60,7 @@ def found(
     brokers: Brokers, committed: int = 0, finished: FinishedRanges = NOTHING_FINISHED
 ) -> dict[int, datetime | None]:
     search = RetrySearch(cast(Admin, brokers), [message(SENT, 7, "a"), message(SENT, 8, "b")])
-    return {offset: each.due for offset, each in search.of("g", {RETRY: (committed, finished)}).items()}
+    return {offset: each.due for offset, each in search.of("g", {RETRY: (committed, finished)})[0].items()}
 
 
 def test_a_delayed_copy_is_a_retry_until_the_broker_has_delivered_it() -> None:
@@ -77,6 +80,14 @@ def test_a_copy_in_the_retry_topic_is_a_retry_until_the_group_has_finished_it() 
 def test_a_user_who_may_not_read_delayed_messages_is_not_said_that_there_are_none() -> None:
     search = RetrySearch(cast(Admin, Brokers(0, 0, [], refuses=True)), [message(SENT, 7, "a")])
     assert "no right" in search.unknown
+
+
+def test_a_group_that_the_user_has_no_right_to_does_not_hide_the_others() -> None:
+    brokers = Brokers(4, 5, [copy(LEVEL_3, 4, "a")])
+    brokers.closed.add(RETRY.topic)
+    found, unknown = RetrySearch(cast(Admin, brokers), [message(SENT, 7, "a")]).of("g", {RETRY: (0, NOTHING_FINISHED)})
+    assert list(found) == [7]
+    assert "no right to this group" in unknown
 
 
 class Reader:

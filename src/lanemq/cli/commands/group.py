@@ -38,7 +38,8 @@ def list_groups(server: str, as_json: bool) -> None:
         found, _ = admin.describe_groups()
         held = admin.all_held_lanes((each.group, at) for each in found for at in each.queues)
         dead = count_dead_letters(admin)
-        retries = DelayedRetries(server).read((each.name, each.info) for each in admin.brokers())
+        brokers = admin.brokers()
+        retries = DelayedRetries(server).read((each.name, each.info) for each in brokers)
     with ParkedAdmin(server) as parked_admin:
         lanes = waiting_keys(parked_admin.lanes(), held.lanes, retries.retries)
     waiting = {each.group: (lanes[each.group, False], lanes[each.group, True], dead[each.group]) for each in found}
@@ -71,6 +72,7 @@ def list_groups(server: str, as_json: bool) -> None:
         ),
         *(f"group {each.group}: keys that {each.owner} holds are not all counted: {each.why}" for each in held.unknown),
         *([retries.note] if retries.note else []),
+        *(f"broker {each.name}: messages in retry are not counted: {each.error}" for each in brokers if each.error),
     )
 
 

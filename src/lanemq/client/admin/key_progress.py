@@ -185,13 +185,10 @@ def _with_retries(admin: Admin, groups: list[KeyProgress], messages: list[Messag
     found = []
     for each in groups:
         if each.retry_progress:
-            retries = {
-                offset: retry
-                for offset, retry in search.of(each.group, each.retry_progress).items()
-                if offset not in each.pending
-            }
-            ordered = each.progress.at.owner is not None
-            unknown = "" if ordered else search.unknown
+            copies, unknown = search.of(each.group, each.retry_progress)
+            retries = {offset: retry for offset, retry in copies.items() if offset not in each.pending}
+            if each.progress.at.owner is not None:
+                unknown = ""  # an ordered group holds failed messages itself
             each = replace(each, retries=retries, retries_unknown=unknown, done=each.done - len(retries))
         found.append(each)
     return found

@@ -81,17 +81,20 @@ class RetrySearch:
         except BrokerRefused as error:
             self.unknown = str(error)
 
-    def of(self, group: str, progress: Progress) -> dict[int, GroupRetry]:
-        """The group's retries by the offset of the message that failed."""
-        topic = retry_topic(group)
+    def of(self, group: str, progress: Progress) -> tuple[dict[int, GroupRetry], str]:
+        """The group's retries by the offset of the message that failed, and why others may be missing."""
+        topic, unknown = retry_topic(group), self.unknown
         copies = [each for each in self._delayed if each.properties.get(PropertyName.REAL_TOPIC) == topic]
-        if progress:
-            copies += (one for one in _copies(self._admin, topic, self._messages) if _is_open(one, progress))
+        try:
+            if progress:
+                copies += [one for one in _copies(self._admin, topic, self._messages) if _is_open(one, progress)]
+        except BrokerRefused as error:  # such as a user without a right to this group
+            unknown = str(error)
         by_origin = {copy.properties.get(PropertyName.ORIGIN_ID): _retry(group, copy) for copy in copies}
         found = (
             (one.queue_offset, by_origin.get(one.message_id) or by_origin.get(one.stored_id)) for one in self._messages
         )
-        return {offset: retry for offset, retry in found if retry is not None}
+        return {offset: retry for offset, retry in found if retry is not None}, unknown
 
 
 def _copies(admin: Admin, topic: str, messages: Sequence[Message]) -> list[Message]:
