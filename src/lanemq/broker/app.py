@@ -285,7 +285,7 @@ class Broker:
             ),
             counters=counters,
             low_space=LowSpace(options.min_free_bytes),
-            group_use=GroupUse({*tables.groups, *tables.offsets.groups()}, now=clock.now()),
+            group_use=GroupUse({*tables.groups, *tables.offsets.groups(), *tables.locks.groups()}, now=clock.now()),
             members=members,
             groups=tables.groups,
             locks=tables.locks,

@@ -370,3 +370,13 @@ def test_a_group_whose_members_died_before_they_committed_is_listed_with_its_lag
     assert sum(at.broker_offset - at.consumer_offset for at in stats.offset_table.values()) == 1
     readers = GroupList.decode(raw.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": "T"}).body)
     assert readers.group_list == ["g"]
+
+
+def test_such_a_group_is_forgotten_also_after_a_restart(clocked: RunningBroker) -> None:
+    clocked.connect().lock("a")
+    clocked.restart()
+    clocked.advance(601_000)
+    clocked.advance(2_000)
+    listed = clocked.connect().ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body
+    assert SubscriptionGroupTable.decode(listed).subscription_group_table == {}
+    assert clocked.broker.running.parts.locks.groups() == ()
