@@ -3,10 +3,12 @@
 import html
 import re
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from starlette.datastructures import FormData
 from starlette.testclient import TestClient
 from tests.console.conftest import BASE, TOKEN, Stage, until
 
@@ -16,6 +18,8 @@ from lanemq.client.admin.views import AtOffset
 from lanemq.client.producer.producer import Producer
 from lanemq.console import protection
 from lanemq.console.app import console_app
+from lanemq.console.routes import waiting
+from lanemq.console.screens import environment
 from lanemq.console.settings import ConsoleSettings
 from lanemq.model.units import QueueOffset
 
@@ -343,6 +347,21 @@ def test_a_discard_stops_at_the_last_message_that_the_page_showed(signed_in: Tes
 def test_a_discard_of_a_form_that_does_not_say_what_was_shown_is_refused(signed_in: TestClient) -> None:
     _, form = lane_form(signed_in, "order-7")
     assert signed_in.post("/waiting/discard", data=form, headers=OURS).status_code == 400
+
+
+def test_a_key_with_line_breaks_survives_its_form() -> None:
+    """A browser sends the line breaks of a field's value as CR and LF."""
+    lane = SimpleNamespace(group="g", topic="t", broker="b", queue=0, key="x\ny%2F\u202e")
+    macros = environment().get_template("macros.html").make_module()
+    sent = form_of(str(macros.lane_fields(lane)))  # type: ignore[attr-defined]
+    as_browsers_do = {name: values[0].replace("\n", "\r\n") for name, values in sent.items()}
+    assert waiting._fields(FormData(as_browsers_do))["key"] == lane.key
+    assert "\\u202e" in macros.keyname(lane.key)  # type: ignore[attr-defined]
+
+
+def test_a_reset_of_a_queue_that_does_not_exist_is_refused(signed_in: TestClient) -> None:
+    page = signed_in.get("/groups/shipping/reset?topic=orders&to=first&queue=77")
+    assert "topic &#39;orders&#39; has no queue 77" in page.text
 
 
 def test_redrive_of_a_lane_that_is_gone_does_nothing(signed_in: TestClient) -> None:

@@ -109,12 +109,17 @@ def test_a_redrive_sends_what_the_page_showed_in_order_and_only_once(signed_in: 
     assert "Redrive 1 dead letter</button>" in signed_in.get(path).text
 
 
-def test_a_redrive_of_a_key_leaves_other_keys(signed_in: TestClient, office: Office) -> None:
+def test_a_redrive_of_a_key_leaves_other_keys_and_needs_the_topic(signed_in: TestClient, office: Office) -> None:
     path = link("/redrive", office, key="a")
     assert "2 dead letters sent to" in send(signed_in, path, form_of(signed_in, path))
     assert [message.body for message in office.sent()[3:]] == [b"a1", b"a2"]
     again = signed_in.get(link("/redrive", office, id=office.letters()[0].id)).text
     assert "redriven before" in again
+    assert "not exist any more" not in again
+    with Admin(office.address) as admin:
+        admin.delete_topic(office.topic)
+    gone = f"Topic {office.topic} does not exist any more"
+    until("the page to say that the topic is gone", lambda: gone in signed_in.get(link("/redrive", office)).text)
 
 
 def test_a_discard_takes_what_the_page_showed_and_nothing_newer(signed_in: TestClient, office: Office) -> None:

@@ -1,6 +1,6 @@
 """The addresses of pages. Names come from users and messages, so every part is quoted."""
 
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from lanemq.model.queue import MessageQueue
 
@@ -48,3 +48,13 @@ def pipeline_link(number: int, page: str = "", **named: str) -> str:
     """A page of the pipeline with this number in the console's settings. Browsers never name a folder."""
     query = urlencode({name: value for name, value in named.items() if value})
     return f"/pipelines/{number}{f'/{page}' if page else ''}{f'?{query}' if query else ''}"
+
+
+def in_form(key: str) -> str:
+    """A key as the value of a hidden field. Browsers would turn its line breaks into others."""
+    return quote(key, safe="")
+
+
+def of_form(value: str) -> str:
+    """The key whose `in_form` this is."""
+    return unquote(value)

@@ -21,7 +21,15 @@ from starlette.routing import BaseRoute, Route
 from lanemq.client.security import SecuritySettings
 from lanemq.clock import Clock
 from lanemq.console import wording
-from lanemq.console.links import dead_change_link, dead_link, group_link, key_link, pipeline_link, topic_link
+from lanemq.console.links import (
+    dead_change_link,
+    dead_link,
+    group_link,
+    in_form,
+    key_link,
+    pipeline_link,
+    topic_link,
+)
 from lanemq.console.protection import (
     BODY_LIMIT,
     COOKIE,
@@ -40,6 +48,7 @@ from lanemq.console.views.home import OrderVerdict
 from lanemq.console.views.pipelines import StatusAt
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
+from lanemq.model.wording import printable
 
 HERE = Path(__file__).parent
 KEEP_OPEN_SECONDS = 15.0
@@ -140,6 +149,8 @@ def environment() -> Environment:
         clock_time=wording.clock_time,
         exact_time=wording.exact_time,
         time_of_day=wording.time_of_day,
+        printable=printable,
+        in_form=in_form,
     )
     links = (topic_link, group_link, key_link, dead_link, dead_change_link, pipeline_link)
     made.globals.update(plural=wording.counted, **{each.__name__: each for each in links})

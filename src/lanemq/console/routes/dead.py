@@ -27,7 +27,7 @@ from lanemq.client.admin.dead_letters import (
 )
 from lanemq.client.producer.producer import Producer
 from lanemq.client.security import SecuritySettings
-from lanemq.console.links import dead_link
+from lanemq.console.links import dead_link, of_form
 from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of
 from lanemq.console.views.dead import dead_change, dead_letter_view, dead_letters_view
 from lanemq.model.errors import UsageError
@@ -172,6 +172,7 @@ async def _named(request: Request) -> tuple[dict[str, str], dict[MessageQueue, i
     """The fields of a form, and the last dead letter of each queue that its page showed."""
     form = await request.form()
     named = {name: str(form.get(name, "")) for name in ("group", "id", "key")}
+    named["key"] = of_form(named["key"])
     through = dict(parse_id(named["group"], str(each)) for each in form.getlist("through"))
     if not through:
         raise HTTPException(400, "the form does not say which dead letters it is about: open the page again")

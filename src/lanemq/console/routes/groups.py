@@ -72,7 +72,10 @@ async def _resetting(console: Console, request: Request) -> Context:
     preview, problem = None, ""
     if asked.topic and asked.to:
         try:
-            preview = reset_preview(await _plan(console, view.row.name, asked))
+            plan = await _plan(console, view.row.name, asked)
+            if not plan:
+                raise InvalidOption(f"topic {asked.topic!r} has no queue {asked.queue}")
+            preview = reset_preview(plan)
         except InvalidOption as error:
             problem = str(error)
     return _reset_page(view, asked, preview, problem=problem)

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from lanemq.console.links import pipeline_link
+from lanemq.console.links import of_form, pipeline_link
 from lanemq.console.pipeline_reading import ask_pipeline, dead_letters_of, lanes_of, read_status
 from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of
 from lanemq.console.views.pipelines import (
@@ -168,6 +168,7 @@ async def _do(request: Request) -> Response:
     number, place = _place(console, request)
     form = await request.form()
     action, key, id, shown = (str(form.get(name, "")) for name in ("action", "key", "id", "shown"))
+    key = of_form(key)
     change = await console.pipeline_reading.do(partial(_done, place, action, key, id, shown))
     console.pipelines.pop(place, None)  # pages wait for a status that was read after the change
     await console.watch.changed()

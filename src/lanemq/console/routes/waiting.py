@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from urllib.parse import parse_qsl
 
+from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.message import Message
 from lanemq.client.security import SecuritySettings
-from lanemq.console.links import lane_query
+from lanemq.console.links import lane_query, of_form
 from lanemq.console.pipeline_reading import pipelines_now
 from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of, show
 from lanemq.console.views.messages import message_row
@@ -96,13 +97,19 @@ def _named(chosen: str) -> dict[str, str]:
     return dict(parse_qsl(chosen, keep_blank_values=True))
 
 
+def _fields(form: FormData) -> dict[str, str]:
+    """The lane that a form's own fields name."""
+    named = {name: str(value) for name, value in form.items()}
+    return {**named, "key": of_form(named["key"])} if "key" in named else named
+
+
 async def _redrive(request: Request) -> Response:
     """Redrives the lane that the form's fields name, or all that its `lane` fields do."""
     console = console_of(request)
     session = await console.check_write(request)
     form = await request.form()
     chosen = [_named(str(each)) for each in form.getlist("lane")]
-    named = chosen or [{name: str(value) for name, value in form.items()}]
+    named = chosen or [_fields(form)]
     begun = await console.reading.do(lambda: _redriven(console, named, console.credentials(session)))
     await console.watch.changed()
     return back("/waiting", begun)
@@ -149,7 +156,7 @@ async def _discard(request: Request) -> Response:
     """Discards what the page showed. If the lane begins elsewhere by now, shows the page again as it would be now."""
     console = console_of(request)
     session = await console.check_write(request)
-    named = {name: str(value) for name, value in (await request.form()).items()}
+    named = _fields(await request.form())
     numbers = [named.get(name, "") for name in ("first", "through", "count")]
     if not all(number.isdecimal() for number in numbers):
         raise HTTPException(400, "the form does not say what its page showed: open the page again")

@@ -67,6 +67,8 @@ class DeadChange:
     topics: tuple[str, ...]
     readers: tuple[str, ...]
     """Other groups that will get the copies of a redrive."""
+    gone: tuple[str, ...]
+    """Those of the topics that do not exist any more."""
 
 
 def dead_row(letter: GroupDeadLetter, redriven: bool) -> DeadLetterRow:
@@ -114,4 +116,5 @@ def dead_change(now: Snapshot, group: str, found: Collection[tuple[GroupDeadLett
         sum(not redriven for _, redriven in found),
         topics,
         tuple(each.name for each in now.groups if each.name != group and set(each.topics) & set(topics)),
+        () if now.error else tuple(sorted(set(topics) - {each.topic for each in now.topics})),
     )

@@ -236,7 +236,7 @@ def _pipeline_lane(key: KeyInPipeline, messages: Sequence[Message]) -> GroupLane
     if held is not None:
         state = "parked" if held.state == "parked" else "held"
         who = "a person: it was parked" if state == "parked" else "its next attempt, which the pipeline makes by itself"
-        sentence = f"Waits for {who}. {plural(waiting, 'message')} wait, in order."
+        sentence = f"Waits for {who}. {_waiting(waiting)}, in order."
     elif count["unknown"]:
         state, sentence = "unknown", f"Not known: {next(detail for name, detail in steps if name == 'unknown')}."
     elif count["waiting"]:
@@ -297,7 +297,7 @@ def _sentence(progress: KeyProgress) -> str:
     parked, waits_for = progress.parked, progress.waits_for
     if parked is not None and parked.status is LaneStatus.PARKED:
         after = f" after {plural(parked.attempts, 'attempt')} at offset {parked.first}" if parked.attempts else ""
-        return f"Waits for a person: it was parked{after}. {plural(parked.messages, 'message')} wait, in order."
+        return f"Waits for a person: it was parked{after}. {_waiting(parked.messages)}, in order."
     reason = _error(progress)
     if reason:
         waits_for = waits_for.replace(f": {reason}", "")
@@ -348,3 +348,7 @@ def _turn(recorded: RecordedTurn, clock: ClockPair) -> JourneyTurn:
         seconds,
         recorded.attempt,
     )
+
+
+def _waiting(messages: int) -> str:
+    return f"{plural(messages, 'message')} {'waits' if messages == 1 else 'wait'}"
