@@ -43,6 +43,10 @@ MAX_UNFINISHED_BYTES = 256 * 1024 * 1024
 are disconnected (`net/unfinished_frames`).
 """
 
+FLUSH_BYTES = 1024 * 1024
+"""Replies above this together do not wait for the others of their read. Only what was written counts against the
+high-water mark, so a client that does not read costs the mark, this, and one reply."""
+
 JOINED_BYTES = 64 * 1024
 """Replies that are smaller than this together are joined: copying them costs less than a list of buffers."""
 
@@ -180,7 +184,7 @@ class Peer(asyncio.BufferedProtocol):
             self._server.loop.call_soon(self._flush)
         self._outgoing.append(frame)
         self._outgoing_bytes += len(frame)
-        if self._outgoing_bytes > WRITE_HIGH_WATER_BYTES:
+        if self._outgoing_bytes > FLUSH_BYTES:
             self._flush()
 
     def close(self, reason: str) -> None:
