@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.parse
@@ -97,7 +98,12 @@ class Reader:
 
     def command(self, line: str) -> None:
         words = line.split()
-        module = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if words[0] == "pytest" else ["-m", "lanemq.cli.main"]
+        if words[0] == "touch":
+            (self.folder / words[1]).touch()
+            return
+        # Not `python -m pytest`, which would put the folder on the path.
+        script = ["-c", "import sys, pytest; sys.path.remove(''); sys.exit(pytest.console_main())"]
+        module = script if words[0] == "pytest" else ["-m", "lanemq.cli.main"]
         self.done.append(line)
         if line.startswith("lanemq console"):
             self.start("console", *module, *words[1:], "--listen", "127.0.0.1:0").until("token for changes: .*\n")
@@ -161,13 +167,16 @@ def without_times(text: str) -> str:
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Reader]:
+def reader() -> Iterator[Reader]:
+    """In a folder below the checkout, as the page says: programs must not take the checkout's settings for theirs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    found = Reader(tmp_path, f"127.0.0.1:{port}")
-    yield found
-    found.stop()
+    (ROOT / "var").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="shop-", dir=ROOT / "var") as folder:
+        found = Reader(Path(folder), f"127.0.0.1:{port}")
+        yield found
+        found.stop()
 
 
 @pytest.mark.slow

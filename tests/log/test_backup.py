@@ -18,6 +18,7 @@ from tests.broker.running import BrokerProcess, RunningBroker
 from tests.chaos.members import until
 from tests.log.conftest import read_all, send
 
+from lanemq.cli.server.doctor import damage_finding
 from lanemq.log import backup
 from lanemq.log.backup import EPOCH_MARGIN, back_up, read_manifest, restore, verify
 from lanemq.log.examination import examine
@@ -477,3 +478,40 @@ def test_a_reader_that_may_write_would_take_the_write_ahead_log_away(start_proce
     kill_during_copy(process, folder / "data", folder / "backup", "mode=rw")
     raw.close()
     assert "the newest part of state.db, is missing" in (examine(folder / "data").state_problem or "")
+
+
+def test_a_database_that_changes_all_the_time_is_copied(tmp_path: Path) -> None:
+    """In several steps SQLite would begin again after each commit of the broker, and never end."""
+    source, stop = tmp_path / "state.db", threading.Event()
+    writing = sqlite3.connect(source, check_same_thread=False)
+    writing.execute("PRAGMA journal_mode=WAL")
+    writing.execute("PRAGMA synchronous=OFF")  # commits as often as possible
+    writing.execute("CREATE TABLE kept (body BLOB)")
+    writing.execute("CREATE TABLE offsets (value INTEGER)")
+    writing.executemany("INSERT INTO kept VALUES (?)", [(bytes(1 << 20),)] * 16)
+    writing.commit()
+
+    def commit() -> None:
+        while not stop.is_set():
+            writing.execute("INSERT INTO offsets VALUES (1)")
+            writing.commit()
+
+    committing = threading.Thread(target=commit)
+    committing.start()
+    copying = threading.Thread(target=backup._copy_open_database, args=(source, tmp_path / "copy"), daemon=True)
+    copying.start()
+    copying.join(20)
+    stop.set()
+    committing.join()
+    writing.close()
+    assert not copying.is_alive()
+    with contextlib.closing(sqlite3.connect(tmp_path / "copy")) as copy:
+        assert copy.execute("SELECT count(*) FROM kept").fetchone() == (16,)
+
+
+def test_a_scan_beside_a_running_broker_is_not_called_a_success(start: Callable[..., RunningBroker]) -> None:  # noqa: F811
+    running = start()
+    found = examine(running.broker.options.data, scan=True)
+    assert found.scanned is None
+    assert "a broker uses the folder" in str(found.scan_problem)
+    assert damage_finding(found).result == "warning"

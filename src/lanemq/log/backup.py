@@ -247,7 +247,8 @@ def _copy_open_database(source: Path, target: Path) -> None:
     try:
         writing = sqlite3.connect(target)
         try:
-            reading.backup(writing, pages=1024, sleep=0.01)
+            # In one step: between steps, a commit of the broker would make SQLite begin again. It delays no writer.
+            reading.backup(writing)
         finally:
             writing.close()
     except sqlite3.Error as error:

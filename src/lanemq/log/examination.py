@@ -39,6 +39,8 @@ class Examined:
     """Files and folders that this user cannot read and write."""
     scanned: int | None = None
     """Records read by a scan; None without one."""
+    scan_problem: str | None = None
+    """Why a scan that was asked for did not reach the end of the log."""
 
 
 def examine(data: Path, *, scan: bool = False) -> Examined:
@@ -144,11 +146,16 @@ def _scan(data: Path, found: Examined) -> None:
     """Read the whole log. The folder is locked, so that no broker starts and changes files under the scan."""
     try:
         lock = DataLock(data, reading=True)
-    except (OSError, LogInUse):
+    except LogInUse:
+        found.scan_problem = "a broker uses the folder: stop it, or scan a restored backup"
+        return
+    except OSError as error:
+        found.scan_problem = f"the folder cannot be locked: {error.strerror}"
         return
     try:
-        with contextlib.suppress(OSError):
-            _read_all(data / "log", found)
+        _read_all(data / "log", found)
+    except OSError as error:
+        found.scan_problem = f"the log cannot be read: {error.strerror}"
     finally:
         lock.close()
 

@@ -508,7 +508,7 @@ class Server:
                 )
         except (OSError, TransportError) as error:
             if isinstance(error, (ssl.SSLError, TlsFailed)):
-                log.warning("a connection from %s was refused: %s", address, error)
+                self._warnings.warn(f"tls {address.host}", f"a connection from {address} was refused: {error}")
             connection.close()  # else it was closed before it could be used
 
     def _pause_accepting(self, listener: socket.socket, error: OSError) -> None:

@@ -104,7 +104,7 @@ def _health(broker: BrokerFigures) -> str:
     if reason != "false":
         return f"READ-ONLY: {reason}"
     if broker.number("lanemq_sends_paused"):
-        ready = "SENDS PAUSED: the disk is nearly full, or no descriptor is left"
+        ready = f"SENDS PAUSED: {broker.table.get('lanePaused', 'see /ready of its monitor')}"
     else:
         ready = "ready" if broker.number("lanemq_ready") else "NOT READY: see /ready of its monitor"
     damaged, rebuilding = broker.number("lanemq_damaged_places"), broker.number("lanemq_index_rebuild_bytes")

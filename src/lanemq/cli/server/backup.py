@@ -8,6 +8,7 @@ import click
 from lanemq.cli.output import size_text, time_text
 from lanemq.clock import SystemClock, wall_time
 from lanemq.log import backup as backups
+from lanemq.net.descriptors import raise_soft_limit
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -24,6 +25,7 @@ def backup(folder: Path, data: Path, verify: bool) -> None:
     Everything acknowledged before the command started is in the backup. FOLDER must not exist, or be empty, or hold a
     backup that was not finished.
     """
+    raise_soft_limit()  # all files of the log are open at once
     manifest = backups.back_up(data, folder, made_at=SystemClock().wall(), version=version("lanemq"))
     if verify:
         backups.verify(folder)

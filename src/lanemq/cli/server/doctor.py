@@ -18,6 +18,7 @@ from lanemq.cli.output import Grid, plural, show, size_text, time_text
 from lanemq.clock import SystemClock, wall_time
 from lanemq.log.examination import Examined, examine, is_read_only
 from lanemq.log.state import VERSION
+from lanemq.net.descriptors import raise_soft_limit
 
 FEW_FILES = 4096
 """Open files below which a broker with many clients or queues may run out of them."""
@@ -70,6 +71,7 @@ def doctor(data: Path, scan: bool, as_json: bool) -> None:
 def _examined(data: Path, scan: bool) -> Iterator[Finding]:
     yield ok("versions", _versions())
     yield limits_finding(resource.getrlimit(resource.RLIMIT_NOFILE))
+    raise_soft_limit()  # a scan opens every file of the log
     if not data.is_dir():
         yield problem("folder", f"{data} does not exist or is no folder: check --data; a broker would create it")
         return
@@ -169,5 +171,7 @@ def damage_finding(found: Examined) -> Finding:
             "records",
             f"{plural(len(found.damage), 'damaged place')} in the log: {places}{scanned}; they are skipped",
         )
+    if found.scan_problem is not None:
+        return warning("records", f"not scanned: {found.scan_problem}{scanned}")
     torn = f"; {plural(found.torn_files, 'torn end')} kept in torn/" if found.torn_files else ""
     return ok("records", f"no damage is known{torn}{scanned}")
