@@ -26,6 +26,7 @@ from lanemq.net.receiving import received, space_for
 from lanemq.net.server_tls import CLOSING_ALERT_SECONDS, HANDSHAKE_SECONDS, TlsDetector
 from lanemq.net.turns import Turns
 from lanemq.net.unfinished_frames import UnfinishedFrames
+from lanemq.net.unsent_replies import UnsentReplies
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import BadHeader, Command, Frame, FrameDecoder, decode_command, encode_response
 from lanemq.wire.other_protocols import OtherProtocol
@@ -42,6 +43,10 @@ MAX_UNFINISHED_BYTES = 256 * 1024 * 1024
 """Limit of unfinished frames over all peers, because each peer may hold one frame of the maximum size. Above it, peers
 are disconnected (`net/unfinished_frames`).
 """
+
+MAX_UNSENT_BYTES = 256 * 1024 * 1024
+"""Limit of unsent replies over all peers, because each peer may have `WRITE_HIGH_WATER_BYTES` of them. Above it, peers
+are disconnected (`net/unsent_replies`)."""
 
 FLUSH_BYTES = 1024 * 1024
 """Replies above this together do not wait for the others of their read. Only what was written counts against the
@@ -240,6 +245,9 @@ class Peer(asyncio.BufferedProtocol):
                 self._transport.write(b"".join(outgoing))
             else:
                 self._transport.writelines(outgoing)  # uvloop's does not copy them
+            unsent = self._transport.get_write_buffer_size()
+            if unsent >= JOINED_BYTES:
+                self._server.count_unsent(self, unsent)
 
     # asyncio's callbacks
 
@@ -347,6 +355,11 @@ class Peer(asyncio.BufferedProtocol):
         self.send(encode_response(error.opaque, ResponseCode.SYSTEM_ERROR, remark=str(error)))
 
     @property
+    def unsent(self) -> int:
+        """Bytes of written replies that the client has not read."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
     def _waits(self) -> bool:
         return self.reads_slowly or self._stopped or self._closing
 
@@ -410,6 +423,9 @@ class Server:
         self.reads: Reads = reads or NoReads()
         self.max_frame_bytes = max_frame_bytes
         self.unfinished: UnfinishedFrames[Peer] = UnfinishedFrames(max_unfinished_bytes)
+        self.unsent: UnsentReplies[Peer] = UnsentReplies(
+            MAX_UNSENT_BYTES, lambda peer: peer.unsent, lambda peer: peer.remote.host
+        )
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop, nanoseconds or SystemClock().now_ns)
         self.peers: dict[Peer, None] = {}
@@ -597,7 +613,18 @@ class Server:
             # A peer that is closing already is not closed again.
             frames.note(first, host, 0, known=first.known, begun=False)
 
+    def count_unsent(self, peer: Peer, size: int) -> None:
+        """Notes the unsent replies of a peer; above the limit of all of them, peers are disconnected."""
+        self.unsent.note(peer, size)
+        while (first := self.unsent.first_to_close()) is not None:
+            host, why = first.remote.host, f"the unsent replies of all clients take more than {self.unsent.limit} bytes"
+            self.refusals.add(RefusalReason.UNSENT_REPLIES)
+            self._warnings.warn(host, f"connections from {host} that do not read their replies are closed: {why}")
+            self.unsent.forget(first)
+            first.abort()
+
     def forget(self, peer: Peer) -> None:
+        self.unsent.forget(peer)
         self._count(peer.remote.host, -1)
         self._refused_peers.discard(peer)
         if peer in self.peers:

@@ -13,6 +13,8 @@ class RefusalReason(Enum):
     """A connection that sent no request, or no signed one, in time; it was closed."""
     UNFINISHED_FRAMES = "unfinished_frames"
     """A connection with an unfinished request, closed because those of all clients took too much memory."""
+    UNSENT_REPLIES = "unsent_replies"
+    """A connection that did not read its replies, closed because those of all clients took too much memory."""
     NOT_ALLOWED = "not_allowed"
     """No signature, a wrong one, or a missing permission."""
     BODY = "body"

@@ -1,0 +1,53 @@
+"""Unsent replies: what all clients have not read yet, and whose connection goes first.
+
+Each connection may have some megabytes of replies unsent; those of thousands of connections would fill the memory.
+Above a limit connections are closed: of the address with the most bytes, the one that has fallen behind for longest.
+
+Sizes are noted when something is written, and fall unseen while a client reads. So they are looked at again before
+anybody is closed.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Reader = TypeVar("Reader", bound=Hashable)
+
+
+class UnsentReplies(Generic[Reader]):
+    """The unsent replies of all connections. `size_of`: bytes that a connection has unsent at the moment."""
+
+    def __init__(self, limit: int, size_of: Callable[[Reader], int], host_of: Callable[[Reader], str]) -> None:
+        self.limit = limit
+        """Bytes over all connections."""
+        self.total = 0
+        """At most this much is unsent."""
+        self._size_of = size_of
+        self._host_of = host_of
+        self._sizes: dict[Reader, int] = {}
+        """By connection, the one that fell behind first comes first."""
+
+    def note(self, reader: Reader, size: int) -> None:
+        self.total += size - self._sizes.get(reader, 0)
+        self._sizes[reader] = size
+
+    def forget(self, reader: Reader) -> None:
+        self.total -= self._sizes.pop(reader, 0)
+
+    def first_to_close(self) -> Reader | None:
+        """The connection to be closed; None while all replies are within the limit."""
+        if self.total <= self.limit:
+            return None
+        self._look_again()
+        if self.total <= self.limit:
+            return None
+        by_host: Counter[str] = Counter()
+        for reader, size in self._sizes.items():
+            by_host[self._host_of(reader)] += size
+        worst = by_host.most_common(1)[0][0]
+        return next(reader for reader in self._sizes if self._host_of(reader) == worst)
+
+    def _look_again(self) -> None:
+        now = {reader: self._size_of(reader) for reader in self._sizes}
+        self._sizes = {reader: size for reader, size in now.items() if size}
+        self.total = sum(self._sizes.values())
