@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh hatch_build.py $(wildc
 setup: $(STAMP) ## build .venv with the lanemq command in it
 
 run: setup ## the main job: broker, consumers and a Spark pipeline, parts of it killed, the result checked
-	@bash scripts/java.sh
+	@bash scripts/java.sh --home >/dev/null || bash scripts/java.sh
 	@$(JAVA) $(BIN)/python -m lanemq.testing.demo
 
 test: setup lint ## all tests except the extended ones; hot paths with and without the compiled module

@@ -219,3 +219,13 @@ def test_a_change_says_what_it_did_on_the_next_page_and_only_that(client: TestCl
     assert "Nothing to do: this lane" in client.get(sent.headers["location"]).text
     (done,) = parse_qs(urlsplit(sent.headers["location"]).query)["done"]
     assert "Nothing" not in client.get(f"/waiting?{urlencode({'done': done + ' Call +1 555 0100'})}").text
+
+
+@pytest.mark.parametrize(
+    ("path", "link"), [("/topics", "New topic"), ("/topics/orders", "Delete…"), ("/groups/shipping", "Reset")]
+)
+def test_changes_are_offered_before_the_sign_in_to_those_who_may_make_them(
+    client: TestClient, path: str, link: str
+) -> None:
+    assert link in client.get(path).text
+    assert link not in shown(client, path, {}, "192.0.2.7")

@@ -138,7 +138,7 @@ def test_a_key_that_is_held_in_its_member_and_at_the_broker_is_listed_once() -> 
     state = LaneStateView("held", "key", head=QueueOffset(18))
     held = (HeldLaneView("shipping", "w", QUEUE, "order-7", state), HeldLaneView("shipping", "w", QUEUE, "a", state))
     now = replace(snapshot(0), parked=(parked(LaneStatus.HELD),), held=held)
-    assert [row.key for row in waiting_view(now).rows] == ["a", "order-7"]
+    assert [row.key for row in waiting_view(now).rows] == ["order-7", "a"], "what waits for longest comes first"
     assert waiting_keys(now.parked, now.held) == {("shipping", False): 2}
 
 

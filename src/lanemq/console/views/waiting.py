@@ -1,5 +1,6 @@
 """Everything that waits: keys that are held or parked, and dead letters, of all groups and pipelines."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -100,8 +101,10 @@ def waiting_view(now: Snapshot, pipelines: Sequence[PipelineNow] = ()) -> Waitin
     )
 
 
-def _rank(row: WaitingRow) -> tuple[int, str, str, int, str]:
-    return _ORDER[row.state], row.group, row.topic, row.queue, row.key or ""
+def _rank(row: WaitingRow) -> tuple[int, float, str, str, int, str]:
+    """What waits for longest comes first."""
+    since = math.inf if row.since is None else row.since.timestamp()
+    return _ORDER[row.state], since, row.group, row.topic, row.queue, row.key or ""
 
 
 def member_notes(unknown: Iterable[UnknownMember]) -> list[str]:
