@@ -90,8 +90,10 @@ def test_the_values_are_true(busy: RunningBroker) -> None:
         ("lanemq_connections", ()): 2,
         ("lanemq_ready", ()): 1,
         ("lanemq_send_seconds_count", ()): 9,
+        ("lanemq_send_seconds_bucket", ("10.001",)): 9,
     }
     assert {name: shown[name] for name in expected} == expected
+    assert ("lanemq_send_seconds_bucket", ("0.0",)) not in shown, "no send takes no time"
     assert shown["lanemq_disk_free_bytes", ()] > 0
     assert shown["lanemq_group_commit_seconds_count", ()] >= 9
     assert shown["lanemq_flush_seconds_count", ()] >= 9

@@ -88,7 +88,8 @@ class Figures:
         yield MetricSample(names.FAILED_SENDS, traffic.failed_puts)
         yield MetricSample(names.PULLS, traffic.found.total, ("found",))
         yield MetricSample(names.PULLS, traffic.missed.total, ("empty",))
-        sends = Distribution([limit / 1000 for limit in LATENCY_LIMITS_MS])
+        # Sends are timed in whole milliseconds: up to "0 ms" means in less than one.
+        sends = Distribution([(limit + 1) / 1000 for limit in LATENCY_LIMITS_MS])
         sends.counts, sends.sum = traffic.put_counts(), traffic.put_millis / 1000
         yield MetricSample(names.SEND_SECONDS, sends)
 
