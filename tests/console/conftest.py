@@ -128,7 +128,7 @@ def client(stage: Stage) -> Iterator[TestClient]:
     """A browser without scripts, on the console's own machine."""
     settings = ConsoleSettings(stage.address, every=0.2, history=stage.history)
     with TestClient(console_app(settings, TOKEN), base_url=BASE, client=("127.0.0.1", 50000)) as found:
-        until("the dead letter and the held key", lambda: _is_complete(found))
+        until("the dead letter and the held key", lambda: _is_complete(found), 120.0)
         yield found
 
 

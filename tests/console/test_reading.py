@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 from tests.broker.running import ManualClock
 
-from lanemq.console.reading import MAX_ANSWERS, MAX_WAITING, ConsoleBusy, ConsoleReads, Watch
+from lanemq.console.reading import MAX_ANSWERS, MAX_PAUSE, MAX_WAITING, ConsoleBusy, ConsoleReads, Watch
 from lanemq.console.snapshot import Snapshot
 from lanemq.model.errors import LaneError
 
@@ -249,9 +249,13 @@ def test_an_open_page_makes_snapshots_more_frequent_and_waits_for_the_next() -> 
     with_watch(use)
 
 
-def test_snapshots_take_a_tenth_of_the_time_at_most() -> None:
+def test_snapshots_take_a_tenth_of_the_time_and_one_slow_answer_does_not_make_pages_old() -> None:
     async def use(watch: Watch, reader: Reader, clock: ManualClock) -> None:
-        watch.now = Snapshot(clock.wall(), took=600.0)
-        assert watch.pause() == 6000.0
+        watch._every = 0.1
+        watch.now = Snapshot(clock.wall(), took=0.6)
+        assert watch.pause() == 6.0
+        watch.now = Snapshot(clock.wall(), took=60.0)
+        assert watch.pause() == MAX_PAUSE
+        watch._every = 1000.0
 
     with_watch(use)

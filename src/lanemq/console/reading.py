@@ -32,6 +32,9 @@ MAX_ANSWERS = 256
 """Answers that are kept."""
 SHARE_OF_TIME = 10
 """The pause between two snapshots is at least so many times as long as the last one took."""
+MAX_PAUSE = 10.0
+"""Seconds between two snapshots at most, however long the last one took. One slow member makes a snapshot wait for its
+answer, and would otherwise leave pages a minute old."""
 IDLE_FACTOR = 5
 """While no page is open, snapshots are taken so much less often."""
 
@@ -151,7 +154,7 @@ class Watch:
     def pause(self) -> float:
         """Seconds until the next snapshot, unless a page asks for one."""
         wanted = self._every if self._watchers else self._every * IDLE_FACTOR
-        return max(wanted, self.now.took * SHARE_OF_TIME)
+        return max(wanted, min(self.now.took * SHARE_OF_TIME, MAX_PAUSE))
 
     async def fresh(self) -> Snapshot:
         """The newest snapshot; takes one now if the last is older than an open page would see."""
