@@ -263,7 +263,6 @@ class Broker:
             on_undone=partial(undo_stamps, tables.producers),
         )
         members = Membership(expiry_ms=to_millis(options.member_expiry))
-        limits = self._connection_limits(store)
         return Parts(
             options=options,
             clock=clock,
@@ -298,14 +297,19 @@ class Broker:
             delay_delivery=DelayDelivery(tables.delays, store, clock, tables.topics, group_commit),
             recording=recording,
             parking=tables.parking,
-            in_force={
-                "listen": self.address,
-                "retention_bytes": _store_options(options).retention_bytes,
-                "max_connections": limits.total,
-                "max_connections_per_address": limits.of_one_address,
-                "monitor": self._monitor_in_force(),
-            },
+            in_force=self._in_force(store),
         )
+
+    def _in_force(self, store: Store) -> dict[str, object]:
+        """Options whose value depends on this machine, as they are now."""
+        limits = self._connection_limits(store)
+        return {
+            "listen": self.address,
+            "retention_bytes": _store_options(self.options).retention_bytes,
+            "max_connections": limits.total,
+            "max_connections_per_address": limits.of_one_address,
+            "monitor": self._monitor_in_force(),
+        }
 
     def _new_threads(self) -> "Threads":
         """Simulations override this with some that need no thread."""

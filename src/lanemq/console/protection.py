@@ -110,7 +110,7 @@ class Sessions:
         return self.remote_writes or is_loopback(client)
 
     def refusal_to_sign_in(self, client: str, headers: Mapping[str, str]) -> str | None:
-        """Why nobody may sign in with this request, from its headers alone; None if it is allowed."""
+        """Why the console refuses a sign-in by the request's headers, before it reads the form; None if it accepts."""
         if not self.may_write(client):
             return (
                 f"this console is read-only for other machines, and {client} is one: use it on its own machine, or "
@@ -185,7 +185,7 @@ def _mark(text: str) -> str:
 
 @dataclass(slots=True)
 class BodyLimit:
-    """How much of a request's body is read. Whoever handles the request may raise it before it reads."""
+    """How much of a request's body the console reads. A route may raise the limit before it reads the body."""
 
     bytes: int = MAX_FORM_BYTES
     advice: str = "open the page again"

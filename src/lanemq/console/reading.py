@@ -1,9 +1,9 @@
 """How the console reads from the brokers: few requests at a time, each answer shared by all pages that ask for it.
 
 Two limits keep the console from slowing the brokers, however many pages are open: `MAX_READS` threads read, and an
-answer younger than its `max_age` is used again. Snapshots are taken by a thread of their own, and take at most a tenth
-of the time (`Watch`). So the brokers never have more than three requests of a console at once, except while a snapshot
-asks members for their held lanes, four at a time.
+answer younger than its `max_age` is used again. A thread of its own takes snapshots. After each one it pauses ten times
+as long, up to ten seconds (`Watch`). So the brokers never have more than three requests of a console at once, except
+while a snapshot asks members for their held lanes, four at a time.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ pile up. A page that is refused says so, and nothing was changed."""
 MAX_ANSWERS = 256
 """Answers that are kept."""
 SHARE_OF_TIME = 10
-"""The pause between two snapshots is at least so many times as long as the last one took."""
+"""The pause between two snapshots is so many times as long as the last one took, up to `MAX_PAUSE`."""
 MAX_PAUSE = 10.0
-"""Seconds between two snapshots at most, however long the last one took. One slow member makes a snapshot wait for its
-answer, and would otherwise leave pages a minute old."""
+"""Seconds that a slow snapshot may delay the next one. One slow member makes a snapshot wait for its answer, and would
+otherwise leave pages a minute old."""
 IDLE_FACTOR = 5
 """While no page is open, snapshots are taken so much less often."""
 

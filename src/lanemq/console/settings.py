@@ -14,7 +14,7 @@ class ConsoleSettings:
     server: str
     """Address of a LaneMQ broker or of RocketMQ name servers."""
     listen: str = ""
-    """Address on which this console listens; empty: whoever serves it has not said."""
+    """Address on which this console listens; empty if the server has not set it."""
     every: float = 2.0
     """Seconds between two snapshots while a page is open. Small: the brokers are asked often. Large: pages lag."""
     history: Path | None = None

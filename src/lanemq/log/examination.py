@@ -109,8 +109,8 @@ def is_read_only(folder: Path) -> bool:
 def _read_state(path: Path, found: Examined) -> int:
     """Returns how far the database knows the log.
 
-    Opened read-only, so that closing the connection leaves the write-ahead log of a killed broker in place. For
-    that, SQLite creates a file beside the database, unless the caller promises that nobody changes the database.
+    Opened read-only, so that closing the connection leaves the write-ahead log of a killed broker in place. SQLite
+    then creates a file beside the database, unless the address says that no process changes the database.
     """
     mode = "mode=ro"
     if not os.access(path.parent, os.W_OK) or is_read_only(path.parent):

@@ -63,8 +63,9 @@ def retry_progress(admin: Admin, group: GroupDescription) -> Progress:
 class RetrySearch:
     """Finds the retries of messages, which have one key and one queue.
 
-    The progress in retry topics (`retry_progress`) must be read before this is made. A message that moves between the
-    delay and the retry topic meanwhile is then found in one of the two, and never taken for finished.
+    Read the progress in retry topics (`retry_progress`) before you create this. If the broker moves a message from the
+    delay topic to the retry topic in between, the search still finds it in one of the two, and nothing takes it for
+    finished.
     """
 
     def __init__(self, admin: Admin, messages: Sequence[Message]) -> None:

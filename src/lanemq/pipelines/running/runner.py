@@ -77,12 +77,7 @@ def start(
         lock: The lock of the checkpoint, if the caller has taken it already.
     """
     _refuse_connect(pipeline, spark)
-    clock = SystemClock()
-    settings = {**_hadoop_settings(spark), **pipeline.spark}
-    pipeline = replace(pipeline, spark=settings)
-    for sink in (pipeline.sink, pipeline.dead_letters):
-        if sink is not None:
-            sink.accept_settings(settings)
+    clock, pipeline = SystemClock(), _with_settings(pipeline, spark)
     checkpoint = Checkpoint(pipeline.folder, pipeline.name, pipeline.source.public_options, clock, lock)
     processor = BatchProcessor(
         pipeline.stage,
@@ -117,6 +112,15 @@ def start(
         processor.close()
         checkpoint.close()
         raise
+
+
+def _with_settings(pipeline: Pipeline, spark: SparkSession) -> Pipeline:
+    """The pipeline with all settings for file systems: those of the session, and above them its own."""
+    settings = {**_hadoop_settings(spark), **pipeline.spark}
+    for sink in (pipeline.sink, pipeline.dead_letters):
+        if sink is not None:
+            sink.accept_settings(settings)
+    return replace(pipeline, spark=settings)
 
 
 def _tracing(pipeline: Pipeline, checkpoint: Checkpoint, trace: BatchTrace | None) -> BatchTracing | None:

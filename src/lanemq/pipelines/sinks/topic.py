@@ -219,7 +219,7 @@ def trace_context() -> dict[str, str]:
 
     A repeated batch has a span of its own. The broker keeps the messages that it has, with the context of their span.
     """
-    propagate = sys.modules.get("opentelemetry.propagate")  # imported by whoever made the span
+    propagate = sys.modules.get("opentelemetry.propagate")  # the code that made the span has imported it
     properties: dict[str, str] = {}
     if propagate is not None:
         propagate.inject(properties)
