@@ -31,13 +31,14 @@ ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "the-token"
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 BASE = "http://127.0.0.1:9870"
+MAX_WAIT_SECONDS = 60.0
 
 
-def until(what: str, happened: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Waits for a condition; a busy machine may take its time."""
-    end = time.monotonic() + seconds
+def until(what: str, happened: Callable[[], bool], instead: Callable[[], str] = str) -> None:
+    """Waits for a condition; a busy machine may take its time. `instead` says what there is if it never holds."""
+    end = time.monotonic() + MAX_WAIT_SECONDS
     while not happened():
-        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        assert time.monotonic() < end, f"waited {MAX_WAIT_SECONDS:.0f} s for {what}: {instead()}"
         time.sleep(0.02)
 
 
@@ -128,7 +129,11 @@ def client(stage: Stage) -> Iterator[TestClient]:
     """A browser without scripts, on the console's own machine."""
     settings = ConsoleSettings(stage.address, every=0.2, history=stage.history)
     with TestClient(console_app(settings, TOKEN), base_url=BASE, client=("127.0.0.1", 50000)) as found:
-        until("the dead letter and the held key", lambda: _is_complete(found), 120.0)
+        until(
+            "the dead letter and the held key",
+            lambda: _is_complete(found),
+            lambda: found.get("/waiting").text + found.get("/groups").text,
+        )
         yield found
 
 

@@ -29,5 +29,6 @@ def test_home_plots_and_leads_to_what_waits_without_a_complaint(window: Window) 
     window.page.get_by_role("heading", name="Waiting", exact=True).wait_for()
     assert window.page.get_by_text("<script>alert(1)</script>").count() > 0
     window.page.set_viewport_size({"width": 390, "height": 800})
+    window.page.get_by_text("Dead letters").first.locator(".help").hover()
     assert not window.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
     assert window.problems == []
