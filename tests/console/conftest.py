@@ -31,14 +31,13 @@ ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "the-token"
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 BASE = "http://127.0.0.1:9870"
-MAX_WAIT_SECONDS = 60.0
 
 
-def until(what: str, happened: Callable[[], bool], instead: Callable[[], str] = str) -> None:
+def until(what: str, happened: Callable[[], bool], seconds: float = 60.0, instead: Callable[[], str] = str) -> None:
     """Waits for a condition; a busy machine may take its time. `instead` says what there is if it never holds."""
-    end = time.monotonic() + MAX_WAIT_SECONDS
+    end = time.monotonic() + seconds
     while not happened():
-        assert time.monotonic() < end, f"waited {MAX_WAIT_SECONDS:.0f} s for {what}: {instead()}"
+        assert time.monotonic() < end, f"waited {seconds:.0f} s for {what}: {instead()}"
         time.sleep(0.02)
 
 
@@ -132,7 +131,7 @@ def client(stage: Stage) -> Iterator[TestClient]:
         until(
             "the dead letter and the held key",
             lambda: _is_complete(found),
-            lambda: found.get("/waiting").text + found.get("/groups").text,
+            instead=lambda: found.get("/waiting").text + found.get("/groups").text,
         )
         yield found
 
