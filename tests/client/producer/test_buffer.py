@@ -1,13 +1,21 @@
 """A full buffer makes senders wait, and a small one accepts every message in the end."""
 
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault, serving
 from tests.client.producer.producers import Open
 
+from lanemq.client.admin.admin import Admin
+from lanemq.client.producer.async_producer import AsyncProducer
 from lanemq.client.producer.batches import Packer
 from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.producer import Producer
 from lanemq.client.producer.waiters import ThreadBatchWaiter
 from lanemq.model.errors import LaneFrozen, RequestTimedOut
+from lanemq.testing.embedded import EmbeddedBroker
 
 broker = serving()
 
@@ -17,6 +25,51 @@ def test_full_buffer_makes_senders_wait_and_loses_nothing(broker: FakeBroker, ki
     with kind(broker.address, **settings) as producer:
         pending = [producer.submit("orders", str(number).encode() * 100, key="k") for number in range(500)]
         assert [each.result(10).offset for each in pending] == list(range(500))
+
+
+class Counted(Producer):
+    """Counts the messages that do not use the inbox."""
+
+    accepted = 0
+
+    def _accept(self, *given: Any, **named: Any) -> None:
+        self.accepted += 1
+        super()._accept(*given, **named)
+
+
+class CountedOnALoop(AsyncProducer):
+    accepted = 0
+
+    async def _accept(self, *given: Any, **named: Any) -> None:
+        self.accepted += 1
+        await super()._accept(*given, **named)
+
+
+@pytest.fixture
+def stored_at() -> Iterator[str]:
+    """A real broker with the topic `orders`."""
+    with EmbeddedBroker() as real:
+        with Admin(real.address) as admin:
+            admin.create_topic("orders", 4, ordered=True)
+        yield real.address
+
+
+def test_messages_use_the_inbox_while_the_default_buffer_is_full(stored_at: str) -> None:
+    with Counted(stored_at, codec="bytes") as producer:
+        for number in range(100_000):
+            producer.submit("orders", b"x" * 1000, key=str(number % 9))
+    assert producer.accepted < 10_000
+
+
+def test_messages_use_the_inbox_while_the_default_buffer_is_full_on_a_loop(stored_at: str) -> None:
+    async def submit_all() -> int:
+        async with CountedOnALoop(stored_at, codec="bytes") as producer:
+            await producer.send("orders", b"", key="first")
+            for number in range(100_000):
+                await producer.submit("orders", b"x" * 1000, key=str(number % 9))
+        return producer.accepted
+
+    assert asyncio.run(submit_all()) < 10_000
 
 
 def test_buffer_that_stays_full_ends_with_a_time_out(broker: FakeBroker, kind: Open) -> None:

@@ -265,24 +265,27 @@ class AsyncProducer(ProducerBase):
             self._inbox.learn(route)
             return [lane]
 
-        await self._wait_in_line(topic, message.size, offer)
+        await self._wait_in_line(topic, message.size, offer, self._inbox.full_at)
 
     async def _accept_chunk(self, topic: str, chunk: list[PendingMessage]) -> None:
         def offer(route: TopicRoute) -> list[QueueLane]:
             return self._engine.offer_all(self._chooser.sort_out(route, chunk), route)
 
-        await self._wait_in_line(topic, sum([message.size for message in chunk]), offer)
+        await self._wait_in_line(topic, sum([message.size for message in chunk]), offer, self._options.buffer_bytes)
 
-    async def _wait_in_line(self, topic: str, size: int, offer: Offer) -> None:
-        """Offers messages: at once if no other call waits and there is room, otherwise after the calls in line."""
+    async def _wait_in_line(self, topic: str, size: int, offer: Offer, full_at: int) -> None:
+        """Offers messages: at once if no other call waits and there is room, otherwise after the calls in line.
+
+        There is room while the buffer has no more than `full_at` bytes.
+        """
         if self._closing:
             self._check_open()
         if self._maintenance is None:
             self._maintenance = asyncio.get_running_loop().create_task(self._maintain())
         self._empty_inbox()
-        size = min(size, self._options.buffer_bytes)  # more than the whole buffer cannot become free
+        most_before = full_at - min(size, full_at)  # more than the whole buffer cannot become free
         route = self._known_route(topic)
-        if self._in_line == 0 and route is not None and self._has_room(size):
+        if self._in_line == 0 and route is not None and self._has_room(most_before):
             self._offer_now(route, offer)
             return
         self._in_line += 1
@@ -291,7 +294,7 @@ class AsyncProducer(ProducerBase):
         try:
             async with asyncio.timeout(seconds) as limit, self._line:
                 route = await self._route(topic)
-                await self._wait_until(lambda: self._has_room(size) or self._closing)
+                await self._wait_until(lambda: self._has_room(most_before) or self._closing)
                 self._offer_now(route, offer)
         except TimeoutError:
             if not limit.expired():
@@ -323,8 +326,8 @@ class AsyncProducer(ProducerBase):
                 self._old_topics.add(topic)
         return route
 
-    def _has_room(self, size: int) -> bool:
-        return self._engine.unsettled.bytes + size <= self._options.buffer_bytes
+    def _has_room(self, most_before: int) -> bool:
+        return self._engine.unsettled.bytes <= most_before
 
     async def _wait_until(self, true: Callable[[], bool]) -> None:
         while not true():

@@ -35,6 +35,9 @@ MAX_BODY_BYTES, MAX_KEY = 4096, 250
 
 MAX_BYTES = MAX_MESSAGES * (MAX_BODY_BYTES + 4 * MAX_KEY + 2 * MESSAGE_OVERHEAD)
 
+MIN_FREE_BYTES = 3 * MAX_BYTES
+"""A smaller buffer is used to its end, without the inbox, rather than be left empty for a good part."""
+
 KNOWN_KEYS, KNOWN_TOPICS = 16_384, 256
 """Keys of a topic whose queue is remembered, and topics; when they are more, all are forgotten at once."""
 
@@ -49,6 +52,9 @@ class SendInbox:
         self._intake = Intake(packer.encode, packer.next_id, new_future, empty, max_body, packer.passes_bytes)
         # Lingering is counted from the call, which the inbox does not do.
         self._free = -1 if options.linger else options.buffer_bytes - MAX_BYTES
+        self.full_at = self._free if self._free >= MIN_FREE_BYTES else options.buffer_bytes
+        """Bytes in the buffer at which calls that send one message wait. Above it the inbox is closed, and every
+        message would need the lock; so the last part of a large buffer is left to the inbox."""
         self.take = self._intake.take
         # What `move_all` has taken out and not yet put into lanes.
         self._moving: dict[Target, list[PendingMessage]] = {}

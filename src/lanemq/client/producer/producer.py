@@ -268,8 +268,8 @@ class Producer(ProducerBase):
         if self._inbox:
             self._empty_inbox()
         with self._lock:
-            if engine.unsettled.bytes + message.size > self._options.buffer_bytes:
-                self._wait_for_room(message.size, seconds)
+            if engine.unsettled.bytes + message.size > self._inbox.full_at:
+                self._wait_for_room(message.size, seconds, self._inbox.full_at)
             if self._closing:
                 raise closed()
             try:
@@ -292,7 +292,7 @@ class Producer(ProducerBase):
         by_queue = self._chooser.sort_out(route, chunk)
         self._empty_inbox()
         with self._lock:
-            self._wait_for_room(sum(map(total_size, by_queue.values())), seconds)
+            self._wait_for_room(sum(map(total_size, by_queue.values())), seconds, self._options.buffer_bytes)
             if self._closing:
                 raise closed()
             try:
@@ -323,13 +323,13 @@ class Producer(ProducerBase):
         route = self._routes.get(check_sendable(topic), provisional=True, timeout=seconds)
         return route, max(0.0, seconds - (self._clock.now() - began) / 1000)
 
-    def _wait_for_room(self, size: int, seconds: float) -> None:
-        """Waits until `size` bytes fit into the buffer. With the lock held.
+    def _wait_for_room(self, size: int, seconds: float, full_at: int) -> None:
+        """Waits until `size` bytes fit into a buffer of `full_at` bytes. With the lock held.
 
         A callback does not wait, because it runs on the thread that makes room. Messages larger than the whole buffer
         are accepted when the buffer is empty.
         """
-        engine, free = self._engine, max(0, self._options.buffer_bytes - size)
+        engine, free = self._engine, max(0, full_at - size)
         if engine.unsettled.bytes <= free or self._guard.in_callback:
             return
         if not self._wait_until(lambda: engine.unsettled.bytes <= free or self._closing, seconds):
