@@ -28,6 +28,9 @@ Outcome = Literal["ok", "retry", "abandoned", "late"]
 
 _Fields = dict[str, str | int]
 _ENCODE = msgspec.json.Encoder().encode
+MAX_WHY_CHARS = 500
+"""Characters of an error that the end of a turn keeps. A key that fails for hours records its error with every attempt,
+so more would fill the disk; less would cut off what went wrong."""
 _LONGEST_LINE = 64 * 1024
 """Limit of the last line that is read again; a longer one is skipped for the line before it."""
 
@@ -111,13 +114,18 @@ class History:
         more: _Fields = {"key": key, "id": id, "epoch": epoch, "attempt": attempt, "batch": batch}
         self._write("turn", place.fields() | more)
 
-    def turn_end(self, place: "Place", key: str, outcome: Outcome, *, epoch: int = 0, ended: int = 0) -> None:
+    def turn_end(
+        self, place: "Place", key: str, outcome: Outcome, *, epoch: int = 0, ended: int = 0, why: str = ""
+    ) -> None:
         """After the handler returned, at the time `ended`, and the lease was checked again.
 
         `abandoned` when the queue was lost and the result thrown away; `late` when it succeeded, but the lease was
-        over by then and may or may not be given to the same member again.
+        over by then and may or may not be given to the same member again. `why`: the error of a turn that failed, for
+        people; the line has it only if there is one.
         """
         more: _Fields = {"key": key, "outcome": outcome, "epoch": epoch, "ended": ended}
+        if why:
+            more["why"] = why if len(why) <= MAX_WHY_CHARS else f"{why[: MAX_WHY_CHARS - 1]}…"
         self._write("turn_end", place.fields() | more)
 
     def dead_lettered(self, place: "Place", key: str, id: str, attempts: int) -> None:

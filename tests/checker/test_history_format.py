@@ -13,8 +13,8 @@ import lanemq.checker
 from lanemq.checker import events
 from lanemq.checker.checking import check
 from lanemq.checker.reading import HistoryReader
-from lanemq.checker.verdict import Verdict
-from lanemq.history import NO_HISTORY, History, Place, RecordedLease, last_time, open_history
+from lanemq.checker.verdict import Report, Verdict
+from lanemq.history import MAX_WHY_CHARS, NO_HISTORY, History, Place, RecordedLease, last_time, open_history
 
 PLACE = Place("g", "orders", 0, 7)
 LEASE = RecordedLease("g", "orders", 0, "a", 3)
@@ -26,7 +26,7 @@ def write_everything(history: History) -> None:
     history.send_failed("orders", "k", "m2")
     history.send_unknown("orders", "k", "m3")
     history.turn(PLACE, "k", "m1", epoch=3, attempt=1, batch=2)
-    history.turn_end(PLACE, "k", "ok", epoch=3, ended=5)
+    history.turn_end(PLACE, "k", "retry", epoch=3, ended=5, why="ValueError('no carrier')")
     history.dead_lettered(PLACE, "k", "m1", 16)
     history.skipped(PLACE, "k", "filter")
     history.parked(PLACE, "k")
@@ -151,6 +151,25 @@ def test_a_recorded_run_passes(tmp_path: Path) -> None:
     report = check([tmp_path])
     assert report.verdict is Verdict.PASS
     assert report.groups["g"].finished == 3
+
+
+def test_the_error_of_a_turn_is_cut_and_changes_no_verdict(tmp_path: Path) -> None:
+    """Histories without errors, such as older ones, are judged as those that have them."""
+
+    def report(name: str, why: str) -> tuple[Report, list[dict[str, object]]]:
+        history = open_history(tmp_path / name, "a", count(1).__next__, "consumer")
+        for outcome, error in (("retry", why), ("ok", "")):
+            history.turn(PLACE, "k", "m1", epoch=3)
+            history.turn_end(PLACE, "k", outcome, epoch=3, why=error)
+        history.close()
+        (path,) = (tmp_path / name).iterdir()
+        return check([path]), [json.loads(line) for line in path.read_text().splitlines()]
+
+    without, lines = report("without", "")
+    assert not any("why" in line for line in lines)
+    judged, lines = report("with", "x" * 10_000)
+    assert judged == without
+    assert [len(line["why"]) for line in lines if "why" in line] == [MAX_WHY_CHARS]
 
 
 @pytest.mark.parametrize("path", sorted(Path(lanemq.checker.__file__).parent.glob("*.py")), ids=lambda p: p.name)

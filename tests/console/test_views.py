@@ -360,7 +360,7 @@ def test_a_history_gives_the_turns_of_one_key_each_once(tmp_path: Path) -> None:
         {"e": "begin", "n": 0, "t": 0, "name": "worker-1"},
         {"e": "turn", "n": 1, "t": 10, "attempt": 1, **place},
         {"e": "turn", "n": 2, "t": 11, "attempt": 1, **{**place, "key": "kk", "offset": 4}},
-        {"e": "turn_end", "n": 3, "t": 20, "outcome": "retry", **place},
+        {"e": "turn_end", "n": 3, "t": 20, "outcome": "retry", "why": "no carrier", **place},
         {"e": "parked", "n": 4, "t": 30, **place},
     ]
     (tmp_path / "worker.jsonl").write_text(
@@ -369,8 +369,8 @@ def test_a_history_gives_the_turns_of_one_key_each_once(tmp_path: Path) -> None:
     broker = [{"e": "begin", "n": 0, "t": 0, "name": "broker"}, {"e": "parked", "n": 1, "t": 29, **place}]
     (tmp_path / "broker.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in broker))
     found = read_key_history(tmp_path, "orders", "k")
-    assert [(turn.what, turn.process, turn.ended) for turn in found.turns] == [
-        ("retry", "worker-1", 20), ("parked", "broker", 29),
+    assert [(turn.what, turn.process, turn.ended, turn.why) for turn in found.turns] == [
+        ("retry", "worker-1", 20, "no carrier"), ("parked", "broker", 29, ""),
     ]  # fmt: skip
 
 

@@ -156,12 +156,16 @@ class Turn(GroupEvent, tag="turn"):
 
 
 class TurnEnd(GroupEvent, tag="turn_end"):
-    """The handler has returned, at the time `ended`; 0 if the writer does not say."""
+    """The handler has returned, at the time `ended`; 0 if the writer does not say.
+
+    `why` is the error of a turn that failed. It is for people; no invariant depends on it.
+    """
 
     key: str
     outcome: Outcome
     epoch: int = 0
     ended: int = 0
+    why: str = ""
 
 
 class DeadLettered(GroupEvent, tag="dead_lettered"):

@@ -30,6 +30,7 @@ class HistoryLine(msgspec.Struct):
     epoch: int = 0
     ended: int = 0
     reason: str = ""
+    why: str = ""
     last: int = -1
 
 
@@ -49,6 +50,8 @@ class RecordedTurn:
     attempt: int = 0
     id: str = ""
     """Of the message; empty for events that do not have it."""
+    why: str = ""
+    """The error of a turn that failed, or the reason of another event; empty if none was recorded."""
 
 
 @dataclass(slots=True)
@@ -127,11 +130,11 @@ def _read_file(path: Path, topic: str, key: str, found: KeyHistory) -> None:
             running[place] = line
         elif line.e == "turn_end":
             began = running.pop(place, line)
-            found.turns.append(_turn(process, began, line.outcome, line.ended or line.t))
+            found.turns.append(_turn(process, began, line.outcome, line.ended or line.t, line.why))
         elif line.e in _OTHERS:
-            found.turns.append(_turn(process, line, line.e, line.t))
+            found.turns.append(_turn(process, line, line.e, line.t, line.reason))
     found.turns += [_turn(process, line, "running", None) for line in running.values()]
 
 
-def _turn(process: str, line: HistoryLine, what: str, ended: int | None) -> RecordedTurn:
-    return RecordedTurn(process, line.group, line.queue, line.offset, what, line.t, ended, line.attempt, line.id)
+def _turn(process: str, line: HistoryLine, what: str, ended: int | None, why: str = "") -> RecordedTurn:
+    return RecordedTurn(process, line.group, line.queue, line.offset, what, line.t, ended, line.attempt, line.id, why)

@@ -1,4 +1,4 @@
-"""How the end of a turn is recorded after its lease has ended."""
+"""How the end of a turn is recorded: after its lease has ended, and with its error."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 
 from lanemq.client.consumer.turns.handler import Stop
 from lanemq.client.consumer.turns.history import TurnRecorder, group_in_history
-from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, RunPermit
+from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, STOPPED, RunPermit, Suspend
 from lanemq.history import History
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
@@ -30,12 +30,14 @@ def run(usable_until: int, *, dropped: bool = False) -> Any:
     return SimpleNamespace(permit=permit, usable_until=permit.usable_until)
 
 
-def events_of(folder: Path, *runs: tuple[Any, Stop | None], **options: Any) -> list[dict[str, Any]]:
+def events_of(
+    folder: Path, *runs: tuple[Any, Stop | None], batch: tuple[Any, ...] = (MESSAGE,), **options: Any
+) -> list[dict[str, Any]]:
     history = History(folder / "a.jsonl", "a", lambda: 0, "consumer")
     recorder = TurnRecorder("g", history, Clock(), **options)  # type: ignore[arg-type]
     for each, stop in runs:
-        recorder.begin((MESSAGE,), each)
-        recorder.end((MESSAGE,), each, stop)
+        recorder.begin(batch, each)
+        recorder.end(batch, each, stop)
     history.close()
     return [json.loads(line) for line in (folder / "a.jsonl").read_bytes().splitlines()][1:]
 
@@ -57,6 +59,33 @@ def test_a_turn_that_outlived_its_lease_is_recorded_as_late_or_abandoned(
     """A frozen handler continues before its member learns that the queue is lost."""
     _, end = events_of(tmp_path, (run(until, dropped=dropped), stop))
     assert end["outcome"] == outcome
+
+
+class Unspeakable(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("stop", "whys"),
+    [
+        (None, [None, None, None]),
+        (Stop(FAILED), [None, None, None]),
+        (Stop(STOPPED, succeeded=2), [None, None, None]),
+        (Stop(FAILED, error=ValueError("no carrier")), ["ValueError('no carrier')"] * 3),
+        (Stop(FAILED, 1, 1, error=ValueError("no carrier")), [None, "ValueError('no carrier')", None]),
+        (Stop(Suspend(None), 2, 1, error=ValueError(), dead_letter="no\naddress"), [None, None, "no address"]),
+        (Stop(FAILED, 2, error=ValueError("\ud800")), [None, None, "ValueError('\\ud800')"]),
+        (Stop(Suspend(None), 2, dead_letter="\ud800"), [None, None, "?"]),
+        (Stop(FAILED, 2, error=Unspeakable()), [None, None, "Unspeakable (its text cannot be produced)"]),
+    ],
+)
+def test_the_end_of_a_failed_turn_has_the_error_that_it_failed_with(
+    tmp_path: Path, stop: Stop | None, whys: list[str | None]
+) -> None:
+    """Of a batch, only the messages that the error is about have it."""
+    lines = events_of(tmp_path, (run(2_000), stop), batch=(MESSAGE,) * 3)
+    assert [line.get("why") for line in lines[3:]] == whys
 
 
 def test_turns_without_order_are_recorded_without_keys(tmp_path: Path) -> None:

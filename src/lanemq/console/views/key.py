@@ -37,6 +37,10 @@ class JourneyTurn:
     at: datetime
     seconds: float | None
     attempt: int
+    error: str = ""
+    """What a failed turn raised; empty if its history does not say."""
+    detail: str = ""
+    """Why something else happened, such as a skip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +333,7 @@ def _head(progress: KeyProgress) -> int:
 
 
 _OUTCOMES = frozenset({"ok", "retry", "abandoned", "late"})
+_FAILED = frozenset({"retry", "abandoned"})
 _TURN_LEVELS = {"ok": "good", "running": "busy", "late": "warn", "abandoned": "warn", "effect": "good"}
 _TURN_WORDS = {
     "ok": "done", "retry": "failed", "late": "done after the lease ended", "abandoned": "thrown away: queue lost",
@@ -347,6 +352,8 @@ def _turn(recorded: RecordedTurn, clock: ClockPair) -> JourneyTurn:
         clock.time(recorded.began),
         seconds,
         recorded.attempt,
+        recorded.why if recorded.what in _FAILED else "",
+        "" if recorded.what in _FAILED else recorded.why,
     )
 
 

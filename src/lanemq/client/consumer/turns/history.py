@@ -3,12 +3,12 @@
 Handlers are wrapped only if there is a history, so that turns cost nothing without one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.turns.handler import AsyncBatchHandler, Batch, BatchHandler, Stop
+from lanemq.client.consumer.turns.handler import AsyncBatchHandler, Batch, BatchHandler, Stop, describe, one_line
 from lanemq.client.consumer.turns.in_progress import MessageRun
 from lanemq.client.consumer.turns.subscription import Subscription
 from lanemq.client.message import Message
@@ -18,6 +18,7 @@ from lanemq.history import History, Outcome, Place
 
 _INTERRUPTED = Stop(FAILED)
 """End of a turn whose worker was cancelled or broke."""
+_NO_ERRORS: Mapping[int, str] = {}
 
 
 def group_in_history(options: ConsumerOptions, client_id: str) -> str:
@@ -85,9 +86,16 @@ class TurnRecorder:
         # Read before the lease is checked: the process may be paused before the line is written.
         ended = self._history.now()
         late = self._clock.now() >= run.usable_until
+        errors = _NO_ERRORS if stop is None else _errors(stop, len(batch))
         for at, message in enumerate(batch):
-            outcome = _outcome(at, run, stop, late=late)
-            self._history.turn_end(self._place(message), self._key(message), outcome, epoch=message.epoch, ended=ended)
+            self._history.turn_end(
+                self._place(message),
+                self._key(message),
+                _outcome(at, run, stop, late=late),
+                epoch=message.epoch,
+                ended=ended,
+                why=errors.get(at, ""),
+            )
 
     def _key(self, message: Message) -> str:
         return (message.key or "") if self._keyed else ""
@@ -95,6 +103,21 @@ class TurnRecorder:
     def _place(self, message: Message) -> Place:
         queue = message.queue
         return Place(self._group, queue.topic, queue.queue_id, message.queue_offset, queue.broker)
+
+
+def _errors(stop: Stop, size: int) -> Mapping[int, str]:
+    """The error as text, for each message of the batch that it is about.
+
+    Those before have succeeded, and those after run again without having failed.
+    """
+    if stop.dead_letter:
+        why = one_line(stop.dead_letter)
+    elif stop.error is not None:
+        why = describe(stop.error)
+    else:
+        return _NO_ERRORS
+    end = size if stop.concerned is None else stop.succeeded + stop.concerned
+    return dict.fromkeys(range(stop.succeeded, end), why)
 
 
 def _outcome(at: int, run: MessageRun, stop: Stop | None, *, late: bool) -> Outcome:
