@@ -1,9 +1,7 @@
 """What the screens show, without a broker: levels, trends, events, journeys."""
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 from urllib.parse import parse_qs
@@ -18,7 +16,6 @@ from lanemq.client.admin.queue_progress import QueueProgress
 from lanemq.client.admin.views import GroupMember, GroupQueue, LaneStateView, QueueBounds, TopicDescription
 from lanemq.client.admin.watching import BrokerView, HeldLaneView, UnknownMember, waiting_keys
 from lanemq.client.message import Message
-from lanemq.console.key_history import KeyHistory, read_key_history
 from lanemq.console.routes.groups import position
 from lanemq.console.snapshot import GroupDeadLetters, GroupNow, Snapshot
 from lanemq.console.trends import Trend, Trends
@@ -352,67 +349,6 @@ def test_an_address_says_where_a_search_goes_on() -> None:
     assert parse_older("orders", query["from"], query["until"][0]) == older
     with pytest.raises(InvalidOption, match="is not a place"):
         parse_older("orders", ["x"], "")
-
-
-def test_a_history_gives_the_turns_of_one_key_each_once(tmp_path: Path) -> None:
-    place = {"group": "g", "topic": "orders", "queue": 0, "offset": 3, "key": "k"}
-    lines = [
-        {"e": "begin", "n": 0, "t": 0, "name": "worker-1"},
-        {"e": "turn", "n": 1, "t": 10, "attempt": 1, **place},
-        {"e": "turn", "n": 2, "t": 11, "attempt": 1, **{**place, "key": "kk", "offset": 4}},
-        {"e": "turn_end", "n": 3, "t": 20, "outcome": "retry", "why": "no carrier", **place},
-        {"e": "parked", "n": 4, "t": 30, **place},
-    ]
-    (tmp_path / "worker.jsonl").write_text(
-        "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines) + "{torn"
-    )
-    broker = [{"e": "begin", "n": 0, "t": 0, "name": "broker"}, {"e": "parked", "n": 1, "t": 29, **place}]
-    (tmp_path / "broker.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in broker))
-    found = read_key_history(tmp_path, "orders", "k")
-    assert [(turn.what, turn.process, turn.ended, turn.why) for turn in found.turns] == [
-        ("retry", "worker-1", 20, "no carrier"), ("parked", "broker", 29, ""),
-    ]  # fmt: skip
-
-
-def stored(offset: int, id: str, at_ms: int) -> Message:
-    at = datetime.fromtimestamp(at_ms / 1000, UTC)
-    facts = {"message_id": id, "stored_at": at, "born_at": at, "tag": None, "body": b""}
-    return cast(Message, SimpleNamespace(queue=QUEUE, queue_offset=offset, **facts))
-
-
-def recorded(tmp_path: Path, *more: dict[str, object]) -> KeyHistory:
-    """Messages `old-0` and `old-1` are sent at 1 s, and the first is run."""
-    at, place = 10**9, {"topic": "orders", "queue": 0, "key": "k"}
-    lines = [
-        {"e": "acked", "t": at, "offset": 0, "id": "old-0", **place},
-        {"e": "acked", "t": at, "offset": 1, "id": "old-1", **place},
-        {"e": "turn", "t": at, "offset": 0, "id": "old-0", "group": "g", **place},
-        {"e": "turn_end", "t": at, "offset": 0, "outcome": "ok", "group": "g", **place},
-        {"e": "parked", "t": at, "offset": 0, "group": "g", **place},
-        *more,
-    ]
-    (tmp_path / "all.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
-    return read_key_history(tmp_path, "orders", "k")
-
-
-def journey(history: KeyHistory, *messages: Message) -> list[tuple[int, bool, int]]:
-    """Offset, whether it is missing, and the number of turns, of each stop."""
-    facts = KeyFacts("k", QUEUE, QUEUE, list(messages), [])
-    view = key_view(facts, 64, history, ClockPair(0, Millis(0)), {})
-    return [(stop.offset, bool(stop.missing), len(stop.turns)) for stop in view.stops]
-
-
-def test_a_message_that_was_acknowledged_and_is_gone_is_missing(tmp_path: Path) -> None:
-    assert journey(recorded(tmp_path), stored(0, "old-0", 1000)) == [(0, False, 2), (1, True, 0)]
-
-
-def test_what_was_recorded_about_a_deleted_topic_is_not_shown_for_one_of_the_same_name(tmp_path: Path) -> None:
-    """Whether the broker has recorded the deletion, or the later message at an earlier offset shows it."""
-    assert journey(recorded(tmp_path), stored(0, "new-0", 60_000)) == [(0, False, 0)]
-    deleted = recorded(tmp_path, {"e": "topic_deleted", "t": 2 * 10**9, "topic": "orders"})
-    assert journey(deleted) == []
-    other = recorded(tmp_path, {"e": "topic_deleted", "t": 2 * 10**9, "topic": "other"})
-    assert journey(other) == [(0, True, 0), (1, True, 0)]
 
 
 def test_a_search_has_named_words_and_words_of_the_body() -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from lanemq.client.admin.key_progress import KeyFacts, KeyProgress
@@ -24,6 +24,9 @@ _TROUBLE = ("good", "none", "busy", "warn", "bad")
 CLOCK_SLACK = timedelta(seconds=5)
 """How far the clocks of a broker and of recorded events may differ. Less would take an event of the same moment for one
 of a deleted topic; more would show events of a topic that was deleted so short a time before."""
+MAX_PAST = 100
+"""Messages that the broker did not return and whose turns are shown, the newest. A key may have thousands of them in a
+long history, and a page of them all would be slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,15 @@ class JourneyStop:
 
 
 @dataclass(frozen=True, slots=True)
+class PastMessage:
+    """A message that the broker did not return: retention has deleted it, or the index returned only newer ones."""
+
+    queue: int
+    offset: int
+    turns: tuple[JourneyTurn, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupLane:
     """The lane of the key in one group or pipeline."""
 
@@ -120,8 +132,10 @@ class KeyView:
     """Whether there are older messages that the index did not return."""
     has_history: bool
     complete: bool
-    events: tuple[JourneyTurn, ...] = field(default=())
-    """Recorded events that belong to no message that is shown."""
+    past: tuple[PastMessage, ...] = ()
+    """What was recorded about messages that are not among `stops`, the newest of them."""
+    past_left_out: int = 0
+    """How many further ones have recorded turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +169,13 @@ def key_view(
         of_place.setdefault((recorded.queue, recorded.offset), []).append((recorded.id, turn))
     stops = [_stop(message, facts.queue, groups, pipelines, of_place) for message in facts.messages]
     if history is not None and len(facts.messages) < limit:
-        stops += _missing(history, facts.messages, first_kept, clock)
+        stops += _missing(history, facts.messages, first_kept, clock, of_place)
     shown = {(stop.queue, stop.offset) for stop in stops}
+    past = sorted(
+        (queue, offset)
+        for (queue, offset), found in of_place.items()
+        if (queue, offset) not in shown and not _is_of_newer_topic(queue, offset, found[-1][1].at, facts.messages)
+    )
     return KeyView(
         facts.key,
         facts.queue.topic,
@@ -169,32 +188,40 @@ def key_view(
         len(facts.messages) >= limit,
         history is not None,
         history.complete if history is not None else False,
-        tuple(turn for place, found in of_place.items() if place not in shown for _, turn in found),
+        tuple(PastMessage(*place, tuple(turn for _, turn in of_place[place])) for place in past[-MAX_PAST:]),
+        max(0, len(past) - MAX_PAST),
     )
 
 
 def _missing(
-    history: KeyHistory, messages: Sequence[Message], first_kept: Mapping[int, int], clock: ClockPair
+    history: KeyHistory,
+    messages: Sequence[Message],
+    first_kept: Mapping[int, int],
+    clock: ClockPair,
+    turns: Mapping[tuple[int, int], Sequence[tuple[str, JourneyTurn]]],
 ) -> list[JourneyStop]:
-    """Messages that a producer knows to be stored, that retention has kept, and that the broker does not return.
-
-    A queue that has an earlier offset with a later message is that of a newer topic of the same name: offsets are given
-    in the order of storing.
-    """
+    """Messages that a producer knows to be stored, that retention has kept, and that the broker does not return."""
     present = {(message.queue.queue_id, message.queue_offset) for message in messages}
     return [
         JourneyStop(
-            offset, queue, None, None, None, "", "", (), (),
+            offset, queue, None, None, None, "", "", (), tuple(turn for _, turn in turns.get((queue, offset), ())),
             "a producer recorded that it is stored, and the broker does not have it",
         )
         for (queue, offset), at in history.acknowledged.items()
         if (queue, offset) not in present and offset >= first_kept.get(queue, 0)
-        if not any(
-            (message.queue.queue_id, message.stored_at > clock.time(at) + CLOCK_SLACK) == (queue, True)
-            for message in messages
-            if message.queue_offset <= offset
-        )
+        if not _is_of_newer_topic(queue, offset, clock.time(at), messages)
     ]  # fmt: skip
+
+
+def _is_of_newer_topic(queue: int, offset: int, at: datetime, messages: Sequence[Message]) -> bool:
+    """Whether the queue belongs to a newer topic than what was recorded about this offset `at` that time.
+
+    That is so if an earlier offset has a later message: offsets are given in the order of storing.
+    """
+    return any(
+        message.queue.queue_id == queue and message.queue_offset <= offset and message.stored_at > at + CLOCK_SLACK
+        for message in messages
+    )
 
 
 def _stop(
