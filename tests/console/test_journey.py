@@ -9,13 +9,15 @@ from typing import cast
 
 import pytest
 
-from lanemq.client.admin.key_progress import KeyFacts
+from lanemq.client.admin.key_progress import KeyFacts, KeyProgress
+from lanemq.client.admin.queue_progress import QueueProgress
+from lanemq.client.admin.views import GroupQueue
 from lanemq.client.message import Message
 from lanemq.console.key_history import KeyHistory, read_key_history
 from lanemq.console.screens import render_part
 from lanemq.console.views.key import ClockPair, KeyView, key_view
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis
+from lanemq.model.units import Epoch, Millis, QueueOffset
 
 QUEUE = MessageQueue("orders", "b", 0)
 SECOND = 10**9
@@ -116,3 +118,65 @@ def test_turns_of_messages_that_retention_deleted_are_shown_the_newest_of_them(
     monkeypatch.setattr("lanemq.console.views.key.MAX_PAST", 1)
     assert re.findall(r'<p class="what">([^<]+)</p>', past()) == ["0@1"]
     assert "1 older message with recorded turns is left out" in past()
+
+
+def killed(folder: Path) -> KeyHistory:
+    """`worker-1` has begun offset 3 under epoch 5, and nothing more was recorded of it."""
+    write(
+        folder / "worker-1.jsonl",
+        {"e": "begin", "t": 0, "name": "worker-1"},
+        {"e": "turn", "t": SECOND, "attempt": 1, "epoch": 5, **PLACE},
+    )
+    return read_key_history(folder, "orders", "k")
+
+
+def states(history: KeyHistory) -> list[tuple[str, str]]:
+    return [(turn.process, turn.what) for turn in history.turns]
+
+
+def test_a_turn_without_an_end_is_interrupted_once_another_worker_begins_its_message(tmp_path: Path) -> None:
+    assert states(killed(tmp_path)) == [("worker-1", "running")]
+    again = {"e": "turn", "t": 2 * SECOND, "attempt": 1, "epoch": 6, **PLACE}
+    write(tmp_path / "worker-2.jsonl", {"e": "begin", "t": 0, "name": "worker-2"}, again, {**again, "offset": 4})
+    found = killed(tmp_path)
+    assert states(found) == [("worker-1", "interrupted"), ("worker-2", "running"), ("worker-2", "running")]
+    assert "its end is not recorded, and the message was begun again" in page(seen(found, stored(3, "", 1000)))
+
+
+def test_a_turn_without_an_end_is_interrupted_once_its_process_is_started_again(tmp_path: Path) -> None:
+    """The second run of the process appends to the same file."""
+    killed(tmp_path)
+    with (tmp_path / "worker-1.jsonl").open("a") as file:
+        file.write(json.dumps({"e": "begin", "t": 2 * SECOND, "name": "worker-1"}) + "\n")
+    assert states(read_key_history(tmp_path, "orders", "k")) == [("worker-1", "interrupted")]
+
+
+def test_a_turn_that_is_begun_twice_without_an_end_is_shown_twice(tmp_path: Path) -> None:
+    """An iterator that is closed gives its messages back without recording an end."""
+    killed(tmp_path)
+    with (tmp_path / "worker-1.jsonl").open("a") as file:
+        file.write(json.dumps({"e": "turn", "t": 2 * SECOND, "epoch": 6, **PLACE}, separators=(",", ":")) + "\n")
+    found = read_key_history(tmp_path, "orders", "k")
+    assert states(found) == [("worker-1", "interrupted"), ("worker-1", "running")]
+
+
+@pytest.mark.parametrize(
+    ("owner", "epoch", "group", "seconds_later", "state"),
+    [
+        ("worker-1@1", 5, "g", 60, "running"),
+        ("worker-2@1", 6, "g", 0, "interrupted"),
+        (None, None, "g", 60, "interrupted"),
+        (None, None, "g", 1, "running"),
+        ("worker-2@1", 6, "another", 60, "running"),
+    ],
+)
+def test_a_turn_without_an_end_runs_only_while_its_worker_owns_the_queue(
+    tmp_path: Path, owner: str | None, epoch: int | None, group: str, seconds_later: int, state: str
+) -> None:
+    """A turn that has just begun may be newer than what is known about the owner."""
+    at = GroupQueue(QUEUE, QueueOffset(3), QueueOffset(4), owner, None if epoch is None else Epoch(epoch))
+    progress = KeyProgress(group, 1, QueueProgress(at, None, None), 0, (3,))
+    clock = ClockPair((1 + seconds_later) * SECOND, Millis(1000 * (1 + seconds_later)))
+    facts = KeyFacts("k", QUEUE, QUEUE, [stored(3, "", 1000)], [progress])
+    (stop,) = key_view(facts, 64, killed(tmp_path), clock, {}).stops
+    assert [turn.what for turn in stop.turns] == [state]

@@ -4,7 +4,7 @@ A history is large and a key's share of it small, so lines are searched for the 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -43,7 +43,7 @@ class RecordedTurn:
     queue: int
     offset: int
     what: str
-    """`ok`, `retry`, `abandoned`, `late`, `running`, or the name of another event."""
+    """`ok`, `retry`, `abandoned`, `late`, `running`, `interrupted`, or the name of another event."""
     began: int
     """Nanoseconds on the machine's clock."""
     ended: int | None
@@ -52,6 +52,12 @@ class RecordedTurn:
     """Of the message; empty for events that do not have it."""
     why: str = ""
     """The error of a turn that failed, or the reason of another event; empty if none was recorded."""
+    epoch: int = 0
+    """Of the lease under which the turn began; 0 without leases."""
+
+    def interrupted(self, why: str) -> "RecordedTurn":
+        """The same turn, if its worker has ended or lost the queue: whatever it still does has no effect."""
+        return replace(self, what=INTERRUPTED, why=f"its end is not recorded, and {why}")
 
 
 @dataclass(slots=True)
@@ -68,6 +74,7 @@ class KeyHistory:
     """Whether all files were read."""
 
 
+INTERRUPTED = "interrupted"
 _OTHERS = frozenset({"dead_lettered", "skipped", "parked", "redriven", "discarded", "effect"})
 
 
@@ -84,7 +91,7 @@ def read_key_history(folder: Path, topic: str, key: str) -> KeyHistory:
         left -= length
         _read_file(path, topic, key, found)
     turns = (turn for turn in found.turns if turn.began > found.deleted)
-    found.turns = _once(sorted(turns, key=lambda turn: turn.began))
+    found.turns = _with_interrupted(_once(sorted(turns, key=lambda turn: turn.began)))
     found.acknowledged = {place: at for place, at in found.acknowledged.items() if at > found.deleted}
     return found
 
@@ -99,6 +106,19 @@ def _once(turns: list[RecordedTurn]) -> list[RecordedTurn]:
             kept.append(turn)
         last[place] = turn.what
     return kept
+
+
+def _with_interrupted(turns: list[RecordedTurn]) -> list[RecordedTurn]:
+    """A turn without an end is not running any more if a later one of the same message has begun."""
+    begun_later = set[tuple[str, int, int]]()
+    for at in range(len(turns) - 1, -1, -1):
+        turn = turns[at]
+        place = (turn.group, turn.queue, turn.offset)
+        if turn.what == "running" and place in begun_later:
+            turns[at] = turn.interrupted("the message was begun again")
+        if turn.what not in _OTHERS:
+            begun_later.add(place)
+    return turns
 
 
 def _lines(path: Path, key: str) -> Iterator[HistoryLine]:
@@ -118,6 +138,11 @@ def _read_file(path: Path, topic: str, key: str, found: KeyHistory) -> None:
     for line in _lines(path, key):
         place = (line.group, line.queue, line.offset)
         if line.e == "begin":
+            found.turns += (
+                _turn(process, each, "running", None).interrupted("its process was started again")
+                for each in running.values()
+            )
+            running.clear()
             process = line.name
         elif line.e == "topic_deleted" and line.topic == topic:
             found.deleted = max(found.deleted, line.t)
@@ -127,6 +152,8 @@ def _read_file(path: Path, topic: str, key: str, found: KeyHistory) -> None:
             known = found.acknowledged.get((line.queue, line.offset), line.t)
             found.acknowledged[line.queue, line.offset] = max(known, line.t)
         elif line.e == "turn":
+            if place in running:  # the message was given back without an end
+                found.turns.append(_turn(process, running[place], "running", None))
             running[place] = line
         elif line.e == "turn_end":
             began = running.pop(place, line)
@@ -137,4 +164,6 @@ def _read_file(path: Path, topic: str, key: str, found: KeyHistory) -> None:
 
 
 def _turn(process: str, line: HistoryLine, what: str, ended: int | None, why: str = "") -> RecordedTurn:
-    return RecordedTurn(process, line.group, line.queue, line.offset, what, line.t, ended, line.attempt, line.id, why)
+    return RecordedTurn(
+        process, line.group, line.queue, line.offset, what, line.t, ended, line.attempt, line.id, why, line.epoch
+    )

@@ -9,7 +9,7 @@ from lanemq.client.admin.key_progress import KeyFacts, KeyProgress
 from lanemq.client.admin.views import LaneStateView
 from lanemq.client.message import Message
 from lanemq.clock import wall_time
-from lanemq.console.key_history import KeyHistory, RecordedTurn
+from lanemq.console.key_history import INTERRUPTED, KeyHistory, RecordedTurn
 from lanemq.console.links import dead_link, group_link, message_link, pipeline_link
 from lanemq.console.views.steps import LEVELS, KeyInPipeline, StepState, at_broker, step_of
 from lanemq.console.views.waiting import parked_row
@@ -163,9 +163,9 @@ def key_view(
     passed what it parked or gave up.
     """
     groups = [each for each in facts.groups if each.group not in {one.group for one in pipelines}]
-    turns = [_turn(each, clock) for each in history.turns] if history is not None else []
     of_place: dict[tuple[int, int], list[tuple[str, JourneyTurn]]] = {}
-    for recorded, turn in zip(history.turns if history is not None else (), turns, strict=True):
+    for recorded in history.turns if history is not None else ():
+        turn = _turn(_as_owned_now(recorded, facts.groups, clock), clock)
         of_place.setdefault((recorded.queue, recorded.offset), []).append((recorded.id, turn))
     stops = [_stop(message, facts.queue, groups, pipelines, of_place) for message in facts.messages]
     if history is not None and len(facts.messages) < limit:
@@ -361,11 +361,30 @@ def _head(progress: KeyProgress) -> int:
 
 _OUTCOMES = frozenset({"ok", "retry", "abandoned", "late"})
 _FAILED = frozenset({"retry", "abandoned"})
-_TURN_LEVELS = {"ok": "good", "running": "busy", "late": "warn", "abandoned": "warn", "effect": "good"}
+_TURN_LEVELS = {
+    "ok": "good", "running": "busy", "late": "warn", "abandoned": "warn", "effect": "good", INTERRUPTED: "warn",
+}  # fmt: skip
 _TURN_WORDS = {
     "ok": "done", "retry": "failed", "late": "done after the lease ended", "abandoned": "thrown away: queue lost",
     "dead_lettered": "dead-lettered", "effect": "in the sink",
 }  # fmt: skip
+
+
+def _as_owned_now(turn: RecordedTurn, groups: Sequence[KeyProgress], clock: ClockPair) -> RecordedTurn:
+    """A turn without an end runs only while its worker owns the queue; a process that was killed recorded no end.
+
+    The lease tells: every new one has a higher epoch. A turn that has begun since the owners were read is left alone.
+    """
+    if turn.what != "running" or not turn.epoch:
+        return turn
+    queues = (each.progress.at for each in groups if each.group == turn.group)
+    at = next((each for each in queues if each.queue.queue_id == turn.queue), None)
+    if at is None:
+        return turn
+    if at.epoch is not None and at.epoch > turn.epoch:
+        return turn.interrupted("the queue was granted anew since then")
+    is_old = clock.time(turn.began) < wall_time(clock.wall) - CLOCK_SLACK
+    return turn.interrupted("no member owns the queue") if at.owner is None and is_old else turn
 
 
 def _turn(recorded: RecordedTurn, clock: ClockPair) -> JourneyTurn:
