@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
-from tests.console.conftest import BASE, HOSTILE, TOKEN, Stage
+from tests.console.conftest import BASE, HOSTILE, TOKEN, Stage, until
 from tests.console.pipelines import given_up, parked_keys
 from tests.pipelines.stages.transitions import pipeline_fixture
 from tests.pipelines.stages.transitions.dead_letter_fixture import DeadLetterPipeline
@@ -127,6 +127,31 @@ def test_a_pipeline_that_cannot_be_read_is_named_and_not_taken_for_one_without_w
         assert "pipeline parked was not read: the disk is away" in opened.client.get("/waiting").text
     assert len(asked) == 2, "a pipeline that cannot be read is not asked again with every page"
     assert "2 pipelines were not read" in opened.client.get("/").text
+
+
+def test_a_page_waits_a_moment_for_a_slow_pipeline_and_has_it_when_it_is_read(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that waited for the child processes would not be answered here before they are let go."""
+    read, let_go = pipeline_reading.run_module, threading.Event()
+
+    def slow(module: str, *words: str, seconds: float) -> Ended:
+        let_go.wait(10)
+        return read(module, *words, seconds=seconds)
+
+    def page() -> str:
+        return opened.client.get("/key?topic=orders&key=a").text
+
+    monkeypatch.setattr(pipeline_reading, "run_module", slow)
+    monkeypatch.setattr(pipeline_reading, "MAX_WAIT", 0.02)
+    assert page().count("Not known: it was not read in time. The page tries again.") == 2
+    let_go.set()
+    until("both pipelines to be read", lambda: "not read" not in page())
+    assert "Waits for a person: it was parked. 2 messages wait, in order." in page()
+    let_go.clear()
+    opened.client.app.state.console.pipeline_reading._answers.clear()  # type: ignore[attr-defined]
+    assert "Not known: it was not read in time. The page tries again." in page(), "the status is known, not the key"
+    let_go.set()
 
 
 def test_what_a_browser_must_not_name_is_not_found(opened: Opened) -> None:

@@ -1,5 +1,7 @@
 """What the screens show, without a broker: levels, trends, events, journeys."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -17,13 +19,14 @@ from lanemq.client.admin.views import GroupMember, GroupQueue, LaneStateView, Qu
 from lanemq.client.admin.watching import BrokerView, HeldLaneView, UnknownMember, waiting_keys
 from lanemq.client.message import Message
 from lanemq.console.routes.groups import position
+from lanemq.console.screens import render_part
 from lanemq.console.snapshot import GroupDeadLetters, GroupNow, Snapshot
 from lanemq.console.trends import Trend, Trends
 from lanemq.console.views.groups import group_rows, group_view, lag_course, lag_series
 from lanemq.console.views.home import OrderVerdict, home_view, plot_series
-from lanemq.console.views.key import ClockPair, key_view
-from lanemq.console.views.messages import Older, Search, older_query, parse_older, parse_search
-from lanemq.console.views.pipelines import PipelineDeadLetter, PipelineNow, PipelineStatus, ShownLane
+from lanemq.console.views.key import ClockPair, KeyView, key_view
+from lanemq.console.views.messages import Older, Search, older_query, parse_older, parse_search, places_of
+from lanemq.console.views.pipelines import NOT_IN_TIME, PipelineDeadLetter, PipelineNow, PipelineStatus, ShownLane
 from lanemq.console.views.steps import KeyInPipeline, step_of
 from lanemq.console.views.topics import new_topic_view, parse_new_topic, topic_rows
 from lanemq.console.views.waiting import waiting_view
@@ -110,7 +113,7 @@ def test_home_counts_what_waits_in_pipelines_and_does_not_call_an_unread_one_wel
         "bad",
     )
     assert (failed.answer, failed.detail) == ("3 keys", "2 held for a retry, 1 parked, 3 given up")
-    _, stuck, _, failed, _ = home_view(snapshot(0), Trends(), None, [pipeline("it is still being read")]).tiles
+    _, stuck, _, failed, _ = home_view(snapshot(0), Trends(), None, [pipeline(NOT_IN_TIME)]).tiles
     assert (stuck.answer, stuck.detail, stuck.level) == ("Unknown", "pipeline c was not read", "none")
     assert (failed.answer, failed.level) == ("Unknown", "none")
 
@@ -327,7 +330,7 @@ def test_a_pipeline_says_of_each_message_what_its_checkpoint_says() -> None:
         ("dead letter", "no address"), ("parked", "boom"), ("parked", "behind offset 12"),
     ]  # fmt: skip
     assert [key.step(QUEUE, offset)[0] for offset in (10, 19, 20)] == ["done", "done", "waiting"]
-    half_read = in_pipeline(problem="it is still being read")
+    half_read = in_pipeline(problem=NOT_IN_TIME)
     assert [half_read.step(QUEUE, offset)[0] for offset in (12, 19)] == ["parked", "unknown"]
     assert KeyInPipeline(pipeline("the disk is away")).step(QUEUE, 3) == ("unknown", "the disk is away")
 
@@ -338,9 +341,63 @@ def test_a_pipeline_is_shown_instead_of_the_group_as_which_it_commits() -> None:
     assert [(lane.group, lane.state) for lane in view.groups] == [("other", "waiting"), ("pipeline billing", "parked")]
     assert view.groups[1].inspect == "/pipelines/0/key?key=order-7"
     former = pipeline(group="shipping").status
-    unread = KeyInPipeline(PipelineNow(0, "c", None, "it is still being read", former))
+    unread = KeyInPipeline(PipelineNow(0, "c", None, NOT_IN_TIME, former))
     view = key_view(facts, 64, None, ClockPair(0, Millis(0)), {}, [unread])
     assert [lane.group for lane in view.groups] == ["other", "pipeline billing"], "nor is it while it is being read"
+
+
+def key_page(*pipelines: KeyInPipeline, groups: Sequence[KeyProgress] = (), offset: int = 5) -> KeyView:
+    """The page of a key with one message."""
+    facts = {"message_id": "m", "stored_at": NOW, "born_at": NOW, "tag": None, "body": b""}
+    message = cast(Message, SimpleNamespace(queue=QUEUE, queue_offset=offset, **facts))
+    return key_view(
+        KeyFacts("k", QUEUE, QUEUE, [message], list(groups)), 64, None, ClockPair(0, Millis(0)), {}, pipelines
+    )
+
+
+def figures(view: KeyView) -> list[str]:
+    """The figures of the last lane: done, pending, parked, dead letters."""
+    text = render_part("key.html", view=view, found=(), asked="k")
+    return re.findall(r"<dt>(?:Done|Pending|Parked|Dead letters)</dt><dd>([^<]*)</dd>", text)[-4:]
+
+
+def test_figures_of_a_pipeline_that_was_not_read_are_unknown_and_not_zero() -> None:
+    (lane,) = key_page(KeyInPipeline(pipeline("the disk is away"))).groups
+    assert (lane.state, lane.sentence) == ("unknown", "Not known: the disk is away.")
+    assert figures(key_page(KeyInPipeline(pipeline("the disk is away")))) == ["unknown"] * 4
+    half_read = in_pipeline(problem=NOT_IN_TIME)
+    assert figures(key_page(half_read)) == ["unknown", "unknown", "2", "unknown"], "what was read is shown"
+    read = KeyInPipeline(pipeline(dead_letters_by_state={}))
+    assert figures(key_page(read)) == ["0", "1", "0", "0"]
+    assert figures(key_page(KeyInPipeline(pipeline()))) == ["0", "1", "0", "unknown"], "a sink has its dead letters"
+
+
+def test_a_page_says_that_it_tries_again_to_read_a_pipeline() -> None:
+    late = KeyInPipeline(pipeline(NOT_IN_TIME))
+    (lane,) = key_page(late).groups
+    assert lane.sentence == "Not known: it was not read in time. The page tries again."
+    (place,) = places_of(cast(Message, SimpleNamespace(queue=QUEUE, queue_offset=5)), [], [late])
+    assert place.detail == "it was not read in time: open the page again"
+
+
+def test_a_group_is_not_called_done_while_it_may_be_that_of_a_pipeline_that_was_never_read() -> None:
+    """The offset of such a group has passed what the pipeline parked."""
+    done = replace(progress(None), pending=())
+    unread = KeyInPipeline(pipeline(NOT_IN_TIME))
+    lane, _ = key_page(unread, groups=[done]).groups
+    assert (lane.state, lane.done) == ("unknown", None)
+    said = "finished, unless this is the group of pipeline c, which was not read"
+    assert lane.sentence == f"Not known: {said}."
+    (stop,) = key_page(unread, groups=[done]).stops
+    assert [(step.state, step.detail) for step in stop.steps] == [("unknown", said), ("unknown", NOT_IN_TIME)]
+    (place, _) = places_of(cast(Message, SimpleNamespace(queue=QUEUE, queue_offset=5)), [done], [unread])
+    assert (place.state, place.detail) == ("unknown", said)
+    for known in (
+        key_page(groups=[done]),
+        key_page(KeyInPipeline(pipeline(group="other")), groups=[done]),
+        key_page(unread, groups=[replace(done, lane=LaneStateView("empty", "key", next_offset=QueueOffset(30)))]),
+    ):
+        assert (known.groups[0].state, known.stops[0].steps[0].state) == ("done", "done")
 
 
 def test_an_address_says_where_a_search_goes_on() -> None:

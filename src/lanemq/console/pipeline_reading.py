@@ -2,7 +2,8 @@
 
 Reading a checkpoint imports Spark's library, which would fill the console's memory. A status takes about a second, so
 pages do not wait for it: they show the last one that was read, and ask for the next. They wait only while there is
-none, or an old one, and for a limited time; after that they say that the pipeline was not read.
+none, or an old one, and for a few seconds; after that they say that the pipeline was not read. The reading goes on, and
+an open page shows it when it is done.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from lanemq.console.child import run_module
 from lanemq.console.reading import SHARE_OF_TIME
 from lanemq.console.screens import Console
 from lanemq.console.views.pipelines import (
+    NOT_IN_TIME,
     PipelineDeadLetter,
     PipelineLane,
     PipelineNow,
@@ -36,10 +38,8 @@ STATUS_SECONDS = 60.0
 MAX_SHOWN_AGE = 60.0
 """Seconds up to which a page shows the last status without waiting for a newer one."""
 MAX_WAIT = 5.0
-"""Seconds that a page waits for a pipeline."""
-MAX_KEY_WAIT = 15.0
-"""The same for the pages of keys and messages. They wait longer: without the checkpoint, a group as which a pipeline
-commits looks as if it had finished what the pipeline parked."""
+"""Seconds that a page waits for everything that it asks of pipelines. With less, the first page of a console does not
+have them; with more, a pipeline that cannot be read delays each page that shows it."""
 
 
 def ask_pipeline(kind: type[T], *words: str) -> T:
@@ -91,33 +91,34 @@ def _read(console: Console, place: Path) -> StatusAt | LaneError:
     return StatusAt(console.clock.wall(), status, (console.clock.now() - begun) / 1000)
 
 
-async def pipelines_now(console: Console, wait: float = MAX_WAIT) -> tuple[PipelineNow, ...]:
-    """Every pipeline that the console was given, as far as it is known. Waits at most `wait` seconds."""
+async def pipelines_now(console: Console) -> tuple[PipelineNow, ...]:
+    """Every pipeline that the console was given, as far as it is known. Waits at most `MAX_WAIT`."""
     places = enumerate(console.settings.pipelines)
-    return tuple(await asyncio.gather(*(_pipeline_now(console, number, place, wait) for number, place in places)))
+    return tuple(await asyncio.gather(*(_pipeline_now(console, number, place) for number, place in places)))
 
 
-async def _pipeline_now(console: Console, number: int, place: Path, wait: float) -> PipelineNow:
+async def _pipeline_now(console: Console, number: int, place: Path) -> PipelineNow:
     known = console.pipelines.get(str(place))
     is_fresh = known is not None and console.clock.wall() - known[0].at < MAX_SHOWN_AGE * 1000
     try:
-        async with asyncio.timeout(0 if is_fresh else wait):
+        async with asyncio.timeout(0 if is_fresh else MAX_WAIT):
             return PipelineNow(number, place.stem, (await read_status(console, place))[0].status)
     except TimeoutError:  # the reading goes on, and the next page has it
         if known is not None and is_fresh:
             return PipelineNow(number, place.stem, known[0].status)
-        return PipelineNow(number, place.stem, None, "it is still being read", known[0].status if known else None)
+        return PipelineNow(number, place.stem, None, NOT_IN_TIME, known[0].status if known else None)
     except LaneError as error:
         return PipelineNow(number, place.stem, None, str(error), known[0].status if known else None)
 
 
 async def key_in_pipelines(console: Console, topic: str, key: str | None) -> tuple[KeyInPipeline, ...]:
-    """How far the pipelines that read the topic are with a key."""
-    readers = [each for each in await pipelines_now(console, MAX_KEY_WAIT) if each.may_read(topic)]
-    return tuple(await asyncio.gather(*(_key_in_pipeline(console, each, key) for each in readers)))
+    """How far the pipelines that read the topic are with a key. Waits at most `MAX_WAIT` for all of it."""
+    until = asyncio.get_running_loop().time() + MAX_WAIT
+    readers = [each for each in await pipelines_now(console) if each.may_read(topic)]
+    return tuple(await asyncio.gather(*(_key_in_pipeline(console, each, key, until) for each in readers)))
 
 
-async def _key_in_pipeline(console: Console, pipeline: PipelineNow, key: str | None) -> KeyInPipeline:
+async def _key_in_pipeline(console: Console, pipeline: PipelineNow, key: str | None, until: float) -> KeyInPipeline:
     place = str(console.settings.pipelines[pipeline.number])
     status = pipeline.status
     shown: ShownLane | None = None
@@ -125,7 +126,7 @@ async def _key_in_pipeline(console: Console, pipeline: PipelineNow, key: str | N
     if status is None:
         return KeyInPipeline(pipeline)
     try:
-        async with asyncio.timeout(MAX_KEY_WAIT):
+        async with asyncio.timeout_at(until):
             if key is not None and (status.lanes_left_out or any(each.key == key for each in status.lanes)):
                 shown = await console.pipeline_reading.ask(
                     ("pipeline key", place, key),
@@ -137,7 +138,7 @@ async def _key_in_pipeline(console: Console, pipeline: PipelineNow, key: str | N
                     ("pipeline letters", place, key or ""), lambda: dead_letters_of(place, key), max_age=STATUS_AGE
                 )
     except TimeoutError:
-        return KeyInPipeline(pipeline, shown, letters, "it is still being read")
+        return KeyInPipeline(pipeline, shown, letters, NOT_IN_TIME)
     except LaneError as error:
         return KeyInPipeline(pipeline, shown, letters, str(error))
     # `lanemq pipeline` cannot name the lane of messages without a key.

@@ -142,6 +142,7 @@ def environment() -> Environment:
     )
     made.filters.update(
         number=wording.number,
+        known=wording.known,
         rate=wording.rate,
         span=wording.span,
         lateness=wording.lateness,

@@ -20,6 +20,11 @@ def number(value: float | None) -> str:
     return NONE if value is None else f"{value:,.0f}"
 
 
+def known(value: int | None) -> str:
+    """As `number`; None is a figure that could not be read, not one that there is not."""
+    return "unknown" if value is None else number(value)
+
+
 def rate(per_second: float | None) -> str:
     """`12/s`, with a decimal below ten."""
     if per_second is None:

@@ -11,7 +11,8 @@ from lanemq.client.message import Message
 from lanemq.clock import wall_time
 from lanemq.console.key_history import INTERRUPTED, KeyHistory, RecordedTurn
 from lanemq.console.links import dead_link, group_link, message_link, pipeline_link
-from lanemq.console.views.steps import LEVELS, KeyInPipeline, StepState, at_broker, step_of
+from lanemq.console.views.pipelines import NOT_IN_TIME
+from lanemq.console.views.steps import LEVELS, KeyInPipeline, StepState, at_broker, doubt_about, step_of
 from lanemq.console.views.waiting import parked_row
 from lanemq.console.wording import preview
 from lanemq.core.lane_status import LaneStatus
@@ -104,15 +105,18 @@ class GroupLane:
     epoch: int | None
     lease: float | None
     members: int
-    done: int
-    pending: int
-    parked: int
+    done: int | None
+    """This and the three that follow: None if it is not known."""
+    pending: int | None
+    parked: int | None
     """Messages that are parked, or held at the broker."""
-    dead: int
+    dead: int | None
     """Messages that were given up."""
     inspect: str
     """The page that offers to redrive or discard; empty if nothing waits."""
     error: str
+    is_pipeline: bool = False
+    """Owner, epoch and lease are those of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,10 @@ def key_view(
         facts.queue.broker,
         facts.hashed.queue_id,
         tuple(sorted({message.queue.queue_id for message in facts.messages} - {facts.hashed.queue_id})),
-        (*map(_lane, groups), *(_pipeline_lane(each, facts.messages) for each in pipelines)),
+        (
+            *(_lane(each, doubt_about(each, pipelines)) for each in groups),
+            *(_pipeline_lane(each, facts.messages) for each in pipelines),
+        ),
         tuple(sorted(stops, key=lambda stop: (stop.queue, stop.offset))),
         len(facts.messages) >= limit,
         history is not None,
@@ -232,7 +239,8 @@ def _stop(
     turns: Mapping[tuple[int, int], Sequence[tuple[str, JourneyTurn]]],
 ) -> JourneyStop:
     queue, offset = message.queue, message.queue_offset
-    steps = [(each.group, *step_of(each, offset)) for each in groups] if queue == own else []
+    here = groups if queue == own else ()
+    steps = [(each.group, *step_of(each, offset, doubt_about(each, pipelines))) for each in here]
     steps += ((_name(each), *each.step(queue, offset)) for each in pipelines)
     return JourneyStop(
         offset,
@@ -263,13 +271,16 @@ def _pipeline_lane(key: KeyInPipeline, messages: Sequence[Message]) -> GroupLane
     held = key.shown.held if key.shown is not None else None
     number = key.pipeline.number
     dead, waiting = count["dead letter"], held.messages if held is not None else 0
+    status = key.pipeline.status
+    dead_known = not key.unread and (dead > 0 or status is None or status.dead_letters_by_state is not None)
     state: StepState = "done" if count["done"] else "waiting"
     if held is not None:
         state = "parked" if held.state == "parked" else "held"
         who = "a person: it was parked" if state == "parked" else "its next attempt, which the pipeline makes by itself"
         sentence = f"Waits for {who}. {_waiting(waiting)}, in order."
-    elif count["unknown"]:
-        state, sentence = "unknown", f"Not known: {next(detail for name, detail in steps if name == 'unknown')}."
+    elif key.unread:
+        again = " The page tries again." if key.unread == NOT_IN_TIME else ""
+        state, sentence = "unknown", f"Not known: {key.unread}.{again}"
     elif count["waiting"]:
         state, sentence = "waiting", "Waits for a batch of the pipeline."
     elif dead:
@@ -286,29 +297,34 @@ def _pipeline_lane(key: KeyInPipeline, messages: Sequence[Message]) -> GroupLane
         None,
         None,
         0,
-        count["done"],
-        count["waiting"],
-        waiting,
-        dead,
+        None if key.unread else count["done"],
+        None if key.unread else count["waiting"],
+        None if key.unread and held is None else waiting,
+        dead if dead_known else None,
         pipeline_link(number, "key", key=held.key) if held is not None else pipeline_link(number) if dead else "",
         held.reason if held is not None else "",
+        is_pipeline=True,
     )
 
 
-def _lane(progress: KeyProgress) -> GroupLane:
-    state = _lane_state(progress)
+def _lane(progress: KeyProgress, doubt: str) -> GroupLane:
+    """`doubt`: why what the group's offset has passed may not be finished."""
+    state, sentence = _lane_state(progress), _sentence(progress)
+    doubt = doubt if progress.done else ""
+    if doubt and state == "done":
+        state, sentence = "unknown", f"Not known: {doubt}."
     parked, left = progress.parked, progress.progress.lease_ms
     return GroupLane(
         progress.group,
         group_link(progress.group),
         state,
         LEVELS[state],
-        _sentence(progress),
+        sentence,
         progress.progress.at.owner,
         progress.progress.at.epoch,
         None if left is None else left / 1000,
         progress.members,
-        progress.done,
+        None if doubt else progress.done,
         len(progress.pending),
         0 if parked is None else parked.messages,
         len(progress.dead),

@@ -11,7 +11,8 @@ import msgspec
 from lanemq.client.admin.key_progress import KeyProgress
 from lanemq.client.message import Message
 from lanemq.console.links import group_link, key_link, message_link, pipeline_link
-from lanemq.console.views.steps import LEVELS, KeyInPipeline, step_of
+from lanemq.console.views.pipelines import NOT_IN_TIME
+from lanemq.console.views.steps import LEVELS, KeyInPipeline, doubt_about, step_of
 from lanemq.console.wording import preview
 from lanemq.model.errors import InvalidOption, LaneError
 from lanemq.model.queue import MessageQueue
@@ -234,13 +235,15 @@ def places_of(
     found: list[GroupPlace] = []
     for each in groups:
         if each.group not in own:
-            state, detail = step_of(each, message.queue_offset)
+            state, detail = step_of(each, message.queue_offset, doubt_about(each, pipelines))
             at = each.progress.at
             if state == "waiting" and not detail and message.queue_offset > at.offset:
                 detail = f"at most {message.queue_offset - at.offset:,} before it in the queue"
             found.append(GroupPlace(each.group, state, LEVELS[state], detail, group_link(each.group)))
     for one in pipelines:
         state, detail = one.step(message.queue, message.queue_offset)
+        if detail == NOT_IN_TIME:
+            detail += ": open the page again"  # it is not live
         link = pipeline_link(one.pipeline.number)
         found.append(GroupPlace(f"pipeline {one.pipeline.name}", state, LEVELS[state], detail, link))
     return tuple(found)

@@ -12,6 +12,8 @@ from lanemq.model.wording import plural
 
 OPEN_STATES = frozenset({"open", "doubtful", "timer"})
 """States of dead letters about which no person has decided."""
+NOT_IN_TIME = "it was not read in time"
+"""The problem of a pipeline that is being read while its page is shown."""
 
 
 class PipelineQueue(msgspec.Struct):
@@ -154,6 +156,11 @@ class PipelineNow:
         """The group as which it commits, if that is known."""
         known = self.status or self.former
         return None if known is None else known.group
+
+    @property
+    def never_read(self) -> bool:
+        """Then it is not known either as which group it commits, if it does."""
+        return self.status is None and self.former is None
 
     @property
     def name(self) -> str:

@@ -1,6 +1,6 @@
 """How far a group or a pipeline is with one message, as a word and a detail."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,15 +22,18 @@ LEVELS: Mapping[StepState, str] = {
 NO_REASON = "no reason given"
 
 
-def step_of(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
-    """How far the group is with the message at `offset`, which is one of the key's."""
+def step_of(progress: KeyProgress, offset: int, doubt: str = "") -> tuple[StepState, str]:
+    """How far the group is with the message at `offset`, which is one of the key's.
+
+    `doubt`: why what the group's offset has passed may not be finished, from `doubt_about`.
+    """
     lane, parked = progress.lane, progress.parked
     if progress.broadcasting:
         return "unknown", EACH_MEMBER
     if parked is not None and parked.first <= offset <= parked.last:
         return at_broker(progress, offset)
     if offset not in progress.pending:
-        return _finished(progress, offset)
+        return _finished(progress, offset, doubt)
     if not isinstance(lane, LaneStateView):
         return "waiting", ""
     activity = LaneActivity(lane.state)
@@ -47,15 +50,16 @@ def step_of(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
     return ("parked", lane.reason) if activity is LaneActivity.PARKED else ("waiting", "")
 
 
-def _finished(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
+def _finished(progress: KeyProgress, offset: int, doubt: str) -> tuple[StepState, str]:
     retry = progress.retries.get(offset)
     if retry is not None:
         when = "taken next" if retry.due is None else f"next attempt at about {time_text(retry.due)}"
         return "in retry", f"failed {plural(retry.attempts, 'time')}, {when}"
     if progress.retries_unknown:
         return "unknown", f"finished, or in retry: {progress.retries_unknown}"
-    letter = progress.dead.get(offset)
-    return ("done", "") if letter is None else ("dead letter", letter.why or NO_REASON)
+    if (letter := progress.dead.get(offset)) is not None:
+        return "dead letter", letter.why or NO_REASON
+    return ("unknown", doubt) if doubt else ("done", "")
 
 
 def at_broker(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
@@ -67,6 +71,21 @@ def at_broker(progress: KeyProgress, offset: int) -> tuple[StepState, str]:
     elif parked.status is LaneStatus.HELD:
         state = "held"
     return state, parked.reason if offset == parked.first else f"behind offset {parked.first}"
+
+
+def doubt_about(progress: KeyProgress, pipelines: "Iterable[KeyInPipeline]") -> str:
+    """Why messages that the group's offset has passed may not be finished; empty if they are.
+
+    The offset of a group as which a pipeline commits passes what the pipeline parks. Which group that is, only the
+    checkpoint says; while that has never been read, it may be any group without a sign of an ordinary consumer: an
+    owner that reports on its lanes, or something parked, retried or given up at the broker.
+    """
+    names = [each.pipeline.name for each in pipelines if each.pipeline.never_read]
+    is_consumer = isinstance(progress.lane, LaneStateView) or progress.parked is not None
+    if not names or is_consumer or progress.retries or progress.dead:
+        return ""
+    which = f"pipeline {names[0]}, which was" if len(names) == 1 else f"one of {len(names)} pipelines that were"
+    return f"finished, unless this is the group of {which} not read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +103,11 @@ class KeyInPipeline:
     def group(self) -> str | None:
         return self.pipeline.group
 
+    @property
+    def unread(self) -> str:
+        """Why it is not known, or not in full, what the checkpoint says; empty if it is."""
+        return self.problem or self.pipeline.problem or ("" if self.pipeline.status is not None else "it was not read")
+
     def step(self, queue: MessageQueue, offset: int) -> tuple[StepState, str]:
         """How far the pipeline is with the message at `offset`, which is one of the key's.
 
@@ -98,8 +122,8 @@ class KeyInPipeline:
         letters = [each for each in self.letters if (each.topic, each.broker, each.queue, each.offset) == place]
         if any(each.state not in ("redriven", "notice") for each in letters):
             return "dead letter", letters[-1].reason or NO_REASON
-        status, problem = self.pipeline.status, self.problem or self.pipeline.problem
-        if status is None or problem:
-            return "unknown", problem
+        status = self.pipeline.status
+        if status is None or self.unread:
+            return "unknown", self.unread
         done = {(each.topic, each.broker, each.queue): each.offset or 0 for each in status.queues}
         return ("done", "") if offset < done.get(place[:3], 0) else ("waiting", "")
