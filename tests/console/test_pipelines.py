@@ -144,13 +144,15 @@ def test_a_page_waits_a_moment_for_a_slow_pipeline_and_has_it_when_it_is_read(
 
     monkeypatch.setattr(pipeline_reading, "run_module", slow)
     monkeypatch.setattr(pipeline_reading, "MAX_WAIT", 0.02)
-    assert page().count("Not known: it was not read in time. The page tries again.") == 2
+    assert page().count("Not known: its checkpoint was not read in time. The page tries again.") == 2
     let_go.set()
     until("both pipelines to be read", lambda: "not read" not in page())
     assert "Waits for a person: it was parked. 2 messages wait, in order." in page()
     let_go.clear()
     opened.client.app.state.console.pipeline_reading._answers.clear()  # type: ignore[attr-defined]
-    assert "Not known: it was not read in time. The page tries again." in page(), "the status is known, not the key"
+    assert "Not known: its checkpoint was not read in time. The page tries again." in page(), (
+        "the status is known, not the key"
+    )
     let_go.set()
 
 

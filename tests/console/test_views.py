@@ -22,7 +22,7 @@ from lanemq.console.routes.groups import position
 from lanemq.console.screens import render_part
 from lanemq.console.snapshot import GroupDeadLetters, GroupNow, Snapshot
 from lanemq.console.trends import Trend, Trends
-from lanemq.console.views.groups import group_rows, group_view, lag_course, lag_series
+from lanemq.console.views.groups import group_rows, group_view, lag_course, lag_series, never_read_notes
 from lanemq.console.views.home import OrderVerdict, home_view, plot_series
 from lanemq.console.views.key import ClockPair, KeyView, key_view
 from lanemq.console.views.messages import Older, Search, older_query, parse_older, parse_search, places_of
@@ -212,6 +212,36 @@ def test_a_group_shows_its_dead_letters_and_not_those_of_others() -> None:
     assert row.dead == 3
 
 
+def test_a_group_counts_what_its_pipeline_holds_parks_and_gives_up() -> None:
+    """The offset of such a group has passed it, and the brokers know nothing of it."""
+    now = snapshot(0, group(5, 5), replace(group(5, 5), name="mail"))
+    waits = {"waiting_lanes": {"parked": 1, "gap": 2}, "lanes": [PARKED_KEY], "dead_letters_by_state": {"open": 3}}
+    own = pipeline(group="shipping", **waits)
+
+    def counts(*pipelines: PipelineNow) -> list[tuple[int | None, ...]]:
+        return [(row.held, row.parked, row.dead) for row in group_rows(now, Trends(), pipelines)]
+
+    assert counts(own, pipeline(group="other", **waits)) == [(2, 1, 3), (0, 0, 0)]
+    screen = group_view("shipping", now, Trends(), [own])
+    assert screen is not None
+    assert [row.key for row in screen.waiting] == ["order-7"]
+    assert screen.row.pipeline_link == "/pipelines/0"
+    unread = PipelineNow(0, "c", None, "the disk is away", own.status)
+    assert counts(unread) == [(None, None, None), (0, 0, 0)]
+    page = render_part("groups.html", rows=group_rows(now, Trends(), [unread]), notes=(), broker_error="")
+    assert page.count('<span class="dim">unknown</span>') == 3
+    assert counts(pipeline(group="shipping")) == [(0, 0, None), (0, 0, 0)], "a sink has its dead letters"
+
+
+def test_groups_say_that_a_pipeline_which_was_never_read_may_be_one_of_them() -> None:
+    never = pipeline("the disk is away")
+    (note,) = never_read_notes([never, pipeline()])
+    assert note.startswith("Pipeline c was not read: the disk is away. If it commits as a group, the keys")
+    screen = group_view("shipping", snapshot(0, group(5, 5)), Trends(), [never])
+    assert screen is not None
+    assert screen.notes == (note,)
+
+
 def test_rates_and_trends_come_from_the_snapshots() -> None:
     trends = Trends()
     assert trends.trend("shipping") is Trend.UNKNOWN
@@ -375,9 +405,9 @@ def test_figures_of_a_pipeline_that_was_not_read_are_unknown_and_not_zero() -> N
 def test_a_page_says_that_it_tries_again_to_read_a_pipeline() -> None:
     late = KeyInPipeline(pipeline(NOT_IN_TIME))
     (lane,) = key_page(late).groups
-    assert lane.sentence == "Not known: it was not read in time. The page tries again."
+    assert lane.sentence == "Not known: its checkpoint was not read in time. The page tries again."
     (place,) = places_of(cast(Message, SimpleNamespace(queue=QUEUE, queue_offset=5)), [], [late])
-    assert place.detail == "it was not read in time: open the page again"
+    assert place.detail == "its checkpoint was not read in time: open the page again"
 
 
 def test_a_group_is_not_called_done_while_it_may_be_that_of_a_pipeline_that_was_never_read() -> None:

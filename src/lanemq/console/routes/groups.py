@@ -1,5 +1,6 @@
 """`/groups`: all groups, one group, and the reset of its offsets."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -12,6 +13,7 @@ from lanemq.client.admin.admin import Admin, Position
 from lanemq.client.admin.resets import reset_as_shown
 from lanemq.client.admin.views import AtOffset, AtTime, OffsetChange
 from lanemq.console.links import group_link
+from lanemq.console.pipeline_reading import pipelines_now
 from lanemq.console.screens import Console, Context, Screen, back, console_of, missing, routes_of, show
 from lanemq.console.views.groups import (
     GroupScreen,
@@ -19,27 +21,30 @@ from lanemq.console.views.groups import (
     group_rows,
     group_view,
     lag_series,
+    never_read_notes,
     parse_shown,
     reset_preview,
 )
+from lanemq.console.views.pipelines import PipelineNow
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import QueueOffset, parse_duration
 
 
 async def _list(console: Console, request: Request) -> Context:
-    now = await console.watch.fresh()
-    return {"title": "Groups", "rows": group_rows(now, console.watch.trends)}
+    now, pipelines = await console.watch.fresh(), await pipelines_now(console)
+    rows = group_rows(now, console.watch.trends, pipelines)
+    return {"title": "Groups", "rows": rows, "notes": never_read_notes(pipelines)}
 
 
 async def _one(console: Console, request: Request) -> Context:
-    view = await _found(console, request)
+    view = await _found(console, request, await pipelines_now(console))
     return {"title": f"Group {view.row.name}", "view": view}
 
 
-async def _found(console: Console, request: Request) -> GroupScreen:
+async def _found(console: Console, request: Request, pipelines: Sequence[PipelineNow] = ()) -> GroupScreen:
     now = await console.watch.fresh()
     name = request.path_params["group"]
-    view = group_view(name, now, console.watch.trends)
+    view = group_view(name, now, console.watch.trends, pipelines)
     if view is None:
         raise missing(now, f"there is no group {name!r}")
     return view

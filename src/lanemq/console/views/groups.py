@@ -8,9 +8,11 @@ from datetime import datetime
 from lanemq.client.admin.resets import ShownChange, shown_changes
 from lanemq.client.admin.views import GroupMember, OffsetChange
 from lanemq.clock import wall_time
+from lanemq.console.links import pipeline_link
 from lanemq.console.snapshot import GroupNow, Snapshot
 from lanemq.console.trends import Trend, Trends, TrendSample
-from lanemq.console.views.waiting import WaitingRow, member_notes, waiting_rows
+from lanemq.console.views.pipelines import PipelineNow
+from lanemq.console.views.waiting import WaitingRow, member_notes, pipeline_notes, pipeline_rows, waiting_rows
 from lanemq.console.wording import NONE, span
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
@@ -38,12 +40,16 @@ class GroupRow:
     rate: float | None
     drained_in: str
     """When the lag will be gone if it goes on shrinking as in the last minute; `growing` or `not shrinking` if not."""
-    held: int
-    parked: int
-    dead: int
+    held: int | None
+    """Keys; this and the two that follow are None if they are in the checkpoint of a pipeline that was not read."""
+    parked: int | None
+    dead: int | None
     """Dead letters."""
     broadcasting: bool = False
     """Each member keeps its own offsets, so the lag is not shown."""
+    pipeline: str = ""
+    """The name of the pipeline that commits as this group; empty if none does."""
+    pipeline_link: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +104,31 @@ class GroupScreen:
     notes: tuple[str, ...]
 
 
-def group_rows(now: Snapshot, trends: Trends) -> tuple[GroupRow, ...]:
-    return tuple(_row(group, now, trends) for group in now.groups)
+def group_rows(now: Snapshot, trends: Trends, pipelines: Sequence[PipelineNow] = ()) -> tuple[GroupRow, ...]:
+    """`pipelines`: all of the console. What one of them holds, parks or gives up counts for its group."""
+    return tuple(_row(group, now, trends, _of_group(group.name, pipelines)) for group in now.groups)
 
 
-def group_view(name: str, now: Snapshot, trends: Trends) -> GroupScreen | None:
-    """None if there is no such group."""
+def never_read_notes(pipelines: Iterable[PipelineNow]) -> tuple[str, ...]:
+    """A sentence for each pipeline of which it is not known as which group it commits."""
+    return tuple(
+        f"Pipeline {each.name} was not read: {each.problem}. If it commits as a group, the keys that it holds or parks "
+        f"and its dead letters are missing there."
+        for each in pipelines
+        if each.never_read
+    )
+
+
+def _of_group(name: str, pipelines: Iterable[PipelineNow]) -> tuple[PipelineNow, ...]:
+    return tuple(each for each in pipelines if each.group == name)
+
+
+def group_view(name: str, now: Snapshot, trends: Trends, pipelines: Sequence[PipelineNow] = ()) -> GroupScreen | None:
+    """None if there is no such group. `pipelines` as in `group_rows`."""
     group = now.group(name)
     if group is None:
         return None
+    own = _of_group(name, pipelines)
     queues = tuple(
         OwnedQueue(
             each.at.queue.topic,
@@ -125,11 +147,15 @@ def group_view(name: str, now: Snapshot, trends: Trends) -> GroupScreen | None:
     )
     owned = {member.client_id: sum(each.owner == member.client_id for each in queues) for member in group.members}
     members = tuple((member, owned[member.client_id]) for member in group.members)
-    waiting = tuple(row for row in waiting_rows(now) if row.group == name)
+    waiting = (
+        *(row for row in waiting_rows(now) if row.group == name),
+        *(row for each in own for row in pipeline_rows(each, now)),
+    )
     course = lag_course(name, trends.samples)
-    unknown = member_notes(each for each in now.unknown if each.group == name)
-    notes = (*([group.note] if group.note else []), *unknown)
-    return GroupScreen(_row(group, now, trends), course, queues, members, waiting, notes)
+    # The members of a pipeline's group hold no keys: its checkpoint has them.
+    unknown = pipeline_notes(own) if own else member_notes(each for each in now.unknown if each.group == name)
+    notes = (*([group.note] if group.note else []), *unknown, *never_read_notes(pipelines))
+    return GroupScreen(_row(group, now, trends, own), course, queues, members, waiting, notes)
 
 
 def lag_series(name: str, samples: Sequence[TrendSample]) -> dict[str, list[float | None]]:
@@ -160,8 +186,10 @@ def lag_course(name: str, samples: Iterable[TrendSample]) -> LagCourse | None:
     return LagCourse(tuple(rows), max(known, key=lambda each: (each.lag, each.lag_seconds or 0)))
 
 
-def _row(group: GroupNow, now: Snapshot, trends: Trends) -> GroupRow:
+def _row(group: GroupNow, now: Snapshot, trends: Trends, pipelines: Sequence[PipelineNow]) -> GroupRow:
     waiting = [row for row in waiting_rows(now) if row.group == group.name]
+    held, parked = sum(row.state != "parked" for row in waiting), sum(row.state == "parked" for row in waiting)
+    dead = sum(each.messages for each in now.dead if each.group == group.name)
     trend, rate = trends.trend(group.name), trends.done_rate(group.name)
     state, level = _state(group)
     return GroupRow(
@@ -175,11 +203,19 @@ def _row(group: GroupNow, now: Snapshot, trends: Trends) -> GroupRow:
         trend,
         rate,
         drained_in(group.lag, trend, trends.drain_rate(group.name)),
-        sum(row.state != "parked" for row in waiting),
-        sum(row.state == "parked" for row in waiting),
-        sum(each.messages for each in now.dead if each.group == group.name),
+        _with(held, [None if each.status is None else each.held for each in pipelines]),
+        _with(parked, [None if each.status is None else each.parked for each in pipelines]),
+        _with(dead, [each.known_dead for each in pipelines]),
         group.broadcasting,
+        ", ".join(each.name for each in pipelines),
+        pipeline_link(pipelines[0].number) if pipelines else "",
     )
+
+
+def _with(count: int, more: Iterable[int | None]) -> int | None:
+    """The sum; None if a part of it is unknown."""
+    found = list(more)
+    return None if None in found else count + sum(each for each in found if each is not None)
 
 
 def drained_in(lag: int, trend: Trend, drain_rate: float | None) -> str:

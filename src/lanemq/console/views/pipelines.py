@@ -12,7 +12,7 @@ from lanemq.model.wording import plural
 
 OPEN_STATES = frozenset({"open", "doubtful", "timer"})
 """States of dead letters about which no person has decided."""
-NOT_IN_TIME = "it was not read in time"
+NOT_IN_TIME = "its checkpoint was not read in time"
 """The problem of a pipeline that is being read while its page is shown."""
 
 
@@ -182,6 +182,11 @@ class PipelineNow:
     @property
     def dead(self) -> int:
         return 0 if self.status is None else self.status.open_letters
+
+    @property
+    def known_dead(self) -> int | None:
+        """As `dead`; None if it was not read, or has a sink of its own for dead letters."""
+        return None if self.status is None or self.status.dead_letters_by_state is None else self.dead
 
     def may_read(self, topic: str) -> bool:
         """False if it certainly does not read the topic."""
