@@ -113,6 +113,17 @@ def test_home_waiting_and_the_pages_of_keys_have_what_waits_in_pipelines(opened:
     assert "redrive asked for" in opened.client.get("/waiting").text
 
 
+def test_home_counts_the_messages_of_keys_that_a_long_list_leaves_out(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Key `a` has two messages, the hostile key has one, and the list has one of the keys."""
+    monkeypatch.setattr("lanemq.cli.pipeline.status.MAX_LANES", 1)
+    home = opened.client.get("/").text
+    now = opened.client.app.state.console.watch.now  # type: ignore[attr-defined]
+    of_groups = sum(lane.messages for lane in now.parked if lane.status is LaneStatus.PARKED)
+    assert f"{of_groups + 3} messages parked until" in home
+
+
 def test_a_pipeline_that_cannot_be_read_is_named_and_not_taken_for_one_without_waiting_keys(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:

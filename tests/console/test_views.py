@@ -105,14 +105,19 @@ def test_home_names_groups_without_a_member_beside_parked_keys() -> None:
 
 
 def test_home_counts_what_waits_in_pipelines_and_does_not_call_an_unread_one_well() -> None:
-    waits = pipeline(waiting_lanes={"parked": 1, "gap": 2}, lanes=[PARKED_KEY], dead_letters_by_state={"open": 3})
+    waits = pipeline(
+        waiting_lanes={"parked": 5, "gap": 2},
+        waiting_messages={"parked": 40, "gap": 9},
+        lanes=[PARKED_KEY],
+        dead_letters_by_state={"open": 3},
+    )
     _, stuck, _, failed, _ = home_view(snapshot(0), Trends(), None, [waits]).tiles
     assert (stuck.answer, stuck.detail, stuck.level) == (
-        "1 key",
-        "2 messages parked until you redrive or discard",
+        "5 keys",
+        "40 messages parked until you redrive or discard",
         "bad",
-    )
-    assert (failed.answer, failed.detail) == ("3 keys", "2 held for a retry, 1 parked, 3 given up")
+    ), "also those of keys that the list leaves out"
+    assert (failed.answer, failed.detail) == ("7 keys", "2 held for a retry, 5 parked, 3 given up")
     _, stuck, _, failed, _ = home_view(snapshot(0), Trends(), None, [pipeline(NOT_IN_TIME)]).tiles
     assert (stuck.answer, stuck.detail, stuck.level) == ("Unknown", "pipeline c was not read", "none")
     assert (failed.answer, failed.level) == ("Unknown", "none")

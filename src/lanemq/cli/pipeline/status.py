@@ -46,7 +46,8 @@ MAX_LANES = 1_000
     "--waiting",
     "with_waiting",
     is_flag=True,
-    help=f"With --json: also the keys that wait, at most {MAX_LANES:,}, and the dead letters by state.",
+    help=f"With --json: also the keys that wait, at most {MAX_LANES:,}, how many messages wait in all of them, and the "
+    f"dead letters by state.",
 )
 @json_option
 @pipeline_security_options
@@ -118,7 +119,10 @@ def _dead_letters(count: int | None, folder: object) -> str:
 
 
 def _waiting(lanes: "ParkedLanes", place: str, name: str | None) -> dict[str, object]:
-    """The keys that wait, and the number of dead letters by state; None if they are in a sink of their own."""
+    """The keys that wait, how many messages wait in all of them, and the number of dead letters by state.
+
+    That is None if dead letters are in a sink of their own.
+    """
     decided = lanes.requested()
     found = sorted(lanes.waiting(held=True), key=lambda each: (each.why.value != "parked", each.since))
     try:
@@ -127,6 +131,10 @@ def _waiting(lanes: "ParkedLanes", place: str, name: str | None) -> dict[str, ob
         states = None
     return {
         "lanes": [lane_document(each, decided.get(each.lane)) for each in found[:MAX_LANES]],
+        "waiting_messages": {
+            why: sum(len(each.messages) for each in found if each.why.value == why)
+            for why in dict.fromkeys(each.why.value for each in found)
+        },
         "dead_letters_by_state": states,
     }
 

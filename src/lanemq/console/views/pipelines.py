@@ -69,6 +69,8 @@ class PipelineStatus(msgspec.Struct):
     note: str | None = None
     lanes: list[PipelineLane] = []
     """Keys that wait, parked ones first; of many only the first ones."""
+    waiting_messages: dict[str, int] = {}
+    """How many messages wait in all keys, by the same reasons as `waiting_lanes`."""
     dead_letters_by_state: dict[str, int] | None = None
     """None: they are in a sink of their own."""
 
@@ -173,7 +175,7 @@ class PipelineNow:
 
     @property
     def parked_messages(self) -> int:
-        return 0 if self.status is None else sum(each.messages for each in self.status.lanes if each.state == "parked")
+        return 0 if self.status is None else self.status.waiting_messages.get("parked", 0)
 
     @property
     def held(self) -> int:
