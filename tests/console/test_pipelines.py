@@ -7,10 +7,11 @@ browser's tests use child processes.
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlencode
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
@@ -24,7 +25,7 @@ from lanemq.console import pipeline_reading
 from lanemq.console.app import console_app
 from lanemq.console.child import Ended
 from lanemq.console.settings import ConsoleSettings
-from lanemq.console.views.pipelines import PipelineLane, lane_change
+from lanemq.console.views.pipelines import PipelineLane, PipelineQueue, StatusAt, lane_change
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines import dead_letters, parked
@@ -91,6 +92,27 @@ def test_keys_and_dead_letters_are_listed_and_shown_with_their_bodies(opened: Op
     assert letters.count("attempt 1 failed") == 3
     letter = opened.page("1/dead-letter", id=LETTER)
     assert "&#34;fails&#34;: 1" in letter
+
+
+def test_the_pages_of_pipelines_have_batch_rows_per_second_lag_and_a_link_to_spark(opened: Opened) -> None:
+    console = opened.client.app.state.console  # type: ignore[attr-defined]
+    names = {"Last batch", "Rows", "Behind", "Late", "Starts", "Waiting keys", "Dead letters"}
+    assert names <= facts(opened.page("0")).keys()
+    now, _ = console.pipelines[str(opened.folders[0])]
+    former = msgspec.structs.replace(now.status, queues=[PipelineQueue("orders", "b", 0, 5000)])
+    now.status.queues = [PipelineQueue("orders", "b", 0, 6200), PipelineQueue("orders", "b", 1, 70_000)]
+    console.pipelines[str(opened.folders[0])] = now, StatusAt(now.at - 10_000, former)
+    console.settings = replace(console.settings, spark_page="http://127.0.0.1:4040")
+    page = opened.page("0")
+    # a queue that was not there before may begin at any offset
+    assert facts(page)["Rows"] == facts(opened.client.get("/pipelines").text)["Rows"] == "120/s"
+    assert 'href="http://127.0.0.1:4040" rel="noreferrer">Spark\'s page</a>' in page
+
+
+def facts(page: str) -> dict[str, str]:
+    """The figures of a page by their names; of a list, those of the first entry."""
+    found = re.findall(r"<dt>([A-Za-z ]+?)(?: <button[^>]*>\?</button>)?</dt><dd>([^<]*)</dd>", page)
+    return dict(reversed(found))
 
 
 def test_home_waiting_and_the_pages_of_keys_have_what_waits_in_pipelines(opened: Opened) -> None:

@@ -92,7 +92,7 @@ async def _one(console: Console, request: Request) -> Context:
     return {
         "title": f"Pipeline {row.name}" if isinstance(row, PipelineRow) else "Pipeline",
         "number": number, "row": row, "lanes": lanes, "letters": [] if isinstance(letters, BaseException) else letters,
-        "problem": problem, "max_shown": MAX_SHOWN,
+        "problem": problem, "max_shown": MAX_SHOWN, "spark_page": console.settings.spark_page,
     }  # fmt: skip
 
 

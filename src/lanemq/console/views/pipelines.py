@@ -209,6 +209,7 @@ class PipelineRow:
     starts: int
     batch: str
     rate: float | None
+    """Messages, which are rows of Spark's source, per second; None until the status was read twice."""
     lag: int | None
     lag_seconds: float | None
     waiting: str
@@ -248,14 +249,19 @@ def pipeline_row(now: StatusAt, before: StatusAt | None) -> PipelineRow:
 
 
 def _rate(now: StatusAt, before: StatusAt | None) -> float | None:
-    """Messages per second between two readings."""
+    """Messages per second between two readings, of the queues that both have.
+
+    A queue that is new to a reading may begin at any offset.
+    """
     if before is None or now.at <= before.at:
         return None
-    return max(0, _done(now.status.queues) - _done(before.status.queues)) * 1000 / (now.at - before.at)
-
-
-def _done(queues: list[PipelineQueue]) -> int:
-    return sum(each.offset or 0 for each in queues)
+    former = {(each.topic, each.broker, each.queue): each.offset or 0 for each in before.status.queues}
+    done = (
+        (each.offset or 0) - former[each.topic, each.broker, each.queue]
+        for each in now.status.queues
+        if (each.topic, each.broker, each.queue) in former
+    )
+    return max(0, sum(done)) * 1000 / (now.at - before.at)
 
 
 Readings = Mapping[str, tuple[StatusAt, StatusAt | None]]
