@@ -26,7 +26,7 @@ WRONG = NotAllowed(16, "the signature is wrong")
 class FakeReader(SnapshotReader):
     """Snapshots without a broker; `problem` is raised while there is one."""
 
-    problem: ClassVar[LaneError | None] = None
+    problem: ClassVar[Exception | None] = None
 
     def __init__(self, server: str, clock: SystemClock) -> None:
         self._clock = clock
@@ -50,7 +50,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
         yield client
 
 
-def fail(page: TestClient, problem: LaneError) -> None:
+def fail(page: TestClient, problem: Exception) -> None:
     """The next snapshot fails."""
     FakeReader.problem = problem
     page.portal.call(page.app.state.console.watch.changed)
@@ -153,3 +153,12 @@ def test_an_open_page_says_that_its_group_is_gone(page: TestClient) -> None:
         await events.aclose()
 
     page.portal.call(watch)
+
+
+def test_a_reading_that_ends_with_a_defect_is_said_and_tried_again(page: TestClient) -> None:
+    fail(page, KeyError("an answer without a name"))
+    shown = page.get("/waiting").text
+    assert "the console cannot read what the brokers answer: KeyError(" in shown
+    FakeReader.problem = None
+    page.portal.call(page.app.state.console.watch.changed)
+    assert "cannot read" not in page.get("/waiting").text

@@ -4,14 +4,16 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
+from tests.broker.running import ManualClock
 from tests.console.conftest import Stage, until
 
 from lanemq.cli.main import main
-from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.admin import OWNER_TIMEOUT, Admin
 from lanemq.client.admin.dead_letters import read_dead_letters
 from lanemq.client.admin.views import GroupQueue, LaneStateView
 from lanemq.client.admin.watching import ASKED_AT_ONCE, HeldLaneView, MemberHeldLanes, UnknownMember, WatchAdmin
@@ -147,6 +149,32 @@ def test_every_owner_is_asked_for_its_held_keys_a_few_at_a_time(stage: Stage, mo
         monkeypatch.setattr("lanemq.client.admin.watching.MAX_ASKED_MEMBERS", 100)
         found = admin.all_held_lanes(("g", each) for each in owners)
     assert len(found.unknown) == 21, "those that were not asked are named"
+
+
+class SilentMembers(WatchAdmin):
+    """None answers; the clock goes on while they are waited for, four at a time."""
+
+    lock = threading.Lock()
+
+    def __init__(self, server: str, clock: ManualClock) -> None:
+        super().__init__(server, clock=clock)
+        self.time, self.waited = clock, list[float]()
+
+    def _held_lanes(self, group: str, owner: str, *more: object) -> MemberHeldLanes:
+        timeout = cast(float, more[-1])
+        with self.lock:
+            self.waited.append(timeout)
+            self.time.passed += round(timeout * 1000 / ASKED_AT_ONCE)
+        return MemberHeldLanes(unknown=(UnknownMember(group, owner, "no answer"),))
+
+
+def test_a_busy_member_is_waited_for_and_a_hundred_frozen_ones_are_not(stage: Stage) -> None:
+    queue = MessageQueue("t", "lanemq", 0)
+    owners = [GroupQueue(queue, QueueOffset(0), QueueOffset(1), f"owner-{number}") for number in range(100)]
+    with SilentMembers(stage.address, ManualClock()) as admin:
+        assert len(admin.all_held_lanes(("g", each) for each in owners).unknown) == 100
+    assert admin.waited[0] == OWNER_TIMEOUT
+    assert sum(admin.waited) / ASKED_AT_ONCE < 4
 
 
 @pytest.fixture(scope="module")

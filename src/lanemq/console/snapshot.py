@@ -4,6 +4,7 @@ Pages are made from the newest snapshot, so a hundred open pages cost the broker
 consistent: its parts are read one after the other, within milliseconds.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -21,6 +22,8 @@ from lanemq.model.errors import LaneError, NotAllowed
 from lanemq.model.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, to_millis
+
+log = logging.getLogger(__name__)
 
 MAX_KNOWN_AGES = 20_000
 """Store times of messages that are remembered, so that a queue that does not move is not read again."""
@@ -145,6 +148,12 @@ class SnapshotReader:
             found = self._take(wall)
         except LaneError as error:
             found = Snapshot(wall, error=str(error), refused=isinstance(error, NotAllowed))
+        except Exception as error:
+            # A defect must not end the thread: every page would keep its first answer until the console is restarted.
+            log.exception("a reading of the brokers failed, and is tried again")
+            found = Snapshot(
+                wall, error=f"the console cannot read what the brokers answer: {error!r}; its log has more"
+            )
         return replace(found, took=(self._clock.now() - begin) / 1000)
 
     def _take(self, wall: Millis) -> Snapshot:

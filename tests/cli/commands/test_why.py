@@ -237,7 +237,7 @@ def test_an_owner_that_is_silent_is_named_with_its_lease() -> None:
     assert sentence.endswith("its owner m is not connected any more. Its lease ends in 700 ms unless it is renewed")
 
 
-def test_a_silent_member_is_waited_for_only_50_ms(lane: LaneFixture) -> None:
+def test_a_silent_member_is_waited_for_only_half_a_second(lane: LaneFixture) -> None:
     """A frozen process keeps its connection; it receives the request and never answers."""
     with frozen_member(lane.broker, lane.name, "frozen"):
         admin = Admin(lane.broker.address)
@@ -248,7 +248,7 @@ def test_a_silent_member_is_waited_for_only_50_ms(lane: LaneFixture) -> None:
         admin.close()
     assert isinstance(answer, NoAnswer)
     assert answer.silent
-    assert spent < 3.0, "50 ms, with slack for a busy machine; an ordinary request waits for 3 s"
+    assert spent < 3.0, "half a second, with slack for a busy machine; an ordinary request waits for 5 s"
 
 
 def _offline(admin: Admin, group: str) -> bool:

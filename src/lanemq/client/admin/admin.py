@@ -78,8 +78,9 @@ from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats, TopicStat
 log = logging.getLogger(__name__)
 
 FOREVER = Millis(2**62)
-OWNER_TIMEOUT = 0.05
-"""Seconds to wait for a queue owner's answer. Less takes a busy member for a dead one; more delays the caller."""
+OWNER_TIMEOUT = 0.5
+"""Seconds to wait for a queue owner's answer. With less, a member on a busy machine is taken for a frozen one; with
+more, a frozen one delays the caller."""
 
 _AS_LANE = {LANE_CLIENT: "admin"}
 """Makes a LaneMQ broker return the stored offset, not the one at which RocketMQ would let a new group start."""

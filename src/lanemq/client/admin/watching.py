@@ -29,7 +29,12 @@ from lanemq.wire.route_bodies import KVTable
 
 ASKED_AT_ONCE = 4
 """Members that are asked for their held lanes at the same time. More would load the broker that passes the questions
-on; with fewer, a hundred members that do not answer delay the reading by more than two seconds."""
+on; with fewer, members that do not answer delay the reading more."""
+PATIENCE = 2.0
+"""Seconds after which one reading waits only `HURRIED_TIMEOUT` for each further member, so that a hundred frozen
+members delay it by three seconds and not by twelve."""
+HURRIED_TIMEOUT = 0.05
+"""Seconds to wait for a member's answer when others have used up the patience."""
 MAX_ASKED_MEMBERS = 1_000
 """Members that one reading asks. Those beyond it are named as not asked."""
 LANE_OPTION = "lane."
@@ -145,8 +150,15 @@ class WatchAdmin(Admin):
         owners = {(group, at.owner): at.queue.broker for group, at in queues if at.lag > 0 and at.owner is not None}
         masters = self._calls.masters() if owners else {}
         asked = list(owners.items())[:MAX_ASKED_MEMBERS]
+        patient_until = self._calls.clock.now() + to_millis(PATIENCE)
+
+        def ask(asked: tuple[tuple[str, str], str]) -> MemberHeldLanes:
+            (group, owner), broker = asked
+            is_patient = self._calls.clock.now() < patient_until
+            return self._held_lanes(group, owner, broker, masters, OWNER_TIMEOUT if is_patient else HURRIED_TIMEOUT)
+
         with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="lanemq-held") as threads:
-            answers = list(threads.map(lambda each: self._held_lanes(each[0][0], each[0][1], each[1], masters), asked))
+            answers = list(threads.map(ask, asked))
         not_asked = f"not asked, because {MAX_ASKED_MEMBERS:,} others were"
         return MemberHeldLanes(
             tuple(lane for answer in answers for lane in answer.lanes),
@@ -162,12 +174,11 @@ class WatchAdmin(Admin):
         owner: str,
         broker: str,
         masters: Mapping[str, tuple[Address, bool]],
-        timeout: Seconds = OWNER_TIMEOUT,
+        timeout: Seconds,
     ) -> MemberHeldLanes:
         """Asks a member, through a broker, which lanes wait in it after a failure. Runs on any thread.
 
-        A member that is frozen must not delay the caller, so the timeout is short. Clients other than LaneMQ's hold no
-        lanes, so nothing is unknown about one that refuses the question.
+        Clients other than LaneMQ's hold no lanes, so nothing is unknown about one that refuses the question.
         """
         address, lane = masters.get(broker, (None, False))
         if address is None or not lane:
