@@ -10,6 +10,7 @@ from tests.broker.raw_client import RawClient
 from tests.broker.running import ManualClock, RunningBroker
 
 from lanemq.broker import sliced_answers
+from lanemq.broker.dispatch import WatchedRequest
 from lanemq.broker.handlers import stats
 from lanemq.broker.sliced_answers import MAX_PER_PEER, SlicedAnswers, Steps
 from lanemq.clock import SystemClock
@@ -98,14 +99,17 @@ def test_an_answer_of_one_slice_is_sent_at_once_and_its_error_is_the_callers() -
 
 
 def test_later_errors_are_answered_and_a_closed_connection_is_forgotten() -> None:
+    """Those who watch a request learn that it is not carried out."""
     done: list[str] = []
+    outcomes: list[str] = []
     refused, broken, gone = FakePeer(), FakePeer(), FakePeer()
 
     async def main() -> None:
         answers = OneStep()
         begin(answers, refused, 1, steps("a", 2, done, BrokerRefused(ResponseCode.NO_PERMISSION, "no")))
         begin(answers, broken, 2, steps("b", 2, done, RuntimeError("a mistake")))
-        begin(answers, gone, 3, steps("c", 50, done))
+        watched = WatchedRequest(Command(1, 3), outcomes.append)
+        answers.begin(gone, watched, steps("c", 50, done))  # type: ignore[arg-type]
         gone.is_open = False
         await all_made(answers)
 
@@ -113,6 +117,7 @@ def test_later_errors_are_answered_and_a_closed_connection_is_forgotten() -> Non
     assert [each.code for each in refused.sent] == [ResponseCode.NO_PERMISSION]
     assert [each.code for each in broken.sent] == [ResponseCode.SYSTEM_ERROR]
     assert (gone.sent, done.count("c")) == ([], 1)
+    assert outcomes == ["refused: the client closed its connection before its turn came"]
 
 
 def test_one_connection_has_a_limited_number_of_unfinished_answers() -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lanemq.broker.access.audit import Audit
+from lanemq.broker.access.audit import ADMINISTRATIVE, Audit
 from lanemq.broker.access.guard import Guard
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
@@ -213,8 +213,8 @@ class Broker:
             ResetHandler(parts, pull.group_moved, sliced),
         )
         audit = Audit(self._clock)
-        served = [audit.over(handler.table()) for handler in handlers]
-        dispatch = Dispatch(served, parts.notices.answered, parts.counters.refusals)
+        served = [handler.table() for handler in handlers]
+        dispatch = Dispatch(served, parts.notices.answered, parts.counters.refusals, ADMINISTRATIVE, audit.watched)
         guard = None if self.options.users is None else self._new_guard(dispatch, parts, audit)
         guarded = dispatch if guard is None else guard
         server = self._new_server(parts, Connections(parts, guarded, pull, groups), SendBursts(parts, dispatch))

@@ -1,7 +1,7 @@
 """Requests and answers: finds the handler of a request, and turns results and errors into responses."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from lanemq.broker.body_limits import SMALL_BODY, body_problem
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
@@ -34,16 +34,58 @@ Handler = Callable[[Peer, Command], None]
 
 _NO_FIELDS: dict[str, str] = {}
 
+DONE = "done"
+"""The outcome of a request that was answered with success. Others begin with `refused: ` (nothing was changed) or
+`failed: ` (some of it may be changed), and the reason follows."""
+
+
+class WatchedRequest(Command):
+    """A request whose outcome is reported once: when it is answered, or when its answer is given up."""
+
+    __slots__ = ("_report",)
+
+    def __init__(self, request: Command, report: Callable[[str], None]) -> None:
+        super().__init__(
+            request.code,
+            request.opaque,
+            request.flag,
+            request.ext,
+            request.body,
+            request.remark,
+            request.language,
+            request.version,
+            request.serialize_type,
+        )
+        self._report: Callable[[str], None] | None = report
+
+    def ended(self, outcome: str) -> None:
+        """Report the outcome, unless one is reported already."""
+        report, self._report = self._report, None
+        if report is not None:
+            report(outcome)
+
+
+Watch = Callable[[Peer, Command], WatchedRequest]
+
 
 class Dispatch:
     """Tables from request code to handler. A failing request is answered with an error; the connection stays open."""
 
     def __init__(
-        self, tables: Iterable[Mapping[int, Handler]], replied: Handler, refusals: RefusalCounts | None = None
+        self,
+        tables: Iterable[Mapping[int, Handler]],
+        replied: Handler,
+        refusals: RefusalCounts | None = None,
+        watched: Container[int] = frozenset(),
+        watch: Watch | None = None,
     ) -> None:
-        """`replied` gets the replies of clients to requests of the broker. No code may have two handlers."""
+        """`replied` gets the replies of clients to requests of the broker. No code may have two handlers.
+
+        `watch` is called with every request whose code is `watched`; handlers get what it returns.
+        """
         self._handlers: dict[int, Handler] = {}
         self._replied = replied
+        self._watched, self._watch = watched, watch
         self._refusals = refusals or RefusalCounts()
         for table in tables:
             twice = self._handlers.keys() & table.keys()
@@ -54,6 +96,8 @@ class Dispatch:
         if request.is_response:
             self._replied(peer, request)
             return
+        if request.code in self._watched and self._watch is not None:
+            request = self._watch(peer, request)
         handler = self._handlers.get(request.code)
         if handler is None:
             remark = f" request type {request.code} not supported"
@@ -73,11 +117,13 @@ class Dispatch:
         except Exception:
             # A fault in one request must not stop the broker.
             log.exception("request %s from %s failed", request.code, peer)
-            answer_code(peer, request, ResponseCode.SYSTEM_ERROR, "internal error; the broker's log has the details")
+            answer_fault(peer, request)
 
 
 def answer(peer: Peer, request: Command, ext: dict[str, str] = _NO_FIELDS, body: bytes = b"") -> None:
     """Answer with success; a oneway request gets no answer."""
+    if isinstance(request, WatchedRequest):
+        request.ended(DONE)
     if not request.is_oneway:
         peer.send(_encoded(request, ResponseCode.SUCCESS, ext, body, None))
 
@@ -91,6 +137,8 @@ def answer_code(
     body: bytes = b"",
 ) -> None:
     """Answer with a code and a remark; a oneway request gets no answer."""
+    if isinstance(request, WatchedRequest):
+        request.ended(DONE if code == ResponseCode.SUCCESS else f"refused: {remark.strip()}")
     if request.is_oneway:
         return
     if len(body) >= LARGE_FRAME_BYTES and request.serialize_type == JSON:
@@ -119,8 +167,24 @@ def answer_saved(peer: Peer, request: Command, error: StorageError | None, body:
     """Answer after a write: with success, or with the write's error."""
     if error is None:
         answer(peer, request, body=body)
-    else:
-        answer_error(peer, request, error)
+        return
+    if isinstance(request, WatchedRequest):
+        request.ended(f"failed: {error}")
+    answer_error(peer, request, error)
+
+
+def answer_fault(peer: Peer, request: Command) -> None:
+    """Answer after an unexpected error, which the caller has logged."""
+    remark = "internal error; the broker's log has the details"
+    if isinstance(request, WatchedRequest):
+        request.ended(f"failed: {remark}")
+    answer_code(peer, request, ResponseCode.SYSTEM_ERROR, remark)
+
+
+def give_up(request: Command) -> None:
+    """Note that a request is not carried out, because its client has left before the broker came to it."""
+    if isinstance(request, WatchedRequest):
+        request.ended("refused: the client closed its connection before its turn came")
 
 
 def code_for(error: LaneError) -> int:

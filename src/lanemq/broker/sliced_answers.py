@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Generator
 from typing import NamedTuple, TypeAlias
 
-from lanemq.broker.dispatch import answer, answer_code, answer_error
+from lanemq.broker.dispatch import answer, answer_error, answer_fault, give_up
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.model.errors import BrokerBusy, LaneError
 from lanemq.net.server import Peer
@@ -63,9 +63,13 @@ class SlicedAnswers:
                 await asyncio.sleep(0)
                 peer, mine = next(iter(self._waiting.items()))
                 del self._waiting[peer]
-                if peer.is_open and self._slice_later(peer, *mine[0]):
+                if not peer.is_open:
+                    for unfinished in mine:
+                        give_up(unfinished.request)
+                    continue
+                if self._slice_later(peer, *mine[0]):
                     mine.popleft()
-                if peer.is_open and mine:
+                if mine:
                     self._waiting[peer] = mine
         finally:
             self._task = None
@@ -77,7 +81,7 @@ class SlicedAnswers:
             answer_error(peer, request, error)
         except Exception:
             log.exception("request %s from %s failed", request.code, peer)
-            answer_code(peer, request, ResponseCode.SYSTEM_ERROR, "internal error; the broker's log has the details")
+            answer_fault(peer, request)
         return True
 
     def _slice(self, peer: Peer, request: Command, steps: Steps) -> bool:

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,12 @@ from tests.broker.conftest import Start
 from tests.broker.running import ManualClock
 
 from lanemq.broker.access import audit
-from lanemq.broker.access.audit import Audit
+from lanemq.broker.access.audit import ADMINISTRATIVE, Audit
+from lanemq.broker.dispatch import Dispatch
 from lanemq.cli import output
 from lanemq.cli.output import log_audit_to
-from lanemq.model.errors import BrokerRefused
+from lanemq.log.state import OffsetRow, Sync
+from lanemq.model.errors import StorageError
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 
@@ -32,8 +35,8 @@ def test_administrative_requests_are_logged_and_others_are_not(start: Start, cap
         raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
     lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "lanemq.audit"]
     assert [(line["request"], line["outcome"]) for line in lines] == [
-        ("UPDATE_AND_CREATE_TOPIC", "allowed"),
-        ("DELETE_TOPIC_IN_BROKER", "allowed"),
+        ("UPDATE_AND_CREATE_TOPIC", "done"),
+        ("DELETE_TOPIC_IN_BROKER", "done"),
     ]
     assert (lines[0]["user"], lines[0]["address"], lines[0]["fields"]["topic"]) == ("me", "127.0.0.1", "T")
     assert "secret" not in caplog.text
@@ -53,11 +56,12 @@ def test_a_request_that_the_guard_refuses_is_logged_with_the_reason(
     assert line["outcome"].startswith("refused: this broker takes signed requests only")
 
 
+RESET = {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true"}
 DELETE = Command(RequestCode.DELETE_TOPIC_IN_BROKER, 1, ext={"topic": "x" * 400, "AccessKey": "n" * 400})
 
 
 def peer_at(address: str, *, known: bool = False) -> Any:
-    return SimpleNamespace(remote=SimpleNamespace(host=address), known=known)
+    return SimpleNamespace(remote=SimpleNamespace(host=address), known=known, send=len)
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
@@ -95,15 +99,58 @@ def test_refusals_without_a_valid_user_take_two_lines_per_address_and_minute(
         assert len(lines_of(caplog)) == 10_001
 
 
-def test_a_request_that_is_allowed_and_fails_is_logged_as_failed(caplog: pytest.LogCaptureFixture) -> None:
-    def failing(*_: object) -> None:
-        raise BrokerRefused(17, "no such topic")
+def outcomes(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    found = [(line["request"], line["outcome"]) for line in lines_of(caplog)]
+    caplog.clear()
+    return found
 
-    table = Audit(ManualClock()).over({RequestCode.DELETE_TOPIC_IN_BROKER: failing})
-    with caplog.at_level(logging.INFO, "lanemq.audit"), pytest.raises(BrokerRefused):
-        table[RequestCode.DELETE_TOPIC_IN_BROKER](peer_at("10.0.0.1"), DELETE)
-    (line,) = lines_of(caplog)
-    assert line["outcome"].startswith("failed: ")
+
+def test_a_request_is_logged_once_with_what_became_of_it(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """Done, or refused before anything was changed, also if the broker cannot do it at all."""
+    raw = start().connect()
+    with caplog.at_level(logging.INFO, "lanemq.audit"):
+        raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "missing"})
+        ((_, outcome),) = outcomes(caplog)
+        assert outcome.startswith("refused: topic missing")
+        raw.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"retention=1")
+        assert outcomes(caplog) == [("UPDATE_BROKER_CONFIG", "refused: request type 25 not supported")]
+        raw.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b"x" * 20_000)
+        ((_, outcome),) = outcomes(caplog)
+        assert outcome.startswith("refused: a body of 20000 bytes is too large")
+        raw.create("T", 1)
+        raw.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET)
+        assert [outcome for _, outcome in outcomes(caplog)] == ["done", "done"]
+
+
+def test_a_change_that_is_not_saved_is_logged_as_failed_and_not_as_done(
+    start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line waits for the disk: a request that passed every check may still fail there."""
+    running = start()
+    raw, state = running.connect(), running.broker.running.parts.state
+    raw.create("T", 1)
+    save = state.save_offsets
+
+    def fail(rows: Iterable[OffsetRow], sync: Sync = Sync.NORMAL) -> None:
+        if sync is Sync.FULL:
+            raise StorageError("the disk is gone")
+        save(rows, sync)
+
+    monkeypatch.setattr(state, "save_offsets", fail)
+    with caplog.at_level(logging.INFO, "lanemq.audit"):
+        raw.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET)
+    assert outcomes(caplog) == [("INVOKE_BROKER_TO_RESET_OFFSET", "failed: the disk is gone")]
+
+
+def test_an_unexpected_error_is_logged_as_failed_once(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a mistake")
+
+    code, peer = RequestCode.DELETE_TOPIC_IN_BROKER, peer_at("10.0.0.1")
+    dispatch = Dispatch([{code: broken}], broken, None, ADMINISTRATIVE, Audit(ManualClock()).watched)
+    with caplog.at_level(logging.INFO, "lanemq.audit"):
+        dispatch(peer, DELETE)
+    assert outcomes(caplog) == [(code.name, "failed: internal error; the broker's log has the details")]
 
 
 class FullDisk(io.StringIO):

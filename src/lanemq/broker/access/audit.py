@@ -1,20 +1,24 @@
-"""The audit log: one line for every administrative request, allowed or refused.
+"""The audit log: one line for every administrative request, with its outcome.
 
 Administrative are requests that change topics, groups, positions or parked lanes for others; what producers and members
 do for themselves is not. Lines go to the logger `lanemq.audit`, each as one JSON object. They name the user, the
 address, the request and its fields, without signatures and tokens. A broker without users logs who connected from
 where.
 
+A line is written when the request is answered, because only then its outcome is known: `done`, `refused: ` and why
+(nothing was changed), or `failed: ` and why (some of it may be changed). A request that was under way when the broker
+was killed has no line.
+
 Invariant: a client without credentials cannot push the lines of others out of the log, which is limited in size. Of its
 refused requests, the first one of an address and minute is logged, without fields, and the others are counted.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
-from lanemq.broker.dispatch import Handler
+from lanemq.broker.dispatch import WatchedRequest
 from lanemq.clock import Clock, wall_time
 from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode
@@ -65,7 +69,7 @@ Refused = Callable[[Peer, Command, str], None]
 
 
 class Audit:
-    """Logs the administrative requests that pass, and those that a guard refuses. Other requests cost nothing."""
+    """Logs administrative requests: how those ended that were passed on, and those that a guard refused."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -73,20 +77,9 @@ class Audit:
         self._unknown: dict[str, int] = {}
         """Refused requests without a valid user in this window, by address; the first one of each is logged."""
 
-    def over(self, table: Mapping[int, Handler]) -> dict[int, Handler]:
-        """A table of handlers in which the administrative ones log their requests and whether they failed."""
-        return {code: self._logged(handler) if code in ADMINISTRATIVE else handler for code, handler in table.items()}
-
-    def _logged(self, handler: Handler) -> Handler:
-        def handle(peer: Peer, request: Command) -> None:
-            try:
-                handler(peer, request)
-            except Exception as error:
-                self._log(peer, request, f"failed: {str(error)[:MAX_CHARS]}")
-                raise
-            self._log(peer, request, "allowed")
-
-        return handle
+    def watched(self, peer: Peer, request: Command) -> WatchedRequest:
+        """An administrative request whose outcome is logged."""
+        return WatchedRequest(request, lambda outcome: self._log(peer, request, outcome))
 
     def refused(self, peer: Peer, request: Command, why: str) -> None:
         if request.code not in ADMINISTRATIVE:
@@ -127,7 +120,7 @@ class Audit:
         self._end_window()
         self._write(
             peer.remote.host,
-            outcome,
+            outcome[: MAX_CHARS + len("refused: ")],
             user=request.ext.get(ACCESS_KEY, "")[:MAX_CHARS] or None,
             request=RequestCode(request.code).name,
             fields=fields,

@@ -57,11 +57,13 @@ class Guard:
             return
         if len(request.body) > SMALL_BODY and (problem := body_problem(request)) is not None:
             self._refusals.add(RefusalReason.BODY)
+            self._on_refused(peer, request, problem)
             answer_code(peer, request, ResponseCode.INVALID_PARAMETER, problem)
             return
         try:
             refusal = self._refusal(peer, request)
         except LaneError as error:
+            self._on_refused(peer, request, str(error))
             answer_error(peer, request, error)
             return
         except Exception:
