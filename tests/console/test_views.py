@@ -247,6 +247,17 @@ def test_groups_say_that_a_pipeline_which_was_never_read_may_be_one_of_them() ->
     assert screen.notes == (note,)
 
 
+def test_messages_that_retention_deleted_too_early_are_on_the_home_page_and_on_that_of_their_group() -> None:
+    lost = {'lanemq_unread_deleted_total{group="shipping",topic="orders"}': "7"}
+    now = replace(snapshot(0, group(5, 5)), brokers=(BrokerView("b", "x", True, lost),))
+    failed = next(tile for tile in home_view(now, Trends(), None).tiles if tile.name == "Failed")
+    assert (failed.answer, failed.level, failed.link) == ("7 lost", "bad", "/groups/shipping")
+    assert failed.detail == "shipping lost messages of orders: retention deleted them first"
+    view = group_view("shipping", now, Trends())
+    assert view is not None
+    assert view.notes[0].startswith("Lost: retention deleted 7 messages of orders")
+
+
 def test_rates_and_trends_come_from_the_snapshots() -> None:
     trends = Trends()
     assert trends.trend("shipping") is Trend.UNKNOWN

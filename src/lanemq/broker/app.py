@@ -47,6 +47,7 @@ from lanemq.broker.storage.delays import DelayDelivery
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.topic_keeper import TopicKeeper, TopicRows
+from lanemq.broker.storage.unread import UnreadMessages
 from lanemq.broker.waking import HeldPull, Waking
 from lanemq.clock import Clock, SystemClock, nanoseconds_of
 from lanemq.core.brokering.disk_space import LowSpace
@@ -289,6 +290,7 @@ class Broker:
             groups=tables.groups,
             locks=tables.locks,
             offsets=tables.offsets,
+            unread=UnreadMessages(store, tables.offsets),
             producers=tables.producers,
             producer_users=tables.producers.users(),
             polls=polls,

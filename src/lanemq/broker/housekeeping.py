@@ -10,10 +10,8 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.index_rebuilding import IndexRebuilding
 from lanemq.broker.storage.pinning import Pinning
-from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.core.brokering.quotas import UNUSED_NAME_MS, Quota
 from lanemq.log.commit_log import Segment
-from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import retry_topic
 from lanemq.model.units import Millis, to_millis
@@ -35,9 +33,6 @@ DELAYS_EVERY_MS = 100
 """As RocketMQ's ScheduleMessageService."""
 MAX_FORGOTTEN = 100
 """Groups that one tick forgets at most."""
-WARN_AT_SHARE = 0.9
-"""Share of the retention age at which messages count as about to be deleted. Large: a group has little time left."""
-WARN_AGAIN_AFTER_MS = 3_600_000
 
 
 class Housekeeping:
@@ -49,7 +44,6 @@ class Housekeeping:
         self._checkpoints = checkpoints
         self._server = server
         self._index_rebuilding = IndexRebuilding(parts.store, parts.search_thread)
-        self._unread = UnreadWarnings(parts.store, parts.offsets)
         self._pinning = Pinning(parts.store, parts.parking, parts.options.max_pinned_bytes)
         self._forgotten_groups = UnusedGroups(parts)
         self._last: dict[str, Millis] = {}
@@ -152,11 +146,18 @@ class Housekeeping:
         self._parts.traffic.today(midnights)
 
     def _retire(self) -> None:
-        now = self._parts.clock.now()
+        now, unread = self._parts.clock.now(), self._parts.unread
         retired: list[Segment] = []
+
+        def deletable(expired: int) -> int:
+            count = self._pinning.deletable(expired)
+            if count:
+                unread.count_below(self._parts.store.start_after(count), now)
+            return count
+
         if self._parts.store.indexes_complete:
-            self._unread.warn(now)
-            retired = self._parts.store.retire(now, self._pinning.deletable)
+            unread.warn(now)
+            retired = self._parts.store.retire(now, deletable)
         if retired:
             log.info("retention deletes %s log files", len(retired))
             if self._parts.recording.on:
@@ -231,48 +232,3 @@ class UnusedGroups:
 
 def _nothing(_: object = None) -> None:
     pass
-
-
-class UnreadWarnings:
-    """Warns before retention deletes messages that a group has not read.
-
-    The first warning comes when messages have reached 90 % of their age, so that the group can catch up or the operator
-    can prolong the retention; another one when they are deleted. A group is named once an hour for a topic.
-    """
-
-    def __init__(self, store: Store, offsets: GroupOffsets) -> None:
-        self._store = store
-        self._offsets = offsets
-        self._looked_at = (0, 0)
-        self._warned: dict[tuple[str, str, bool], Millis] = {}
-
-    def warn(self, now: Millis) -> None:
-        retention = self._store.retention
-        soon = self._store.start_after(retention.expired(now, WARN_AT_SHARE))
-        due = self._store.start_after(retention.expired(now))
-        # Looks again only when files have been added: with many groups and queues a look takes a while.
-        if (due, soon) == self._looked_at:
-            return
-        self._looked_at = (due, soon)
-        self._warned = {key: at for key, at in self._warned.items() if now - at < WARN_AGAIN_AFTER_MS}
-        for group in self._offsets.groups():
-            self._warn_group(group, due, soon, now)
-
-    def _warn_group(self, group: str, due: int, soon: int, now: Millis) -> None:
-        unread: dict[tuple[str, bool], int] = {}
-        for (topic, queue_id), offset in self._offsets.of_group(group).items():
-            for position, lost in ((due, True), (soon, False)):
-                if (group, topic, lost) not in self._warned:
-                    count = self._store.unread_below(topic, queue_id, offset, position)
-                    unread[topic, lost] = unread.get((topic, lost), 0) + count
-        for (topic, lost), count in unread.items():
-            if not count or (not lost and unread.get((topic, True))):
-                continue
-            self._warned[group, topic, lost] = now
-            log.warning(
-                "group %s has not read %s messages of topic %s that retention deletes %s",
-                group,
-                count,
-                topic,
-                "now" if lost else "soon: let the group catch up, or restart the broker with a longer --retention",
-            )

@@ -12,6 +12,7 @@ from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.parking import Parking
 from lanemq.broker.storage.topic_keeper import TopicKeeper
+from lanemq.broker.storage.unread import UnreadMessages
 from lanemq.broker.waking import HeldPull, Waking
 from lanemq.clock import Clock
 from lanemq.core.brokering.dedup import ProducerTable
@@ -101,6 +102,7 @@ class Parts:
     members: Membership
     locks: LockTable
     offsets: GroupOffsets
+    unread: UnreadMessages
     producers: ProducerTable
     polls: LongPolls[HeldPull]
     waking: Waking

@@ -364,15 +364,15 @@ class Store:
         queue = self._queues.find(topic, queue_id)
         return 0 if queue is None else self._queues.first_from(queue, position)
 
-    def unread_below(self, topic: str, queue_id: int, offset: int, position: int) -> int:
-        """How many messages of a queue, from an offset on, are stored below a log position."""
+    def unread_below(self, topic: str, queue_id: int, offset: int, position: int) -> range:
+        """The offsets of a queue, from an offset on, whose records are stored below a log position."""
         queue = self._queues.find(topic, queue_id)
         if queue is None or offset >= queue.end:
-            return 0
+            return range(0)
         offset = max(offset, self._queues.first(queue))
         if offset >= queue.end or self._queues.entry(queue, offset)[0] >= position:
-            return 0
-        return self._queues.first_from(queue, position) - offset
+            return range(0)
+        return range(offset, self._queues.first_from(queue, position))
 
     def forget_keys(self, retired: Sequence[Segment]) -> None:
         """On the search thread: forget retired segments. Afterwards no search reads them, and they may be deleted."""

@@ -62,6 +62,16 @@ def test_a_lag_without_a_time_is_unknown_and_not_zero() -> None:
     assert "lost indexes are rebuilt: 1.0 MiB to read" in status._health(figures)
 
 
+def test_messages_that_retention_deleted_too_early_are_named_and_no_loss_is_not() -> None:
+    table = {f'lanemq_unread_deleted_total{{group="g{n}",topic="T"}}': str(n) for n in range(6)}
+    (lost,) = [text for name, text in status._lines(BrokerFigures("b", "h:1", True, table)) if name == "LOST"]
+    assert lost == (
+        "retention deleted messages before groups had read them, since the broker's start: g5 5 of T, g4 4 of T, "
+        "g3 3 of T and 2 more groups"
+    )
+    assert ("LOST", "") in status._lines(BrokerFigures("b", "h:1", True, dict(list(table.items())[:1])))
+
+
 def test_an_apache_broker_shows_what_it_reports() -> None:
     apache = BrokerFigures("b", "h:1", False, {"putTps": "1.0 2.0 3.0", "getTransferredTps": "4.0 5.0 6.0"})
     assert next(iter(status._lines(apache))) == ("messages", "2.0/s in, 5.0/s out in the last minute")

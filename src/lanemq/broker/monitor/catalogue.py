@@ -69,6 +69,12 @@ LAG_SECONDS = Metric(
     "Age of the oldest message above the committed offsets; 0 without lag, no sample while its index is rebuilt.",
     _OF_GROUP,
 )
+UNREAD_DELETED = Metric(
+    "lanemq_unread_deleted_total",
+    COUNTER,
+    "Messages that retention deleted before the group had finished them; of groups that have committed in the topic.",
+    _OF_GROUP,
+)
 LANES = Metric(
     "lanemq_lanes", GAUGE, "Lanes set aside at the broker: held, parked or redriving.", (*_OF_GROUP, "status")
 )

@@ -173,6 +173,7 @@ class Figures:
                 yield MetricSample(names.LAG_MESSAGES, lag.messages, (group, topic))
                 if lag.seconds is not None:
                     yield MetricSample(names.LAG_SECONDS, lag.seconds, (group, topic))
+                yield MetricSample(names.UNREAD_DELETED, self._parts.unread.deleted(group, topic), (group, topic))
 
     def _lag_of_queue(self, topic: str, queue_id: int, offset: int, finished: int, wall: Millis) -> Lag:
         low, high = self._parts.store.bounds(topic, queue_id)

@@ -14,6 +14,8 @@ from lanemq.model.names import RETRY_PREFIX
 
 MAX_GROUPS = 15
 """Rows of the table of groups: those that are most behind."""
+MAX_LOST = 3
+"""Groups and topics that are named of those that lost messages."""
 
 
 @click.command(cls=ConnectingCommand)
@@ -91,6 +93,18 @@ def _lines(broker: BrokerFigures) -> Iterator[tuple[str, str]]:
         + (f"; {stale:.0f} requests of former owners"),
     )
     yield "lanes", _lanes(broker)
+    yield "LOST", _lost(broker)
+
+
+def _lost(broker: BrokerFigures) -> str:
+    """Messages that retention deleted too early for a group; empty if there are none."""
+    found = {key: count for key, count in broker.series("lanemq_unread_deleted_total").items() if count}
+    if not found:
+        return ""
+    most = sorted(found.items(), key=lambda row: (-row[1], row[0]))[:MAX_LOST]
+    named = ", ".join(f"{group} {count:.0f} of {topic}" for (group, topic), count in most)
+    more = f" and {plural(len(found) - MAX_LOST, 'more group')}" if len(found) > MAX_LOST else ""
+    return f"retention deleted messages before groups had read them, since the broker's start: {named}{more}"
 
 
 def _copies(broker: BrokerFigures) -> str:

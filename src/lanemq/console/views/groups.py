@@ -1,12 +1,13 @@
 """Groups: all of them, one with its queues and owners, and the preview of a reset."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from lanemq.client.admin.resets import ShownChange, shown_changes
-from lanemq.client.admin.views import GroupMember, OffsetChange
+from lanemq.client.admin.views import BrokerFigures, GroupMember, OffsetChange
 from lanemq.clock import wall_time
 from lanemq.console.links import pipeline_link
 from lanemq.console.snapshot import GroupNow, Snapshot
@@ -17,6 +18,7 @@ from lanemq.console.wording import NONE, span
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
+from lanemq.model.wording import plural
 
 COURSE_STEP_MS = 60_000
 """The table of a group's lag has a row for each minute."""
@@ -154,8 +156,28 @@ def group_view(name: str, now: Snapshot, trends: Trends, pipelines: Sequence[Pip
     course = lag_course(name, trends.samples)
     # The members of a pipeline's group hold no keys: its checkpoint has them.
     unknown = pipeline_notes(own) if own else member_notes(each for each in now.unknown if each.group == name)
-    notes = (*([group.note] if group.note else []), *unknown, *never_read_notes(pipelines))
+    notes = (*([group.note] if group.note else []), *unknown, *never_read_notes(pipelines), *_lost(name, now))
     return GroupScreen(_row(group, now, trends, own), course, queues, members, waiting, notes)
+
+
+def unread_deleted(now: Snapshot) -> Counter[tuple[str, str]]:
+    """Group and topic → messages that retention deleted before the group had finished them, as LaneMQ brokers count."""
+    found = Counter[tuple[str, str]]()
+    for broker in now.brokers:
+        figures = BrokerFigures(broker.name, broker.address, broker.lane, broker.info)
+        for (group, topic), count in figures.series("lanemq_unread_deleted_total").items():
+            if count:
+                found[group, topic] += int(count)
+    return found
+
+
+def _lost(name: str, now: Snapshot) -> Iterator[str]:
+    for (group, topic), count in unread_deleted(now).items():
+        if group == name:
+            yield (
+                f"Lost: retention deleted {plural(count, 'message')} of {topic} before this group had finished them, "
+                f"since the broker's start. Let the group keep up, or run the broker with a longer retention."
+            )
 
 
 def lag_series(name: str, samples: Sequence[TrendSample]) -> dict[str, list[float | None]]:

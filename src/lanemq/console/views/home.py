@@ -4,8 +4,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from lanemq.console.links import group_link
 from lanemq.console.snapshot import GroupNow, Snapshot
 from lanemq.console.trends import ConsoleEvent, Trends, TrendSample
+from lanemq.console.views.groups import unread_deleted
 from lanemq.console.views.pipelines import PipelineNow
 from lanemq.console.views.waiting import waiting_rows, waiting_view
 from lanemq.console.wording import number, span
@@ -172,13 +174,18 @@ def _failed(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
     waiting = waiting_view(now, pipelines)
     held, parked, dead = waiting.held, waiting.parked, waiting.dead_letters
     level: Level = "none" if now.error else "good"
-    answer, detail = "Nothing", "no key is retried, no dead letters"
-    if held or parked or dead:
+    answer, detail, link = "Nothing", "no key is retried, no dead letters", "/waiting"
+    if failed := held or parked or dead:
         answer, level = plural(held + parked, "key") if held or parked else plural(dead, "dead letter"), "warn"
         kinds = ((held, "held for a retry"), (parked, "parked"), (dead, "given up"))
         detail = ", ".join(f"{number(count)} {what}" for count, what in kinds if count)
     elif unread := _unread(pipelines):
         answer, detail, level = "Unknown", unread, "none"
+    lost = unread_deleted(now)
+    if lost:
+        group, topic = max(lost, key=lambda key: lost[key])
+        detail = f"{group} lost messages of {topic}: retention deleted them first" + (f"; {detail}" if failed else "")
+        answer, level, link = f"{number(lost.total())} lost", "bad", group_link(group)
     if now.error:
         answer, detail = "Unknown", _why_unknown(now)
     return Tile(
@@ -187,8 +194,9 @@ def _failed(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         answer,
         detail,
         level,
-        "/waiting",
-        "Keys that wait for their next attempt or for a person, and messages that were given up.",
+        link,
+        "Keys that wait for their next attempt or for a person, messages that were given up, and messages that "
+        "retention deleted before a group had finished them.",
     )
 
 

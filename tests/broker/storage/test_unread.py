@@ -1,0 +1,77 @@
+"""Messages that retention deletes before a group has finished them are counted, and nothing else is."""
+
+import pytest
+from tests.broker.conftest import Start
+from tests.broker.handlers.test_parking import Owner
+from tests.broker.raw_client import RawClient
+from tests.broker.running import ManualClock, RunningBroker
+
+from lanemq.core.brokering.group_offsets import SavedOffset
+from lanemq.core.finished_ranges import FinishedRanges
+from lanemq.model.units import QueueOffset
+from lanemq.wire.codes import RequestCode
+
+HOUR = 3_600_000
+NAME = "lanemq_unread_deleted_total"
+
+
+def deleted(raw: RawClient) -> dict[str, int]:
+    """Of topic T, by group."""
+    suffix = ',topic="T"}'
+    shown = {name: text for name, text in raw.runtime().items() if name.startswith(NAME)}
+    return {name.removeprefix(f'{NAME}{{group="').removesuffix(f'"{suffix}'): int(text) for name, text in shown.items()}
+
+
+def running_with_commits(start: Start, **finished: list[tuple[int, int]]) -> tuple[RunningBroker, RawClient]:
+    """A broker with 40 messages in one queue of several log files; group `done` has finished all of them."""
+    running = start(clock=ManualClock(), segment_bytes=64 * 1024)
+    raw = running.connect()
+    for _ in range(40):
+        raw.send("T", bytes(10_000))
+    offsets = running.broker.running.parts.offsets
+    rows = [SavedOffset("done", "T", 0, QueueOffset(40), False)]
+    rows += [
+        SavedOffset(group, "T", 0, QueueOffset(3), False, FinishedRanges.of(ranges).encode(3))
+        for group, ranges in finished.items()
+    ]
+    running.call(lambda: offsets.restore(rows))
+    return running, raw
+
+
+def expire(running: RunningBroker) -> None:
+    for hours in (66, 7):
+        running.advance(hours * HOUR)
+        running.advance(20_000)
+
+
+def test_what_a_group_has_not_finished_is_counted_when_retention_deletes_it(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    running, raw = running_with_commits(start, behind=[], ahead=[(5, 15), (35, 38)])
+    assert deleted(raw) == {"done": 0, "behind": 0, "ahead": 0}, "known, and so 0"
+    expire(running)
+    low, _ = raw.bounds("T")
+    assert 30 < low < 40
+    finished = 10 + max(0, low - 35)
+    assert deleted(raw) == {"done": 0, "behind": low - 3, "ahead": low - 3 - finished}
+    assert f"group behind has not read {low - 3} messages of topic T that retention deletes now" in caplog.text
+    expire(running)
+    assert deleted(raw)["behind"] == low - 3, "once"
+    raw.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "behind", "cleanOffset": "true"})
+    assert "behind" not in deleted(raw)
+
+
+def test_a_group_that_has_committed_nothing_has_no_figure_instead_of_zero(start: Start) -> None:
+    running, raw = running_with_commits(start)
+    raw.heartbeat("a", group="new", topics={"T": "*"})
+    expire(running)
+    assert deleted(raw) == {"done": 0}
+
+
+def test_files_that_are_kept_for_parked_messages_are_not_counted_as_deleted(start: Start) -> None:
+    running, raw = running_with_commits(start, behind=[])
+    owner = Owner(running)
+    owner.park(0, key="parked")
+    expire(running)
+    assert raw.bounds("T") == (0, 40)
+    assert deleted(raw)["behind"] == 0
