@@ -27,10 +27,11 @@ from lanemq.console.views.home import OrderVerdict, home_view, plot_series
 from lanemq.console.views.key import ClockPair, KeyView, key_view
 from lanemq.console.views.messages import Older, Search, older_query, parse_older, parse_search, places_of
 from lanemq.console.views.pipelines import NOT_IN_TIME, PipelineDeadLetter, PipelineNow, PipelineStatus, ShownLane
+from lanemq.console.views.settings import broker_rows
 from lanemq.console.views.steps import KeyInPipeline, step_of
 from lanemq.console.views.topics import new_topic_view, parse_new_topic, topic_rows
 from lanemq.console.views.waiting import waiting_view
-from lanemq.console.wording import ago, lateness, rate, size, span
+from lanemq.console.wording import NONE, ago, lateness, rate, size, span
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
@@ -256,6 +257,13 @@ def test_messages_that_retention_deleted_too_early_are_on_the_home_page_and_on_t
     view = group_view("shipping", now, Trends())
     assert view is not None
     assert view.notes[0].startswith("Lost: retention deleted 7 messages of orders")
+
+
+def test_requests_of_former_owners_come_from_the_metric_and_are_not_zero_where_it_is_missing() -> None:
+    name = 'lanemq_stale_requests_total{request="%s"}'
+    told = BrokerView("b", "x", True, {name % "pull": "2", name % "commit": "3", "commitLogDiskRatio": "-1.0"})
+    rows = broker_rows([told, BrokerView("away", "y", True, {}, "refused")])
+    assert [(row.stale, row.disk_used) for row in rows] == [("5", NONE), (NONE, NONE)]
 
 
 def test_rates_and_trends_come_from_the_snapshots() -> None:

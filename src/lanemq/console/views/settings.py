@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from lanemq.client.admin.views import BrokerFigures
 from lanemq.client.admin.watching import BrokerSetting, BrokerView
 from lanemq.console.settings import ConsoleSettings
 from lanemq.console.wording import NONE, number, size, span
@@ -32,7 +33,8 @@ class BrokerRow:
     log_bytes: str
     disk_used: str
     stored: str
-    refused: str
+    stale: str
+    """Requests of members that do not own the queue any more."""
 
 
 _ORIGIN_HIDDEN = frozenset({"origins"})
@@ -83,7 +85,7 @@ def _broker(view: BrokerView) -> BrokerRow:
     start, end = info.get("commitLogMinOffset", ""), info.get("commitLogMaxOffset", "")
     kept = size(int(end) - int(start)) if start.isdecimal() and end.isdecimal() else NONE
     used = info.get("commitLogDiskRatio", "")
-    stale = [info.get(name, "0") for name in ("laneStalePulls", "laneStaleCommits", "laneRefusedCommits")]
+    stale = BrokerFigures(view.name, view.address, view.lane, info).number("lanemq_stale_requests_total")
     return BrokerRow(
         view.name,
         view.address,
@@ -92,7 +94,7 @@ def _broker(view: BrokerView) -> BrokerRow:
         kept,
         f"{float(used):.0%}" if used.replace(".", "", 1).isdecimal() else NONE,
         number(int(info["putMessageTimesTotal"])) if info.get("putMessageTimesTotal", "").isdecimal() else NONE,
-        number(sum(int(each) for each in stale if each.isdecimal())) if view.lane else NONE,
+        NONE if stale is None else number(int(stale)),
     )
 
 
