@@ -135,6 +135,7 @@ class Broker:
         running, parts = self.running, self.running.parts
         if self._health is not None:
             self._health.stopping()
+        parts.stopping = True
         running.ticking.cancel()
         await asyncio.gather(running.ticking, return_exceptions=True)
         running.server.stop_accepting()

@@ -31,6 +31,7 @@ PAUSE_AFTER_FULL_MS = 1_000
 """How long sends pause at least after a write that met a full disk or a lack of descriptors."""
 DELAYS_EVERY_MS = 100
 """As RocketMQ's ScheduleMessageService."""
+RETENTION_WAITS = "; lost indexes are being rebuilt, and retention deletes nothing until that is done"
 MAX_FORGOTTEN = 100
 """Groups that one tick forgets at most."""
 
@@ -125,6 +126,7 @@ class Housekeeping:
                     f"below {parts.low_space.watermark() >> 20} MiB: free some space, or restart with a smaller "
                     f"--retention or --retention-bytes; deleting topics frees old log files that hold nothing else; "
                     f"sends go on by themselves from {parts.low_space.needed() >> 20} MiB"
+                    f"{'' if parts.store.indexes_complete else RETENTION_WAITS}"
                 )
             )
             self._paused_at = now

@@ -125,6 +125,8 @@ class Parts:
     """Values that the broker uses instead of the given options: limits that 0 stands for, the monitor's address."""
     versions: dict[ConnectionId, ClientVersion] = field(default_factory=dict)
     """The clients behind the connections that sent a heartbeat."""
+    stopping: bool = False
+    """Whether the broker finishes what it has accepted, and accepts no connection any more."""
 
     def ownership(self, peer: Peer, group: str, topic: str, queue_id: int, claim: Claim) -> Verdict:
         """Whether the sender of a request owns the queue.

@@ -32,6 +32,8 @@ MAX_PER_METRIC = 500
 
 NO_BUFFER_POOL = 2**31 - 1
 """RocketMQ's answer without a transient buffer pool."""
+UNKNOWN_RATIO = "-1.0"
+"""RocketMQ's answer about a disk that cannot be asked."""
 
 
 def runtime_info(
@@ -100,21 +102,33 @@ def _days(name: str, days: Days) -> dict[str, str]:
 
 
 def _storage(parts: Parts) -> dict[str, str]:
-    store, folder = parts.store, shutil.disk_usage(parts.options.data)
-    used = str((folder.total - folder.free) / folder.total)
+    store, rebuild = parts.store, parts.store.rebuild
     return {
         "commitLogMinOffset": str(store.log_start),
         "commitLogMaxOffset": str(store.log_end),
-        "commitLogDirCapacity": f"Total : {_bytes_text(folder.total)}, Free : {_bytes_text(folder.free)}.",
-        "commitLogDiskRatio": used,
-        "consumeQueueDiskRatio": used,
+        **_disk(parts),
         "earliestMessageTimeStamp": str(_earliest(parts)),
         "remainHowManyDataToFlush": _bytes_text(store.appender.staged - store.log_end),
-        "dispatchBehindBytes": "0",  # queue indexes are complete before a send is answered
+        # Queue indexes are complete before a send is answered, unless they were lost and are rebuilt.
+        "dispatchBehindBytes": str(0 if rebuild is None else rebuild.bytes_left),
         "dispatchMaxBuffer": "0",
         "pageCacheLockTimeMills": "0",
         "remainTransientStoreBufferNumbs": str(NO_BUFFER_POOL),
         **_delayed(parts),
+    }
+
+
+def _disk(parts: Parts) -> dict[str, str]:
+    """Size and use of the disk. If it cannot be asked, what RocketMQ answers then: a ratio of -1, and no size."""
+    try:
+        total, _, free = shutil.disk_usage(parts.options.data)
+    except OSError:
+        total, free = 0, 0
+    used = str((total - free) / total) if total else UNKNOWN_RATIO
+    return {
+        "commitLogDirCapacity": f"Total : {_bytes_text(total)}, Free : {_bytes_text(free)}.",
+        "commitLogDiskRatio": used,
+        "consumeQueueDiskRatio": used,
     }
 
 

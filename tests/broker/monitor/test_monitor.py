@@ -1,7 +1,10 @@
 """The broker's monitor over HTTP: health, metrics, and what they cost the event loop."""
 
 import asyncio
+import errno
 import json
+import os
+import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -153,6 +156,31 @@ def test_a_read_only_broker_is_live_and_not_ready_and_says_why(start: Start) -> 
     assert "read-only" in json.loads(text)["reasons"][0]
     assert get(running, "/live")[0] == 200
     assert series(get(running, "/metrics")[1])["lanemq_read_only", ()] == 1
+
+
+def test_a_broker_that_stops_is_not_ready_for_clients_that_are_still_connected(start: Start) -> None:
+    running = start()
+    raw, parts = running.connect(), running.broker.running.parts
+    assert raw.runtime()["lanemq_ready"] == "1"
+    parts.stopping = True
+    assert raw.runtime()["lanemq_ready"] == "0"
+    parts.stopping = False
+    running.stop()
+    assert parts.stopping, "a stop begins with it"
+
+
+def test_a_disk_that_cannot_be_asked_is_unknown_in_runtime_info_and_fails_nothing_else(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    raw = start().connect()
+    monkeypatch.setattr(shutil, "disk_usage", fail)
+    shown = raw.runtime()
+    assert shown["commitLogDiskRatio"] == shown["consumeQueueDiskRatio"] == "-1.0", "as RocketMQ answers"
+    assert shown["commitLogDirCapacity"] == "Total : 0 B, Free : 0 B."
+    assert "lanemq_disk_free_bytes" not in shown
 
 
 def test_the_monitor_answers_while_the_event_loop_hangs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

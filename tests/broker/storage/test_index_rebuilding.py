@@ -13,6 +13,7 @@ from lanemq.broker.handlers import pull as pull_handler
 from lanemq.broker.monitor import figures
 from lanemq.broker.storage.index_rebuilding import IndexRebuilding
 from lanemq.client.admin.queue_progress import store_times
+from lanemq.core.brokering.disk_space import Space
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
 from lanemq.model.queue import MessageQueue
@@ -88,9 +89,21 @@ def test_the_lag_in_seconds_is_unknown_until_the_index_is_rebuilt(
     assert shown[LAG.format("messages")] == str(COUNT - 5 + 1)
     assert LAG.format("seconds") not in shown
     assert int(shown["lanemq_index_rebuild_bytes"]) > 0
+    assert shown["dispatchBehindBytes"] == shown["lanemq_index_rebuild_bytes"], "the same under RocketMQ's name"
     monkeypatch.setattr(IndexRebuilding, "tick", TICK)
     wait_for_rebuild(raw)
     assert float(raw.runtime()[LAG.format("seconds")]) >= 0
+
+
+def test_a_disk_that_is_nearly_full_says_that_retention_waits_for_the_rebuild(
+    waiting: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = waiting.broker.running
+    monkeypatch.setattr(running.parts.store, "space", lambda: Space(1, 2**40))
+    waiting.call(running.housekeeping.tick)
+    refused = waiting.connect().send("T")
+    assert refused.code != ResponseCode.SUCCESS
+    assert (refused.remark or "").endswith("retention deletes nothing until that is done")
 
 
 def test_control_unknown_taken_for_none_is_a_lag_of_zero_seconds(

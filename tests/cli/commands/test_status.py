@@ -59,7 +59,7 @@ def test_a_lag_without_a_time_is_unknown_and_not_zero() -> None:
         },
     )
     assert [row[:4] for row in status._groups(figures)] == [("g", "T", 5, "unknown"), ("h", "T", 0, output.NONE)]
-    assert "lost indexes are rebuilt: 1.0 MiB to read" in status._health(figures)
+    assert "lost indexes are rebuilt: 1.0 MiB to read; retention deletes nothing until then" in status._health(figures)
 
 
 def test_messages_that_retention_deleted_too_early_are_named_and_no_loss_is_not() -> None:

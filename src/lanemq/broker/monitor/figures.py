@@ -72,7 +72,7 @@ class Figures:
         yield from self._clients()
 
     def _health(self) -> Iterator[MetricSample]:
-        yield MetricSample(names.READY, 0 if storage_problems(self._parts) else 1)
+        yield MetricSample(names.READY, 0 if self._parts.stopping or storage_problems(self._parts) else 1)
         yield MetricSample(names.READ_ONLY, 0 if self._parts.group_commit.failure is None else 1)
         yield MetricSample(names.PAUSED, 0 if self._parts.group_commit.paused is None else 1)
         yield MetricSample(names.DURABLE, 1 if self._parts.options.durable else 0)

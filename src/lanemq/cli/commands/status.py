@@ -126,7 +126,11 @@ def _health(broker: BrokerFigures) -> str:
     return (
         f"{ready}, {safety}"
         + (f", {plural(int(damaged), 'damaged place')} in the log" if damaged else "")
-        + (f", lost indexes are rebuilt: {size_text(rebuilding)} to read" if rebuilding else "")
+        + (
+            f", lost indexes are rebuilt: {size_text(rebuilding)} to read; retention deletes nothing until then"
+            if rebuilding
+            else ""
+        )
     )
 
 
