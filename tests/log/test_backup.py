@@ -22,7 +22,7 @@ from lanemq.cli.server.doctor import damage_finding
 from lanemq.log import backup
 from lanemq.log.backup import EPOCH_MARGIN, back_up, read_manifest, restore, verify
 from lanemq.log.examination import examine
-from lanemq.log.state import State
+from lanemq.log.state import VERSION, State
 from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull, LogInUse, StorageError
 
@@ -298,6 +298,18 @@ def test_an_empty_rest_of_a_finished_restore_makes_no_log_replaceable(folder: Pa
     with pytest.raises(StorageError, match="is not empty"):
         restore(made, data, now=1_000_000)
     assert any((data / "log").iterdir())
+
+
+@pytest.mark.parametrize(("layout", "writer"), [(VERSION + 1, "a newer version"), (0, "an older version")])
+def test_a_backup_of_an_unknown_layout_is_refused_before_anything_is_copied(
+    tmp_path: Path, layout: int, writer: str
+) -> None:
+    (tmp_path / "backup").mkdir()
+    manifest = backup.BackupManifest(1, "9.9", layout, 0, 0, [])
+    (tmp_path / "backup" / "backup.json").write_bytes(msgspec.json.encode(manifest))
+    with pytest.raises(StorageError, match=rf"written by {writer}.*LaneMQ 9.9.*Restore it with that version"):
+        restore(tmp_path / "backup", tmp_path / "data", now=1)
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "log/../../evil", "log/notes.txt", "log", ""])

@@ -10,6 +10,7 @@ import pytest
 from tests.log.conftest import OpenStore, read_all, send
 
 from lanemq.log import state
+from lanemq.log.backup import back_up
 from lanemq.log.filesystem import RealDisk
 from lanemq.log.state import VERSION, State
 from lanemq.log.store import Store
@@ -29,15 +30,23 @@ def used(open_store: OpenStore, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_a_newer_layout_is_named_and_left_alone(used: Path, open_store: OpenStore) -> None:
+@pytest.mark.parametrize(("layout", "writer"), [(VERSION + 1, "a newer version"), (-1, "an older version")])
+def test_an_unknown_layout_is_named_and_left_alone(used: Path, open_store: OpenStore, layout: int, writer: str) -> None:
+    """Also by a backup, whose copy this program would misread."""
     with sqlite3.connect(used / "state.db") as db:
-        db.execute(f"PRAGMA user_version = {VERSION + 1}")
+        db.execute("PRAGMA journal_mode = DELETE")
+        db.execute(f"PRAGMA user_version = {layout}")
     db.close()
     before = contents(used)
-    with pytest.raises(StorageError, match=rf"layout {VERSION + 1}.*newer version.*nothing was changed") as caught:
+    expected = rf"data/state.db has layout {layout}, .*knows layouts 1 to {VERSION}: it was written by {writer}"
+    with pytest.raises(StorageError, match=rf"{expected}.*Start that version again; nothing was changed") as caught:
         open_store()
     assert "move" not in str(caught.value)
+    target = used.with_name("backup")
+    with pytest.raises(StorageError, match=rf"{expected}.*Back it up with that version"):
+        back_up(used, target, made_at=0, version="test")
     assert contents(used) == before
+    assert not target.exists()
 
 
 def test_a_newer_recovery_file_is_named(used: Path, open_store: OpenStore) -> None:

@@ -30,7 +30,16 @@ from lanemq.log.commit_log import segment_start
 from lanemq.log.data_lock import DataLock, locked_folder
 from lanemq.log.filesystem import NO_SPACE
 from lanemq.log.recovery_file import RecoveryFile, SavedFacts
-from lanemq.log.state import FOREIGN, RESTORING, VERSION, State, Sync, lost_state, unfinished_restore
+from lanemq.log.state import (
+    FOREIGN,
+    RESTORING,
+    VERSION,
+    State,
+    Sync,
+    layout_problem,
+    lost_state,
+    unfinished_restore,
+)
 from lanemq.model.errors import DiskFull, LogInUse, StorageError
 
 MANIFEST = "backup.json"
@@ -96,6 +105,7 @@ def _fill(data: Path, target: Path, *, made_at: int, version: str, step: Step) -
     with contextlib.ExitStack() as kept:
         step(STATE)
         _copy_state(data, target / STATE, kept)
+        _check_layout(target / STATE, data / STATE)
         step("sizes")
         segments = _open_segments(data / LOG, kept)
         facts = RecoveryFile(data).facts
@@ -139,10 +149,10 @@ def read_manifest(backup: Path) -> BackupManifest:
         manifest = msgspec.json.decode(path.read_bytes(), type=BackupManifest)
     except (OSError, msgspec.MsgspecError) as error:
         raise StorageError(f"{path} cannot be read ({error}); use another backup") from error
-    if manifest.layout > VERSION:
+    problem = layout_problem(manifest.layout)
+    if problem is not None:
         raise StorageError(
-            f"{backup} was made by LaneMQ {manifest.lanemq} with a newer layout ({manifest.layout}, this one knows "
-            f"{VERSION}): restore it with that version"
+            f"{backup} {problem} (LaneMQ {manifest.lanemq}). Restore it with that version; nothing was changed"
         )
     for file in manifest.files:
         if not _is_of_a_backup(file.name):
@@ -255,6 +265,18 @@ def _copy_open_database(source: Path, target: Path) -> None:
         raise StorageError(f"{source} cannot be copied: {error}; try again") from error
     finally:
         reading.close()
+
+
+def _check_layout(copied: Path, source: Path) -> None:
+    """Refuse a database that this program does not know: finishing the copy would misread it."""
+    try:
+        with contextlib.closing(sqlite3.connect(copied)) as db:
+            (layout,) = db.execute("PRAGMA user_version").fetchone()
+    except sqlite3.Error:
+        return  # finishing the copy reports what is wrong
+    problem = layout_problem(layout)
+    if problem is not None:
+        raise StorageError(f"{source} {problem}. Back it up with that version; nothing was left behind")
 
 
 def _finish_state(path: Path, facts: SavedFacts | None) -> None:

@@ -339,17 +339,16 @@ class State:
         return self.get(_REBUILD) == "1"
 
     def _prepare(self) -> None:
-        self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA busy_timeout = 5000")
+        # First: a database that this version does not know stays as it is.
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        problem = layout_problem(version) if version else None
+        if problem is not None:
+            raise StorageError(f"{self._path} {problem}. Start that version again; nothing was changed")
+        self._db.execute("PRAGMA journal_mode = WAL")
         answer = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if answer != "ok":
             raise _damaged(self._path, f"SQLite reports: {answer}")
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version not in (0, VERSION, *UPGRADES):
-            raise StorageError(
-                f"{self._path} has layout {version}, and this version of LaneMQ knows layouts up to {VERSION}: it was "
-                f"written by a newer version. Start that version again; nothing was changed"
-            )
         if version != VERSION:
             with self.transaction(Sync.FULL) as db:
                 for statement in SCHEMA if version == 0 else _upgrade(version):
@@ -457,6 +456,16 @@ def _damaged(path: Path, problem: str) -> StorageError:
         f"the state database {path} cannot be read ({problem}): copy the data folder, then restore it from a backup, "
         f"or move {path.name} away and start once with --recover. The messages in the log are not affected"
     )
+
+
+def layout_problem(layout: int) -> str | None:
+    """Why this program cannot read a layout, as the end of a sentence about the file; None if it can."""
+    if layout == VERSION or layout in UPGRADES:
+        return None
+    known = f"has layout {layout}, and this version of LaneMQ knows layouts {min(UPGRADES)} to {VERSION}"
+    if layout > VERSION:
+        return f"{known}: it was written by a newer version"
+    return f"{known}: it was written by an older version that cannot be upgraded in one step, or by another program"
 
 
 def _upgrade(version: int) -> list[str]:

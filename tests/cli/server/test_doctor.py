@@ -125,6 +125,7 @@ def test_a_read_only_file_system_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         (doctor.space_finding(10, 2**40), "PROBLEM"),
         (doctor.space_finding(2**39, 2**40), "ok"),
         (doctor.layout_finding(Examined(layout=VERSION + 1)), "PROBLEM"),
+        (doctor.layout_finding(Examined(layout=-1)), "PROBLEM"),
         (doctor.layout_finding(Examined(layout=1)), "ok"),
         (doctor.clock_finding(Examined(last_store_time=10_000), now=5_000), "PROBLEM"),
         (doctor.clock_finding(Examined(last_store_time=10_000), now=10_000), "ok"),

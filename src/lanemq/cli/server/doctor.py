@@ -17,7 +17,7 @@ from lanemq.cli.options import json_option
 from lanemq.cli.output import Grid, plural, show, size_text, time_text
 from lanemq.clock import SystemClock, wall_time
 from lanemq.log.examination import Examined, examine, is_read_only
-from lanemq.log.state import VERSION
+from lanemq.log.state import VERSION, layout_problem
 from lanemq.net.descriptors import raise_soft_limit
 
 FEW_FILES = 4096
@@ -140,8 +140,9 @@ def running_finding(found: Examined) -> Finding:
 def layout_finding(found: Examined) -> Finding | None:
     if found.layout is None:
         return None
-    if found.layout > VERSION:
-        return problem("layout", f"{found.layout} is newer than this LaneMQ knows ({VERSION}): use the newer version")
+    unknown = layout_problem(found.layout)
+    if unknown is not None:
+        return problem("layout", f"state.db {unknown}. Use that version")
     upgraded = "" if found.layout == VERSION else "; the next start brings it up to date"
     return ok("layout", f"{found.layout} of {VERSION}{upgraded}")
 
