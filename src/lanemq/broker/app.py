@@ -50,7 +50,7 @@ from lanemq.broker.storage.topic_keeper import TopicKeeper, TopicRows
 from lanemq.broker.storage.unread import UnreadMessages
 from lanemq.broker.waking import HeldPull, Waking
 from lanemq.clock import Clock, SystemClock, nanoseconds_of
-from lanemq.core.brokering.disk_space import LowSpace
+from lanemq.core.brokering.disk_space import LowSpace, log_limit
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.membership import Membership
 from lanemq.core.brokering.quotas import GroupUse
@@ -404,6 +404,6 @@ def _store_options(options: BrokerOptions) -> StoreOptions:
         durable=options.durable,
         relaxed_sync_ms=to_millis(options.relaxed_sync),
         retention_ms=max(1, to_millis(options.retention)),
-        retention_bytes=options.retention_bytes or max(options.segment_bytes, _disk_size(options.data) * 3 // 4),
+        retention_bytes=log_limit(options.retention_bytes, options.segment_bytes, _disk_size(options.data)),
         recover=options.recover,
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from lanemq.cli.main import main
 from lanemq.cli.server import doctor
 from lanemq.client.producer.producer import Producer
 from lanemq.client.topics import NewTopic
+from lanemq.core.brokering.disk_space import Space
 from lanemq.log.examination import Examined
 from lanemq.log.state import VERSION
 from lanemq.log.store import Store
@@ -116,14 +118,43 @@ def test_a_read_only_file_system_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (data / "state.db-shm").exists(), "nothing is created"
 
 
+MIB = 1024 * 1024
+SIZES = doctor.DiskSettings(min_free=512 * MIB, retention=0, segment=256 * MIB)
+
+
+def test_the_disk_is_measured_by_the_settings_of_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder comes from the same file. And the control: by the defaults, there is enough space."""
+    data, file = small_folder(tmp_path), tmp_path / "lanemq.toml"
+    usage = SimpleNamespace(total=100 * 2**30, used=98 * 2**30, free=2 * 2**30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert findings(data)["disk"]["result"] == "ok"
+    file.write_text(f"[broker]\ndata = {json.dumps(str(data))}\nmin-free-bytes = {3 * 2**30}\n")
+    result = lanemq("doctor", "--config", str(file))
+    assert result.exit_code == 1
+    assert "sends stop below 3.0 GiB: a broker refuses them now" in " ".join(result.output.split())
+    asked = lanemq("doctor")
+    assert (asked.exit_code, "--config FILE" in asked.output) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("finding", "result"),
     [
         (doctor.limits_finding((1024, 1024)), "warning"),
         (doctor.limits_finding((1024, 1_000_000)), "ok"),
         (doctor.limits_finding((-1, -1)), "ok"),
-        (doctor.space_finding(10, 2**40), "PROBLEM"),
-        (doctor.space_finding(2**39, 2**40), "ok"),
+        (doctor.space_finding(Space(10, 2**40), SIZES), "PROBLEM"),
+        (doctor.space_finding(Space(2**39, 2**40), SIZES), "ok"),
+        (doctor.space_finding(Space(900 * MIB, 2**40), SIZES), "ok"),
+        (doctor.space_finding(Space(600 * MIB, 2**40), SIZES), "warning"),
+        (doctor.space_finding(Space(900 * MIB, 2**40), SIZES._replace(min_free=2**30)), "PROBLEM"),
+        (doctor.space_finding(Space(900 * MIB, 2**30), SIZES._replace(min_free=2**30)), "ok"),
+        (doctor.space_finding(Space(1, 2**40), SIZES._replace(min_free=0)), "ok"),
+        (doctor.space_finding(Space(0, 2**40), SIZES._replace(min_free=0)), "PROBLEM"),
+        (doctor.retention_finding(Space(2**35, 2**40), 2**30, SIZES._replace(retention=2**34)), "ok"),
+        (doctor.retention_finding(Space(2**35, 2**40), 2**30, SIZES._replace(retention=2**36)), "warning"),
+        (doctor.retention_finding(Space(2**35, 2**40), 2**35, SIZES._replace(retention=2**36)), "warning"),
+        (doctor.retention_finding(Space(2**35, 2**40), 2**35, SIZES._replace(retention=2**36, min_free=0)), "ok"),
+        (doctor.retention_finding(Space(2**35, 2**40), 0, SIZES), "ok"),
         (doctor.layout_finding(Examined(layout=VERSION + 1)), "PROBLEM"),
         (doctor.layout_finding(Examined(layout=-1)), "PROBLEM"),
         (doctor.layout_finding(Examined(layout=1)), "ok"),

@@ -1,6 +1,7 @@
 """`lanemq config show`: the settings that a broker would run with, and where each came from."""
 
 import copy
+from collections.abc import Sequence
 
 import click
 
@@ -30,13 +31,18 @@ def show_config(flags: tuple[str, ...], as_json: bool) -> None:
 
     Reads the file of --config and the environment as the broker does. Nothing is started, and --data is not needed.
     """
-    found = settings_of(_without_data().make_context(click.get_current_context().command_path, list(flags)))
+    found = settings_of(broker_context(flags))
     rows = [(each.option.replace("_", "-"), _text(each), each.source, each.variable) for each in found]
     show(
         as_json,
         lambda: {each.option: {"value": _plain(each.value), "source": each.source} for each in found},
         Grid(("option", "value", "from", "variable"), rows),
     )
+
+
+def broker_context(flags: Sequence[str]) -> click.Context:
+    """What `lanemq broker` with these flags would use, also without --data. Reads the environment as well."""
+    return _without_data().make_context(click.get_current_context().command_path, list(flags))
 
 
 def _without_data() -> click.Command:

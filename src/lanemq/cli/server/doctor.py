@@ -13,16 +13,17 @@ from typing import NamedTuple
 import click
 
 from lanemq._fast import VARIANT
-from lanemq.cli.options import json_option
+from lanemq.cli.options import WrongUsage, json_option
 from lanemq.cli.output import Grid, plural, show, size_text, time_text
+from lanemq.cli.server.config import broker_context
 from lanemq.clock import SystemClock, wall_time
+from lanemq.core.brokering.disk_space import LowSpace, Space, log_limit
 from lanemq.log.examination import Examined, examine, is_read_only
 from lanemq.log.state import VERSION, layout_problem
 from lanemq.net.descriptors import raise_soft_limit
 
 FEW_FILES = 4096
 """Open files below which a broker with many clients or queues may run out of them."""
-LITTLE_SPACE = 1024 * 1024 * 1024
 CLOCK_SLACK_MS = 1_000
 
 
@@ -33,6 +34,14 @@ class Finding(NamedTuple):
     result: str
     """`ok`, `warning` or `PROBLEM`."""
     text: str
+
+
+class DiskSettings(NamedTuple):
+    """The broker's options about its disk, in bytes."""
+
+    min_free: int
+    retention: int
+    segment: int
 
 
 def ok(check: str, text: str) -> Finding:
@@ -51,24 +60,34 @@ def problem(check: str, text: str) -> Finding:
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    required=True,
-    envvar="LANEMQ_BROKER_DATA",
-    help="Data folder to examine.",
+    help="Data folder to examine; without it, the one of --config or LANEMQ_BROKER_DATA.",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Settings of the broker: its free-space watermark and its size limit are what the disk is measured by.",
 )
 @click.option("--scan", is_flag=True, help="Also read and check every record; only while no broker runs.")
 @json_option
-def doctor(data: Path, scan: bool, as_json: bool) -> None:
+def doctor(data: Path | None, config: Path | None, scan: bool, as_json: bool) -> None:
     """Examine a data folder and this machine, and say what to do.
 
-    Exit code 1 if there is a problem. Nothing is changed. A running broker is not disturbed.
+    Exit code 1 if there is a problem. Nothing is changed. A running broker is not disturbed. Without --config, the disk
+    is measured by the environment (LANEMQ_BROKER_MIN_FREE_BYTES, LANEMQ_BROKER_RETENTION_BYTES) and the defaults.
     """
-    findings = list(_examined(data, scan))
+    settings = broker_context([] if config is None else ["--config", str(config)]).params
+    folder = data or settings["data"]
+    if folder is None:
+        raise WrongUsage("no data folder is given: use --data DIR, or --config FILE with the settings of the broker")
+    sizes = DiskSettings(settings["min_free_bytes"], settings["retention_bytes"], settings["segment_bytes"])
+    findings = list(_examined(folder, scan, sizes))
     show(as_json, lambda: findings, Grid(("check", "result", "finding"), findings))
     if any(each.result == "PROBLEM" for each in findings):
         raise click.exceptions.Exit(1)
 
 
-def _examined(data: Path, scan: bool) -> Iterator[Finding]:
+def _examined(data: Path, scan: bool, sizes: DiskSettings) -> Iterator[Finding]:
     yield ok("versions", _versions())
     yield limits_finding(resource.getrlimit(resource.RLIMIT_NOFILE))
     raise_soft_limit()  # a scan opens every file of the log
@@ -78,9 +97,13 @@ def _examined(data: Path, scan: bool) -> Iterator[Finding]:
     yield _folder(data)
     if not os.access(data, os.R_OK | os.X_OK):
         return
-    disk = shutil.disk_usage(data)
-    yield space_finding(disk.free, disk.total)
+    space = _space(data)
+    if isinstance(space, Finding):
+        yield space
+        return
+    yield space_finding(space, sizes)
     found = examine(data, scan=scan)
+    yield retention_finding(space, found.log_bytes, sizes)
     for check in (running_finding, files_finding, layout_finding, state_finding, clock_finding, damage_finding):
         finding = check(found)
         if finding is not None:
@@ -124,11 +147,42 @@ def limits_finding(limits: tuple[int, int]) -> Finding:
     return ok("limits", f"{soft} open files, up to {hard}; a broker raises the limit itself")
 
 
-def space_finding(free: int, total: int) -> Finding:
-    text = f"{size_text(free)} free of {size_text(total)}"
-    if free < LITTLE_SPACE:
-        return problem("disk", f"{text}: free some space, or shorten --retention or --retention-bytes")
+def _space(data: Path) -> Space | Finding:
+    try:
+        disk = shutil.disk_usage(data)
+    except OSError as error:
+        return problem("disk", f"the disk of {data} cannot be asked: {error.strerror}; look for its cause in dmesg")
+    return Space(disk.free, disk.total)
+
+
+def space_finding(space: Space, sizes: DiskSettings) -> Finding:
+    low = LowSpace(sizes.min_free)
+    low.look(space)
+    limit = f"below {size_text(low.watermark())}" if low.watermark() else "when it is full"
+    text = f"{size_text(space.free)} free of {size_text(space.total)}; sends stop {limit}"
+    advice = "free some space, or shorten --retention or --retention-bytes"
+    if low.low or not space.free:
+        return problem("disk", f"{text}: a broker refuses them now; {advice}")
+    if space.free < low.needed():
+        return warning("disk", f"{text}, and go on only from {size_text(low.needed())}: {advice}")
     return ok("disk", text)
+
+
+def retention_finding(space: Space, log_bytes: int, sizes: DiskSettings) -> Finding:
+    """Whether the log reaches its size limit, at which the oldest messages are deleted, before sends stop."""
+    low = LowSpace(sizes.min_free)
+    low.look(space)
+    limit = log_limit(sizes.retention, sizes.segment, space.total)
+    room = log_bytes + max(0, space.free - low.watermark())
+    text = f"the log has {size_text(log_bytes)} and may grow to {size_text(limit)}"
+    if limit <= room:
+        return ok("retention", f"{text}, for which there is room")
+    full = (
+        f"{text}, but there is room for {size_text(room)}: before old messages are deleted for their size, sends stop"
+    )
+    if sizes.retention:
+        return warning("retention", f"{full}; set --retention-bytes below that, or add space")
+    return ok("retention", f"{full}; set --retention-bytes if you prefer to lose the oldest messages")
 
 
 def running_finding(found: Examined) -> Finding:

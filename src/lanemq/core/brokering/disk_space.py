@@ -41,3 +41,8 @@ class LowSpace:
         self.space = space
         self.low = space.free < (self.needed() if self.low else self.watermark())
         return self.low
+
+
+def log_limit(retention_bytes: int, segment_bytes: int, disk_bytes: int) -> int:
+    """The size of the log above which its oldest files are deleted; 0 stands for three quarters of the disk."""
+    return retention_bytes or max(segment_bytes, disk_bytes * 3 // 4)
