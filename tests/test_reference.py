@@ -5,18 +5,25 @@ Beside names and help texts, pages have what a person wrote: units, and what goe
 
 import importlib
 import re
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import click
 import pytest
 from tests.documents import ROOT
 
+from lanemq.broker.body_limits import _LIMITS, SMALL_BODY
 from lanemq.broker.monitor.catalogue import CATALOGUE
 from lanemq.cli.main import main
 from lanemq.client.metrics import CONSUMER_CATALOGUE, PRODUCER_CATALOGUE
+from lanemq.core.brokering import dedup
+from lanemq.core.brokering.quotas import QuotaLimits
 from lanemq.core.consuming.flow_control import FlowLimits
 from lanemq.core.consuming.queue_lease import LeaseTimes
+from lanemq.core.finished_ranges import MAX_RANGES
 from lanemq.effects.transaction import OnceOptions
+from lanemq.model import names
+from lanemq.net import server
+from lanemq.wire.codes import RequestCode
 
 REFERENCE = ROOT / "docs" / "reference"
 OPTIONS = (REFERENCE / "options.md").read_text("utf-8")
@@ -52,11 +59,74 @@ def test_the_page_of_options_has_every_option_of_a_broker_as_its_help_says() -> 
 def test_the_other_tables_name_only_options_that_a_broker_has() -> None:
     known = {re.split(r"[` ]", row)[2] for row in broker_rows()[2:]}
     commands = section((REFERENCE / "command-line.md").read_text("utf-8"), "The broker")
-    parts = [section(OPTIONS, title) for title in ("Brokers: limits", "Brokers: parked lanes")]
+    titles = ("Brokers: limits", "Brokers: fixed limits", "Brokers: parked lanes")
+    parts = [section(OPTIONS, title) for title in titles]
     named = {name for text in (*parts, commands) for row in re.findall(r"^\| (`--.*?) \|", text, re.MULTILINE)
              for name in re.findall(r"--[\w-]+", row)}  # fmt: skip
     assert len(named) > 15
     assert named - known == set()
+
+
+INTERNAL = {
+    "audit": {"MAX_ADDRESSES", "MAX_CHARS", "MAX_UNKNOWN_CHARS"},
+    "checkpoints": {"MAX_POSTPONED_TICKS"},
+    "dedup": {"MAX_SEQUENCE_RANGES"},
+    "delay": {"MAX_RETRIES", "MAX_STEP_MS"},
+    "delays": {"MAX_BYTES", "MAX_MESSAGES"},
+    "disk_space": {"MAX_SHARE"},
+    "disk_thread": {"MAX_ROW_JOBS"},
+    "health": {"MAX_SILENCE_MS"},
+    "housekeeping": {"MAX_FORGOTTEN"},
+    "index_rebuilding": {"MAX_UNFILED_BYTES"},
+    "locks": {"MAX_FINISHED_CHARS", "MAX_QUEUE_ID"},
+    "long_poll": {"MAX_HELD"},
+    "operator_parking": {"MAX_LIST_CHARS", "MAX_RUN", "MAX_SHOWN", "MAX_SHOWN_BYTES"},
+    "owner_parking": {"MAX_GIVEN_BYTES"},
+    "parking": {"MAX_GIVEN"},
+    "pinning": {"MAX_COPIED", "MAX_COPIED_BYTES"},
+    "rate_limited_log": {"MAX_TEXTS"},
+    "send": {"MAX_ANSWERED_IDS", "MAX_BURST_FRAMES"},
+    "server": {"MAX_ACCEPTED", "MAX_LOOKS"},
+    "waking": {"MAX_TAG_CODES"},
+}
+"""Constants that no client meets: steps of work, sizes of answers that go on with the next request, defaults of
+options. A new limit is in the page, or here."""
+
+OTHERS = {
+    "body_limits.SMALL_BODY": SMALL_BODY,
+    "dedup.CAPACITY": dedup.CAPACITY,
+    "finished_ranges.MAX_RANGES": MAX_RANGES,
+    "names.MAX_GROUP_CHARS": names.MAX_GROUP_CHARS,
+    "names.MAX_TOPIC_CHARS": names.MAX_TOPIC_CHARS,
+    "server.WRITE_HIGH_WATER_BYTES": server.WRITE_HIGH_WATER_BYTES,
+}
+"""Limits with other names, or in modules that have no other limit of a broker."""
+
+
+def fixed_limits() -> dict[str, int]:
+    """Every limit of a broker that has no option, by its name in the code."""
+    found = {f"quotas.{name}": value for name, value in asdict(QuotaLimits()).items()}
+    found |= {f"body_limits.{RequestCode(code).name}": value for code, value in _LIMITS.items()} | OTHERS
+    used = ("broker/**/*.py", "core/brokering/*.py", "net/server.py", "net/monitor.py", "net/descriptors.py",
+            "net/rate_limited_log.py")  # fmt: skip
+    for path in sorted(path for pattern in used for path in (ROOT / "src" / "lanemq").glob(pattern)):
+        module = path.stem
+        for name in re.findall(r"^((?:MAX|MIN)_[A-Z_]+)\b", path.read_text("utf-8"), re.MULTILINE):
+            if name not in INTERNAL.get(module, ()):
+                dotted = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+                found[f"{module}.{name}"] = getattr(importlib.import_module(dotted), name)
+    return found
+
+
+def test_the_page_of_options_has_every_fixed_limit_with_its_value() -> None:
+    rows = re.findall(
+        r"^\| [^|]+ \| ([\d,]+)(?:, at least)? \| .* \| `([\w.]+)` \|$",
+        section(OPTIONS, "Brokers: fixed limits"),
+        re.MULTILINE,
+    )
+    shown = {name: int(value.replace(",", "")) for value, name in rows}
+    assert len(shown) == len(rows)
+    assert shown == fixed_limits()
 
 
 def test_the_page_of_options_has_every_field_of_lease_times_flow_limits_and_effects() -> None:
