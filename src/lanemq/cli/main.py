@@ -32,7 +32,9 @@ COMMANDS = {
     "topic": LazyCommand("lanemq.cli.commands.topic", "Create, list, describe, order and delete topics."),
     "send": LazyCommand("lanemq.cli.commands.send", "Send VALUE, or each line of a file, to TOPIC."),
     "tail": LazyCommand("lanemq.cli.commands.tail", "Show messages of TOPIC: time, queue@offset, key, [tag], value."),
-    "group": LazyCommand("lanemq.cli.commands.group", "List and describe consumer groups, and reset their offsets."),
+    "group": LazyCommand(
+        "lanemq.cli.commands.group", "List, describe and delete consumer groups, and reset their offsets."
+    ),
     "locks": LazyCommand("lanemq.cli.commands.locks", "Show which member owns which queue."),
     "key": LazyCommand("lanemq.cli.commands.key", "Show the messages of KEY, and each group's progress with it."),
     "why": LazyCommand("lanemq.cli.commands.key", "Say in one sentence what KEY waits for, for each group."),

@@ -196,3 +196,24 @@ def test_an_invalid_position_is_a_usage_error(run: Run) -> None:
     result = run("group", "reset", "readers", "lines", "--to", "somewhere")
     assert result.exit_code == 2
     assert "--to 'somewhere' is not a time" in result.stderr
+
+
+def test_a_group_without_members_is_deleted_with_its_offsets_and_its_parked_keys(
+    run: Run, broker: EmbeddedBroker, producer: Producer
+) -> None:
+    with Admin(broker.address) as admin:
+        admin.create_topic("leaving", queues=1, ordered=True)
+    producer.send("leaving", 1, key="k")
+    with Consumer(broker.address, group="leavers", topics="leaving") as consumer:
+        message = consumer.poll(60)
+        assert message is not None
+        consumer.done(message)
+        refused = run("group", "delete", "leavers", "--yes")
+        assert (refused.exit_code, "1 member online: stop them first" in refused.output) == (1, True)
+    assert run("group", "delete", "leavers").exit_code != 0, "asked, and there is no terminal"
+    assert "leavers" in run("group", "list").stdout
+    deleted = run("group", "delete", "leavers", "--yes")
+    assert (deleted.exit_code, deleted.stdout) == (0, "group leavers was deleted\n"), deleted.output
+    with Admin(broker.address) as admin:
+        assert "leavers" not in admin.groups()
+    assert "is unknown" in run("group", "delete", "leavers", "--yes").output

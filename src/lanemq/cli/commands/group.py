@@ -1,4 +1,4 @@
-"""`lanemq group`: list and describe groups, and reset their offsets."""
+"""`lanemq group`: list, describe and delete groups, and reset their offsets."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ from lanemq.model.units import QueueOffset
 
 @click.group(cls=InOrder)
 def group() -> None:
-    """List and describe consumer groups, and reset their offsets."""
+    """List, describe and delete consumer groups, and reset their offsets."""
 
 
 @group.command("list")
@@ -165,6 +165,33 @@ def reset(
                 if why:
                     raise CliError(f"nothing was moved: {why}; run the command again to see what it would do now")
     _show_changes(plan, dry_run, as_json)
+
+
+@group.command()
+@click.argument("name")
+@YES
+@asks_server
+def delete(name: str, yes: bool, server: str, as_json: bool) -> None:
+    """Delete group NAME, which must have no members.
+
+    Its offsets, its settings and its parked lanes are deleted; dead letters and the messages of its topics stay. A
+    group of that name that starts later is a new one.
+    """
+    with Admin(server) as admin, ParkedAdmin(server) as parked_admin:
+        found = existing_group(admin, name)
+        if found.members:
+            count = plural(len(found.members), "member")
+            raise CliError(f"group {name} has {count} online: stop them first; nothing was deleted")
+        lanes = parked_admin.lanes(name)
+        parked = f" and {plural(len(lanes), 'parked key')}" if lanes else ""
+        unfinished = plural(found.lag, "message")
+        confirm(yes, f"group {name} will be deleted, with its offsets{parked}; it has not finished {unfinished}")
+        admin.delete_group(name)
+    show(
+        as_json,
+        lambda: {"group": name, "deleted": True, "lag": found.lag, "parked": len(lanes)},
+        f"group {name} was deleted",
+    )
 
 
 def existing_group(admin: Admin, name: str) -> GroupDescription:

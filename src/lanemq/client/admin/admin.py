@@ -43,6 +43,7 @@ from lanemq.net.blocking import BlockingConnection
 from lanemq.wire.admin_headers import (
     ConsumeStatsHeader,
     CreateTopicHeader,
+    DeleteGroupHeader,
     DeleteTopicHeader,
     QueryMessageHeader,
     ResetOffsetHeader,
@@ -365,6 +366,15 @@ class Admin(AdminClient):
             note=BROADCASTING_NOTE if broadcasting else "",
             broadcasting=broadcasting,
         )
+
+    def delete_group(self, group: str) -> None:
+        """Deletes a group's settings, offsets and parked lanes on every broker; its dead letters stay.
+
+        A broker refuses to delete a group that has members.
+        """
+        header = DeleteGroupHeader(group_name=check_group(group), clean_offset=True, remove_offset=True)
+        for address, _ in self._calls.masters().values():
+            self._calls.ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
     def figures(self) -> tuple[BrokerFigures, ...]:
         """What every broker reports about itself: health, rates, disk, clients, lag."""

@@ -95,6 +95,7 @@ class AsyncAdmin(AsyncAdminClient[Admin]):
     groups = on_thread(Admin.groups)
     describe_group = on_thread(Admin.describe_group)
     group_progress = on_thread(Admin.group_progress)
+    delete_group = on_thread(Admin.delete_group)
     figures = on_thread(Admin.figures)
     locks = on_thread(Admin.locks)
     leases = on_thread(Admin.leases)
