@@ -36,7 +36,7 @@ def findings(data: Path, *flags: str) -> dict[str, dict[str, str]]:
     return {each["check"]: each for each in json.loads(lanemq("doctor", "--data", str(data), "--json", *flags).stdout)}
 
 
-def test_a_folder_is_examined_backed_up_and_restored(tmp_path: Path) -> None:
+def test_a_folder_is_examined_backed_up_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, copy, restored = tmp_path / "data", tmp_path / "copy", tmp_path / "restored"
     with broker_on(data) as broker, Producer(broker.address, create=[NewTopic("orders", 2)]) as producer:
         producer.send("orders", "first", key="k")
@@ -46,7 +46,13 @@ def test_a_folder_is_examined_backed_up_and_restored(tmp_path: Path) -> None:
     shown = findings(data, "--scan")
     assert {each["result"] for each in shown.values()} <= {"ok", "warning"}
     assert "1 record read" in shown["records"]["text"]
-    assert lanemq("restore", str(copy), "--data", str(restored)).exit_code == 0
+    with monkeypatch.context() as as_root:
+        as_root.setattr(os, "geteuid", lambda: 0)
+        made = lanemq("restore", str(copy), "--data", str(tmp_path / "of root"))
+        assert (made.exit_code, "files belong to root" in made.stderr) == (0, True)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    made = lanemq("restore", str(copy), "--data", str(restored))
+    assert (made.exit_code, made.stderr) == (0, "")
     assert "1 topic" in findings(restored)["state"]["text"]
     with broker_on(restored) as broker, Producer(broker.address) as producer:
         assert producer.send("orders", "second", key="k").offset == 1

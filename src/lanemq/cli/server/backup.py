@@ -1,5 +1,6 @@
 """`lanemq backup` and `lanemq restore`: copies of a data folder, taken while its broker runs."""
 
+import os
 from importlib.metadata import version
 from pathlib import Path
 
@@ -41,11 +42,14 @@ def backup(folder: Path, data: Path, verify: bool) -> None:
 def restore(folder: Path, data: Path) -> None:
     """Make a data folder from the backup in FOLDER.
 
-    The folder appears as a whole or not at all. Start a broker on it as usual: it reads the whole log once. Groups go
-    on at the offsets of the backup, so messages that they finished later are delivered again.
+    The folder appears as a whole or not at all. Run this as the user of the broker, which must own the files. Start a
+    broker on the folder as usual: it reads the whole log once. Groups go on at the offsets of the backup, so messages
+    that they finished later are delivered again.
     """
     manifest = backups.restore(folder, data, now=SystemClock().wall())
     click.echo(
         f"restored {data} from {folder}, which was made {time_text(wall_time(manifest.made_at))}: "
         f"{size_text(manifest.bytes)}. Start it with: lanemq broker --data {data}"
     )
+    if os.geteuid() == 0:
+        click.echo(f"The files belong to root. If the broker runs as another user: chown -R USER: {data}", err=True)
