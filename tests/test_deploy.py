@@ -73,6 +73,30 @@ def test_the_unit_starts_the_broker_with_options_that_exist() -> None:
     assert [flag for flag in flags if flag not in names] == []
 
 
+def test_the_guide_the_unit_and_the_files_name_the_same_places() -> None:
+    guide = (DEPLOY.parent / "docs" / "guides" / "operate.md").read_text("utf-8")
+    unit = dict(re.findall(r"^(\w+)=(.*)$", (DEPLOY / "lanemq.service").read_text("utf-8"), re.MULTILINE))
+    program, _, _, config = unit["ExecStart"].split()
+    user, folder = unit["User"], f"/var/lib/{unit['StateDirectory']}"
+    settings = read_settings(DEPLOY / "lanemq.toml", option_names(broker), flag_names(broker))
+    assert settings["data"] == folder, "the only folder that the unit lets it write to"
+    for step in (
+        f"ln -s /opt/lanemq/bin/lanemq {program}\n",
+        f"--home-dir {folder} --shell /usr/sbin/nologin {user}\n",
+        f"-g {unit['Group']} -m 0640 deploy/lanemq.toml {config}\n",
+        "deploy/lanemq.service /etc/systemd/system/lanemq.service\n",
+        "sudo systemctl daemon-reload\n",
+        f"sudo -u {user} lanemq doctor --config {config}\n",
+        f"sudo -u {user} lanemq backup /var/backups/lanemq/monday --data {folder}\n",
+        f"sudo install -d -o {user} -g {unit['Group']} -m {unit['StateDirectoryMode']} {folder}\n",
+        f"sudo -u {user} lanemq restore /var/backups/lanemq/monday --data {folder}\n",
+        f'- targets: ["{settings["monitor"]}"]\n',
+    ):
+        assert step in guide
+    (job,) = re.findall(r"job_name: (\S+)", guide)
+    assert f'up{{job="{job}"}}' in (DEPLOY / "prometheus-alerts.yml").read_text("utf-8")
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     """The program and its user need not exist here."""
