@@ -30,7 +30,7 @@ from lanemq.model.units import Millis
 from lanemq.spark.columns import COLUMNS, DecodeOptions, arrow_schema, decode
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.read.batch_reader import LaneBatchReader
-from lanemq.spark.read.partition_reader import RangePartition, RangeReader
+from lanemq.spark.read.partition_reader import RangeReader, TaskPartition
 from lanemq.spark.retrying import Retrying
 from lanemq.spark.source import LaneDataSource
 from lanemq.wire.properties import find_stamp
@@ -43,12 +43,13 @@ class RowReader(LaneBatchReader):
     """The obvious reader: an object per message, a tuple per row."""
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        assert isinstance(partition, RangePartition)
+        assert isinstance(partition, TaskPartition)
         reader = RangeReader(Retrying(Millis(10_000)))
         try:
-            for body in reader.chunks(partition.range, partition.settings.chunk_bytes):
-                for start in record_starts(body):
-                    yield _row(RecordView(body, start), partition.range.queue.broker)
+            for wanted in partition.ranges:
+                for body in reader.chunks(wanted, partition.settings.chunk_bytes):
+                    for start in record_starts(body):
+                        yield _row(RecordView(body, start), wanted.queue.broker)
         finally:
             reader.close()
 
@@ -87,9 +88,10 @@ def decoding(address: str, topic: str, count: int, name: str) -> None:
     options = parse_read_options({"servers": address, "topic": topic}, streaming=False)
     bodies: list[bytes] = []
     for partition in LaneBatchReader(options, COLUMNS).partitions():
-        assert isinstance(partition, RangePartition)
+        assert isinstance(partition, TaskPartition)
         reader = RangeReader(Retrying(Millis(10_000)))
-        bodies += reader.chunks(partition.range, partition.settings.chunk_bytes)
+        for wanted in partition.ranges:
+            bodies += reader.chunks(wanted, partition.settings.chunk_bytes)
         reader.close()
     wanted = DecodeOptions(arrow_schema(COLUMNS), "broker")
     began = time.process_time()

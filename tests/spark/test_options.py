@@ -33,7 +33,7 @@ GOOD = {"servers": "localhost:9876", "topic": "orders"}
         ({"maxBytesPerTrigger": "-1"}, "maxBytesPerTrigger"),
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
         ({"failOnDataLoss": "maybe"}, "failOnDataLoss"),
-        ({"minPartitions": "4"}, "minPartitions"),
+        ({"minPartitions": "0"}, "minPartitions"),
         ({"onDamaged": "skip"}, "^onDamaged: 'skip' is not one of fail, null, raw"),
         ({"group": "no blanks"}, "group"),
         ({"tags": "a || "}, "tags"),

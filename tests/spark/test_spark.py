@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.functions import spark_partition_id
 from tests.spark.spark_driver import send, until
 
 from lanemq import App, Message
@@ -98,7 +99,7 @@ def test_the_sink_adds_nothing_when_a_batch_is_repeated(
 ) -> None:
     send(broker.address, topic, range(200))
     with Admin(broker.address) as admin:
-        admin.create_topic(f"{topic}-out", 3)
+        admin.create_topic(f"{topic}-out", 6)
     frame = stream(spark, servers=broker.address, topic=topic, startingOffsets="earliest", maxOffsetsPerTrigger=120)
 
     def run() -> None:
@@ -114,14 +115,18 @@ def test_the_sink_adds_nothing_when_a_batch_is_repeated(
     for path in (commits[-1], commits[-1].with_name(f".{commits[-1].name}.crc")):
         path.unlink(missing_ok=True)  # as if the driver had died between the batch and its commit
     run()
-    rows = (
-        spark.read.format("lanemq").option("servers", broker.address).option("topic", f"{topic}-out").load().collect()
-    )
+    frame = spark.read.format("lanemq").option("servers", broker.address).option("topic", f"{topic}-out").load()
+    rows = frame.withColumn("task", spark_partition_id()).collect()
     assert sorted(int(bytes(row.value)) for row in rows) == list(range(200))
     by_key: dict[str, list[int]] = {}
     for row in rows:
         by_key.setdefault(row.key, []).append(int(bytes(row.value)))
     assert all(values == sorted(values) for values in by_key.values())
+    places = [(row.task, row.queue_id, row.queue_offset) for row in rows]
+    assert places == sorted(places), "each task returns one queue after the other"
+    queues = {queue for _, queue, _ in places}
+    assert len({(task, queue) for task, queue, _ in places}) == len(queues) > spark.sparkContext.defaultParallelism
+    assert len({task for task, _, _ in places}) == spark.sparkContext.defaultParallelism, "register told the source"
 
 
 def test_a_frame_is_written_to_a_topic(spark: Any, broker: EmbeddedBroker, topic: str) -> None:

@@ -2,10 +2,18 @@
 
 Positions are stored in Spark's checkpoint as JSON:
 
-    {"@created": {"orders/broker-a": 1793000000000}, "orders": {"broker-a/0": 17, "broker-a/1": 4}}
+    {
+        "@created": {"orders/broker-a": 1793000000000},
+        "@tasks": {"least": 8},
+        "orders": {"broker-a/0": 17, "broker-a/1": 4}
+    }
 
 `@created` says when each broker created the topic: offsets of a topic that was deleted and created again stand for
 other messages, even if they exist. Apache brokers do not tell, so their topics are missing there.
+
+`@tasks` says among how many tasks at least the batch that ends here was divided. A batch that is repeated has the same
+tasks, although the session may have other cores by then: a sink that numbers rows by task must find them again. If it
+is missing, every queue had a task of its own.
 
 An offset is always the next one to read: "starting at 5" reads the message at 5, and "ending at 9" does not read the
 message at 9. `startingOffsets` and `endingOffsets` accept the same JSON, so a position from a query's progress can be
@@ -31,6 +39,8 @@ Created: TypeAlias = dict[str, int]
 
 CREATED = "@created"
 """The member of the JSON for `Created`; no topic can have this name."""
+TASKS, LEAST = "@tasks", "least"
+"""The member of the JSON for the least number of tasks, and its only entry."""
 
 LATEST, EARLIEST = -1, -2
 """Values in the JSON of `startingOffsets` and `endingOffsets`, as in Spark's Kafka source."""
@@ -41,10 +51,16 @@ def creation_key(queue: MessageQueue) -> str:
     return f"{queue.topic}/{queue.broker}"
 
 
-def to_json(positions: Mapping[MessageQueue, QueueOffset], created: Mapping[str, int] | None = None) -> OffsetJson:
+def to_json(
+    positions: Mapping[MessageQueue, QueueOffset],
+    created: Mapping[str, int] | None = None,
+    least_tasks: int | None = None,
+) -> OffsetJson:
     """The checkpoint's form of these positions, sorted."""
     known = {key: number for key, number in sorted((created or {}).items()) if number}
     topics: OffsetJson = {CREATED: known} if known else {}
+    if least_tasks is not None:
+        topics[TASKS] = {LEAST: least_tasks}
     for queue in sorted(positions):
         topics.setdefault(queue.topic, {})[f"{queue.broker}/{queue.queue_id}"] = int(positions[queue])
     return topics
@@ -55,7 +71,7 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Positions:
     positions: Positions = {}
     try:
         for topic, queues in offset.items():
-            for name, number in queues.items() if topic != CREATED else ():
+            for name, number in queues.items() if topic not in (CREATED, TASKS) else ():
                 broker, _, queue_id = name.rpartition("/")
                 positions[MessageQueue(topic, broker, int(queue_id))] = QueueOffset(int(number))
     except (AttributeError, TypeError, ValueError):
@@ -69,6 +85,11 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Positions:
 def created_in(offset: Mapping[str, Mapping[str, int]]) -> Created:
     """When the topics of a position were created, as far as the position says."""
     return dict(offset.get(CREATED, {}))
+
+
+def least_tasks_in(offset: Mapping[str, Mapping[str, int]]) -> int | None:
+    """Among how many tasks at least the batch that ends here was divided; None if every queue had its own."""
+    return offset.get(TASKS, {}).get(LEAST)
 
 
 class Bounds(NamedTuple):
@@ -158,7 +179,8 @@ def _per_queue(option: str, text: str, *, least: int) -> dict[str, dict[str, int
         raise InvalidOption(f"{option}: {text!r} is not valid JSON: {error}") from None
     if not isinstance(topics, dict) or not all(isinstance(each, dict) for each in topics.values()):
         raise InvalidOption(f'{option}: {text!r} should look like {{"topic": {{"0": 17, "1": {least}}}}}')
-    topics.pop(CREATED, None)
+    for member in (CREATED, TASKS):
+        topics.pop(member, None)
     for topic, queues in topics.items():
         for queue, number in queues.items():
             if not queue.rpartition("/")[2].isdigit():

@@ -104,7 +104,7 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None) -> R
     topics, pattern = _topics(options)
     group = _get(options, "group", check_group, None)
     ordered = _get(options, "ordered", _flag, True)
-    _check_combinations(options, group, ordered)
+    _check_combinations(options, group)
     return ReadOptions(
         servers=_servers(options),
         topics=topics,
@@ -166,11 +166,7 @@ def _refuse_wrong_kind(options: Mapping[str, str], streaming: bool | None) -> No
             raise InvalidOption(f"{name}: only for {where} queries; leave it out")
 
 
-def _check_combinations(options: Mapping[str, str], group: str | None, ordered: bool) -> None:
-    if ordered and "minpartitions" in options:
-        raise InvalidOption(
-            "minPartitions: it would split a queue over several tasks, which ordered=true forbids; set ordered=false"
-        )
+def _check_combinations(options: Mapping[str, str], group: str | None) -> None:
     least = _get(options, "minOffsetsPerTrigger", _positive, 0)
     most = _get(options, "maxOffsetsPerTrigger", _positive, None)
     if most is not None and least > most:

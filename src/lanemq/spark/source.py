@@ -75,9 +75,13 @@ class LaneDataSource(DataSource):
 def register(spark: SparkSession) -> None:
     """Registers `format("lanemq")` with this session, for Sparks that did not find it themselves (`pyspark_lanemq`).
 
+    Tells the source how many tasks the session can run at once, which decides how a batch is divided.
     A server of Spark Connect must have LaneMQ installed: it imports the source by its name.
     """
     if not is_connect(spark):
+        from lanemq.spark.parallelism import tell_python_processes
+
+        tell_python_processes(spark.sparkContext)
         warning = python_mismatch(spark.sparkContext.pythonExec, sys.executable)
         if warning is not None:
             log.warning(warning)

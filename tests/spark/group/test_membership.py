@@ -159,7 +159,7 @@ def test_a_consumer_that_joins_gets_a_queue_only_when_the_running_batch_is_done(
     with Query(servers=broker.address, topic=topic, group=group) as query:
         assert query.plan()
         partitions = query.partitions()
-        assert {each.range.queue.queue_id for each in partitions} == {0, 1}
+        assert {each.queue.queue_id for task in partitions for each in task.ranges} == {0, 1}
         with Member(broker.address, group, topic) as member:
             until(lambda: len(membership_of(query)._wanted) == 1)
             rows = query.read(partitions)

@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable
+from typing import ClassVar
 
+import pyarrow as pa
 import pytest
 
 from lanemq.model.errors import ConnectFailed, LeaseLost, RemoteProtocolError, TopicNotFound
@@ -10,14 +12,20 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.spark.options import CHUNK_BYTES
+from lanemq.spark.read import partition_reader
 from lanemq.spark.read.partition_reader import (
     ASSUMED_MESSAGE_BYTES,
+    JOIN_BYTES,
     PULL_BYTES,
     SAMPLE_PULLS,
     DataLost,
     QueueRange,
     RangeReader,
+    ReadSettings,
     Sample,
+    TaskPartition,
+    join_small,
+    read_partition,
 )
 from lanemq.spark.retrying import Retrying
 from lanemq.wire.codes import ResponseCode
@@ -186,3 +194,58 @@ def test_a_topic_deleted_while_it_is_read_is_a_loss(caplog: pytest.LogCaptureFix
         list(Scripted(deleted_at_6).chunks(wanted(0, 10), 100))
     assert list(Scripted(deleted_at_6, fail=False).chunks(wanted(0, 10), 100)) == [b"\x00\x03"]
     assert "continuing without them" in caplog.text
+
+
+class Connection:
+    """A connection to a broker that returns one message for each pull."""
+
+    opened: ClassVar[list["Connection"]] = []
+
+    def __init__(self, address: Address, security: object) -> None:
+        self.address = address
+        self.closed = False
+        self.opened.append(self)
+
+    def request(self, command: Command, timeout: float) -> Command:
+        following = int(command.ext["queueOffset"]) + 1
+        answer = PullResponse(next_begin_offset=following, min_offset=0, max_offset=100)
+        return Command(ResponseCode.SUCCESS, 0, body=self.address.host.encode(), ext=answer.to_ext())
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_ranges_of_one_broker_share_a_connection_and_each_is_pulled_from_its_own_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition_reader, "BlockingConnection", Connection)
+    monkeypatch.setattr(Connection, "opened", [])
+    reader = RangeReader(Retrying(Millis(0)))
+    for host in ("a", "a", "b", "b"):
+        there = QueueRange(QUEUE, QueueOffset(0), QueueOffset(2), Address(host, 1), "g")
+        assert list(reader.chunks(there, 1)) == [host.encode()] * 2
+    assert [(each.address.host, each.closed) for each in Connection.opened] == [("a", True), ("b", False)]
+    reader.close()
+    assert Connection.opened[1].closed
+
+
+def test_small_arrow_batches_are_joined_and_large_ones_are_not_copied() -> None:
+    def batch(number: int, size: int = 10) -> pa.RecordBatch:
+        return pa.record_batch({"number": [number], "value": [bytes(size)]})
+
+    large = batch(3, JOIN_BYTES)
+    found = list(join_small([batch(1), batch(2), large, batch(4), batch(5), batch(6, JOIN_BYTES // 2), batch(7)]))
+    assert [each.column("number").to_pylist() for each in found] == [[1, 2], [3], [4, 5, 6, 7]]
+    assert found[1] is large
+    assert list(join_small([])) == []
+    half = [batch(number, JOIN_BYTES // 2) for number in range(5)]
+    assert [each.num_rows for each in join_small(half)] == [2, 2, 1], "a task holds little more than it returns"
+
+
+def test_an_error_names_the_queue_that_a_task_was_reading() -> None:
+    """A task reads several queues, and the broker's error may not name one."""
+    nowhere = QueueRange(QUEUE, QueueOffset(3), QueueOffset(9), Address("127.0.0.1", 1), "g")
+    partition = TaskPartition([nowhere], ReadSettings(Millis(0), fail_on_data_loss=True, chunk_bytes=1))
+    with pytest.raises(ConnectFailed) as caught:
+        list(read_partition(partition, pa.schema([])))
+    assert caught.value.__notes__ == ["while reading orders/a/0 from offset 3 to 8"]

@@ -10,13 +10,24 @@ from hypothesis import strategies as st
 from lanemq.model.errors import UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.spark.offsets import Bounds, Positions, created_in, creation_key, from_json, parse_offsets, to_json
+from lanemq.spark.offsets import (
+    Bounds,
+    Positions,
+    created_in,
+    creation_key,
+    from_json,
+    least_tasks_in,
+    parse_offsets,
+    to_json,
+)
 from lanemq.spark.read.planning import (
+    MESSAGES_PER_TASK,
     OffsetRange,
     available,
     limit_bytes,
     limit_rows,
     must_wait,
+    pack,
     plan_batch,
     replaced_queues,
     resume_points,
@@ -88,6 +99,53 @@ def test_split_ranges_cover_the_same_messages_once(parts: list[tuple[int, int]],
     covered = [(piece.queue, offset) for piece in pieces for offset in range(piece.first, piece.end)]
     assert covered == [(span.queue, offset) for span in spans for offset in range(span.first, span.end)]
     assert all(piece.first < piece.end for piece in pieces)
+
+
+def ranges_of(sizes: list[int], first: int = 10) -> list[OffsetRange]:
+    return [
+        OffsetRange(MessageQueue("orders", "ab"[number % 2], number), QueueOffset(first), QueueOffset(first + size))
+        for number, size in enumerate(sizes)
+    ]
+
+
+def load(task: tuple[OffsetRange, ...]) -> int:
+    return sum(each.end - each.first for each in task)
+
+
+range_sizes = st.lists(st.one_of(st.integers(1, 50), st.integers(1, 3 * MESSAGES_PER_TASK)), max_size=40)
+
+
+@given(range_sizes, st.one_of(st.none(), st.integers(1, 50)))
+def test_every_range_is_in_one_task_and_whole(sizes: list[int], least: int | None) -> None:
+    ranges = ranges_of(sizes)
+    tasks = pack(ranges, least)
+    assert sorted(each for task in tasks for each in task) == sorted(ranges)
+    assert all(list(task) == sorted(task, key=ranges.index) for task in tasks), "the order within a task is kept"
+    assert [task[0] for task in tasks] == sorted((task[0] for task in tasks), key=ranges.index)
+    assert pack(iter(ranges), least) == tasks, "a repeated batch has the same tasks"
+
+
+@given(range_sizes, st.integers(1, 50))
+def test_a_task_has_not_more_messages_than_another_and_its_smallest_range(sizes: list[int], least: int) -> None:
+    tasks = pack(ranges_of(sizes), least)
+    fewest = min(map(load, tasks), default=0)
+    assert all(load(task) <= fewest + min(each.end - each.first for each in task) for task in tasks if len(task) > 1)
+
+
+@given(range_sizes, st.integers(1, 50))
+def test_there_are_as_many_tasks_as_asked_for_and_a_multiple_of_that_for_a_large_batch(
+    sizes: list[int], least: int
+) -> None:
+    """With one task more than cores, all but one core would wait for it."""
+    tasks = len(pack(ranges_of(sizes), least))
+    assert tasks == len(sizes) or (tasks % least == 0 and tasks * MESSAGES_PER_TASK >= sum(sizes))
+    assert tasks <= least or (tasks - least) * MESSAGES_PER_TASK < sum(sizes), "and not more than needed"
+
+
+def test_each_queue_is_a_task_if_the_checkpoint_tells_no_number() -> None:
+    """A batch that an older version planned, and that is repeated, has the tasks that it had."""
+    ranges = ranges_of([1] * 40)
+    assert pack(ranges, None) == tuple((each,) for each in ranges)
 
 
 def test_a_queue_is_one_range_and_an_empty_one_none() -> None:
@@ -166,6 +224,13 @@ def test_the_time_of_creation_is_kept_in_the_offset_and_is_no_position() -> None
     offset = to_json(at(4), {creation_key(A): 7})
     assert (from_json(offset), created_in(offset)) == (at(4), {creation_key(A): 7})
     assert created_in(to_json(at(4))) == {}
+    assert parse_offsets("startingOffsets", json.dumps(offset)).given_for(A) == 4
+
+
+def test_the_number_of_tasks_is_kept_in_the_offset_and_is_no_position() -> None:
+    offset = to_json(at(4), None, 8)
+    assert (from_json(offset), least_tasks_in(offset)) == (at(4), 8)
+    assert least_tasks_in(to_json(at(4))) is None
     assert parse_offsets("startingOffsets", json.dumps(offset)).given_for(A) == 4
 
 

@@ -15,6 +15,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.producer import batches
 from lanemq.model.errors import RemoteProtocolError, TopicNotFound, TransportError
 from lanemq.net.address import Address
+from lanemq.spark.parallelism import VARIABLE
 from lanemq.spark.read.partition_reader import DataLost
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.compression import ZLIB_SYS_FLAG
@@ -144,6 +145,50 @@ def test_an_empty_range_makes_no_partition(broker: EmbeddedBroker, topic: str) -
     with Query(**earliest(broker, topic)) as query:
         assert query.plan()
         assert len(query.partitions()) == 1
+
+
+def test_a_task_reads_several_queues_one_after_the_other(broker: EmbeddedBroker, topic: str) -> None:
+    """Each queue is one run of rows in the order of offsets, so keys stay in order behind it."""
+    with Admin(broker.address) as admin:
+        admin.create_topic(f"{topic}-many", 12)
+    send(broker.address, f"{topic}-many", range(300))
+    with Query(**earliest(broker, f"{topic}-many", minPartitions=2)) as query:
+        assert query.plan()
+        partitions = query.partitions()
+        assert len(partitions) == 2
+        rows = [query.read([each]) for each in partitions]
+        assert all(places(each) == sorted(places(each)) for each in rows)
+        assert not {row["queue_id"] for row in rows[0]} & {row["queue_id"] for row in rows[1]}
+        assert values(rows[0] + rows[1]) == list(range(300))
+
+
+def test_a_repeated_batch_has_the_tasks_that_it_had(
+    broker: EmbeddedBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session may have other cores after a restart; a sink finds rows again by their task and place."""
+    send(broker.address, topic, range(40))
+    checkpoint = Checkpoint()
+    for slots in ("1", "2"):
+        monkeypatch.setenv(VARIABLE, slots)
+        with Query(checkpoint, **earliest(broker, topic)) as query:
+            assert query.plan()
+            assert len(query.partitions()) == 1
+    with Query(checkpoint, **earliest(broker, topic)) as query:
+        query.batch()
+        assert not query.plan(), "another number of cores is not new data"
+        send(broker.address, topic, range(40))
+        assert query.plan()
+        assert len(query.partitions()) == 2, "the next batch has the new number"
+
+
+def test_a_query_whose_queues_cannot_make_so_many_tasks_says_so(
+    broker: EmbeddedBroker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    send(broker.address, topic, range(40))
+    with Query(**earliest(broker, topic, minPartitions=64)) as query:
+        assert query.plan()
+        assert len(query.partitions()) == 2
+    assert "minPartitions=64: the query reads 2 queues" in caplog.text
 
 
 def test_unordered_queries_may_split_a_queue(broker: EmbeddedBroker, topic: str) -> None:

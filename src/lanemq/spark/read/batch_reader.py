@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 from lanemq.spark.columns import arrow_schema, check_schema
 from lanemq.spark.offsets import LimitKind
 from lanemq.spark.options import ReadOptions
-from lanemq.spark.read.partition_reader import range_partition, read_partition, report_losses
-from lanemq.spark.read.planning import plan_batch, split
+from lanemq.spark.read.partition_reader import queue_range, read_partition, report_losses, task_partition
+from lanemq.spark.read.planning import pack, plan_batch, split
 
 
 class LaneBatchReader(DataSourceReader):
@@ -25,11 +25,13 @@ class LaneBatchReader(DataSourceReader):
         self._schema = check_schema(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
+        from lanemq.spark.parallelism import least_tasks, warn_if_too_few_queues
         from lanemq.spark.read.brokers import Brokers
 
         options = self._options
         with Brokers(options) as brokers:
             bounds = brokers.existing_bounds()
+            warn_if_too_few_queues(options, len(bounds))
             start = brokers.positions(options.start, bounds)
             end = brokers.positions(options.end, bounds)
             if options.end.kind is not LimitKind.OFFSETS:
@@ -37,7 +39,11 @@ class LaneBatchReader(DataSourceReader):
             plan = plan_batch(start, end, bounds, options.reads)
             report_losses(plan.losses, fail=options.fail_on_data_loss)
             ranges = plan.ranges if options.ordered else split(plan.ranges, options.min_partitions)
-            return [range_partition(each, options, brokers.master(each.queue)) for each in ranges]
+            tasks = pack(ranges, least_tasks(options))
+            return [
+                task_partition([queue_range(each, options, brokers.master(each.queue)) for each in task], options)
+                for task in tasks
+            ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, arrow_schema(self._schema))

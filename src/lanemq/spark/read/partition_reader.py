@@ -1,14 +1,14 @@
-"""Reads one range of one queue in an executor: blocking pulls over one connection, decoded into Arrow batches.
+"""Reads the ranges of a task in an executor, one after the other: blocking pulls, decoded into Arrow batches.
 
 The executor works on a pickled copy of the partition, which contains everything it needs.
 
-Invariant: every message of the range is returned once, in the order of offsets, or the reader fails, or (with
-`failOnDataLoss=false`) it logs what is missing. The reader waits for an absent broker up to a limit; a chunk is
-returned only when it is complete, so a retry repeats nothing.
+Invariant: every message of a range is returned once, in the order of offsets and not mixed with other ranges, or the
+reader fails, or (with `failOnDataLoss=false`) it logs what is missing. The reader waits for an absent broker up to a
+limit; a chunk is returned only when it is complete, so a retry repeats nothing.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -44,6 +44,9 @@ SAMPLE_PULLS = 4
 """Pulls to find the first message that passes the tag filter; each is a round trip before a batch can be planned."""
 ASSUMED_MESSAGE_BYTES = 1024.0
 """Message size if none was seen. Too large makes batches small; 0 would make them unlimited."""
+JOIN_BYTES = 256 * 1024
+"""Arrow batches of different queues are joined until they have this size. Larger: more is copied. Much smaller: each
+queue with a few messages costs a batch, about 0.5 ms in Python and in the JVM."""
 
 _EXPECTED = frozenset(
     {
@@ -62,7 +65,7 @@ class DataLost(LaneError):
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """What one task reads: offsets from `first` up to, but not including, `end`."""
+    """What a task reads of one queue: offsets from `first` up to, but not including, `end`."""
 
     queue: MessageQueue
     first: QueueOffset
@@ -86,20 +89,20 @@ class ReadSettings:
     on_damaged: OnDamaged = OnDamaged.FAIL
 
 
-class RangePartition(InputPartition):
-    """One range of one queue, as Spark sends it to an executor."""
+class TaskPartition(InputPartition):
+    """The ranges that one task reads, as Spark sends them to an executor."""
 
-    def __init__(self, range_: QueueRange, settings: ReadSettings) -> None:
-        super().__init__(range_)
-        self.range = range_
+    def __init__(self, ranges: Sequence[QueueRange], settings: ReadSettings) -> None:
+        self.ranges = tuple(ranges)
+        super().__init__(self.ranges)
         self.settings = settings
 
 
-def range_partition(
+def queue_range(
     offsets: OffsetRange, options: ReadOptions, address: Address, client: str | None = None, epoch: int | None = None
-) -> RangePartition:
-    """The partition for these offsets, with the broker's address and the lease under which it is read."""
-    wanted = QueueRange(
+) -> QueueRange:
+    """These offsets, with the broker's address and the lease under which they are read."""
+    return QueueRange(
         queue=offsets.queue,
         first=offsets.first,
         end=offsets.end,
@@ -109,29 +112,64 @@ def range_partition(
         client=client,
         epoch=epoch,
     )
+
+
+def task_partition(ranges: Sequence[QueueRange], options: ReadOptions) -> TaskPartition:
+    """The partition of a task that reads these ranges."""
     settings = ReadSettings(
         options.wait, options.fail_on_data_loss, options.chunk_bytes, options.security, options.on_damaged
     )
-    return RangePartition(wanted, settings)
+    return TaskPartition(ranges, settings)
 
 
 def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The messages of a partition, in the order of their offsets."""
-    if not isinstance(partition, RangePartition):
+    """The messages of a partition: range after range, each in the order of its offsets."""
+    if not isinstance(partition, TaskPartition):
         return  # Spark adds an empty partition to a batch query that has none
     prepare_task_process()
-    wanted, settings = partition.range, partition.settings
-    decoding = DecodeOptions(schema, wanted.queue.broker, wanted.tags.tags, settings.on_damaged)
+    settings = partition.settings
     reader = RangeReader(
         Retrying(settings.wait), fail_on_data_loss=settings.fail_on_data_loss, security=settings.security
     )
     try:
-        for body in reader.chunks(wanted, settings.chunk_bytes):
-            batch = decode(body, wanted.first, wanted.end, decoding)
-            if batch.num_rows:
-                yield batch
+        yield from join_small(_decoded(reader, partition, schema))
     finally:
         reader.close()
+
+
+def _decoded(reader: "RangeReader", partition: TaskPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    settings = partition.settings
+    for wanted in partition.ranges:
+        decoding = DecodeOptions(schema, wanted.queue.broker, wanted.tags.tags, settings.on_damaged)
+        try:
+            for body in reader.chunks(wanted, settings.chunk_bytes):
+                batch = decode(body, wanted.first, wanted.end, decoding)
+                if batch.num_rows:
+                    yield batch
+        except LaneError as error:
+            error.add_note(f"while reading {wanted.queue} from offset {wanted.first} to {wanted.end - 1}")
+            raise
+
+
+def join_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in the same order, with consecutive small batches joined. Large ones are not copied."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        is_large = batch.nbytes >= JOIN_BYTES
+        if not is_large:
+            held.append(batch)
+            size += batch.nbytes
+        if is_large or size >= JOIN_BYTES:
+            yield from _joined(held)
+            held, size = [], 0
+        if is_large:
+            yield batch
+    yield from _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return batches if len(batches) < 2 else pa.Table.from_batches(batches).combine_chunks().to_batches()
 
 
 def report_losses(losses: Sequence[str], *, fail: bool) -> None:
@@ -152,7 +190,7 @@ class Sample(NamedTuple):
 
 
 class RangeReader:
-    """Pulls ranges over one connection, one range at a time."""
+    """Pulls ranges, one at a time. Ranges of one broker that follow each other share a connection."""
 
     def __init__(self, retrying: Retrying, *, fail_on_data_loss: bool = True, security: Security = OPEN) -> None:
         self._retrying = retrying
@@ -209,6 +247,11 @@ class RangeReader:
             offset = _next_offset(wanted.queue, offset, answer)
         return Sample(min(offset, wanted.end) - wanted.first, ASSUMED_MESSAGE_BYTES)
 
+    def _connect(self, address: Address) -> BlockingConnection:
+        if self._link is not None and self._link.address != address:
+            self.close()
+        return self._link or BlockingConnection(address, security=self._security)
+
     def _after_missing(self, wanted: QueueRange, offset: QueueOffset, answer: PullResponse, times: int) -> QueueOffset:
         """Where to continue when the broker has nothing at `offset`."""
         low, high = answer.min_offset, answer.max_offset
@@ -242,9 +285,8 @@ class RangeReader:
             lane_epoch=wanted.epoch,
             lane_max_bytes=max_bytes,
         )
-        if self._link is None:
-            self._link = BlockingConnection(wanted.address, security=self._security)
-        link, self._link = self._link, None
+        link = self._connect(wanted.address)
+        self._link = None
         try:
             reply = link.request(Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext()), PULL_SECONDS)
         except BaseException:

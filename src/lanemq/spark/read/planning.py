@@ -1,13 +1,15 @@
-"""Turns positions into the ranges of a batch, with rate limits and data losses. Pure functions.
+"""Turns positions into the ranges of a batch and its tasks, with rate limits and data losses. Pure functions.
 
-Invariants: a queue's range is one partition unless `ordered` is false; a limit is never exceeded; the same start and
-end always give the same ranges; a message that no longer exists is always reported; an empty range gets no task.
+Invariants: a queue's range is in one task unless `ordered` is false; a limit is never exceeded; the same start and end
+always give the same ranges, and with the same `least` the same tasks; a message that no longer exists is always
+reported; an empty range gets no task.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
@@ -15,6 +17,10 @@ from lanemq.spark.offsets import Bounds, Positions, creation_key
 
 Reads = Callable[[str], bool]
 """Whether a query's options select a topic."""
+
+MESSAGES_PER_TASK: Final = 100_000
+"""A batch has a task for each so many messages. A task costs 10 to 35 ms of CPU time, a message 2 to 3 µs. Fewer: that
+cost shows. More: a large batch uses fewer cores than an elastic cluster could add, and a failed task repeats more."""
 
 
 def _all(_: str) -> bool:
@@ -179,6 +185,28 @@ def split(ranges: Iterable[OffsetRange], least: int) -> tuple[OffsetRange, ...]:
         edges = [each.first + size * number // count for number in range(count + 1)]
         parts += [OffsetRange(each.queue, QueueOffset(first), QueueOffset(end)) for first, end in pairwise(edges)]
     return tuple(parts)
+
+
+def pack(ranges: Iterable[OffsetRange], least: int | None) -> tuple[tuple[OffsetRange, ...], ...]:
+    """Divides ranges among tasks, by their numbers of messages. A range stays whole.
+
+    There are `least` tasks, or the smallest multiple of it with a task for each `MESSAGES_PER_TASK` messages, but not
+    more tasks than ranges. None: each range is a task of its own. The largest ranges are placed first, each in the task
+    that has the fewest messages, so no task has more messages than another one and its own smallest range together.
+    Ranges keep their order within a task, and tasks are in the order of their first ranges.
+    """
+    ranges = tuple(ranges)
+    sizes = [each.end - each.first for each in ranges]
+    count = len(ranges) if least is None else least * max(1, -(-sum(sizes) // (least * MESSAGES_PER_TASK)))
+    if count >= len(ranges):
+        return tuple((each,) for each in ranges)
+    loads = [(0, task) for task in range(count)]
+    tasks: list[list[int]] = [[] for _ in loads]
+    for at in sorted(range(len(ranges)), key=lambda at: (-sizes[at], at)):
+        load, task = heappop(loads)
+        tasks[task].append(at)
+        heappush(loads, (load + sizes[at], task))
+    return tuple(tuple(ranges[at] for at in each) for each in sorted(map(sorted, tasks)))
 
 
 def _gone(queue: MessageQueue, at: int, reads: Reads) -> str:

@@ -25,13 +25,16 @@ from lanemq.spark.group.membership import DriverMembership
 from lanemq.spark.group.one_load import OneLoad
 from lanemq.spark.offsets import OffsetJson, Positions, from_json, to_json
 from lanemq.spark.options import ReadOptions
+from lanemq.spark.parallelism import least_tasks
 from lanemq.spark.read.brokers import BoundsByQueue, Brokers
 from lanemq.spark.read.partition_reader import (
-    RangePartition,
+    QueueRange,
     RangeReader,
     Sample,
-    range_partition,
+    TaskPartition,
+    queue_range,
     report_losses,
+    task_partition,
 )
 from lanemq.spark.read.planning import (
     OffsetRange,
@@ -39,6 +42,7 @@ from lanemq.spark.read.planning import (
     limit_bytes,
     limit_rows,
     must_wait,
+    pack,
     plan_batch,
     replaced_loss,
     replaced_queues,
@@ -66,6 +70,8 @@ class StreamDriver:
         self.brokers = Brokers(options)
         self.ends: Positions = {}
         """The ends of all queues when they were last requested."""
+        self.least_tasks = least_tasks(options)
+        """Among how many tasks the next batches are divided at least."""
         self._options = options
         self._checkpoint = checkpoint
         self._clock = SystemClock()
@@ -131,7 +137,7 @@ class StreamDriver:
     def all_available(self) -> OffsetJson:
         """The current end of every queue. What is missing between start and end is found when the batch is planned."""
         self._bounds()
-        return to_json(self.ends, self.brokers.created)
+        return to_json(self.ends, self.brokers.created, self.least_tasks)
 
     def partitions(
         self,
@@ -139,10 +145,12 @@ class StreamDriver:
         end: Positions,
         created: Mapping[str, int] | None = None,
         created_before: Mapping[str, int] | None = None,
-    ) -> list[RangePartition]:
+        least: int | None = None,
+    ) -> list[TaskPartition]:
         """The partitions of the batch from `start` to `end`; the same again after a failure.
 
-        `created` says when the topics of `end` were created, `created_before` those of `start`.
+        `created` says when the topics of `end` were created, `created_before` those of `start`. `least` is the number
+        of tasks that was chosen with `end`.
         """
         self.brokers.expect(start)
         bounds = self._bounds()
@@ -154,12 +162,25 @@ class StreamDriver:
         self._last_batch, self._running = self._clock.now(), end
         if self._membership is None:
             ranges = self._planned(start, end, bounds)
-            least = 0 if self._options.ordered else self._options.min_partitions
-            return [self._partition(each) for each in split(ranges, least)]
+            ranges = split(ranges, 0 if self._options.ordered else self._options.min_partitions)
+            return self._tasks(ranges, least)
         begin, epochs = self._claimed(self._membership, start, end, bounds)
         ranges = self._planned(begin, {queue: end[queue] for queue in begin}, bounds)
-        client = self._membership.client_id
-        return [self._partition(each, client, epochs[each.queue] or None) for each in ranges]
+        return self._tasks(ranges, least, self._membership.client_id, epochs)
+
+    def _tasks(
+        self,
+        ranges: Sequence[OffsetRange],
+        least: int | None,
+        client: str | None = None,
+        epochs: Mapping[MessageQueue, Epoch] | None = None,
+    ) -> list[TaskPartition]:
+        """The tasks that read these ranges, under the leases of `client` with these epochs, if they are given."""
+        epochs = epochs or {}
+        return [
+            task_partition([self._range(each, client, epochs.get(each.queue) or None) for each in task], self._options)
+            for task in pack(ranges, least)
+        ]
 
     def _start_of_all(self, start: Positions, created: Mapping[str, int], bounds: BoundsByQueue) -> Positions:
         """Where a batch begins whose end was chosen without its start; reports what is lost before it."""
@@ -188,8 +209,8 @@ class StreamDriver:
                 # The checkpoint has the offset, and the next batch stores it again.
                 log.warning("offset %s of %s is not stored at the broker: %s", offset, queue, error)
 
-    def _partition(self, each: OffsetRange, client: str | None = None, epoch: int | None = None) -> RangePartition:
-        return range_partition(each, self._options, self.brokers.master(each.queue), client, epoch)
+    def _range(self, each: OffsetRange, client: str | None = None, epoch: int | None = None) -> QueueRange:
+        return queue_range(each, self._options, self.brokers.master(each.queue), client, epoch)
 
     def _report_last(self) -> None:
         """Reports the last batch. Spark confirms a batch only when it plans the next one."""
@@ -289,7 +310,7 @@ class StreamDriver:
                     Retrying(self._options.wait), fail_on_data_loss=False, security=self._options.security
                 )
                 try:
-                    samples[queue] = reader.sample(self._partition(OffsetRange(queue, first[queue], top[queue])).range)
+                    samples[queue] = reader.sample(self._range(OffsetRange(queue, first[queue], top[queue])))
                 finally:
                     reader.close()
         return samples

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from lanemq.spark.columns import arrow_schema, check_schema
-from lanemq.spark.offsets import OffsetJson, created_in, from_json, to_json
+from lanemq.spark.offsets import OffsetJson, created_in, from_json, least_tasks_in, to_json
 from lanemq.spark.options import ReadOptions
 from lanemq.spark.read.partition_reader import read_partition
 from lanemq.spark.versions import (
@@ -48,9 +48,13 @@ class LaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._opened
 
     def initialOffset(self) -> OffsetJson:  # noqa: N802
+        from lanemq.spark.parallelism import warn_if_too_few_queues
+
         brokers = self._driver.brokers
-        positions = brokers.positions(self._options.start, brokers.existing_bounds())
-        return to_json(positions, brokers.created)
+        bounds = brokers.existing_bounds()
+        warn_if_too_few_queues(self._options, len(bounds))
+        positions = brokers.positions(self._options.start, bounds)
+        return to_json(positions, brokers.created, self._driver.least_tasks)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._options.max_offsets is not None:
@@ -61,9 +65,11 @@ class LaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch. PySpark before 4.2 gives neither start nor limit."""
         if start is None or limit is None:
             return self._driver.all_available()
-        driver, created = self._driver, created_in(start)
-        end = driver.next_end(from_json(start), limit, created)
-        return to_json(end, created | driver.brokers.created)
+        driver, created, before = self._driver, created_in(start), from_json(start)
+        end = driver.next_end(before, limit, created)
+        # Spark takes another text for new data, so the number of tasks changes only with a position.
+        least = least_tasks_in(start) if end == before else driver.least_tasks
+        return to_json(end, created | driver.brokers.created, least)
 
     def reportLatestOffset(self) -> OffsetJson | None:  # noqa: N802
         return to_json(self._driver.ends, self._driver.brokers.created) if self._driver.ends else None
@@ -72,7 +78,9 @@ class LaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._driver.stop_at_current_end()
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
-        return self._driver.partitions(from_json(start), from_json(end), created_in(end), created_in(start))
+        return self._driver.partitions(
+            from_json(start), from_json(end), created_in(end), created_in(start), least_tasks_in(end)
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, arrow_schema(self._schema))
