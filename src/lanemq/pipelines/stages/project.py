@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -37,6 +38,7 @@ from lanemq.pipelines.ports import (
     SinkPosition,
     Stage,
 )
+from lanemq.pipelines.stages.queue_borders import queue_borders
 from lanemq.spark.columns import COLUMNS
 from lanemq.spark.versions import to_arrow_schema
 
@@ -211,19 +213,10 @@ class _Writer:
 
 
 def _by_queue(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Consecutive rows of one queue; nearly always all rows are of one queue."""
-    if table.num_rows and all(pc.all(pc.equal(table[name], table[name][0])).as_py() for name in _HIDDEN):
-        yield "/".join(str(table[name][0].as_py()) for name in _HIDDEN), table
-        return
-    topics, brokers, ids = (table.column(name).to_pylist() for name in _HIDDEN)
-    names = list(zip(topics, brokers, ids, strict=True))
-    start = 0
-    while start < len(names):
-        end = start + 1
-        while end < len(names) and names[end] == names[start]:
-            end += 1
-        yield "/".join(map(str, names[start])), table.slice(start, end - start)
-        start = end
+    """Consecutive rows of one queue, with the queue's name."""
+    for first, end in pairwise(queue_borders(table, _HIDDEN)):
+        part = table.slice(first, end - first)
+        yield "/".join(str(part[name][0].as_py()) for name in _HIDDEN), part
 
 
 def _positions(files: list[_QueueFile]) -> dict[str, SinkPosition]:

@@ -11,7 +11,7 @@ from tests.pipelines.stages.cdc.test_formats import debezium
 
 from lanemq.model.errors import CodecError
 from lanemq.pipelines.stages.cdc import LastState, reading
-from lanemq.pipelines.stages.cdc.reading import Reader
+from lanemq.pipelines.stages.cdc.reading import Reader, by_queue
 
 
 def row(key: int, name: str | int) -> dict[str, Any]:
@@ -158,6 +158,18 @@ def test_a_partition_may_hold_several_queues_in_any_order(tmp_path: Path) -> Non
     replica = Replica(stage(), tmp_path)
     replica.process(pa.concat_tables([one.take([1]), two, one.take([0])]))
     assert names(replica) == {1: "b", 2: "c"}
+
+
+def test_queues_that_follow_each_other_are_not_copied() -> None:
+    """A task reads up to hundreds of queues; copying the chunk for each of them would take longer than reading it."""
+    together = pa.concat_tables([messages(MANY, queue=number) for number in range(3)]).combine_chunks()
+    found = list(by_queue(together))
+    assert [name for name, _ in found] == ["t/b/0", "t/b/1", "t/b/2"]
+    assert [part["queue_offset"].to_pylist() for _, part in found] == [list(range(50))] * 3
+    values = together["value"].chunk(0).buffers()[2]
+    assert all(part["value"].chunk(0).buffers()[2].address == values.address for _, part in found)
+    assert list(by_queue(together.slice(0, 0))) == []
+    assert [part.num_rows for _, part in by_queue(together.slice(49, 2))] == [1, 1]
 
 
 def test_an_empty_batch_gives_no_rows(tmp_path: Path) -> None:

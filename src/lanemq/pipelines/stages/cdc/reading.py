@@ -13,6 +13,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
@@ -33,6 +34,7 @@ from lanemq.pipelines.stages.cdc.options import ReplicaOptions
 from lanemq.pipelines.stages.cdc.sequence import encode
 from lanemq.pipelines.stages.cdc.shares import QueueRows, write_rows, write_table
 from lanemq.pipelines.stages.cdc.truncation import Bound, newer_bound
+from lanemq.pipelines.stages.queue_borders import queue_borders
 
 CHUNK_BYTES: Final = 256 * 1024 * 1024
 """Bytes of messages that are folded at once."""
@@ -115,11 +117,14 @@ def fold_task(
 
 
 def by_queue(messages: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """The messages of each queue, in the order of their offsets."""
-    if not messages.num_rows:
-        return
-    if all(_constant(messages[name]) for name in _QUEUE):
-        yield _name(messages), _in_order(messages)
+    """The messages of each queue, in the order of their offsets.
+
+    The source returns queue after queue, so a queue is a slice. Rows that `prepare` has mixed are copied.
+    """
+    slices = [messages.slice(first, end - first) for first, end in pairwise(queue_borders(messages, _QUEUE))]
+    names = [_name(each) for each in slices]
+    if len(set(names)) == len(names):
+        yield from ((name, _in_order(each)) for name, each in zip(names, slices, strict=True))
         return
     for queue in messages.group_by(list(_QUEUE)).aggregate([]).to_pylist():
         mine = messages
@@ -168,10 +173,6 @@ def _write(queue: str, folded: Folded, span: Span, folder: StorePath, keys: Sequ
         dead = f"{uuid4().hex}.dead"
         write_table(folded.dead, folder / dead)
     return QueueSummary(queue, rows, dead, folded.counts, *span, emptied_below=folded.emptied_below)
-
-
-def _constant(column: pa.ChunkedArray) -> bool:
-    return bool(pc.all(pc.equal(column, column[0])).as_py())
 
 
 def _in_order(messages: pa.Table) -> pa.Table:

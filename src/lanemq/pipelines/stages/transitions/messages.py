@@ -11,12 +11,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lanemq.clock import wall_time
 from lanemq.model.errors import InvalidOption
+from lanemq.pipelines.stages.queue_borders import queue_borders
 from lanemq.pipelines.stages.transitions.timers import PendingTimer, StepContext, Timer
 
 COLUMNS = (
@@ -205,22 +204,10 @@ class QueueSlice(NamedTuple):
 def queue_slices(batch: pa.RecordBatch) -> Iterator[tuple[str, QueueSlice]]:
     """The shard and the messages of each slice of a batch, in the order of the rows."""
     names = ["topic", "broker", "queue_id", *([SHARD] if SHARD in batch.schema.names else [])]
-    for begin, end in pairwise(_borders(batch, names)):
+    for begin, end in pairwise(queue_borders(batch, names)):
         part = batch.slice(begin, end - begin)
         found = _queue_slice(part)
         yield (found.queue if len(names) == 3 else f"keys-{part.column(SHARD)[0].as_py()}"), found
-
-
-def _borders(batch: pa.RecordBatch, names: list[str]) -> list[int]:
-    """The rows where another queue or shard begins, with both ends of the batch."""
-    rows = batch.num_rows
-    if rows == 0:
-        return []
-    changes = np.zeros(rows - 1, dtype=bool)
-    for name in names:
-        column = batch.column(name)
-        changes |= pc.not_equal(column[1:], column[:-1]).to_numpy(zero_copy_only=False)
-    return [0, *(int(at) + 1 for at in np.flatnonzero(changes)), rows]
 
 
 def _queue_slice(part: pa.RecordBatch) -> QueueSlice:
