@@ -13,7 +13,7 @@ from tests.pipelines.stages.transitions import pipeline_fixture
 from tests.pipelines.stages.transitions.pipeline_fixture import Sent
 
 from lanemq.cli.pipeline.dead_letters import kept_in
-from lanemq.cli.pipeline.run_output import RunTotals
+from lanemq.cli.pipeline.run_output import RunTotals, download_lines
 from lanemq.pipelines import Park, ParquetSink, Pipeline, Project, Topic
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
 from lanemq.pipelines.ports import Batch, batch_number
@@ -48,6 +48,14 @@ def declared(folder: Path, **parts: Any) -> Pipeline:
 
 def progress_of(messages: int, dead: int, number: int = 0, **counts: int) -> Progress:
     return Progress("orders", AppliedBatch(Batch("q", number, 1), dead_letters=dead, counts=counts), messages)
+
+
+def test_a_run_names_the_jars_that_spark_downloads_first(tmp_path: Path) -> None:
+    """Spark's output goes to a file, so minutes of downloading would look like a run that hangs."""
+    wanted = {"spark.jars.packages": "org.example:client:1.2", "spark.jars.ivy": str(tmp_path)}
+    (line,) = download_lines(declared(tmp_path, spark=wanted), {})
+    assert line == "orders: Spark first downloads jars, which may take minutes: org.example:client:1.2"
+    assert not list(download_lines(declared(tmp_path, spark=wanted), {"spark.jars.packages": ""}))
 
 
 @pytest.mark.usefixtures("parked")

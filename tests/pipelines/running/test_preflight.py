@@ -12,7 +12,7 @@ from lanemq.model.environment import install_extra
 from lanemq.model.errors import UsageError
 from lanemq.pipelines import IcebergSink, ParquetSink
 from lanemq.pipelines.running import preflight, program
-from lanemq.pipelines.running.preflight import check_java, check_packages, missing_needs
+from lanemq.pipelines.running.preflight import check_java, check_packages, jars_to_download, missing_needs
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -73,3 +73,14 @@ def test_a_newer_java_and_one_that_does_not_say_its_version_are_tried(
     fake_java(tmp_path, says)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     check_java()
+
+
+def test_jars_that_spark_has_downloaded_before_are_not_named(tmp_path: Path) -> None:
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "org.example_client-1.2.jar").touch()
+    settings = {
+        "spark.jars.ivy": str(tmp_path),
+        "spark.jars.packages": "org.example:client:1.2, org.example:client:1.3,org.example:other:1.2",
+    }
+    assert jars_to_download(settings) == ["org.example:client:1.3", "org.example:other:1.2"]
+    assert jars_to_download({**settings, "spark.jars.packages": ""}) == []

@@ -16,6 +16,7 @@ from lanemq.cli.pipeline.loading import pipeline_security_options, refused, secu
 from lanemq.cli.pipeline.parked import parked
 from lanemq.cli.pipeline.run_output import (
     RunTotals,
+    download_lines,
     failures_in_one_line,
     interruption_in_one_line,
     log_warnings,
@@ -138,6 +139,8 @@ def run(
         check_checkpoint(chosen)
     if not quiet:
         click.echo(start_line(chosen, master), err=True)
+        for line in download_lines(chosen, settings):
+            click.echo(line, err=True)
     totals = RunTotals()
     with (
         interruption_in_one_line(),

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -61,6 +61,15 @@ def start_line(pipeline: "Pipeline", master: str) -> str:
     starts = epoch_of(pipeline.folder)
     which = f"start {starts + 1}" if starts else "first start"
     return f"{pipeline.name}: {which}, checkpoint {pipeline.folder}, Spark on {master}"
+
+
+def download_lines(pipeline: "Pipeline", settings: Mapping[str, str]) -> Iterator[str]:
+    """A line if Spark downloads jars before it starts, which takes minutes and writes nothing to the terminal."""
+    from lanemq.pipelines.running.preflight import jars_to_download
+
+    jars = jars_to_download({**pipeline.spark, **settings})
+    if jars:
+        yield f"{pipeline.name}: Spark first downloads jars, which may take minutes: {', '.join(jars)}"
 
 
 @contextlib.contextmanager

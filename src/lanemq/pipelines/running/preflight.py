@@ -1,10 +1,13 @@
-"""What a pipeline needs from this machine: packages and Java. Checked before Spark is started, which takes seconds."""
+"""What a pipeline needs from this machine: packages, Java, and jars that Spark downloads.
+
+Checked before Spark is started, which takes seconds, and minutes if there is something to download.
+"""
 
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -70,6 +73,20 @@ def missing_packages(pipeline: Pipeline) -> Iterator[str]:
         if find_spec(name) is None:
             remedy = install_extra(extra) if extra else f"install {name}"
             yield f"{user} needs the package {name}, which is not installed: {remedy}"
+
+
+def jars_to_download(settings: Mapping[str, str]) -> list[str]:
+    """The packages of `spark.jars.packages` that are not in the folder where Spark keeps what it has downloaded."""
+    given = settings.get("spark.jars.ivy")
+    folders = [Path(given).expanduser()] if given else list(Path.home().glob(".ivy2*"))
+    names = (name.strip() for name in settings.get("spark.jars.packages", "").split(","))
+    return [name for name in names if name and not any(_has_jar(folder, name) for folder in folders)]
+
+
+def _has_jar(folder: Path, package: str) -> bool:
+    """Whether a package, as `group:name:version`, was downloaded to this folder of Ivy."""
+    group, _, rest = package.partition(":")
+    return (folder / "jars" / f"{group}_{rest.replace(':', '-')}.jar").exists()
 
 
 def _java_version(java: str) -> int | None:
