@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -18,7 +18,7 @@ from tests.pipelines.stages.transitions.pipeline_fixture import (
     messages,
 )
 
-from lanemq.model.errors import InvalidOption, OrderError
+from lanemq.model.errors import InvalidOption, LaneError, OrderError
 from lanemq.pipelines import Event, Hold, Park, StateLimits, Transitions
 from lanemq.pipelines.operate.parked import show
 from lanemq.pipelines.ports import NUMBERS_PER_BATCH, Batch, batch_number
@@ -86,6 +86,44 @@ def test_an_attempt_with_a_corrected_step_does_not_use_state_of_the_attempt_befo
     CACHE._shards.update(wrong_shards)  # as if the worker of the first attempt got the next task
     pipeline.process(*messages(3, first=6))
     assert show(tmp_path, "key-0-0")[0].state == {"seen": 3}
+
+
+class Recorded(worker.ShardUpdate):
+    """Records in which order a task works on its shards."""
+
+    calls: ClassVar[list[str]] = []
+
+    def take(self, messages: Any) -> None:
+        self.calls.append(f"take {messages.queue_id}")
+        super().take(messages)
+
+    def finish(self) -> Any:
+        self.calls.append(f"finish {self._name[-1]}")
+        return super().finish()
+
+
+@pytest.mark.parametrize("most", [100, 1])
+def test_a_task_that_may_not_keep_the_states_of_all_its_queues_finishes_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(worker, "ShardUpdate", Recorded)
+    monkeypatch.setattr(Recorded, "calls", [])
+    pipeline = Pipeline(tmp_path, limits=StateLimits(max_cache_keys_per_worker=most))
+    both = pipeline.frame([[arrow([*messages(6), *messages(6, queue=1)])]])
+    results = pipeline.stage.process(both, Batch(QUERY, 0, 1))
+    assert sorted(row["n"] for row in results.outputs.table().to_pylist()) == sorted([*range(6)] * 2)
+    at_once, in_turn = ["take 0", "take 1", "finish 0", "finish 1"], ["take 0", "finish 0", "take 1", "finish 1"]
+    assert Recorded.calls == (in_turn if most == 1 else at_once)
+
+
+def test_rows_of_a_queue_that_come_again_after_its_state_was_put_away_are_refused(tmp_path: Path) -> None:
+    """Applying them would start from the state before the batch."""
+    mixed = arrow([*messages(2), *messages(2, queue=1), *messages(2, first=2)])
+    pipeline = Pipeline(tmp_path, limits=StateLimits(max_cache_keys_per_worker=1))
+    with pytest.raises(LaneError, match=r"rows of orders/broker-a/0 come again .* let prepare keep"):
+        pipeline.stage.process(pipeline.frame([[mixed]]), Batch(QUERY, 0, 1))
+    roomy = Pipeline(tmp_path / "roomy")
+    assert roomy.stage.process(roomy.frame([[mixed]]), Batch(QUERY, 0, 1)).counts["applied"] == 6
 
 
 def test_offsets_that_were_seen_are_repeats(tmp_path: Path) -> None:

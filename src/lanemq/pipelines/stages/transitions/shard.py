@@ -23,7 +23,7 @@ Invariants:
 import hashlib
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -566,15 +566,16 @@ class ShardCache:
     def put(self, files: ShardFiles, shard: Shard, max_keys: int, max_bytes: int) -> None:
         """Keeps the shard, and as many of the others as fit beside it."""
         self._shards[_key(files)] = shard
-        while len(self._shards) > 1 and self._exceeds(max_keys, max_bytes):
+        while len(self._shards) > 1 and exceed(self._shards.values(), max_keys, max_bytes):
             del self._shards[next(iter(self._shards))]
-
-    def _exceeds(self, max_keys: int, max_bytes: int) -> bool:
-        kept = self._shards.values()
-        return sum(len(each.lanes) for each in kept) > max_keys or sum(each.size or 0 for each in kept) > max_bytes
 
     def __len__(self) -> int:
         return len(self._shards)
+
+
+def exceed(shards: Collection[Shard], max_keys: int, max_bytes: int) -> bool:
+    """Whether shards have more keys, or more bytes of state, than this."""
+    return sum(len(each.lanes) for each in shards) > max_keys or sum(each.size or 0 for each in shards) > max_bytes
 
 
 def _key(files: ShardFiles) -> tuple[str, str, str]:

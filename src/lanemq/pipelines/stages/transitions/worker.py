@@ -1,6 +1,7 @@
 """What runs in Spark's tasks: rows in, one answer out.
 
-A task streams its rows; it keeps only the state of its shards and the rows of one row group in memory. Errors that
+A task streams its rows; it keeps only the state of its shards and the rows of one row group in memory. If it has many
+shards, it finishes those whose rows have passed as soon as their states exceed what a worker may keep. Errors that
 would be the same at every attempt are answers, not failures of the task.
 
 Invariants: rows and change are complete before the task answers. Rows go to a file of the attempt's own, and the answer
@@ -10,7 +11,7 @@ event, not the batch.
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
 from lanemq.files import Output, StorePath
-from lanemq.model.errors import LaneError
+from lanemq.model.errors import LaneError, UsageError
 from lanemq.pipelines.ports import DEAD_LETTER_SCHEMA
 from lanemq.pipelines.stages.transitions.event_time import EventTime
 from lanemq.pipelines.stages.transitions.machine import ShardMachine
@@ -52,7 +53,7 @@ from lanemq.pipelines.stages.transitions.rules import (
     error_text,
     numbering,
 )
-from lanemq.pipelines.stages.transitions.shard import CACHE, PARKED_AT, LaneCodec, ShardFiles, Version
+from lanemq.pipelines.stages.transitions.shard import CACHE, PARKED_AT, LaneCodec, ShardFiles, Version, exceed
 from lanemq.pipelines.stages.transitions.state_schema import UpgradeState
 from lanemq.pipelines.stages.transitions.timers import takes_context
 from lanemq.spark.versions import to_arrow_schema
@@ -226,16 +227,35 @@ def _rare_collection() -> Iterator[None]:
 @_rare_collection()
 def _apply_all(unit: UnitInputs, batches: Iterator[pa.RecordBatch]) -> list[ShardSummary]:
     CACHE.drop_stale(unit.stage_folder, unit.query, unit.number, unit.versions)
-    rules = unit.options.rules()
+    rules, limits = unit.options.rules(), unit.options.limits
     open_shards: dict[str, ShardUpdate] = {}
+    finished: dict[str, ShardSummary] = {}
     with ExitStack() as stack:
         for batch in batches:
             for name, messages in queue_slices(batch):
                 shard = open_shards.get(name)
                 if shard is None:
+                    _refuse_mixed(name, finished)
+                    while open_shards and _exceed(open_shards.values(), limits):
+                        first = next(iter(open_shards))
+                        finished[first] = open_shards.pop(first).finish()
                     shard = open_shards[name] = stack.enter_context(ShardUpdate(unit, rules, name))
                 shard.take(messages)
-        return [shard.finish() for shard in open_shards.values()]
+        return [*finished.values(), *(shard.finish() for shard in open_shards.values())]
+
+
+def _exceed(shards: Collection["ShardUpdate"], limits: StateLimits) -> bool:
+    states = [each.shard for each in shards]
+    return exceed(states, limits.max_cache_keys_per_worker, limits.max_cache_bytes_per_worker)
+
+
+def _refuse_mixed(name: str, finished: Collection[str]) -> None:
+    if name in finished:
+        raise UsageError(
+            f"rows of {name} come again after those of other queues. Its state is not in memory any more, because the "
+            f"states of a task's queues exceed max_cache_keys_per_worker or max_cache_bytes_per_worker: let prepare "
+            f"keep the rows of a queue together, or raise the limit"
+        )
 
 
 def _retry(unit: UnitInputs, name: str) -> ShardSummary:
@@ -259,8 +279,8 @@ class ShardUpdate:
         self._unit = unit
         self._name = shard
         self._files = ShardFiles(unit.stage_folder, unit.query, shard)
-        self._shard = CACHE.take(self._files, unit.versions.get(shard, Version()))
-        self.machine = ShardMachine(self._shard, rules, unit.wall, unit.watermark_of(shard))
+        self.shard = CACHE.take(self._files, unit.versions.get(shard, Version()))
+        self.machine = ShardMachine(self.shard, rules, unit.wall, unit.watermark_of(shard))
         assert isinstance(rules.shape, RowShape)
         dead_shape = RowShape(to_arrow_schema(DEAD_LETTER_SCHEMA))
         folder = work_folder(unit.stage_folder, unit.number)
@@ -281,15 +301,20 @@ class ShardUpdate:
             self._flush()
 
     def finish(self) -> ShardSummary:
-        """Calls timers that are due, writes rows and change to disk and puts the shard into the cache."""
+        """Calls timers that are due, writes rows and change to disk and puts the shard into the cache.
+
+        Nothing else refers to the state afterwards, so it is in memory only as long as the cache keeps it.
+        """
         while self.machine.call_due_timers(_ROWS_AT_ONCE):
             self._flush()
         change = self.machine.finish()
         self._flush()
         limits = self._unit.options.limits
-        snapshot = self._files.save(self._shard, self._unit.number, change, limits.snapshot_every)
-        CACHE.put(self._files, self._shard, limits.max_cache_keys_per_worker, limits.max_cache_bytes_per_worker)
-        return self._summary(snapshot=snapshot)
+        snapshot = self._files.save(self.shard, self._unit.number, change, limits.snapshot_every)
+        CACHE.put(self._files, self.shard, limits.max_cache_keys_per_worker, limits.max_cache_bytes_per_worker)
+        summary = self._summary(snapshot=snapshot)
+        del self.shard, self.machine
+        return summary
 
     def _flush(self) -> None:
         table, number = self.machine.table, self._unit.number
@@ -317,7 +342,7 @@ class ShardUpdate:
         self.machine.held.dead = []
 
     def _summary(self, *, snapshot: bool) -> ShardSummary:
-        shard, meta = self._shard, self._shard.meta
+        shard, meta = self.shard, self.shard.meta
         return ShardSummary(
             shard=self._name,
             version=shard.version,
@@ -334,7 +359,7 @@ class ShardUpdate:
         )
 
     def _timers(self) -> TimerSummary:
-        index = self._shard.timers
+        index = self.shard.timers
         return TimerSummary(len(index), index.next_due("event"), index.next_due("processing"), self.machine.event_times)
 
 
