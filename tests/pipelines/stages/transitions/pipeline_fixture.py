@@ -87,8 +87,10 @@ class FakeFrame:
     def select(self, *_: str) -> "FakeFrame":
         return self
 
-    def repartition(self, *_: object) -> "FakeFrame":
-        return self
+    def repartition(self, tasks: int, *_: object) -> "FakeFrame":
+        """Every partition with all batches of its share, as tasks are given rows after a shuffle."""
+        shares = [self._partitions[first::tasks] for first in range(tasks)]
+        return FakeFrame([[batch for part in share for batch in part] for share in shares], self._lose)
 
     def mapInArrow(self, work: Any, _: str) -> "FakeFrame":
         self._work = cloudpickle.loads(cloudpickle.dumps(work))
@@ -109,6 +111,7 @@ class FakeSpark:
 
     def __init__(self, lose: Callable[[int | None], None]) -> None:
         self.lose = lose
+        self.sparkContext = SimpleNamespace(defaultParallelism=2)
 
     def createDataFrame(self, rows: list[tuple[str]], _: str) -> FakeFrame:
         partitions = [[pa.RecordBatch.from_pylist([{"shard": name}])] for (name,) in rows]

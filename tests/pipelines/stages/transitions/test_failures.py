@@ -45,6 +45,16 @@ def test_a_held_key_is_retried_in_passes_and_then_continues(tmp_path: Path) -> N
     assert pipeline.stage.due(wall_time(pipeline.clock.wall())) is None
 
 
+def test_a_retry_pass_over_many_queues_has_as_many_tasks_as_can_run_at_once(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=HOLD)
+    pipeline.process(*(Sent(queue, 0, f"key-{queue}", {"n": queue, "fails": 1}) for queue in range(5)))
+    pipeline.clock.time += 100
+    tasks: list[int | None] = []
+    pipeline.lose = tasks.append
+    assert (pipeline.process_retry_pass() or {})["applied"] == 5
+    assert tasks == [0, 1, None]
+
+
 def test_a_key_without_retries_left_is_parked_until_it_is_redriven(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Hold(retries=1, first=0.001))
     pipeline.process(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1), Sent(0, 2, "b", 2))

@@ -306,7 +306,8 @@ class Transitions(Stage):
         if intent is None:
             return None
         shards = spark.createDataFrame([(name,) for name in intent.shards], "shard string")
-        frame = shards.repartition(len(intent.shards), "shard")
+        # A task costs more than most shards, so there are no more of them than can run at once.
+        frame = shards.repartition(min(len(intent.shards), spark.sparkContext.defaultParallelism), "shard")
         return self._collect(batch, intent, frame.mapInArrow(partial(retry_lanes, self._unit_inputs(intent)), ANSWER))
 
     def unfinished_retry_pass(self) -> int | None:
