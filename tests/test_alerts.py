@@ -171,6 +171,18 @@ def test_alerts_fire_when_they_should_and_only_then(promtool: str, tmp_path: Pat
 
 
 @pytest.mark.extended
+def test_prometheus_accepts_the_settings_of_the_guide(promtool: str, tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "guides" / "operate.md").read_text("utf-8")
+    (settings,) = re.findall(r"^```yaml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    assert "/etc/prometheus/lanemq-alerts.yml" in settings
+    file = tmp_path / "prometheus.yml"
+    file.write_text(settings.replace("/etc/prometheus/lanemq-alerts.yml", str(RULES)))
+    checked = subprocess.run([promtool, "check", "config", str(file)], capture_output=True, text=True, timeout=300)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"{len(rules())} rules found" in checked.stdout
+
+
+@pytest.mark.extended
 def test_the_texts_of_an_alert_name_what_it_is_about(promtool: str, tmp_path: Path) -> None:
     (rule,) = [rule for rule in rules() if rule["alert"] == "LaneMQGroupBehind"]
     case = as_test(Case("LaneMQGroupBehind", {LATE: "400x60"}, GROUP), {"LaneMQGroupBehind": "warning"})

@@ -56,6 +56,18 @@ def test_a_request_that_the_guard_refuses_is_logged_with_the_reason(
     assert line["outcome"].startswith("refused: this broker takes signed requests only")
 
 
+def test_a_body_that_the_guard_refuses_before_it_checks_the_user_is_logged(
+    start: Start, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    users = folder / "users.toml"
+    users.write_text('[[user]]\naccess_key = "boss"\nsecret_key = "123456"\nadmin = true\n')
+    raw = start(users=users).connect()
+    with caplog.at_level(logging.INFO, "lanemq.audit"):
+        raw.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b"x" * 20_000)
+    ((_, outcome),) = outcomes(caplog)
+    assert outcome.startswith("refused: a body of 20000 bytes is too large")
+
+
 RESET = {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true"}
 DELETE = Command(RequestCode.DELETE_TOPIC_IN_BROKER, 1, ext={"topic": "x" * 400, "AccessKey": "n" * 400})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lanemq.cli.output import size_text, time_text
+from lanemq.cli.output import plural, size_text, time_text
 from lanemq.clock import SystemClock, wall_time
 from lanemq.log import backup as backups
 from lanemq.net.descriptors import raise_soft_limit
@@ -31,8 +31,8 @@ def backup(folder: Path, data: Path, verify: bool) -> None:
     if verify:
         backups.verify(folder)
     click.echo(
-        f"backed up {data} to {folder}: {size_text(manifest.bytes)} in {len(manifest.files)} files, log up to position "
-        f"{manifest.log_end}{', verified' if verify else ''}"
+        f"backed up {data} to {folder}: {size_text(manifest.bytes)} in {plural(len(manifest.files), 'file')}, "
+        f"log up to position {manifest.log_end}{', verified' if verify else ''}"
     )
 
 
