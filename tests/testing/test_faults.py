@@ -51,14 +51,22 @@ def test_the_shared_broker_runs_again_after_a_test_that_stopped_it(lanemq_broker
     assert lanemq_broker.address == address
 
 
-def test_a_broker_starts_quickly() -> None:
-    """200 ms on an idle machine; CPU time, because others may use the machine."""
+def test_a_broker_starts_within_200_ms() -> None:
+    """Of elapsed time, and so of CPU time. Others may use the machine, so one of ten starts is enough."""
+    started_in()  # loads modules
+    times: list[tuple[float, float]] = []
+    while len(times) < 10:
+        times.append(started_in())
+        if max(times[-1]) < 0.2:
+            return
+    raise AssertionError(f"elapsed and CPU seconds of each start: {times}")
+
+
+def started_in() -> tuple[float, float]:
+    """Elapsed seconds and CPU seconds until a broker answers."""
+    elapsed, used = time.perf_counter(), time.process_time()
     with EmbeddedBroker():
-        pass  # modules are loaded
-    began = time.process_time()
-    with EmbeddedBroker():
-        took = time.process_time() - began
-    assert took < 0.2
+        return time.perf_counter() - elapsed, time.process_time() - used
 
 
 def test_a_broker_that_was_killed_cannot_be_paused() -> None:
