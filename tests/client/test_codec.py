@@ -179,6 +179,76 @@ def test_pydantic_is_not_imported_for_programs_without_it() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+class Unlike(pydantic.BaseModel):
+    total: int = pydantic.Field(0, validation_alias="sum", serialization_alias="amount")
+
+
+class OnlyRead(pydantic.BaseModel):
+    total: int = pydantic.Field(validation_alias="sum")
+
+
+class OnlyWritten(pydantic.BaseModel):
+    total: int = pydantic.Field(serialization_alias="sum")
+
+
+class Generated(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(
+        alias_generator=pydantic.AliasGenerator(serialization_alias=lambda name: name.upper())
+    )
+    total: int
+
+
+class HoldsUnlike(pydantic.BaseModel):
+    all: list[Unlike | None] = []
+
+
+@pytest.mark.parametrize(
+    "value", [Unlike(sum=5), OnlyRead(sum=5), OnlyWritten(total=5), Generated(total=5), HoldsUnlike()]
+)
+def test_a_model_that_its_handler_could_not_read_is_refused_with_type_and_field(value: Any) -> None:
+    """Without the check, `total` of the first would arrive as 0, and a handler of the second would park every key."""
+    with pytest.raises(CodecError, match=r"field total of \w+ is written as '\w+' and read by another name"):
+        JsonCodec().encode(value)
+    with pytest.raises(CodecError, match="field total of"):
+        JsonCodec().encode({"inside": [value]})
+
+
+def test_a_model_with_another_alias_for_reading_may_be_the_annotation_of_a_handler() -> None:
+    """Other programs may write what it reads."""
+    assert decoder_for(JsonCodec(), Unlike)(b'{"sum": 5}').total == 5
+
+
+class EitherName(pydantic.BaseModel):
+    total: int = pydantic.Field(
+        validation_alias=pydantic.AliasChoices("sum", pydantic.AliasPath("amount")), serialization_alias="amount"
+    )
+
+
+class AlsoByName(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(populate_by_name=True)
+    total: int = pydantic.Field(validation_alias="sum")
+
+
+class NotWritten(pydantic.BaseModel):
+    order: int
+    total: int = pydantic.Field(0, validation_alias="sum", exclude=True)
+
+
+class RenamesItself(pydantic.BaseModel):
+    total: int = pydantic.Field(serialization_alias="sum")
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def renamed(cls, found: Any) -> Any:
+        return {"total": found.get("sum", found.get("total"))}
+
+
+@pytest.mark.parametrize("value", [EitherName(sum=5), AlsoByName(total=5), NotWritten(order=5), RenamesItself(total=5)])
+def test_a_model_with_two_names_for_a_field_is_sent_if_it_can_be_read(value: Any) -> None:
+    codec = JsonCodec()
+    assert decoder_for(codec, type(value))(codec.encode(value)) == value
+
+
 @dataclasses.dataclass
 class Reading:
     celsius: float | None

@@ -144,13 +144,64 @@ def _bytes_of(value: object) -> bytes:
 
 def _foreign(value: Any) -> msgspec.Raw:
     """JSON for a value that msgspec does not know: models of Pydantic, by alias, as they are validated."""
-    if hasattr(value, "model_dump_json") and _is_model(type(value)):
+    kind: Any = type(value)
+    if hasattr(value, "model_dump_json") and _is_model(kind):
+        if problem := _alias_problem(kind):
+            raise CodecError(f"cannot encode {kind.__qualname__} as JSON: {problem}")
         return msgspec.Raw(value.model_dump_json(by_alias=True).encode())
-    kind = type(value).__qualname__
-    raise CodecError(f"cannot encode {kind} as JSON: it has no JSON form; pass bytes or a codec")
+    raise CodecError(f"cannot encode {kind.__qualname__} as JSON: it has no JSON form; pass bytes or a codec")
 
 
 _encode = msgspec.json.Encoder(enc_hook=_foreign).encode
+
+
+@lru_cache(maxsize=256)
+def _alias_problem(model: Any) -> str:
+    """Why a handler with this annotation could not read what is sent; empty if it can.
+
+    Pydantic may write a field under another name than it reads. A required field would then be missing, and one with a
+    default would silently have it.
+    """
+    seen, left = set[Any](), [model]
+    for kind in left:  # which grows
+        if kind in seen:
+            continue
+        seen.add(kind)
+        fields = getattr(kind, "model_fields", None) or getattr(kind, "__pydantic_fields__", {})
+        for name, field in fields.items():
+            written = field.serialization_alias or name
+            if not field.exclude and not _renames_itself(kind) and written not in _names_read(kind, name, field):
+                return (
+                    f"field {name} of {kind.__qualname__} is written as {written!r} and read by another name "
+                    f"(validation_alias={field.validation_alias!r}), so a handler could not read it; give it one "
+                    f"alias, validate it with AliasChoices, or send the bytes of model_dump_json"
+                )
+            left += filter(_is_model, _mentioned(field.annotation))
+    return ""
+
+
+def _names_read(model: Any, name: str, field: Any) -> set[str]:
+    """The names under which Pydantic finds a field of a model in an object of JSON."""
+    config = getattr(model, "model_config", None) or getattr(model, "__pydantic_config__", None) or {}
+    alias = field.validation_alias
+    if alias is None:
+        return {name}
+    by_name = config.get("validate_by_name") or config.get("populate_by_name")
+    names = {name} if by_name else set[str]()
+    if config.get("validate_by_alias") is not False:
+        for each in getattr(alias, "choices", [alias]):
+            path = getattr(each, "path", [each])
+            names |= {path[0]} if len(path) == 1 else set()
+    return names
+
+
+def _renames_itself(model: Any) -> bool:
+    """Whether the model has code that writes or reads it as a whole, which may use other names."""
+    found = getattr(model, "__pydantic_decorators__", None)
+    if found is None:
+        return False
+    early = any(each.info.mode != "after" for each in found.model_validators.values())
+    return early or bool(found.model_serializers)
 
 
 _NO_NUMBERS = frozenset({str, int, bool, bytes, type(None)})
