@@ -54,7 +54,6 @@ QUEUE_OF_HOSTILE = str(abs(text_hash(HOSTILE)) % 2)
 LANE = {"group": "shipping", "topic": "orders", "broker": "lanemq", "queue": QUEUE_OF_HOSTILE, "key": HOSTILE}
 FORMS = {
     "lane": f"/waiting/lane?{urlencode(LANE)}",
-    "redrive-chosen": f"/waiting/redrive?{urlencode({'lane': urlencode(LANE)})}",
     "discard-lane": f"/waiting/discard?{urlencode({**LANE, 'all': '1'})}",
     "new-topic": "/topic/new",
     "new-topic-preview": "/topic/new?name=invoices&queues=8&order=key",
@@ -164,7 +163,7 @@ def test_a_person_signs_in_and_redrives_a_key(window: Window, stage: Stage) -> N
     window.page.get_by_role("button", name="Sign in").first.click()
     window.page.locator("tr", has_text="order-7").get_by_role("link", name="Inspect").first.click()
     window.page.get_by_role("button", name="Redrive 2 messages").click()
-    assert "of key order-7 are redriven" in window.page.get_by_role("status").inner_text()
+    assert "of key order-7 are redriven" in window.page.get_by_role("status").first.inner_text()
     assert window.problems == []
 
 
@@ -184,7 +183,36 @@ def test_a_person_chooses_keys_and_redrives_them_after_a_preview(window: Window,
     window.page.get_by_role("button", name="Redrive chosen keys").click()
     window.page.get_by_role("heading", name="Redrive 2 messages of 1 key").wait_for()
     window.page.get_by_role("button", name="Redrive 2 messages").click()
-    assert "of key order-7 are redriven" in window.page.get_by_role("status").inner_text()
+    assert "of key order-7 are redriven" in window.page.get_by_role("status").first.inner_text()
+    assert window.problems == []
+
+
+def test_all_keys_are_chosen_at_once_by_keyboard_and_the_button_stays_in_sight(window: Window) -> None:
+    window.open("/sign-in?then=/waiting")
+    window.page.get_by_label("Token").fill(TOKEN)
+    window.page.get_by_role("button", name="Sign in").first.click()
+    everything = window.page.get_by_role("checkbox", name="Choose all parked keys")
+    boxes, count = window.page.locator('input[name="lane"]'), window.page.locator("#chosen")
+    everything.focus()
+    window.page.keyboard.press("Space")
+    total = boxes.count()
+    assert all(box.is_checked() for box in boxes.all())
+    assert count.inner_text() == f"{total} of {total} chosen"
+    boxes.first.uncheck()
+    assert count.inner_text() == f"{total - 1} of {total} chosen"
+    assert everything.evaluate("box => box.indeterminate")
+    window.page.set_viewport_size({"width": 390, "height": 400})
+    boxes.last.scroll_into_view_if_needed()
+    assert window.page.evaluate("scrollY") > 0
+    box = window.page.get_by_role("button", name="Redrive chosen keys").bounding_box()
+    assert box is not None
+    assert 0 <= box["y"] < 400 - box["height"]
+    window.page.get_by_role("button", name="Redrive chosen keys").click()
+    window.page.get_by_role("heading", name=f"of {total - 1} key").wait_for()
+    assert window.page.url == f"{window.base}/waiting/chosen"
+    assert not window.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+    window.page.go_back()
+    until("the choice to be counted again", lambda: count.inner_text() == f"{total - 1} of {total} chosen")
     assert window.problems == []
 
 
@@ -262,6 +290,11 @@ def test_axe_finds_no_serious_issue(signed_in_page: "playwright.Page", served: s
     for name, path in (SCREENS | FORMS).items():
         signed_in_page.goto(served + path)
         issues += [(name, *each) for each in serious_issues(signed_in_page, axe)]
+    signed_in_page.goto(f"{served}/waiting")
+    signed_in_page.get_by_role("checkbox", name="Choose all parked keys").check()
+    signed_in_page.get_by_role("button", name="Redrive chosen keys").click()
+    signed_in_page.get_by_role("heading", name="Redrive").wait_for()
+    issues += [("chosen", *each) for each in serious_issues(signed_in_page, axe)]
     assert issues == []
 
 

@@ -91,7 +91,7 @@ def cookie(client: TestClient) -> dict[str, str]:
 # before a body is read
 
 
-@pytest.mark.parametrize("path", ["/topic/new", "/waiting/redrive", "/dead/discard", "/check"])
+@pytest.mark.parametrize("path", ["/topic/new", "/waiting/chosen", "/waiting/redrive", "/dead/discard", "/check"])
 def test_a_body_without_a_session_is_not_read(client: TestClient, path: str) -> None:
     sent = post(client, path, endless(), OURS)
     assert (sent.status, sent.taken) == (403, 0)
@@ -222,7 +222,13 @@ def test_a_change_says_what_it_did_on_the_next_page_and_only_that(client: TestCl
 
 
 @pytest.mark.parametrize(
-    ("path", "link"), [("/topics", "New topic"), ("/topics/orders", "Delete…"), ("/groups/shipping", "Reset")]
+    ("path", "link"),
+    [
+        ("/topics", "New topic"),
+        ("/topics/orders", "Delete…"),
+        ("/groups/shipping", "Reset"),
+        ("/waiting", "Sign in to choose and redrive"),
+    ],
 )
 def test_changes_are_offered_before_the_sign_in_to_those_who_may_make_them(
     client: TestClient, path: str, link: str

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import pytest
 from starlette.testclient import TestClient
 from tests.console.conftest import BASE, Stage, until
-from tests.console.test_changes import form_of
+from tests.console.test_changes import form_of, secret_of
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
@@ -18,6 +19,9 @@ from lanemq.client.producer.producer import Producer
 from lanemq.console.routes import waiting
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.model.units import QueueOffset
+
+if TYPE_CHECKING:
+    from httpx import Response
 
 OURS = {"origin": BASE}
 LONG = waiting.MAX_SHOWN + 30
@@ -63,12 +67,16 @@ def packers(stage: Stage) -> Iterator[Packers]:
         yield made
 
 
+def choose(client: TestClient, chosen: list[str], path: str = "/waiting/chosen", origin: str = BASE) -> "Response":
+    form = {"secret": secret_of(client, "/waiting"), "lane": chosen}
+    return client.post(path, data=form, headers={"origin": origin})
+
+
 def test_chosen_keys_are_redriven_in_order_after_a_preview_with_counts(signed_in: TestClient, packers: Packers) -> None:
     until("the console to know them", lambda: "no box" in signed_in.get("/waiting").text)
     boxes = re.findall(r'name="lane" value="(group=packers[^"]*)"', signed_in.get("/waiting").text)
     assert len(boxes) == 4
-    chosen = [packers.named("a"), packers.named("b"), packers.named("gone")]
-    page = signed_in.get(f"/waiting/redrive?{urlencode({'lane': chosen}, doseq=True)}").text
+    page = choose(signed_in, [packers.named("a"), packers.named("b"), packers.named("gone"), packers.named("a")]).text
     assert "Redrive 4 messages of 2 keys" in page
     assert "1 chosen key does not wait any more" in page
     assert "0 to 3" in page
@@ -81,11 +89,37 @@ def test_chosen_keys_are_redriven_in_order_after_a_preview_with_counts(signed_in
     assert set(packers.lanes()) == {"c", "long"}
 
 
-def test_a_redrive_of_chosen_keys_needs_a_session(client: TestClient, packers: Packers) -> None:
-    page = client.get(f"/waiting/redrive?{urlencode({'lane': packers.named('c')})}").text
-    assert "Sign in to redrive" in page
-    assert client.post("/waiting/redrive", data={"lane": packers.named("c")}, headers=OURS).status_code == 403
+def test_a_preview_of_chosen_keys_and_their_redrive_need_a_session(client: TestClient, packers: Packers) -> None:
+    page = client.get("/waiting").text
+    assert "Sign in to choose and redrive" in page
+    assert 'name="lane"' not in page
+    for path in ("/waiting/chosen", "/waiting/redrive"):
+        assert choose(client, [packers.named("c")], path).status_code == 403
     assert "c" in packers.lanes()
+
+
+def test_a_form_of_another_site_gets_no_preview(signed_in: TestClient, packers: Packers) -> None:
+    assert choose(signed_in, [packers.named("c")], origin="http://evil.example").status_code == 403
+
+
+def test_the_address_of_the_preview_leads_to_the_list(signed_in: TestClient) -> None:
+    """A person may reload the page, or keep its address, which does not name the keys."""
+    answer = signed_in.get("/waiting/chosen", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/waiting")
+
+
+def test_a_list_that_fits_into_no_address_is_previewed_and_a_longer_one_refused_with_a_sentence(
+    signed_in: TestClient, packers: Packers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "_find", lambda *_: None)
+    many = [packers.named(f"order-{number}-{'x' * 200}") for number in range(3 * waiting.MAX_CHOSEN)]
+    assert f'data-choosing="{waiting.MAX_CHOSEN}"' in signed_in.get("/waiting").text
+    page = choose(signed_in, many[: waiting.MAX_CHOSEN])
+    assert (page.status_code, "500 chosen keys do not wait any more" in page.text) == (200, True)
+    for path in ("/waiting/chosen", "/waiting/redrive"):
+        refused = choose(signed_in, many, path)
+        assert refused.status_code == 400
+        assert "1500 keys are chosen, and at most 500 are redriven at a time: choose fewer" in refused.text
 
 
 def test_a_discard_of_more_than_the_page_shows_says_how_many_and_which_and_does_that(

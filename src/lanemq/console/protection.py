@@ -48,6 +48,8 @@ SESSION_MS = 12 * 3600 * 1000
 MAX_SESSIONS = 100
 MAX_FORM_BYTES = 1 << 20
 """The largest body of a request. A form of the console has a few kilobytes; only an uploaded history may be larger."""
+MAX_FORM_FIELDS = 10_000
+"""The most fields of a form. One that is too long is refused by its own route, which knows what to advise."""
 OTHER_FORM = "the form is not from this console, or is older than your session: open the page again"
 BODY_LIMIT = "lanemq.body_limit"
 """Where the scope of a request holds its `BodyLimit`."""
@@ -188,7 +190,7 @@ class BodyLimit:
     """How much of a request's body the console reads. A route may raise the limit before it reads the body."""
 
     bytes: int = MAX_FORM_BYTES
-    advice: str = "open the page again"
+    advice: str = "open the page again, and choose less"
     taken: int = 0
 
     def allow(self, bytes: int, length: str | None, advice: str) -> None:

@@ -33,6 +33,7 @@ from lanemq.console.links import (
 from lanemq.console.protection import (
     BODY_LIMIT,
     COOKIE,
+    MAX_FORM_FIELDS,
     OTHER_FORM,
     BodyLimit,
     ConsoleSession,
@@ -100,7 +101,7 @@ class Console:
         if upload:
             limit: BodyLimit = request.scope[BODY_LIMIT]
             limit.allow(upload, request.headers.get("content-length"), "use lanemq check on the machine that has them")
-        if not session.wrote(str((await request.form()).get("secret", ""))):
+        if not session.wrote(str((await request.form(max_fields=MAX_FORM_FIELDS)).get("secret", ""))):
             raise HTTPException(403, OTHER_FORM)
         return session
 

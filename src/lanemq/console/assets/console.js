@@ -1,4 +1,4 @@
-// What htmx does not do: the key "/", the plots, and the live tail. Nothing here builds HTML from data.
+// What htmx does not do: the key "/", choosing keys, the plots, and the live tail. Nothing here builds HTML from data.
 "use strict";
 
 // "/" focuses the search box, unless a person is typing.
@@ -15,6 +15,34 @@ document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest
 
 // What a person has opened stays open when the page is brought up to date.
 htmx.config.morphIgnore.push("open");
+
+// Choosing keys: all at once, up to the most that one redrive takes, and how many are chosen.
+function chosen() {
+  const form = document.querySelector("[data-choosing]");
+  if (!form) return;
+  const boxes = [...form.querySelectorAll('input[name="lane"]')];
+  const most = Number(form.dataset.choosing);
+  const count = boxes.filter((box) => box.checked).length;
+  const all = document.getElementById("choose-all");
+  all.checked = count > 0 && count >= Math.min(boxes.length, most);
+  all.indeterminate = count > 0 && !all.checked;
+  all.closest("[hidden]")?.removeAttribute("hidden");
+  const text = `${count} of ${boxes.length} chosen${boxes.length > most ? `, at most ${most} at a time` : ""}`;
+  const said = document.getElementById("chosen");
+  if (said.textContent !== text) said.textContent = text; // a screen reader reads it each time that it is set
+}
+
+document.addEventListener("change", (event) => {
+  if (event.target.id === "choose-all") {
+    const form = event.target.form;
+    form.querySelectorAll('input[name="lane"]').forEach((box, number) => {
+      box.checked = event.target.checked && number < Number(form.dataset.choosing);
+    });
+  }
+  chosen();
+});
+document.addEventListener("htmx:sse:after:message", chosen);
+addEventListener("pageshow", chosen); // the browser's "back" restores what was chosen
 
 // Plots: drawn once, then given new data.
 const plots = new Map();

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
@@ -25,13 +25,15 @@ from lanemq.model.wording import plural
 
 MAX_SHOWN = 100
 """Messages of a lane that its page shows."""
+MAX_CHOSEN = 500
+"""Keys that one redrive concerns; a broker is asked about each of them. `lanemq parked redrive --all` has no limit."""
 LANE_FIELDS = ("group", "topic", "broker", "queue", "key")
 """What names a lane; one without a key has no `key`."""
 
 
 async def _list(console: Console, request: Request) -> Context:
     now, pipelines = await console.watch.fresh(), await pipelines_now(console)
-    return {"title": "Waiting", "view": waiting_view(now, pipelines)}
+    return {"title": "Waiting", "view": waiting_view(now, pipelines), "max_chosen": MAX_CHOSEN}
 
 
 Shown = tuple[ParkedLaneView, list[Message]]
@@ -76,9 +78,9 @@ def _find(admin: ParkedAdmin, named: Mapping[str, str]) -> ParkedLaneView | None
 # redrive
 
 
-async def _redriving(console: Console, request: Request) -> Context:
-    """The page before a redrive of chosen keys."""
-    chosen = list(map(_named, request.query_params.getlist("lane")))
+async def _choosing(console: Console, request: Request) -> Context:
+    """The page before a redrive of chosen keys. It changes nothing."""
+    chosen = _chosen(await request.form())
 
     def read() -> list[ParkedLaneView]:
         with ParkedAdmin(console.settings.server) as admin:
@@ -90,6 +92,34 @@ async def _redriving(console: Console, request: Request) -> Context:
         "title": "Redrive keys", "rows": [(parked_row(lane), lane.last) for lane in lanes],
         "messages": sum(lane.messages for lane in lanes), "gone": len(chosen) - len(lanes),
     }  # fmt: skip
+
+
+async def _choose(request: Request) -> Response:
+    """Shows what a redrive of the chosen keys would do.
+
+    The keys of a long list do not fit into an address, so the list is a form like those that change something, and is
+    accepted from the same clients.
+    """
+    console = console_of(request)
+    await console.check_write(request)
+    return await show(request, CHOSEN, await CHOSEN.load(console, request))
+
+
+async def _choose_again(request: Request) -> Response:
+    """The page of chosen keys was opened by its address, which does not name them."""
+    return RedirectResponse("/waiting", 303)
+
+
+def _chosen(form: FormData) -> list[dict[str, str]]:
+    """The lanes that the check boxes of a form name."""
+    values = list(dict.fromkeys(str(each) for each in form.getlist("lane")))
+    if len(values) > MAX_CHOSEN:
+        raise HTTPException(
+            400,
+            f"{len(values)} keys are chosen, and at most {MAX_CHOSEN} are redriven at a time: choose fewer, or use "
+            f"lanemq parked redrive --all --group NAME, which has no limit. Nothing was changed.",
+        )
+    return list(map(_named, values))
 
 
 def _named(chosen: str) -> dict[str, str]:
@@ -108,8 +138,7 @@ async def _redrive(request: Request) -> Response:
     console = console_of(request)
     session = await console.check_write(request)
     form = await request.form()
-    chosen = [_named(str(each)) for each in form.getlist("lane")]
-    named = chosen or [_fields(form)]
+    named = _chosen(form) or [_fields(form)]
     begun = await console.reading.do(lambda: _redriven(console, named, console.credentials(session)))
     await console.watch.changed()
     return back("/waiting", begun)
@@ -193,6 +222,7 @@ def _name(lane: ParkedLaneView) -> str:
     return "the lane without a key" if lane.key is None else f"key {lane.key}"
 
 
+CHOSEN = Screen("/waiting/chosen", "waiting", "waiting_redrive.html", _choosing, live=False)
 DISCARD = Screen("/waiting/discard", "waiting", "waiting_discard.html", _discarding, live=False)
 
 
@@ -200,11 +230,12 @@ def routes() -> list[BaseRoute]:
     screens = (
         Screen("/waiting", "waiting", "waiting.html", _list),
         Screen("/waiting/lane", "waiting", "lane.html", _lane, live=False),
-        Screen("/waiting/redrive", "waiting", "waiting_redrive.html", _redriving, live=False),
         DISCARD,
     )
     return [
         *(route for screen in screens for route in routes_of(screen)),
+        Route(CHOSEN.path, _choose_again),
+        Route(CHOSEN.path, _choose, methods=["POST"]),
         Route("/waiting/redrive", _redrive, methods=["POST"]),
         Route("/waiting/discard", _discard, methods=["POST"]),
     ]
