@@ -15,6 +15,8 @@ from tests.console.window import MAX_WAIT_MS, Window, opened, serving
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
+from lanemq.console.event_streams import EventStreams
+from lanemq.console.reading import ConsoleBusy
 from lanemq.console.settings import ConsoleSettings
 from lanemq.core.sending.sharding import text_hash
 
@@ -214,6 +216,24 @@ def test_all_keys_are_chosen_at_once_by_keyboard_and_the_button_stays_in_sight(w
     window.page.go_back()
     until("the choice to be counted again", lambda: count.inner_text() == f"{total - 1} of {total} chosen")
     assert window.problems == []
+
+
+def test_a_page_that_gets_no_event_stream_says_so_and_gets_one_later(
+    window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ConsoleBusy("50 pages are open at 127.0.0.1")
+
+    monkeypatch.setattr(EventStreams, "take", refuse)
+    window.open("/topics")
+    said = window.page.locator("#live-refused")
+    window.page.get_by_text("This page is not kept up to date. 50 pages are open at 127.0.0.1").wait_for()
+    assert window.page.get_by_role("heading", name="Topics").is_visible()
+    assert window.page.locator(".age").is_hidden()
+    monkeypatch.undo()
+    said.wait_for(state="hidden")
+    assert window.page.locator(".age").is_visible()
+    assert all("503" in each for each in window.problems)
 
 
 def test_a_person_creates_a_topic_after_its_preview(window: Window, stage: Stage) -> None:

@@ -15,12 +15,13 @@ from urllib.parse import urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from lanemq.client.security import SecuritySettings
 from lanemq.clock import Clock
 from lanemq.console import wording
+from lanemq.console.event_streams import RETRY_SECONDS, EventStream, EventStreams
 from lanemq.console.links import (
     dead_change_link,
     dead_link,
@@ -41,7 +42,7 @@ from lanemq.console.protection import (
     signed,
     signed_text,
 )
-from lanemq.console.reading import ConsoleReads, Watch
+from lanemq.console.reading import ConsoleBusy, ConsoleReads, Watch
 from lanemq.console.settings import ConsoleSettings
 from lanemq.console.snapshot import Snapshot
 from lanemq.console.views.check import CheckReport
@@ -77,6 +78,8 @@ class Console:
     report: CheckReport | None = None
     uploads: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while an uploaded history is checked: one at a time."""
+    streams: EventStreams = field(default_factory=EventStreams)
+    """Event streams that are open, live tails included."""
     tails: int = 0
     """Live tails that are open."""
     pipelines: dict[str, tuple[StatusAt, StatusAt | None]] = field(default_factory=dict)
@@ -170,9 +173,10 @@ def routes_of(screen: Screen) -> list[BaseRoute]:
 
     async def live(request: Request) -> Response:
         console = console_of(request)
-        return StreamingResponse(
-            _events(console, request, screen), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
-        )
+        try:
+            return EventStream(_events(console, request, screen), console.streams, client_host(request))
+        except ConsoleBusy as busy:  # the page shows it as it is, and tries again
+            return PlainTextResponse(str(busy), 503, {"retry-after": str(RETRY_SECONDS)})
 
     found: list[BaseRoute] = [Route(screen.path, page)]
     return [*found, Route(f"/live{screen.path}".rstrip("/"), live)] if screen.live else found

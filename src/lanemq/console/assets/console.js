@@ -1,4 +1,5 @@
-// What htmx does not do: the key "/", choosing keys, the plots, and the live tail. Nothing here builds HTML from data.
+// What htmx does not do: the key "/", a refused event stream, choosing keys, the plots, and the live tail. Nothing here
+// builds HTML from data.
 "use strict";
 
 // "/" focuses the search box, unless a person is typing.
@@ -15,6 +16,29 @@ document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest
 
 // What a person has opened stays open when the page is brought up to date.
 htmx.config.morphIgnore.push("open");
+
+// The event stream of a page is refused while too many are open. The page says so, keeps what it shows, and tries again.
+const RETRY_MS = 10000;
+const live = document.getElementById("live");
+const refused = document.getElementById("live-refused");
+htmx.config.noSwap.push(503);
+
+function notLive(why) {
+  refused.textContent = `This page is not kept up to date. ${why}`;
+  refused.hidden = false;
+}
+
+live?.addEventListener("htmx:response:error", (event) => {
+  const { status, raw } = event.detail.ctx.response;
+  if (status !== 503) return;
+  notLive(raw.headers.get("content-type")?.startsWith("text/plain") ? event.detail.ctx.text : "The console is busy.");
+  setTimeout(() => htmx.ajax("GET", live.getAttribute("hx-sse:connect"), { source: live }), RETRY_MS);
+});
+// htmx itself tries again after a stream that was open has ended.
+live?.addEventListener("htmx:sse:error", (event) => {
+  if (event.detail.status === 503) notLive("Too many pages of this console are open.");
+});
+live?.addEventListener("htmx:sse:after:connection", () => { refused.hidden = true; });
 
 // Choosing keys: all at once, up to the most that one redrive takes, and how many are chosen.
 function chosen() {
@@ -126,6 +150,13 @@ tail?.addEventListener("click", () => {
     stream.onmessage = (event) => {
       rows.insertAdjacentHTML("afterbegin", event.data);
       while (rows.rows.length > MAX_TAIL_ROWS) rows.deleteRow(-1);
+    };
+    stream.onerror = () => {
+      if (stream?.readyState !== EventSource.CLOSED) return; // it connects again by itself
+      stream = null;
+      tail.setAttribute("aria-pressed", "false");
+      tail.textContent = "Live tail";
+      state.textContent = "The console refused the live tail: too many are open.";
     };
   }
   tail.setAttribute("aria-pressed", String(stream !== null));

@@ -9,16 +9,17 @@ from functools import partial
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lanemq.client.admin.key_progress import message_progress
 from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.client.message import Message
+from lanemq.console.event_streams import EventStream
 from lanemq.console.message_search import find
 from lanemq.console.pipeline_reading import key_in_pipelines
 from lanemq.console.reading import ConsoleBusy
-from lanemq.console.screens import Console, Context, Screen, console_of, missing, render_part, routes_of
+from lanemq.console.screens import Console, Context, Screen, client_host, console_of, missing, render_part, routes_of
 from lanemq.console.views.messages import (
     message_row,
     message_view,
@@ -97,9 +98,7 @@ async def _tail(request: Request) -> Response:
         raise missing(now, f"there is no topic {topic!r}")
     if console.tails >= MAX_TAILS:
         raise ConsoleBusy(f"{console.tails} live tails are open: close one, or use lanemq tail -f")
-    return StreamingResponse(
-        new_rows(console, topic), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
-    )
+    return EventStream(new_rows(console, topic), console.streams, client_host(request))
 
 
 async def new_rows(console: Console, topic: str) -> AsyncIterator[str]:
