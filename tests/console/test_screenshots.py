@@ -11,14 +11,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
 
 import pytest
 from tests.console.conftest import ROOT, until
@@ -42,7 +40,13 @@ IMAGES = ROOT / "docs" / "images"
 GUIDE = ROOT / "docs" / "guides" / "console.md"
 ALL = ROOT / "var" / "screens"
 HEIGHTS = {1280: (560, 1150), 390: (844, 1600)}
-"""The least and the largest height of an image, by its width."""
+"""The least and the largest height of an image, by its width. A longer page is cut between two rows of its list."""
+WHOLE = {"key": 2600, "group": 2000, "check-violation": 2000, "redrive-keys": 1600}
+"""The largest height of pages whose lower part is what their image is for: the journey, owners and members, events."""
+LEFT = 4
+"""Parked keys that are left in the group `shipping`, so that the page of the group shows more than them."""
+FOLDER = Path("/tmp/shop")
+"""Images show its name, so it is the same on every machine."""
 SCREENS = {
     "home": "/",
     "topics": "/topics",
@@ -107,27 +111,30 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """A folder with a short name, because images show it."""
-    found = Path(tempfile.gettempdir()) / "shop"
-    shutil.rmtree(found, ignore_errors=True)
-    found.mkdir()
-    yield found
-    shutil.rmtree(found, ignore_errors=True)
+    """An empty folder. One that another program made is left alone."""
+    mark = FOLDER / ".screenshots"
+    assert mark.exists() or not FOLDER.exists(), f"{FOLDER} exists and was not made for screenshots: move it away"
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir()
+    mark.touch()
+    yield FOLDER
+    shutil.rmtree(FOLDER, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
 def demo(folder: Path) -> Iterator[Demo]:
     """`lanemq up --demo`, until there is something to see on every screen."""
     with contextlib.ExitStack() as running:
-        up = _start(running, folder, "up", "--demo", "--listen", "127.0.0.1:0", "--console", "127.0.0.1:0")
+        at = ("--listen", "127.0.0.1:0", "--console", "127.0.0.1:0")
+        up = _start(running, folder, "up", "--demo", "--data", "data", "--history", "history", *at)
         found = Demo(_line(up, r"console +(\S+)/"), _line(up, r"broker +(\S+)"), _line(up, r"token +(\S+)"))
         until("a key to be parked", lambda: "parked</span>" in _text(found, "/waiting"), 120)
         until("a dead letter", lambda: "/dead?group=mail" in _text(found, "/waiting"), 120)
         (folder / "pipelines.py").write_text(PIPELINES.replace("SERVER", found.server))
         for name in ("shipments", "notices"):
-            words = ("--name", name, "--master", "local[1]", "--quiet", "--history", "var/up/history")
+            words = ("--name", name, "--master", "local[1]", "--quiet", "--history", "history")
             _start(running, folder, "pipeline", "run", "pipelines.py", *words)
-        chosen = ("--pipeline", "shipments", "--pipeline", "notices", "--history", "var/up/history")
+        chosen = ("--pipeline", "shipments", "--pipeline", "notices", "--history", "history")
         second = _start(
             running, folder, "console", "--server", found.server, "--listen", "127.0.0.1:0", "--every", "1s", *chosen
         )
@@ -178,7 +185,6 @@ def _forms(demo: Demo) -> dict[str, str]:
     return {
         "lane": f"/waiting/lane?{named}",
         "discard-lane": f"/waiting/discard?{named}&all=1",
-        "redrive-keys": f"/waiting/redrive?{urlencode({'lane': named})}",
         **FORMS,
     }
 
@@ -186,6 +192,7 @@ def _forms(demo: Demo) -> dict[str, str]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_screenshots_of_every_screen(browser: "Browser", demo: Demo, broken: Path, scheme: str, width: int) -> None:
+    _tidy(demo)
     suffix = f"{'-dark' if scheme == 'dark' else ''}{'-phone' if width < 1000 else ''}"
     context = browser.new_context(locale="en-US", color_scheme="dark" if scheme == "dark" else "light")
     page = context.new_page()
@@ -196,6 +203,11 @@ def test_screenshots_of_every_screen(browser: "Browser", demo: Demo, broken: Pat
     page.get_by_role("button", name="Sign in").first.click()
     page.get_by_role("button", name="Sign out").wait_for()
     names += _shoot(page, demo, _forms(demo), width, suffix)
+    page.goto(f"{demo.console}/waiting")
+    page.get_by_role("checkbox", name="Choose all parked keys").check()
+    page.get_by_role("button", name="Redrive chosen keys").click()
+    page.get_by_role("heading", name="Redrive").wait_for()
+    names.append(_save(page, "redrive-keys", width, suffix))
     page.goto(f"{demo.console}/check")
     page.locator("input[type=file]").set_input_files(sorted(broken.glob("*.jsonl")))
     page.get_by_role("button", name="Check").click()
@@ -203,6 +215,14 @@ def test_screenshots_of_every_screen(browser: "Browser", demo: Demo, broken: Pat
     names.append(_save(page, "check-violation", width, suffix))
     context.close()
     assert all((ALL / f"{name}{suffix}.png").stat().st_size > 5_000 for name in names)
+
+
+def _tidy(demo: Demo) -> None:
+    """Discards the newest parked keys of `shipping`; the traffic goes on, and parks further ones."""
+    with ParkedAdmin(demo.server) as admin:
+        lanes = sorted(admin.lanes("shipping"), key=lambda lane: lane.parked_since)
+        for lane in lanes[LEFT:]:
+            admin.discard(lane, lane.last)
 
 
 def _shoot(page: "Page", demo: Demo, screens: dict[str, str], width: int, suffix: str) -> Iterator[str]:
@@ -213,17 +233,30 @@ def _shoot(page: "Page", demo: Demo, screens: dict[str, str], width: int, suffix
         page.wait_for_load_state("load")
         if name in ("home", "group"):
             page.locator(".uplot").first.wait_for(timeout=60_000)
+        if name == "key":  # the states of pipelines arrive later
+            page.get_by_text("it is still being read").first.wait_for(state="detached", timeout=120_000)
         yield _save(page, name, width, suffix)
 
 
 def _save(page: "Page", name: str, width: int, suffix: str) -> str:
     """An image of the page as it is, as high as its content, within limits."""
     low, high = HEIGHTS[width]
+    high = max(high, WHOLE.get(name, 0))
     full = page.evaluate("document.documentElement.scrollHeight")
-    page.set_viewport_size({"width": width, "height": max(low, min(full, high))})
+    if full > high:
+        page.set_viewport_size({"width": width, "height": high})
+        full = page.evaluate(ROW_ENDS, high) or high
+    page.set_viewport_size({"width": width, "height": max(low, full)})
     image = ALL / f"{name}{suffix}.png"
     page.screenshot(path=image)
     shown = f"console-{name}{suffix}.png"
     if f"../images/{shown}" in GUIDE.read_text():
         (IMAGES / shown).write_bytes(image.read_bytes())
     return name
+
+
+ROW_ENDS = """
+(most) => Math.floor(Math.max(0, ...[...document.querySelectorAll("main tr, main .stop, main .card, main pre")]
+  .map((each) => each.getBoundingClientRect().bottom).filter((bottom) => bottom <= most)))
+"""
+"""The end of the last row or card that fits into this height; 0 if there is none."""
