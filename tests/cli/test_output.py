@@ -13,6 +13,7 @@ from lanemq.cli.options import parse_time
 from lanemq.cli.output import (
     Grid,
     cell,
+    columns_of,
     duration_text,
     moving_line,
     printable,
@@ -124,6 +125,19 @@ def test_a_table_without_room_becomes_blocks_of_lines() -> None:
         "since   2026-01-31 12:00:00.000+00:00",
     ]
     assert lines[3].startswith("reason  the gateway says: declined")
+
+
+@pytest.mark.parametrize("key", ["customer-" * 20, "注文" * 30, "注文 " * 20, "é́" * 40, "order-7 \U0001f4e6"])
+@pytest.mark.parametrize("before", [(), ("orders", 3, 17), ("orders" * 12, 3, 17)])
+@pytest.mark.parametrize("after", [(), ("parked", "no carrier takes it: " + "the address has no postal code " * 4)])
+def test_a_table_fits_80_columns_whatever_is_in_it_and_loses_nothing(
+    key: str, before: tuple[object, ...], after: tuple[object, ...]
+) -> None:
+    row = (*before, key, *after)
+    text = rendered(Grid(tuple(f"column {at}" for at in range(len(row))), [row, row]), 80)
+    assert max(map(columns_of, text.splitlines())) <= 80
+    if text.startswith("column 0  "):  # blocks: a folded text goes on in the next line
+        assert "".join(key.split()) in "".join(text.split())
 
 
 class Terminal(io.StringIO):

@@ -120,7 +120,7 @@ def rendered(grid: Grid, width: int) -> str:
     lines: a table whose cells are all folded cannot be read.
     """
     cells = [[cell(value) for value in row] for row in grid.rows]
-    widths = [max(len(text) for text in (name, *column)) for name, *column in zip(grid.columns, *cells, strict=True)]
+    widths = [max(map(columns_of, (name, *column))) for name, *column in zip(grid.columns, *cells, strict=True)]
     left = width - sum(widths[:-1]) - GAP * (len(widths) - 1)
     if left < min(widths[-1], MIN_LAST):
         return _blocks(grid.columns, cells, width)
@@ -132,18 +132,37 @@ def rendered(grid: Grid, width: int) -> str:
     return captured.get().rstrip("\n")
 
 
-def _blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    import textwrap  # few tables need it
+def columns_of(text: str) -> int:
+    """The columns that a line takes in a terminal: East Asian characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
 
+    return cell_len(text)
+
+
+def _blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
     name_width = max(map(len, columns))
     lines: list[str] = []
     for row in rows:
         lines += [""] if lines else []
         for name, text in zip(columns, row, strict=True):
             start = f"{name:<{name_width}}  "
-            inside = textwrap.wrap(text, max(10, width - len(start))) or [""]
+            inside = _folded(text, max(10, width - len(start))) or [""]
             lines += [start + inside[0], *(" " * len(start) + more for more in inside[1:])]
     return "\n".join(lines)
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """The lines of a text that is at most so many columns wide. Few tables need it, so its modules are loaded here."""
+    if text.isascii():
+        import textwrap
+
+        return textwrap.wrap(text, width)
+    from rich.console import Console
+    from rich.text import Text
+
+    return [line.plain.rstrip() for line in Text(text).wrap(Console(width=width), width, overflow="fold")]
 
 
 def _is_terminal(stream: Any) -> bool:

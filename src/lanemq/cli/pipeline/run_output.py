@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import click
 
 from lanemq.cli.options import CliError, with_advice
-from lanemq.cli.output import Grid, duration_text, log_to_stderr, plural, table_of, to_json
+from lanemq.cli.output import Grid, duration_text, log_to_stderr, plural, rendered, to_json
 from lanemq.clock import SystemClock, wall_time
 from lanemq.model.errors import ConnectFailed, TlsFailed
 from lanemq.net.address import parse_address
@@ -105,7 +105,8 @@ def _live_table(name: str) -> Iterator[Report]:
     def report(progress: "Progress") -> None:
         _add(totals, progress)
         summed = ", ".join(counted(number, count) for count, number in totals.items() if number)
-        live.update(Group(Text(progress.line()), Text(f"since the start: {summed}"), table_of(lag_grid(progress))))
+        lag = Text(rendered(lag_grid(progress), console.width))
+        live.update(Group(Text(progress.line()), Text(f"since the start: {summed}"), lag))
 
     starting = Spinner("line", Text(f"{name}: starting Spark"))  # it moves until the first batch
     with Live(starting, console=console, refresh_per_second=4) as live:
