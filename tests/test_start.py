@@ -1,11 +1,12 @@
-"""The tutorial, as a reader follows it: every file is saved, every command is run, in the order of docs/start.md.
+"""The tutorial and the README, as a reader follows them: every file is saved, every command is run, in their order.
 
-Left out are the installation and the pipeline, which needs Spark. Addresses are replaced by those of the test.
+Addresses are replaced by those of the test. The installation is left out. The pipelines have a test of their own.
 """
 
 import http.cookiejar
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,11 +22,14 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from tests.documents import ROOT, in_text
+from tests.documents import ROOT, Snippet, in_text
 
 START = ROOT / "docs" / "start.md"
+README = ROOT / "README.md"
 SECONDS = 60.0
+SPARK_SECONDS = 240.0
 LEFT_OUT = {
+    "make run": "other tests do it",
     "make setup": "the environment exists",
     "mkdir -p var/shop": "the test has a folder of its own",
     "lanemq pipeline": "it needs Spark",
@@ -75,10 +79,11 @@ class Reader:
 
     folder: Path
     server: str
+    page: str = ""
+    """The text that is followed."""
     running: dict[str, Program] = field(default_factory=dict)
-    answered: str = ""
-    """What the last command printed."""
-    done: list[str] = field(default_factory=list)
+    answers: dict[str, str] = field(default_factory=dict)
+    """What each command printed, in their order."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -93,10 +98,10 @@ class Reader:
 
     def save(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text.replace("localhost:9876", self.server))
-        if f"Run it with `python {name}`" in START.read_text("utf-8"):
+        if f"Run it with `python {name}`" in self.page:
             self.start(name, name)
 
-    def command(self, line: str) -> None:
+    def command(self, line: str, seconds: float = SECONDS) -> None:
         words = line.split()
         if words[0] == "touch":
             (self.folder / words[1]).touch()
@@ -104,19 +109,30 @@ class Reader:
         # Not `python -m pytest`, which would put the folder on the path.
         script = ["-c", "import sys, pytest; sys.path.remove(''); sys.exit(pytest.console_main())"]
         module = script if words[0] == "pytest" else ["-m", "lanemq.cli.main"]
-        self.done.append(line)
+        self.answers[line] = ""
         if line.startswith("lanemq console"):
             self.start("console", *module, *words[1:], "--listen", "127.0.0.1:0").until("token for changes: .*\n")
-            Visit(self.running["console"]).inspect("order-43", "KeyError(43)")
+            Visit(self.console).inspect("order-43", "KeyError(43)")
+        elif words[1] == "up":
+            at = ("--listen", self.server, "--console", "127.0.0.1:0")
+            self.start("up", *module, *words[1:-1], *at).until("logs in ")
         elif words[-1] == "&":
             self.start(words[1], *module, *words[1:-1]).until(r"LaneMQ \S+ on ")
         else:
-            found = subprocess.run(
-                [sys.executable, *module, *words[1:]], cwd=self.folder, env=self.env, capture_output=True, text=True,
-                timeout=SECONDS, check=False,
-            )  # fmt: skip
-            assert found.returncode == 0, f"{line}: {found.stdout}{found.stderr}"
-            self.answered = found.stdout
+            self.answers[line] = self.output(line, *module, *words[1:], seconds=seconds)
+
+    def output(self, what: str, *words: str, seconds: float = SECONDS) -> str:
+        """Runs a program to its end."""
+        found = subprocess.run(
+            [sys.executable, *words], cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=seconds,
+            check=False,
+        )  # fmt: skip
+        assert found.returncode == 0, f"{what}: {found.stdout}{found.stderr}"
+        return found.stdout
+
+    @property
+    def console(self) -> Program:
+        return self.running["console" if "console" in self.running else "up"]
 
     def stop(self) -> None:
         for name in reversed(self.running):
@@ -127,8 +143,8 @@ class Visit:
     """A browser at the console, without scripts."""
 
     def __init__(self, console: Program) -> None:
-        self.base = console.until(r"console on (\S+)/ ")[1]
-        self.token = console.until(r"token for changes: (\S+)")[1]
+        self.base = console.until(r"console (?:on| ) ?(http\S+)/\s")[1]
+        self.token = console.until(r"token(?: for changes:| +) ?(\S+)")[1]
         cookies = urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
         self._opener = urllib.request.build_opener(cookies)
 
@@ -180,38 +196,77 @@ def reader() -> Iterator[Reader]:
 
 
 @pytest.mark.slow
-def test_a_reader_gets_through_the_tutorial(reader: Reader) -> None:
-    text = START.read_text("utf-8")
-    fences = [each for each in in_text(START, text) if not left_out(each.code)]
-    lines = text.splitlines()
-    for fence in fences:
-        before = "\n".join(lines[max(0, fence.line - 8) : fence.line])
-        named = re.findall(r"[Ss]ave this as `([\w.]+)`", before)
+@pytest.mark.parametrize("page", [START, README], ids=lambda path: path.name)
+def test_a_reader_gets_through(reader: Reader, page: Path) -> None:
+    reader.page = page.read_text("utf-8")
+    for fence in in_text(page, reader.page):
+        if left_out(fence.code):
+            continue
+        name = saved_as(fence)
         if fence.language == "sh":
             for line in fence.code.splitlines():
                 reader.command(line)
-        elif named:
-            reader.save(named[-1], fence.code)
+        elif name:
+            reader.save(name, fence.code)
         elif "order 43 costs" in fence.code:
-            repaired = re.search(r"add the price, `(prices = [^`]+)`", text)
+            repaired = re.search(r"add the price, `(prices = [^`]+)`", reader.page)
             assert repaired is not None
             repair(reader, repaired[1])
             reader.running["bill.py"].until(re.escape(fence.code))
         else:
             assert fence.language == "text", f"{fence.name} is neither saved nor run"
             printed = reader.running["send.py"].until("order 44 shipped.*\n").string
-            assert without_times(fence.code) in (without_times(reader.answered), printed), fence.name
-        if named == ["bill.py"]:
+            answer = [*reader.answers.values()][-1]
+            assert without_times(fence.code) in (without_times(answer), printed), fence.name
+        if name == "bill.py" and page == START:
             reader.running["bill.py"].until("lane parked.*order-43")
-    assert [line.split()[0] for line in reader.done].count("lanemq") >= 6
-    assert reader.done[-1] == "pytest test_bill.py"
-    assert "1 passed" in reader.answered
+    assert {"bill.py", "send.py"} <= set(reader.running)
+    assert "1 passed" in reader.answers["pytest test_bill.py"]
+
+
+def saved_as(fence: Snippet) -> str:
+    """The name under which the text between this fence and the one before says to save it; empty if it does not."""
+    lines = fence.document.read_text("utf-8").splitlines()[: fence.line - 1]
+    for line in reversed(lines[-8:]):
+        if line.startswith("```"):
+            break
+        if found := re.search(r"[Ss]ave this as `([\w.]+)`", line):
+            return found[1]
+    return ""
 
 
 def repair(reader: Reader, prices: str) -> None:
     """Stops bill.py, adds the price, starts it again, and redrives the key in the console."""
+    reader.running["bill.py"].until("lane parked.*order-43")
     reader.running["bill.py"].stop(signal.SIGINT)
     path = reader.folder / "bill.py"
     path.write_text(re.sub(r"prices = \{.*\}", prices, path.read_text()))
     reader.start("bill.py", "bill.py")
-    Visit(reader.running["console"]).redrive("order-43", "KeyError(43)")
+    Visit(reader.console).redrive("order-43", "KeyError(43)")
+
+
+@pytest.mark.extended  # it starts Spark as a reader does, which takes longer than `make test` has
+@pytest.mark.driver
+@pytest.mark.timeout(2 * SPARK_SECONDS)
+@pytest.mark.parametrize("page", [START, README], ids=lambda path: path.name)
+def test_the_pipeline_of_a_page_makes_the_table_that_the_page_shows(reader: Reader, page: Path) -> None:
+    if shutil.which("java", path=f"{os.environ.get('JAVA_HOME', '')}/bin:{os.environ['PATH']}") is None:
+        pytest.skip("Spark needs a Java runtime, version 17 or newer: scripts/java.sh says how to get one")
+    reader.command("lanemq broker --data data &")
+    reader.command("lanemq topic create orders --queues 8 --ordered")
+    fences = list(in_text(page, page.read_text("utf-8")))
+    for fence in fences:
+        if saved_as(fence) in ("bill.py", "send.py", "orders.toml"):
+            reader.save(saved_as(fence), fence.code)
+    reader.output("send.py", "send.py")
+    commands = [
+        line for fence in fences if fence.code.startswith("lanemq pipeline") for line in fence.code.splitlines()
+    ]
+    assert "lanemq pipeline run orders.toml --once" in commands
+    for line in commands:
+        reader.command(line, SPARK_SECONDS)
+    read, shown = (next(each.code for each in fences if each.code.startswith(text)) for text in (READS, TABLE))
+    assert reader.output(READS, "-c", read) == shown
+
+
+READS, TABLE = "from lanemq.pipelines import read_table", "   id   status"
