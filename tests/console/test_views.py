@@ -30,7 +30,7 @@ from lanemq.console.views.pipelines import NOT_IN_TIME, PipelineDeadLetter, Pipe
 from lanemq.console.views.settings import broker_rows
 from lanemq.console.views.steps import KeyInPipeline, step_of
 from lanemq.console.views.topics import new_topic_view, parse_new_topic, topic_rows
-from lanemq.console.views.waiting import waiting_view
+from lanemq.console.views.waiting import MAX_LISTED, waiting_view
 from lanemq.console.wording import NONE, ago, lateness, rate, size, span
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import InvalidOption
@@ -138,6 +138,17 @@ def test_a_list_of_waiting_keys_says_that_it_is_not_complete_and_whose_keys_are_
     screen = group_view("shipping", replace(snapshot(0, group(0, 5)), unknown=unknown), Trends())
     assert screen is not None
     assert screen.notes == (members,)
+
+
+def test_a_page_lists_the_first_thousand_keys_counts_all_and_says_so() -> None:
+    lanes = tuple(replace(parked(), key=f"order-{number}") for number in range(MAX_LISTED + 7))
+    view = waiting_view(replace(snapshot(0), parked=lanes))
+    assert (len(view.rows), view.parked) == (MAX_LISTED, MAX_LISTED + 7)
+    screen = group_view("shipping", replace(snapshot(0, group(0, 5)), parked=lanes), Trends())
+    assert screen is not None
+    assert (len(screen.waiting), screen.row.parked) == (MAX_LISTED, MAX_LISTED + 7)
+    for notes in (view.notes, screen.notes):
+        assert "it has the first 1,000 of 1,007 keys, those that need a person first" in notes[0]
 
 
 def test_a_key_that_is_held_in_its_member_and_at_the_broker_is_listed_once() -> None:

@@ -13,7 +13,7 @@ from lanemq.console.links import pipeline_link
 from lanemq.console.snapshot import GroupNow, Snapshot
 from lanemq.console.trends import Trend, Trends, TrendSample
 from lanemq.console.views.pipelines import PipelineNow
-from lanemq.console.views.waiting import WaitingRow, member_notes, pipeline_notes, pipeline_rows, waiting_rows
+from lanemq.console.views.waiting import WaitingRow, listed, member_notes, pipeline_notes, pipeline_rows, waiting_rows
 from lanemq.console.wording import NONE, span
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
@@ -149,14 +149,22 @@ def group_view(name: str, now: Snapshot, trends: Trends, pipelines: Sequence[Pip
     )
     owned = {member.client_id: sum(each.owner == member.client_id for each in queues) for member in group.members}
     members = tuple((member, owned[member.client_id]) for member in group.members)
-    waiting = (
-        *(row for row in waiting_rows(now) if row.group == name),
-        *(row for each in own for row in pipeline_rows(each, now)),
+    waiting, not_listed = listed(
+        (
+            *(row for row in waiting_rows(now) if row.group == name),
+            *(row for each in own for row in pipeline_rows(each, now)),
+        )
     )
     course = lag_course(name, trends.samples)
     # The members of a pipeline's group hold no keys: its checkpoint has them.
     unknown = pipeline_notes(own) if own else member_notes(each for each in now.unknown if each.group == name)
-    notes = (*([group.note] if group.note else []), *unknown, *never_read_notes(pipelines), *_lost(name, now))
+    notes = (
+        *([group.note] if group.note else []),
+        *not_listed,
+        *unknown,
+        *never_read_notes(pipelines),
+        *_lost(name, now),
+    )
     return GroupScreen(_row(group, now, trends, own), course, queues, members, waiting, notes)
 
 

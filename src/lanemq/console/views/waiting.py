@@ -21,6 +21,8 @@ NO_QUEUE = -1
 """The number of the queue in rows about several."""
 MAX_NAMED = 5
 """Members that a note names."""
+MAX_LISTED = 1_000
+"""Keys that a page lists. A page with all of many would have megabytes, and is sent again whenever it changes."""
 _ORDER: dict[State, int] = {"parked": 0, "redriving": 1, "held": 2, "in retry": 3}
 
 
@@ -84,21 +86,36 @@ class WaitingView:
 
 
 def waiting_view(now: Snapshot, pipelines: Sequence[PipelineNow] = ()) -> WaitingView:
-    rows = sorted((*waiting_rows(now), *(row for each in pipelines for row in pipeline_rows(each, now))), key=_rank)
+    of_groups = waiting_rows(now)
+    rows, not_listed = listed(
+        sorted((*of_groups, *(row for each in pipelines for row in pipeline_rows(each, now))), key=_rank)
+    )
     dead = tuple(dead_rows(now, pipelines))
     own = {each.group for each in pipelines}  # their members hold no keys: the checkpoint has them
+    parked = sum(row.state == "parked" for row in of_groups)
     return WaitingView(
-        tuple(rows),
+        rows,
         dead,
-        sum(row.state == "parked" for row in waiting_rows(now)) + sum(each.parked for each in pipelines),
-        sum(row.state != "parked" for row in waiting_rows(now)) + sum(each.held for each in pipelines),
+        parked + sum(each.parked for each in pipelines),
+        len(of_groups) - parked + sum(each.held for each in pipelines),
         sum(each.count for each in dead),
         (
+            *not_listed,
             *member_notes(each for each in now.unknown if each.group not in own),
             *([now.retries.note] if now.retries.note else []),
             *pipeline_notes(pipelines),
         ),
     )
+
+
+def listed(rows: Sequence[WaitingRow]) -> tuple[tuple[WaitingRow, ...], list[str]]:
+    """The rows that a page lists, and a sentence if these are not all."""
+    if len(rows) <= MAX_LISTED:
+        return tuple(rows), []
+    return tuple(rows[:MAX_LISTED]), [
+        f"The list is not complete: it has the first {MAX_LISTED:,} of {len(rows):,} keys, those that need a person "
+        f"first. lanemq parked list has all that are parked at a broker."
+    ]
 
 
 def _rank(row: WaitingRow) -> tuple[int, float, str, str, int, str]:
