@@ -102,3 +102,18 @@ def test_what_up_is_not_given_stays_the_default_of_the_console(monkeypatch: pyte
     context = parts_of([], monkeypatch)["console"]
     by_flag = {name for name in GIVEN if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
     assert by_flag == set()
+
+
+def test_up_waits_for_the_token_of_the_console_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The console writes two lines, and people sign in with the second. `up` may read the file between them."""
+    parts = UpParts(tmp_path)
+    log = parts.log("console")
+    log.write_text("LaneMQ console on http://127.0.0.1:1/ for 127.0.0.1:2\n")
+
+    def write_the_rest(seconds: float) -> None:
+        with log.open("a") as out:
+            out.write("token for changes: secret\n")
+
+    monkeypatch.setattr("lanemq.cli.server.up.time.sleep", write_the_rest)
+    assert parts.address("console") == "http://127.0.0.1:1/"
+    assert "secret" in log.read_text()

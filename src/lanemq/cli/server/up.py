@@ -29,9 +29,9 @@ START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 READY = {
     "broker": re.compile(r"(?:^|\"message\":\")LaneMQ \S+ on (\S+:\d+)", re.MULTILINE),
-    "console": re.compile(r"^LaneMQ console on (\S+)", re.MULTILINE),
+    "console": re.compile(r"^LaneMQ console on (\S+).*\ntoken for changes: \S+\n", re.MULTILINE),
 }
-"""The line by which each part says that it is ready, with its address."""
+"""What each part says when it is ready, with its address; the console says its token, too."""
 DEMO_MEMBERS = (("shipping", "shipping-1"), ("shipping", "shipping-2"), ("billing", "billing-1"), ("mail", "mail-1"))
 
 
