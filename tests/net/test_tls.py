@@ -6,6 +6,7 @@ import re
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.certificates import Authority, Identity, new_authority
 from tests.net.echo_server import EchoServer
 
 from lanemq.clock import SystemClock
+from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.model.errors import ConnectionLost, InvalidOption, TlsFailed
 from lanemq.model.units import Millis
 from lanemq.net.address import Address
@@ -215,11 +217,72 @@ def test_the_faster_event_loop_serves_the_same(here: Identity, authority: Author
         assert ask(running.address, Security()) == b"hello"
 
 
-def test_a_stop_does_not_wait_for_those_who_say_nothing(here: Identity) -> None:
+def test_a_stop_does_not_wait_for_those_who_say_nothing_or_only_begin_a_handshake(here: Identity) -> None:
     """Connections whose first byte never comes are known only to the TLS detector."""
-    with contextlib.ExitStack() as silent, serving(ServerTls(here.cert, here.key)) as running:
-        for _ in range(3):
-            silent.enter_context(contextlib.closing(connect(running.address)))
+    with contextlib.ExitStack() as silent:
+        with serving(ServerTls(here.cert, here.key)) as running:
+            for begun in (b"", b"\x16", BEGUN):
+                silent.enter_context(contextlib.closing(connect(running.address))).sendall(begun)
+            until_joining(running, 3)
+            begin = time.monotonic()
+        assert time.monotonic() - begin < ConnectionLimits().first_request / 2
+
+
+BEGUN = b"\x16\x03\x01\x02"
+"""The first bytes of a handshake."""
+SILENCES = pytest.mark.parametrize("begun", [b"", BEGUN], ids=["silent", "begun"])
+
+
+def until_joining(running: EchoServer, count: int) -> None:
+    """Wait until so many connections are accepted and have no handshake yet."""
+    assert running.server is not None
+    deadline = time.monotonic() + 60
+    while running.server.joining.count != count:
+        assert time.monotonic() < deadline, f"{running.server.joining.count} connections are joining"
+
+
+def never_asked(running: EchoServer) -> int:
+    assert running.server is not None
+    return running.server.refusals.counts[RefusalReason.NO_REQUEST]
+
+
+@SILENCES
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_client_without_a_handshake_is_closed_after_the_time_for_a_first_request_and_counted(
+    here: Identity, begun: bytes, loop: str
+) -> None:
+    made = pytest.importorskip(loop).new_event_loop()
+    with serving(ServerTls(here.cert, here.key), made, limits=ConnectionLimits(first_request=0.05)) as running:
+        client = connect(running.address)
+        client.sendall(begun)
+        client.settimeout(20)
+        with contextlib.closing(client):
+            assert client.recv(1) == b""
+        until_joining(running, 0)
+        assert never_asked(running) == 1
+
+
+@SILENCES
+def test_control_with_a_long_time_for_a_first_request_such_a_client_stays_and_is_no_refusal(
+    here: Identity, begun: bytes
+) -> None:
+    """A limit of its own, such as five seconds for a handshake, would end the second."""
+    with serving(ServerTls(here.cert, here.key), limits=ConnectionLimits(first_request=60)) as running:
+        with contextlib.closing(connect(running.address)) as client:
+            client.sendall(begun)
+            until_joining(running, 1)
+            client.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                client.recv(1)
+        until_joining(running, 0)
+        assert never_asked(running) == 0
+
+
+def test_a_finished_handshake_is_counted_as_a_connection_once(server: EchoServer, authority: Authority) -> None:
+    with BlockingConnection(server.address, security=trusting(authority)) as connection:
+        connection.request(Command(ECHO, 0))
+        assert server.server is not None
+        assert (len(server.server.peers), server.server.joining.count) == (1, 0)
 
 
 def test_connections_that_never_finish_their_handshake_are_limited(here: Identity, authority: Authority) -> None:

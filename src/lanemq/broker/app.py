@@ -336,6 +336,7 @@ class Broker:
             connections,
             limits=limits,
             refusals=parts.counters.refusals,
+            joining=parts.counters.joining,
             together=bursts.take if options.users is None else None,  # every request must be checked
             reads=parts.group_commit,
             tls_detector=None if options.tls is None else TlsDetector(options.tls, self._clock),

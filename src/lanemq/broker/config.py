@@ -84,7 +84,8 @@ class BrokerOptions:
 
     first_request_timeout: float = 30.0
     """Seconds within which a connection must send its first request, with `users` a correctly signed one; others are
-    closed. Long: silent connections take the places of clients. Short: clients that connect ahead are cut off."""
+    closed. With TLS, the handshake has this time, and the first request as long after it. Long: silent connections
+    take the places of clients. Short: clients that connect ahead are cut off."""
 
     max_pending_bytes: int = 256 * MEBIBYTE
     """Bytes accepted but not yet on disk; beyond it senders are answered "busy". Bounds memory under overload."""

@@ -33,7 +33,7 @@ from lanemq.model.figures import Distribution
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 from lanemq.net.address import Address
-from lanemq.net.server import Peer
+from lanemq.net.server import Joining, Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
@@ -63,6 +63,7 @@ class Counters:
 
     refusals: RefusalCounts = field(default_factory=RefusalCounts)
     """By reason, except for requests of members that do not own the queue, which follow."""
+    joining: Joining = field(default_factory=Joining)
 
     stale_pulls: int = 0
     """Pulls of stock clients (answered) and LaneMQ clients (refused)."""

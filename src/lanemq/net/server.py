@@ -19,11 +19,11 @@ from typing import Protocol, cast
 
 from lanemq.clock import SystemClock
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
-from lanemq.model.errors import ProtocolError, TlsFailed, TransportError
+from lanemq.model.errors import ProtocolError, RequestTimedOut, TlsFailed, TransportError
 from lanemq.net.address import Address
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.receiving import received, space_for
-from lanemq.net.server_tls import CLOSING_ALERT_SECONDS, HANDSHAKE_SECONDS, TlsDetector
+from lanemq.net.server_tls import CLOSING_ALERT_SECONDS, TlsDetector
 from lanemq.net.turns import Turns
 from lanemq.net.unfinished_frames import UnfinishedFrames
 from lanemq.net.unsent_replies import UnsentReplies
@@ -79,14 +79,22 @@ class ConnectionLimits:
     per_address: int = 0
     """Connections of one address; 0: half of all and at least 16, so that one machine cannot keep out every other."""
     first_request: float = 30.0
-    """Seconds within which a connection must send its first request. Long: silent connections take the place of
-    others. Short: a client that connects before it needs the connection is cut off."""
+    """Seconds within which a connection must send its first request; with TLS, first as long for the handshake. Long:
+    silent connections take the place of others. Short: a client that connects before it needs the connection is cut
+    off."""
     signed: bool = False
     """Whether only a correctly signed request counts (`Peer.known`)."""
 
     @property
     def of_one_address(self) -> int:
         return self.per_address or max(16, self.total // 2)
+
+
+@dataclass(slots=True)
+class Joining:
+    """Connections that are accepted and not peers yet, most of them in their TLS handshake. Shown with the peers."""
+
+    count: int = 0
 
 
 Together = Callable[["Peer", deque[Frame]], int]
@@ -410,6 +418,7 @@ class Server:
         *,
         limits: ConnectionLimits | None = None,
         refusals: RefusalCounts | None = None,
+        joining: Joining | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
         together: Together | None = None,
@@ -433,6 +442,7 @@ class Server:
         self.limits = limits or ConnectionLimits()
         """May be replaced while the server runs; it holds for new connections."""
         self.refusals = refusals or RefusalCounts()
+        self.joining = joining or Joining()
         self.other_protocols = RateLimitedLog(log, SystemClock())
         """Warns about peers that speak another protocol."""
         self._tls_detector = tls_detector
@@ -474,6 +484,7 @@ class Server:
             connection.setblocking(False)
             joining = self.loop.create_task(self._join(connection, Address(*address[:2])))
             self._joining[joining] = host
+            self.joining.count += 1
             self._count(host, 1)
             joining.add_done_callback(self._joined)
 
@@ -506,12 +517,15 @@ class Server:
     def _joined(self, joining: asyncio.Task[None]) -> None:
         host = self._joining.pop(joining)
         if host is not None:
+            self.joining.count -= 1
             self._count(host, -1)
 
     async def _join(self, connection: socket.socket, address: Address) -> None:
-        joining = asyncio.current_task()
+        joining, seconds = asyncio.current_task(), self.limits.first_request
+        end, context = self.loop.time() + seconds, None
         try:
-            context = None if self._tls_detector is None else await self._tls_detector.context_for(connection)
+            if self._tls_detector is not None:
+                context = await self._tls_detector.context_for(connection, seconds)
             if context is None:
                 await self.loop.connect_accepted_socket(lambda: Peer(self, joining), connection)
             else:
@@ -519,13 +533,19 @@ class Server:
                     lambda: Peer(self, joining),
                     connection,
                     ssl=context,
-                    ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                    ssl_handshake_timeout=max(0.001, end - self.loop.time()),
                     ssl_shutdown_timeout=CLOSING_ALERT_SECONDS,
                 )
         except (OSError, TransportError) as error:
             if isinstance(error, (ssl.SSLError, TlsFailed)):
                 self._warnings.warn(f"tls {address.host}", f"a connection from {address} was refused: {error}")
+            elif isinstance(error, (RequestTimedOut, ConnectionAbortedError)):  # the second is that of a handshake
+                self.refusals.add(RefusalReason.NO_REQUEST)
+                log.info("closing a connection from %s: no TLS handshake in %.0f s", address, seconds)
             connection.close()  # else it was closed before it could be used
+        except asyncio.CancelledError:
+            connection.close()
+            raise
 
     def _pause_accepting(self, listener: socket.socket, error: OSError) -> None:
         if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -559,6 +579,8 @@ class Server:
         if self._tls_detector is not None:
             self._tls_detector.close()
         if self._joining:
+            for joining in self._joining:
+                joining.cancel()  # a handshake may take as long as a first request
             await asyncio.wait(tuple(self._joining))
         for peer in tuple(self.peers):
             peer.close("the broker is stopping")
@@ -589,6 +611,7 @@ class Server:
         self._empty.clear()
         if peer.joining is not None and self._joining.get(peer.joining) is not None:
             self._joining[peer.joining] = None  # what was counted as a handshake is counted as a peer now
+            self.joining.count -= 1
         else:
             self._count(peer.remote.host, 1)
         if self._stopping or len(self.peers) >= self.limits.total:

@@ -13,18 +13,12 @@ from enum import Enum
 from pathlib import Path
 
 from lanemq.clock import Clock
-from lanemq.model.errors import ConnectionLost, InvalidOption, TlsFailed
+from lanemq.model.errors import ConnectionLost, InvalidOption, RequestTimedOut, TlsFailed
 from lanemq.net.fresh_file import FreshFile
 from lanemq.net.security import load_authorities, load_certificate
 
 HANDSHAKE_BYTE = b"\x16"
 """TLS's record type. A frame's first byte is the highest of its length, which the limit of 16 MiB keeps at 0 or 1."""
-
-FIRST_BYTE_SECONDS = 30.0
-"""How long a connection may be silent before its first byte; afterwards its first request is due within as long."""
-
-HANDSHAKE_SECONDS = 5.0
-"""Limit of a handshake, during which the peer counts as a connection."""
 
 CLOSING_ALERT_SECONDS = 1.0
 """How long a closed connection waits for the client's closing alert. A client that reads only while it waits for a
@@ -86,11 +80,12 @@ class TlsDetector:
         self._waiting: set[asyncio.Future[None]] = set()
         self._closed = False
 
-    async def context_for(self, connection: socket.socket) -> ssl.SSLContext | None:
+    async def context_for(self, connection: socket.socket, seconds: float) -> ssl.SSLContext | None:
         """The SSL context to use; None for an accepted plain connection. Raises `TlsFailed` for a plain connection that
-        is not allowed, and `ConnectionLost` or an OSError for one that is gone.
+        is not allowed, `RequestTimedOut` for one that sends nothing for `seconds`, and `ConnectionLost` or an OSError
+        for one that is gone.
         """
-        first = await self._first_byte(connection)
+        first = await self._first_byte(connection, seconds)
         if first == HANDSHAKE_BYTE:
             return self._context.value()
         if not first:
@@ -109,19 +104,21 @@ class TlsDetector:
         for waiting in self._waiting:
             waiting.cancel()
 
-    async def _first_byte(self, connection: socket.socket) -> bytes:
+    async def _first_byte(self, connection: socket.socket, seconds: float) -> bytes:
         loop = asyncio.get_running_loop()
         readable: asyncio.Future[None] = loop.create_future()
         self._waiting.add(readable)
         loop.add_reader(connection, _resolve, readable)
         try:
             if not self._closed:
-                await asyncio.wait((readable,), timeout=FIRST_BYTE_SECONDS)
+                await asyncio.wait((readable,), timeout=seconds)
         finally:
             loop.remove_reader(connection)
             self._waiting.discard(readable)
         with suppress(BlockingIOError):
             return connection.recv(1, socket.MSG_PEEK)
+        if not self._closed:
+            raise RequestTimedOut(f"it sent nothing in {seconds:.0f} s")
         return b""
 
 

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.broker.conftest import Start
 from tests.broker.handlers.test_parking import Owner, fill
 from tests.broker.running import ManualClock, RunningBroker
+from tests.certificates import Authority
 
 from lanemq.broker import runtime_info
 from lanemq.broker.monitor import catalogue, figures, health
@@ -24,6 +25,8 @@ from lanemq.model.errors import InvalidOption
 from lanemq.model.figures import Kind, MetricSample
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
+from lanemq.net.blocking import connect
+from lanemq.net.server_tls import ServerTls
 from lanemq.testing.faulty_disk import FaultyDisk
 
 ANY_PORT = Address("127.0.0.1", 0)
@@ -75,6 +78,16 @@ def test_the_metrics_are_those_of_the_catalogue(busy: RunningBroker) -> None:
     assert shown == {metric.name: metric.kind.value for metric in CATALOGUE}
     assert len({metric.name for metric in CATALOGUE}) == len(CATALOGUE)
     assert all(metric.name.endswith("_total") == (metric.kind is Kind.COUNTER) for metric in CATALOGUE)
+
+
+def test_connections_in_a_handshake_are_shown(start: Start, authority: Authority) -> None:
+    identity = authority.issue("monitored")
+    running = start(monitor=ANY_PORT, tls=ServerTls(identity.cert, identity.key))
+    with connect(running.broker.address), connect(running.broker.address) as begun:
+        begun.sendall(b"\x16\x03")
+        while running.broker.running.server.joining.count < 2:
+            pass
+        assert series(get(running, "/metrics")[1])["lanemq_connections", ()] == 2
 
 
 def test_the_values_are_true(busy: RunningBroker) -> None:

@@ -43,7 +43,7 @@ REBUILD_BYTES = Metric(
     "lanemq_index_rebuild_bytes", GAUGE, "Bytes of the log still to be read to rebuild lost indexes; 0 without rebuild."
 )
 
-CONNECTIONS = Metric("lanemq_connections", GAUGE, "Open connections.")
+CONNECTIONS = Metric("lanemq_connections", GAUGE, "Open connections, also those in a TLS handshake.")
 REFUSALS = Metric(
     "lanemq_refusals_total", COUNTER, "Requests and connections refused to protect the broker, by reason.", ("reason",)
 )

@@ -109,7 +109,7 @@ class Figures:
 
     def _clients(self) -> Iterator[MetricSample]:
         parts, counters = self._parts, self._parts.counters
-        yield MetricSample(names.CONNECTIONS, len(parts.notices))
+        yield MetricSample(names.CONNECTIONS, len(parts.notices) + counters.joining.count)
         for reason, count in counters.refusals.counts.items():
             yield MetricSample(names.REFUSALS, count, (reason.value,))
         yield MetricSample(names.LONG_POLLS, len(parts.polls))
