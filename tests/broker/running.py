@@ -173,6 +173,10 @@ class BrokerProcess:
             self.kill()
             raise AssertionError(f"the broker did not start: {self.log}")
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 

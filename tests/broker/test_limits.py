@@ -10,10 +10,10 @@ from tests.broker.raw_client import RawClient, lock_body
 from tests.broker.running import ManualClock, RunningBroker
 from tests.load.abuses import heartbeat_of
 
-from lanemq.broker import app
 from lanemq.broker.body_limits import SMALL_BODY
 from lanemq.broker.parts import Parts
 from lanemq.core.brokering.quotas import Quota, QuotaLimits, Quotas
+from lanemq.net import descriptors
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -428,16 +428,56 @@ def connections_of(running: RunningBroker) -> int:
 
 
 def test_connections_leave_the_descriptors_that_files_need(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "open_files_limit", lambda: 1_024)
+    may_open(monkeypatch, 1_024)
     running = start()
-    files = running.broker.running.parts.store.open_files + app.OTHER_FILES
-    assert files >= app.OTHER_FILES
+    files = running.broker.running.parts.store.open_files + descriptors.OTHER_FILES
+    assert files > descriptors.OTHER_FILES
     assert connections_of(running) == 1_024 - files
+
+
+def test_connections_follow_the_number_of_log_files_and_the_limit_of_the_process(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_open(monkeypatch, 1_024)
+    running = start(clock=ManualClock(), segment_bytes=64 * 1024)
+    raw, before = running.connect(), connections_of(running)
+    for _ in range(5):
+        raw.send("T", bytes(60_000))
+    running.advance(1_000)
+    assert connections_of(running) == before - 5
+    shown = running.broker.running.parts.options.shown(running.broker.running.parts.in_force)
+    assert shown["max_connections"][0] == str(before - 5)
+    assert shown["max_connections_per_address"][0] == str((before - 5) // 2)
+    assert f"at most {before - 5} connections instead of 10000" in caplog.text
+    may_open(monkeypatch, 100_000)
+    running.advance(1_000)
+    assert connections_of(running) == 10_000
+
+
+def test_the_newest_connections_are_closed_if_there_are_too_few_descriptors_for_files(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(clock=ManualClock())
+    first = running.connect()
+    others = [running.connect() for _ in range(descriptors.MIN_CONNECTIONS + 2)]
+    for each in others:
+        each.bounds("T")
+    may_open(monkeypatch, 300)
+    running.advance(1_000)
+    assert [each.is_closed_by_broker() for each in others[-3:]] == [True] * 3
+    assert connections_of(running) == descriptors.MIN_CONNECTIONS
+    assert first.send("T").code == 0
+    assert others[0].send("T").code == 0
+    assert refusals(first, "connections") == 3
+
+
+def may_open(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
+    monkeypatch.setattr(descriptors, "open_files_limit", lambda: files)
 
 
 def test_control_without_the_reserve_connections_may_take_every_descriptor(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "open_files_limit", lambda: 1_024)
-    monkeypatch.setattr(app, "connections_within", lambda limit, *, wanted, files: wanted)
+    may_open(monkeypatch, 1_024)
+    monkeypatch.setattr(descriptors, "connections_within", lambda limit, *, wanted, files: wanted)
     assert connections_of(start()) > 1_024

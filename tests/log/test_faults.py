@@ -83,6 +83,48 @@ def test_without_a_descriptor_for_a_new_segment_nothing_is_stored_and_the_next_a
     assert [text[0] for text in read_all(open_store())[0]] == ["x", "z"]
 
 
+def test_an_index_file_is_opened_in_place_of_another_if_no_descriptor_is_left(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FaultyDisk()
+    store = open_store(disk=disk)
+    for queue_id in (0, 1):
+        store.append("t", queue_id, [message(f"{queue_id}")], store_time=1)
+    store.checkpoint()
+    assert store.read("t", 0, 0, 1, 1).count == 1
+    opened, works = list(store._files._open.values()), disk.open
+
+    def scarce(path: Path) -> int:
+        if set(opened) & set(store._files._open.values()):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return works(path)
+
+    monkeypatch.setattr(disk, "open", scarce)
+    assert store.read("t", 1, 0, 1, 1).count == 1
+    assert len(store._files._open) == 1
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_an_index_without_a_descriptor_is_no_lost_index(
+    open_store: OpenStore, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in the process nor in the system. A lost one would be rebuilt by the next start."""
+    disk = FaultyDisk()
+    store = open_store(disk=disk)
+    store.append("t", 0, [message("0")], store_time=1)
+    store.checkpoint()
+
+    def used_up(_: Path) -> int:
+        raise OSError(number, "no descriptor")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "open", used_up)
+        with pytest.raises(NoDescriptors, match="try again"):
+            store.read("t", 0, 0, 1, 1)
+    assert not store.state.rebuild_requested()
+    assert store.read("t", 0, 0, 1, 1).count == 1
+
+
 def test_the_next_segment_is_created_ahead(
     open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,11 +1,14 @@
 """The monitor's HTTP server against clients that misbehave."""
 
+import errno
 import select
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from socketserver import TCPServer
 
 import pytest
 from tests.chaos.members import until
@@ -153,3 +156,21 @@ def test_a_distribution_counts_each_value_once() -> None:
     assert (times.count, times.sum) == (4, 102.0)
     assert (times.quantile(0.5), times.quantile(0.99)) == (1.0, float("inf"))
     assert Distribution().quantile(0.5) is None
+
+
+def test_without_descriptors_the_monitor_waits_before_it_tries_again(
+    running: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection stays in the backlog, so that its socket is ready all the time."""
+    tried: list[float] = []
+
+    def used_up(_: TCPServer) -> None:
+        tried.append(time.monotonic())
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TCPServer, "get_request", used_up)
+        with socket.create_connection(running.address):
+            until("it tries again", lambda: len(tried) > 1)
+    assert tried[1] - tried[0] >= monitor.STOP_CHECK_SECONDS
+    assert status_of(running, "/live") == 200

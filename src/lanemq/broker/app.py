@@ -60,7 +60,7 @@ from lanemq.log.store import Store
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import to_millis
 from lanemq.net.address import Address
-from lanemq.net.descriptors import connections_within, open_files_limit
+from lanemq.net.descriptors import DescriptorReserve
 from lanemq.net.server import ConnectionLimits, Listener, Server
 from lanemq.net.server_tls import TlsDetector
 from lanemq.net.turns import Turns
@@ -70,9 +70,6 @@ if TYPE_CHECKING:
     from lanemq.net.monitor import Monitor
 
 log = logging.getLogger(__name__)
-
-OTHER_FILES = 128
-"""Descriptors kept for state.db, checkpoints, new segments, certificates, the event loop, and some more segments."""
 
 OpenStore = Callable[[Path, StoreOptions], Store]
 
@@ -264,7 +261,7 @@ class Broker:
             on_arrivals=waking.arrived,
             on_undone=partial(undo_stamps, tables.producers),
         )
-        members = Membership(expiry_ms=to_millis(options.member_expiry))
+        reserve, members = self._new_reserve(store), Membership(expiry_ms=to_millis(options.member_expiry))
         return Parts(
             options=options,
             clock=clock,
@@ -300,19 +297,22 @@ class Broker:
             delay_delivery=DelayDelivery(tables.delays, store, clock, tables.topics, group_commit),
             recording=recording,
             parking=tables.parking,
-            in_force=self._in_force(store),
+            reserve=reserve,
+            in_force=self._in_force(reserve),
         )
 
-    def _in_force(self, store: Store) -> dict[str, object]:
-        """Options whose value depends on this machine, as they are now."""
-        limits = self._connection_limits(store)
+    def _in_force(self, reserve: DescriptorReserve) -> dict[str, object]:
+        """Options whose value depends on this machine. The housekeeping keeps those of connections up to date."""
         return {
             "listen": self.address,
             "retention_bytes": _store_options(self.options).retention_bytes,
-            "max_connections": limits.total,
-            "max_connections_per_address": limits.of_one_address,
+            **self._connection_limits(reserve).in_force(),
             "monitor": self._monitor_in_force(),
         }
+
+    def _new_reserve(self, store: Store) -> DescriptorReserve:
+        """Simulations override this with one that does not depend on the machine."""
+        return DescriptorReserve(wanted=self.options.max_connections, files=lambda: store.open_files)
 
     def _new_threads(self) -> "Threads":
         """Simulations override this with some that need no thread."""
@@ -325,16 +325,10 @@ class Broker:
 
     def _new_server(self, parts: Parts, connections: Connections, bursts: SendBursts) -> Server:
         """Simulations override this with one on a simulated network."""
-        options, limits = self.options, self._connection_limits(parts.store)
-        if limits.total < options.max_connections:
-            log.warning(
-                "at most %s connections instead of %s: this process may open %s files, and %s are kept for data; "
-                "raise the limit of open files (ulimit -n, LimitNOFILE)",
-                limits.total, options.max_connections, open_files_limit(), parts.store.open_files + OTHER_FILES,
-            )  # fmt: skip
+        options = self.options
         return Server(
             connections,
-            limits=limits,
+            limits=self._connection_limits(parts.reserve),
             refusals=parts.counters.refusals,
             joining=parts.counters.joining,
             together=bursts.take if options.users is None else None,  # every request must be checked
@@ -342,10 +336,9 @@ class Broker:
             tls_detector=None if options.tls is None else TlsDetector(options.tls, self._clock),
         )
 
-    def _connection_limits(self, store: Store) -> ConnectionLimits:
+    def _connection_limits(self, reserve: DescriptorReserve) -> ConnectionLimits:
         """The limits of the options, lowered if the process may not open that many files beside those of the log."""
-        options, files = self.options, store.open_files + OTHER_FILES
-        total = connections_within(open_files_limit(), wanted=options.max_connections, files=files)
+        options, total = self.options, reserve.connections()
         per_address = options.max_connections_per_address
         return ConnectionLimits(total, per_address, options.first_request_timeout, signed=options.users is not None)
 

@@ -77,7 +77,8 @@ class BrokerOptions:
     """Largest properties text in bytes; the record format stores its length in a signed short."""
 
     max_connections: int = 10_000
-    """Connections at once; further ones are closed immediately. Fewer if the process may not open that many files."""
+    """Connections at once; further ones are closed immediately. Fewer if the process may not open that many files
+    beside those of the log; then the newest are closed when the log gains files."""
 
     max_connections_per_address: int = 0
     """Connections of one address; 0: half of `max_connections`. Small: many clients behind one proxy are refused."""

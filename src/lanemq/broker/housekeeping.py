@@ -15,12 +15,15 @@ from lanemq.log.commit_log import Segment
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import retry_topic
 from lanemq.model.units import Millis, to_millis
+from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.server import Server
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 RETENTION_EVERY_MS = 10_000
+DESCRIPTORS_EVERY_MS = 1_000
+"""Between two looks at how many connections fit beside the files. In that time, new files use the reserve."""
 IDLE_CHECK_EVERY_MS = 1_000
 DAY_CHECK_EVERY_MS = 1_000
 GROUPS_EVERY_MS = 1_000
@@ -47,6 +50,7 @@ class Housekeeping:
         self._index_rebuilding = IndexRebuilding(parts.store, parts.search_thread)
         self._pinning = Pinning(parts.store, parts.parking, parts.options.max_pinned_bytes)
         self._forgotten_groups = UnusedGroups(parts)
+        self._warnings = RateLimitedLog(log, parts.clock)
         self._last: dict[str, Millis] = {}
         self._last_tick = parts.clock.now()
         self._paused_at = Millis(0)
@@ -77,6 +81,8 @@ class Housekeeping:
         self._step(lambda: self._parts.notices.expire(now))
         if self._is_time("delays", DELAYS_EVERY_MS, now) and not self._parts.group_commit.refusing:
             self._step(self._parts.delay_delivery.tick)
+        if self._is_time("descriptors", DESCRIPTORS_EVERY_MS, now):
+            self._step(self._limit_connections)
         if self._is_time("idle", IDLE_CHECK_EVERY_MS, now):
             self._step(lambda: self._server.close_idle(self._parts.options.idle_timeout))
         if self._is_time("retention", RETENTION_EVERY_MS, now):
@@ -133,6 +139,14 @@ class Housekeeping:
         elif group_commit.paused is not None and now - self._paused_at >= PAUSE_AFTER_FULL_MS:
             self._paused_at = now  # the next failed write pauses again, and the next attempt waits as long
             group_commit.resume()
+
+    def _limit_connections(self) -> None:
+        """Leave enough descriptors for the files, as their number and the limit of the process change."""
+        parts, server = self._parts, self._server
+        if server.limit_connections(parts.reserve.connections()):
+            parts.in_force = {**parts.in_force, **server.limits.in_force()}
+        if (problem := parts.reserve.problem()) is not None:
+            self._warnings.warn("descriptors", problem)
 
     def _repeat_deletions(self) -> None:
         """Free what deleted topics have left in the log, then write deletions that a full disk did not take."""

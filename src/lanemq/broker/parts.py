@@ -33,6 +33,7 @@ from lanemq.model.figures import Distribution
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 from lanemq.net.address import Address
+from lanemq.net.descriptors import DescriptorReserve
 from lanemq.net.server import Joining, Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
@@ -114,6 +115,7 @@ class Parts:
     groups: dict[str, SubscriptionGroupConfig]
     """Settings of the groups that were configured; every other group has RocketMQ's defaults."""
     low_space: LowSpace
+    reserve: DescriptorReserve
     group_use: GroupUse
     quotas: Quotas = field(default_factory=Quotas)
     parties: dict[ConnectionId, str] = field(default_factory=dict)

@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 from lanemq._fast import compiled
 from lanemq.log.commit_log import CommitLog
-from lanemq.log.filesystem import Disk, write_fully
+from lanemq.log.filesystem import NO_DESCRIPTORS, Disk, write_fully
 from lanemq.log.state import QueueRow
-from lanemq.model.errors import StillRebuilding, StorageError
+from lanemq.model.errors import NoDescriptors, StillRebuilding, StorageError
 
 ENTRY = struct.Struct(">qiiI")
 ENTRY_BYTES = ENTRY.size
@@ -268,7 +268,13 @@ class IndexFiles:
         folder = self._folder / str(queue.number)
         if not folder.exists():
             return
-        for name in self._disk.names(folder):
+        try:
+            names = self._disk.names(folder)
+        except OSError as error:
+            if error.errno in NO_DESCRIPTORS:
+                return  # the next deletion of log files takes these too
+            raise
+        for name in names:
             if name.isdigit() and int(name) + CHUNK_ENTRIES <= offset:
                 self._close((queue.number, int(name)))
                 self._disk.unlink(folder / name)
@@ -293,8 +299,11 @@ class IndexFiles:
             self._open.move_to_end(key)
             return fd
         try:
-            fd = self._disk.open(self._path(queue.number, chunk))
+            fd = self._open_for_reading(self._path(queue.number, chunk))
         except OSError as error:
+            if error.errno in NO_DESCRIPTORS:
+                name = f"queue {queue.queue_id} of topic {queue.topic!r}"
+                raise NoDescriptors(f"no descriptor for the index of {name}: {error}; try again") from error
             raise IndexLost(queue, f"cannot be opened ({error})") from error
         if self._disk.read_at(fd, FILE_HEAD_BYTES, 0) != _head(queue, chunk):
             self._disk.close(fd)
@@ -303,6 +312,16 @@ class IndexFiles:
         if len(self._open) > self._max_open:
             self._close(next(iter(self._open)))
         return fd
+
+    def _open_for_reading(self, path: Path) -> int:
+        """Open a file; if no descriptor is left, in place of the file that was read longest ago."""
+        try:
+            return self._disk.open(path)
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTORS or not self._open:
+                raise
+        self._close(next(iter(self._open)))
+        return self._disk.open(path)
 
     def _for_writing(self, queue: QueueIndex, chunk: int, *, fresh: bool) -> int:
         path = self._path(queue.number, chunk)

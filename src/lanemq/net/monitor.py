@@ -14,6 +14,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Protocol, cast
@@ -164,6 +165,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
         self.setup_environ()
+
+    def get_request(self) -> Any:
+        """As the base class, which would try again at once, and so without end, while no descriptor is left."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(STOP_CHECK_SECONDS)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._places.acquire(blocking=False):

@@ -14,7 +14,7 @@ import socket
 import ssl
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from lanemq.clock import SystemClock
@@ -64,6 +64,9 @@ ACCEPT_PAUSE_SECONDS = 0.1
 MAX_LOOKS = 1_000
 """Peers that one call of `close_idle` looks at."""
 
+MAX_CLOSED = 100
+"""Connections that one call of `limit_connections` closes; each costs some ten microseconds."""
+
 BACKLOG = 1024
 """Connections that wait to be accepted (RocketMQ's NettyServerConfig)."""
 
@@ -88,6 +91,10 @@ class ConnectionLimits:
     @property
     def of_one_address(self) -> int:
         return self.per_address or max(16, self.total // 2)
+
+    def in_force(self) -> dict[str, object]:
+        """The values of the broker's options of these names."""
+        return {"max_connections": self.total, "max_connections_per_address": self.of_one_address}
 
 
 @dataclass(slots=True)
@@ -363,6 +370,11 @@ class Peer(asyncio.BufferedProtocol):
         self.send(encode_response(error.opaque, ResponseCode.SYSTEM_ERROR, remark=str(error)))
 
     @property
+    def closing(self) -> bool:
+        """Whether the connection is being closed."""
+        return self._closing
+
+    @property
     def unsent(self) -> int:
         """Bytes of written replies that the client has not read."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
@@ -585,6 +597,20 @@ class Server:
         for peer in tuple(self.peers):
             peer.close("the broker is stopping")
         await self._empty.wait()
+
+    def limit_connections(self, total: int) -> bool:
+        """Set how many connections there may be; whether that is a change.
+
+        If there are more, the newest ones are closed: with this limit they would have been refused. Each call closes a
+        limited number of them.
+        """
+        changed, self.limits = total != self.limits.total, replace(self.limits, total=total)
+        surplus = min(len(self.peers) - total, MAX_CLOSED)
+        for peer in list(itertools.islice(reversed(self.peers), max(0, surplus))):
+            if not peer.closing:
+                self.refusals.add(RefusalReason.CONNECTIONS)
+            peer.close(f"already {total} connections: more files are open, or the limit of open files is lower")
+        return changed
 
     def close_idle(self, seconds: float) -> None:
         """Closes peers that sent no whole frame for longer (RocketMQ closes after 120 s), and unknown newcomers.

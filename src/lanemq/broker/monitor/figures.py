@@ -22,7 +22,7 @@ from lanemq.core.brokering.delay import MAX_LEVEL
 from lanemq.core.brokering.traffic import LATENCY_LIMITS_MS
 from lanemq.core.finished_ranges import count_finished
 from lanemq.core.lane_status import LaneStatus
-from lanemq.model.errors import StillRebuilding
+from lanemq.model.errors import NoDescriptors, StillRebuilding
 from lanemq.model.figures import Distribution, MetricSample
 from lanemq.model.names import DEAD_LETTER_PREFIX, SCHEDULE_TOPIC
 from lanemq.model.units import Millis
@@ -48,6 +48,7 @@ class Figures:
         self._started_wall = parts.clock.wall()
         self.started = parts.clock.now()
         """Monotonic time of the start."""
+        self._version = _version()  # not later: reading it needs a descriptor
 
     async def read(self) -> list[MetricSample]:
         """All samples."""
@@ -64,7 +65,7 @@ class Figures:
     def _totals(self) -> Iterator[MetricSample]:
         """Figures that are only looked up."""
         options = self._parts.options
-        yield MetricSample(names.INFO, 1, (_version(), options.name, options.cluster))
+        yield MetricSample(names.INFO, 1, (self._version, options.name, options.cluster))
         yield MetricSample(names.STARTED, self._started_wall / 1000)
         yield from self._health()
         yield from self._traffic()
@@ -181,7 +182,7 @@ class Figures:
             return Lag(0, 0.0)
         try:
             stored = self._parts.store.times.first_from(topic, queue_id, offset)
-        except StillRebuilding:
+        except (StillRebuilding, NoDescriptors):
             stored = None
         return Lag(max(0, high - max(offset, low) - finished), None if stored is None else max(0, wall - stored) / 1000)
 

@@ -23,6 +23,7 @@ from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
+from lanemq.net.descriptors import DescriptorReserve
 from lanemq.net.server import Dispatcher, Listener, Peer, Reads, Server, Together
 from lanemq.testing.sim.disk import SimDisk, SimState, StateImage
 from lanemq.testing.sim.histories import Histories
@@ -135,6 +136,10 @@ class SimBroker(Broker):
 
     def _new_listener(self) -> Listener:
         return SimListener(self.options.listen)
+
+    def _new_reserve(self, store: Store) -> DescriptorReserve:
+        wanted = self.options.max_connections
+        return DescriptorReserve(wanted=wanted, files=lambda: store.open_files, limit=lambda: 2**31)
 
     def _new_server(self, parts: Parts, connections: Connections, bursts: SendBursts) -> Server:
         return SimServer(connections, self._host, self._machine.network, bursts.take, parts.group_commit)
