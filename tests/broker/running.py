@@ -140,6 +140,15 @@ class RunningBroker:
         self._loop.close()
 
 
+def retire_now(running: RunningBroker) -> None:
+    """Let retention look, and wait until the files that it chose are deleted."""
+    housekeeping = running.broker.running.housekeeping
+    running.call(housekeeping._retire)
+    while running.call(lambda: housekeeping.retiring):
+        pass
+    running.settle()
+
+
 class Gate:
     """Blocks the threads that write between two jobs: records and rows do not reach the disk before `open`."""
 

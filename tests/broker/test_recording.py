@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.running import Gate, ManualClock, RunningBroker
+from tests.broker.running import Gate, ManualClock, RunningBroker, retire_now
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.recording import Recording
@@ -315,8 +315,7 @@ def judge_retention(start: Start, folder: Path) -> tuple[Report, dict[int, int]]
         producer.send_many("T", [(f"k{n % 9}", f"{n:04000}") for n in range(64)])
     for queue in range(2):
         raw.commit(0, queue=queue)
-    running.call(running.broker.running.housekeeping._retire)
-    running.settle()
+    retire_now(running)
     firsts = [raw.bounds("T", queue)[0] for queue in range(2)]
     assert all(firsts)
     for queue, first in enumerate(firsts):

@@ -7,7 +7,7 @@ Every mutant is the real code with one check removed. `patch` is `monkeypatch.se
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -379,7 +379,12 @@ def confirmed_lane(patch: Patch) -> None:
 
 def pinned_log(patch: Patch) -> None:
     """Broker: deletes log files with parked messages when retention is due."""
-    patch(Pinning, "deletable", lambda self, expired: expired)
+
+    def all_expired(_: Any, expired: int) -> Iterator[None]:
+        yield
+        return expired
+
+    patch(Pinning, "deletable", all_expired)
 
 
 def selector_sign(patch: Patch) -> None:

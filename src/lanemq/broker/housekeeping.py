@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from lanemq.broker.handlers.pull import PullHandler
@@ -10,6 +10,7 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.index_rebuilding import IndexRebuilding
 from lanemq.broker.storage.pinning import Pinning
+from lanemq.clock import nanoseconds_of
 from lanemq.core.brokering.quotas import UNUSED_NAME_MS, Quota
 from lanemq.log.commit_log import Segment
 from lanemq.model.errors import DiskFull, StorageError
@@ -17,6 +18,7 @@ from lanemq.model.names import retry_topic
 from lanemq.model.units import Millis, to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.server import Server
+from lanemq.net.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,10 @@ class Housekeeping:
         self._checkpoints = checkpoints
         self._server = server
         self._index_rebuilding = IndexRebuilding(parts.store, parts.search_thread)
-        self._pinning = Pinning(parts.store, parts.parking, parts.options.max_pinned_bytes)
+        self._turns = Turns(asyncio.get_running_loop(), nanoseconds_of(parts.clock))
+        self._pinning = Pinning(parts.store, parts.parking, parts.options.max_pinned_bytes, self._turns, parts.clock)
+        self.retiring = False
+        """Whether retention looks for files that may be deleted."""
         self._forgotten_groups = UnusedGroups(parts)
         self._warnings = RateLimitedLog(log, parts.clock)
         self._last: dict[str, Millis] = {}
@@ -162,31 +167,40 @@ class Housekeeping:
         self._parts.traffic.today(midnights)
 
     def _retire(self) -> None:
-        now, unread = self._parts.clock.now(), self._parts.unread
-        retired: list[Segment] = []
+        """Look for log files to delete, in turns: there may be many parked lanes."""
+        if not self.retiring:
+            self.retiring = True
+            self._turns.begin(self._retire_steps(self._parts.clock.now()))
 
-        def deletable(expired: int) -> int:
-            count = self._pinning.deletable(expired)
-            if count:
-                unread.count_below(self._parts.store.start_after(count), now)
-            return count
+    def _retire_steps(self, now: Millis) -> Iterator[None]:
+        store = self._parts.store
+        try:
+            self._parts.producers.expire(now=now)
+            if store.indexes_complete:
+                self._parts.unread.warn(now)
+                count = yield from self._pinning.deletable(store.expired(now))
+                if count:
+                    self._parts.unread.count_below(store.start_after(count), now)
+                self._delete(store.retire(now, count))
+        except Exception:
+            log.exception("housekeeping failed")
+        finally:
+            self.retiring = False
 
-        if self._parts.store.indexes_complete:
-            unread.warn(now)
-            retired = self._parts.store.retire(now, deletable)
-        if retired:
-            log.info("retention deletes %s log files", len(retired))
-            if self._parts.recording.on:
-                store = self._parts.store
-                self._parts.recording.trimmed({queue: store.bounds(*queue)[0] for queue in store.queues()})
-            store, thread = self._parts.store, self._parts.thread
+    def _delete(self, retired: Sequence[Segment]) -> None:
+        """Delete the files of retired segments, once no search reads them."""
+        store, thread = self._parts.store, self._parts.thread
+        if not retired:
+            return
+        log.info("retention deletes %s log files", len(retired))
+        if self._parts.recording.on:
+            self._parts.recording.trimmed({queue: store.bounds(*queue)[0] for queue in store.queues()})
 
-            def forgotten(_: object, error: StorageError | None) -> None:
-                _log_failure(_, error)
-                thread.submit(lambda: store.delete_retired(retired), _log_failure)
+        def forgotten(_: object, error: StorageError | None) -> None:
+            _log_failure(_, error)
+            thread.submit(lambda: store.delete_retired(retired), _log_failure)
 
-            self._parts.search_thread.submit(lambda: store.forget_keys(retired), forgotten)
-        self._parts.producers.expire(now=now)
+        self._parts.search_thread.submit(lambda: store.forget_keys(retired), forgotten)
 
     def _is_time(self, what: str, every: int, now: Millis) -> bool:
         if now - self._last.get(what, Millis(0)) < every:

@@ -48,7 +48,15 @@ class ParkedChange(NamedTuple):
     """Offsets and records that retention will delete from the log."""
 
 
+class ForgottenLanes(NamedTuple):
+    """The end of all lanes of a group, a topic, or a group in a topic. None: of any."""
+
+    group: str | None
+    topic: str | None
+
+
 _TABLES = ("parked_lanes", "parked_chunks", "parked_messages")
+_FORGOTTEN = "grp = coalesce(?, grp) AND topic = coalesce(?, topic)"
 _OF_LANE = "grp = ? AND topic = ? AND queue_id = ? AND key = ?"
 
 
@@ -58,9 +66,13 @@ class ParkedRows:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def apply(self, changes: Iterable[ParkedChange]) -> None:
+    def apply(self, changes: Iterable[ParkedChange | ForgottenLanes]) -> None:
         with self._state.transaction(Sync.FULL) as db:
             for change in changes:
+                if isinstance(change, ForgottenLanes):
+                    for table in _TABLES:
+                        db.execute(f"DELETE FROM {table} WHERE {_FORGOTTEN}", change)
+                    continue
                 if change.lane is None:
                     for table in _TABLES:
                         db.execute(f"DELETE FROM {table} WHERE {_OF_LANE}", change.id)

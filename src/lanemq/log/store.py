@@ -316,13 +316,16 @@ class Store:
         self.checkpoints.write(work, producers)
         self.checkpoints.finish(work)
 
-    def retire(self, now: int, deletable: Callable[[int], int] = int) -> list[Segment]:
-        """Remove segments from view that are too old, too many or unused; their queues begin later from now on.
+    def expired(self, now: int) -> int:
+        """Count the oldest segments that are too old, too many or unused."""
+        return max(self.retention.expired(now), self._unused_segments())
 
-        `deletable` says how many of these oldest segments may really go. Not while `indexes_complete` is false.
+    def retire(self, now: int, count: int | None = None) -> list[Segment]:
+        """Remove the oldest segments from view; their queues begin later from now on. `count`: as many as `expired`
+        has counted, or fewer; None: count now. Not while `indexes_complete` is false.
         """
         assert self.indexes_complete, "a rebuild of indexes reads these segments"
-        count = deletable(max(self.retention.expired(now), self._unused_segments()))
+        count = self.expired(now) if count is None else count
         if count:
             self._may_be_unused = True  # those behind them may be
         return self._log.retire(count) if count else []

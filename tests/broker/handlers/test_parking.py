@@ -1,12 +1,13 @@
 """Parked lanes over the wire: on disk before they are answered, and kept until an owner or operator removes them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, records
-from tests.broker.running import Gate, ManualClock, RunningBroker
+from tests.broker.running import Gate, ManualClock, RunningBroker, retire_now
 from tests.chaos.members import until
 from tests.chaos.mutants import pinned_log
 
@@ -261,8 +262,7 @@ def with_little_retention(start: Start, max_pinned_bytes: int) -> RunningBroker:
 
 def retire(running: RunningBroker) -> int:
     """Lets retention look; returns the first offset that is left."""
-    running.call(running.broker.running.housekeeping._retire)
-    running.settle()
+    retire_now(running)
     return running.connect().bounds("T")[0]
 
 
@@ -294,8 +294,13 @@ def test_a_broker_killed_between_the_copy_and_the_deletion_copies_again(
     start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Pinning.deletable
+
+    def nothing(self: Pinning, expired: int) -> Iterator[None]:
+        yield from real(self, expired)
+        return 0
+
     with monkeypatch.context() as patch:
-        patch.setattr(Pinning, "deletable", lambda self, expired: 0 * real(self, expired))
+        patch.setattr(Pinning, "deletable", nothing)
         running = with_little_retention(start, max_pinned_bytes=0)
         rows = running.broker.running.parts.parking.rows
         until("it is copied", lambda: retire(running) == 0 and rows.copied(("g", "T", 0, f"={KEY}")) == [2, 3])

@@ -269,7 +269,9 @@ def test_a_redrive_works_after_retention_is_due_for_the_originals(tmp_path: Path
     until("all others are through", lambda: len(parking.of(with_body)) == 40)
 
     def first_after_retention() -> int:
-        parking.broker.call(parking.broker.broker.running.housekeeping._retire)
+        housekeeping = parking.broker.broker.running.housekeeping
+        parking.broker.call(housekeeping._retire)
+        until("retention has looked", lambda: not housekeeping.retiring)
         return parking.broker.call(lambda: parking.broker.broker.running.parts.store.bounds(TOPIC, 0)[0])
 
     if max_pinned_bytes:

@@ -30,7 +30,8 @@ LANE_CHARS = 300
 """Approximate size of a lane beside its reason and key."""
 MAX_SHOWN = 256
 """Messages of a lane in one answer."""
-MAX_SHOWN_BYTES = 8 * 1024 * 1024
+MAX_SHOWN_BYTES = 4 * 1024 * 1024
+"""Of these messages together, unless the first one is larger."""
 
 MAX_RUN = 1_000
 """Lanes that are sorted at once; a longer run holds the event loop for longer."""
@@ -93,22 +94,33 @@ class OperatorParkingHandler:
 
     def _show(self, peer: Peer, request: Command) -> None:
         wanted = LaneBody.of_request(request.body)
-        lane = self._one(wanted)
+        self._show_from(peer, request, self._one(wanted), wanted.start)
+
+    def _show_from(self, peer: Peer, request: Command, lane: ParkedLane, start: int) -> None:
+        """Show messages from an offset on: from the log in slices, or copies of them from the database."""
+        offsets = lane.offsets.from_offset(start, MAX_SHOWN)
+        below, _ = self._parts.store.bounds(lane.name.topic, lane.name.queue_id)
 
         def found(records: Records, error: StorageError | None) -> None:
             if error is not None:
                 answer_error(peer, request, error)
-            elif not records and offsets:
-                show_from(offsets[-1] + 1)  # none of them has an intact record
+            elif not records:
+                self._show_from(peer, request, lane, offsets[-1] + 1)  # none of them has an intact record
             else:
                 answer(peer, request, {}, b"".join(records.values()))
 
-        def show_from(offset: int) -> None:
-            offsets[:] = lane.offsets.from_offset(offset, MAX_SHOWN)
+        if offsets and offsets[0] < below:
             self._parts.parking.find(lane.name, offsets, MAX_SHOWN_BYTES, found)
+        else:
+            self._sliced.begin(peer, request, self._show_steps(lane, offsets))
 
-        offsets: list[int] = []
-        show_from(wanted.start)
+    def _show_steps(self, lane: ParkedLane, offsets: list[int]) -> Steps:
+        while offsets:
+            records = yield from self._parts.parking.log_steps(lane.name, offsets, MAX_SHOWN_BYTES)
+            if records:
+                return b"".join(records.values())
+            offsets = lane.offsets.from_offset(offsets[-1] + 1, MAX_SHOWN)
+        return b""
 
     def _redrive(self, peer: Peer, request: Command) -> None:
         lane = self._one(LaneBody.of_request(request.body))

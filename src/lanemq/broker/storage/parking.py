@@ -8,15 +8,16 @@ A record is read from the log, or from its copy in the database if retention has
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
 from lanemq.broker.recording import Recording
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.core.brokering.lane_offsets import ChunkRow, LaneOffsets
-from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLane, ParkedLaneTable
+from lanemq.core.brokering.parked_lane_table import LaneName, Parked, ParkedLane, ParkedLaneTable, PlaceName
 from lanemq.core.lane_status import Failure, LaneStatus
-from lanemq.log.parked_rows import LaneId, LaneRow, ParkedChange, ParkedRows
+from lanemq.log.parked_rows import ForgottenLanes, LaneId, LaneRow, ParkedChange, ParkedRows
 from lanemq.log.reading import ReadStatus
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
@@ -52,9 +53,36 @@ class Parking:
         self._thread = thread
         self._recording = recording
         # Decided and not on disk, in that order; the first ones may be being written.
-        self._unsaved: list[tuple[ParkedChange, Stored]] = []
+        self._unsaved: list[tuple[ParkedChange | ForgottenLanes, Stored]] = []
         self._waiting: list[Saved] = []
         self._writing = False
+        self._noted: dict[PlaceName, int] | None = None
+
+    @contextmanager
+    def noting(self) -> Iterator[dict[PlaceName, int]]:
+        """The first offset that is parked in each queue until the end of the block; one block at a time."""
+        assert self._noted is None, "parked messages are noted already"
+        self._noted = {}
+        try:
+            yield self._noted
+        finally:
+            self._noted = None
+
+    def park(
+        self,
+        name: LaneName,
+        offsets: Sequence[int],
+        failure: Failure | None,
+        *,
+        now: Millis,
+        again: int | None = None,
+        held: bool = False,
+    ) -> Parked:
+        """Park messages in the table (`ParkedLaneTable.park`); `save` must follow."""
+        outcome = self.lanes.park(name, offsets, failure, now=now, again=again, held=held)
+        if self._noted is not None and outcome.fresh:
+            self._noted[name.place] = min(outcome.fresh[0], self._noted.get(name.place, outcome.fresh[0]))
+        return outcome
 
     def recover(self, end_of: Callable[[str, int], int]) -> None:
         """Restore the lanes. Their history lines are written again, because a crash may have lost some."""
@@ -123,8 +151,9 @@ class Parking:
 
     def forget(self, *, group: str | None = None, topic: str | None = None) -> None:
         """Remove the lanes of a deleted topic or group, in memory now and on disk soon."""
-        for name in self.lanes.forget(group=group, topic=topic):
-            self.save(name, _ignored)
+        if self.lanes.forget(group=group, topic=topic):
+            self._unsaved.append((ForgottenLanes(group, topic), _nothing))
+            self.settled(_ignored)
 
     # records
 
@@ -150,6 +179,16 @@ class Parking:
 
     def in_log(self, name: LaneName, offsets: Sequence[int], max_bytes: int) -> Records:
         """The records at these offsets of the log, up to a size; damaged ones are left out."""
+        steps = self.log_steps(name, offsets, max_bytes)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                found: Records = end.value
+                return found
+
+    def log_steps(self, name: LaneName, offsets: Sequence[int], max_bytes: int) -> Generator[None, None, Records]:
+        """As `in_log`; yields after each record."""
         records: Records = {}
         for offset in offsets:
             result = self._store.read(name.topic, name.queue_id, offset, 1, 1, None)
@@ -160,6 +199,7 @@ class Parking:
             if max_bytes < 0 and records:
                 break
             records[offset] = result.data
+            yield
         return records
 
     def _change(self, name: LaneName, chunks: Sequence[ChunkRow] = (), copies: Records | None = None) -> ParkedChange:

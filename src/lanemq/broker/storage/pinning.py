@@ -3,41 +3,53 @@
 Beyond the limit the oldest of these files are deleted, after the parked records in them have been copied into the state
 database.
 
+There may be many thousand lanes, so a look at them is taken in turns on the event loop. Lanes change in between: what
+leaves a lane only keeps a file for longer than needed, and what is parked since the look began is noted by `Parking`.
+
 Invariant: a log file is deleted only when every parked message in it has been copied, and the copies are on disk.
 """
 
 import logging
+from collections.abc import Generator, Iterable, Iterator
+from itertools import chain
 
 from lanemq.broker.storage.parking import Parking
-from lanemq.core.brokering.parked_lane_table import ParkedLane
+from lanemq.clock import Clock
+from lanemq.core.brokering.parked_lane_table import ParkedLane, PlaceName
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
+from lanemq.model.keys import shown_key
+from lanemq.net.rate_limited_log import FewLines
+from lanemq.net.turns import Turns
 
 log = logging.getLogger(__name__)
 
-MAX_COPIED = 1_000
-MAX_COPIED_BYTES = 4 * 1024 * 1024
+MAX_COPIED = 100
+MAX_COPIED_BYTES = 1024 * 1024
 """Messages and bytes copied in one step, during which the event loop reads them."""
 
 
 class Pinning:
-    """Decides how many of the oldest log files may be deleted."""
+    """Decides how many of the oldest log files may be deleted. One look at a time."""
 
-    def __init__(self, store: Store, parking: Parking, max_bytes: int) -> None:
+    def __init__(self, store: Store, parking: Parking, max_bytes: int, turns: Turns, clock: Clock) -> None:
         self._store = store
         self._parking = parking
         self._max_bytes = max_bytes
+        self._turns = turns
+        self._lines = FewLines(log, clock)
         self._copying = False
 
-    def deletable(self, expired: int) -> int:
-        """How many of the `expired` oldest files hold no parked message that is only there.
+    def deletable(self, expired: int) -> Generator[None, None, int]:
+        """How many of the `expired` oldest files hold no parked message that is only there. Yields between two steps;
+        the answer holds until something else happens on the loop.
 
         If the others are too large together, starts to copy; they can be deleted at a later call.
         """
         if not expired or not self._parking.lanes:
             return expired
-        start_after, needed_from = self._store.start_after, self._first_position()
-        free = expired
+        needed_from = yield from self._first_position()
+        start_after, free = self._store.start_after, expired
         while free and start_after(free) > needed_from:
             free -= 1
         release = free
@@ -45,22 +57,33 @@ class Pinning:
             release += 1
         if release > free and not self._copying:
             self._copying = True
-            self._copy_below(start_after(release))
+            self._copy_below(start_after(release), self._all_lanes())
         return free
 
-    def _first_position(self) -> int:
+    def _first_position(self) -> Generator[None, None, int]:
         """The position of the first record that a lane needs from the log."""
         lanes, needed = self._parking.lanes, self._store.log_end
-        for place in lanes.places():
-            queue = place[1:]
-            below, end = self._store.bounds(*queue)
-            first = min((self._first_uncopied(lane, below, end) for lane in lanes.of_queue(place)), default=end)
-            if first < end:
-                needed = min(needed, self._store.position_of(*queue, first))
+        with self._parking.noting() as parked_since:
+            for place in lanes.places():
+                below, first = self._store.bounds(*place[1:])
+                for lane in lanes.of_queue(place):
+                    first = min(first, self._first_uncopied(lane, below, first))
+                    yield
+                needed = min(needed, self._position(place, first))
+            for place, first in parked_since.items():
+                needed = min(needed, self._position(place, first))
         return needed
+
+    def _position(self, place: PlaceName, offset: int) -> int:
+        """The position of a record; the end of the log if the queue has none of this offset, or none any more."""
+        queue = place[1:]
+        low, end = self._store.bounds(*queue)
+        return self._store.position_of(*queue, offset) if low <= offset < end else self._store.log_end
 
     def _first_uncopied(self, lane: ParkedLane, below: int, end: int) -> int:
         """The first offset of a lane whose record is in the log and was not copied; `end` if there is none."""
+        if not lane.offsets:
+            return end  # it has ended since
         if lane.first >= below and lane.first > lane.copied:
             return lane.first
         return next(iter(self._uncopied(lane, 1)), end)
@@ -70,31 +93,45 @@ class Pinning:
         below, _ = self._store.bounds(lane.name.topic, lane.name.queue_id)
         return lane.offsets.from_offset(max(below, lane.copied + 1), limit)
 
-    def _copy_below(self, position: int) -> None:
-        """Copies the records below a position, step by step."""
-        for lane in self._parking.lanes:
-            end = self._store.first_from(lane.name.topic, lane.name.queue_id, position)
-            offsets = [offset for offset in self._uncopied(lane, MAX_COPIED) if offset < end]
-            if offsets:
-                self._copy(lane, offsets, position)
-                return
+    def _all_lanes(self) -> Iterator[ParkedLane]:
+        lanes = self._parking.lanes
+        return chain.from_iterable(map(lanes.of_queue, lanes.places()))
+
+    def _copy_below(self, position: int, left: Iterable[ParkedLane]) -> None:
+        """Copies the records of these lanes below a position, step by step."""
+        self._turns.begin(self._next_to_copy(position, iter(left)))
+
+    def _next_to_copy(self, position: int, left: Iterator[ParkedLane]) -> Iterator[None]:
+        """Looks for the next lane with records to copy, in turns, and begins to copy them."""
+        try:
+            for lane in left:
+                end = self._store.first_from(lane.name.topic, lane.name.queue_id, position)
+                offsets = [offset for offset in self._uncopied(lane, MAX_COPIED) if offset < end]
+                if offsets:
+                    self._copy(lane, offsets, position, left)
+                    return
+                yield
+        except StorageError as error:
+            log.warning("parked messages cannot be copied now: %s; the next look of retention tries again", error)
         self._copying = False
 
-    def _copy(self, lane: ParkedLane, offsets: list[int], position: int) -> None:
+    def _copy(self, lane: ParkedLane, offsets: list[int], position: int, left: Iterator[ParkedLane]) -> None:
         name = lane.name
         records = self._parking.in_log(name, offsets, MAX_COPIED_BYTES)
         last = offsets[-1] if len(records) == len(offsets) else max(records, default=offsets[0])
-        log.warning(
-            "group %s: %d parked messages of key %r of %s/%s are copied, because retention deletes their log file; "
-            "raise max_pinned_bytes, or redrive or discard the lane",
-            name.group, len(records), name.key, name.topic, name.queue_id,
-        )  # fmt: skip
+        self._lines.write(
+            logging.WARNING,
+            f"group {name.group}",
+            f"group {name.group}: {len(records)} parked messages of key {shown_key(name.key)} of "
+            f"{name.topic}/{name.queue_id} are copied, because retention deletes their log file; "
+            f"raise max_pinned_bytes, or redrive or discard the lane",
+        )
 
         def saved(error: StorageError | None) -> None:
             if error is not None:
                 self._copying = False  # the next look tries again
                 return
             lane.copied = max(lane.copied, last)
-            self._copy_below(position)
+            self._copy_below(position, chain((lane,), left))
 
         self._parking.save(name, saved, copies=records)

@@ -244,21 +244,25 @@ class ParkedLaneTable:
                 self._weigh(lane)
         return removed
 
-    def forget(self, *, group: str | None = None, topic: str | None = None) -> tuple[LaneName, ...]:
-        """Remove the lanes of a deleted group, a deleted topic, or both."""
-        gone = [lane for lane in self if group in (None, lane.name.group) and topic in (None, lane.name.topic)]
-        for lane in gone:
-            self._close(lane)
-            self._weigh(lane)
-            self._changed(lane.name.place)
-        return tuple(lane.name for lane in gone)
+    def forget(self, *, group: str | None = None, topic: str | None = None) -> int:
+        """Remove the lanes of a deleted group, a deleted topic, or both; returns how many. There may be thousands."""
+        count = 0
+        for place in [each for each in self._places if group in (None, each[0]) and topic in (None, each[1])]:
+            gone = self._places.pop(place)
+            count += len(gone)
+            self._add_weight(place[0], -sum([lane.weight for lane in gone.values()]))
+            self._changed(place)
+        return count
 
     def _weigh(self, lane: ParkedLane) -> None:
         """Count the weight of a lane that may have changed or ended."""
         group, kept = lane.name.group, self.get(lane.name) is lane
         weight = weight_of(lane.name.key, lane.failure.reason, len(lane.offsets)) if kept else 0
-        total = self._weights.get(group, 0) + weight - lane.weight
+        self._add_weight(group, weight - lane.weight)
         lane.weight = weight
+
+    def _add_weight(self, group: str, more: int) -> None:
+        total = self._weights.get(group, 0) + more
         if total:
             self._weights[group] = total
         else:

@@ -10,7 +10,7 @@ class RefusalReason(Enum):
     """As many connections as the broker accepts."""
     CONNECTIONS_PER_ADDRESS = "connections_per_address"
     NO_REQUEST = "no_request"
-    """A connection that sent no request, or no signed one, in time; it was closed."""
+    """A connection that sent no request, no signed one or no TLS handshake in time; it was closed."""
     UNFINISHED_FRAMES = "unfinished_frames"
     """A connection with an unfinished request, closed because those of all clients took too much memory."""
     UNSENT_REPLIES = "unsent_replies"
