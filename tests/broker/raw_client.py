@@ -47,6 +47,11 @@ class RawClient:
     def close(self) -> None:
         self.socket.close()
 
+    @property
+    def opaque(self) -> int:
+        """That of the newest frame."""
+        return self._opaque
+
     # frames
 
     def frame(

@@ -45,7 +45,7 @@ class OneStep(SlicedAnswers):
 
 @pytest.fixture(autouse=True)
 def _one_step_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sliced_answers, "SLICE_NS", 2)
+    monkeypatch.setattr(sliced_answers, "SLICE_NS", 1)
 
 
 def steps(name: str, count: int, done: list[str], error: Exception | None = None) -> Steps:

@@ -4,7 +4,6 @@ Processor time of each piece of work on the loop, so that other work on the mach
 beside the abuse, as in `test_abuse`.
 """
 
-import asyncio
 import gc
 import json
 import subprocess
@@ -13,30 +12,18 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.broker.loop_pieces import LONG_SECONDS, loop_pieces
 from tests.broker.running import RunningBroker
 from tests.load.abuses import TOPIC
 
 SECONDS = 6.0
-LONG_MS = 2.0
-
-
-def timed(times: list[float]) -> None:
-    """Note the milliseconds of every callback of event loops from now on."""
-    run = asyncio.events.Handle._run
-
-    def noted(handle: asyncio.Handle) -> None:
-        begin = time.thread_time_ns()
-        run(handle)
-        times.append((time.thread_time_ns() - begin) / 1e6)
-
-    asyncio.events.Handle._run = noted  # type: ignore[method-assign]
 
 
 def held(abuse: str, folder: Path) -> dict[str, object]:
     running = RunningBroker(folder / "data")
     sys.setswitchinterval(0.0005)  # as `lanemq broker`
     gc.freeze()
-    raw, times = running.connect(), list[float]()
+    raw = running.connect()
     raw.create(TOPIC)
     for _ in range(20):
         raw.send_batch(TOPIC, [(b"y" * 200, {"KEYS": "k"})] * 1000)
@@ -44,16 +31,24 @@ def held(abuse: str, folder: Path) -> dict[str, object]:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as abuser:
         assert abuser.stdout is not None
         abuser.stdout.readline()
-        timed(times)
-        sends, end = 0, time.monotonic() + SECONDS
-        while time.monotonic() < end:
-            assert raw.send(TOPIC, b"x").code == 0
-            sends += 1
-            time.sleep(0.002)
+        with loop_pieces() as pieces:
+            sends, end = 0, time.monotonic() + SECONDS
+            while time.monotonic() < end:
+                assert raw.send(TOPIC, b"x").code == 0
+                sends += 1
+                time.sleep(0.002)
         abuser.kill()
-    longest, above = round(max(times), 1), sum(each > LONG_MS for each in times)
     running.stop()
-    return {"abuse": abuse, "sends": sends, "longest ms": longest, f"above {LONG_MS} ms": above, "of": len(times)}
+    longest, above = round(pieces.longest * 1000, 1), f"above {LONG_SECONDS * 1000:.0f} ms"
+    return {
+        "abuse": abuse,
+        "sends": sends,
+        "longest ms": longest,
+        "what": pieces.what,
+        "longest collection ms": round(pieces.collecting * 1000, 1),
+        above: pieces.long,
+        "of": len(pieces.times),
+    }
 
 
 if __name__ == "__main__":

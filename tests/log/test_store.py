@@ -210,6 +210,23 @@ def test_the_oldest_segments_go_if_only_deleted_topics_used_them(open_store: Ope
     assert read_all(open_store(options=options))[0] == ["new"]
 
 
+def test_the_next_checkpoint_deletes_the_index_files_of_a_deleted_topic(open_store: OpenStore, tmp_path: Path) -> None:
+    """Not the deletion itself: a topic may have a thousand of them, and the event loop would wait for all."""
+    store = open_store()
+    send(store, "a", topic="gone")
+    send(store, "b")
+    store.checkpoint()
+    read_all(store)
+    files = tmp_path / "data" / "index"
+    assert len(list(files.rglob("0" * 20))) == 2
+    store.state.drop_topic("gone", store.drop_topic("gone"))
+    store.checkpoint()
+    assert len(list(files.rglob("0" * 20))) == 1
+    send(store, "c", topic="gone")
+    store.checkpoint()
+    assert (read_all(store)[0], read_all(store, topic="gone")[0]) == (["b"], ["c"])
+
+
 @pytest.mark.parametrize("indexes_deleted", [False, True])
 def test_a_queue_without_kept_records_continues_at_its_offset(
     open_store: OpenStore, tmp_path: Path, indexes_deleted: bool

@@ -205,7 +205,7 @@ class Broker:
             AssignmentHandler(parts),
             RouteHandler(parts),
             TopicHandler(parts, pull.topic_deleted, sliced),
-            RetryHandler(parts),
+            RetryHandler(parts, sliced),
             ReplyHandler(parts),
             QueryHandler(parts),
             StatsHandler(parts, figures, sliced),

@@ -125,7 +125,7 @@ def answer(peer: Peer, request: Command, ext: dict[str, str] = _NO_FIELDS, body:
     if isinstance(request, WatchedRequest):
         request.ended(DONE)
     if not request.is_oneway:
-        peer.send(_encoded(request, ResponseCode.SUCCESS, ext, body, None))
+        _send(peer, request, ResponseCode.SUCCESS, ext, body, None)
 
 
 def answer_code(
@@ -139,8 +139,11 @@ def answer_code(
     """Answer with a code and a remark; a oneway request gets no answer."""
     if isinstance(request, WatchedRequest):
         request.ended(DONE if code == ResponseCode.SUCCESS else f"refused: {remark.strip()}")
-    if request.is_oneway:
-        return
+    if not request.is_oneway:
+        _send(peer, request, code, ext, body, remark)
+
+
+def _send(peer: Peer, request: Command, code: int, ext: dict[str, str], body: bytes, remark: str | None) -> None:
     if len(body) >= LARGE_FRAME_BYTES and request.serialize_type == JSON:
         peer.send(response_head(request.opaque, code, ext, len(body), remark))
         peer.send(body)  # a megabyte is not copied into the frame of its head

@@ -3,6 +3,9 @@
 They are made in slices of about a millisecond, one in each round of the event loop. Connections take turns, so one that
 asks for a hundred long answers delays the long answers of the others by one of its own, and short requests by a slice.
 An answer that fits into the first slice is sent at once, like that of any other request.
+
+Later requests of the same connection are handled in between. Where that would be wrong, because a request changes
+something, it is begun `in_order`: then they wait.
 """
 
 import asyncio
@@ -32,6 +35,7 @@ Steps: TypeAlias = Generator[None, None, bytes | None]
 class _Unfinished(NamedTuple):
     request: Command
     steps: Steps
+    in_order: bool
 
 
 class SlicedAnswers:
@@ -43,19 +47,26 @@ class SlicedAnswers:
         """By connection, in the order in which they get their slices."""
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, peer: Peer, request: Command, steps: Steps) -> None:
-        """Make the answer of a request; raises what the steps of the first slice raise."""
+    def begin(self, peer: Peer, request: Command, steps: Steps, *, in_order: bool = False) -> None:
+        """Make the answer of a request; raises what the steps of the first slice raise.
+
+        `in_order`: later requests of the connection wait until it is made.
+        """
         mine = self._waiting.get(peer)
         if mine is not None:
             if len(mine) >= MAX_PER_PEER:
                 raise BrokerBusy(
                     ResponseCode.SYSTEM_BUSY, f"{MAX_PER_PEER} long answers are under way here; wait for one of them"
                 )
-            mine.append(_Unfinished(request, steps))
-        elif not self._slice(peer, request, steps):
-            self._waiting[peer] = deque([_Unfinished(request, steps)])
+            mine.append(_Unfinished(request, steps, in_order))
+        elif self._slice(peer, request, steps):
+            return
+        else:
+            self._waiting[peer] = deque([_Unfinished(request, steps, in_order)])
             if self._task is None:
                 self._task = asyncio.get_running_loop().create_task(self._run(), name="lanemq-long-answers")
+        if in_order:
+            peer.hold()
 
     async def _run(self) -> None:
         try:
@@ -67,8 +78,8 @@ class SlicedAnswers:
                     for unfinished in mine:
                         give_up(unfinished.request)
                     continue
-                if self._slice_later(peer, *mine[0]):
-                    mine.popleft()
+                if self._slice_later(peer, mine[0].request, mine[0].steps) and mine.popleft().in_order:
+                    peer.release()
                 if mine:
                     self._waiting[peer] = mine
         finally:
@@ -88,6 +99,7 @@ class SlicedAnswers:
         """Make one slice of an answer; whether it is finished."""
         until = self._nanoseconds() + SLICE_NS
         try:
+            next(steps)
             while self._nanoseconds() < until:
                 next(steps)
         except StopIteration as end:

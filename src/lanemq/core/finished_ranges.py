@@ -18,9 +18,10 @@ The text form is the distances from bound to bound, starting at the committed of
 overlap, run backwards or touch the offset cannot be written.
 """
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Self
 
@@ -30,6 +31,8 @@ from lanemq.model.units import QueueOffset
 
 MAX_RANGES = 20_000
 """Maximum number of ranges of one queue. Their text stays below 1 MB, whatever the offsets are."""
+_AS_WRITTEN = re.compile("(?:[1-9][0-9]*,)*[1-9][0-9]*")
+"""Text as `encode` writes it. `int` reads more, such as leading zeros and spaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class FinishedRanges:
     """Ranges [start, end), stored as one ascending tuple of bounds: start, end, start, end, ..."""
 
     bounds: tuple[int, ...] = ()
+    _text: tuple[int, str] | None = field(default=None, compare=False, repr=False)
+    """The offset and the text from which they were decoded: writing 20,000 ranges again takes six milliseconds."""
 
     @classmethod
     def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
@@ -105,6 +110,8 @@ class FinishedRanges:
 
     def encode(self, offset: int) -> str:
         """The part above the offset, as text."""
+        if self._text is not None and self._text[0] == offset:
+            return self._text[1]
         return ",".join([str(end - start) for start, end in pairwise((offset, *self.above(offset).bounds))])
 
     @classmethod
@@ -125,7 +132,8 @@ class FinishedRanges:
             ) from None
         if min(steps) < 1 or offset + sum(steps) > LONG_MAX:
             raise RemoteProtocolError(f"finished ranges above offset {offset} do not ascend, or end beyond any offset")
-        return cls(tuple(accumulate(steps, initial=offset))[1:])
+        bounds = tuple(accumulate(steps, initial=offset))[1:]
+        return cls(bounds, (offset, text) if _AS_WRITTEN.fullmatch(text) else None)
 
 
 def count_finished(text: str) -> int:

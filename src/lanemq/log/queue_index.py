@@ -15,11 +15,12 @@ If index files are lost, the entries below `filed_end` are built again in a seco
 and the newer entries stay in memory. Then `QueueTable.take_parts` joins the two.
 """
 
+import contextlib
 import errno
 import struct
 import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -171,6 +172,8 @@ class IndexFiles:
         self._max_open = max_open
         self._on_lost = on_lost
         self._open: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._dropped: deque[int] = deque()
+        """Numbers of dropped queues whose files the next `write` deletes. No number is used twice in a process."""
         disk.make_dir(folder)
 
     def read(self, queue: QueueIndex, offset: int, count: int) -> bytes:
@@ -196,12 +199,14 @@ class IndexFiles:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, parts: Iterable["IndexPart"]) -> None:
-        """Write entries to their places and sync them.
+        """Write entries to their places and sync them. Before that, delete the files of dropped queues.
 
         Files are written in groups and synced after all of a group are written. The first sync of a group makes the
         file system write what it knows of all of them, and the others find little left to do.
         """
         written, new = list[int](), set[Path]()
+        while self._dropped:
+            self._delete_all(self._dropped.popleft())
         try:
             for part in parts:
                 for fd in self._write(part, new):
@@ -279,13 +284,18 @@ class IndexFiles:
                 self._close((queue.number, int(name)))
                 self._disk.unlink(folder / name)
 
-    def delete_all(self, number: int) -> None:
-        """Delete a queue's files: for dropped topics and before a rebuild."""
-        for key in [key for key in self._open if key[0] == number]:
+    def drop(self, numbers: Collection[int]) -> None:
+        """Close the files of dropped queues; the next `write` deletes them, because a topic may have a thousand."""
+        for key in [key for key in self._open if key[0] in numbers]:
             self._close(key)
+        self._dropped.extend(numbers)
+
+    def _delete_all(self, number: int) -> None:
+        """On the row thread. What cannot be deleted stays without harm: it is never read, and a queue that gets the
+        number after a restart begins with new files."""
         folder = self._folder / str(number)
-        if folder.exists():
-            for name in self._disk.names(folder):
+        with contextlib.suppress(OSError):
+            for name in self._disk.names(folder) if folder.exists() else ():
                 self._disk.unlink(folder / name)
 
     def close(self) -> None:
@@ -420,14 +430,16 @@ class QueueTable:
         return queue
 
     def drop(self, topic: str) -> None:
-        """Remove a topic's queues and their files; checkpoint work in progress skips them."""
+        """Remove a topic's queues; checkpoint work in progress skips them, and the next one deletes their files."""
+        numbers: set[int] = set()
         for key in [key for key in self._queues if key[0] == topic]:
             queue = self._queues.pop(key)
             queue.dropped = True
             if queue.rebuilt is not None:
                 queue.rebuilt.dropped = True
             self._dirty.pop(queue, None)
-            self._files.delete_all(queue.number)
+            numbers.add(queue.number)
+        self._files.drop(numbers)
 
     def publish(self, queue: QueueIndex, entries: bytes) -> None:
         queue.publish(entries)

@@ -189,6 +189,7 @@ class Peer(asyncio.BufferedProtocol):
         self._reading = False
         """True while a read is handled: replies queued during it are written at its end."""
         self._waits_for_turn = False
+        self._held = False
         self._turns = 0
         """Turns that ended before everything received was handled."""
         self._long = False
@@ -232,6 +233,17 @@ class Peer(asyncio.BufferedProtocol):
             host = self.remote.host
             self._server.other_protocols.warn(host, f"a client at {host} cannot use this port: {error}")
         self.close(f"not RocketMQ's protocol: {error}")
+
+    def hold(self) -> None:
+        """Handle no further request of this peer until `release`, because one takes long and must come first."""
+        self._held = True
+        self._read_or_wait()
+
+    def release(self) -> None:
+        """Go on with the requests of this peer."""
+        self._held = False
+        if self.is_open:
+            self._server.loop.call_soon(self._continue)
 
     def stop_reading(self) -> None:
         """Accepts no more requests from this peer; replies are still written."""
@@ -381,7 +393,7 @@ class Peer(asyncio.BufferedProtocol):
 
     @property
     def _waits(self) -> bool:
-        return self.reads_slowly or self._stopped or self._closing
+        return self.reads_slowly or self._held or self._stopped or self._closing
 
     def _read_or_wait(self) -> None:
         if self._transport is None or self._transport.is_closing():

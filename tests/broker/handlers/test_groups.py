@@ -6,6 +6,8 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, lock_body
 from tests.broker.running import ManualClock, RunningBroker
 
+from lanemq.broker import sliced_answers
+from lanemq.core.brokering.quotas import Quota
 from lanemq.wire.bodies import (
     ConsumerData,
     ConsumerIdList,
@@ -263,3 +265,36 @@ def test_a_reset_survives_a_crash_and_is_answered_to_the_next_pull(start: Start)
     after.pull("T", 2)
     after.commit(3)
     assert after.committed() == 3
+
+
+def test_a_heartbeat_with_many_new_groups_is_taken_in_slices_and_answered_when_its_client_is_a_member(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each new group gets a topic; requests of others are served in between."""
+    monkeypatch.setattr(sliced_answers, "SLICE_NS", 0)
+    raw, other = broker.connect(), broker.connect()
+    data = [ConsumerData(group_name=f"g{number}") for number in range(200)]
+    asked = raw.post(RequestCode.HEART_BEAT, {}, HeartbeatData(client_id="c", consumer_data_set=data).encode())
+    assert other.send("T").code == 0
+    assert raw.answer(asked).code == 0
+    members = broker.broker.running.parts.members
+    assert {members.members(f"g{number}") for number in range(200)} == {("c",)}
+    assert b"%RETRY%g199" in raw.ask(RequestCode.GET_ALL_TOPIC_CONFIG).body
+
+
+def test_a_client_that_leaves_before_its_many_groups_are_taken_is_no_member(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sliced_answers, "SLICE_NS", 0)
+    raw, other = broker.connect(), broker.connect()
+    raw.bounds("T")
+    other.bounds("T")
+    data = [ConsumerData(group_name=f"g{number}") for number in range(200)]
+    raw.post(RequestCode.HEART_BEAT, {}, HeartbeatData(client_id="c", consumer_data_set=data).encode())
+    raw.close()
+    server, parts = broker.broker.running.server, broker.broker.running.parts
+    while len(server.peers) > 1:
+        other.bounds("T")
+    broker.settle()
+    assert parts.members.groups() == ()
+    assert parts.quotas.charged(Quota.SEATS, "address 127.0.0.1") == 0

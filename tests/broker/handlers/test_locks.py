@@ -7,6 +7,9 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import BROKER, RawClient, lock_body
 from tests.broker.running import Gate, ManualClock, RunningBroker
 
+from lanemq.broker import sliced_answers
+from lanemq.broker.handlers.locks import MAX_LINES
+from lanemq.net.server import Peer
 from lanemq.wire.bodies import LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.route_bodies import GroupList, SubscriptionGroupTable
@@ -380,3 +383,46 @@ def test_such_a_group_is_forgotten_also_after_a_restart(clocked: RunningBroker) 
     listed = clocked.connect().ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body
     assert SubscriptionGroupTable.decode(listed).subscription_group_table == {}
     assert clocked.broker.running.parts.locks.groups() == ()
+
+
+def test_a_request_for_many_queues_is_few_lines_in_the_log(
+    clocked: RunningBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lanemq.broker.handlers.locks")
+    raw = clocked.connect()
+    raw.create("Wide", 200)
+    assert len(raw.lock("a", "Wide", tuple(range(200))).lock_ok_mq_set) == 200
+    lines = [record.getMessage() for record in caplog.records if "owns" in record.getMessage()]
+    assert len(lines) == MAX_LINES + 1
+    assert lines[-1] == f"group g: a owns {200 - MAX_LINES} further queues"
+
+
+def lock_and_unlock(running: RunningBroker) -> int:
+    """A client locks 200 queues and unlocks the last 50 without waiting; how many of them can another one lock then?"""
+    raw, queues = running.connect(), tuple(range(200))
+    raw.create("Wide", 200)
+    asked = [
+        raw.frame(code, {}, lock_body("a", "Wide", part, "g"))
+        for code, part in ((RequestCode.LOCK_BATCH_MQ, queues), (RequestCode.UNLOCK_BATCH_MQ, queues[150:]))
+    ]
+    raw.socket.sendall(b"".join(frame for _, frame in asked))
+    locked, unlocked = (raw.answer(opaque) for opaque, _ in asked)
+    assert len(LockResponse.decode(locked.body).lock_ok_mq_set) == 200
+    assert unlocked.code == 0
+    return len(running.connect().lock("b", "Wide", queues).lock_ok_mq_set)
+
+
+def test_a_long_lock_request_is_handled_in_slices_and_before_what_follows_it(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sliced_answers, "SLICE_NS", 0)
+    assert lock_and_unlock(broker) == 50
+
+
+def test_control_if_later_requests_did_not_wait_an_unlock_would_come_too_early(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sliced_answers, "SLICE_NS", 0)
+    monkeypatch.setattr(Peer, "hold", lambda _: None)
+    monkeypatch.setattr(Peer, "release", lambda _: None)
+    assert lock_and_unlock(broker) == 0

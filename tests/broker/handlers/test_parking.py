@@ -1,6 +1,6 @@
 """Parked lanes over the wire: on disk before they are answered, and kept until an owner or operator removes them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,10 +12,14 @@ from tests.chaos.members import until
 from tests.chaos.mutants import pinned_log
 
 from lanemq.broker.handlers import operator_parking
+from lanemq.broker.parts import Parts
 from lanemq.broker.storage.pinning import Pinning
+from lanemq.core.brokering.parked_lane_table import LaneName
+from lanemq.core.lane_status import Failure
 from lanemq.log.parked_rows import ParkedChange, ParkedRows
 from lanemq.log.state import Sync
 from lanemq.model.errors import StorageError
+from lanemq.model.units import Millis
 from lanemq.net.rate_limited_log import MAX_LINES
 from lanemq.wire.bodies import LaneLease
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -30,6 +34,7 @@ from lanemq.wire.lane_bodies import (
     ParkedTable,
 )
 
+NOW = Millis(1)
 SMALL = {"segment_bytes": 64 * 1024, "retention_bytes": 64 * 1024}
 KEY = "order 4711 \x01 ü"
 """Keys may hold anything."""
@@ -288,6 +293,37 @@ def test_beyond_the_limit_parked_records_are_copied_before_their_file_is_deleted
     redrive(owner.raw)
     given = records(owner.next(wanted=9))
     assert [each.body for each in given] == [b"2", b"3"]
+
+
+def look_while(start: Start, park: Callable[[Parts, LaneName], object]) -> int:
+    """How many files retention would delete if offset 2 is parked while it looks at the lanes."""
+    running = start(**SMALL, max_pinned_bytes=1024 * 1024)
+    raw = running.connect()
+    fill(raw)
+    for _ in range(64):
+        raw.send("T", b"x" * 4000, queue=0)
+    Owner(running).park(71)
+    parts, pinning = running.broker.running.parts, running.broker.running.housekeeping._pinning
+
+    def look() -> int:
+        steps = pinning.deletable(parts.store.expired(parts.clock.now()))
+        next(steps)
+        park(parts, LaneName("g", "T", 0, "meanwhile"))
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return int(end.value)
+
+    return running.call(look)
+
+
+def test_a_message_that_is_parked_while_retention_looks_keeps_its_file(start: Start) -> None:
+    assert look_while(start, lambda parts, name: parts.parking.park(name, [2], Failure("broken", 1), now=NOW)) == 0
+
+
+def test_control_if_it_is_not_noted_its_file_would_be_deleted(start: Start) -> None:
+    assert look_while(start, lambda parts, name: parts.parking.lanes.park(name, [2], Failure("", 1), now=NOW)) > 0
 
 
 def test_a_broker_killed_between_the_copy_and_the_deletion_copies_again(

@@ -336,3 +336,19 @@ def test_config_items_are_bounded(clocked: RunningBroker, monkeypatch: pytest.Mo
     raw = clocked.connect()
     codes = [raw.ask(RequestCode.PUT_KV_CONFIG, {"namespace": "n", "key": str(k), "value": "v"}).code for k in range(3)]
     assert codes == [0, 0, ResponseCode.SYSTEM_ERROR]
+
+
+def test_config_items_are_bounded_together_and_a_deleted_one_makes_room(
+    clocked: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of all of them is one answer."""
+    monkeypatch.setattr("lanemq.broker.handlers.routes.MAX_ALL_KV_CHARS", 100)
+    raw = clocked.connect()
+
+    def put(key: str, chars: int) -> Command:
+        return raw.ask(RequestCode.PUT_KV_CONFIG, {"namespace": "n", "key": key, "value": "v" * chars})
+
+    assert [put("a", 40).code, put("b", 40).code, put("b", 40).code] == [0, 0, 0]
+    assert "more than 100 characters together" in (put("c", 40).remark or "")
+    assert raw.ask(RequestCode.DELETE_KV_CONFIG, {"namespace": "n", "key": "a"}).code == 0
+    assert put("c", 40).code == 0

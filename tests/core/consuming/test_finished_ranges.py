@@ -271,3 +271,14 @@ def test_with_the_whole_queue_in_order_there_are_no_finished_ranges_and_none_are
         assert scheduler.finished_ranges(Q) == NOTHING_FINISHED
         scheduler.finish(run, DONE, now=Millis(0))
     assert seen == [0, 1]
+
+
+@pytest.mark.parametrize(("text", "again"), [("1,2,3,4", "1,2,3,4"), ("01, 2,+3,4", "1,2,3,4"), ("1_0,1", "10,1")])
+def test_decoded_ranges_are_written_as_ranges_are_whatever_the_text_was(text: str, again: str) -> None:
+    """Text that is as `encode` writes it is kept, because writing many ranges takes milliseconds."""
+    decoded = FinishedRanges.decode(text, 5)
+    assert decoded.encode(5) == again
+    assert decoded == FinishedRanges(decoded.bounds)
+    assert decoded.below(100).encode(5) == again
+    assert decoded.below(decoded.bounds[-1] - 1).encode(5) != again
+    assert decoded.encode(6) == FinishedRanges(decoded.bounds).encode(6)

@@ -14,7 +14,7 @@ from lanemq.core.brokering.quotas import MAX_CLIENT_ID_CHARS, MAX_HEARTBEAT_NAME
 from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.log import state as rows
 from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, StorageError
-from lanemq.model.names import check_group, check_topic
+from lanemq.model.names import check_group, check_topic, retry_topic
 from lanemq.model.units import Millis, to_millis
 from lanemq.net.address import Address
 from lanemq.net.rate_limited_log import RateLimitedLog
@@ -40,6 +40,9 @@ from lanemq.wire.stats_bodies import ClientConnection, ProducerConnection, Produ
 log = logging.getLogger(__name__)
 
 BROADCASTING = "BROADCASTING"
+NEW_AT_ONCE = 50
+"""New groups in a heartbeat above which they are taken in slices: each gets a retry topic, which takes some 50
+microseconds."""
 
 
 class _ClientConfig(Body):
@@ -55,6 +58,14 @@ class _Producer(NamedTuple):
     address: Address
     last_heartbeat: Millis
     """Wall time."""
+
+
+class _Heartbeat(NamedTuple):
+    """What a heartbeat says of its client."""
+
+    client_id: str
+    groups: dict[str, GroupHeartbeat]
+    producers: list[str]
 
 
 class GroupHandler:
@@ -102,30 +113,45 @@ class GroupHandler:
 
     def _heartbeat(self, peer: Peer, request: Command) -> None:
         try:
-            changes = self._take_heartbeat(peer, request)
+            beat = self._checked(peer, request)
         except LaneError as error:
             # The client may show nothing of it, and would only seem to receive no messages.
             client = f"{request.language[:32]} client at {peer.remote.host}"
             self._warnings.warn(peer.remote.host, f"a heartbeat of a {client} is refused: {error}")
             raise
+        if sum(self._parts.topics.get(retry_topic(name)) is None for name in beat.groups) > NEW_AT_ONCE:
+            self._sliced.begin(peer, request, self._join_steps(peer, request, beat), in_order=True)
+        else:
+            for _ in self._join_steps(peer, request, beat):
+                pass
+
+    def _join_steps(self, peer: Peer, request: Command, beat: _Heartbeat) -> Steps:
+        """Create the retry topics of new groups, then let the client join its groups."""
+        for name, group in beat.groups.items():
+            if group.message_model != BROADCASTING:
+                self._parts.topic_keeper.take(self._parts.topics.ensure_retry(name))
+                yield
+        changes = self._join(peer, request, beat)
         answer(peer, request)
         self._parts.notices.group_changed(changes.groups)
+        return None
 
-    def _take_heartbeat(self, peer: Peer, request: Command) -> Changes:
+    def _checked(self, peer: Peer, request: Command) -> _Heartbeat:
+        """What a heartbeat says, charged to its party; raises if it is refused."""
         beat = HeartbeatData.of_request(request.body)
         if not 0 < len(beat.client_id) <= MAX_CLIENT_ID_CHARS:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"clientID must have 1 to {MAX_CLIENT_ID_CHARS} characters")
         self._refuse_many_names(peer, beat)
         groups = {check_group(data.group_name): _group_of(data) for data in beat.consumer_data_set}
         producers = [check_group(data.group_name) for data in beat.producer_data_set]
-        connection = ConnectionId(peer.number)
         self._refuse_conflict(beat.client_id, groups)
         self._charge(peer, request, beat.client_id, groups)
+        return _Heartbeat(beat.client_id, groups, producers)
+
+    def _join(self, peer: Peer, request: Command, beat: _Heartbeat) -> Changes:
+        connection = ConnectionId(peer.number)
         self._parts.parties[connection] = self._parts.party(peer, request)
-        for name, group in groups.items():
-            if group.message_model != BROADCASTING:
-                self._parts.topic_keeper.take(self._parts.topics.ensure_retry(name))
-        for name in producers:
+        for name in beat.producers:
             known = _Producer(beat.client_id, peer.remote, self._parts.clock.wall())
             self._producers.setdefault(name, {})[connection] = known
             self._groups_of.setdefault(connection, set()).add(name)
@@ -133,7 +159,7 @@ class GroupHandler:
         self._parts.versions[connection] = ClientVersion(language, request.version)
         expiry = self._expiry(HeartbeatHeader.from_ext(request.ext))
         now = self._parts.clock.now()
-        changes = self._parts.members.heartbeat(connection, beat.client_id, groups, expiry=expiry, now=now)
+        changes = self._parts.members.heartbeat(connection, beat.client_id, beat.groups, expiry=expiry, now=now)
         for name in changes.groups:
             if (queues := self._parts.members.retry_queues(name)) > 1:
                 self._parts.topic_keeper.take(self._parts.topics.ensure_retry(name, queues))

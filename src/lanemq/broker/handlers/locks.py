@@ -12,7 +12,7 @@ sender that is not a member of the group, because it was silent for too long, sa
 
 import logging
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import msgspec
 
@@ -38,6 +38,10 @@ log = logging.getLogger(__name__)
 
 MAX_QUEUES = 2_048
 """Queues in one lock request: more would hold the event loop. A topic has at most 1,024."""
+AT_ONCE = 64
+"""Queues that one step locks or unlocks; a step takes half a millisecond. Requests for more are handled in slices."""
+MAX_LINES = 64
+"""Lines in the log about one lock request; each costs some ten microseconds."""
 MAX_NAME_CHARS = 255
 """Length of a client id or broker name; they are part of every row on disk."""
 MAX_QUEUE_ID = 2**31 - 1
@@ -68,7 +72,6 @@ class LockHandler:
     def _lock(self, peer: Peer, request: Command) -> None:
         body = _decode(request.body)
         header = LockHeader.from_ext(request.ext)
-        wish = header.lane_lease_millis
         now = self._parts.clock.now()
         self._parts.refuse_other_client(peer, request, body.client_id, releases=False)
         member = self._parts.members.alive(ConnectionId(peer.number), body.client_id, body.consumer_group, now=now)
@@ -82,35 +85,69 @@ class LockHandler:
             self._charge_new(peer, request, body.consumer_group, queues)
             self._parts.begin_row(peer)
             self._parts.end_row(peer)  # `_save` counts it, if there is anything to save
-        grant = self._parts.locks.acquire(
-            body.consumer_group,
-            queues,
-            body.client_id,
-            lease=self._lease(wish),
-            keep_alive_timeout=_keep_alive_timeout(header),
-            now=now,
-        )
-        group = body.consumer_group
-        for lease in grant.granted:
-            if lease.changed:
-                self._parts.counters.leases_granted += 1
-                log.info("group %s: %s owns %s, epoch %s", group, lease.owner, lease.queue, lease.epoch)
-                if wish is None or header.lane_finished is None:
-                    self._parts.offsets.forget_finished(group, lease.queue.topic, lease.queue.queue_id)
-        finished = self._finished(group, grant) if header.lane_finished else {}
-        reply = self._stock_reply(grant) if wish is None else self._lane_reply(group, grant, finished)
-        self._unsaved.update(((group, row.queue), row) for row in grant.changes)
-        keys = [(group, lease.queue) for lease in grant.granted]
-        rows = [self._unsaved[key] for key in keys if key in self._unsaved] if self._unsaved else []
-        new = {row.queue for row in rows}
+        self._in_slices(peer, request, body, self._lock_steps(peer, request, body, header, member=member))
+
+    def _in_slices(self, peer: Peer, request: Command, body: LockRequest, steps: Steps) -> None:
+        """Take the steps at once, or in slices if there are many queues."""
+        if len(body.mq_set) > AT_ONCE:
+            self._sliced.begin(peer, request, steps, in_order=True)
+        else:
+            for _ in steps:
+                pass
+
+    def _lock_steps(
+        self,
+        peer: Peer,
+        request: Command,
+        body: LockRequest,
+        header: LockHeader,
+        *,
+        member: bool,
+    ) -> Steps:
+        """Grant the queues, a part of them in each step, then save and answer."""
+        group, wish = body.consumer_group, header.lane_lease_millis
+        granted, reply, serial, left = list[Lease](), LockResponse(), 0, MAX_FINISHED_CHARS
+        for part in _parts_of(body.mq_set):
+            now = self._parts.clock.now()
+            grant = self._parts.locks.acquire(
+                group,
+                self._existing(part),  # a topic may be deleted between two steps
+                body.client_id,
+                lease=self._lease(wish),
+                keep_alive_timeout=_keep_alive_timeout(header),
+                now=now,
+            )
+            granted += grant.granted
+            serial = grant.serial or serial
+            self._unsaved.update(((group, row.queue), row) for row in grant.changes)
+            if wish is None or header.lane_finished is None:
+                for lease in grant.granted:
+                    if lease.changed:
+                        self._parts.offsets.forget_finished(group, lease.queue.topic, lease.queue.queue_id)
+            reply.lock_ok_mq_set += [QueueBody.of(lease.queue) for lease in grant.granted]
+            if wish is not None:
+                finished = self._finished(group, grant, left) if header.lane_finished else {}
+                left -= sum(map(len, finished.values()))
+                reply.lane_leases += [
+                    self._describe(group, lease, finished.get(lease.queue, ""), now) for lease in grant.granted
+                ]
+                reply.lane_refused += map(_refusal, grant.refused)
+            yield
+        changed = [lease for lease in granted if lease.changed]
+        self._parts.counters.leases_granted += len(changed)
+        _log_changed(group, changed)
+        keys = [(group, lease.queue) for lease in granted] if self._unsaved else []
+        rows = self._current([self._unsaved[key] for key in keys if key in self._unsaved])
+        new, encoded = {row.queue for row in rows}, reply.encode()
 
         def saved() -> None:
             if self._parts.recording.on:
-                self._parts.recording.locked(group, [self._as_it_is(group, each, new) for each in grant.granted])
-            serial = 0 if header.lane_keep_alive_millis is None else grant.serial
-            answer(peer, request, {} if wish is None else _answer_fields(serial, member=member), reply)
+                self._parts.recording.locked(group, [self._as_it_is(group, each, new) for each in granted])
+            named = 0 if header.lane_keep_alive_millis is None else serial
+            answer(peer, request, {} if wish is None else _answer_fields(named, member=member), encoded)
 
         self._save(peer, rows, saved, lambda error: answer_error(peer, request, error))
+        return None
 
     def _charge_new(self, peer: Peer, request: Command, group: str, queues: Sequence[MessageQueue]) -> None:
         """Charge locks that the group never had before: they stay in memory and on disk."""
@@ -148,13 +185,10 @@ class LockHandler:
     def _lease(self, wish: int | None) -> Millis | None:
         return None if wish is None else Millis(max(wish, to_millis(self._parts.options.min_lane_lease)))
 
-    def _stock_reply(self, grant: LockGrant) -> bytes:
-        return LockResponse(lock_ok_mq_set=[QueueBody.of(lease.queue) for lease in grant.granted]).encode()
-
-    def _finished(self, group: str, grant: LockGrant) -> dict[MessageQueue, str]:
-        """As much as an answer can carry; the rest is forgotten, and its messages are delivered again."""
+    def _finished(self, group: str, grant: LockGrant, left: int) -> dict[MessageQueue, str]:
+        """As much as an answer can carry, `left` characters; the rest is forgotten, and its messages are delivered
+        again."""
         sent: dict[MessageQueue, str] = {}
-        left = MAX_FINISHED_CHARS
         for lease in grant.granted:
             queue = lease.queue
             text = self._parts.offsets.finished_ranges(group, queue.topic, queue.queue_id)
@@ -165,16 +199,8 @@ class LockHandler:
                 self._parts.offsets.forget_finished(group, queue.topic, queue.queue_id)
         return sent
 
-    def _lane_reply(self, group: str, grant: LockGrant, finished: Mapping[MessageQueue, str]) -> bytes:
-        """The grant, its epoch and the group's committed offset in one answer, which saves two round trips."""
-        now = self._parts.clock.now()
-        return LockResponse(
-            lock_ok_mq_set=[QueueBody.of(lease.queue) for lease in grant.granted],
-            lane_leases=[self._describe(group, lease, finished.get(lease.queue, ""), now) for lease in grant.granted],
-            lane_refused=[_refusal(refusal) for refusal in grant.refused],
-        ).encode()
-
     def _describe(self, group: str, lease: Lease, finished: str, now: Millis) -> LaneLease:
+        """The grant, its epoch and the group's committed offset in one answer, which saves two round trips."""
         queue = lease.queue
         offset = self._parts.offsets.committed(group, queue.topic, queue.queue_id)
         return LaneLease(
@@ -190,18 +216,32 @@ class LockHandler:
 
     def _unlock(self, peer: Peer, request: Command) -> None:
         body = _decode(request.body)
-        now, epoch = self._parts.clock.now(), request.ext.get(LANE_EPOCH)
         self._parts.refuse_other_client(peer, request, body.client_id, releases=True)
-        queues = [queue.queue for queue in body.mq_set]
-        group = body.consumer_group
-        rows = self._parts.locks.release(group, queues, body.client_id, epoch=_epoch(epoch), now=now)
-        self._unsaved.update(((group, row.queue), row) for row in rows)
-        if self._parts.recording.on:
-            self._parts.recording.unlocked(rows, body.client_id)
-        if rows:
-            self._parts.counters.leases_released += len(rows)
+        self._in_slices(peer, request, body, self._unlock_steps(peer, request, body))
+
+    def _unlock_steps(self, peer: Peer, request: Command, body: LockRequest) -> Steps:
+        """Release the queues, a part of them in each step, then save and answer."""
+        group, epoch, released = body.consumer_group, _epoch(request.ext.get(LANE_EPOCH)), list[SavedLease]()
+        for part in _parts_of(body.mq_set):
+            queues, now = [queue.queue for queue in part], self._parts.clock.now()
+            rows = self._parts.locks.release(group, queues, body.client_id, epoch=epoch, now=now)
+            self._unsaved.update(((group, row.queue), row) for row in rows)
+            if self._parts.recording.on:
+                self._parts.recording.unlocked(rows, body.client_id)
+            released += rows
+            yield
+        if released:
+            self._parts.counters.leases_released += len(released)
             self._parts.notices.group_changed([group])
-        self._save(peer, rows, lambda: answer(peer, request), lambda error: answer_error(peer, request, error))
+        current = self._current(released)
+        self._save(peer, current, lambda: answer(peer, request), lambda error: answer_error(peer, request, error))
+        return None
+
+    def _current(self, rows: Sequence[SavedLease]) -> Sequence[SavedLease]:
+        """Rows of leases that are still as they were in an earlier step. Those of a topic that was deleted since must
+        not be written behind its deletion."""
+        found = [(row, self._parts.locks.latest(row.group, row.queue)) for row in rows]
+        return [row for row, last in found if last is not None and last.epoch == row.epoch]
 
     def _save(
         self, peer: Peer, rows: Sequence[SavedLease], saved: Callable[[], None], failed: Callable[[StorageError], None]
@@ -247,6 +287,20 @@ class LockHandler:
                 leases.append(msgspec.Raw(msgspec.json.encode(shown)))
             yield
         return msgspec.json.encode({"leases": leases})
+
+
+def _parts_of(queues: Sequence[QueueBody]) -> Iterator[Sequence[QueueBody]]:
+    """Parts of bounded length; one that is empty if there are no queues."""
+    for start in range(0, max(1, len(queues)), AT_ONCE):
+        yield queues[start : start + AT_ONCE]
+
+
+def _log_changed(group: str, changed: Sequence[Lease]) -> None:
+    """A line for each queue with a new owner; one for all of them if they are many."""
+    for lease in changed[:MAX_LINES]:
+        log.info("group %s: %s owns %s, epoch %s", group, lease.owner, lease.queue, lease.epoch)
+    if len(changed) > MAX_LINES:
+        log.info("group %s: %s owns %s further queues", group, changed[0].owner, len(changed) - MAX_LINES)
 
 
 def _decode(data: bytes) -> LockRequest:

@@ -5,6 +5,7 @@ from functools import partial
 
 from lanemq.broker.dispatch import Handler, answer_saved
 from lanemq.broker.parts import Parts
+from lanemq.broker.sliced_answers import SlicedAnswers, Steps
 from lanemq.broker.storage.delays import SendRoute, route_delayed
 from lanemq.core.brokering.delay import RouteToDeadLetter, level_for_pass, route_send_back
 from lanemq.log.appender import NewRecord
@@ -31,8 +32,9 @@ _COUNT = re.compile("[0-9]{1,9}")
 class RetryHandler:
     """Request 36."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, sliced: SlicedAnswers) -> None:
         self._parts = parts
+        self._sliced = sliced
 
     def table(self) -> dict[int, Handler]:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back}
@@ -41,10 +43,15 @@ class RetryHandler:
         header = SendBackHeader.from_ext(request.ext)
         group = check_group(header.group)
         self._parts.group_commit.refuse_sends()
+        self._sliced.begin(peer, request, self._steps(peer, request, header, group), in_order=True)
+
+    def _steps(self, peer: Peer, request: Command, header: SendBackHeader, group: str) -> Steps:
+        """Read the message, then store its copy: each takes some milliseconds if it is a large one."""
         try:
             record = RecordView(self._parts.store.read_at(header.offset))
         except CorruptRecord as error:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}") from error
+        yield
         self._parts.use_group(peer, request, group)
         properties = self._properties(header, record)
         if header.lane_pass_on:
@@ -63,6 +70,7 @@ class RetryHandler:
             self._parts.group_commit.append(target.topic, target.queue_id, [item], host, size, done)
         if not header.lane_pass_on:
             self._parts.traffic.sent_back(group, properties[PropertyName.RETRY_TOPIC], now=self._parts.clock.now())
+        return None
 
     def _properties(self, header: SendBackHeader, record: RecordView) -> dict[str, str]:
         properties = decode_properties(record.properties_text)

@@ -31,6 +31,8 @@ MAX_KV_ITEMS = 10_000
 MAX_KV_CHARS = 1_024
 """Characters of the namespace, the key and the value of a config item each: anyone may set them, and they stay in
 memory."""
+MAX_ALL_KV_CHARS = 1024 * 1024
+"""Characters of all config items together: a list of them is one answer."""
 
 
 class RouteHandler:
@@ -39,6 +41,7 @@ class RouteHandler:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._kv: dict[tuple[str, str], str] = {}
+        self._kv_chars = 0
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -109,10 +112,21 @@ class RouteHandler:
         self._check_order_stays(header, header.value or "")
         if any(len(text) > MAX_KV_CHARS for text in (header.namespace, header.key or "", header.value or "")):
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"a config item has at most {MAX_KV_CHARS} characters")
-        if len(self._kv) >= MAX_KV_ITEMS:
+        name, value = (header.namespace, header.key or ""), header.value or ""
+        if len(self._kv) >= MAX_KV_ITEMS and name not in self._kv:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"already {MAX_KV_ITEMS} config items; delete some")
-        self._kv[header.namespace, header.key or ""] = header.value or ""
+        chars = self._kv_chars + sum(map(len, (*name, value))) - self._chars_of(name)
+        if chars > MAX_ALL_KV_CHARS:
+            raise BrokerRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"the config items would have more than {MAX_ALL_KV_CHARS} characters together; delete some",
+            )
+        self._kv[name], self._kv_chars = value, chars
         answer(peer, request)
+
+    def _chars_of(self, name: tuple[str, str]) -> int:
+        value = self._kv.get(name)
+        return 0 if value is None else sum(map(len, (*name, value)))
 
     def _get_kv(self, peer: Peer, request: Command) -> None:
         header = KvHeader.from_ext(request.ext)
@@ -128,7 +142,9 @@ class RouteHandler:
     def _delete_kv(self, peer: Peer, request: Command) -> None:
         header = KvHeader.from_ext(request.ext)
         self._check_order_stays(header, "")
-        self._kv.pop((header.namespace, header.key or ""), None)
+        name = (header.namespace, header.key or "")
+        self._kv_chars -= self._chars_of(name)
+        self._kv.pop(name, None)
         answer(peer, request)
 
     def _list_kv(self, peer: Peer, request: Command) -> None:
