@@ -5,6 +5,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from lanemq.core.brokering import lock_table
 from lanemq.core.brokering.lock_table import Current, Lease, LockTable, Refusal, SavedLease, Stale, Unowned, Verdict
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
@@ -269,20 +270,33 @@ def test_a_group_holds_a_lock_until_its_lease_ends() -> None:
 def test_each_expired_lease_is_reported_once() -> None:
     table = LockTable()
     take(table, "A", at(0), lease=LANE)
-    assert table.next_deadline() == at(5)
     assert table.expire(now=at(4.999)) == ()
     assert table.expire(now=at(5)) == (("g", Lease(Q0, "A", Epoch(1), at(5))),)
     assert table.expire(now=at(6)) == ()
-    assert table.next_deadline() is None
 
 
-def test_deadline_follows_renewal_and_release() -> None:
+def test_many_leases_that_end_together_are_reported_in_several_calls_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One call for all of a hundred thousand would hold the event loop; the queues are free in any case."""
+    monkeypatch.setattr(lock_table, "MAX_LOOKS", 4)
+    table, queues = LockTable(), [MessageQueue("orders", "a", number) for number in range(10)]
+    table.acquire("g", queues, "A", lease=LANE, now=at(0))
+    calls = [table.expire(now=at(5)) for _ in range(4)]
+    assert [len(each) for each in calls] == [4, 4, 2, 0]
+    assert [lease.queue for call in calls for _, lease in call] == queues
+    table._check()
+
+
+def test_expiry_follows_renewal_and_release() -> None:
     table = LockTable()
     take(table, "A", at(0), lease=LANE)
     take(table, "A", at(3), lease=LANE)
-    assert table.next_deadline() == at(8)
-    table.release("g", [Q0], "A", epoch=None, now=at(4))
-    assert table.next_deadline() is None
+    assert table.expire(now=at(7.999)) == ()
+    assert len(table.expire(now=at(8))) == 1
+    take(table, "A", at(9), lease=LANE)
+    table.release("g", [Q0], "A", epoch=None, now=at(10))
+    assert table.expire(now=at(99)) == ()
 
 
 def test_a_short_lease_after_a_released_long_one_expires_in_time() -> None:
@@ -290,7 +304,8 @@ def test_a_short_lease_after_a_released_long_one_expires_in_time() -> None:
     take(table, "A", at(0))
     table.release("g", [Q0], "A", epoch=None, now=at(1))
     take(table, "B", at(1), lease=LANE)
-    assert table.next_deadline() == at(6)
+    assert table.expire(now=at(5.999)) == ()
+    assert [lease.owner for _, lease in table.expire(now=at(6))] == ["B"]
 
 
 def test_only_changes_must_be_saved() -> None:
@@ -399,8 +414,7 @@ class LockTableMachine(RuleBasedStateMachine):
     def expire(self) -> None:
         for group, lease in self.table.expire(now=self.now):
             assert live_lease(self.table, lease.queue, group=group, now=self.now) is None
-        deadline = self.table.next_deadline()
-        assert deadline is None or deadline > self.now
+        assert self.table.expire(now=self.now) == ()
 
     @precondition(lambda self: self.disk)
     @rule()
@@ -417,10 +431,11 @@ class LockTableMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_live_lease_without_a_deadline(self) -> None:
-        lives = [live_lease(self.table, queue, now=self.now) for queue in (Q0, Q1)]
-        ends = [lease.expires_at for lease in lives if lease is not None]
-        deadline = self.table.next_deadline()
-        assert not ends or (deadline is not None and deadline <= min(ends))
+        for queue in (Q0, Q1):
+            if (lease := live_lease(self.table, queue, now=self.now)) is not None:
+                wake_at = self.table._groups["g"][queue].wake_at
+                assert wake_at is not None
+                assert wake_at <= lease.expires_at
 
     @invariant()
     def only_the_last_grant_is_ever_current(self) -> None:

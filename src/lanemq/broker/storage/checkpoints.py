@@ -142,12 +142,14 @@ class Checkpoints:
             return  # records below the mark are not on disk yet; the next tick tries again
         self._mark = None
         self._saving_index = True
-        rows = list(map(producer_row, unsaved.rows))
 
         def written(_: object, error: StorageError | None) -> None:
             self._index_written(work, unsaved, error)
 
-        self._row_thread.submit(lambda: self._store.checkpoints.write(work, rows, unsaved.gone), written)
+        # Encoded on the thread: there may be thousands of producers.
+        self._row_thread.submit(
+            lambda: self._store.checkpoints.write(work, map(producer_row, unsaved.rows), unsaved.gone), written
+        )
 
     def _is_synced(self, mark: int) -> bool:
         """Whether what is published below a mark is synced. Without `durable`, starts the sync for a later call."""

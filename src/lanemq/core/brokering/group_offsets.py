@@ -225,9 +225,9 @@ class GroupOffsets:
         """Remove the offsets of a deleted group, a deleted topic, or both; returns the keys to delete on disk."""
         gone = [
             (name, held_topic, queue_id)
-            for name, held in self._groups.items()
-            for held_topic, queue_id in held
-            if group in (None, name) and topic in (None, held_topic)
+            for name in (self._groups if group is None else (group,))
+            for held_topic, queue_id in self._groups.get(name, ())
+            if topic in (None, held_topic)
         ]
         for name, held_topic, queue_id in gone:
             del self._groups[name][held_topic, queue_id]

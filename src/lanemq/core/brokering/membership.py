@@ -28,6 +28,9 @@ from lanemq.model.units import Millis
 MEMBER_EXPIRY_MS = Millis(120_000)
 """RocketMQ: `ConsumerManager.CHANNEL_EXPIRED_TIMEOUT`."""
 
+MAX_LOOKS = 2_000
+"""Members that one call of `expire` looks at; removing one takes some microseconds."""
+
 ConnectionId = NewType("ConnectionId", int)
 
 K = TypeVar("K")
@@ -276,9 +279,14 @@ class Membership:
         return changes
 
     def expire(self, *, now: Millis) -> Changes:
-        """Remove members that were silent for too long, even if their connection is open."""
+        """Remove members that were silent for too long, even if their connection is open.
+
+        Each call looks at a limited number of members; the next one goes on.
+        """
         gone = []
-        while self._ends and self._ends[0][0] <= now:
+        for _ in range(MAX_LOOKS):
+            if not self._ends or self._ends[0][0] > now:
+                break
             _, serial, key = self._ends[0]
             expiry = self._expiries.get(key)
             if expiry is None or expiry.serial != serial:
