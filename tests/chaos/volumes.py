@@ -5,6 +5,7 @@ shown on the simulated disk as well (`lanemq.testing.faulty_disk`, `lanemq.testi
 """
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,3 +50,21 @@ def make_image(path: Path, mebibytes: int) -> Path:
 def image(path: Path, at: Path) -> "contextlib.AbstractContextManager[Path]":
     """An ext4 in a file. What was written and not synced is not in the file."""
     return _mounted(at, "-o", "loop", path)
+
+
+@contextlib.contextmanager
+def filled(at: Path, left: int = 0) -> Iterator[None]:
+    """Another program takes all space of a file system but so many bytes, until the end of the block."""
+    path = at / "filler"
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while (size := min(1 << 16, free_space(at) - left)) > 0:
+            file.write(bytes(size))
+    try:
+        yield
+    finally:
+        path.unlink()
+
+
+def free_space(at: Path) -> int:
+    found = os.statvfs(at)
+    return found.f_bavail * found.f_frsize
