@@ -1,7 +1,7 @@
 """Clients that hurt a broker, carelessly or on purpose: `python -m tests.load.abuses NAME ADDRESS`, until it is killed.
 
 Each prints `ready` when its abuse is in full swing. A refused or closed connection is part of the game: the abuser
-tries again.
+tries again. With `tls` as a third argument, those that send frames encrypt them.
 """
 
 import contextlib
@@ -9,47 +9,84 @@ import os
 import random
 import resource
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
 
 from tests.broker.raw_client import RawClient, lock_body, pull_ext, send_ext
 
+from lanemq.model.errors import LaneError
 from lanemq.net.address import parse_address
 from lanemq.wire.codes import RequestCode
 
 MIB = 1024 * 1024
 SILENT = 1_100
+DEAF = 300
 TOPIC = "good"
+HANDSHAKE_BEGUN = b"\x16\x03\x01\x02"
 
 
 def silent_connections(address: str) -> None:
     """Connects as often as the operating system allows, and says nothing."""
-    held: list[socket.socket] = []
-    for _ in range(SILENT):
-        with contextlib.suppress(OSError):
-            held.append(socket.create_connection(parse_address(address), timeout=5))
-    ready()
+    _hold(address, b"")
+
+
+def half_handshakes(address: str) -> None:
+    """As silent connections, after the first bytes of a TLS handshake."""
+    _hold(address, HANDSHAKE_BEGUN)
+
+
+def _hold(address: str, begun: bytes) -> None:
+    held: list[socket.socket | None] = [None] * SILENT
+    announced = False
     while True:
         for number, each in enumerate(held):
-            each.setblocking(False)
-            with contextlib.suppress(OSError):
-                if each.recv(1) == b"":
-                    each.close()
-                    held[number] = socket.create_connection(parse_address(address), timeout=5)
+            try:
+                if each is None:
+                    each = held[number] = socket.create_connection(parse_address(address), timeout=5)
+                    each.sendall(begun)
+                    each.setblocking(False)
+                gone = each.recv(1) == b""
+            except BlockingIOError:
+                gone = False
+            except OSError:
+                gone = True
+            if gone and each is not None:
+                each.close()
+                held[number] = None
+        if not announced:
+            announced = True
+            ready()
         time.sleep(0.05)
+
+
+def handshakes(address: str) -> None:
+    """Makes TLS connections and closes them, as fast as they are made."""
+    ready()
+    while True:
+        with contextlib.suppress(OSError):
+            encrypted(socket.create_connection(parse_address(address), timeout=5)).close()
+
+
+def encrypted(plain: socket.socket) -> ssl.SSLSocket:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context.wrap_socket(plain)
 
 
 def slow_frames(address: str) -> None:
     """Announces frames of a mebibyte and sends them byte by byte."""
-    held = [RawClient(address) for _ in range(300)]
-    for each in held:
-        each.socket.sendall(MIB.to_bytes(4, "big") + (MIB // 2).to_bytes(4, "big"))
+    held: list[socket.socket] = []
+    for _ in range(300):
+        plain = socket.create_connection(parse_address(address), timeout=60)
+        held.append(encrypted(plain) if "tls" in sys.argv[3:] else plain)
+        held[-1].sendall(MIB.to_bytes(4, "big") + (MIB // 2).to_bytes(4, "big"))
     ready()
     while True:
         for each in held:
             with contextlib.suppress(OSError):
-                each.socket.sendall(b"{")
+                each.sendall(b"{")
         time.sleep(0.01)
 
 
@@ -59,9 +96,14 @@ def deaf_readers(address: str) -> None:
     announced = False
     while True:
         held = [each for each in held if not _closed(each)]
-        while len(held) < 20:
-            each = RawClient(address)
-            asked = [each.frame(RequestCode.PULL_MESSAGE, pull_ext(TOPIC, 0, laneMaxBytes=str(MIB)))[1]] * 100
+        while len(held) < DEAF:
+            try:
+                each = RawClient(address)
+            except (OSError, LaneError):
+                break
+            asked = [
+                each.frame(RequestCode.PULL_MESSAGE, pull_ext(TOPIC, 0, most=4096, laneMaxBytes=str(MIB)))[1]
+            ] * 100
             each.socket.setblocking(False)
             with contextlib.suppress(OSError):
                 each.socket.send(b"".join(asked))
@@ -77,7 +119,7 @@ def malformed(address: str) -> None:
     randomly = random.Random(7)
     ready()
     while True:
-        with contextlib.suppress(OSError, EOFError), RawClient(address) as raw:
+        with contextlib.suppress(OSError, EOFError, LaneError), RawClient(address) as raw:
             _, frame = raw.frame(RequestCode.SEND_MESSAGE_V2, send_ext(TOPIC), b"x" * 100)
             for _ in range(50):
                 changed = bytearray(frame)
@@ -167,6 +209,8 @@ ABUSES: dict[str, Callable[[str], None]] = {
     each.__name__: each
     for each in (
         silent_connections,
+        half_handshakes,
+        handshakes,
         slow_frames,
         deaf_readers,
         malformed,
@@ -182,7 +226,7 @@ ABUSES: dict[str, Callable[[str], None]] = {
 def _repeat(address: str, abuse: Callable[[RawClient], object]) -> None:
     ready()
     while True:
-        with contextlib.suppress(OSError, EOFError), RawClient(address) as raw:
+        with contextlib.suppress(OSError, EOFError, LaneError), RawClient(address) as raw:
             while True:
                 abuse(raw)
 
