@@ -56,6 +56,7 @@ from lanemq.core.brokering.membership import Membership
 from lanemq.core.brokering.quotas import GroupUse
 from lanemq.history import last_time, open_history
 from lanemq.log.options import StoreOptions
+from lanemq.log.space_reserve import SpaceReserve
 from lanemq.log.store import Store
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import to_millis
@@ -109,14 +110,15 @@ class Broker:
             undo.callback(store.close)
             recording = self._open_history()
             undo.callback(recording.close)
-            threads = self._new_threads()
+            space_reserve = self._new_space_reserve()
+            threads = self._new_threads(space_reserve.release)
             for each in threads:
                 undo.callback(each.stop)
             tables = recovered(self.options, self._clock, store, threads.rows, recording)
             listener = self._new_listener()
             undo.callback(listener.close)
             self.address = listener.address
-            self._running = self._assemble(store, threads, recording, tables)
+            self._running = self._assemble(store, threads, recording, tables, space_reserve)
             self._running.server.accept_from(listener)
             undo.pop_all()
         self._health.running(self.running.parts, self.running.figures, lambda: self.running.housekeeping.last_tick)
@@ -190,7 +192,9 @@ class Broker:
 
     # wiring
 
-    def _assemble(self, store: Store, threads: "Threads", recording: Recording, tables: Tables) -> "Running":
+    def _assemble(
+        self, store: Store, threads: "Threads", recording: Recording, tables: Tables, space_reserve: SpaceReserve
+    ) -> "Running":
         parts = self._new_parts(store, threads, recording, tables)
         figures, sliced = Figures(parts), SlicedAnswers(self._clock)
         pull, groups = PullHandler(parts), GroupHandler(parts, sliced)
@@ -229,7 +233,7 @@ class Broker:
             offsets=parts.offsets,
             delays=parts.delays,
         )
-        housekeeping = Housekeeping(parts, pull, checkpoints, server)
+        housekeeping = Housekeeping(parts, pull, checkpoints, server, space_reserve)
         ticking = asyncio.create_task(housekeeping.run(), name="lanemq-housekeeping")
         return Running(
             parts,
@@ -314,10 +318,14 @@ class Broker:
         """Simulations override this with one that does not depend on the machine."""
         return DescriptorReserve(wanted=self.options.max_connections, files=lambda: store.open_files)
 
-    def _new_threads(self) -> "Threads":
-        """Simulations override this with some that need no thread."""
+    def _new_threads(self, on_full: Callable[[], bool]) -> "Threads":
+        """Simulations override this with some that need no thread. `on_full` makes room for rows on a full disk."""
         loop = asyncio.get_running_loop()
-        return Threads(DiskThread(loop, "log"), DiskThread(loop, "rows"), DiskThread(loop, "search"))
+        return Threads(DiskThread(loop, "log"), DiskThread(loop, "rows", on_full), DiskThread(loop, "search"))
+
+    def _new_space_reserve(self) -> SpaceReserve:
+        """Simulations override this with one that reserves nothing."""
+        return SpaceReserve(self.options.data)
 
     def _new_listener(self) -> Listener:
         """Simulations override this with one that needs no socket."""

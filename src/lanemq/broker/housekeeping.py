@@ -13,6 +13,7 @@ from lanemq.broker.storage.pinning import Pinning
 from lanemq.clock import nanoseconds_of
 from lanemq.core.brokering.quotas import UNUSED_NAME_MS, Quota
 from lanemq.log.commit_log import Segment
+from lanemq.log.space_reserve import SpaceReserve, reserve_bytes
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import retry_topic
 from lanemq.model.units import Millis, to_millis
@@ -30,6 +31,8 @@ IDLE_CHECK_EVERY_MS = 1_000
 DAY_CHECK_EVERY_MS = 1_000
 GROUPS_EVERY_MS = 1_000
 DELETIONS_EVERY_MS = 2_000
+RESERVE_EVERY_MS = 10_000
+"""Not at the start: a broker that lives for seconds, such as one of a test, does without a reserve."""
 PAUSE_MS = 1_000
 """A longer time between two ticks means that the broker did not run: its process or machine was suspended."""
 PAUSE_AFTER_FULL_MS = 1_000
@@ -44,8 +47,16 @@ MAX_FORGOTTEN = 100
 class Housekeeping:
     """Calls every part that has deadlines."""
 
-    def __init__(self, parts: Parts, pull: PullHandler, checkpoints: Checkpoints, server: Server) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        pull: PullHandler,
+        checkpoints: Checkpoints,
+        server: Server,
+        space_reserve: SpaceReserve,
+    ) -> None:
         self._parts = parts
+        self._space_reserve = space_reserve
         self._pull = pull
         self._checkpoints = checkpoints
         self._server = server
@@ -56,7 +67,7 @@ class Housekeeping:
         """Whether retention looks for files that may be deleted."""
         self._forgotten_groups = UnusedGroups(parts)
         self._warnings = RateLimitedLog(log, parts.clock)
-        self._last: dict[str, Millis] = {}
+        self._last: dict[str, Millis] = {"space": parts.clock.now()}
         self._last_tick = parts.clock.now()
         self._paused_at = Millis(0)
 
@@ -88,6 +99,8 @@ class Housekeeping:
             self._step(self._parts.delay_delivery.tick)
         if self._is_time("descriptors", DESCRIPTORS_EVERY_MS, now):
             self._step(self._limit_connections)
+        if self._is_time("space", RESERVE_EVERY_MS, now):
+            self._step(self._reserve_space)
         if self._is_time("idle", IDLE_CHECK_EVERY_MS, now):
             self._step(lambda: self._server.close_idle(self._parts.options.idle_timeout))
         if self._is_time("retention", RETENTION_EVERY_MS, now):
@@ -144,6 +157,13 @@ class Housekeeping:
         elif group_commit.paused is not None and now - self._paused_at >= PAUSE_AFTER_FULL_MS:
             self._paused_at = now  # the next failed write pauses again, and the next attempt waits as long
             group_commit.resume()
+
+    def _reserve_space(self) -> None:
+        """Take the reserve for `state.db` while the disk has room."""
+        low_space, reserve = self._parts.low_space, self._space_reserve
+        size = reserve_bytes(low_space.watermark())
+        if size and reserve.possible and not reserve.held and low_space.space.free > low_space.needed() + size:
+            self._parts.row_thread.submit(lambda: reserve.take(size), _ignored)
 
     def _limit_connections(self) -> None:
         """Leave enough descriptors for the files, as their number and the limit of the process change."""
@@ -261,4 +281,8 @@ class UnusedGroups:
 
 
 def _nothing(_: object = None) -> None:
+    pass
+
+
+def _ignored(_: object, error: StorageError | None) -> None:
     pass

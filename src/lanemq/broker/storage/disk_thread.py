@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from lanemq.clock import SystemClock
-from lanemq.model.errors import StorageError, WriteFailed
+from lanemq.model.errors import DiskFull, StorageError, WriteFailed
 from lanemq.net.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,10 @@ _Finished: TypeAlias = Callable[[Any, StorageError | None], None]
 class DiskThread:
     """One thread for jobs of one kind: a slow disk does not block the event loop, and jobs keep their order."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str, on_full: Callable[[], bool] = lambda: False) -> None:
+        """`on_full` is called on the thread if a job meets a full disk; if it made room, the job runs again."""
         self._loop = loop
+        self._on_full = on_full
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.in_progress = 0
         """On the loop: jobs that were submitted and whose `done` was not called yet."""
@@ -72,7 +74,7 @@ class DiskThread:
         """
 
         def run() -> None:
-            self._loop.call_soon_threadsafe(self._one_finished, finished, outcome_of(job), urgent)
+            self._loop.call_soon_threadsafe(self._one_finished, finished, self._outcome_of(job), urgent)
 
         def finished(result: G | None, error: StorageError | None) -> None:
             self.in_progress -= 1
@@ -162,10 +164,21 @@ class DiskThread:
             jobs.append(following)
         else:
             following = _NONE_YET
-        outcomes = _outcomes_together(jobs) if len(jobs) > 1 else [outcome_of(first.job)]
+        outcomes = self._outcomes_together(jobs) if len(jobs) > 1 else [self._outcome_of(first.job)]
         finished = [(each.finished, outcome) for each, outcome in zip(jobs, outcomes, strict=True)]
         self._loop.call_soon_threadsafe(self._rows_finished, finished)
         return self._jobs.get() if following is _NONE_YET else following
+
+    def _outcomes_together(self, jobs: Sequence[_RowJob]) -> list[_Outcome]:
+        try:
+            with jobs[0].rows.together():
+                return [(each.job(), None) for each in jobs]
+        except Exception:  # noqa: BLE001 - each job shows its own error when it is repeated
+            return [self._outcome_of(each.job) for each in jobs]
+
+    def _outcome_of(self, job: Callable[[], Any]) -> _Outcome:
+        outcome = outcome_of(job)
+        return outcome_of(job) if isinstance(outcome[1], DiskFull) and self._on_full() else outcome
 
 
 def _nothing_yet() -> None:
@@ -173,14 +186,6 @@ def _nothing_yet() -> None:
 
 
 _NONE_YET: _Job = _nothing_yet
-
-
-def _outcomes_together(jobs: Sequence[_RowJob]) -> list[tuple[Any, StorageError | None]]:
-    try:
-        with jobs[0].rows.together():
-            return [(each.job(), None) for each in jobs]
-    except Exception:  # noqa: BLE001 - each job shows its own error when it is repeated
-        return [outcome_of(each.job) for each in jobs]
 
 
 def outcome_of(job: Callable[[], G]) -> tuple[G | None, StorageError | None]:

@@ -19,6 +19,7 @@ from lanemq.broker.recording import Recording
 from lanemq.broker.storage.disk_thread import DiskThread, RowTransactions, outcome_of
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.log.options import StoreOptions
+from lanemq.log.space_reserve import SpaceReserve
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
@@ -130,9 +131,12 @@ class SimBroker(Broker):
         self._host = host
         self._machine = machine
 
-    def _new_threads(self) -> Threads:
+    def _new_threads(self, on_full: Callable[[], bool]) -> Threads:
         log, rows = (SimDiskThread(self._host, self._machine.disk_delay) for _ in range(2))
         return Threads(log, rows, search=log)
+
+    def _new_space_reserve(self) -> SpaceReserve:
+        return SpaceReserve(self.options.data, possible=False)
 
     def _new_listener(self) -> Listener:
         return SimListener(self.options.listen)
