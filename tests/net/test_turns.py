@@ -102,6 +102,40 @@ def test_requests_are_handled_and_answered_in_order_over_many_turns() -> None:
     on_loop(test)
 
 
+def test_newcomers_share_one_turn_and_a_known_client_does_not_wait_for_them() -> None:
+    async def test() -> None:
+        slow = Slow(0.6)
+        known, wire = slow.connect()
+        known.data_received(request(1))
+        await asyncio.sleep(0)
+        slow.handled.clear()
+        new = [slow.connect()[0] for _ in range(10)]
+        for each in new:
+            each.data_received(requests(3))
+        assert len(slow.handled) == 2, "a turn of the first of them"
+        known.data_received(request(2))
+        assert wire.writes[-1] == encode_response(2), "handled at once"
+        await asyncio.sleep(0)
+        assert len(slow.handled) <= 3 + 2
+        await iterations(40)
+        assert len(slow.handled) == 30 + 1
+        assert [number for peer, number in slow.handled if peer is new[9]] == [0, 1, 2]
+
+    on_loop(test)
+
+
+def test_control_if_newcomers_did_not_share_a_turn_each_would_have_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Turns, "for_newcomer", lambda _: True)
+
+    async def test() -> None:
+        slow = Slow(0.6)
+        for each in [slow.connect()[0] for _ in range(10)]:
+            each.data_received(requests(3))
+        assert len(slow.handled) == 20
+
+    on_loop(test)
+
+
 def test_without_turns_all_requests_of_a_read_come_first() -> None:
     """Negative control of the tests before: on a clock that stands still, no turn ends."""
 

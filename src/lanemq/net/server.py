@@ -194,6 +194,8 @@ class Peer(asyncio.BufferedProtocol):
         """Turns that ended before everything received was handled."""
         self._long = False
         """Whether its last requests took more than a turn: then the next ones wait for a turn from the start."""
+        self._new = True
+        """Whether none of its requests were handled within a turn yet."""
 
     def __str__(self) -> str:
         return f"peer {self.number} at {self.remote}"
@@ -327,7 +329,7 @@ class Peer(asyncio.BufferedProtocol):
             self._count_unfinished(begun=bool(frames))
             if self._waits_for_turn:
                 pass  # TLS may pass on what it had read before
-            elif end or not self._long:
+            elif end or not (self._long or (frames and self._new and not self._server.turns.for_newcomer())):
                 self._work(end)
             else:
                 self._wait_for_turn()
@@ -368,6 +370,7 @@ class Peer(asyncio.BufferedProtocol):
                     turns.add(self._take_turn)
                 return
         self._long = self._turns > 0
+        self._new = self._new and self._long
         self._turns = 0
         self._read_or_wait()
 

@@ -26,10 +26,26 @@ class Turns:
         self.nanoseconds = nanoseconds
         self._loop = loop
         self._waiting: deque[Work] = deque()
+        self._newcomers_until: int | None = None
+        """When the turn that newcomers share in this iteration of the loop is over; None: it has not begun."""
 
     def end(self) -> int:
         """When a turn that begins now is over."""
         return self.nanoseconds() + TURN_NS
+
+    def for_newcomer(self) -> bool:
+        """Whether a connection of which nothing is known yet may begin at once.
+
+        In one iteration of the loop, all of them share one turn: a client that connects again and again, each time
+        with a long request, would otherwise delay the others by as many turns as connections.
+        """
+        if self._newcomers_until is None:
+            self._newcomers_until = self.end()
+            self._loop.call_soon(self._next_iteration)
+        return self.nanoseconds() < self._newcomers_until
+
+    def _next_iteration(self) -> None:
+        self._newcomers_until = None
 
     def add(self, work: Work) -> None:
         """Wait for a turn, behind all others; it comes in a later iteration of the loop."""
