@@ -95,7 +95,7 @@ def by_lane(batch: Sequence[PendingEffect]) -> list[LaneEffects]:
 
 
 def leading_repeats(verdicts: Sequence[EffectVerdict]) -> int | None:
-    """How many messages at the begin of a batch are repeats.
+    """How many messages at the start of a batch are repeats.
 
     None if a repeat follows a new message: then the messages must be judged one by one.
     """

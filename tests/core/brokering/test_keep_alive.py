@@ -151,7 +151,7 @@ class TwoMembers(RuleBasedStateMachine):
                 lease.kept_alive(about, asked_at=asked_at)
             return
         for refusal in answer.refused:
-            leases[refusal.queue].refused()
+            leases[refusal.queue].lost()
         for granted in answer.granted:
             lease = leases[granted.queue]
             lease.granted(granted.epoch, asked_at=asked_at, keep_alive_timeout=TIMEOUT, serial=answer.serial)

@@ -52,12 +52,11 @@ def test_the_broker_keeps_a_lease_over_two_lost_renewals(times: LeaseTimes) -> N
     assert held.granted(Epoch(1), asked_at=Millis(3 * times.renew_every_ms)) is Grant.RENEWED
 
 
-def test_a_refused_or_lost_lease_is_unusable_at_once() -> None:
-    for end in (QueueLease.refused, QueueLease.lost):
-        held = lease()
-        end(held)
-        assert not held.usable(now=Millis(1))
-        assert held.usable_until is None
+def test_a_lost_lease_is_unusable_at_once() -> None:
+    held = lease()
+    held.lost()
+    assert not held.usable(now=Millis(1))
+    assert held.usable_until is None
 
 
 @pytest.mark.row("A57")
@@ -85,7 +84,7 @@ def test_late_answers_neither_shorten_nor_restore_a_lease() -> None:
 
 def test_a_lease_after_a_loss_is_new() -> None:
     held = lease(epoch=0)
-    held.refused()
+    held.lost()
     assert held.granted(Epoch(0), asked_at=Millis(10)) is Grant.NEW
 
 

@@ -13,12 +13,11 @@ Damage in the middle of the log leaves a hole in a producer's sequences, between
 the hole is not a duplicate, and storing it now would put it after its successors. It is answered `Gap(0)`, as if the
 producer were unknown, so that its sender learns that the outcome is unknown.
 
-Memory is bounded: producers that stored nothing for `idle_ms` (elapsed time) are forgotten, and those idle for longest
-beyond `capacity`, of which one topic and one user may each take an eighth: a flood of producers in one topic, or of one
-user in many topics, forgets only its own. A
-forgotten producer that continues is answered `Gap(0)` and must start a new epoch. The price: a repeat of a producer's
-very first batch (sequence 0) that arrives after it was forgotten is stored again, and a replaced producer is no longer
-fenced.
+Memory is bounded. Producers that stored nothing for `idle_ms` (elapsed time) are forgotten. So are those idle for
+longest when there are more than `capacity`, or when one topic or one user has more than an eighth of it: a flood of
+producers in one topic, or of one user, makes the table forget only producers of that topic or user. A forgotten
+producer that continues is answered `Gap(0)` and must start a new epoch. The price: a repeat of a producer's very first
+batch (sequence 0) that arrives after it was forgotten is stored again, and a replaced producer is no longer fenced.
 """
 
 from collections.abc import Iterable

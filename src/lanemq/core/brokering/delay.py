@@ -35,7 +35,7 @@ FIRST_RETRY_LEVEL = 3
 MAX_RETRIES = 16
 """RocketMQ: `SubscriptionGroupConfig.retryMaxTimes`."""
 MAX_STEP_MS = 100
-"""How exact due times are at least: as exact as the broker looks for due messages."""
+"""Largest step, in milliseconds, to which due times are rounded up: a message is late by no more than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def route_send_back(reconsume_times: int, requested: int, max_retries: int | Non
 
 
 def level_for_pass(passed: int, queues: int) -> int:
-    """The delay level of a message that a member without its topic passes on, after `passed` times before.
+    """The delay level of a message that a member without its topic passes on; `passed`: how often it was before.
 
     In the first round through the queues of the retry topic it waits 1 s in each, then longer in every round: if the
     members with its topic are away, it waits for them and costs little.

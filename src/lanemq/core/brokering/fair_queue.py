@@ -1,7 +1,7 @@
 """A queue in which parties take turns, and within a party its connections.
 
-One party, or one of its connections, may add any number of items: an item of another one waits for one item of each
-party at most before its own party's turn.
+However many items one party adds, the others do not wait for all of them: between two items of a party, at most one
+item of each other party is taken. The same holds between the connections of a party.
 """
 
 from collections import deque

@@ -4,10 +4,11 @@ Invariant: an offset only moves forward, except by a reset, or by a stock client
 member does. RocketMQ lets any client set any offset, and its clients rely on going back in their own queues. A stale
 owner never undoes the progress of the new one.
 
-A reset can be pending: pulls of that queue are answered "offset moved" with the new offset until one comes from there,
-since each of these answers may be lost. Until then commits are ignored, because they stem from before the reset. A
-commit at the new offset ends the reset too. Only such a commit does if the queue has an owner with an epoch: its pull
-may come from there by chance, while it still has messages from before the reset. It commits where it has moved to.
+A reset can be pending: pulls of that queue are answered "offset moved" with the new offset until a pull starts there,
+because any of these answers may be lost. Until then commits are ignored: they stem from before the reset. A commit of
+the new offset ends the reset too. If the queue's owner has an epoch, nothing else ends it: a pull of that owner may
+start at the new offset by chance, while it still has messages from before the reset. Such an owner commits the new
+offset once it has moved there.
 
 Offsets are the next one to read. This table does not know owners: `kind_of` translates the lock table's verdict.
 
@@ -114,7 +115,7 @@ class GroupOffsets:
         kind: CommitKind,
         finished: FinishedRanges | None = None,
     ) -> Commit:
-        """`finished` is None from a client that keeps no finished ranges."""
+        """Store a group's offset in a queue if its sender may; `finished` is None if it keeps no finished ranges."""
         key = (group, topic, queue_id)
         if offset < 0:
             return Ignored(WhyIgnored.NEGATIVE)
@@ -259,9 +260,9 @@ class GroupOffsets:
                 self._finished[row[:3]] = row.finished
 
     def _has_arrived(self, key: OffsetKey, offset: QueueOffset, *, decides: bool = False) -> bool:
-        """End a pending reset once a member is at its offset that was answered with it.
+        """End a pending reset if a pull was answered with it and a member is at its offset; returns whether it ended.
 
-        A member that was not may be there by chance, while it still processes messages from before the reset.
+        Without such an answer a member may be there by chance, while it still has messages from before the reset.
         """
         if not self._pending[key] or not (decides or offset == self.committed(*key)):
             return False

@@ -8,9 +8,10 @@ leaves with the last of them. Each member has its own topics, and a topic is sha
 it; topics that its heartbeat does not name are removed. If members filter a topic differently, the newest version
 counts for the group, as in RocketMQ.
 
-A group consumes in order or not: an ordered member owns a queue, while a concurrent one pulls it without asking. So a
-member is refused that would consume a topic the other way, or be the only kind that the group does not have
-(`conflict`). Only LaneMQ members say how they consume.
+A topic cannot be consumed in order and concurrently by one group: an ordered member owns a queue, while a concurrent
+one pulls it without asking. So the broker refuses a member (`conflict`) that would consume a topic the other way than
+another member does. It also refuses one that consumes all its topics in order if another member consumes all of its own
+concurrently, or the reverse, even if they share no topic. Only LaneMQ members say how they consume.
 
 A LaneMQ member states how long it may be silent, which is as long as its leases last, and shows with every keep-alive
 that it is alive: its share goes to the others when its leases have ended. Stock clients send nothing but heartbeats and
@@ -155,7 +156,7 @@ class _Group:
             _add(self.only, kind, by)
 
     def may_conflict(self, client_id: str, mine: Mapping[str, GroupSubscription]) -> bool:
-        """Whether another member than this one consumes a topic the other way, or all of its topics."""
+        """Whether the counts leave room for a conflict with another member; `Membership.conflict` looks for it."""
         own = self.topics.get(client_id, {})
         for topic, subscription in mine.items():
             if subscription.ordered is not None:
@@ -223,7 +224,7 @@ class Membership:
     ) -> Changes:
         """Record a heartbeat of a client for these groups. A group that it no longer names expires.
 
-        `expiry` is how long the client may be silent; None, for stock clients, or more than theirs: as long as they.
+        `expiry` is how long the client may be silent, at most as long as a stock client; None for a stock client.
         """
         expiry_ms = Millis(self._expiry_ms if expiry is None else min(expiry, self._expiry_ms))
         self._name(connection, client_id)
@@ -372,7 +373,7 @@ class Membership:
         return GroupView(self.members(group), subscriptions, *known.latest[1:])
 
     def _add(self, name: str, group: _Group, seat: _Member, expiry: _Expiry) -> bool:
-        """Whether the client, not only this connection, is new in the group."""
+        """Add a connection of a member; returns whether the client, not only this connection, is new in the group."""
         known = self._expiries.get((name, seat))
         if known is not None and known.after <= expiry.after:
             known.after, known.at, known.extended = expiry.after, expiry.at, False

@@ -203,7 +203,7 @@ class ParkedLaneTable:
         return self._places.get(name.place, {}).get(name.key)
 
     def places(self) -> tuple[PlaceName, ...]:
-        """The queues with parked lanes, by group; not sorted."""
+        """Group, topic and queue id of every queue with parked lanes, in no particular order."""
         return tuple(self._places)
 
     def of_queue(self, place: PlaceName) -> tuple[ParkedLane, ...]:

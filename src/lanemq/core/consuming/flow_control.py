@@ -31,6 +31,7 @@ class FlowLimits:
     messages: int = 1_000
     """Small: workers wait for pulls. Large: memory, and more that is repeated after a crash."""
     bytes: int = 100 * 1024 * 1024
+    """Size of the messages as stored. Small: workers wait for pulls of large messages. Large: memory."""
     span: int = 2_000
     """Distance from the first unfinished offset to the last known one. Small: other keys soon wait for a held key."""
 

@@ -11,7 +11,7 @@ Every assignment of a queue gets a new object, so that nothing of a former one l
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
@@ -122,20 +122,14 @@ class ProcessQueue(Generic[M]):
 
         Returns the highest finished offset plus one, or None if there was nothing.
         """
-        rest: list[list[M]] = []
+        done, self._in_flight = self._in_flight, []
         if below is not None:
-            rest = [[each for each in part if each.queue_offset >= below] for part in self._in_flight]
-            done = [[each for each in part if each.queue_offset < below] for part in self._in_flight]
-            self._in_flight = [part for part in done if part]
-        if not self._in_flight:
-            self._in_flight = [part for part in rest if part]
-            return None
-        last = self._in_flight[-1][-1].queue_offset
-        for part in self._in_flight:
+            self._in_flight = _not_empty([each for each in part if each.queue_offset >= below] for part in done)
+            done = _not_empty([each for each in part if each.queue_offset < below] for part in done)
+        for part in done:
             self._count -= len(part)
             self._bytes -= sum(map(_size_of, part))
-        self._in_flight = [part for part in rest if part]
-        return QueueOffset(last + 1)
+        return QueueOffset(done[-1][-1].queue_offset + 1) if done else None
 
     def roll_back(self) -> None:
         """Makes everything in flight ready again, in its old place; the caller must take it."""
@@ -202,3 +196,7 @@ class ProcessQueue(Generic[M]):
 
     def _ready_messages(self) -> list[M]:
         return [message for part in self._ready for message in part][self._cursor :]
+
+
+def _not_empty(parts: Iterable[list[M]]) -> list[list[M]]:
+    return [part for part in parts if part]

@@ -94,7 +94,7 @@ ROCKETMQ_TIMES = LeaseTimes(renew_every=20, client_lease=30, broker_lease=60)
 CLUSTER_TIMES = LeaseTimes(renew_every=2, client_lease=6, broker_lease=60)
 """For an Apache cluster, whose brokers keep a lock for 60 s, but forget it when they restart or another replica becomes
 the master. A controller replaces a silent master after 10 s (controllerHeartBeatTimeoutMills); by then a member must
-have stopped to use what the old master granted."""
+have stopped using what the old master granted."""
 
 LANE_TIMES = LeaseTimes(renew_every=1, client_lease=3, broker_lease=5)
 """LaneMQ's own: a crashed member is replaced within seconds, and two lost renewals are survived."""
@@ -165,12 +165,8 @@ class QueueLease:
             self.asked_at = max(self.asked_at, asked_at)
             self._set_deadline()
 
-    def refused(self) -> None:
-        """The broker's answer left this queue out: another member owns it."""
-        self._until = self.usable_until = None
-
     def lost(self) -> None:
-        """Ends the lease: released, fenced, or forgotten by the broker. An unanswered request does not end it."""
+        """Ends the lease: refused, fenced, or forgotten by the broker. An unanswered request does not end it."""
         self._until = self.usable_until = None
 
     def _set_deadline(self) -> None:

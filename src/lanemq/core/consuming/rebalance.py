@@ -80,7 +80,7 @@ class Step(Enum):
     START = "add to the scheduler and start pulling"
     DRAIN = "stop pulling, drain in the scheduler, report when drained"
     REOPEN = "reopen in the scheduler and pull again"
-    COMMIT = "store the offset at the broker and wait for its yes"
+    COMMIT = "store the offset at the broker and wait for its confirmation"
     COMMIT_LATER = "try to store the offset again in a moment"
     UNLOCK = "release the lease"
     FORGET = "drop from the scheduler and forget the offset"

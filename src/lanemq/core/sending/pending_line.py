@@ -1,6 +1,7 @@
 """The messages of a send lane that wait to be sent, and how those of a failing key are found among them.
 
-They are kept in parts, each offered together. A part is cut as a whole, so nothing is created or read per message.
+Messages that were offered together are one part of the line. Parts are sliced, so nothing is created or read per
+message.
 
 A failure must not read the whole line: it happens under the producer's lock, and many may follow each other. So a part
 that joins a long line remembers its keys, and a part of a single message is found by its key. A failure looks at the

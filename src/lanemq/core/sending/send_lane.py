@@ -127,7 +127,9 @@ class SendLane(Generic[M]):
         return len(self._pending)
 
     def take_moved(self) -> int:
-        """By how many bytes the waiting messages have changed since the last call, besides `offer` and `take_batch`."""
+        """Bytes that joined the waiting messages since the last call, or left them (negative), except by `offer` and
+        `take_batch`, whose sizes the caller knows.
+        """
         moved, self._moved = self._moved, 0
         return moved
 

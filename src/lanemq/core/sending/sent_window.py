@@ -157,7 +157,7 @@ class SentWindow(Generic[M]):
 
     @property
     def has_suspects(self) -> bool:
-        """Parts of a refused batch are here. They are sent one at a time: what follows the illegal one is wasted."""
+        """Parts of a refused batch are here. They are sent one at a time: those behind the illegal one are refused."""
         return any([batch.suspect for batch in self.batches])
 
     def is_behind_hole(self, batch: SentBatch[M]) -> bool:
@@ -186,7 +186,7 @@ class SentWindow(Generic[M]):
         return next((batch for batch in self.batches if not batch.in_flight and not self.is_clear(batch)), None)
 
     def may_repeat(self, again: SentBatch[M]) -> bool:
-        """Whether a batch may be sent again now. False while a later one is in flight: it may have to follow."""
+        """Whether a batch may be sent again now. Not while a later batch is in flight, which may have to follow it."""
         in_flight = self.in_flight()
         if not in_flight:
             return True

@@ -79,7 +79,7 @@ class AssignedQueues:
         if assigned is None:
             return
         if assigned.in_batch:
-            assigned.lease.refused()
+            assigned.lease.lost()
             assigned.lost = True
         else:
             del self._queues[queue]

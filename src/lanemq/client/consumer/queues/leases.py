@@ -208,7 +208,7 @@ class LeaseKeeper:
             self._rate_limited.failed(str(queue), text, error)
 
     async def _stay_awake(self) -> None:
-        """Limits how long turns at Apache brokers may start without a sign of the event loop.
+        """Limits for how long turns at Apache brokers may start while the event loop does not run.
 
         A new master has no locks and gives the queues of a frozen member to others. The frozen one learns of its lost
         connection when it wakes up; its workers may be faster than its event loop.
@@ -337,7 +337,6 @@ class LeaseKeeper:
         lease = assigned.lease
         assert lease is not None
         if answer is None:
-            lease.refused()
             self._assignment.lose(assigned, "the broker gave it to another member")
             return
         match lease.granted(answer.epoch, asked_at=asked_at, keep_alive_timeout=timeout, serial=answer.serial):
