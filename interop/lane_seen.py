@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from lanemq.client.message import MAX_BODY_BYTES, Message
+from lanemq.client.message import Message
 from lanemq.wire.compression import decompress
 from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import RecordView
@@ -25,7 +25,7 @@ def seen_message(message: Message) -> dict[str, Any]:
 
 
 def seen_record(record: RecordView) -> dict[str, Any]:
-    body = decompress(record.sys_flag, record.body, MAX_BODY_BYTES)
+    body = decompress(record.sys_flag, record.body)
     properties = record.properties
     return {
         "topic": record.topic,

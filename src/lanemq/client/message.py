@@ -40,9 +40,6 @@ from lanemq.wire.record import (
 
 T = TypeVar("T")
 
-MAX_BODY_BYTES = 64 * 1024 * 1024
-"""A compressed body that expands to more than this is refused as an attack."""
-
 _SIZE_AND_OFFSET = Struct(">i16xq").unpack_from
 _INT = Struct(">i").unpack_from
 _SHORT = Struct(">h").unpack_from
@@ -144,7 +141,7 @@ class MessageBase:
         """The bytes as the producer sent them, decompressed."""
         record = self.record
         flag, body = record.sys_flag, record.body
-        return decompress(flag, body, MAX_BODY_BYTES) if flag & COMPRESSED else body
+        return decompress(flag, body) if flag & COMPRESSED else body
 
     @property
     def properties(self) -> Mapping[str, str]:

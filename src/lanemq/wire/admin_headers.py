@@ -16,7 +16,7 @@ class RouteHeader(Header, frozen=True, kw_only=True):
 
 
 class TopicHeader(Header, frozen=True, kw_only=True):
-    """A topic and nothing else: 202, 215, 216, 300, 351."""
+    """A topic and nothing else: 202, 300, 351."""
 
     topic: str
 

@@ -47,9 +47,9 @@ class BatchColumns(NamedTuple):
 
 
 def split_batch_raw(body: bytes, most: int = MAX_BATCH_MESSAGES) -> BatchColumns:
-    """As `split_batch`, without decoding the properties: a broker stores them as they are.
+    """The messages of a batch body. The properties stay bytes, because a broker stores them as they are.
 
-    Of a batch with more than `most` messages, it reads one more than those.
+    Of a batch with more than `most` messages, it reads `most + 1`, by which the caller recognises such a batch.
     """
     return BatchColumns(*batch_parts(body, most))
 

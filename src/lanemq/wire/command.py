@@ -47,8 +47,8 @@ LARGE_FRAME_BYTES = 32 * 1024
 what was read."""
 
 MAX_RESERVED = 16
-"""Memory is reserved for a whole frame once a part of 1 to this has arrived. More: a peer that sends a few bytes makes
-this side reserve a lot. Less: more of each large frame is copied."""
+"""Memory for a whole frame is reserved once one part in so many of it has arrived (1/16). Larger: a peer that sends a
+few bytes makes this side reserve a lot. Smaller: more of each large frame is copied."""
 
 _FRAME_HEAD = Struct(">II")
 _FRAME_LENGTH = Struct(">I")
@@ -159,7 +159,7 @@ class FrameDecoder:
         return [Frame(*self._head, body.take())]
 
     def _begin_frame(self, data: bytes, position: int) -> None:
-        """Keeps the begin of an unfinished frame: what arrived, or its header and a buffer for its whole body."""
+        """Keeps the start of an unfinished frame: what arrived, or its header and a buffer for its whole body."""
         arrived = len(data) - position
         if self._needed >= LARGE_FRAME_BYTES:
             _, mark = _FRAME_HEAD.unpack_from(data, position)
@@ -352,7 +352,7 @@ def decode_command(frame: Frame) -> Command:
     if ext is None:
         ext = {}
     elif len(ext) > MAX_EXT_FIELDS:
-        raise BadHeader(f"{len(ext)} ext fields, at most {MAX_EXT_FIELDS} are read", _askable(parsed))
+        raise BadHeader(f"{len(ext)} ext fields, at most {MAX_EXT_FIELDS} are read", _opaque_to_answer(parsed))
     remark = None if parsed.remark is UNSET else parsed.remark
     return Command(parsed.code, parsed.opaque, parsed.flag, ext, body, remark, parsed.language, parsed.version)
 
@@ -461,7 +461,7 @@ def _decode_careless(header: bytes) -> _JsonHeader:
         raise BadHeader("it is not a JSON object")
     parsed = _JsonHeader(code=0, opaque=_number(members, "opaque", None))
     parsed.flag = _number(members, "flag", None, absent=0)
-    known = _askable(parsed)
+    known = _opaque_to_answer(parsed)
     parsed.code = _number(members, "code", known)
     parsed.version = _number(members, "version", known, absent=0)
     parsed.language = _text_or(members.get("language"), "JAVA")
@@ -471,7 +471,8 @@ def _decode_careless(header: bytes) -> _JsonHeader:
     return parsed
 
 
-def _askable(parsed: _JsonHeader) -> int | None:
+def _opaque_to_answer(parsed: _JsonHeader) -> int | None:
+    """The opaque of a request; None for a response, which gets no answer."""
     return None if parsed.flag & RESPONSE_BIT else parsed.opaque
 
 
@@ -551,7 +552,7 @@ def decode_binary_header(header: bytes) -> BinaryFields:
         fields, _ = _cut(header, position, _LONG)
         return code, language, version, opaque, flag, remark.decode() or None, _split_fields(fields)
     except (_TooShort, UnicodeDecodeError) as problem:
-        raise UnreadableHeader(str(problem), None if flag & 1 else opaque) from None
+        raise UnreadableHeader(str(problem), None if flag & RESPONSE_BIT else opaque) from None
 
 
 class _TooShort(Exception):

@@ -20,6 +20,7 @@ from lanemq.wire.record import (
 
 ZLIB_SYS_FLAG: Final = COMPRESSED | COMPRESSION_ZLIB
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
+"""A compressed body that expands to more than this is refused as an attack."""
 _ZSTD_WINDOW: Final = 8 * 1024 * 1024
 _ZSTD_STEP: Final = 256
 """A block of 4 bytes can hold 128 KiB, so one step yields at most 8 MiB."""
@@ -57,7 +58,7 @@ def _decompress(kind: int, body: bytes, limit: int) -> bytes:
         return plain
     if kind == COMPRESSION_ZSTD:
         return _unpack_zstd(body, limit)
-    raise RemoteProtocolError(f"compression type {kind:#x} is unknown")
+    raise RemoteProtocolError(f"compression type {kind:#x} is unknown: zlib, LZ4 and Zstandard can be read")
 
 
 def _inflate(body: bytes, limit: int) -> bytes:

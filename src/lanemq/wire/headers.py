@@ -298,7 +298,7 @@ def _text(value: object) -> str:
 
 
 def _header_error(error: ValueError) -> HeaderError:
-    """Raises `HeaderError` with the field that msgspec names."""
+    """The `HeaderError` for a conversion that msgspec refused, with the field that msgspec names."""
     text = str(error)
     found = _FIELD.search(text)
     name = found.group(1) if found else "?"

@@ -54,13 +54,13 @@ LANE_FEATURES: Final = "laneFeatures"
 LANE_CREATED: Final = "laneCreated"
 """In the answer to GET_TOPIC_STATS_INFO: when the topic was created, in milliseconds since 1970. Another value means
 that the topic was deleted and created again, so its offsets stand for other messages."""
-LANE_LEASES: Final = "laneLeases"
 LANE_FINISHED: Final = "laneFinished"
 """In a lock request: the answer should carry the finished ranges of newly granted queues. A sender without it keeps no
 finished ranges, and the broker forgets those of a queue that it grants to this sender. In the body of an offset update:
 the ranges finished above the offset. In a query of the offset: the answer should carry them in its body."""
+LANE_LEASES: Final = "laneLeases"
 LANE_REFUSED: Final = "laneRefused"
-"""Members of the lock response: the granted leases with epochs, and who holds the refused queues."""
+"""In the body of the lock response: the granted leases with their epochs, and who holds the refused queues."""
 LANE_PARKED: Final = "laneParked"
 """In the answer to LANE_PARK_NEXT: `held`, `redriving`, `parked`, or empty if the lane is no longer parked."""
 

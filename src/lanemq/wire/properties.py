@@ -147,7 +147,6 @@ LANE_WATERMARKS: Final = "LANE_WATERMARKS"
 """In the last copy of a mirror's request: how far each queue of the source is contained in this queue."""
 
 _STAMP_NAME = f"{LANE_STAMP}\x01".encode()
-_PRODUCER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _STAMP_TEXT = re.compile(r"([A-Za-z0-9_-]{1,64})\.(0|[1-9][0-9]{0,18})\.(0|[1-9][0-9]{0,18})")
 _MAX_NUMBER = 2**63 - 1
 
