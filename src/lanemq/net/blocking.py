@@ -40,7 +40,7 @@ from lanemq.net.security import (
     request_encoder,
 )
 from lanemq.net.tls_socket import TlsSocket
-from lanemq.wire.command import Command, FrameDecoder, decode_command
+from lanemq.wire.command import ONEWAY_BIT, Command, FrameDecoder, decode_command
 from lanemq.wire.other_protocols import OtherProtocol
 
 CONNECT_SECONDS = 3.0
@@ -225,7 +225,7 @@ class DuplexConnection:
     def post_oneway(self, command: Command, *, aside: bool = False) -> None:
         """Sends a request without a reply; it is lost silently if the connection is lost."""
         command.opaque = next(self._opaques) & 0x7FFFFFFF
-        command.flag |= 2
+        command.flag |= ONEWAY_BIT
         self._outgoing.append(self._encode(command))
         self.flush_aside() if aside else self.flush()
 

@@ -35,7 +35,7 @@ from lanemq.net.security import (
     handshake_trouble,
     request_encoder,
 )
-from lanemq.wire.command import Command, FrameDecoder, decode_command, encode_command
+from lanemq.wire.command import ONEWAY_BIT, Command, FrameDecoder, decode_command, encode_command
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
         """Sends a request without a reply."""
         if self.is_open and self._transport is not None:
             command.opaque = self._next_opaque()
-            command.flag |= 2
+            command.flag |= ONEWAY_BIT
             self._transport.write(self._encode(command))
 
     def reply(self, command: Command) -> None:

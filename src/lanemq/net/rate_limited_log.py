@@ -1,6 +1,7 @@
 """Warnings about conditions that last, such as a broker that cannot be reached.
 
-A log that repeats one line hides the line that matters.
+Logged at every attempt, they would hide the other lines of the log. `RateLimitedLog` leaves out repeated texts,
+`FewLines` limits the number of different ones, and `OutageLog` logs the start and the end of an outage.
 """
 
 import logging
@@ -30,7 +31,7 @@ class RateLimitedLog:
         self._looked_at = clock.now()
 
     def warn(self, about: str, text: str) -> None:
-        """Cheap if the text is not logged, so that a flood of refusals costs little."""
+        """Logs the text, unless it was logged in the last minute; then the call is cheap, so a flood costs little."""
         now, last = self._clock.now(), self._logged.get((about, text))
         if last is not None and now - last < AGAIN_AFTER:
             return
@@ -64,7 +65,7 @@ class FewLines:
         self._since = clock.now()
 
     def write(self, level: int, about: str, text: str) -> None:
-        """Cheap if the text is not logged."""
+        """Logs the text if there are not too many about its subject. Cheap if it is not logged."""
         now = self._clock.now()
         if now - self._since >= AGAIN_AFTER:
             self._since = now

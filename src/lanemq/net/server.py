@@ -28,13 +28,18 @@ from lanemq.net.turns import Turns
 from lanemq.net.unfinished_frames import UnfinishedFrames
 from lanemq.net.unsent_replies import UnsentReplies
 from lanemq.wire.codes import ResponseCode
-from lanemq.wire.command import BadHeader, Command, Frame, FrameDecoder, decode_command, encode_response
+from lanemq.wire.command import (
+    MAX_FRAME_BYTES,
+    BadHeader,
+    Command,
+    Frame,
+    FrameDecoder,
+    decode_command,
+    encode_response,
+)
 from lanemq.wire.other_protocols import OtherProtocol
 
 log = logging.getLogger(__name__)
-
-MAX_FRAME_BYTES = 16 * 1024 * 1024
-"""RocketMQ's own limit (NettyDecoder)."""
 
 WRITE_HIGH_WATER_BYTES = 4 * 1024 * 1024
 """If a peer's unsent replies exceed this, its requests wait: a slow reader slows only itself."""

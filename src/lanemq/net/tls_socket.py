@@ -21,15 +21,15 @@ class TlsSocket:
         self._plain = plain
         self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._session = context.wrap_bio(self._arrived, self._leaving, server_hostname=host)
-        self._machine = threading.Lock()
+        self._session_lock = threading.Lock()
         """Guards the session and its two buffers."""
-        self._line = threading.Lock()
+        self._send_lock = threading.Lock()
         """Guards the socket's sending side: encrypted bytes must leave in the order in which they were made."""
         self._shake_hands()
 
     def sendall(self, data: bytes) -> None:
-        with self._line:
-            with self._machine:
+        with self._send_lock:
+            with self._session_lock:
                 self._session.write(data)
                 sealed = self._leaving.read()
             self._plain.sendall(sealed)
@@ -37,13 +37,13 @@ class TlsSocket:
     def recv_into(self, space: memoryview) -> int:
         """Receives into `space` and returns how many bytes; 0 at the end of the connection."""
         while True:
-            with self._machine:
+            with self._session_lock:
                 count, over = self._unsealed(space)
             self._send_leftovers()
             if count or over:
                 return count
             sealed = self._plain.recv(READ_BYTES)
-            with self._machine:
+            with self._session_lock:
                 self._arrived.write(sealed) if sealed else self._arrived.write_eof()
 
     def settimeout(self, seconds: float | None) -> None:
@@ -87,10 +87,10 @@ class TlsSocket:
         """Sends bytes of the session itself, such as key updates. If another thread is sending, they leave with its
         next bytes: waiting for that thread could block the reading that it waits for.
         """
-        if self._leaving.pending and self._line.acquire(blocking=False):
+        if self._leaving.pending and self._send_lock.acquire(blocking=False):
             try:
-                with self._machine:
+                with self._session_lock:
                     sealed = self._leaving.read()
                 self._plain.sendall(sealed)
             finally:
-                self._line.release()
+                self._send_lock.release()

@@ -3,7 +3,7 @@
 A read may hold hundreds of requests, and each of them may take a tenth of a millisecond. Handled at once, they would
 delay all other clients by their sum. So a connection works for one turn at a time. Those that need more take their
 turns one after the other, one turn in each iteration of the loop: however many they are, a client with a single
-request waits for one turn, not for all of them.
+request waits for one turn, not for all of them. (Turns of consumers, which are calls of a handler, are another thing.)
 """
 
 import asyncio

@@ -1,9 +1,10 @@
-"""Unfinished frames: what all clients have sent of requests that are not complete, and whose go first.
+"""Unfinished frames: how much clients have sent of incomplete requests, and which connections are closed first.
 
 Each connection may have one frame of the largest size unfinished; all of them together would fill the memory. Above a
 limit, connections are closed in this order: those that have sent no whole request yet come before those that have, then
 the address with the most bytes, and of these the frame that was begun first. A client that sends a large message
-finishes it soon, and one that fills the memory does not: to close the largest frame would hit the former.
+finishes it soon, and one that fills the memory does not: closing the connection with the largest frame would hit the
+former.
 """
 
 from collections.abc import Hashable

@@ -1,10 +1,10 @@
-"""Unsent replies: what all clients have not read yet, and whose connection goes first.
+"""Unsent replies: how much all clients have not read yet, and which connections are closed first.
 
 Each connection may have some megabytes of replies unsent; those of thousands of connections would fill the memory.
 Above a limit connections are closed: of the address with the most bytes, the one that has fallen behind for longest.
 
-Sizes are noted when something is written, and fall unseen while a client reads. So they are looked at again before
-anybody is closed.
+Sizes are noted when something is written. They shrink while a client reads, which is not noted, so all of them are
+measured again before a connection is chosen.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ class UnsentReplies(Generic[Reader]):
         self.limit = limit
         """Bytes over all connections."""
         self.total = 0
-        """At most this much is unsent."""
+        """Bytes unsent when they were last noted; by now they may be fewer."""
         self._size_of = size_of
         self._host_of = host_of
         self._sizes: dict[Reader, int] = {}
