@@ -127,6 +127,6 @@ def write_fully(disk: Disk, fd: int, data: bytes | bytearray, offset: int) -> No
     while rest:
         written = disk.write_at(fd, rest, offset)
         if written <= 0:
-            raise OSError(5, "the disk accepted no bytes")
+            raise OSError(errno.EIO, "the disk accepted no bytes")
         offset += written
         rest = rest[written:]

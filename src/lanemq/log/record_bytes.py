@@ -5,12 +5,12 @@ record all agree. Anything less may be garbage, or a copy at the wrong place. Th
 this is the fast path for records that the log wrote itself.
 """
 
-import zlib
 from collections.abc import Mapping
 from struct import Struct
 from typing import NamedTuple, TypeAlias
 
 from lanemq._fast import compiled
+from lanemq.log.queue_index import ENTRY_BYTES, pack_entry
 from lanemq.wire.properties import tag_code_of
 from lanemq.wire.record import HEAD_BYTES, MAGIC_V1, MIN_RECORD_BYTES, PROOF, STORE_TIME_AT, checksum_of, proves
 
@@ -69,9 +69,6 @@ def facts_of(buffer: bytes, start: int) -> RecordFacts:
 RecordRun: TypeAlias = tuple[bytes, int, int, bytes]
 """Topic, queue id, first offset and packed index entries (`log/queue_index`) of records with consecutive offsets."""
 
-_ENTRY = Struct(">qii")
-_CHECK = Struct(">I")
-
 
 @compiled
 def index_runs(buffer: bytes, position: int, dropped: Mapping[bytes, int]) -> tuple[list[RecordRun], int, int, int]:
@@ -98,11 +95,10 @@ def index_runs(buffer: bytes, position: int, dropped: Mapping[bytes, int]) -> tu
         topic = buffer[topic_at + 1 : topic_end]
         if position + at >= dropped.get(topic, 0):
             first, entries = runs.setdefault((topic, queue_id), (offset, bytearray()))
-            if first + len(entries) // 20 != offset:
+            if first + len(entries) // ENTRY_BYTES != offset:
                 break
             properties = buffer[topic_end + 2 : topic_end + 2 + length].decode(errors="replace")
-            entry = _ENTRY.pack(position + at, size, tag_code_of(properties))
-            entries += entry + _CHECK.pack(zlib.crc32(entry, offset & 0xFFFFFFFF))
+            entries += pack_entry(offset, position + at, size, tag_code_of(properties))
         newest = max(newest, store_time_at(buffer, at))
         count += 1
         at += size

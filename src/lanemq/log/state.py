@@ -234,20 +234,20 @@ class State:
         )
 
     def forget_leases(self, topic: str, floor: int) -> None:
-        """Delete a topic's leases and raise the epoch floor in the same transaction, so that no epoch is used twice."""
-        if self._copy is not None:
-            self._copy.reach(floor)
-        with self.transaction(Sync.FULL) as db:
-            db.execute("REPLACE INTO kv VALUES (?, ?)", (EPOCH_FLOOR, str(floor)))
-            db.execute("DELETE FROM leases WHERE topic = ?", (topic,))
+        """Delete a topic's leases, and raise the epoch floor to the highest of their epochs."""
+        self._forget_leases("DELETE FROM leases WHERE topic = ?", topic, floor)
 
     def forget_group_leases(self, group: str, floor: int) -> None:
-        """Delete a group's leases and raise the epoch floor in the same transaction, so that no epoch is used twice."""
+        """Delete a group's leases, and raise the epoch floor to the highest of their epochs."""
+        self._forget_leases("DELETE FROM leases WHERE grp = ?", group, floor)
+
+    def _forget_leases(self, deletion: str, name: str, floor: int) -> None:
+        """Both changes in one transaction: with the leases gone and the old floor, an epoch could be used twice."""
         if self._copy is not None:
             self._copy.reach(floor)
         with self.transaction(Sync.FULL) as db:
             db.execute("REPLACE INTO kv VALUES (?, ?)", (EPOCH_FLOOR, str(floor)))
-            db.execute("DELETE FROM leases WHERE grp = ?", (group,))
+            db.execute(deletion, (name,))
 
     def epoch_floor(self) -> int:
         """The highest epoch of any deleted lease."""
