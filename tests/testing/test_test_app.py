@@ -110,7 +110,7 @@ def test_decisions_of_a_handler() -> None:
         for event in ("later", "skip", "bury", "fine"):
             test.send("orders", event, key="k")
         test.run()
-        assert [(buried.message.value(), buried.why) for buried in test.dead_letters] == [("bury", "no address")]
+        assert [(letter.message.value(), letter.why) for letter in test.dead_letters] == [("bury", "no address")]
         assert test.now == 90.0
         assert [turn.value for turn in test.turns] == ["later", "later", "skip", "bury", "fine"]
 
@@ -127,7 +127,7 @@ def test_dead_letters_let_successors_pass() -> None:
         test.send("orders", 1, key="k")
         test.send("orders", 2, key="k")
         test.run()
-        assert [buried.message.value() for buried in test.dead_letters] == [1]
+        assert [letter.message.value() for letter in test.dead_letters] == [1]
         assert [turn.value for turn in test.turns] == [1, 1, 2]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lanemq.model.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from lanemq.testing.app import Buried as Buried
+    from lanemq.testing.app import AppDeadLetter as AppDeadLetter
     from lanemq.testing.app import TestApp as TestApp
     from lanemq.testing.app import TurnRecord as TurnRecord
     from lanemq.testing.embedded import EmbeddedBroker as EmbeddedBroker
@@ -17,7 +17,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "lanemq.testing.app": ("Buried", "TestApp", "TurnRecord"),
+            "lanemq.testing.app": ("AppDeadLetter", "TestApp", "TurnRecord"),
             "lanemq.testing.embedded": ("EmbeddedBroker",),
             "lanemq.testing.order": ("assert_in_order",),
         },

@@ -77,7 +77,7 @@ class TurnRecord:
         return self.message.value()
 
 
-class Buried(NamedTuple):
+class AppDeadLetter(NamedTuple):
     """A message that became a dead letter, and why."""
 
     message: Message
@@ -101,7 +101,7 @@ class TestApp:
         self._open = False
         self.turns: list[TurnRecord] = []
         """Every turn so far, in order."""
-        self.dead_letters: list[Buried] = []
+        self.dead_letters: list[AppDeadLetter] = []
 
     # sending and running
 
@@ -260,7 +260,7 @@ class TestApp:
         """What a broker does with a message that was sent back: delivers it later, or makes it a dead letter."""
         route = route_send_back(message.reconsume_times, level, retries)
         if not isinstance(route, RouteToRetry):
-            self.dead_letters.append(Buried(message, f"failed {route.reconsume_times} times"))
+            self.dead_letters.append(AppDeadLetter(message, f"failed {route.reconsume_times} times"))
             return
         due = self._clock.millis + delay_of(route.level)
         heapq.heappush(self._later, (due, next(self._numbers), message))
@@ -318,13 +318,13 @@ class _Recorder(DeadLetterSender):
     def __init__(self, test: TestApp) -> None:
         self._test = test
 
-    async def bury(self, message: Message, why: str) -> bool:
-        self._test.dead_letters.append(Buried(message, why))
+    async def dead_letter(self, message: Message, why: str) -> bool:
+        self._test.dead_letters.append(AppDeadLetter(message, why))
         return True
 
-    async def send_back(self, message: Message, level: int = 0, most: int = 16) -> bool:
-        self._test.again(message, level, most)
+    async def send_back(self, message: Message, level: int = 0, max_retries: int = 16) -> bool:
+        self._test.again(message, level, max_retries)
         return True
 
-    async def pass_on(self, message: Message, most: int = 16) -> bool:
+    async def pass_on(self, message: Message, max_retries: int = 16) -> bool:
         raise AssertionError("a TestApp has no retry topic")

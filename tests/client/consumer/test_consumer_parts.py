@@ -194,9 +194,9 @@ def failed(times: int) -> Message:
 
 @pytest.mark.row("A106")
 @pytest.mark.row("A108")
-def test_a_buried_message_is_a_whole_copy_with_its_attempts_used_up() -> None:
+def test_a_dead_letter_is_a_whole_copy_with_its_attempts_used_up() -> None:
     wire = Wire()
-    assert asyncio.run(letters(wire).bury(failed(16), "because\x01of\nthat"))
+    assert asyncio.run(letters(wire).dead_letter(failed(16), "because\x01of\nthat"))
     (command,) = wire.sent
     ext, properties = command.ext, decode_properties(command.ext["i"])
     assert command.code == RequestCode.SEND_MESSAGE_V2
@@ -215,14 +215,14 @@ def test_a_buried_message_is_a_whole_copy_with_its_attempts_used_up() -> None:
 @pytest.mark.parametrize("times", [0, 1, 5, 16])
 def test_in_compat_mode_the_delay_level_is_three_plus_the_count(times: int) -> None:
     wire = Wire()
-    asyncio.run(letters(wire, compat="rocketmq").bury(failed(times), ""))
+    asyncio.run(letters(wire, compat="rocketmq").dead_letter(failed(times), ""))
     assert decode_properties(wire.sent[0].ext["i"])["DELAY"] == str(3 + times)
 
 
 @pytest.mark.row("A106")
 def test_a_message_is_handed_over_only_if_the_broker_stored_it() -> None:
-    assert not asyncio.run(letters(Wire(code=2)).bury(failed(1), ""))
-    assert asyncio.run(letters(Wire(code=10)).bury(failed(1), ""))
+    assert not asyncio.run(letters(Wire(code=2)).dead_letter(failed(1), ""))
+    assert asyncio.run(letters(Wire(code=10)).dead_letter(failed(1), ""))
 
 
 def test_a_message_is_sent_back_by_its_log_position() -> None:
@@ -257,7 +257,7 @@ def test_a_copy_keeps_everything_but_the_stamp_and_delivery_properties() -> None
         sys_flag=0x1 | TRANSACTION_MASK,
     )
     (found,) = read_messages(MessageSource(queue(0), JsonCodec(), Epoch(1)), stored)
-    asyncio.run(letters(wire).bury(found, ""))
+    asyncio.run(letters(wire).dead_letter(found, ""))
     header = SendHeader.from_ext_v2(wire.sent[0].ext)
     assert (header.flag, header.sys_flag) == (5, 0x1)
     kept = {"KEYS": "x", "UNIQ_KEY": "U", "ORIGIN_MESSAGE_ID": "U", "RETRY_TOPIC": "orders"}
@@ -269,7 +269,7 @@ def test_a_second_copy_remembers_the_first_origin() -> None:
     wire = Wire()
     retried = queue(0, topic="%RETRY%g")
     fields = {"ORIGIN_MESSAGE_ID": "FIRST", "RETRY_TOPIC": "orders", "RECONSUME_TIME": "1"}
-    asyncio.run(letters(wire).bury(message(3, of=retried, **fields), ""))
+    asyncio.run(letters(wire).dead_letter(message(3, of=retried, **fields), ""))
     found = decode_properties(wire.sent[0].ext["i"])
     assert (found["ORIGIN_MESSAGE_ID"], found["RETRY_TOPIC"]) == ("FIRST", "orders")
     assert "RECONSUME_TIME" not in found

@@ -581,7 +581,7 @@ UNNAMED: dict[str, Callable[[], BaseException]] = {
 def test_an_exception_that_names_no_message_of_a_batch_is_asked_for_one_by_one(
     broker: EmbeddedBroker, topic: str, verdict: str
 ) -> None:
-    """So that nothing is dropped or buried that the handler did not mean."""
+    """So that no message is skipped or dead-lettered that the handler did not mean."""
     send(broker, topic, keys=1, each=10)
     done, batches, app = Inbox(), [], App(broker.address, group=f"g-{topic}")
 

@@ -232,7 +232,7 @@ def test_concurrent_failures_go_back_to_the_broker_and_the_offset_moves_on() -> 
     assert sorted(fixture.letters.sent_back) == [(1, 0), (3, 0), (5, 0)]
 
 
-def buried_in_vain() -> WorkerFixture:
+def refused_dead_letter() -> WorkerFixture:
     """A concurrent handler whose dead letter the broker refuses."""
 
     def handler(message: Message) -> None:
@@ -245,12 +245,12 @@ def buried_in_vain() -> WorkerFixture:
         fixture.letters.letters.append((message.queue_offset, why))
         return False
 
-    fixture.letters.bury = refused  # type: ignore[method-assign]
+    fixture.letters.dead_letter = refused  # type: ignore[method-assign]
     return fixture
 
 
 def test_a_dead_letter_that_the_broker_refuses_is_sent_back_by_a_concurrent_consumer() -> None:
-    fixture = buried_in_vain()
+    fixture = refused_dead_letter()
 
     def scenario(fixture: WorkerFixture) -> None:
         fixture.add(queue(0))
@@ -269,7 +269,7 @@ def test_a_refused_dead_letter_that_is_not_sent_back_would_hold_the_offset(monke
         return finished
 
     monkeypatch.setattr(RunReporter, "follow", nothing_follows)
-    fixture = buried_in_vain()
+    fixture = refused_dead_letter()
     ended = threading.Event()
     monkeypatch.setattr(workers_module, "log_end", lambda run, end, finished: ended.set())
 
@@ -344,7 +344,7 @@ def test_a_worker_that_ends_while_the_broker_gets_its_message_leaves_no_lane_run
     async def interrupted(*_: Any) -> bool:
         raise RuntimeError("an unexpected error")
 
-    fixture.letters.bury = interrupted  # type: ignore[method-assign]
+    fixture.letters.dead_letter = interrupted  # type: ignore[method-assign]
 
     def scenario(fixture: WorkerFixture) -> None:
         fixture.add(queue(0))

@@ -31,7 +31,7 @@ def run_of(*messages: Message, until: int = NO_LEASE_NEEDED, attempt: int = 1) -
     return LaneRun(queue(0), "k", messages, attempt, 1, RunPermit(Millis(until)), NO_LEASE_NEEDED)
 
 
-class Buried:
+class FakeDeadLetters:
     """Records dead letters instead of sending them."""
 
     def __init__(self, *, stored: bool = True) -> None:
@@ -39,11 +39,11 @@ class Buried:
         self.letters: list[tuple[int, str]] = []
         self.sent_back: list[tuple[int, int]] = []
 
-    async def bury(self, message: Message, why: str) -> bool:
+    async def dead_letter(self, message: Message, why: str) -> bool:
         self.letters.append((message.queue_offset, why))
         return self.stored
 
-    async def send_back(self, message: Message, level: int = 0, most: int = 16) -> bool:
+    async def send_back(self, message: Message, level: int = 0, max_retries: int = 16) -> bool:
         self.sent_back.append((message.queue_offset, level))
         return self.stored
 
@@ -52,7 +52,7 @@ class WorkerFixture:
     """Running worker threads of one subscription; the test adds queues and messages."""
 
     def __init__(self, function: Callable[[Message], Any] | None = None, /, **plan: Any) -> None:
-        self.letters = Buried(stored=plan.pop("stored", True))
+        self.letters = FakeDeadLetters(stored=plan.pop("stored", True))
         if function is not None:
             plan["handler"] = batch_handler(handler_call(function), batched=False)
         self.plan = Subscription(**{"topic": "orders", "workers": 4} | plan)

@@ -9,7 +9,7 @@ or a `Stop`. User code may raise anything, `SystemExit` included; whatever it ra
 by its policy, and no message is lost (A80).
 
 Invariant: an exception decides about one message. A batch whose exception names none of its messages runs again, one
-message at a time; so nothing is dropped or buried that the handler did not mean.
+message at a time; so no message is skipped or dead-lettered that the handler did not mean.
 """
 
 import asyncio

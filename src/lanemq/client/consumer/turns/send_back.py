@@ -30,7 +30,7 @@ STRAIGHT_TO_DEAD_LETTERS = -1
 MAX_RECONSUME = 16
 """RocketMQ's default number of attempts (SubscriptionGroupConfig.retryMaxTimes)."""
 
-_LONGEST_WHY = 200
+_MAX_WHY_CHARS = 200
 
 _NOT_COPIED = frozenset(
     {
@@ -54,7 +54,7 @@ class DeadLetterSender:
         self._rate_limited = RateLimitedLog(log, options.clock)
         self._calls = calls
 
-    async def bury(self, message: Message, why: str) -> bool:
+    async def dead_letter(self, message: Message, why: str) -> bool:
         """Makes a message a dead letter.
 
         It goes through the retry topic with its attempts used up, as RocketMQ's orderly consumer sends it
@@ -63,27 +63,18 @@ class DeadLetterSender:
         times = message.reconsume_times
         # A delay only makes the dead letter appear late, but RocketMQ's own client sets one.
         level = delay_level(times) if self._delayed else 0
-        command = self._copy(message, times=times + 1, most=times, level=level, why=why)
+        command = self._copy(message, times=times + 1, max_retries=times, level=level, why=why)
         if not await self._sent(message, command):
             return False
         log.warning("%s is a dead letter of group %s now: %s", message, self._group, why or "no reason given")
         return True
 
-    async def send_back(self, message: Message, level: int = 0, most: int = MAX_RECONSUME) -> bool:
+    async def send_back(self, message: Message, level: int = 0, max_retries: int = MAX_RECONSUME) -> bool:
         """Sends a message back for another attempt, at a delay level or when the broker chooses (0).
 
         If the broker cannot find the original, sends a copy, as RocketMQ's client does.
         """
-        header = SendBackHeader(
-            offset=message.record.position,
-            group=self._group,
-            delay_level=level,
-            origin_msg_id=message.message_id,
-            origin_topic=message.queue.topic,
-            max_reconsume_times=most,
-            broker_name=message.queue.broker,
-        )
-        command = Command(RequestCode.CONSUMER_SEND_MSG_BACK, 0, ext=header.to_ext())
+        command = self._send_back_request(message, level, max_retries)
         address = self._calls.address(message.queue.topic, message.queue.broker)
         try:
             await self._calls.ask(address, command, SEND_BACK_SECONDS)
@@ -92,28 +83,21 @@ class DeadLetterSender:
         else:
             return True
         times = message.reconsume_times
-        if level == STRAIGHT_TO_DEAD_LETTERS or times >= most:
-            return await self._sent(message, self._copy(message, times=times + 1, most=times, level=0, why=""))
-        copy = self._copy(message, times=times + 1, most=most, level=level or delay_level(times), why="")
+        if level == STRAIGHT_TO_DEAD_LETTERS or times >= max_retries:
+            copy = self._copy(message, times=times + 1, max_retries=times, level=0, why="")
+        else:
+            level = level or delay_level(times)
+            copy = self._copy(message, times=times + 1, max_retries=max_retries, level=level, why="")
         return await self._sent(message, copy)
 
-    async def pass_on(self, message: Message, most: int = MAX_RECONSUME) -> bool:
+    async def pass_on(self, message: Message, max_retries: int = MAX_RECONSUME) -> bool:
         """Returns a message of a retry topic for another member, because this one has no handler for its topic.
 
         A LaneMQ broker counts no attempt; any other broker takes it for a failed one.
         """
         queue = message.queue
-        header = SendBackHeader(
-            offset=message.record.position,
-            group=self._group,
-            delay_level=0,
-            origin_msg_id=message.message_id,
-            origin_topic=queue.topic,
-            max_reconsume_times=most,
-            broker_name=queue.broker,
-            lane_pass_on=True if self._calls.is_lane(queue.topic, queue.broker) else None,
-        )
-        command = Command(RequestCode.CONSUMER_SEND_MSG_BACK, 0, ext=header.to_ext())
+        is_lane = self._calls.is_lane(queue.topic, queue.broker)
+        command = self._send_back_request(message, 0, max_retries, pass_on=True if is_lane else None)
         try:
             await self._calls.ask(self._calls.address(queue.topic, queue.broker), command, SEND_BACK_SECONDS)
         except LaneError as error:
@@ -121,6 +105,21 @@ class DeadLetterSender:
             self._rate_limited.failed(str(message), text, error)
             return False
         return True
+
+    def _send_back_request(
+        self, message: Message, level: int, max_retries: int, *, pass_on: bool | None = None
+    ) -> Command:
+        header = SendBackHeader(
+            offset=message.record.position,
+            group=self._group,
+            delay_level=level,
+            origin_msg_id=message.message_id,
+            origin_topic=message.queue.topic,
+            max_reconsume_times=max_retries,
+            broker_name=message.queue.broker,
+            lane_pass_on=pass_on,
+        )
+        return Command(RequestCode.CONSUMER_SEND_MSG_BACK, 0, ext=header.to_ext())
 
     async def _sent(self, message: Message, command: Command) -> bool:
         try:
@@ -134,7 +133,7 @@ class DeadLetterSender:
             self._rate_limited.failed(str(message), text, error)
             return False
 
-    def _copy(self, message: Message, *, times: int, most: int, level: int, why: str) -> Command:
+    def _copy(self, message: Message, *, times: int, max_retries: int, level: int, why: str) -> Command:
         record = message.record
         properties = {name: value for name, value in record.properties.items() if name not in _NOT_COPIED}
         properties.setdefault(PropertyName.ORIGIN_ID, message.message_id)
@@ -154,7 +153,7 @@ class DeadLetterSender:
             flag=record.flag,
             properties=encode_properties(properties),
             reconsume_times=times,
-            max_reconsume_times=most,
+            max_reconsume_times=max_retries,
             broker_name=message.queue.broker,
         )
         return Command(RequestCode.SEND_MESSAGE_V2, 0, ext=header.to_ext_v2(), body=message.stored_body)
@@ -162,4 +161,4 @@ class DeadLetterSender:
 
 def _one_line(why: str) -> str:
     """The reason as a property value: short, and without separators."""
-    return " ".join(why.replace("\x01", " ").replace("\x02", " ").split())[:_LONGEST_WHY] or "?"
+    return " ".join(why.replace("\x01", " ").replace("\x02", " ").split())[:_MAX_WHY_CHARS] or "?"

@@ -146,10 +146,10 @@ class ThreadWorkers(Workers):
 
     def _run(self, worker: Worker, counts: WorkerCounts) -> None:
         """Runs what the worker took. Successful runs are reported with the next take, all others at once."""
-        plan = self._active.subscription
-        assert plan.handler is not None
+        subscription = self._active.subscription
+        assert subscription.handler is not None
         while True:
-            ran = run_worker(worker, plan.handler, plan.batch_size, self._clock, counts.times)
+            ran = run_worker(worker, subscription.handler, subscription.batch_size, self._clock, counts.times)
             if worker.in_child:
                 end_child(error_of(ran.end))
             run, end = self._stopped_run(worker, ran, counts), ran.end
@@ -229,10 +229,12 @@ class TaskWorkers(Workers):
         await self._reporter.follow(self._active, run, end, finished)
 
     async def _run(self, worker: Worker, counts: WorkerCounts) -> None:
-        plan = self._active.subscription
-        assert plan.async_handler is not None
+        subscription = self._active.subscription
+        assert subscription.async_handler is not None
         while True:
-            ran = await run_worker_async(worker, plan.async_handler, plan.batch_size, self._clock, counts.times)
+            ran = await run_worker_async(
+                worker, subscription.async_handler, subscription.batch_size, self._clock, counts.times
+            )
             if worker.in_child:
                 end_child(error_of(ran.end))
             run, end = self._stopped_run(worker, ran, counts), ran.end
@@ -407,7 +409,7 @@ class RunReporter:
         return await self.follow(active, run, end, finished)
 
     async def _dead_lettered(self, message: Message, why: str) -> bool:
-        if not await self._dead_letters.bury(message, why):
+        if not await self._dead_letters.dead_letter(message, why):
             return False
         if self._history.on:
             place, attempts = self._place(message), message.attempt
