@@ -284,11 +284,12 @@ def effect_batch(messages: tuple[Message, ...], expiry_hour: int) -> EffectBatch
     is remembered, and is the same if it is sent back and comes again through a retry topic.
     """
     if not messages:
-        raise UsageError("once() needs a message, and this batch is empty")
+        raise UsageError("once() needs a message, and this batch is empty: call it only with messages")
     source = messages[0].source
     if not source.group:
         raise UsageError(
-            f"{messages[0]} was not delivered by a consumer, so `once` cannot know what was applied before it"
+            f"{messages[0]} was not delivered by a consumer, so `once` cannot know what was applied before it: call it "
+            f"in a handler, with the message that the handler gets"
         )
     if any(message.source.queue != source.queue or message.source.epoch != source.epoch for message in messages):
         raise UsageError("the messages of once() must be those of one batch: they come from several queues")

@@ -16,7 +16,6 @@ from pyspark.sql.types import StructType
 from lanemq.model.errors import UsageError
 
 VERSION: Final = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
-OLDEST: Final = (4, 0)
 WITH_STREAM_WRITER: Final = (4, 1)
 WITH_BATCH_STARTS: Final = (4, 2)
 

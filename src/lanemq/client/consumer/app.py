@@ -98,18 +98,20 @@ class App:
         """
         _check_has_topic(topic, "ordered")
         policy, order = ordered_by(on_fail)
-        plan = Subscription(topic=topic, tags=tags, order=order, policy=policy, workers=lanes, batch_size=batch_size)
-        return self._register(plan)
+        return self._register(
+            Subscription(topic=topic, tags=tags, order=order, policy=policy, workers=lanes, batch_size=batch_size)
+        )
 
     def concurrent(
         self, topic: str, *, tags: str = "*", workers: int = DEFAULT_WORKERS, batch_size: int = 1
     ) -> Callable[[H], H]:
         """Registers a handler without any order; the broker delivers failed messages again later."""
         _check_has_topic(topic, "concurrent")
-        plan = Subscription(
-            topic=topic, tags=tags, order=Order.NONE, policy=SendBack(), workers=workers, batch_size=batch_size
+        return self._register(
+            Subscription(
+                topic=topic, tags=tags, order=Order.NONE, policy=SendBack(), workers=workers, batch_size=batch_size
+            )
         )
-        return self._register(plan)
 
     def middleware(self, around: M) -> M:
         """Registers a function with one `yield`, which runs around every turn: before it, and after its end.
@@ -227,7 +229,7 @@ class App:
     def _require_engine(self) -> ConsumerEngine:
         engine = self._thread.engine if self._thread is not None else self._engine
         if engine is None:
-            raise Closed("this app is not running")
+            raise Closed("this app is not running: start it first")
         return engine
 
     def resume(self, topic: str, key: str | None = None) -> bool:
@@ -248,13 +250,16 @@ class App:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _register(self, plan: Subscription) -> Callable[[H], H]:
+    def _register(self, subscription: Subscription) -> Callable[[H], H]:
         def register(handler: H) -> H:
-            if any(each.subscription.topic == plan.topic for each in self._registered):
-                raise InvalidOption(f"topic {plan.topic!r} has a handler in this app already")
-            self._refuse_late(f"a handler of {plan.topic!r}")
-            signature = read_signature(handler, self._codec, batched=plan.batch_size > 1)
-            self._registered.append(Registered(handler, signature, plan))
+            if any(each.subscription.topic == subscription.topic for each in self._registered):
+                raise InvalidOption(
+                    f"topic {subscription.topic!r} has a handler in this app already: use one handler for a topic, or "
+                    f"another app with a group of its own"
+                )
+            self._refuse_late(f"a handler of {subscription.topic!r}")
+            signature = read_signature(handler, self._codec, batched=subscription.batch_size > 1)
+            self._registered.append(Registered(handler, signature, subscription))
             return handler
 
         return register
@@ -296,20 +301,20 @@ class App:
         return [self._with_handler(each) for each in self._registered]
 
     def _with_handler(self, registered: Registered) -> Subscription:
-        handler, signature, plan = registered.handler, registered.signature, registered.subscription
+        handler, signature, subscription = registered.handler, registered.signature, registered.subscription
         for parameter, wanted in missing_types(signature, self._provided):
             raise InvalidOption(
-                f"handler {signature.name} of topic {plan.topic!r} needs {parameter}: {type_name(wanted)}, and nothing "
-                f"provides one: call app.provide(...) before the start or in the lifespan"
+                f"handler {signature.name} of topic {subscription.topic!r} needs {parameter}: {type_name(wanted)}, and "
+                f"nothing provides one: call app.provide(...) before the start or in the lifespan"
             )
         if self._middleware or signature.has_dependencies:
             call = call_in_context(handler, signature, self._middleware, self._provided)
         else:
             call = plain_call(handler, signature)
-        batched = plan.batch_size > 1
+        batched = subscription.batch_size > 1
         if call.is_async:
-            return replace(plan, async_handler=async_batch_handler(call, batched=batched))
-        return replace(plan, handler=batch_handler(call, batched=batched))
+            return replace(subscription, async_handler=async_batch_handler(call, batched=batched))
+        return replace(subscription, handler=batch_handler(call, batched=batched))
 
 
 async def enter_lifespan(lifespan: Lifespan, app: App, stack: contextlib.AsyncExitStack) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.routing import AsyncRoutes
+from lanemq.client.topics import checked
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
 from lanemq.model.queue import MessageQueue
@@ -257,10 +258,7 @@ class ConsumerCalls:
         return await self._request(self.address(topic, broker), Command(code, 0, ext=header.to_ext()), self._timeout)
 
     async def _request(self, address: Address, command: Command, timeout: float) -> Command:
-        reply = await self._pool.request(address, command, timeout)
-        if reply.code != ResponseCode.SUCCESS:
-            raise error_for(reply.code, reply.remark)
-        return reply
+        return checked(await self._pool.request(address, command, timeout))
 
     def _lock_request(self, queues: Iterable[MessageQueue]) -> LockRequest:
         bodies = [QueueBody.of(queue) for queue in queues]

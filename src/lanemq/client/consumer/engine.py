@@ -82,9 +82,11 @@ class ConsumerEngine:
         self._workers: list[Workers] = []
 
         self.counts = ConsumerCounts()
-        plans = {each.topic: each for each in self._with_retries(subscriptions)}
-        self.subscriptions = {topic: ActiveSubscription(each, options.clock, shared) for topic, each in plans.items()}
-        link = connect(options, self.client_id, plans, self._request_received, self._connection_lost)
+        by_topic = {each.topic: each for each in self._with_retries(subscriptions)}
+        self.subscriptions = {
+            topic: ActiveSubscription(each, options.clock, shared) for topic, each in by_topic.items()
+        }
+        link = connect(options, self.client_id, by_topic, self._request_received, self._connection_lost)
         self._pool, self._routes, calls, self.heartbeat = link
         self.dead_letters = DeadLetterSender(options, calls)
         self.reporter = RunReporter(options.group, self.dead_letters, options.history)

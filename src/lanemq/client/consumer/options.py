@@ -116,6 +116,7 @@ class ConsumerOptions:
     """Name of a strategy, or a function as in `core/consuming/allocation`. All members must use the same one."""
 
     codec: str | Codec = "json"
+    """How bodies become values: "json", "text", "bytes", or an object with `encode` and `decode`."""
 
     pull_batch: int | None = None
     """Maximum number of messages per pull; None: 1000 from a LaneMQ broker, 32 from an Apache one."""

@@ -21,6 +21,7 @@ from lanemq.client.consumer.tag_filter import tag_filter
 from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import SecuritySettings, security_of
+from lanemq.client.topics import checked
 from lanemq.clock import Clock, SystemClock, wall_ms
 from lanemq.forking import tell_child
 from lanemq.model.checks import check_queue, check_whole, seconds
@@ -45,7 +46,8 @@ from lanemq.wire.headers import (
 from lanemq.wire.lane_fields import LANE_CLIENT
 from lanemq.wire.record import PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
 
-_NOT_NEW = (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED)
+_MOVES_ON = (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED)
+"""Answers that say where the next pull begins."""
 
 
 class PullConsumer:
@@ -213,7 +215,7 @@ class PullConsumer:
         reply = self._request(queue, Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext()), hold_ms / 1000)
         if reply.code == ResponseCode.PULL_NOT_FOUND:
             return []
-        if reply.code not in _NOT_NEW:
+        if reply.code not in _MOVES_ON:
             raise error_for(reply.code, reply.remark)
         self._positions[queue] = QueueOffset(PullResponse.from_ext(reply.ext).next_begin_offset)
         messages = read_messages(MessageSource(queue, self._codec, Epoch(0), group=self._group), reply.body)
@@ -229,10 +231,7 @@ class PullConsumer:
         return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
 
     def _ask(self, queue: MessageQueue, command: Command, *, at_master: bool = False) -> Command:
-        reply = self._request(queue, command, 0.0, at_master=at_master)
-        if reply.code != ResponseCode.SUCCESS:
-            raise error_for(reply.code, reply.remark)
-        return reply
+        return checked(self._request(queue, command, 0.0, at_master=at_master))
 
     def _request(self, queue: MessageQueue, command: Command, extra: float, *, at_master: bool = False) -> Command:
         """Uses the open connection; if that fails, a new one, because brokers close idle connections.

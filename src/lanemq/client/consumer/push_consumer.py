@@ -97,7 +97,9 @@ class PushConsumer:
         self._not_started()
         if self._handler is None:
             raise InvalidOption("no listener: call register_orderly or register_concurrent first")
-        thread = EngineThread(self.options, just([self._plan(topic, tags) for topic, tags in self._topics.items()]))
+        thread = EngineThread(
+            self.options, just([self._subscription(topic, tags) for topic, tags in self._topics.items()])
+        )
         self._thread = thread
         thread.start(finish_on_sigterm=True)
 
@@ -114,7 +116,7 @@ class PushConsumer:
             raise Closed("this consumer is not running: start it first")
         return take_snapshot(self._thread.engine)
 
-    def _plan(self, topic: str, tags: str) -> Subscription:
+    def _subscription(self, topic: str, tags: str) -> Subscription:
         return Subscription(
             topic=topic,
             tags=tags,
@@ -137,4 +139,4 @@ class PushConsumer:
 
     def _not_started(self) -> None:
         if self._thread is not None:
-            raise Closed("this consumer was started already")
+            raise Closed("this consumer was started already: subscribe and register before the start")

@@ -47,7 +47,10 @@ class QueueChooser:
         self._check_keys_stay(route)
         chosen = selector(route.publish, message, key if arg is None else arg)
         if chosen not in route.publish:
-            raise InvalidOption(f"the selector chose {chosen}, which is not a queue of topic {route.topic!r}")
+            raise InvalidOption(
+                f"the selector chose {chosen}, which is not a queue of topic {route.topic!r}: it must return one of "
+                f"the queues that it is given"
+            )
         return chosen
 
     def by_key(self, route: TopicRoute, key: str | None) -> MessageQueue:
@@ -124,4 +127,7 @@ def _named(route: TopicRoute, queue: int | MessageQueue) -> MessageQueue:
     for each in (*route.publish, *route.writable):
         if each == queue or each.queue_id == queue:
             return each
-    raise InvalidOption(f"queue {queue} is none of the {len(route.publish)} queues of topic {route.topic!r}")
+    raise InvalidOption(
+        f"queue {queue} is none of the {len(route.publish)} queues of topic {route.topic!r}: pass the number of one, "
+        f"counted from 0, or its MessageQueue"
+    )

@@ -4,7 +4,7 @@ bulk.
 A message that finds earlier ones unanswered would only wait in its lane. So the call does what its caller must learn at
 once (encode the value, check the size, assign the id) and leaves the message here. The next reply, the maintenance
 thread or the next call that does not use the inbox moves everything to the lanes first; on an event loop, so does the
-loop's next turn after a `send`.
+loop's next iteration after a `send`.
 
 Invariants: there is one line for all topics, and a caller that offers a message to a lane empties the inbox first, so
 no message overtakes another. The inbox is open only while a reply is expected that will empty it, and while the buffer

@@ -28,7 +28,7 @@ class ProducerOptions:
     group: str = "lanemq-producers"
     """The name under which the broker lists the producer."""
     codec: str | Codec = "json"
-    """How values become bytes: "json", "bytes", or an object with `encode` and `decode`."""
+    """How values become bytes: "json", "text", "bytes", or an object with `encode` and `decode`."""
     linger: float = 0.0
     """Seconds that a message may wait for others to share its batch. 0 sends at once; messages still share a batch
     while earlier ones are in flight, so waiting pays only for many small messages from slow senders."""

@@ -13,6 +13,7 @@ from lanemq.client.consumer.tag_filter import TagFilter
 from lanemq.client.identity import new_client_id
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.topic_route import TopicRoute
+from lanemq.client.topics import checked
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError, OffsetNotFound, TopicNotFound
 from lanemq.model.names import MAX_GROUP_CHARS
@@ -30,7 +31,7 @@ from lanemq.wire.bodies import (
     QueueBody,
     SubscriptionData,
 )
-from lanemq.wire.codes import RequestCode, ResponseCode, error_for
+from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import (
     ConsumerListHeader,
@@ -206,9 +207,7 @@ class MemberCalls:
             link.close()
             self._links.pop(address, None)
             raise
-        if reply.code != ResponseCode.SUCCESS:
-            raise error_for(reply.code, reply.remark)
-        return reply
+        return checked(reply)
 
 
 def _offset(number: int) -> QueueOffset:

@@ -20,6 +20,7 @@ from lanemq.net.address import Address, parse_addresses
 from lanemq.spark.offsets import Bounds, Created, LimitKind, Positions, RangeLimit, resolve_offset
 from lanemq.spark.options import ReadOptions
 from lanemq.spark.retrying import Retrying
+from lanemq.wire.codes import ResponseCode
 
 T = TypeVar("T")
 BoundsByQueue = dict[MessageQueue, Bounds]
@@ -34,7 +35,7 @@ class Brokers:
         self._expected: dict[str, set[str]] = {}
         """By topic: the brokers that hold, or held, queues of it."""
         self.created: Created = {}
-        """When the topics were created, as the brokers last told."""
+        """When the topics were created, as the brokers last reported."""
         hint = f"check it with: lanemq topic list --server '{options.servers}'; the option brokerWait limits the wait"
         self._retrying = Retrying(options.wait, clock, hint=hint)
         security = options.security
@@ -77,7 +78,10 @@ class Brokers:
         """The same, but a topic that does not exist is an error; used when a query starts."""
         topics = self.topics()
         if not topics:
-            raise TopicNotFound(17, f"no topic matches topicPattern {self._options.topic_pattern!r}")
+            raise TopicNotFound(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"no topic matches topicPattern {self._options.topic_pattern!r}: create one, or correct the pattern",
+            )
         found: BoundsByQueue = {}
         for topic in topics:
             found |= self._bounds_of(topic)

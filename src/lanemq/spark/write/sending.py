@@ -17,6 +17,7 @@ from lanemq.client.producer.batches import MESSAGE_OVERHEAD, Extras, PendingMess
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import security_of
 from lanemq.client.topic_route import TopicRoute
+from lanemq.client.topics import checked
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.errors import InvalidOption, MissingKey, TransportError
@@ -27,7 +28,6 @@ from lanemq.net.blocking import BlockingConnection
 from lanemq.net.security import Security
 from lanemq.spark.retrying import Retrying
 from lanemq.spark.write.repeats import RepeatCheck
-from lanemq.wire.codes import ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.properties import LANE_STAMP, PropertyName
 
@@ -166,9 +166,7 @@ class TaskSender:
             self._routes.stale(queue.topic)
             raise
         self._links[address] = link
-        if reply.code != ResponseCode.SUCCESS:
-            raise error_for(reply.code, reply.remark)
-        return reply
+        return checked(reply)
 
 
 def _extras(row: OutgoingRow) -> Extras:

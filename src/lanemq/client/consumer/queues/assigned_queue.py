@@ -104,7 +104,7 @@ class AssignedQueue:
 
     @property
     def must_report(self) -> bool:
-        """Whether the broker has to be told how far the group has come."""
+        """Whether the broker has not confirmed the newest progress."""
         return self.progress != self.confirmed
 
     @property

@@ -32,6 +32,7 @@ from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
+from lanemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ class Rebalancer:
                 return members
             except LaneError as error:
                 failure = error
-        raise failure or TopicNotFound(17, f"topic {route.topic!r} has no broker")
+        raise failure or TopicNotFound(ResponseCode.TOPIC_NOT_EXIST, f"topic {route.topic!r} has no broker: start one")
 
     async def _warn_of_other_topics(self, topic: str, broker: str) -> None:
         """Warns if another member subscribes to other topics: an Apache broker does not say which member has which.
