@@ -135,9 +135,9 @@ class Mirror:
     def run(self, *, until_drained: bool = False) -> MirrorReport:
         """Copies until `stop`, or with `until_drained` until the target has everything that the source has.
 
-        Brokers that cannot be reached are tried again for ever. Raises what a repetition cannot mend: a topic that does
-        not exist, a changed layout, another mirror, messages that retention removed; at the start, a broker of the
-        source that is away.
+        Brokers that cannot be reached are tried again, without a limit. Raises what trying again cannot repair: a topic
+        that does not exist, a changed layout, another mirror, messages that retention removed; at the start, a broker
+        of the source that is away.
         """
         failures = 0
         while True:
@@ -170,15 +170,15 @@ class Mirror:
     def _session(self, until_drained: bool) -> int:
         with ExitStack() as ending:
             session = self._begin(ending)
-            told = self._clock.now()
+            committed_at = self._clock.now()
             while not self._stop.is_set():
                 copied, read = session.round(self._stop.is_set)
                 self._copied += copied
                 now = self._clock.now()
-                if now - told >= COMMIT_MS:
+                if now - committed_at >= COMMIT_MS:
                     session.commit()
                     self._report(session.left())
-                    told = now
+                    committed_at = now
                 if not read:
                     if until_drained and session.left() == 0 and session.is_confirmed():
                         break
