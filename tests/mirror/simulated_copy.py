@@ -13,7 +13,7 @@ from lanemq.client.copies import origin_of, producer_id
 from lanemq.client.message import Message
 from lanemq.core.brokering.dedup import Duplicate, Fresh, ProducerTable
 from lanemq.mirror.arrivals import FIRST_EPOCH, Arrivals, first_needed
-from lanemq.mirror.layout import QueueMapping
+from lanemq.mirror.queue_mapping import QueueMapping
 from lanemq.mirror.shipping import Copy, add_watermarks, copies_by_queue, requests
 from lanemq.model.queue import MessageQueue
 from lanemq.model.stamp import Stamp
@@ -94,18 +94,18 @@ class Session:
     def __init__(
         self,
         source: dict[MessageQueue, list[Message]],
-        layout: QueueMapping,
+        mapping: QueueMapping,
         target: Target,
         *,
         read_target: bool = True,
     ) -> None:
         self._source = source
-        self._layout = layout
+        self._mapping = mapping
         self._target = target
         self._arrivals: dict[MessageQueue, Arrivals] = {}
         for queue in target.queues:
             epoch = FIRST_EPOCH if not target.stored[queue] else 1_000
-            self._arrivals[queue] = Arrivals(MIRROR, TOPIC, layout.counts, epoch)
+            self._arrivals[queue] = Arrivals(MIRROR, TOPIC, mapping.counts, epoch)
             for text in target.stored[queue] if read_target else ():
                 self._arrivals[queue].see(text)
             self._arrivals[queue].begin((each, 0) for each in source)
@@ -118,7 +118,7 @@ class Session:
             page = self._source[source][self._next[source] : self._next[source] + size]
             if not page:
                 continue
-            for queue, copies in copies_by_queue(page, self._layout, self._arrivals, MIRROR).items():
+            for queue, copies in copies_by_queue(page, self._mapping, self._arrivals, MIRROR).items():
                 for copy in requests(copies):
                     yield self._request(queue, source, copy)
                     self._arrivals[queue].stored(source, copy[-1].offset, len(copy))

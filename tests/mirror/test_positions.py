@@ -8,8 +8,8 @@ from tests.mirror.test_resume import filled
 
 from lanemq.client.copies import origin_of
 from lanemq.mirror import positions
-from lanemq.mirror.layout import QueueMapping
 from lanemq.mirror.positions import first_unfinished
+from lanemq.mirror.queue_mapping import QueueMapping
 
 
 @pytest.fixture(autouse=True)

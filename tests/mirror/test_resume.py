@@ -7,7 +7,7 @@ from tests.mirror.simulated_copy import MIRROR, TOPIC, Session, Target, message,
 
 from lanemq.client.message import Message
 from lanemq.mirror.arrivals import Arrivals, LayoutChanged
-from lanemq.mirror.layout import QueueMapping
+from lanemq.mirror.queue_mapping import QueueMapping
 from lanemq.model.queue import MessageQueue
 
 keys = st.sampled_from(["a", "b", "c", "d", "e", None])
@@ -26,11 +26,11 @@ def filled(count: int, sent: list[tuple[int, str | None]]) -> dict[MessageQueue,
     return source
 
 
-def check(source: dict[MessageQueue, list[Message]], layout: QueueMapping, target: Target) -> None:
+def check(source: dict[MessageQueue, list[Message]], mapping: QueueMapping, target: Target) -> None:
     found = target.offsets()
     for queue, messages in source.items():
         for where in target.queues:
-            expected = [each.queue_offset for each in messages if layout.queue_for(queue, each.key) == where]
+            expected = [each.queue_offset for each in messages if mapping.queue_for(queue, each.key) == where]
             assert found.get(where, {}).get(queue, []) == expected
 
 
@@ -46,10 +46,10 @@ def test_each_message_is_stored_once_in_order_whatever_is_killed(
     stamps: bool,
 ) -> None:
     source, target = filled(here, sent), Target(queues("to", there), stamps)
-    layout = QueueMapping(list(source), target.queues)
+    mapping = QueueMapping(list(source), target.queues)
     late = None
     for plan, at, fate in kills:
-        session = Session(source, layout, target)
+        session = Session(source, mapping, target)
         if late is not None:
             target.store(late)  # after the target was read: only stamps help
             late = None
@@ -59,45 +59,45 @@ def test_each_message_is_stored_once_in_order_whatever_is_killed(
             if number == at:
                 late = request if fate == "late" and stamps else None
                 break
-    last = Session(source, layout, target)
+    last = Session(source, mapping, target)
     if late is not None:
         target.store(late)
     last.drain()
-    check(source, layout, target)
+    check(source, mapping, target)
 
 
 def test_without_reading_the_target_messages_are_stored_twice() -> None:
     """The control of the test above."""
     source, target = filled(2, [(0, "a"), (0, "b"), (0, "a")]), Target(queues("to", 2), stamps=False)
-    layout = QueueMapping(list(source), target.queues)
-    Session(source, layout, target).drain()
-    Session(source, layout, target, read_target=False).drain()
+    mapping = QueueMapping(list(source), target.queues)
+    Session(source, mapping, target).drain()
+    Session(source, mapping, target, read_target=False).drain()
     with pytest.raises(AssertionError):
-        check(source, layout, target)
+        check(source, mapping, target)
 
 
 def test_without_stamps_a_late_request_is_stored_twice() -> None:
     """Why a target without stamps needs the fence."""
     source, target = filled(1, [(0, "a"), (0, "a")]), Target(queues("to", 1), stamps=False)
-    layout = QueueMapping(list(source), target.queues)
-    late = next(Session(source, layout, target).requests([(0, 2)]))
-    session = Session(source, layout, target)
+    mapping = QueueMapping(list(source), target.queues)
+    late = next(Session(source, mapping, target).requests([(0, 2)]))
+    session = Session(source, mapping, target)
     target.store(late)
     session.drain()
     with pytest.raises(AssertionError):
-        check(source, layout, target)
+        check(source, mapping, target)
 
 
 @pytest.mark.parametrize("skipped", [0, 3, 7])
 def test_reading_from_any_watermarks_on_gives_the_same_progress_as_reading_everything(skipped: int) -> None:
     source, target = filled(3, [(number, None) for number in range(40)]), Target(queues("to", 2), stamps=True)
-    layout = QueueMapping(list(source), target.queues)
-    for request in Session(source, layout, target).requests([(number, 3) for number in range(30)]):
+    mapping = QueueMapping(list(source), target.queues)
+    for request in Session(source, mapping, target).requests([(number, 3) for number in range(30)]):
         target.store(request)
     for queue in target.queues:
         texts = target.stored[queue]
         marked = [number for number, text in enumerate(texts) if "LANE_WATERMARKS" in text]
-        whole, part = (Arrivals(MIRROR, TOPIC, layout.counts, 1) for _ in range(2))
+        whole, part = (Arrivals(MIRROR, TOPIC, mapping.counts, 1) for _ in range(2))
         for text in texts:
             whole.see(text)
         for text in texts[marked[min(skipped, len(marked) - 1)] :]:
@@ -125,8 +125,8 @@ def test_copies_that_came_from_the_target_are_not_copied_back() -> None:
 
 def test_expired_copies_start_a_new_epoch_so_that_new_messages_are_not_taken_for_repeats() -> None:
     source, target = filled(1, [(0, "a")] * 5), Target(queues("to", 1), stamps=True)
-    layout = QueueMapping(list(source), target.queues)
-    Session(source, layout, target).drain()
-    arrivals = Arrivals(MIRROR, TOPIC, layout.counts, 77)
+    mapping = QueueMapping(list(source), target.queues)
+    Session(source, mapping, target).drain()
+    arrivals = Arrivals(MIRROR, TOPIC, mapping.counts, 77)
     arrivals.begin((queue, 5) for queue in source)
     assert [arrivals.reached(queue) for queue in source] == [(5, 77, 0)]

@@ -10,8 +10,8 @@ from lanemq.client.producer.batches import PendingMessage
 from lanemq.client.topic_route import TopicRoute, topic_route
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.mirror.copying import MirrorOptions, _warn_of_equal_names
-from lanemq.mirror.layout import QueueMapping
 from lanemq.mirror.origin import copied_properties, mirror_name
+from lanemq.mirror.queue_mapping import QueueMapping
 from lanemq.mirror.shipping import MAX_BYTES, MAX_MESSAGES, Copy, requests
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
@@ -21,18 +21,18 @@ from lanemq.wire.route_bodies import BrokerData, TopicRouteData
 
 def test_with_equal_numbers_a_queue_goes_to_its_counterpart_which_is_where_the_hash_points() -> None:
     here, there = queues("from", 4), queues("b", 2) + queues("a", 2)
-    layout = QueueMapping(here, there)
+    mapping = QueueMapping(here, there)
     for number in range(50):
         key = f"order-{number}"
-        assert layout.queue_for(pick_queue(key, here), key) == pick_queue(key, there)
-    assert layout.queue_for(here[2], None) == there[2]
+        assert mapping.queue_for(pick_queue(key, here), key) == pick_queue(key, there)
+    assert mapping.queue_for(here[2], None) == there[2]
 
 
 def test_with_other_numbers_a_key_goes_where_the_target_puts_it() -> None:
     here, there = queues("from", 4), queues("to", 3)
-    layout = QueueMapping(here, there)
-    assert {layout.queue_for(each, "order-7") for each in here} == {pick_queue("order-7", there)}
-    assert [layout.queue_for(each, None) for each in here] == [there[0], there[1], there[2], there[0]]
+    mapping = QueueMapping(here, there)
+    assert {mapping.queue_for(each, "order-7") for each in here} == {pick_queue("order-7", there)}
+    assert [mapping.queue_for(each, None) for each in here] == [there[0], there[1], there[2], there[0]]
 
 
 def test_a_copy_keeps_what_its_sender_set_and_says_where_it_was_read() -> None:

@@ -35,7 +35,7 @@ class Arrivals:
     def see(self, text: str) -> None:
         """A message of the queue, by its properties; in the order of offsets.
 
-        Raises `LayoutChanged` if it was copied under another layout.
+        Raises `LayoutChanged` if a side had another number of queues when it was copied.
         """
         origin = origin_of(text, self._topic)
         if origin is None or origin.mirror != self._mirror:

@@ -23,9 +23,9 @@ from lanemq.core.backoff import Backoff
 from lanemq.mirror.arrivals import FIRST_EPOCH, Arrivals, LayoutChanged, first_needed
 from lanemq.mirror.ends import PAGE, BrokersAway, Side, TargetLink
 from lanemq.mirror.fence import wait_for_earlier_sends, wait_until_alone, wait_until_confirmed, wait_until_readable
-from lanemq.mirror.layout import QueueMapping, layout_of
 from lanemq.mirror.origin import mirror_name, source_group, target_group, watermarks_of
 from lanemq.mirror.others import OtherMirrors, check_not_at_target, check_not_from_target
+from lanemq.mirror.queue_mapping import QueueMapping, mapping_of
 from lanemq.mirror.shipping import Copy, add_watermarks, copies_by_queue, requests
 from lanemq.model.errors import (
     BrokerBusy,
@@ -79,7 +79,7 @@ class MirrorOptions:
 
     def __post_init__(self) -> None:
         if not self.topics:
-            raise InvalidOption("a mirror needs at least one topic")
+            raise InvalidOption("a mirror needs at least one topic: name those to copy")
         for topic in self.topics:
             if topic in NOT_SENDABLE or topic.startswith(RETRY_PREFIX):
                 raise InvalidOption(f"topic {topic!r} is not copied: it belongs to the broker or to a group's retries")
@@ -122,7 +122,7 @@ class Mirror:
         clock: Clock | None = None,
     ) -> None:
         self.options = options
-        self._tell = report
+        self._on_report = report
         self._clock = clock or SystemClock()
         self._stop = threading.Event()
         self._copied = 0
@@ -188,7 +188,7 @@ class Mirror:
 
     def _report(self, left: int, error: str = "") -> MirrorReport:
         report = MirrorReport(self._copied, left, self._sessions, error)
-        self._tell(report)
+        self._on_report(report)
         return report
 
 
@@ -205,8 +205,8 @@ def _warn_of_equal_names(options: MirrorOptions, routes: Iterable[tuple[TopicRou
 class _Topic:
     """One topic in a session."""
 
-    def __init__(self, layout: QueueMapping, sources: tuple[MessageQueue, ...], from_target: OtherMirrors) -> None:
-        self.layout = layout
+    def __init__(self, mapping: QueueMapping, sources: tuple[MessageQueue, ...], from_target: OtherMirrors) -> None:
+        self.mapping = mapping
         self.sources = sources
         self.arrivals: dict[MessageQueue, Arrivals] = {}
         self.read_end: dict[MessageQueue, int] = {}
@@ -257,7 +257,7 @@ class _Session:
 
     def _begin(self, source: TopicRoute, target: TopicRoute) -> _Topic:
         from_target = OtherMirrors(self._mirror, source.topic, self._target)
-        topic = _Topic(layout_of(source, target), source.subscribe, from_target)
+        topic = _Topic(mapping_of(source, target), source.subscribe, from_target)
         others = OtherMirrors(self._mirror, source.topic, self._source)
         copied = {queue: self._source.committed(queue) or 0 for queue in topic.sources}
         starts = [(queue, max(copied[queue], self._source.bounds(queue)[0])) for queue in topic.sources]
@@ -265,7 +265,7 @@ class _Session:
             queues = [queue for queue in target.publish if queue.broker == broker]
             for queue, end in wait_until_readable(link, queues, self._clock).items():
                 topic.read_end[queue] = end
-                topic.arrivals[queue] = self._read_arrivals(queue, end, topic.layout.counts, others)
+                topic.arrivals[queue] = self._read_arrivals(queue, end, topic.mapping.counts, others)
                 topic.arrivals[queue].begin(starts)
         check_not_at_target(others)
         for queue, needed in first_needed(topic.sources, topic.arrivals.values()).items():
@@ -373,7 +373,7 @@ class _Session:
 
     def _copy(self, topic: _Topic, source: MessageQueue, messages: list[Message]) -> int:
         self._check_origins(topic, messages)
-        needed = copies_by_queue(messages, topic.layout, topic.arrivals, self._mirror)
+        needed = copies_by_queue(messages, topic.mapping, topic.arrivals, self._mirror)
         for queue, copies in needed.items():
             for request in requests(copies):
                 self._send(topic, source, queue, request)

@@ -61,7 +61,8 @@ def wait_until_alone(
 ) -> L:
     """A registered connection under whose producer group there is no other. Raises `AnotherMirror` after 3 minutes.
 
-    It steps back between attempts, for a random time, so that two mirrors that start together do not wait for ever.
+    Between attempts it closes the connection for a random time, so that two mirrors that start together do not keep
+    each other waiting.
     """
     clock = clock or SystemClock()
     began = clock.now()
@@ -77,7 +78,9 @@ def wait_until_alone(
             return link
         link.close()
         if waited >= ALONE_MS:
-            raise AnotherMirror(f"another mirror of this name writes to {link.broker}: {', '.join(others)}")
+            raise AnotherMirror(
+                f"another mirror of this name writes to {link.broker}: {', '.join(others)}; stop it first"
+            )
         sleep(random.uniform(1, 4) * PAUSE_SECONDS if waited < LANE_ALONE_MS else random.uniform(0.5, 2))
 
 

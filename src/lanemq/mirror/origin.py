@@ -50,7 +50,7 @@ class Reached(NamedTuple):
 
 
 class Watermarks(msgspec.Struct, array_like=True):
-    """How far every source queue is contained in one target queue, and the layout under which it was copied."""
+    """How far every source queue is contained in one target queue, and how many queues both sides had then."""
 
     mirror: str
     source_queues: int

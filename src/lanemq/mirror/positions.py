@@ -12,8 +12,8 @@ from lanemq.client.copies import origin_of
 from lanemq.mirror.copying import MirrorOptions
 from lanemq.mirror.delayed import delayed_messages
 from lanemq.mirror.ends import Side
-from lanemq.mirror.layout import QueueMapping, layout_of
 from lanemq.mirror.origin import Watermarks, watermarks_of
+from lanemq.mirror.queue_mapping import QueueMapping, mapping_of
 from lanemq.model.errors import UsageError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
@@ -167,7 +167,7 @@ def _of_topic(
     if missing := sorted(set(wanted) - known.keys()):
         raise NotMovable(f"group {missing[0]!r} has no offsets in topic {topic!r} at {options.source}")
     for group in sorted(wanted or known):
-        own = OwnMessages(source, topic, layout_of(there, here), known[group], options.mirror)
+        own = OwnMessages(source, topic, mapping_of(there, here), known[group], options.mirror)
         for queue in there.publish or there.subscribe:
             first, end = target.bounds(queue)
             found = first_unfinished(

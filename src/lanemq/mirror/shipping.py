@@ -10,8 +10,8 @@ from lanemq.client.copies import OriginalPlace, origin_of
 from lanemq.client.message import Message
 from lanemq.client.producer.batches import MESSAGE_OVERHEAD, PendingMessage
 from lanemq.mirror.arrivals import Arrivals
-from lanemq.mirror.layout import QueueMapping
 from lanemq.mirror.origin import copied_properties
+from lanemq.mirror.queue_mapping import QueueMapping
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.properties import LANE_ORIGIN, MAX_PROPERTIES_BYTES
 from lanemq.wire.record import COMPRESSED, COMPRESSION_MASK
@@ -31,13 +31,13 @@ class Copy(NamedTuple):
 
 
 def copies_by_queue(
-    messages: Iterable[Message], layout: QueueMapping, arrivals: Mapping[MessageQueue, Arrivals], mirror: str
+    messages: Iterable[Message], mapping: QueueMapping, arrivals: Mapping[MessageQueue, Arrivals], mirror: str
 ) -> dict[MessageQueue, list[Copy]]:
     """What each target queue lacks of these messages, in order. Copies that came from the target are left out."""
     needed: dict[MessageQueue, list[Copy]] = {}
     for message in messages:
         text, source, offset = message.properties_text, message.queue, message.queue_offset
-        target = layout.queue_for(source, message.key)
+        target = mapping.queue_for(source, message.key)
         if offset < arrivals[target].reached(source).next or _came_from_there(text, source.topic, mirror):
             continue
         place = OriginalPlace(source, message.record.position, message.record.store_timestamp)

@@ -17,8 +17,8 @@ from lanemq.client.copies import origin_of
 from lanemq.client.message import Message
 from lanemq.mirror.copying import MirrorOptions
 from lanemq.mirror.ends import Side
-from lanemq.mirror.layout import layout_of
 from lanemq.mirror.others import OtherMirrors, content_of
+from lanemq.mirror.queue_mapping import mapping_of
 from lanemq.model.queue import MessageQueue
 
 MAX_DIFFERENCES = 10
@@ -119,7 +119,7 @@ class _Topic:
         with self._options.open_source() as source, self._options.open_target() as target:
             self._source, self._target = source, target
             here, there = source.full_route(self._topic), target.full_route(self._topic)
-            self._layout = layout_of(here, there)
+            self._mapping = mapping_of(here, there)
             self._bounds = {queue: source.bounds(queue) for queue in here.subscribe}
             self._again = OtherMirrors(self._options.mirror, self._topic, source)
             self._from_target = OtherMirrors(self._options.mirror, self._topic, target)
@@ -181,7 +181,7 @@ class _Topic:
                     continue  # it came from the target
                 if count:
                     self._from_target.see(message)
-                target = self._layout.queue_for(queue, message.key)
+                target = self._mapping.queue_for(queue, message.key)
                 low, high = self._spans.get((queue, target), (0, -1))
                 if message.queue_offset > high:
                     self._not_copied += count

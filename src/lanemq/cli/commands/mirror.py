@@ -15,8 +15,8 @@ from lanemq.client.security import security_of_side
 from lanemq.mirror.copying import Mirror, MirrorOptions, MirrorReport
 from lanemq.mirror.cut_over import CutOver, DelayedChoice
 from lanemq.mirror.cut_over import unseal as unseal_target
-from lanemq.mirror.layout import layout_of
 from lanemq.mirror.positions import Moved, groups_of, translate
+from lanemq.mirror.queue_mapping import mapping_of
 from lanemq.mirror.verifying import compare
 from lanemq.signals import handled
 
@@ -217,15 +217,15 @@ def _preview(options: MirrorOptions, as_json: bool) -> None:
     with options.open_source() as source, options.open_target() as target:
         for topic in options.topics:
             here, there = source.route(topic), target.route(topic)
-            layout = layout_of(here, there)
+            mapping = mapping_of(here, there)
             bounds = [source.bounds(queue) for queue in here.subscribe]
             rows.append(
                 {
                     "topic": topic,
                     "messages": sum(end - first for first, end in bounds),
-                    "source_queues": layout.counts[0],
-                    "target_queues": layout.counts[1],
-                    "placed": "by queue" if layout.same else "by key",
+                    "source_queues": mapping.counts[0],
+                    "target_queues": mapping.counts[1],
+                    "placed": "by queue" if mapping.same else "by key",
                     "ordered": (here.ordered, there.ordered),
                     "groups": sorted(groups_of(source, topic, (source.group, target.group))),
                 }

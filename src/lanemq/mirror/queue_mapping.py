@@ -1,7 +1,7 @@
 """Which target queue a message goes to. Pure.
 
-Invariant: the messages of a key that is in one queue of the source go to one queue of the target, and that depends on
-nothing but the two layouts. Every session decides the same.
+Invariant: the messages of a key that is in one queue of the source go to one queue of the target, which depends on
+nothing but the queues of both sides. Every session decides the same.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
 
 
-def layout_of(source: TopicRoute, target: TopicRoute) -> "QueueMapping":
-    """The layout of a topic. A side that refuses sends may have no queues to publish to."""
+def mapping_of(source: TopicRoute, target: TopicRoute) -> "QueueMapping":
+    """The mapping of a topic. A side that refuses sends may have no queues to publish to."""
     return QueueMapping(source.publish if source.ordered else source.subscribe, target.publish or target.subscribe)
 
 
