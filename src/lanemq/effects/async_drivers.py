@@ -12,11 +12,11 @@ from lanemq.effects.databases import (
     SET_SAVEPOINT,
     AsyncEffectDatabase,
     check_status,
+    inside_transaction,
     libraries_of,
     not_a_database,
     plain_rows,
-    refuse_ended_transaction,
-    refuse_open_transaction,
+    transaction_ended,
 )
 from lanemq.effects.statements import Dialect, Placeholders, Statement, written_for
 from lanemq.effects.steps import Rows
@@ -91,7 +91,7 @@ class _AsyncPsycopg:
 
     async def begin(self) -> Rows:
         if self.handle.info.transaction_status.name != "IDLE":
-            raise refuse_open_transaction()
+            raise inside_transaction()
         if self.handle.autocommit:
             await self.handle.execute("BEGIN")
         return ()
@@ -125,7 +125,7 @@ class _Asyncpg:
 
     async def begin(self) -> Rows:
         if self.handle.is_in_transaction():
-            raise refuse_open_transaction()
+            raise inside_transaction()
         transaction = self.handle.transaction()
         await transaction.start()
         self._transaction = transaction
@@ -136,7 +136,7 @@ class _Asyncpg:
 
     async def check_open(self) -> None:
         if not self.handle.is_in_transaction():
-            raise refuse_ended_transaction()
+            raise transaction_ended()
         await self.execute(SELECT_ONE)
 
     async def commit(self) -> None:
@@ -165,7 +165,7 @@ class _Aiosqlite:
             await self.handle.execute(SET_SAVEPOINT)
             return ()
         if getattr(self.handle, "autocommit", None) is not False:
-            raise refuse_open_transaction()
+            raise inside_transaction()
         await self.handle.execute(SET_SAVEPOINT)
         return READING
 
@@ -177,7 +177,7 @@ class _Aiosqlite:
         try:
             await self.handle.execute(RELEASE_SAVEPOINT)
         except sqlite3.OperationalError as error:
-            raise refuse_ended_transaction() from error
+            raise transaction_ended() from error
 
     async def commit(self) -> None:
         await self.handle.commit()

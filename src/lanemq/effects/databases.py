@@ -130,7 +130,7 @@ def not_a_database(given: Any) -> InvalidOption:
     )
 
 
-def refuse_open_transaction() -> UsageError:
+def inside_transaction() -> UsageError:
     return UsageError(
         "the connection is inside a transaction already, and `once` must begin and commit its own: commit or roll back "
         "before, or pass another connection"
@@ -141,14 +141,14 @@ class TransactionEnded(UsageError):
     """The block committed or rolled back itself."""
 
 
-def refuse_ended_transaction() -> TransactionEnded:
+def transaction_ended() -> TransactionEnded:
     return TransactionEnded(
         "the block ended its transaction itself, so its writes and the message's place may not be stored together: "
         "leave commit and rollback to `once`"
     )
 
 
-def refuse_aborted_transaction() -> UsageError:
+def transaction_aborted() -> UsageError:
     """PostgreSQL answers a commit of such a transaction with a rollback, and most drivers do not notice."""
     return UsageError(
         "the block caught an error of the database, after which PostgreSQL stores nothing of the transaction: let the "
@@ -160,9 +160,9 @@ def check_status(connection: Any) -> None:
     """`check_open` for a connection of psycopg, which knows the state of its transaction."""
     match connection.info.transaction_status.name:
         case "IDLE":
-            raise refuse_ended_transaction()
+            raise transaction_ended()
         case "INERROR":
-            raise refuse_aborted_transaction()
+            raise transaction_aborted()
 
 
 def plain_rows(found: Any) -> Rows:

@@ -18,11 +18,11 @@ from lanemq.effects.databases import (
     SET_SAVEPOINT,
     EffectDatabase,
     check_status,
+    inside_transaction,
     libraries_of,
     not_a_database,
     plain_rows,
-    refuse_ended_transaction,
-    refuse_open_transaction,
+    transaction_ended,
 )
 from lanemq.effects.statements import Dialect, Placeholders, Statement, named_values, written_for
 from lanemq.effects.steps import Rows
@@ -103,7 +103,7 @@ class _Sqlite:
             return ()
         # With autocommit=False (Python 3.12) there is always a transaction, and whether it has begun cannot be seen.
         if getattr(self.handle, "autocommit", None) is not False:
-            raise refuse_open_transaction()
+            raise inside_transaction()
         self.handle.execute(SET_SAVEPOINT)
         return READING
 
@@ -119,7 +119,7 @@ class _Sqlite:
         try:
             self.handle.execute(RELEASE_SAVEPOINT)
         except sqlite3.OperationalError as error:
-            raise refuse_ended_transaction() from error
+            raise transaction_ended() from error
 
     def commit(self) -> None:
         self.handle.commit()
@@ -185,7 +185,7 @@ class _Psycopg(_DbApi):
 
     def begin(self) -> Rows:
         if self.handle.info.transaction_status.name != "IDLE":
-            raise refuse_open_transaction()
+            raise inside_transaction()
         if self.handle.autocommit:
             self.handle.execute("BEGIN")
         return ()

@@ -14,9 +14,9 @@ from lanemq.effects.databases import (
     READING,
     SELECT_ONE,
     check_status,
+    inside_transaction,
     libraries_of,
-    refuse_ended_transaction,
-    refuse_open_transaction,
+    transaction_ended,
 )
 from lanemq.effects.statements import Dialect, Placeholders, Statement, named_values, written_for
 from lanemq.effects.steps import Rows
@@ -61,8 +61,8 @@ def _refuse_autocommit(connection: Connection | None) -> None:
         raise UsageError('isolation level "AUTOCOMMIT" has no transactions, and `once` needs one: choose another')
 
 
-def _knows_status(connection: Connection) -> bool:
-    """Checks the transaction of a psycopg connection without a round trip; False for other drivers."""
+def _checked_by_status(connection: Connection) -> bool:
+    """`check_open` for a connection of psycopg, without a round trip; False, unchecked, for other drivers."""
     driver = connection.connection.driver_connection
     if driver is None or "psycopg" not in libraries_of(driver):
         return False
@@ -83,7 +83,7 @@ class _Sqlalchemy:
 
     def begin(self) -> Rows:
         if self.handle.in_transaction():
-            raise refuse_open_transaction()
+            raise inside_transaction()
         self._transaction = self.handle.begin()
         connection = self._connection
         _refuse_autocommit(connection)
@@ -101,8 +101,8 @@ class _Sqlalchemy:
 
     def check_open(self) -> None:
         if self.handle.get_transaction() is not self._transaction:
-            raise refuse_ended_transaction()
-        if self.dialect is Dialect.POSTGRESQL and not _knows_status(self._connection):
+            raise transaction_ended()
+        if self.dialect is Dialect.POSTGRESQL and not _checked_by_status(self._connection):
             self.execute(SELECT_ONE)
 
     def commit(self) -> None:
@@ -128,7 +128,7 @@ class _AsyncSqlalchemy:
 
     async def begin(self) -> Rows:
         if self.handle.in_transaction():
-            raise refuse_open_transaction()
+            raise inside_transaction()
         self._transaction = await self.handle.begin()
         connection = await self._connection()
         _refuse_autocommit(connection.sync_connection)
@@ -147,9 +147,9 @@ class _AsyncSqlalchemy:
 
     async def check_open(self) -> None:
         if self.handle.get_transaction() is not self._transaction:
-            raise refuse_ended_transaction()
+            raise transaction_ended()
         connection = (await self._connection()).sync_connection
-        if self.dialect is Dialect.POSTGRESQL and connection is not None and not _knows_status(connection):
+        if self.dialect is Dialect.POSTGRESQL and connection is not None and not _checked_by_status(connection):
             await self.execute(SELECT_ONE)
 
     async def commit(self) -> None:

@@ -168,7 +168,7 @@ class Once:
             with contextlib.suppress(Exception), _ending_noticed(self._batch):
                 database.check_open()
             self._give_up(database)
-            self._tell_handler(error)
+            self._mark_rolled_back(error)
             return
         try:
             database.check_open()
@@ -189,8 +189,8 @@ class Once:
         with contextlib.suppress(Exception):
             database.close()
 
-    def _tell_handler(self, error: BaseException | None) -> None:
-        """An exception that names one message of a batch must not make those before it count as done."""
+    def _mark_rolled_back(self, error: BaseException | None) -> None:
+        """Notes in an exception that names a message that those before it are not done: their writes were undone."""
         if isinstance(error, HandlerVerdict):
             error.rolled_back = (*error.rolled_back, *self._batch.messages)
 
@@ -227,7 +227,7 @@ class Once:
             with contextlib.suppress(Exception), _ending_noticed(self._batch):
                 await database.check_open()
             await self._give_up_async(database)
-            self._tell_handler(error)
+            self._mark_rolled_back(error)
             return
         try:
             await database.check_open()
