@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.model.errors import LocalProtocolError
+from lanemq.wire.binary_header import encode_binary_header
 from lanemq.wire.command import (
     BINARY,
     JSON,
@@ -17,7 +18,6 @@ from lanemq.wire.command import (
     Frame,
     FrameDecoder,
     decode_command,
-    encode_binary_header,
     encode_command,
     encode_response,
     response_to,

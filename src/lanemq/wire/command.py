@@ -11,16 +11,10 @@ A command has one shape for requests and responses; bit 0 of `flag` tells them a
 RocketMQ reads them: Node clients put numbers and booleans into `extFields`, Java accepts numbers as text. A header that
 cannot be read is refused, with the opaque to answer to if it is known. `headers` knows which fields a code needs.
 
-The binary header (serialize type 1) is an alternative to JSON that clients choose by configuration:
-
-    code 2 | language 1 | version 2 | opaque 4 | flag 4 | remark 4+n | ext fields 4+m
-
-Ext fields are repeated `key length 2, key, value length 4, value` (RocketMQ's RocketMQSerializable). An empty text and
-an absent one are the same in this form, so empty ext values do not survive it.
+Clients may choose a binary header (serialize type 1) instead of JSON, see `binary_header`.
 """
 
-from struct import Struct, pack
-from struct import error as struct_error
+from struct import Struct
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -28,6 +22,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from lanemq._fast import compiled
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
+from lanemq.wire.binary_header import UnreadableHeader, decode_binary_header, encode_binary_header
 from lanemq.wire.other_protocols import refuse_other_protocol
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -444,7 +439,7 @@ def _decode_binary(header: bytes, body: bytes) -> Command:
     try:
         code, language, version, opaque, flag, remark, ext = decode_binary_header(header)
     except UnreadableHeader as error:
-        raise BadHeader(str(error), error.opaque) from None
+        raise BadHeader(str(error), None if error.flag & RESPONSE_BIT else error.opaque) from None
     if len(ext) > MAX_EXT_FIELDS:
         known = None if flag & RESPONSE_BIT else opaque
         raise BadHeader(f"{len(ext)} ext fields, at most {MAX_EXT_FIELDS} are read", known)
@@ -500,89 +495,3 @@ def _text_or(value: object, default: str) -> str:
 
 def _as_text(value: object) -> str:
     return value if isinstance(value, str) else _encoder.encode(value).decode()
-
-
-LANGUAGES = (
-    "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS",
-    "RUST", "NODE_JS",
-)  # fmt: skip
-"""Position is the byte on the wire (RocketMQ's LanguageCode)."""
-OTHER = LANGUAGES.index("OTHER")
-
-_BINARY_HEAD = Struct(">hBhii")
-_SHORT = Struct(">H")
-_LONG = Struct(">I")
-
-BinaryFields = tuple[int, str, int, int, int, str | None, dict[str, str]]
-"""code, language, version, opaque, flag, remark, ext"""
-
-
-class UnreadableHeader(Exception):
-    """The binary header is cut off or holds invalid text; `opaque` is set for a request."""
-
-    def __init__(self, problem: str, opaque: int | None = None) -> None:
-        self.opaque = opaque
-        super().__init__(problem)
-
-
-def encode_binary_header(
-    code: int, language: str, version: int, opaque: int, flag: int, remark: str | None, ext: dict[str, str]
-) -> bytes:
-    """The bytes of a binary header. A code that does not fit into 16 bits is refused; it needs a JSON header."""
-    number = LANGUAGES.index(language) if language in LANGUAGES else OTHER
-    try:
-        text = b"" if remark is None else remark.encode()
-        fields = b"".join(_field(key, value) for key, value in ext.items() if value)
-        return b"".join(
-            (_BINARY_HEAD.pack(code, number, version, opaque, flag), _LONG.pack(len(text)), text,
-             _LONG.pack(len(fields)), fields)
-        )  # fmt: skip
-    except (struct_error, UnicodeEncodeError) as problem:
-        raise LocalProtocolError(f"command {code} does not fit into a binary header ({problem}): use JSON") from None
-
-
-def decode_binary_header(header: bytes) -> BinaryFields:
-    """Decodes the fields; raises `UnreadableHeader`."""
-    if len(header) < _BINARY_HEAD.size:
-        raise UnreadableHeader(f"a binary header of {len(header)} bytes is cut off")
-    code, number, version, opaque, flag = _BINARY_HEAD.unpack_from(header)
-    language = LANGUAGES[number] if number < len(LANGUAGES) else "OTHER"
-    try:
-        remark, position = _cut(header, _BINARY_HEAD.size, _LONG)
-        fields, _ = _cut(header, position, _LONG)
-        return code, language, version, opaque, flag, remark.decode() or None, _split_fields(fields)
-    except (_TooShort, UnicodeDecodeError) as problem:
-        raise UnreadableHeader(str(problem), None if flag & RESPONSE_BIT else opaque) from None
-
-
-class _TooShort(Exception):
-    """A length points behind the end of the data."""
-
-
-def _field(key: str, value: str) -> bytes:
-    name, text = key.encode(), value.encode()
-    return pack(">H", len(name)) + name + pack(">I", len(text)) + text
-
-
-def _split_fields(fields: bytes) -> dict[str, str]:
-    ext: dict[str, str] = {}
-    position = 0
-    while position < len(fields):
-        key, position = _cut(fields, position, _SHORT)
-        value, position = _cut(fields, position, _LONG)
-        if key and value:
-            ext[key.decode()] = value.decode()
-    return ext
-
-
-def _cut(data: bytes, position: int, length_of: Struct) -> tuple[bytes, int]:
-    """The bytes after the length field at `position`, and where they end. A missing length field counts as 0."""
-    start = position + length_of.size
-    if position == len(data):
-        return b"", position
-    if start > len(data):
-        raise _TooShort("a length field is cut off")
-    end = start + int(length_of.unpack_from(data, position)[0])
-    if end > len(data):
-        raise _TooShort(f"{end - start} bytes are announced, {len(data) - start} are left")
-    return data[start:end], end

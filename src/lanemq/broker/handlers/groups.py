@@ -21,6 +21,7 @@ from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.server import Peer
 from lanemq.wire import bodies as wire
 from lanemq.wire.admin_headers import DeleteGroupHeader, GroupHeader, ProducerGroupHeader
+from lanemq.wire.binary_header import LANGUAGES
 from lanemq.wire.bodies import (
     CONSUME_FROM,
     CONSUME_TYPES,
@@ -32,7 +33,7 @@ from lanemq.wire.bodies import (
     enum_text,
 )
 from lanemq.wire.codes import RequestCode, ResponseCode
-from lanemq.wire.command import LANGUAGES, Command
+from lanemq.wire.command import Command
 from lanemq.wire.headers import ConsumerListHeader, HeartbeatHeader, UnregisterHeader
 from lanemq.wire.route_bodies import SubscriptionGroupConfig, SubscriptionGroupTable
 from lanemq.wire.stats_bodies import ClientConnection, ProducerConnection, ProducerInfo, ProducerTableInfo
