@@ -20,7 +20,7 @@ from lanemq.client.consumer.turns.arguments import handler_call
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.message import Message, MessageSource, find_key, read_messages
 from lanemq.core.consuming.queue_lease import CLUSTER_TIMES, LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
-from lanemq.model.errors import BrokerRefused, InvalidOption, StorageError
+from lanemq.model.errors import BrokerRefused, ConnectFailed, InvalidOption, StorageError
 from lanemq.model.units import Epoch, QueueOffset
 from lanemq.net.address import Address
 from lanemq.wire.codes import RequestCode
@@ -240,6 +240,19 @@ def test_a_broker_that_cannot_find_the_original_gets_a_copy() -> None:
     copy = wire.sent[1]
     assert (copy.code, copy.ext["j"], copy.ext["l"]) == (RequestCode.SEND_MESSAGE_V2, "3", "16")
     assert decode_properties(copy.ext["i"])["DELAY"] == "5"
+
+
+def test_a_message_whose_broker_has_no_master_stays_here() -> None:
+    """The sender says so instead of raising, which would end the worker whose handler has failed."""
+
+    class NoMaster(Wire):
+        def address(self, topic: str, broker: str) -> Address:
+            raise ConnectFailed("the broker has no master at the moment")
+
+    wire = NoMaster()
+    assert not asyncio.run(letters(wire).send_back(failed(0)))
+    assert not asyncio.run(letters(wire).dead_letter(failed(0), ""))
+    assert wire.sent == []
 
 
 @pytest.mark.row("A106")

@@ -75,9 +75,8 @@ class DeadLetterSender:
         If the broker cannot find the original, sends a copy, as RocketMQ's client does.
         """
         command = self._send_back_request(message, level, max_retries)
-        address = self._calls.address(message.queue.topic, message.queue.broker)
         try:
-            await self._calls.ask(address, command, SEND_BACK_SECONDS)
+            await self._ask(message, command)
         except LaneError as error:
             self._rate_limited.failed(str(message), f"{message} could not be sent back, sending a copy", error)
         else:
@@ -99,7 +98,7 @@ class DeadLetterSender:
         is_lane = self._calls.is_lane(queue.topic, queue.broker)
         command = self._send_back_request(message, 0, max_retries, pass_on=True if is_lane else None)
         try:
-            await self._calls.ask(self._calls.address(queue.topic, queue.broker), command, SEND_BACK_SECONDS)
+            await self._ask(message, command)
         except LaneError as error:
             text = f"{message} could not be passed on to another member and stays here"
             self._rate_limited.failed(str(message), text, error)
@@ -120,6 +119,11 @@ class DeadLetterSender:
             lane_pass_on=pass_on,
         )
         return Command(RequestCode.CONSUMER_SEND_MSG_BACK, 0, ext=header.to_ext())
+
+    async def _ask(self, message: Message, command: Command) -> None:
+        """Sends a request to the message's broker; raises if it is refused, or has no master."""
+        address = self._calls.address(message.queue.topic, message.queue.broker)
+        await self._calls.ask(address, command, SEND_BACK_SECONDS)
 
     async def _sent(self, message: Message, command: Command) -> bool:
         try:
