@@ -83,6 +83,29 @@ PLANTED = {
         "S1",
         SENT + "a turn 0 k id=m0\na end 0 k ok\nx stored m0 k 0\nx stored m2 k 2",
     ),
+    "only the broker's line shows that a recorded member lost messages": (
+        "S1",
+        SENT + "broker granted a 1\na granted a 1\na turn 0 k id=m0 epoch=1\na end 0 k ok epoch=1\n"
+        "broker commit 1 epoch=1\nbroker commit 3 epoch=1",
+    ),
+    "a recorded member without order lost a message, and reports its commit after the broker": (
+        "S1",
+        SENT + "a turn 0 key= id=m0\na end 0 key= ok\nbroker commit 1\na commit 1 asked=85\nbroker commit 2\n"
+        "a commit 2 asked=105",
+    ),
+    "a recorded member without order lost a message that is acknowledged before it reports its commit": (
+        "S1",
+        SENT + "p send m3 k\nx reset 3\nbroker commit 4\np acked m3 k 3\na commit 4 asked=85",
+    ),
+    "a recorded member lost a message that was sent after another without a history had the queue": (
+        "S1",
+        SENT + "broker granted z 1\nbroker commit 3 epoch=1\np send m3 k\np acked m3 k 3\nbroker granted a 2\n"
+        "a granted a 2\nbroker commit 4 epoch=2",
+    ),
+    "only the broker's line shows that a recorded member commits what it has not finished": (
+        "D2",
+        "broker granted a 1\na granted a 1\na turn 0 k epoch=1\nbroker commit 1 epoch=1",
+    ),
     "first message of the group lost, run meant to be whole": (
         "S1",
         SENT + "a turn 1 k id=m1\na end 1 k ok\na turn 2 k id=m2\na end 2 k ok\na commit 3",

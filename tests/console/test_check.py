@@ -18,7 +18,7 @@ from lanemq.console.screens import Console
 from lanemq.console.settings import ConsoleSettings
 from lanemq.console.snapshot import Snapshot, SnapshotReader
 from lanemq.console.trends import Trends
-from lanemq.console.views.check import CheckReport
+from lanemq.console.views.check import CheckReport, GroupFacts, check_view
 from lanemq.console.views.home import OrderVerdict, Tile, home_view
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
@@ -138,6 +138,31 @@ def test_a_check_that_cannot_be_made_says_why(tmp_path: Path) -> None:
 
 
 # the page
+
+
+def test_groups_whose_members_recorded_nothing_are_named(client: TestClient) -> None:
+    """The promises of the others are kept, and the page does not say so of all."""
+    report = CheckReport("pass", 14, groups={"Billing": GroupFacts(undecided=2), "shipping": GroupFacts(finished=3)})
+    view = check_view(report)
+    assert view.unjudged.startswith("Some members of Billing recorded no history.")
+    assert view.explained.endswith("found no broken promise.")
+    kept = check_view(CheckReport("pass", 14, groups={"shipping": GroupFacts(finished=3)}))
+    assert (kept.unjudged, kept.explained.endswith("found every promise kept.")) == ("", True)
+    console: Console = client.app.state.console
+    before, console.report = console.report, report
+    try:
+        assert view.unjudged in client.get("/check").text
+    finally:
+        console.report = before
+
+
+def test_a_reason_keeps_the_names_that_it_has(client: TestClient) -> None:
+    console: Console = client.app.state.console
+    before, console.report = console.report, CheckReport("unknown", 14, reasons=["group Billing: nothing is known"])
+    try:
+        assert "<p>Group Billing: nothing is known</p>" in client.get("/check").text
+    finally:
+        console.report = before
 
 
 def upload(client: TestClient, *paths: Path) -> tuple[int, str]:

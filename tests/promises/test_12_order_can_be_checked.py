@@ -152,6 +152,56 @@ def test_a_message_stored_so_late_would_be_a_violation_if_it_were_not_delayed(de
     assert check([delayed_run]).counts.get("B1"), complaint(check([delayed_run]))
 
 
+def run_with(folder: Path, **member: Any) -> Path:
+    """The history of a broker and a producer, and of a member with these options, which commits twice."""
+    history = folder / "history"
+    options = BrokerOptions(folder / "data", listen=Address("127.0.0.1", 0), history=history)
+    with EmbeddedBroker(options) as broker, Producer(broker.address, history=history, create=FOUR_QUEUES) as producer:
+        for _ in range(2):
+            for number in range(4):
+                producer.send(TOPIC, number, key="k")
+            consume_four(broker.address, **member)
+    return history
+
+
+def consume_four(address: str, **member: Any) -> None:
+    app = App(address, group=GROUP, **member)
+    got: list[int] = []
+
+    @app.ordered(TOPIC)
+    def on_message(number: int) -> None:
+        got.append(number)
+        if len(got) == 4:
+            app.stop()
+
+    app.run()
+
+
+def test_a_member_without_a_history_has_not_lost_its_messages(tmp_path: Path) -> None:
+    report = check([run_with(tmp_path)])
+    assert not report.violations, complaint(report)
+    assert report.verdict is Verdict.UNKNOWN
+    assert f"group '{GROUP}': some of its members recorded no history" in report.reasons[-1]
+
+
+def test_a_member_with_a_history_is_judged_by_the_lines_of_the_broker_too(tmp_path: Path) -> None:
+    """Negative control: without the lines of one turn, its message is lost."""
+    history = run_with(tmp_path, history=tmp_path / "history", client_id="member")
+    report = check([history], CheckOptions(drained=True))
+    assert report.verdict is Verdict.PASS, complaint(report)
+    path = history / "member.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = [line for line in lines if line["e"] not in ("turn", "turn_end") or line["offset"] != 5]
+    n = 0
+    for line in kept:
+        n = line["n"] = 0 if line["e"] == "begin" else n + 1
+    path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    report = check([history])
+    assert report.verdict is Verdict.VIOLATION
+    assert report.violations[0].invariant == "S1", complaint(report)
+    assert "at offset 5 is acknowledged" in report.violations[0].text
+
+
 def test_a_run_without_turns_is_not_a_pass(tmp_path: Path) -> None:
     """An empty history proves nothing, so the verdict is unknown."""
     open_history(tmp_path, "idle", SystemClock().now_ns).close()

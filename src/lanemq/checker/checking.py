@@ -34,6 +34,8 @@ class CheckOptions:
         slack_ns: Events of two processes that are closer than this count as simultaneous.
         forgets_ns: The age of the oldest commit that a crash of the broker may undo. If it is too small, a busy disk
             is a violation; if it is too large, a broker that rarely saves offsets is not noticed.
+        foreign_members: Some members of groups wrote no history. What cannot be judged for that reason is counted, and
+            does not make the verdict unknown.
     """
 
     require: Sequence[str] = ()
@@ -42,6 +44,7 @@ class CheckOptions:
     idempotent: bool = True
     slack_ns: int = 1_000_000
     forgets_ns: int = 500_000_000
+    foreign_members: bool = False
 
 
 UNJUDGED: frozenset[type[e.HistoryEvent]] = frozenset({e.Begin, e.Fault, e.SendUnknown})
@@ -84,7 +87,7 @@ class Checker:
         """Returns the report. `problems` are defects of the history itself."""
         findings = self.close()
         findings.add_untouched(self._last.t, self._last.process.name)
-        return conclude(findings, self._minimums, problems)
+        return conclude(findings, self._minimums, problems, foreign_members=self._options.foreign_members)
 
     def close(self) -> Findings:
         """Ends the history and returns what was found in it."""

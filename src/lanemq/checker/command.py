@@ -33,6 +33,11 @@ _ARGUMENTS = (
         help="Some producers wrote no history (such as `lanemq send`); accept their messages.",
     ),
     click.option(
+        "--foreign-members",
+        is_flag=True,
+        help="Some members of groups wrote no history (such as those of pipelines); judge the others.",
+    ),
+    click.option(
         "--repeats-allowed",
         is_flag=True,
         help="Count messages that are stored twice, instead of reporting a violation.",
@@ -79,13 +84,20 @@ def print_verdict(
     require: tuple[str, ...],
     drained: bool,
     foreign_producers: bool,
+    foreign_members: bool,
     repeats_allowed: bool,
     slack: float,
     forgets: float,
 ) -> None:
     """Prints the report of `judge`, and exits with its verdict."""
     options = CheckOptions(
-        require, drained, foreign_producers, not repeats_allowed, round(slack * 1e9), round(forgets * 1e9)
+        require,
+        drained,
+        foreign_producers,
+        not repeats_allowed,
+        round(slack * 1e9),
+        round(forgets * 1e9),
+        foreign_members,
     )
     for path in history:
         if not find_files([path]):

@@ -3,9 +3,14 @@
 A broker answers a commit before the offset is on disk, and writes offsets out several times per second. So a crash may
 undo the newest commits, and what they had passed is delivered again. It must not undo older ones, and a clean stop
 none. The checker keeps what it knew before each of the newest commits, so that it can go back there.
+
+A commit that only the broker recorded may be one of a member without a history. What such a commit passes is neither
+finished nor lost, but unknown. With an epoch, that is so if no member has recorded anything of that epoch. Without one,
+the member's own line about the commit follows the broker's.
 """
 
 from bisect import bisect_left
+from dataclasses import replace
 
 from lanemq.checker.events import (
     BrokerCrashed,
@@ -17,7 +22,15 @@ from lanemq.checker.events import (
     Reset,
     Role,
 )
-from lanemq.checker.state import CheckedLane, CheckerState, CommittedChange, GroupProgress, Passed, offsets_between
+from lanemq.checker.state import (
+    CheckedLane,
+    CheckerState,
+    CommittedChange,
+    GroupProgress,
+    Passed,
+    UnconfirmedCommit,
+    offsets_between,
+)
 from lanemq.checker.storing import lost
 from lanemq.checker.verdict import Violation, violation
 
@@ -40,9 +53,22 @@ class CommitRules:
         found = self._fenced(progress, event, asked) or _suspect_accepted(progress, event, asked)
         if event.asked and event.asked < progress.reset_t:
             return found  # a late line about a commit before the reset or crash
+        by_broker = event.process.role is Role.BROKER
+        if by_broker and not progress.is_recorded(event.epoch):
+            self._by_unrecorded_owner(progress, event, asked)
+            return found
+        if not by_broker:
+            progress.recorded_epoch = max(progress.recorded_epoch, event.epoch)
+            found = found or _confirmed(progress, event, asked)
         if event.offset < progress.committed:
             return found or _backwards(progress, event, asked)
-        found = found or self._unfinished(progress, event, asked)
+        unfinished, unknown = self._unfinished(progress, event, asked)
+        if not by_broker or event.epoch:
+            found = found or unfinished
+            progress.passed_unknown.update(unknown)
+        elif unfinished is not None or unknown:
+            progress.unconfirmed = UnconfirmedCommit(event.offset, event.t, unfinished, set(unknown))
+            progress.account.undecided += unfinished is not None
         progress.committed_by = event.process
         self._advance(progress, event.offset, event.t, asked)
         return found
@@ -84,32 +110,51 @@ class CommitRules:
             progress.commit_epoch, progress.commit_epoch_t = epoch, event.t
         return None
 
-    def _unfinished(self, progress: GroupProgress, event: OffsetCommitted, asked: int) -> Violation | None:
+    def _by_unrecorded_owner(self, progress: GroupProgress, event: OffsetCommitted, asked: int) -> None:
+        """The broker accepted a commit of a member that records no history.
+
+        What it passes may be finished or lost, and if it goes back, the member may have obeyed a reset.
+        """
+        before = progress.committed
+        passes = event.offset > before >= 0 and event.topic in self._state.sent
+        if passes or event.offset < before or self._unfinished(progress, event, asked)[0] is not None:
+            progress.account.undecided += 1
+        progress.had_unrecorded_owner(event.offset, event.t)
+        progress.committed_by = event.process
+        self._crashes.changed(progress, CommittedChange(event.t, before, reset=True), asked)
+        self._state.forget_committed(progress.queue, event.t)
+
+    def _unfinished(
+        self, progress: GroupProgress, event: OffsetCommitted, asked: int
+    ) -> tuple[Violation | None, list[int]]:
         """Everything that the commit passes must have been finished when it was requested, or deleted by retention.
 
-        An owner that has started a message finishes it, whether it is still in the log or not.
+        An owner that has started a message finishes it, whether it is still in the log or not. Also returns the offsets
+        of which nothing is known yet: a message may be acknowledged there later.
         """
         low = progress.committed
         if low < 0:
             low = 0 if self._whole else min(progress.started, default=event.offset)
         low = max(low, progress.committed_by_any)
-        found = None
+        found: Violation | None = None
+        undecided, unknown = 0, list[int]()
         stored, finished, started = progress.queue.stored, progress.finished, progress.started
         for offset in offsets_between([*stored, *started], low, event.offset):
             done = finished.get(offset)
-            if done is not None and done <= asked:
+            if done is not None and (done <= asked or offset not in started):
                 continue
             if offset < progress.queue.trimmed and not (event.epoch and offset in started):
                 continue
             if offset in started:
                 found = found or _passed_unfinished(event, offset, done)
-            elif done is not None:
-                continue
-            elif offset in stored:
+            elif offset not in stored:
+                unknown.append(offset)
+            elif progress.may_be_done_unrecorded(offset):
+                undecided = 1
+            else:
                 found = found or lost(event, progress, offset, stored[offset].id)
-            elif event.topic in self._state.sent:
-                progress.passed_unknown.add(offset)
-        return found
+        progress.account.undecided += undecided if found is None else 0
+        return found, unknown if event.topic in self._state.sent else []
 
     def _advance(self, progress: GroupProgress, offset: int, t: int, asked: int) -> None:
         if offset == progress.committed:
@@ -121,6 +166,21 @@ class CommitRules:
         passed = tuple(map(progress.passed, offsets_between([*progress.started, *progress.finished], old, offset)))
         self._crashes.changed(progress, CommittedChange(t, before, passed), asked)
         self._state.forget_committed(progress.queue, t)
+
+
+def _confirmed(progress: GroupProgress, event: OffsetCommitted, asked: int) -> Violation | None:
+    """A member records a commit that the broker recorded before, so it is a member with a history."""
+    commit = progress.unconfirmed
+    if commit is None or event.epoch or commit.offset != event.offset or asked > commit.t:
+        return None
+    progress.unconfirmed = None
+    progress.account.undecided -= (commit.found is not None) + len(commit.acked)
+    progress.passed_unknown.update(commit.unknown)
+    if commit.found is not None:
+        return replace(commit.found, t=event.t, process=event.process.name, n=event.n)
+    for offset, id in commit.acked.items():
+        return lost(event, progress, offset, id)
+    return None
 
 
 def _backwards(progress: GroupProgress, event: OffsetCommitted, asked: int) -> Violation | None:

@@ -95,6 +95,7 @@ def _account(report: Report, group: str) -> str:
         f"group {group}: finished {account.finished:,}, dead-lettered {account.dead_lettered:,}, "
         f"skipped {account.skipped:,}, parked {account.parked:,}, left over {account.backlog:,}, "
         f"delivered again: {again or 'none'}"
+        + (f", not judged {account.undecided:,} (members without a history)" if account.undecided else "")
     )
 
 

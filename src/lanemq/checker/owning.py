@@ -20,6 +20,7 @@ class OwnershipRules:
     def granted(self, event: LeaseGranted) -> Violation | None:
         """Four cases: the same grant again, a reused epoch, an older grant (perhaps reported late), a new owner."""
         progress = self._state.progress(event)
+        _note_writer(progress, event)
         if event.epoch and event.epoch == progress.epoch:
             if progress.owner != event.member:
                 return violation(
@@ -33,6 +34,7 @@ class OwnershipRules:
 
     def renewed(self, event: LeaseRenewed) -> Violation | None:
         progress = self._state.progress(event)
+        _note_writer(progress, event)
         if event.epoch and event.epoch < progress.epoch and (event.asked or event.t) > progress.granted_t + self._slack:
             return violation(
                 "C1",
@@ -116,11 +118,23 @@ class OwnershipRules:
                     f"{event.member} got the queue {_millis(progress.broker_until - event.t)} before "
                     f"the lease of {progress.owner} (epoch {progress.epoch}) ended",
                 )
+        if progress.redriven_unseen:
+            progress.owner_ends()
+        if 0 < progress.epoch < event.epoch - 1 and not progress.leases_by_broker:
+            # An epoch in between that no process recorded: its owner may have finished and committed anything.
+            progress.had_unrecorded_owner(progress.committed, event.asked or event.t)
         progress.epoch, progress.owner, progress.granted_t = event.epoch, event.member, event.t
         progress.broker_until = 0
         progress.tenure += 1
         _note_until(progress, event)
         return found
+
+
+def _note_writer(progress: GroupProgress, event: LeaseGranted | LeaseRenewed) -> None:
+    if event.process.role is Role.BROKER:
+        progress.leases_by_broker = True
+    elif event.epoch > progress.recorded_epoch:
+        progress.recorded_epoch = event.epoch
 
 
 def _note_until(progress: GroupProgress, event: LeaseGranted | LeaseRenewed) -> None:

@@ -119,6 +119,9 @@ class SettlingRules:
         stored = progress.queue.stored.get(offset)
         lane = progress.lanes.get(stored.key) if stored is not None and stored.key else None
         if lane is not None and stored is not None and offset not in progress.started and lane.high > offset:
+            if progress.may_be_done_unrecorded(offset):
+                progress.account.undecided += 1
+                return None
             return "B2", (
                 f"offset {lane.high} of key {stored.key!r} ran, and the earlier offset {offset} "
                 f"of the same key never did"
@@ -175,6 +178,8 @@ class ParkingRules:
         if lane is None:
             return
         lane.redrive_first, lane.redrive_last = event.offset, max(event.offset, event.last)
+        if event.process.role is Role.BROKER and not progress.is_recorded(progress.epoch):
+            progress.redriven_unseen.add(event.key)  # the owner records nothing, or not yet
         _removed(progress, lane, event.offset, after_start=_after_start(lane, event))
         if not lane.redriven:
             self._state.count("redriven")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lanemq.checker.events import GroupEvent, LeaseEvent, Process, QueueLineEvent, QueueName, TopicDeleted
-from lanemq.checker.verdict import GroupAccount
+from lanemq.checker.verdict import GroupAccount, Violation
 
 _SMALL_SPAN = 4096
 _LONG_LANE = 64
@@ -43,6 +43,8 @@ class StoredMessage:
     sender: Sender | None
     delivered: bool
     """Whether a handler or the log itself showed it, not only an acknowledgement."""
+    sent_t: int = 0
+    """Time of its send call; 0 if that is not known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +121,19 @@ class CommittedChange(NamedTuple):
     reset: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class UnconfirmedCommit:
+    """A commit without an epoch that the broker recorded. It is judged if a member records it too."""
+
+    offset: int
+    t: int
+    found: Violation | None
+    unknown: set[int]
+    """Offsets that it passes, of which nothing was known."""
+    acked: dict[int, str] = field(default_factory=dict)
+    """Those at which a message was acknowledged since, and its id."""
+
+
 class SuspectTurn(NamedTuple):
     """A turn that overlapped the next owner's: a violation if a commit of its epoch that passes it is accepted."""
 
@@ -153,6 +168,15 @@ class GroupProgress:
     """Epoch to a turn of it whose result must not be accepted."""
     commit_epoch: int = 0
     commit_epoch_t: int = 0
+    recorded_epoch: int = 0
+    """The newest epoch of which a member recorded something other than a turn."""
+    leases_by_broker: bool = False
+    """Whether a broker recorded leases of the queue."""
+    unrecorded_t: int = 0
+    """Until when a member without a history had the queue. It may have finished any message sent before."""
+    unconfirmed: UnconfirmedCommit | None = None
+    redriven_unseen: set[str] = field(default_factory=set)
+    """Keys whose parked messages went to the owner before it had recorded anything."""
     started: dict[int, tuple[CheckedLane, Stint, int]] = field(default_factory=dict)
     """Offset to its lane, the stint that ran it last, and the attempt."""
     finished: dict[int, int] = field(default_factory=dict)
@@ -190,6 +214,33 @@ class GroupProgress:
             lane = self.lanes[key] = CheckedLane(key)
         return lane
 
+    def is_recorded(self, epoch: int) -> bool:
+        """Whether a member recorded something of this epoch, or of a newer one."""
+        return epoch <= self.recorded_epoch or epoch <= self.turn_epoch
+
+    def had_unrecorded_owner(self, offset: int, t: int) -> None:
+        """Until `t`, a member without a history had the queue, and left it with this committed offset.
+
+        What others had begun may be finished, or may run again. So it is as after a reset.
+        """
+        self.restart_at(offset, t)
+        self.unrecorded_t = t
+
+    def owner_ends(self) -> None:
+        """Another owner follows. If this one recorded nothing, what was redriven to it may be done, or run again."""
+        lanes = [lane for key in self.redriven_unseen if (lane := self.lanes.get(key)) is not None]
+        self.redriven_unseen.clear()
+        for lane in lanes if not self.is_recorded(self.epoch) else ():
+            given = {offset for offset in lane.unfinished if lane.redrive_first <= offset <= lane.redrive_last}
+            lane.unfinished -= given
+            lane.redriven_done |= given
+            self.account.undecided += bool(given)
+
+    def may_be_done_unrecorded(self, offset: int) -> bool:
+        """Whether a member without a history may have finished a message that is not known to have run."""
+        message = self.queue.stored.get(offset)
+        return self.unrecorded_t > 0 and (message is None or message.sent_t <= self.unrecorded_t)
+
     def go_back(self, offset: int, t: int) -> None:
         """In a group without leases, a member is behind the others. What is finished stays finished."""
         self.committed_by_any = max(self.committed_by_any, self.committed)
@@ -212,6 +263,7 @@ class GroupProgress:
         self.finished.clear()
         self.dead.clear()
         self.passed_unknown.clear()
+        self.unconfirmed = None
         self.lanes = {
             key: lane.after_reset(offset, self.parked) for key, lane in self.lanes.items() if lane.running is not None
         }

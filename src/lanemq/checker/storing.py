@@ -126,7 +126,8 @@ class StoringRules:
         if sender is None and offset < queue.forgotten:
             return None
         known = queue.offsets.get(id)
-        queue.stored[offset] = StoredMessage(id, key, sender, delivered)
+        sent_t = sender.in_flight[id][1] if sender is not None else 0
+        queue.stored[offset] = StoredMessage(id, key, sender, delivered, sent_t)
         if known is not None:
             return self._repeated(event, id, known)
         queue.offsets[id] = offset
@@ -223,9 +224,15 @@ def _inverted(event: Sighting, id: str, before: tuple[int, int] | None, after: t
 
 def _committed_past(groups: list[GroupProgress], event: Acked) -> Violation | None:
     for group in groups:
+        if group.unconfirmed is not None and event.offset in group.unconfirmed.unknown:
+            group.unconfirmed.unknown.discard(event.offset)
+            group.unconfirmed.acked[event.offset] = event.id
+            group.account.undecided += 1
         if event.offset in group.passed_unknown:
             group.passed_unknown.discard(event.offset)
-            return lost(event, group, event.offset, event.id)
+            if not group.may_be_done_unrecorded(event.offset):
+                return lost(event, group, event.offset, event.id)
+            group.account.undecided += 1
     return None
 
 

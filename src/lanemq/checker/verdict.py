@@ -110,6 +110,8 @@ class GroupAccount:
     parked: int = 0
     """Still parked at the end."""
     backlog: int = 0
+    undecided: int = 0
+    """Commits and lanes that cannot be judged, because a member of the group recorded no history."""
     redelivered: dict[str, int] = field(default_factory=dict)
 
     def redelivery(self, cause: str) -> None:
@@ -122,6 +124,7 @@ class GroupAccount:
         self.skipped += part.skipped
         self.parked += part.parked
         self.backlog += part.backlog
+        self.undecided += part.undecided
         _add(self.redelivered, part.redelivered)
 
 
@@ -225,10 +228,16 @@ class Findings:
         return dict.fromkeys(COVERAGE, 0) | self.tally | counted | {"restarts": len(self.restarts)}
 
 
-def conclude(findings: Findings, minimums: Mapping[str, int], problems: Sequence[str]) -> Report:
-    """The verdict. `problems` are defects of the history itself, which make it unknown whatever was found."""
+def conclude(
+    findings: Findings, minimums: Mapping[str, int], problems: Sequence[str], *, foreign_members: bool = False
+) -> Report:
+    """The verdict. `problems` are defects of the history itself, which make it unknown whatever was found.
+
+    `foreign_members`: what cannot be judged, because members recorded no history, does not make it unknown.
+    """
     coverage = findings.coverage()
-    reasons = (*problems, *_too_little(coverage, minimums))
+    undecided = () if foreign_members else _undecided(findings.accounts)
+    reasons = (*problems, *_too_little(coverage, minimums), *undecided)
     if problems or (reasons and not findings.violations):
         verdict = Verdict.UNKNOWN
     else:
@@ -261,6 +270,16 @@ def _too_little(coverage: Mapping[str, int], least_of: Mapping[str, int]) -> lis
         for name, least in least_of.items()
         if coverage[name] < least
     ]
+
+
+def _undecided(accounts: Mapping[str, GroupAccount]) -> list[str]:
+    return [
+        f"group {group!r}: some of its members recorded no history, so it is not known whether they finished what they "
+        f"committed (not judged: {account.undecided:,}); start every member with history=DIR, or judge the others "
+        f"with --foreign-members"
+        for group, account in sorted(accounts.items())
+        if account.undecided
+    ][:MAX_VIOLATIONS]
 
 
 def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:

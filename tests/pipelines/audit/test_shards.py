@@ -3,6 +3,7 @@
 A few lines of Python do what Spark does in between: find routes and bring pieces together.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.checker.conftest import parse
+from tests.checker.test_members_without_history import UNDECIDED
+from tests.checker.test_planted_violations import PLANTED
 from tests.pipelines.audit.garbage import garbage
 from tests.pipelines.audit.histories import write_history
 
@@ -83,3 +87,24 @@ def test_findings_of_shards_add_up_to_the_plain_verdict(
         run = write_history(tmp_path / str(number), garbage(number, regular=number % 2 == 0), lives=1 + number % 3)
         for options in (STRICT, DRAINED):
             assert check_in_shards(run, options) == replace(check([run], options), around=()), number
+
+
+RECORDED_OR_NOT = UNDECIDED | {name: script for name, (_, script) in PLANTED.items() if "recorded member" in name}
+
+
+def in_second_queue(script: str) -> str:
+    """The same lines again, later and in another queue, with other messages and keys."""
+    later = 10 * len(script.strip().splitlines())
+    script = re.sub(r"asked=(\d+)", lambda found: f"asked={int(found[1]) + later}", script.strip())
+    script = re.sub(r"\bm(\d)\b", r"n\1", re.sub(r"\b([jk])\b", r"\1\1", script))
+    return "\n".join(f"{line} queue=1" for line in script.splitlines())
+
+
+@pytest.mark.parametrize("name", RECORDED_OR_NOT)
+def test_what_is_unknown_of_members_without_a_history_adds_up(tmp_path: Path, name: str) -> None:
+    script = RECORDED_OR_NOT[name].strip()
+    run = write_history(tmp_path / "run", parse(f"{script}\n{in_second_queue(script)}"))
+    for options in (CheckOptions(), CheckOptions(foreign_members=True)):
+        plain = check([run], options)
+        assert check_in_shards(run, options) == replace(plain, around=())
+        assert name not in UNDECIDED or max(each.undecided for each in plain.groups.values()) >= 2

@@ -43,8 +43,9 @@ log = logging.getLogger(__name__)
 
 
 def run_check(paths: Sequence[Path]) -> CheckReport:
-    """Checks histories in a child process. Producers without a history, such as `lanemq send`, are accepted."""
-    ended = run_module("lanemq.checker", *map(str, paths), "--json", "--foreign-producers", seconds=CHECK_SECONDS)
+    """Checks histories in a child process. Producers and members without a history are accepted."""
+    foreign = ("--foreign-producers", "--foreign-members")
+    ended = run_module("lanemq.checker", *map(str, paths), "--json", *foreign, seconds=CHECK_SECONDS)
     try:
         return msgspec.json.decode(ended.out, type=CheckReport)
     except msgspec.MsgspecError:

@@ -7,6 +7,9 @@ import msgspec
 
 from lanemq.checker.verdict import INVARIANTS
 
+MAX_NAMED = 5
+"""Groups that a sentence names."""
+
 
 class ViolationFacts(msgspec.Struct):
     """A violation in the checker's report."""
@@ -28,6 +31,7 @@ class GroupFacts(msgspec.Struct):
     skipped: int = 0
     parked: int = 0
     backlog: int = 0
+    undecided: int = 0
     redelivered: dict[str, int] = {}
 
 
@@ -51,6 +55,8 @@ class CheckView:
     headline: str
     level: str
     explained: str
+    unjudged: str
+    """What could not be judged because members recorded no history; empty if all could."""
     report: CheckReport
     promises: tuple[tuple[str, str, int], ...]
     """Every promise that was broken: its mark, its text, how often."""
@@ -60,11 +66,13 @@ class CheckView:
 
 def check_view(report: CheckReport, promises: Mapping[str, str] = INVARIANTS) -> CheckView:
     total = sum(report.counts.values())
+    unjudged = _unjudged(report)
     headline, level, explained = {
         "pass": (
             "No violation",
             "good",
-            f"The checker read {report.events:,} events and found every promise kept.",
+            f"The checker read {report.events:,} events and found "
+            + ("no broken promise." if unjudged else "every promise kept."),
         ),
         "violation": (
             f"{total:,} violation{'' if total == 1 else 's'}",
@@ -76,4 +84,15 @@ def check_view(report: CheckReport, promises: Mapping[str, str] = INVARIANTS) ->
         ("Unknown", "warn", "The history is not complete, or the run did too little to say anything."),
     )
     broken = tuple((mark, promises.get(mark, ""), count) for mark, count in report.counts.items())
-    return CheckView(headline, level, explained, report, broken, tuple(promises.items()))
+    return CheckView(headline, level, explained, unjudged, report, broken, tuple(promises.items()))
+
+
+def _unjudged(report: CheckReport) -> str:
+    groups = sorted(name for name, facts in report.groups.items() if facts.undecided)
+    if not groups:
+        return ""
+    shown = ", ".join(groups[:MAX_NAMED]) + (f" and {len(groups) - MAX_NAMED} more" if len(groups) > MAX_NAMED else "")
+    return (
+        f"Some members of {shown} recorded no history. Whether they finished what they committed is not known; "
+        f"start them with history=DIR to have it checked."
+    )

@@ -10,6 +10,7 @@ and the findings of the shards are added up. That is exact because no rule looks
 | C1, C2, C3, C5, D1, D2, D3: owner and committed offset | one group on one queue |
 | P1: effects | one key of one group on one queue |
 | P2: effects | one group on one queue |
+| what is unknown of members without a history | one group on one queue; its counts add up |
 | queues that a group never touched | the topic: decided from the findings of all shards |
 | what may be forgotten | all groups of one queue |
 | S2, B1, B7: what was sent and has no queue yet | one message, and the messages of its key |

@@ -151,7 +151,8 @@ def report_of(findings: Findings, facts: Sequence[FileFacts], options: CheckOpti
         replace(found, t=last.last_t, process=last.last_process) if found.n < 0 else found for found in kept
     ]
     findings.add_untouched(last.last_t, last.last_process)
-    return conclude(findings, minimums(options.require), first_problems(fact.problems for fact in facts))
+    problems = first_problems(fact.problems for fact in facts)
+    return conclude(findings, minimums(options.require), problems, foreign_members=options.foreign_members)
 
 
 def _absolute(paths: Iterable[Path]) -> list[Path]:
