@@ -6,10 +6,12 @@ must not find its lease still valid after another member has taken the queue. Wa
 it decides nothing about ownership.
 """
 
+import platform
 import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Protocol
 
 from lanemq._fast import compiled
@@ -84,6 +86,18 @@ def wall_ms(when: datetime | float) -> Millis:
 def time_text(time: datetime) -> str:
     """A time in tables, sentences and logs: local, to the millisecond, with the zone's offset."""
     return time.astimezone().isoformat(" ", "milliseconds")
+
+
+def machine_of(clock: Clock) -> str:
+    """The machine, since its last start, whose processes all read this clock; empty if that is not known."""
+    if not isinstance(clock, SystemClock):
+        return ""
+    if sys.platform != "linux":
+        return platform.node()
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def nanoseconds_of(clock: Clock) -> Callable[[], int]:

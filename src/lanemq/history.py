@@ -45,29 +45,39 @@ class History:
             simulation passes a counter that grows with every call.
         role: Who writes; a broker's lines about leases count as exact.
         run: What ties the files of a run together, for people.
+        machine: Whose clock `now_ns` is (`clock.machine_of`). Times of two machines cannot be compared.
     """
 
     on = True
     _in_child = False
+    _unfinished_line = False
+    """Whether the file ends within a line, because its writer was killed or the disk was full."""
     suffix = ""
     """What the name of the process has at its end in a child that was forked with this history."""
 
     def __init__(
-        self, path: Path, process: str, now_ns: Callable[[], int], role: Role = "other", run: str = ""
+        self,
+        path: Path,
+        process: str,
+        now_ns: Callable[[], int],
+        role: Role = "other",
+        run: str = "",
+        machine: str = "",
     ) -> None:
         self.now = now_ns
-        self._about = path, process, role, run
+        self._about = path, process, role, run, machine
         self._open_file(path, process)
         tell_child(self)
 
     def _open_file(self, path: Path, process: str) -> None:
-        _, _, role, run = self._about
+        _, _, role, run, machine = self._about
         self._n = 0
         self._lock = Lock()
         file = cast(BinaryIO, path.open("ab", buffering=0))
         weakref.finalize(self, file.close).atexit = False  # one that is never closed ends with its last user
         self._file: BinaryIO | None = file
-        self._write("begin", {"name": process, "role": role, "run": run})
+        self._unfinished_line = _ends_within_a_line(path)
+        self._write("begin", {"name": process, "role": role, "run": run, "machine": machine})
 
     def forked(self) -> None:
         """In a child process: goes on in a file of its own, which is made by its first line."""
@@ -217,16 +227,20 @@ class History:
         """Number, time and append are one step, so that the lines of a file are in time order."""
         if self._in_child:
             self._in_child = False
-            path, process, _, _ = self._about
+            path, process, *_ = self._about
             name = process + self.suffix
             self._open_file(path.with_name(f"{file_name(name)}.jsonl"), name)
         with self._lock:
             if self._file is None:
                 return
             line = _ENCODE({"e": event, "n": self._n, "t": self.now(), **fields}) + b"\n"
+            if self._unfinished_line:
+                line = b"\n" + line
+            self._n += 1  # also if it cannot be written: the checker sees the gap
+            self._unfinished_line = True
             while line:
                 line = line[self._file.write(line) :]
-            self._n += 1
+            self._unfinished_line = False
 
 
 class _Timed(msgspec.Struct):
@@ -272,13 +286,26 @@ def _queue_fields(topic: str, broker: str, queue: int) -> _Fields:
 
 
 def open_history(
-    folder: Path | None, process: str, now_ns: Callable[[], int], role: Role = "other", run: str = ""
+    folder: Path | None,
+    process: str,
+    now_ns: Callable[[], int],
+    role: Role = "other",
+    run: str = "",
+    machine: str = "",
 ) -> History:
     """Opens a history file for this process in the folder; records nothing without a folder."""
     if folder is None:
         return NO_HISTORY
     folder.mkdir(parents=True, exist_ok=True)
-    return History(folder / f"{file_name(process)}.jsonl", process, now_ns, role, run)
+    return History(folder / f"{file_name(process)}.jsonl", process, now_ns, role, run, machine)
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 def last_time(folder: Path | None, process: str, now: int) -> int:

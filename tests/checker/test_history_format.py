@@ -1,7 +1,9 @@
 """Writer and checker share no code; these tests keep both to one format."""
 
 import ast
+import errno
 import json
+import os
 import threading
 from itertools import count
 from pathlib import Path
@@ -50,7 +52,7 @@ def write_everything(history: History) -> None:
 
 def test_checker_reads_every_event_and_every_field_the_writer_writes(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    history = History(path, "a", count(1).__next__, "consumer", "run-1")
+    history = History(path, "a", count(1).__next__, "consumer", "run-1", "boot-1")
     write_everything(history)
     history.close()
     reading = HistoryReader([path])
@@ -103,6 +105,58 @@ def test_every_line_is_written_before_the_call_returns(tmp_path: Path) -> None:
     history.turn(PLACE, "k", "m1")
     assert len(path.read_text().splitlines()) == 2
     history.close()
+
+
+def test_a_line_that_a_killed_process_left_unfinished_does_not_swallow_the_next_run(tmp_path: Path) -> None:
+    clock = count(1).__next__
+    for _ in range(3):
+        history = open_history(tmp_path, "a", clock, "consumer")
+        history.turn(PLACE, "k", "m1")
+        history.turn_end(PLACE, "k", "retry")
+        history.close()
+        with (tmp_path / "a.jsonl").open("ab") as file:
+            file.write(b'{"e":"turn","n":3,"t":')
+    report = check([tmp_path])
+    assert report.verdict is Verdict.PASS, report.reasons
+    assert report.events == 9
+
+
+class FullDisk:
+    """A file that takes so many bytes and no more, until there is room again."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.written = room, b""
+
+    def write(self, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = data[: self.room]
+        self.room -= len(taken)
+        self.written += taken
+        return len(taken)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("room", [0, 10])
+def test_an_event_that_does_not_fit_on_the_disk_leaves_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """A history that goes on without it would show a turn that never began, and be believed."""
+    path = tmp_path / "a.jsonl"
+    history = History(path, "a", count(1).__next__, "consumer")
+    disk = FullDisk(room)
+    monkeypatch.setattr(history, "_file", disk)
+    with pytest.raises(OSError, match="No space left"):
+        history.turn(PLACE, "k", "m1")
+    disk.room = 10_000
+    history.turn(Place("g", "orders", 0, 8), "k", "m2")
+    path.write_bytes(path.read_bytes() + disk.written)
+    report = check([path])
+    assert report.verdict is Verdict.UNKNOWN
+    assert any("history lost: n=1 expected, n=2 found" in reason for reason in report.reasons), report.reasons
+    assert report.events == 2, "the line after it is whole"
 
 
 def test_lines_of_several_threads_are_whole_and_numbered(tmp_path: Path) -> None:

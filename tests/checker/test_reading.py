@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from lanemq.checker import reading
 from lanemq.checker.checking import CheckOptions, check
-from lanemq.checker.reading import HistoryReader, bytes_of, find_files
+from lanemq.checker.reading import HistoryReader, bytes_of, find_files, sizes_at_once
 from lanemq.checker.verdict import Verdict
 
 
@@ -120,6 +121,106 @@ def test_an_incomplete_last_line_of_a_killed_process_is_no_problem(tmp_path: Pat
     report = check([path])
     assert report.verdict is Verdict.PASS
     assert report.events == 3
+
+
+@pytest.mark.parametrize("block", [1, 7, 100, 1_000_000])
+def test_an_incomplete_line_before_the_next_run_is_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """The process was killed while it wrote, and started again with the same file."""
+    monkeypatch.setattr(reading, "BLOCK_BYTES", block)
+    path = write(tmp_path / "a.jsonl", turn(10, 0), end(20, 0))
+    again = {"e": "begin", "n": 0, "t": 40, "name": "a", "role": "consumer"}
+    path.write_text(f'{path.read_text()}{{"e":"turn","n":3,"t"\n{json.dumps(again)}\n')
+    report = check([path])
+    assert report.verdict is Verdict.PASS, report.reasons
+    assert report.events == 4
+
+
+@pytest.mark.parametrize("block", [1, 7, 100, 1_000_000])
+@pytest.mark.parametrize("after", ["", json.dumps(turn(30, 1) | {"n": 4}) + "\n"])
+def test_an_incomplete_line_within_a_run_makes_the_verdict_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, after: str
+) -> None:
+    """Negative control: a line is missing, and no new run explains it."""
+    monkeypatch.setattr(reading, "BLOCK_BYTES", block)
+    path = write(tmp_path / "a.jsonl", turn(10, 0), end(20, 0))
+    path.write_text(f'{path.read_text()}{{"e":"turn","n":3,"t"\n{after}')
+    report = check([path])
+    assert report.verdict is Verdict.UNKNOWN
+    assert "cannot read the line after n=2" in report.reasons[0]
+
+
+def on_machine(path: Path, machine: str, *events: dict[str, object]) -> Path:
+    write(path, *events)
+    path.write_text(path.read_text().replace('"role"', f'"machine": "{machine}", "role"'))
+    return path
+
+
+def test_times_of_two_machines_are_not_compared(tmp_path: Path) -> None:
+    """Their clocks differ by minutes, so that here the second turn seems to be the first."""
+    one = on_machine(tmp_path / "a.jsonl", "north", turn(600, 0), end(610, 0))
+    other = on_machine(tmp_path / "b.jsonl", "south", turn(20, 1), end(30, 1))
+    report = check([one, other])
+    assert report.verdict is Verdict.UNKNOWN
+    assert report.reasons[0].startswith("a.jsonl and b.jsonl were recorded on different machines")
+    assert "check only files that one machine recorded" in report.reasons[0]
+    assert check([on_machine(one, "south", turn(600, 0), end(610, 0)), other]).verdict is Verdict.VIOLATION
+
+
+def test_runs_of_a_process_before_and_after_a_restart_of_the_machine_are_not_compared(tmp_path: Path) -> None:
+    path = on_machine(tmp_path / "a.jsonl", "first start", turn(10, 0), end(20, 0))
+    again = on_machine(tmp_path / "again", "second start", turn(50, 0), end(60, 0)).read_text()
+    path.write_text(path.read_text() + again.replace('"t": 1,', '"t": 40,'))
+    report = check([path])
+    assert report.verdict is Verdict.UNKNOWN
+    assert report.reasons[0].startswith("the runs in a.jsonl were recorded on different machines")
+
+
+def test_files_that_do_not_name_a_machine_are_compared(tmp_path: Path) -> None:
+    one = write(tmp_path / "a.jsonl", turn(10, 0), end(20, 0))
+    other = on_machine(tmp_path / "b.jsonl", "south", turn(30, 1), end(40, 1))
+    assert check([one, other]).verdict is Verdict.PASS
+
+
+def test_what_is_written_while_the_checker_reads_is_not_read(tmp_path: Path) -> None:
+    """Otherwise a file that is read later would show consequences without their causes."""
+    files = [write(tmp_path / f"{name}.jsonl", turn(10, 0)) for name in "ab"]
+    reader = HistoryReader(files)
+    for path in files:
+        with path.open("a") as file:
+            file.write(json.dumps({"n": 2} | turn(20, 1)) + "\n")
+    assert [event.t for batch in reader.batches() for event in batch] == [1, 1, 10, 10]
+    assert reader.problems == []
+
+
+def test_a_line_that_is_half_written_when_the_checker_begins_is_not_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", turn(10, 0))
+    whole = path.read_text()
+    path.write_text(whole + '{"e":"turn","n":2')
+    reader = HistoryReader([path])
+    path.write_text(whole + json.dumps({"n": 2} | turn(20, 1)) + "\n")
+    assert sum(len(batch) for batch in reader.batches()) == 2
+    assert reader.problems == []
+
+
+def test_the_sizes_of_files_that_grow_are_of_one_moment() -> None:
+    """Each call of the size is one step; both files grow in steps 1 and 3."""
+    step = 0
+
+    def size_of(path: Path) -> int:
+        nonlocal step
+        step += 1
+        return 10 * sum(step > grown for grown in (1, 3))
+
+    assert sizes_at_once([Path("a"), Path("b")], size_of) == [20, 20]
+    assert step == 8, "until two collections are equal"
+
+
+def test_sizes_that_never_stop_growing_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_COLLECTIONS", 3)
+    sizes = count()
+    assert sizes_at_once([Path("a"), Path("b")], lambda path: next(sizes)) == [6, 7]
 
 
 def test_a_complete_last_line_without_a_line_end_counts(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lanemq import App, Producer, checker
 from lanemq.broker.config import BrokerOptions
 from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.verdict import Report, Verdict
-from lanemq.clock import SystemClock
+from lanemq.clock import SystemClock, machine_of
 from lanemq.history import open_history
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
@@ -191,6 +191,8 @@ def test_a_member_with_a_history_is_judged_by_the_lines_of_the_broker_too(tmp_pa
     assert report.verdict is Verdict.PASS, complaint(report)
     path = history / "member.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
+    machines = {line["machine"] for line in lines if line["e"] == "begin"}
+    assert machines == {machine_of(SystemClock())}, "its lines name the clock that they were written by"
     kept = [line for line in lines if line["e"] not in ("turn", "turn_end") or line["offset"] != 5]
     n = 0
     for line in kept:

@@ -49,7 +49,7 @@ from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.topic_keeper import TopicKeeper, TopicRows
 from lanemq.broker.storage.unread import UnreadMessages
 from lanemq.broker.waking import HeldPull, Waking
-from lanemq.clock import Clock, SystemClock, nanoseconds_of
+from lanemq.clock import Clock, SystemClock, machine_of, nanoseconds_of
 from lanemq.core.brokering.disk_space import LowSpace, log_limit
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.membership import Membership
@@ -362,7 +362,8 @@ class Broker:
     def _open_history(self) -> Recording:
         folder, name, now = self.options.history, f"broker-{self.options.name}", nanoseconds_of(self._clock)
         alive = last_time(folder, name, now())
-        return Recording(open_history(folder, name, now, "broker"), self.options.name, alive)
+        history = open_history(folder, name, now, "broker", machine=machine_of(self._clock))
+        return Recording(history, self.options.name, alive)
 
 
 class Threads(NamedTuple):

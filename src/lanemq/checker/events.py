@@ -63,6 +63,8 @@ class Begin(HistoryEvent, tag="begin"):
     name: str
     role: Role = Role.OTHER
     run: str = ""
+    machine: str = ""
+    """Whose clock the times are of: a machine since its last start. Empty if that is not known."""
 
 
 class Fault(HistoryEvent, tag="fault"):

@@ -7,6 +7,10 @@ order does not depend on where a block ends.
 A history with a gap cannot be judged. Every defect (a gap in `n`, a line that cannot be parsed, time that goes back)
 is a problem, and a problem makes the verdict unknown. Each file is checked alone: neither its problems nor the names of
 its processes depend on how far other files have been read, so files can be read in any order and on several machines.
+One problem concerns all files: their times are of several clocks (`clock_problems`).
+
+The processes may still be writing. So of each file, as much is read as it had at one moment for all of them
+(`sizes_at_once`): otherwise a file that is read later would show consequences whose causes were not read.
 """
 
 import math
@@ -27,6 +31,9 @@ PARQUET = ".parquet"
 
 MAX_PROBLEMS = 20
 """Problems that are reported; one is enough for the verdict."""
+
+MAX_COLLECTIONS = 1000
+"""Attempts to get the sizes of all files at one moment. Fewer may fail while many processes write; more take longer."""
 
 BLOCK_BYTES = 256 * 1024
 BATCH_ROWS = 8192
@@ -60,12 +67,14 @@ class HistoryReader:
     """Reads the files once. `problems` is complete when `batches()` is exhausted."""
 
     def __init__(self, files: Sequence[Path]) -> None:
+        sizes = sizes_at_once(files)
         claims = claim_names(files)
-        self._files = [HistoryFile(path, number, claims) for number, path in enumerate(files)]
+        self._files = [HistoryFile(path, number, claims, sizes[number]) for number, path in enumerate(files)]
 
     @property
     def problems(self) -> list[str]:
-        return first_problems(file.problems for file in self._files)
+        clocks = clock_problems((file.path.name, file.machines) for file in self._files)
+        return first_problems([clocks, *(file.problems for file in self._files)])
 
     @property
     def bytes_read(self) -> int:
@@ -95,6 +104,42 @@ def bytes_of(path: Path) -> int:
     """The size of a history, which may be a folder of Parquet files."""
     parts = path.rglob(f"*{PARQUET}") if path.is_dir() else [path]
     return sum(part.stat().st_size for part in parts)
+
+
+def sizes_at_once(files: Sequence[Path], collect: Callable[[Path], int | None] | None = None) -> list[int | None]:
+    """The sizes that the files had at one moment, while processes append to them; None where all is to be read.
+
+    Sizes are collected until no file has grown between two collections. Then all of them are of the moment between the
+    two. If that never happens, the last collection is used, which takes microseconds.
+    """
+    size_of = collect or _line_bytes
+    sizes = [size_of(path) for path in files]
+    for _ in range(MAX_COLLECTIONS):
+        before, sizes = sizes, [size_of(path) for path in files]
+        if sizes == before:
+            break
+    return sizes
+
+
+def _line_bytes(path: Path) -> int | None:
+    """The size of a file of lines. Parquet files are complete when they appear."""
+    return None if path.suffix == PARQUET else path.stat().st_size
+
+
+def clock_problems(files: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """A sentence if files, given by name and machines, were recorded with more than one clock."""
+    first: dict[str, str] = {}
+    for name, machines in files:
+        for machine in machines:
+            first.setdefault(machine, name)
+    if len(first) < 2:
+        return []
+    one, other, *_ = first.values()
+    which = f"{one} and {other} were" if one != other else f"the runs in {one} were"
+    return [
+        f"{which} recorded on different machines, or before and after a restart of one, so their times cannot be "
+        f"compared: check only files that one machine recorded since its last start"
+    ]
 
 
 def first_problems(by_file: Iterable[Sequence[str]]) -> list[str]:
@@ -142,13 +187,19 @@ class _Stream:
 class HistoryFile:
     """Reads file `number` once. `problems` and `processes` are complete when `blocks()` is exhausted."""
 
-    def __init__(self, path: Path, number: int = 0, claims: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, path: Path, number: int = 0, claims: Mapping[str, int] | None = None, size: int | None = None
+    ) -> None:
+        """`size`: how many bytes of a file of lines are read; None for all."""
         self.path = path
         self.problems: list[str] = []
+        self.machines: list[str] = []
+        """Every machine that its runs name, in order."""
         self.processes: list[Process] = []
         """Every run of a process found in the file, in order."""
         self.bytes_read = 0
         self._number = number
+        self._size = size
         self._claims = claims if claims is not None else {}
         self._runs: dict[str, int] = {}
         self._process = UNKNOWN_PROCESS
@@ -157,7 +208,11 @@ class HistoryFile:
 
     def blocks(self) -> Iterator[list[HistoryEvent]]:
         """Lists of events, in time order within and between lists."""
-        reader = (ParquetRows if self.path.suffix == PARQUET else JsonLines)(self.path, self._problem)
+        reader: ParquetRows | JsonLines
+        if self.path.suffix == PARQUET:
+            reader = ParquetRows(self.path, self._problem)
+        else:
+            reader = JsonLines(self.path, self._problem, self._size)
         for events in reader.blocks():
             self.bytes_read = reader.bytes_read
             yield self._check(events)
@@ -174,6 +229,8 @@ class HistoryFile:
         name = begin.name if own else f"{begin.name}@{self._number + 1}"
         process = Process(name if runs == 1 else f"{name}#{runs}", begin.role)
         self.processes.append(process)
+        if begin.machine and begin.machine not in self.machines:
+            self.machines.append(begin.machine)
         return process
 
     def _check(self, events: Sequence[HistoryEvent]) -> list[HistoryEvent]:
@@ -218,20 +275,23 @@ def claim_names(files: Sequence[Path]) -> dict[str, int]:
 class JsonLines:
     """Reads a JSONL file once, block by block. `on_problem` is called with a sentence for every defect.
 
-    Only the last line may be incomplete, because the process was killed while it wrote it.
+    Only the last line of a run may be incomplete, because the process was killed while it wrote it.
     """
 
-    def __init__(self, path: Path, on_problem: OnProblem) -> None:
+    def __init__(self, path: Path, on_problem: OnProblem, size: int | None = None) -> None:
         self._path = path
         self._problem = on_problem
+        self._size = size
         self._last_n = -1
+        self._torn = ""
+        """What is wrong with an incomplete line, unless a new run begins after it."""
         self.bytes_read = 0
 
     def blocks(self) -> Iterator[Sequence[HistoryEvent]]:
         tail = b""
         started = False
         with self._path.open("rb") as file:
-            while data := file.read(BLOCK_BYTES):
+            while data := file.read(self._next_bytes()):
                 self.bytes_read += len(data)
                 whole, newline, rest = data.rpartition(b"\n")
                 if not newline:
@@ -244,6 +304,10 @@ class JsonLines:
                 started = True
                 yield self._decode(lines)
         yield from self._last(tail, started)
+        self._report_torn()
+
+    def _next_bytes(self) -> int:
+        return BLOCK_BYTES if self._size is None else min(BLOCK_BYTES, self._size - self.bytes_read)
 
     def _last(self, tail: bytes, started: bool) -> Iterator[Sequence[HistoryEvent]]:
         """The last line, which the process may have been writing when it died."""
@@ -254,6 +318,7 @@ class JsonLines:
                 event: HistoryEvent = _DECODER.decode(tail)
             except msgspec.DecodeError:
                 return
+            self._after_torn([event])
             yield [event]
 
     def _refuse(self) -> None:
@@ -265,6 +330,8 @@ class JsonLines:
             events: Sequence[HistoryEvent] = _DECODER.decode_lines(lines)
         except msgspec.DecodeError:
             events = [event for line in lines.split(b"\n") if (event := self._decode_one(line)) is not None]
+        else:
+            self._after_torn(events)
         if events:
             self._last_n = events[-1].n
         return events
@@ -275,10 +342,26 @@ class JsonLines:
         try:
             event: HistoryEvent = _DECODER.decode(line)
         except msgspec.DecodeError as error:
-            self._problem(f"{self._path.name}: cannot read the line after n={self._last_n}: {error}: {line[:120]!r}")
+            self._report_torn()
+            self._torn = f"{self._path.name}: cannot read the line after n={self._last_n}: {error}: {line[:120]!r}"
+            if line.rstrip().endswith(b"}"):
+                self._report_torn()
             return None
+        self._after_torn([event])
         self._last_n = event.n
         return event
+
+    def _after_torn(self, events: Sequence[HistoryEvent]) -> None:
+        """An incomplete line is no problem if a new run begins after it: the process was killed while it wrote."""
+        if self._torn and events:
+            if isinstance(events[0], Begin):
+                self._torn = ""
+            self._report_torn()
+
+    def _report_torn(self) -> None:
+        if self._torn:
+            self._problem(self._torn)
+            self._torn = ""
 
 
 def _is_event(line: bytes) -> bool:

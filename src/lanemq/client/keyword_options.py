@@ -11,7 +11,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args
 
-from lanemq.clock import Clock, nanoseconds_of
+from lanemq.clock import Clock, machine_of, nanoseconds_of
 from lanemq.history import History, Role, open_history
 from lanemq.model.errors import InvalidOption
 from lanemq.net.security import TlsOptions
@@ -65,7 +65,7 @@ def opened_history(given: object, client_id: str, clock: Clock, role: Role) -> H
     if not isinstance(given, (str, os.PathLike)):
         raise InvalidOption(f"history={given!r} is not a folder: give the path of one, or leave it out")
     try:
-        return open_history(Path(given), client_id, nanoseconds_of(clock), role)
+        return open_history(Path(given), client_id, nanoseconds_of(clock), role, machine=machine_of(clock))
     except OSError as error:
         raise InvalidOption(f"history={str(given)!r} cannot be written to: {error}; give another folder") from None
 

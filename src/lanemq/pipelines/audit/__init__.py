@@ -11,6 +11,7 @@ and the findings of the shards are added up. That is exact because no rule looks
 | P1: effects | one key of one group on one queue |
 | P2: effects | one group on one queue |
 | what is unknown of members without a history | one group on one queue; its counts add up |
+| whose clock the times are of | the run: decided from what is known of all files |
 | queues that a group never touched | the topic: decided from the findings of all shards |
 | what may be forgotten | all groups of one queue |
 | S2, B1, B7: what was sent and has no queue yet | one message, and the messages of its key |

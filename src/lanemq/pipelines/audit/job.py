@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from lanemq.checker.checking import CheckOptions
 from lanemq.checker.events import HistoryEvent
 from lanemq.checker.explain import AFTER, BEFORE, line, surroundings
-from lanemq.checker.reading import find_files, first_problems
+from lanemq.checker.reading import clock_problems, find_files, first_problems
 from lanemq.checker.verdict import MAX_VIOLATIONS, Findings, Report, Violation, conclude, end_order, minimums
 from lanemq.pipelines.audit.judging import RESULTS, judge
 from lanemq.pipelines.audit.routing import find_routes, find_topics, into_shards
@@ -151,7 +151,8 @@ def report_of(findings: Findings, facts: Sequence[FileFacts], options: CheckOpti
         replace(found, t=last.last_t, process=last.last_process) if found.n < 0 else found for found in kept
     ]
     findings.add_untouched(last.last_t, last.last_process)
-    problems = first_problems(fact.problems for fact in facts)
+    clocks = clock_problems((fact.name, fact.machines) for fact in facts)
+    problems = first_problems([clocks, *(fact.problems for fact in facts)])
     return conclude(findings, minimums(options.require), problems, foreign_members=options.foreign_members)
 
 

@@ -22,7 +22,13 @@ class ParquetHistory(History):
     """A `History` that writes Parquet files to `folder`."""
 
     def __init__(
-        self, folder: Path, process: str, now_ns: Callable[[], int], role: Role = "other", run: str = ""
+        self,
+        folder: Path,
+        process: str,
+        now_ns: Callable[[], int],
+        role: Role = "other",
+        run: str = "",
+        machine: str = "",
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.now = now_ns
@@ -30,7 +36,7 @@ class ParquetHistory(History):
         self._lock = Lock()
         self._folder: Path | None = folder
         self._rows: list[dict[str, Any]] = []
-        self._write("begin", {"name": process, "role": role, "run": run})
+        self._write("begin", {"name": process, "role": role, "run": run, "machine": machine})
 
     def flush(self) -> None:
         """Writes what was recorded so far to disk; it then survives a kill and a power cut."""
@@ -70,9 +76,14 @@ class ParquetHistory(History):
 
 
 def open_parquet_history(
-    folder: Path | None, process: str, now_ns: Callable[[], int], role: Role = "other", run: str = ""
+    folder: Path | None,
+    process: str,
+    now_ns: Callable[[], int],
+    role: Role = "other",
+    run: str = "",
+    machine: str = "",
 ) -> History:
     """A Parquet history for this process; records nothing without a folder. Otherwise like `open_history`."""
     if folder is None:
         return NO_HISTORY
-    return ParquetHistory(folder / f"{file_name(process)}.parquet", process, now_ns, role, run)
+    return ParquetHistory(folder / f"{file_name(process)}.parquet", process, now_ns, role, run, machine)

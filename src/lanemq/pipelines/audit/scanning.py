@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from lanemq.checker.checking import UNJUDGED, kind_name
 from lanemq.checker.events import UNKNOWN_PROCESS, AnyEvent, HistoryEvent, Process, Send, TopicDeleted
-from lanemq.checker.reading import HistoryFile, claim_names
+from lanemq.checker.reading import HistoryFile, claim_names, sizes_at_once
 from lanemq.checker.verdict import queue_text
 
 MESSAGES = pa.schema(
@@ -81,10 +81,12 @@ class RunFile:
     number: int
     path: str
     claims: dict[str, int] = field(compare=False)
+    size: int | None = None
+    """How many bytes of it are read; its process may still be writing."""
 
     def open(self) -> HistoryFile:
         """The checker's reader for it."""
-        return HistoryFile(Path(self.path), self.number, self.claims)
+        return HistoryFile(Path(self.path), self.number, self.claims, self.size)
 
     def label(self, topic: str) -> str:
         """The name of a topic of this run; topics of other runs have other labels."""
@@ -97,10 +99,10 @@ Files = tuple[RunFile, ...]
 def files_of(runs: Sequence[Sequence[Path]]) -> Files:
     """What tasks need to know of the files; reads the beginning of each."""
     return tuple(
-        RunFile(run, number, str(path), claims)
+        RunFile(run, number, str(path), claims, size)
         for run, paths in enumerate(runs)
-        for claims in [claim_names(paths)]
-        for number, path in enumerate(paths)
+        for sizes, claims in [(sizes_at_once(paths), claim_names(paths))]
+        for number, (path, size) in enumerate(zip(paths, sizes, strict=True))
     )
 
 
@@ -116,6 +118,8 @@ class FileFacts:
 
     run: int
     file: int
+    name: str = ""
+    machines: list[str] = field(default_factory=list)
     events: int = 0
     seen: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -177,10 +181,10 @@ def scan_pieces(files: Files, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
 
 def _file_pieces(file: RunFile) -> Iterator[Rows]:
     history = file.open()
-    facts = FileFacts(file.run, file.number)
+    facts = FileFacts(file.run, file.number, history.path.name)
     for block in history.blocks():
         yield _pieces(file, block, facts)
-    facts.problems = history.problems
+    facts.problems, facts.machines = history.problems, history.machines
     facts.processes = [process.name for process in history.processes]
     yield [(None, None, None, 0, file.number, 0, None, None, ENCODE(facts))]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyspark.sql.types import StructType
 
-from lanemq.clock import SystemClock
+from lanemq.clock import SystemClock, machine_of
 from lanemq.history import Place, open_history
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import DEFAULT_BROKER_NAME
@@ -28,7 +28,9 @@ class EffectHistory:
         self._name = name
         self._group = f"pipeline-{name}"
         """Not the consumer group's name: a parked key has its effects long after the group has passed it."""
-        self._history = open_history(folder, self._group, now_ns or SystemClock().now_ns)
+        clock = SystemClock()
+        machine = "" if now_ns is not None else machine_of(clock)
+        self._history = open_history(folder, self._group, now_ns or clock.now_ns, machine=machine)
         self.on = self._history.on
 
     def check(self, schema: StructType) -> None:
