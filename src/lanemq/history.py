@@ -119,10 +119,23 @@ class History:
 
     # --- consumer ---
 
-    def turn(self, place: "Place", key: str, id: str, *, epoch: int = 0, attempt: int = 0, batch: int = 0) -> None:
-        """Before the handler is called; once per message, with one `batch` number if a call gets several."""
+    def turn(
+        self,
+        place: "Place",
+        key: str,
+        id: str,
+        *,
+        epoch: int = 0,
+        attempt: int = 0,
+        batch: int = 0,
+        copy: bool = False,
+    ) -> None:
+        """Before the handler is called; once per message, with one `batch` number if a call gets several.
+
+        `copy`: an operator or a mirror sent it, and records no sends.
+        """
         more: _Fields = {"key": key, "id": id, "epoch": epoch, "attempt": attempt, "batch": batch}
-        self._write("turn", place.fields() | more)
+        self._write("turn", place.fields() | more | {"copy": 1} if copy else place.fields() | more)
 
     def turn_end(
         self, place: "Place", key: str, outcome: Outcome, *, epoch: int = 0, ended: int = 0, why: str = ""

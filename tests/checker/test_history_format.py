@@ -27,7 +27,7 @@ def write_everything(history: History) -> None:
     history.acked("orders", "k", "m1", 0, 7)
     history.send_failed("orders", "k", "m2")
     history.send_unknown("orders", "k", "m3")
-    history.turn(PLACE, "k", "m1", epoch=3, attempt=1, batch=2)
+    history.turn(PLACE, "k", "m1", epoch=3, attempt=1, batch=2, copy=True)
     history.turn_end(PLACE, "k", "retry", epoch=3, ended=5, why="ValueError('no carrier')")
     history.dead_lettered(PLACE, "k", "m1", 16)
     history.skipped(PLACE, "k", "filter")

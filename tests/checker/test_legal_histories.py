@@ -24,6 +24,27 @@ LEGAL = {
         "b recovered 1 clean=0 alive=65\nb turn 1 k\nb end 1 k ok\nb turn 2 k\nb end 2 k ok\nb commit 3\n"
         "a recovered 2 clean=0 alive=125\na turn 2 k\na end 2 k ok\na commit 3"
     ),
+    "a dead letter is redriven by a person, who records nothing": (
+        "p send m0 k\np acked m0 k 0\na turn 0 k id=m0 attempt=1\na end 0 k retry\na dead 0 k attempts=1\n"
+        "p send m1 k\np acked m1 k 1\na turn 1 k id=m1\na end 1 k ok\na turn 2 k id=copied copy=1\na end 2 k ok\n"
+        "a commit 3"
+    ),
+    "a group is reset forward past acknowledged messages while its member runs": (
+        "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 1\np send m2 k\np acked m2 k 2\nbroker granted a 1\n"
+        "a granted a 1\na turn 0 k id=m0 epoch=1\na end 0 k ok epoch=1\na reset 2 epoch=1\nbroker commit 2 epoch=1\n"
+        "a turn 2 k id=m2 epoch=1\na end 2 k ok epoch=1\nbroker commit 3 epoch=1\na commit 3 epoch=1 asked=145"
+    ),
+    "a group is reset forward past acknowledged messages while it has no member": (
+        "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 1\np send m2 k\np acked m2 k 2\nbroker granted a 1\n"
+        "a granted a 1\na turn 0 k id=m0 epoch=1\na end 0 k ok epoch=1\nbroker commit 1 epoch=1\na released a 1\n"
+        "broker released a 1\nbroker reset 2\nbroker granted b 2\nb granted b 2\nb turn 2 k id=m2 epoch=2\n"
+        "b end 2 k ok epoch=2\nbroker commit 3 epoch=2"
+    ),
+    "retention deletes what a killed owner had begun, and the next one begins behind it": (
+        "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 1\nbroker granted a 1\na granted a 1\n"
+        "a turn 0 k id=m0 epoch=1\nbroker trimmed 1\nbroker granted b 2\nb granted b 2\nb reset 1 epoch=2\n"
+        "broker commit 1 epoch=2\nb turn 1 k id=m1 epoch=2\nb end 1 k ok epoch=2\nbroker commit 2 epoch=2"
+    ),
     "topic deleted, another of its name begins at offset 0": (
         "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 1\na turn 0 k id=m0\na end 0 k ok\na commit 1\n"
         "broker deleted\np send n0 j\np acked n0 j 0\np send n1 k\np acked n1 k 1\na turn 0 j id=n0\n"

@@ -35,6 +35,10 @@ PLANTED = {
         "S2",
         "p send m0 k\np failed m0 k\na turn 0 k id=m0",
     ),
+    "a copy that an operator sent is no excuse for another message": (
+        "S2",
+        SENT + "a turn 3 j id=copied copy=1\na end 3 j ok\na turn 4 j id=ghost",
+    ),
     "send failed after the message was delivered": (
         "S2",
         "p send m0 k\na turn 0 k id=m0\np failed m0 k",
@@ -42,6 +46,26 @@ PLANTED = {
     "retention is no excuse for messages that it did not delete": (
         "S1",
         SENT + "x reset 0\nbroker trimmed 1\na turn 2 j\na end 2 j ok\na commit 3",
+    ),
+    "a reset forward is no excuse for what it did not skip": (
+        "S1",
+        SENT + "a granted a 1\na turn 0 k id=m0 epoch=1\na end 0 k ok epoch=1\na reset 1 epoch=1\n"
+        "broker commit 1 epoch=1\na turn 2 k id=m2 epoch=1\na end 2 k ok epoch=1\nbroker commit 3 epoch=1",
+    ),
+    "the topic's deletion is no excuse for a loss in the next of its name": (
+        "S1",
+        SENT + "a turn 0 k id=m0\na end 0 k ok\na commit 1\nbroker deleted\np send n0 k\np acked n0 k 0\n"
+        "p send n1 k\np acked n1 k 1\na turn 0 k id=n0\na end 0 k ok\na commit 2",
+    ),
+    "a member that froze and came back commits what its successor had done": (
+        "C3",
+        SENT + "broker granted a 1\na granted a 1\na turn 0 k id=m0 epoch=1\nbroker granted b 2\nb granted b 2\n"
+        "b turn 0 k id=m0 epoch=2\nb end 0 k ok epoch=2\nbroker commit 1 epoch=2\na end 0 k late epoch=1\n"
+        "broker commit 1 epoch=1",
+    ),
+    "a key is discarded, and what was not discarded of it is left out": (
+        "B3",
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker discarded 0 k\na turn 2 k",
     ),
     "retention is no excuse for an owner that commits past what it has begun": (
         "D2",

@@ -12,10 +12,11 @@ from tests.chaos.members import LocalGroup, until
 from tests.chaos.roles import FOUR_QUEUES
 from tests.chaos.system import GROUP, TOPIC, complaint
 
-from lanemq import App, Producer, checker
+from lanemq import Admin, App, Producer, ToDeadLetter, checker
 from lanemq.broker.config import BrokerOptions
 from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.verdict import Report, Verdict
+from lanemq.client.admin.dead_letters import read_dead_letters, send_again
 from lanemq.clock import SystemClock, machine_of
 from lanemq.history import open_history
 from lanemq.net.address import Address
@@ -202,6 +203,38 @@ def test_a_member_with_a_history_is_judged_by_the_lines_of_the_broker_too(tmp_pa
     assert report.verdict is Verdict.VIOLATION
     assert report.violations[0].invariant == "S1", complaint(report)
     assert "at offset 5 is acknowledged" in report.violations[0].text
+
+
+def test_a_dead_letter_that_was_redriven_has_a_sender(tmp_path: Path) -> None:
+    """The person who redrives it records no history, so the member's line says that it is a copy."""
+    history = tmp_path / "history"
+    options = BrokerOptions(tmp_path / "data", listen=Address("127.0.0.1", 0), history=history)
+    with EmbeddedBroker(options) as broker, Producer(broker.address, history=history, create=FOUR_QUEUES) as producer:
+        producer.send(TOPIC, 1, key="k")
+        for failing in (True, False):
+            run_once(broker.address, failing=failing, history=history)
+            (letter,) = read_dead_letters(broker.address, GROUP)
+            if failing:
+                with Producer(broker.address, codec="bytes") as person:
+                    send_again(person, letter)
+    report = check([history])
+    assert report.verdict is Verdict.PASS, complaint(report)
+    assert (report.groups[GROUP].dead_lettered, report.groups[GROUP].finished) == (1, 1)
+    for path in history.iterdir():
+        path.write_text(path.read_text().replace(',"copy":1', ""))
+    assert check([history]).counts == {"S2": 1}, "negative control: without the mark it was never sent"
+
+
+def run_once(address: str, *, failing: bool, history: Path) -> None:
+    app = App(address, group=GROUP, history=history)
+
+    @app.ordered(TOPIC)
+    def on_message(number: int) -> None:
+        if failing:
+            raise ToDeadLetter("not today")
+
+    with app, Admin(address) as admin:
+        until("all is done", lambda: not (found := admin.describe_group(GROUP)).lag and bool(found.queues))
 
 
 def test_a_run_without_turns_is_not_a_pass(tmp_path: Path) -> None:

@@ -148,13 +148,17 @@ class GroupEvent(OffsetEvent, kw_only=True):
 
 
 class Turn(GroupEvent, tag="turn"):
-    """The handler is about to be called. The messages of one call share a `batch` other than 0."""
+    """The handler is about to be called. The messages of one call share a `batch` other than 0.
+
+    `copy` is 1 for a message that an operator or a mirror sent as a copy: its send is in no history.
+    """
 
     key: str
     id: str = ""
     epoch: int = 0
     attempt: int = 0
     batch: int = 0
+    copy: int = 0
 
 
 class TurnEnd(GroupEvent, tag="turn_end"):

@@ -17,7 +17,7 @@ BEFORE = 12
 AFTER = 4
 
 _SHOWN = (
-    "offset", "key", "id", "outcome", "member", "epoch", "attempt", "attempts", "batch", "asked", "until",
+    "offset", "key", "id", "outcome", "member", "epoch", "attempt", "attempts", "batch", "copy", "asked", "until",
     "sink", "reason", "kind", "target", "phase",
 )  # fmt: skip
 _TIMES = frozenset({"asked", "until"})

@@ -96,7 +96,7 @@ class StoringRules:
         """Called by `DeliveryRules` with every turn that names its message."""
         open_ids = self._state.sent.get(event.topic)
         if (
-            not self._foreign
+            not (self._foreign or event.copy)
             and open_ids is not None
             and event.offset >= queue.forgotten
             and event.id not in queue.offsets

@@ -13,9 +13,17 @@ from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, STOPPED, RunPerm
 from lanemq.history import History
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
+from lanemq.wire.properties import encode_properties
 
 MESSAGE: Any = SimpleNamespace(
-    queue=MessageQueue("orders", "b", 0), queue_offset=7, key="k", message_id="m", epoch=3, attempt=1
+    queue=MessageQueue("orders", "b", 0),
+    queue_offset=7,
+    key="k",
+    message_id="m",
+    epoch=3,
+    attempt=1,
+    properties_text="",
+    keys=(),
 )
 
 
@@ -90,6 +98,25 @@ def test_the_end_of_a_failed_turn_has_the_error_that_it_failed_with(
 
 def test_turns_without_order_are_recorded_without_keys(tmp_path: Path) -> None:
     assert [line["key"] for line in events_of(tmp_path, (run(2_000), None), keyed=False)] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("properties", "is_copy"),
+    [
+        ({"KEYS": "invoice-1 redriven:billing/lanemq/0/5"}, True),
+        ({"LANE_ORIGIN": "north:0:7:orders"}, True),
+        ({"KEYS": "invoice-1"}, False),
+        ({"note": "was redriven: twice"}, False),
+    ],
+)
+def test_turns_of_copies_that_operators_and_mirrors_sent_are_marked(
+    tmp_path: Path, properties: dict[str, str], is_copy: bool
+) -> None:
+    """Their sends are in no history."""
+    keys = tuple(properties.get("KEYS", "").split())
+    message = SimpleNamespace(**vars(MESSAGE) | {"properties_text": encode_properties(properties), "keys": keys})
+    begin, _ = events_of(tmp_path, (run(2_000), None), batch=(message,))
+    assert begin.get("copy", 0) == is_copy
 
 
 @pytest.mark.parametrize(("broadcasting", "name"), [(False, "g"), (True, "g of c1")])

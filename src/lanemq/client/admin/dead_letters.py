@@ -21,7 +21,7 @@ from lanemq.model.errors import TopicNotFound, UsageError
 from lanemq.model.names import DEAD_LETTER_PREFIX, check_group, dead_letter_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
-from lanemq.wire.properties import LANE_ORIGIN, LANE_PLACE, LANE_STAMP, LANE_WHY, PropertyName
+from lanemq.wire.properties import LANE_ORIGIN, LANE_PLACE, LANE_STAMP, LANE_WHY, REDRIVEN, PropertyName
 
 _SYSTEM = frozenset(
     {name for name in vars(PropertyName).values() if isinstance(name, str) and name.isupper()}
@@ -64,7 +64,7 @@ class GroupDeadLetter:
     @property
     def search_key(self) -> str:
         """The word by which the copy of a redrive is found."""
-        return f"redriven:{self.group}/{self.id}"
+        return f"{REDRIVEN}{self.group}/{self.id}"
 
     @property
     def own_properties(self) -> dict[str, str]:

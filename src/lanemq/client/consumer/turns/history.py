@@ -15,6 +15,7 @@ from lanemq.client.message import Message
 from lanemq.clock import Clock
 from lanemq.core.consuming.runs import COMMIT, FAILED, Order
 from lanemq.history import History, Outcome, Place
+from lanemq.wire.properties import LANE_ORIGIN, REDRIVEN, find_property
 
 _INTERRUPTED = Stop(FAILED)
 """End of a turn whose worker was cancelled or broke."""
@@ -80,6 +81,7 @@ class TurnRecorder:
                 epoch=message.epoch,
                 attempt=message.attempt,
                 batch=number,
+                copy=_is_copy(message),
             )
 
     def end(self, batch: Batch, run: MessageRun, stop: Stop | None) -> None:
@@ -118,6 +120,13 @@ def _errors(stop: Stop, size: int) -> Mapping[int, str]:
         return _NO_ERRORS
     end = size if stop.concerned is None else stop.succeeded + stop.concerned
     return dict.fromkeys(range(stop.succeeded, end), why)
+
+
+def _is_copy(message: Message) -> bool:
+    """Whether it is a dead letter that was redriven, or a copy that a mirror made."""
+    text = message.properties_text
+    redriven = REDRIVEN in text and any(word.startswith(REDRIVEN) for word in message.keys)
+    return redriven or find_property(text, LANE_ORIGIN) is not None
 
 
 def _outcome(at: int, run: MessageRun, stop: Stop | None, *, late: bool) -> Outcome:
