@@ -2,13 +2,14 @@
 
 import asyncio
 import errno
+import io
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -104,6 +105,86 @@ def test_help_lists_exit_codes_and_commands() -> None:
 
 def test_version_is_that_of_the_package() -> None:
     assert version("lanemq") in lanemq("--version").stdout
+
+
+class FailingFile(io.RawIOBase):
+    """A file that takes nothing as long as it has an error."""
+
+    def __init__(self, error: int) -> None:
+        self.error = error
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+        return len(data)
+
+
+def lanemq_with_failing_stdout(error: int, words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    """Runs a command, and returns its exit code."""
+    raw = FailingFile(error)
+    stream = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as ended:
+            main(list(words), prog_name="lanemq")
+    raw.error = 0
+    stream.close()
+    return ended.value.code
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EPIPE])
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("help", "topic"), ("broker", "--help")])
+def test_output_that_cannot_be_written_is_one_line_and_an_exit_code(
+    error: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No line if the reader of a pipe has ended: `lanemq --help | head` is no mistake.
+
+    The help of the broker is longer than the buffer of a stream, which then has nothing left that would fail again.
+    """
+    assert lanemq_with_failing_stdout(error, words, monkeypatch) == 1
+    line = f"Error: the output cannot be written: {os.strerror(error)}\n"
+    assert capsys.readouterr().err == ("" if error == errno.EPIPE else line)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EPIPE])
+def test_a_verdict_that_cannot_be_written_is_unknown(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1 would say that an order was broken."""
+    turns = '{"e":"turn","n":1,"t":2,"group":"g","topic":"t","queue":0,"offset":0,"key":"k"}'
+    (tmp_path / "a.jsonl").write_text(f'{{"e":"begin","n":0,"t":1,"name":"a"}}\n{turns}\n')
+    assert lanemq("check", str(tmp_path)).exit_code == 0
+    assert lanemq_with_failing_stdout(error, ("check", str(tmp_path)), monkeypatch) == 2
+    assert capsys.readouterr().err == f"Error: the report cannot be written: {os.strerror(error)}\n"
+
+
+def test_an_error_that_is_not_about_the_output_is_not_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: a fault of the program keeps its traceback."""
+    fault = OSError(errno.ENOSPC, "No space left on device")
+
+    def fail(*args: object) -> None:
+        raise fault
+
+    monkeypatch.setattr("lanemq.cli.main.end_with_parent", fail)
+    with pytest.raises(OSError, match="No space left") as raised:
+        main(["topic", "list"], prog_name="lanemq")
+    assert raised.value is fault
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
+def test_the_interpreter_does_not_try_to_write_it_again_at_its_end() -> None:
+    """It would print a second error, and end with exit code 120."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "lanemq", "--version"], stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr.decode().splitlines()) == (
+        1,
+        ["Error: the output cannot be written: No space left on device"],
+    )
 
 
 def test_unknown_command_is_a_usage_error() -> None:

@@ -12,7 +12,7 @@ from lanemq.checker.checking import CheckOptions
 from lanemq.checker.checking import check as check_files
 from lanemq.checker.explain import describe
 from lanemq.checker.reading import find_files
-from lanemq.checker.verdict import COVERAGE, Report
+from lanemq.checker.verdict import COVERAGE, Report, Verdict
 
 F = TypeVar("F", bound=Callable[..., Any])
 Judge = Callable[[Sequence[Path], CheckOptions], Report]
@@ -57,6 +57,12 @@ _ARGUMENTS = (
         help="A broker's crash may lose commits of at most this age.",
     ),
 )
+
+
+class VerdictNotShown(click.ClickException):
+    """The report cannot be written. The exit code is not that of a verdict which was not read."""
+
+    exit_code = Verdict.UNKNOWN.value
 
 
 def with_check_options(command: F) -> F:
@@ -106,9 +112,10 @@ def print_verdict(
         report = judge(history, options)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if as_json:
-        facts = msgspec.to_builtins(report) | {"verdict": report.verdict.name.lower()}
-        click.echo(msgspec.json.encode(facts).decode())
-    else:
-        click.echo(describe(report))
+    facts = msgspec.to_builtins(report) | {"verdict": report.verdict.name.lower()}
+    text = msgspec.json.encode(facts).decode() if as_json else describe(report)
+    try:
+        click.echo(text)
+    except OSError as error:
+        raise VerdictNotShown(f"the report cannot be written: {error.strerror}") from error
     sys.exit(report.verdict.value)

@@ -3,13 +3,18 @@
 So `lanemq --version` or `lanemq check` does not load the broker, and `lanemq --help` loads no subcommand at all.
 """
 
+import contextlib
+import sys
+from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple
+from traceback import walk_tb
+from typing import Any, NamedTuple
 
 import click
 
 from lanemq._fast import VARIANT
 from lanemq.cli.options import CommandGroup
+from lanemq.cli.output import failure_of
 from lanemq.signals import end_with_parent
 
 
@@ -73,6 +78,28 @@ ELSEWHERE = {
 class LazyCommands(CommandGroup):
     """Imports the module of a command when click asks for the command."""
 
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **options: Any
+    ) -> Any:
+        """As click does; output that cannot be written ends in one line on stderr and exit code 1, not in a traceback.
+
+        If the reader of a pipe has ended (`lanemq topic list | head`), there is no line.
+        """
+        code: Any = 0
+        try:
+            ended = super().main(args, prog_name, **options)
+            if not options.get("standalone_mode", True):
+                return ended
+        except SystemExit as end:
+            code = end.code
+        except OSError as error:
+            failed = failure_of(sys.stdout) or failure_of(sys.stderr) or (error if _is_of_echo(error) else None)
+            if failed is None:
+                raise
+            sys.exit(_not_written(failed))
+        failed = failure_of(sys.stdout)
+        sys.exit(_not_written(failed) if failed is not None and not code else code)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -104,6 +131,20 @@ class LazyCommands(CommandGroup):
         """The list of commands, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, each.help) for name, each in COMMANDS.items()])
+
+
+def _is_of_echo(error: OSError) -> bool:
+    """Whether printing raised it; the stream may have nothing left that would fail again."""
+    return any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
+
+
+def _not_written(error: OSError) -> int:
+    """Says why the output cannot be written, if there is a place for it; returns the exit code."""
+    if not isinstance(error, BrokenPipeError):
+        with contextlib.suppress(OSError):
+            click.echo(f"Error: the output cannot be written: {error.strerror}", err=True)
+        failure_of(sys.stderr)
+    return 1
 
 
 @click.command("help", add_help_option=False, context_settings={"ignore_unknown_options": True})

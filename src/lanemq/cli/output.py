@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
 import click
 import msgspec
@@ -89,6 +89,29 @@ def _write(text: str, *, err: bool = False) -> None:
         raise  # click ends quietly
     except OSError as error:
         raise click.ClickException(f"the answer cannot be written: {error.strerror}") from error
+
+
+def failure_of(stream: TextIO | None) -> OSError | None:
+    """Why what is left to write of the stream cannot be written, and is discarded; None if all is written."""
+    if stream is None:
+        return None
+    try:
+        stream.flush()
+    except OSError as error:
+        discard(stream)
+        return error
+    except ValueError:  # it was closed
+        return None
+    return None
+
+
+def discard(stream: TextIO) -> None:
+    """Discards everything that is printed to the stream, and what it has not written yet.
+
+    Otherwise the interpreter would try to write that once more at its end, complain, and change the exit code.
+    """
+    with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 @contextlib.contextmanager

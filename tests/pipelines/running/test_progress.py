@@ -147,7 +147,7 @@ def test_a_closed_pipe_ends_the_report_but_not_the_pipeline() -> None:
     _, errors = reported.communicate("\n", timeout=60)
     assert reported.returncode == 0, errors
     assert len(errors.splitlines()) == 1
-    assert "the reader of the progress output is gone" in errors
+    assert "the progress cannot be written (Broken pipe)" in errors
 
 
 def test_quiet_prints_nothing_and_json_prints_a_line_per_batch(capsys: pytest.CaptureFixture[str]) -> None:

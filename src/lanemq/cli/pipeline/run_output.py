@@ -1,12 +1,11 @@
 """What `lanemq pipeline run` prints: the start, progress per batch, and at the end what was not processed.
 
 A run always reports keys that are held or parked, and dead letters. A failure is one line that names the file with the
-details. If the reader of the output goes away (`| head`), the pipeline continues without output.
+details. If the output cannot be written (`| head`, a full disk), the pipeline continues without it.
 """
 
 import contextlib
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import click
 
 from lanemq.cli.options import CliError, with_advice
-from lanemq.cli.output import Grid, duration_text, log_to_stderr, plural, rendered, to_json
+from lanemq.cli.output import Grid, discard, duration_text, log_to_stderr, plural, rendered, to_json
 from lanemq.clock import SystemClock, wall_time
 from lanemq.model.errors import ConnectFailed, TlsFailed
 from lanemq.net.address import parse_address
@@ -134,13 +133,9 @@ def lag_row(each: "QueueLag") -> tuple[object, ...]:
 def _print(text: str) -> None:
     try:
         click.echo(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Redirect stdout to /dev/null, or every later line and the interpreter's exit would fail again.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        log.warning("the reader of the progress output is gone; the pipeline continues without output")
+    except OSError as error:
+        discard(sys.stdout)
+        log.warning("the progress cannot be written (%s); the pipeline continues without output", error.strerror)
 
 
 @contextlib.contextmanager
