@@ -13,7 +13,7 @@ The checker reads this format with definitions of its own and never imports this
 import contextlib
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO, Literal, cast
@@ -96,13 +96,17 @@ class History:
 
     # --- producer ---
 
-    def send(self, topic: str, key: str, id: str, *, delay: int = 0) -> None:
+    def send(self, topic: str, key: str, id: str, *, delay: int = 0, tag: str = "") -> None:
         """A message was accepted by the producer, under the lock that decides its place in the lane.
 
         `delay`: the delay level. The broker stores a delayed message when its delay is over.
         """
         fields: _Fields = {"topic": topic, "key": key, "id": id}
-        self._write("send", fields | {"delay": delay} if delay else fields)
+        if delay:
+            fields["delay"] = delay
+        if tag:
+            fields["tag"] = tag
+        self._write("send", fields)
 
     def acked(
         self, topic: str, key: str, id: str, queue: int, offset: int, *, broker: str = DEFAULT_BROKER_NAME
@@ -150,6 +154,10 @@ class History:
         if why:
             more["why"] = why if len(why) <= MAX_WHY_CHARS else f"{why[: MAX_WHY_CHARS - 1]}…"
         self._write("turn_end", place.fields() | more)
+
+    def filtered(self, place: "Place", tags: Collection[str]) -> None:
+        """From `place` on, the member gets only messages with one of these tags."""
+        self._write("filtered", place.fields() | {"tags": "||".join(sorted(tags))})
 
     def dead_lettered(self, place: "Place", key: str, id: str, attempts: int) -> None:
         """When the dead letter is stored, not when it is decided."""

@@ -28,6 +28,7 @@ FIELDS = {
     "deleted": ("topic_deleted",),
     "turn": ("turn", "offset", "key"),
     "end": ("turn_end", "offset", "key", "outcome"),
+    "filtered": ("filtered", "offset", "tags"),
     "dead": ("dead_lettered", "offset", "key"),
     "skip": ("skipped", "offset", "key"),
     "parked": ("parked", "offset", "key"),
@@ -47,7 +48,7 @@ FIELDS = {
 }
 COMMON: dict[str, object] = {"group": "g", "topic": "orders", "queue": 0}
 TIMES = {"until", "asked", "alive", "ended"}
-TEXTS = {"id", "key", "broker", "member", "outcome", "kind", "group", "topic", "sink", "reason"}
+TEXTS = {"id", "key", "broker", "member", "outcome", "kind", "group", "topic", "sink", "reason", "tag", "tags"}
 
 
 def parse(script: str) -> list[HistoryEvent]:

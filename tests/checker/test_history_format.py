@@ -23,12 +23,13 @@ LEASE = RecordedLease("g", "orders", 0, "a", 3)
 
 
 def write_everything(history: History) -> None:
-    history.send("orders", "k", "m1", delay=3)
+    history.send("orders", "k", "m1", delay=3, tag="paid")
     history.acked("orders", "k", "m1", 0, 7)
     history.send_failed("orders", "k", "m2")
     history.send_unknown("orders", "k", "m3")
     history.turn(PLACE, "k", "m1", epoch=3, attempt=1, batch=2, copy=True)
     history.turn_end(PLACE, "k", "retry", epoch=3, ended=5, why="ValueError('no carrier')")
+    history.filtered(PLACE, ["paid", "shipped"])
     history.dead_lettered(PLACE, "k", "m1", 16)
     history.skipped(PLACE, "k", "filter")
     history.parked(PLACE, "k")

@@ -24,6 +24,20 @@ LEGAL = {
         "b recovered 1 clean=0 alive=65\nb turn 1 k\nb end 1 k ok\nb turn 2 k\nb end 2 k ok\nb commit 3\n"
         "a recovered 2 clean=0 alive=125\na turn 2 k\na end 2 k ok\na commit 3"
     ),
+    "a tag filter leaves out what has other tags or none": (
+        "p send m0 k tag=paid\np acked m0 k 0\np send m1 k tag=sent\np acked m1 k 1\np send m2 k\np acked m2 k 2\n"
+        "p send m3 k tag=paid\np acked m3 k 3\na granted a 1\na filtered 0 paid||late\na turn 0 k id=m0 epoch=1\n"
+        "a end 0 k ok epoch=1\nbroker commit 1 epoch=1\na turn 3 k id=m3 epoch=1\na end 3 k ok epoch=1\n"
+        "broker commit 4 epoch=1"
+    ),
+    "a message that a tag filter leaves out is acknowledged late": (
+        "p send m0 k tag=sent\na filtered 0 paid\na turn 1 j\na end 1 j ok\na commit 0\na commit 2 asked=60\n"
+        "p acked m0 k 0"
+    ),
+    "a run ends with messages that a tag filter leaves out": (
+        "p send m0 k tag=sent\np acked m0 k 0\np send m1 k tag=paid\np acked m1 k 1\na reset 0\na filtered 0 paid\n"
+        "a turn 1 k id=m1"
+    ),
     "a dead letter is redriven by a person, who records nothing": (
         "p send m0 k\np acked m0 k 0\na turn 0 k id=m0 attempt=1\na end 0 k retry\na dead 0 k attempts=1\n"
         "p send m1 k\np acked m1 k 1\na turn 1 k id=m1\na end 1 k ok\na turn 2 k id=copied copy=1\na end 2 k ok\n"

@@ -47,6 +47,17 @@ PLANTED = {
         "S1",
         SENT + "x reset 0\nbroker trimmed 1\na turn 2 j\na end 2 j ok\na commit 3",
     ),
+    "a tag filter is no excuse for a message that it lets through": (
+        "S1",
+        "p send m0 k tag=paid\np acked m0 k 0\np send m1 k tag=paid\np acked m1 k 1\na granted a 1\na filtered 0 paid\n"
+        "a turn 0 k id=m0 epoch=1\na end 0 k ok epoch=1\nbroker commit 2 epoch=1",
+    ),
+    "the tag filter of a former owner is no excuse": (
+        "S1",
+        "p send m0 k tag=paid\np acked m0 k 0\np send m1 k tag=sent\np acked m1 k 1\na granted a 1\na filtered 0 paid\n"
+        "a turn 0 k id=m0 epoch=1\na end 0 k ok epoch=1\nbroker commit 1 epoch=1\nb granted b 2\n"
+        "broker commit 2 epoch=2",
+    ),
     "a reset forward is no excuse for what it did not skip": (
         "S1",
         SENT + "a granted a 1\na turn 0 k id=m0 epoch=1\na end 0 k ok epoch=1\na reset 1 epoch=1\n"

@@ -161,18 +161,18 @@ def run_with(folder: Path, **member: Any) -> Path:
         for _ in range(2):
             for number in range(4):
                 producer.send(TOPIC, number, key="k")
-            consume_four(broker.address, **member)
+            consume(broker.address, 4, **member)
     return history
 
 
-def consume_four(address: str, **member: Any) -> None:
+def consume(address: str, count: int, *, tags: str = "*", **member: Any) -> None:
     app = App(address, group=GROUP, **member)
     got: list[int] = []
 
-    @app.ordered(TOPIC)
+    @app.ordered(TOPIC, tags=tags)
     def on_message(number: int) -> None:
         got.append(number)
-        if len(got) == 4:
+        if len(got) == count:
             app.stop()
 
     app.run()
@@ -223,6 +223,21 @@ def test_a_dead_letter_that_was_redriven_has_a_sender(tmp_path: Path) -> None:
     for path in history.iterdir():
         path.write_text(path.read_text().replace(',"copy":1', ""))
     assert check([history]).counts == {"S2": 1}, "negative control: without the mark it was never sent"
+
+
+def test_messages_that_a_tag_filter_leaves_out_are_not_lost(tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    options = BrokerOptions(tmp_path / "data", listen=Address("127.0.0.1", 0), history=history)
+    with EmbeddedBroker(options) as broker, Producer(broker.address, history=history, create=FOUR_QUEUES) as producer:
+        for _ in range(2):
+            for number in range(4):
+                producer.send(TOPIC, number, key="k", tag=("paid", "sent")[number % 2])
+            consume(broker.address, 2, tags="paid", history=history)
+    report = check([history])
+    assert report.verdict is Verdict.PASS, complaint(report)
+    for path in history.iterdir():
+        path.write_text(path.read_text().replace('"tags":"paid"', '"tags":"paid||sent"'))
+    assert "S1" in check([history]).counts, "negative control: a filter that lets them through"
 
 
 def run_once(address: str, *, failing: bool, history: Path) -> None:

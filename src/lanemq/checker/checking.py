@@ -117,6 +117,7 @@ class Checker:
             e.TopicDeleted: state.topic_deleted,
             e.Turn: delivering.turn,
             e.TurnEnd: delivering.turn_end,
+            e.TagsFiltered: owning.filtered,
             e.DeadLettered: self._settling.dead_lettered,
             e.Skipped: self._settling.skipped,
             e.MessageParked: parking.parked,

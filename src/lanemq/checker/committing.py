@@ -149,6 +149,8 @@ class CommitRules:
                 found = found or _passed_unfinished(event, offset, done)
             elif offset not in stored:
                 unknown.append(offset)
+            elif progress.leaves_out(offset):
+                continue
             elif progress.may_be_done_unrecorded(offset):
                 undecided = 1
             else:

@@ -85,6 +85,7 @@ class Send(HistoryEvent, tag="send"):
     key: str
     id: str
     delay: int = 0
+    tag: str = ""
 
 
 class SendFailed(HistoryEvent, tag="send_failed"):
@@ -172,6 +173,12 @@ class TurnEnd(GroupEvent, tag="turn_end"):
     epoch: int = 0
     ended: int = 0
     why: str = ""
+
+
+class TagsFiltered(GroupEvent, tag="filtered"):
+    """From `offset` on, the member gets only messages with one of the `tags`, which are joined by `||`."""
+
+    tags: str
 
 
 class DeadLettered(GroupEvent, tag="dead_lettered"):
@@ -294,6 +301,6 @@ class Effect(GroupEvent, tag="effect"):
 
 AnyEvent = (
     Begin | Fault | Send | SendFailed | SendUnknown | Acked | LogRecord | Trimmed | TopicDeleted | Turn | TurnEnd
-    | DeadLettered | Skipped | MessageParked | Redriven | Discarded | OffsetCommitted | CommitRefused | Reset
-    | BrokerCrashed | Recovered | LeaseGranted | LeaseRenewed | LeaseReleased | LeaseExpired | Effect
+    | TagsFiltered | DeadLettered | Skipped | MessageParked | Redriven | Discarded | OffsetCommitted | CommitRefused
+    | Reset | BrokerCrashed | Recovered | LeaseGranted | LeaseRenewed | LeaseReleased | LeaseExpired | Effect
 )  # fmt: skip

@@ -4,7 +4,7 @@ A broker's lines about leases are exact. A member writes its lines after the ans
 between. So between two members a violation needs one that asked after the other already owned the queue.
 """
 
-from lanemq.checker.events import LeaseEvent, LeaseGranted, LeaseRenewed, Outcome, Role, Turn, TurnEnd
+from lanemq.checker.events import LeaseEvent, LeaseGranted, LeaseRenewed, Outcome, Role, TagsFiltered, Turn, TurnEnd
 from lanemq.checker.state import CheckerState, GroupProgress, SuspectTurn
 from lanemq.checker.verdict import Violation, violation
 
@@ -31,6 +31,10 @@ class OwnershipRules:
         if event.epoch and event.epoch < progress.epoch:
             return self._older(progress, event)
         return self._new_owner(progress, event)
+
+    def filtered(self, event: TagsFiltered) -> None:
+        """The member left out a message on purpose if its tag is not among these."""
+        self._state.progress(event).tags = frozenset(event.tags.split("||"))
 
     def renewed(self, event: LeaseRenewed) -> Violation | None:
         progress = self._state.progress(event)
@@ -125,6 +129,7 @@ class OwnershipRules:
             progress.had_unrecorded_owner(progress.committed, event.asked or event.t)
         progress.epoch, progress.owner, progress.granted_t = event.epoch, event.member, event.t
         progress.broker_until = 0
+        progress.tags = None
         progress.tenure += 1
         _note_until(progress, event)
         return found

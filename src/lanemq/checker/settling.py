@@ -113,7 +113,8 @@ class SettlingRules:
             first = 0 if self._drained else min(progress.started, default=0)
         first = max(first, progress.queue.trimmed)
         known = progress.queue.stored.keys() | progress.started.keys()
-        return sorted(offset for offset in known if offset >= first and offset not in progress.finished)
+        left = sorted(offset for offset in known if offset >= first and offset not in progress.finished)
+        return [offset for offset in left if offset in progress.started or not progress.leaves_out(offset)]
 
     def _judge_left(self, progress: GroupProgress, offset: int) -> tuple[str, str] | None:
         stored = progress.queue.stored.get(offset)

@@ -24,8 +24,8 @@ class Sender:
 
     name: tuple[Process, str, str]
     next_index: int = 0
-    in_flight: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Message id to index and time of the send call; oldest first."""
+    in_flight: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    """Message id to index and time of the send call, and the message's tag; oldest first."""
     stored: list[tuple[int, int]] = field(default_factory=list)
     """Index and offset of stored messages, by index. Older ones are forgotten."""
     queue: tuple[str, int] | None = None
@@ -45,6 +45,8 @@ class StoredMessage:
     """Whether a handler or the log itself showed it, not only an acknowledgement."""
     sent_t: int = 0
     """Time of its send call; 0 if that is not known."""
+    tag: str | None = None
+    """None if it is not known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -170,6 +172,8 @@ class GroupProgress:
     commit_epoch_t: int = 0
     recorded_epoch: int = 0
     """The newest epoch of which a member recorded something other than a turn."""
+    tags: frozenset[str] | None = None
+    """What the owner's tag filter lets through; None for everything."""
     leases_by_broker: bool = False
     """Whether a broker recorded leases of the queue."""
     unrecorded_t: int = 0
@@ -240,6 +244,13 @@ class GroupProgress:
         """Whether a member without a history may have finished a message that is not known to have run."""
         message = self.queue.stored.get(offset)
         return self.unrecorded_t > 0 and (message is None or message.sent_t <= self.unrecorded_t)
+
+    def leaves_out(self, offset: int) -> bool:
+        """Whether the tag filter leaves a message out, or may do so because its tag is not known."""
+        if self.tags is None:
+            return False
+        message = self.queue.stored.get(offset)
+        return message is None or message.tag is None or message.tag not in self.tags
 
     def go_back(self, offset: int, t: int) -> None:
         """In a group without leases, a member is behind the others. What is finished stays finished."""

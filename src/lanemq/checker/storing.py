@@ -19,6 +19,7 @@ Sighting = Acked | Turn | LogRecord
 _KEPT_OFFSETS = 64
 _NOTHING_SENT: dict[str, Sender] = {}
 _NOTHING: dict[str, str] = {}
+_UNKNOWN_SEND: tuple[int, int, str | None] = (0, 0, None)
 
 
 class StoringRules:
@@ -46,7 +47,7 @@ class StoringRules:
         sender = state.senders.get(name)
         if sender is None:
             sender = state.senders[name] = Sender(name)
-        sender.in_flight[event.id] = (sender.next_index, event.t)
+        sender.in_flight[event.id] = (sender.next_index, event.t, event.tag)
         sender.next_index += 1
         open_ids[event.id] = sender
 
@@ -66,7 +67,7 @@ class StoringRules:
             return None
         if sender is None:
             return self._failed_but_stored(event)
-        index, _ = sender.in_flight.pop(event.id)
+        index, *_ = sender.in_flight.pop(event.id)
         sender.frozen = (index + 1, sender.next_index)
         if event.key and sender.stored and sender.stored[-1][0] > index:
             return violation(
@@ -126,8 +127,8 @@ class StoringRules:
         if sender is None and offset < queue.forgotten:
             return None
         known = queue.offsets.get(id)
-        sent_t = sender.in_flight[id][1] if sender is not None else 0
-        queue.stored[offset] = StoredMessage(id, key, sender, delivered, sent_t)
+        _, sent_t, tag = sender.in_flight[id] if sender is not None else _UNKNOWN_SEND
+        queue.stored[offset] = StoredMessage(id, key, sender, delivered, sent_t, tag)
         if known is not None:
             return self._repeated(event, id, known)
         queue.offsets[id] = offset
@@ -146,7 +147,7 @@ class StoringRules:
         return violation("B6", event, f"{id} is in the log twice: at offset {known} and at {event.offset}")
 
     def _in_line(self, sender: Sender, queue: QueueContents, event: Sighting, id: str) -> Violation | None:
-        index, sent_t = sender.in_flight.pop(id)
+        index, sent_t, _ = sender.in_flight.pop(id)
         if not sender.name[2]:
             return None
         known, offset = sender.stored, event.offset
@@ -226,10 +227,14 @@ def _committed_past(groups: list[GroupProgress], event: Acked) -> Violation | No
     for group in groups:
         if group.unconfirmed is not None and event.offset in group.unconfirmed.unknown:
             group.unconfirmed.unknown.discard(event.offset)
+            if group.leaves_out(event.offset):
+                continue
             group.unconfirmed.acked[event.offset] = event.id
             group.account.undecided += 1
         if event.offset in group.passed_unknown:
             group.passed_unknown.discard(event.offset)
+            if group.leaves_out(event.offset):
+                continue
             if not group.may_be_done_unrecorded(event.offset):
                 return lost(event, group, event.offset, event.id)
             group.account.undecided += 1

@@ -62,7 +62,7 @@ class RecordingHistory(History):
         self.sent: list[str] = []
         self.outcomes: dict[str, str] = {}
 
-    def send(self, topic: str, key: str, id: str, *, delay: int = 0) -> None:
+    def send(self, topic: str, key: str, id: str, *, delay: int = 0, tag: str = "") -> None:
         self.sent.append(id)
 
     def acked(self, topic: str, key: str, id: str, queue: int, offset: int, *, broker: str = "") -> None:

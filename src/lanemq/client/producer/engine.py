@@ -52,6 +52,7 @@ from lanemq.model.units import Epoch, Millis, to_millis
 from lanemq.wire.codes import LATE_CODES, STORED_CODES, error_for, unconfirmed
 from lanemq.wire.command import Command
 from lanemq.wire.lane_fields import LANE_EXPECTED
+from lanemq.wire.properties import PropertyName, find_property
 
 log = logging.getLogger(__name__)
 
@@ -587,7 +588,8 @@ class Unsettled:
         if self._records:
             for message in messages:
                 key, delay = message.key or "", delay_of(message)
-                self._history.send(queue.topic, key, message.message_id, delay=delay)
+                tag = find_property(message.properties, PropertyName.TAGS) or ""
+                self._history.send(queue.topic, key, message.message_id, delay=delay, tag=tag)
 
     def stored(self, outcome: Stored) -> None:
         """Records offset -1 for a message whose place is not known; it comes alone."""

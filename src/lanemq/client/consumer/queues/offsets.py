@@ -126,6 +126,13 @@ class OffsetKeeper:
             place = Place(self._options.group, queue.topic, queue.queue_id, offset, queue.broker)
             self._options.history.recovered(place, clean=False, alive=asked)
 
+    def record_filter(self, assigned: AssignedQueue, offset: QueueOffset) -> None:
+        """Writes into the history which tags the queue is read with, unless all are read."""
+        queue, history, tags = assigned.queue, self._options.history, assigned.subscription.filter.tags
+        if history.on and tags:
+            group = group_in_history(self._options, self._calls.client_id)
+            history.filtered(Place(group, queue.topic, queue.queue_id, offset, queue.broker), tags)
+
     def report_again(self, broker: str) -> None:
         """Reports all offsets of a broker again after a lost connection.
 

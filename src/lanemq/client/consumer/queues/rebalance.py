@@ -323,5 +323,6 @@ class Rebalancer:
             until = assigned.usable_until * NANOS
             lease_in_history = self._assignment.lease_in_history(assigned)
             options.history.lease_granted(lease_in_history, until=until, asked=assigned.asked_ns)
+        self._offsets.record_filter(assigned, start.offset)
         log.info("%s is assigned from offset %d on, epoch %d", queue, start.offset, assigned.epoch)
         self._puller.start(assigned)
