@@ -165,11 +165,12 @@ def test_a_pipeline_that_cannot_be_read_is_named_and_not_taken_for_one_without_w
 def test_a_page_waits_a_moment_for_a_slow_pipeline_and_has_it_when_it_is_read(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page that waited for the child processes would not be answered here before they are let go."""
-    read, let_go = pipeline_reading.run_module, threading.Event()
+    """The child processes are let go after the page was answered: one that waited for them would make them overdue."""
+    read, let_go, overdue = pipeline_reading.run_module, threading.Event(), list[tuple[str, ...]]()
 
     def slow(module: str, *words: str, seconds: float) -> Ended:
-        let_go.wait(10)
+        if not let_go.wait(10):
+            overdue.append(words)
         return read(module, *words, seconds=seconds)
 
     def page() -> str:
@@ -186,6 +187,7 @@ def test_a_page_waits_a_moment_for_a_slow_pipeline_and_has_it_when_it_is_read(
     assert "Not known: its checkpoint was not read in time. The page tries again." in page(), (
         "the status is known, not the key"
     )
+    assert overdue == []
     let_go.set()
 
 
