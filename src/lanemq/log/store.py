@@ -17,6 +17,7 @@ from lanemq.core.brokering.disk_space import Space
 from lanemq.log.appender import Appender, NewRecords, Pending, Staged
 from lanemq.log.checkpoint import Checkpointer
 from lanemq.log.commit_log import CommitLog, Segment
+from lanemq.log.data_folder import open_matching_state, unfinished_restore
 from lanemq.log.data_lock import DataLock
 from lanemq.log.filesystem import Disk, RealDisk
 from lanemq.log.index_rebuild import IndexRebuild
@@ -35,9 +36,9 @@ from lanemq.log.queue_index import (
 from lanemq.log.reading import ReadResult, ReadStatus, TimeSearch, adjacent_runs, gather, nothing_to_read, read_adjacent
 from lanemq.log.record_bytes import facts_of, size_at
 from lanemq.log.recovery import OnRecords, Piece, RecoveryReport, Startup
-from lanemq.log.recovery_file import RecoveryFile, SavedFacts
+from lanemq.log.recovery_file import RecoveryFile
 from lanemq.log.retention import Retention
-from lanemq.log.state import DamageRow, ProducerRow, State, lost_state, older_state, unfinished_restore
+from lanemq.log.state import DamageRow, ProducerRow, State
 from lanemq.model.errors import CorruptRecord, DiskFull, NoDescriptors, StorageError, WriteFailed
 from lanemq.wire.record import HEAD_BYTES
 
@@ -72,7 +73,9 @@ class Store:
                 raise StorageError(f"{folder} is not restored completely: run lanemq restore again")
             self._log = CommitLog(folder / "log", disk)
             self._copy = RecoveryFile(folder)
-            self.state = _open_state(folder / "state.db", self._log, self._copy, open_state, self.options.recover)
+            self.state = open_matching_state(
+                folder / "state.db", self._log, self._copy, open_state, self.options.recover
+            )
         except BaseException:  # also an interrupt: this process may open the folder again
             self._lock.close()
             raise
@@ -429,62 +432,3 @@ class Store:
         self.checkpoints.write(work._replace(mark=work.mark._replace(clean=True)), producers)
         with contextlib.suppress(WriteFailed):  # the database has it, and may be ahead
             self.state.new_generation()
-
-
-def _open_state(
-    path: Path, log: CommitLog, copy: RecoveryFile, open_state: Callable[[Path], State], recover: bool
-) -> State:
-    """Open the database; refuse one that is not that of the log beside it, unless asked to recover."""
-    facts = copy.facts
-    # Other kinds of state, of tests and simulations, are not in a file.
-    used = (log.segments or facts is not None) and open_state is State
-    lost = lost_state(path, running=copy.running) if used else None
-    if lost is not None and not (recover and facts is not None):
-        log.close()
-        raise StorageError(
-            f"{lost}, but the log beside it holds messages: restore it from a backup, together with "
-            f"{path.name}-wal if there is one{_by_copy(path, facts)}. Starting without it would send groups to other "
-            f"positions and could grant an epoch twice; nothing was changed"
-        )
-    state = open_state(path)
-    try:
-        if used and lost is None and facts is not None and older_state(state, facts):
-            lost = f"{path} is an older copy"
-            if not recover:
-                raise StorageError(
-                    f"{lost}: it was put back after the broker had used a newer one. Put the newer one back, or "
-                    f"restore the whole data folder from one backup{_by_copy(path, facts)}. Starting with it would "
-                    f"send groups back to older positions and could grant an epoch twice"
-                )
-        if used and not recover:
-            _refuse_lost_log(path.parent, log, state)
-        if lost is not None and facts is not None:
-            state.recover_from(facts)
-        state.copy_to(copy)
-        # Closing the database removes its write-ahead log, also if this start fails later.
-        copy.set_running(False)
-    except StorageError:
-        state.close()
-        log.close()
-        raise
-    return state
-
-
-def _refuse_lost_log(folder: Path, log: CommitLog, state: State) -> None:
-    """The log is synced before a checkpoint, so a log that ends below it has lost files."""
-    mark = state.checkpoint()
-    if mark is not None and log.end < mark.position:
-        raise StorageError(
-            f"the newest files of the log in {folder} are missing or cut: it ends at byte {log.end:,}, and state.db "
-            f"knows it up to byte {mark.position:,}. Put them back, or restore the whole data folder from one backup. "
-            f"To go on without these messages, start once with --recover; their offsets are not given again"
-        )
-
-
-def _by_copy(path: Path, facts: SavedFacts | None) -> str:
-    if facts is None:
-        return ""
-    return (
-        f", or start once with --recover, which rebuilds the topics, their order and the epochs from "
-        f"{path.with_name('recovery.json')}, at least a minute after the broker ended"
-    )

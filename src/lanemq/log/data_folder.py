@@ -1,0 +1,123 @@
+"""Whether a data folder is whole: its database belongs to the log beside it, and no restore was interrupted.
+
+The log does not say which offsets groups have committed and which epochs were granted. If a broker started with an
+empty or an older database beside a used log, groups would go to other positions, and an epoch could be granted twice.
+So the broker refuses such a folder; with `recover` it rebuilds what the second copy (`recovery_file`) has.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from lanemq.log.commit_log import CommitLog
+from lanemq.log.recovery_file import RecoveryFile, SavedFacts
+from lanemq.log.state import State
+from lanemq.model.errors import StorageError
+
+RESTORING = "restoring"
+"""The folder in a data folder to which a restore copies; it is gone when the restore is finished."""
+
+FOREIGN = frozenset({"lost+found"})
+"""Names in an empty folder that the file system made."""
+
+
+def open_matching_state(
+    path: Path, log: CommitLog, copy: RecoveryFile, open_state: Callable[[Path], State], recover: bool
+) -> State:
+    """Open the database; refuse one that is not that of the log beside it, unless asked to recover."""
+    facts = copy.facts
+    # Other kinds of state, of tests and simulations, are not in a file.
+    used = (log.segments or facts is not None) and open_state is State
+    lost = lost_state(path, running=copy.running) if used else None
+    if lost is not None and not (recover and facts is not None):
+        log.close()
+        raise StorageError(
+            f"{lost}, but the log beside it holds messages: restore it from a backup, together with "
+            f"{path.name}-wal if there is one{_by_copy(path, facts)}. Starting without it would send groups to other "
+            f"positions and could grant an epoch twice; nothing was changed"
+        )
+    state = open_state(path)
+    try:
+        if used and lost is None and facts is not None and older_state(state, facts):
+            lost = f"{path} is an older copy"
+            if not recover:
+                raise StorageError(
+                    f"{lost}: it was put back after the broker had used a newer one. Put the newer one back, or "
+                    f"restore the whole data folder from one backup{_by_copy(path, facts)}. Starting with it would "
+                    f"send groups back to older positions and could grant an epoch twice"
+                )
+        if used and not recover:
+            _refuse_lost_log(path.parent, log, state)
+        if lost is not None and facts is not None:
+            state.recover_from(facts)
+        state.copy_to(copy)
+        # Closing the database removes its write-ahead log, also if this start fails later.
+        copy.set_running(False)
+    except StorageError:
+        state.close()
+        log.close()
+        raise
+    return state
+
+
+def _refuse_lost_log(folder: Path, log: CommitLog, state: State) -> None:
+    """The log is synced before a checkpoint, so a log that ends below it has lost files."""
+    mark = state.checkpoint()
+    if mark is not None and log.end < mark.position:
+        raise StorageError(
+            f"the newest files of the log in {folder} are missing or cut: it ends at byte {log.end:,}, and state.db "
+            f"knows it up to byte {mark.position:,}. Put them back, or restore the whole data folder from one backup. "
+            f"To go on without these messages, start once with --recover; their offsets are not given again"
+        )
+
+
+def _by_copy(path: Path, facts: SavedFacts | None) -> str:
+    if facts is None:
+        return ""
+    return (
+        f", or start once with --recover, which rebuilds the topics, their order and the epochs from "
+        f"{path.with_name('recovery.json')}, at least a minute after the broker ended"
+    )
+
+
+def lost_state(path: Path, *, running: bool) -> str | None:
+    """Why a database cannot be the one that belongs to a used data folder; None if it can. Changes nothing.
+
+    SQLite would take an empty file for a new database. It keeps the newest rows in a file beside the database, which it
+    removes only when the database is closed; without it, the database is as it was some time ago. `running` says that
+    it was not closed.
+    """
+    if not path.exists():
+        return f"{path} is missing"
+    log = path.with_name(path.name + "-wal")
+    has_log = log.exists() and log.stat().st_size > 0
+    if running and not has_log:
+        return f"{log}, the newest part of state.db, is missing, although the broker was not stopped"
+    if has_log:
+        return None
+    try:
+        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+        try:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+        finally:
+            db.close()
+    except sqlite3.Error:
+        return None  # opening it reports what is wrong
+    return None if version else f"{path} is empty"
+
+
+def older_state(state: State, facts: SavedFacts) -> bool:
+    """Whether the database is an older copy than the one that the broker used last."""
+    return state.generation() < facts.generation
+
+
+def unfinished_restore(folder: Path) -> bool:
+    """Whether a data folder holds only what a restore left that was killed. `state.db` is the last file that it moves.
+
+    An empty folder `restoring` beside other files is of a restore that was killed after that.
+    """
+    partial = folder / RESTORING
+    if (folder / "state.db").exists() or not partial.is_dir():
+        return False
+    others = {entry.name for entry in folder.iterdir()} - FOREIGN - {RESTORING, "lock"}
+    return not others or any(partial.iterdir())
