@@ -12,7 +12,7 @@ from tests.client.fake_broker import FakeBroker, FakeTopic, Stored
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.route_bodies import BrokerData, ClusterInfo, QueueData, TopicConfigBody, TopicRouteData
+from lanemq.wire.route_bodies import BrokerData, ClusterInfo, QueueData, TopicConfigBody, TopicList, TopicRouteData
 from lanemq.wire.stats_bodies import TopicOffset, TopicStatsTable
 
 Answer = tuple[int, dict[str, str], bytes]
@@ -89,6 +89,7 @@ class FakeCluster:
                 RequestCode.GET_TOPIC_CONFIG: lambda command, name=name: self._config(name, command),
                 RequestCode.GET_TOPIC_STATS_INFO: lambda command, name=name: self._stats(name, command),
                 RequestCode.DELETE_TOPIC_IN_BROKER: lambda command, name=name: self._delete_topic(name, command),
+                RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: lambda _: (0, {}, TopicList().encode()),
             }
         for number, server in enumerate(self.servers):
             self._stack.enter_context(server)

@@ -16,6 +16,9 @@ TRACE_PREFIX = "rmq_sys_TRACE_DATA_"
 """Topics in which clients with message trace store what they did; the second form is followed by a region."""
 DEFAULT_BROKER_NAME = "lanemq"
 INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
+TOOLS_GROUP = "TOOLS_CONSUMER"
+"""The group of RocketMQ's own tools. Every Apache broker has it, also one that creates no groups by itself."""
+SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 
 MAX_TOPIC_CHARS = 127
 """RocketMQ stores a topic's length in a signed byte."""
@@ -36,6 +39,19 @@ NOT_SENDABLE = frozenset(
 )
 """Topics that belong to the broker itself; a client that sends to them is refused."""
 
+_INTERNAL_GROUPS = frozenset(
+    {
+        TOOLS_GROUP,
+        "FILTERSRV_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_PULL",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+    }
+)
+"""Groups that every Apache broker creates at its start (RocketMQ: `SubscriptionGroupManager.init`)."""
+
 
 def check_topic(name: str) -> str:
     """The name itself if it is a legal topic name, else `InvalidName`."""
@@ -55,6 +71,11 @@ def retry_topic(group: str) -> str:
 def dead_letter_topic(group: str) -> str:
     """Where a group's messages go when their attempts are used up."""
     return DEAD_LETTER_PREFIX + group
+
+
+def is_internal_group(name: str) -> bool:
+    """Whether the group belongs to an Apache broker itself, or marks discarded dead letters."""
+    return name in _INTERNAL_GROUPS or name.startswith((SYSTEM_GROUP_PREFIX, DEAD_LETTER_PREFIX))
 
 
 def reply_topic(cluster: str) -> str:

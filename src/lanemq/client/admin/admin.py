@@ -35,7 +35,14 @@ from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.checks import check_kind, check_queue, check_text, check_whole
 from lanemq.model.errors import GroupNotFound, InvalidOption, LaneError, OffsetNotFound, RequestTimedOut, UsageError
 from lanemq.model.keys import Key, key_text
-from lanemq.model.names import DEAD_LETTER_PREFIX, DEFAULT_TOPIC, RETRY_PREFIX, check_group, check_topic
+from lanemq.model.names import (
+    DEFAULT_TOPIC,
+    NOT_SENDABLE,
+    RETRY_PREFIX,
+    check_group,
+    check_topic,
+    is_internal_group,
+)
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset, Seconds, to_millis, to_seconds
 from lanemq.net.address import Address
@@ -200,9 +207,18 @@ class Admin(AdminClient):
         names = TopicList.decode(self._calls.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)
         if internal:
             return sorted(names.topic_list)
-        system = TopicList.decode(self._calls.ask_name_server(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS).body)
-        hidden = {*system.topic_list, DEFAULT_TOPIC}
+        hidden = self._system_topics()
         return sorted(each for each in names.topic_list if each not in hidden and not each.startswith(RETRY_PREFIX))
+
+    def _system_topics(self) -> set[str]:
+        """The topics that brokers have for themselves. An Apache name server knows only some; its brokers know all."""
+        system = TopicList.decode(self._calls.ask_name_server(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS).body)
+        found = {*system.topic_list, DEFAULT_TOPIC, *NOT_SENDABLE}
+        for address, lane in self._calls.masters().values():
+            if not lane:
+                reply = self._calls.ask(address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+                found.update(TopicList.decode(reply.body).topic_list)
+        return found
 
     def describe_topic(self, name: str) -> TopicDescription:
         """The topic's queues and the offsets they hold. Queues of a broker that is away are missing."""
@@ -318,12 +334,15 @@ class Admin(AdminClient):
     # groups
 
     def groups(self) -> list[str]:
-        """The names of all groups that the brokers know, without those that mark discarded dead letters."""
+        """The names of all groups that the brokers know.
+
+        Without those that mark discarded dead letters, and those that Apache brokers have for themselves.
+        """
         names: set[str] = set()
         for address, _ in self._calls.masters().values():
             reply = self._calls.ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             names |= SubscriptionGroupTable.decode(reply.body).subscription_group_table.keys()
-        return sorted(name for name in names if not name.startswith(DEAD_LETTER_PREFIX))
+        return sorted(name for name in names if not is_internal_group(name))
 
     def describe_group(self, group: str) -> GroupDescription:
         """Members, queues, offsets, lag and owners of a group."""

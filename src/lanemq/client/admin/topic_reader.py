@@ -8,7 +8,7 @@ from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import security_of
 from lanemq.client.topic_route import TopicRoute
-from lanemq.model.names import check_topic
+from lanemq.model.names import TOOLS_GROUP, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 from lanemq.net.address import Address, parse_addresses
@@ -27,7 +27,8 @@ from lanemq.wire.headers import (
 from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView, record_starts
 
 READER_GROUP = "lanemq-cli"
-"""The group name in pulls, which must have one. No member joins it, and it has no offsets."""
+"""The group name in pulls, which must have one. No member joins it, and it has no offsets. An Apache broker would
+create the group, or refuse the pull, so it gets the name of RocketMQ's tools."""
 
 PAGE = 256
 MAX_FOUND = 64
@@ -117,7 +118,7 @@ class TopicReader:
 
     def _pull(self, source: MessageSource, offset: int, limit: int) -> tuple[list[Message], int]:
         header = PullHeader(
-            consumer_group=READER_GROUP,
+            consumer_group=READER_GROUP if self.route.is_lane(source.queue.broker) else TOOLS_GROUP,
             topic=source.queue.topic,
             queue_id=source.queue.queue_id,
             queue_offset=offset,
@@ -138,7 +139,7 @@ class TopicReader:
     def _offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
         reply = self._request(queue.broker, code, header)
         _check(reply)
-        return OffsetResponse.from_ext(reply.ext).offset
+        return max(0, OffsetResponse.from_ext(reply.ext).offset)
 
     def _request(self, broker: str, code: RequestCode, header: Header) -> Command:
         address = self.route.reader(broker)
