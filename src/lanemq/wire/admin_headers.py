@@ -94,6 +94,8 @@ class RunningInfoHeader(Header, frozen=True, kw_only=True):
     consumer_group: str
     client_id: str
     jstack_enable: bool | None = None
+    lane_held: bool | None = None
+    lane_state: bool | None = None
 
 
 class ConsumeDirectlyHeader(Header, frozen=True, kw_only=True):

@@ -54,11 +54,14 @@ LANE_FEATURES: Final = "laneFeatures"
 LANE_CREATED: Final = "laneCreated"
 """In the answer to GET_TOPIC_STATS_INFO: when the topic was created, in milliseconds since 1970. Another value means
 that the topic was deleted and created again, so its offsets stand for other messages."""
+LANE_HELD: Final = "laneHeld"
+LANE_STATE: Final = "laneState"
+"""In GET_CONSUMER_RUNNING_INFO: the member adds the lanes that it holds, or what the lane in the body is doing, as the
+property of this name. An Apache broker passes no other question on to a member."""
 LANE_FINISHED: Final = "laneFinished"
 """In a lock request: the answer should carry the finished ranges of newly granted queues. A sender without it keeps no
 finished ranges, and the broker forgets those of a queue that it grants to this sender. In the body of an offset update:
 the ranges finished above the offset. In a query of the offset: the answer should carry them in its body."""
-LANE_LEASES: Final = "laneLeases"
 LANE_REFUSED: Final = "laneRefused"
 """In the body of the lock response: the granted leases with their epochs, and who holds the refused queues."""
 LANE_PARKED: Final = "laneParked"

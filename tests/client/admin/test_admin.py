@@ -28,7 +28,13 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import UpdateOffsetHeader
 from lanemq.wire.record import encode_offset_id
-from lanemq.wire.route_bodies import BrokerData, ClusterInfo, SubscriptionGroupConfig
+from lanemq.wire.route_bodies import (
+    BrokerData,
+    ClusterInfo,
+    SubscriptionGroupConfig,
+    SubscriptionGroupTable,
+    TopicList,
+)
 from lanemq.wire.stats_bodies import ConsumeStats
 
 
@@ -345,7 +351,7 @@ def test_reset_to_an_unknown_position_is_refused(broker: EmbeddedBroker, admin: 
         admin.reset_offsets("g", "a-nowhere", to="yesterday")  # type: ignore[arg-type]
 
 
-def test_an_apache_broker_reports_no_owners_and_the_note_says_so() -> None:
+def test_an_apache_broker_reports_no_leases_and_the_note_says_so() -> None:
     """Its answer 'request code not supported' is not an error here."""
     with FakeBroker(lane=False) as stock:
         cluster = ClusterInfo(
@@ -358,7 +364,33 @@ def test_an_apache_broker_reports_no_owners_and_the_note_says_so() -> None:
             assert admin.locks() == ()
             described = admin.describe_group("g")
     assert described.members == ()
-    assert described.note == "owners are not known: not LaneMQ brokers: fake"
+    assert described.note == (
+        "fake is not a LaneMQ broker: owners are as the members report them, and there are no leases, epochs or keys "
+        "parked at a broker."
+    )
+
+
+def test_topics_and_groups_of_an_apache_broker_itself_are_not_listed() -> None:
+    """Its name server knows only some of the topics, so the broker is asked."""
+    groups = dict.fromkeys(
+        ["orders", "TOOLS_CONSUMER", "CID_RMQ_SYS_TRANS", "CID_ONSAPI_PULL", "%DLQ%orders"], SubscriptionGroupConfig()
+    )
+    with FakeCluster(["broker-a"]) as cluster, Admin(cluster.address) as admin:
+        names = ["orders", "SELF_TEST_TOPIC", "broker-a", "DefaultCluster_REPLY_TOPIC", "%RETRY%g", "rmq_sys_REVIVE"]
+        cluster.servers[0].answers |= {
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: lambda _: (0, {}, TopicList(topic_list=names).encode()),
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: lambda _: (0, {}, TopicList(topic_list=["broker-a"]).encode()),
+        }
+        own = TopicList(topic_list=["DefaultCluster_REPLY_TOPIC", "rmq_sys_REVIVE"])
+        cluster.brokers["broker-a"].answers |= {
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: lambda _: (0, {}, own.encode()),
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: lambda _: (
+                0, {}, SubscriptionGroupTable(subscription_group_table=groups).encode()
+            ),
+        }  # fmt: skip
+        assert admin.topics() == ["orders"]
+        assert admin.topics(internal=True) == sorted(names)
+        assert admin.groups() == ["orders"]
 
 
 def test_a_commit_creates_a_group_that_an_apache_broker_does_not_know() -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.client.consumer.fakes import FakeBroker, member, queue, record, until
 from tests.client.virtual_time import run_virtual
 
-from lanemq.client.consumer.inspection import answer_broker
+from lanemq.client.consumer.inspection import answer_broker, held_lanes
 from lanemq.client.consumer.turns.workers import OverdueRuns
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import SendBack
@@ -15,6 +15,7 @@ from lanemq.core.consuming.runs import Order
 from lanemq.wire.bodies import ConsumeDirectlyResult
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
+from lanemq.wire.lane_bodies import HeldLanesBody, LaneStateAnswer, LaneStateBody
 from lanemq.wire.stats_bodies import ConsumerRunningInfo, ConsumerStatusBody, ResetOffsetBody
 
 
@@ -97,6 +98,45 @@ def test_status_and_running_info_report_the_members_progress() -> None:
     assert running.mq_table[queue(0)].commit_offset == 5
     assert running.mq_table[queue(0)].locked
     assert running.properties["PROP_CONSUMEORDERLY"] == "true"
+
+
+def test_a_member_says_with_its_running_info_which_keys_it_holds_and_what_a_key_waits_for() -> None:
+    """An Apache broker passes on no other question. Without the fields, the answer is RocketMQ's."""
+
+    async def main() -> list[ConsumerRunningInfo]:
+        broker = FakeBroker([queue(0)])
+        broker.store(queue(0), record(0, key="k"))
+
+        async def fail(_: Message) -> None:
+            raise ValueError("no carrier")
+
+        body = LaneStateBody(topic="orders", broker=queue(0).broker, queue_id=0, key="k").encode()
+        async with member(broker, "me", fail) as engine:
+            await until(lambda: bool(held_lanes(engine).lanes))
+            asked: list[dict[str, str]] = [{}, {"laneHeld": "true"}, {"laneState": "true"}]
+            lines = [ask(engine, RequestCode.GET_CONSUMER_RUNNING_INFO, body=body, **fields) for fields in asked]
+        return [ConsumerRunningInfo.decode(line.replies[0].body) for line in lines]
+
+    plain, held, state = run_virtual(main)
+    assert not {"laneHeld", "laneState"} & {*plain.properties}
+    (lane,) = HeldLanesBody.decode(held.properties["laneHeld"].encode()).lanes
+    assert (lane.topic, lane.key, lane.state.state) == ("orders", "k", "held")
+    assert "no carrier" in LaneStateAnswer.decode(state.properties["laneState"].encode()).reason
+
+
+def test_a_queue_that_needs_no_lease_is_not_said_to_be_locked() -> None:
+    """RocketMQ's tools would show a concurrent member as the owner of the queue."""
+
+    async def main() -> ConsumerRunningInfo:
+        broker = FakeBroker([queue(0)])
+
+        async def nothing(_: Message) -> None: ...
+
+        async with member(broker, "me", nothing, plan={"order": Order.NONE}) as engine:
+            await until(lambda: len(engine.assignment) == 1)
+            return ConsumerRunningInfo.decode(ask(engine, RequestCode.GET_CONSUMER_RUNNING_INFO).replies[0].body)
+
+    assert not run_virtual(main).mq_table[queue(0)].locked
 
 
 def test_a_directly_consumed_message_reaches_the_handler_and_leaves_the_lanes_alone() -> None:

@@ -1,5 +1,7 @@
 """`lanemq locks`: which member owns which queue."""
 
+from collections.abc import Sequence
+
 import click
 
 from lanemq.cli.options import asks_server
@@ -20,7 +22,8 @@ def locks(group: str | None, topic: str | None, server: str, as_json: bool) -> N
     For each queue: the owner, the epoch, and the time left of the lease.
     """
     with Admin(server) as admin:
-        held = [each for each in admin.locks(group) if topic in (None, each.queue.topic)]
+        leases, silent = admin.leases(group)
+    held = [each for each in leases if topic in (None, each.queue.topic)]
     held.sort(key=lambda each: (each.group, each.queue))
     rows = [
         (
@@ -39,9 +42,16 @@ def locks(group: str | None, topic: str | None, server: str, as_json: bool) -> N
         Grid(
             ("group", "topic", "queue", "owner", "epoch", "lease left"),
             rows,
-            _none_owned(group, topic),
+            _not_reported(silent) if silent else _none_owned(group, topic),
         ),
+        *([_not_reported(silent)] if silent and rows else []),
     )
+
+
+def _not_reported(brokers: Sequence[str]) -> str:
+    """Of Apache brokers."""
+    which = f"broker {brokers[0]} reports" if len(brokers) == 1 else f"brokers {', '.join(brokers)} report"
+    return f"{which} no leases: lanemq group describe NAME shows the owners that members report"
 
 
 def _none_owned(group: str | None, topic: str | None) -> str:

@@ -1,18 +1,19 @@
 """Administration: topics, groups, offsets, locks, finding messages.
 
 The calls use RocketMQ's request codes wherever they exist, so they work on an Apache cluster too. What only a LaneMQ
-broker knows (owners and epochs) is missing there, and the result says so.
+broker knows (leases and epochs) is missing there, and the result says so. Owners are asked of the members themselves.
 """
 
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from lanemq.client.admin.calls import AdminClient, found_messages
+from lanemq.client.admin.members import MemberQuestions, MemberReports, lane_view, name_owners
 from lanemq.client.admin.order import OrderRepair, OrderReport, plan_repair, read_order, repair
 from lanemq.client.admin.views import (
     AtOffset,
@@ -33,7 +34,7 @@ from lanemq.client.topics import NewTopic, Order, checked, create, ensure, forge
 from lanemq.clock import wall_ms, wall_time
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.checks import check_kind, check_queue, check_text, check_whole
-from lanemq.model.errors import GroupNotFound, InvalidOption, LaneError, OffsetNotFound, RequestTimedOut, UsageError
+from lanemq.model.errors import GroupNotFound, InvalidOption, OffsetNotFound, UsageError
 from lanemq.model.keys import Key, key_text
 from lanemq.model.names import (
     DEFAULT_TOPIC,
@@ -44,9 +45,8 @@ from lanemq.model.names import (
     is_internal_group,
 )
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis, QueueOffset, Seconds, to_millis, to_seconds
+from lanemq.model.units import Epoch, Millis, QueueOffset, Seconds
 from lanemq.net.address import Address
-from lanemq.net.blocking import BlockingConnection
 from lanemq.wire.admin_headers import (
     ConsumeStatsHeader,
     CreateTopicHeader,
@@ -54,7 +54,6 @@ from lanemq.wire.admin_headers import (
     DeleteTopicHeader,
     QueryMessageHeader,
     ResetOffsetHeader,
-    RunningInfoHeader,
     TopicHeader,
     ViewMessageHeader,
 )
@@ -69,7 +68,7 @@ from lanemq.wire.headers import (
     SearchOffsetHeader,
     UpdateOffsetHeader,
 )
-from lanemq.wire.lane_bodies import UNKNOWN, LaneStateAnswer, LaneStateBody
+from lanemq.wire.lane_bodies import LaneStateBody
 from lanemq.wire.lane_fields import LANE_CLIENT
 from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import decode_offset_id
@@ -122,6 +121,10 @@ BROADCASTING_NOTE = (
 
 class Admin(AdminClient):
     """Inspects and changes topics, groups and offsets. Blocking; not thread-safe. `timeout` is in seconds."""
+
+    @cached_property
+    def _members(self) -> MemberQuestions:
+        return MemberQuestions(self._calls.security, self._calls.clock)
 
     # topics
 
@@ -346,14 +349,24 @@ class Admin(AdminClient):
 
     def describe_group(self, group: str) -> GroupDescription:
         """Members, queues, offsets, lag and owners of a group."""
-        found = self.group_progress(group)
-        leases, note = self.leases(group)
-        owners = {lease.queue: lease for lease in leases}
-        queues = tuple(
-            replace(each, owner=lease.owner, epoch=lease.epoch) if (lease := owners.get(each.queue)) else each
-            for each in found.queues
+        return self.with_owners(self.group_progress(group))
+
+    def with_owners(self, group: GroupDescription) -> GroupDescription:
+        """What `group_progress` returned, with the owner of each queue."""
+        leases, silent = self.leases(group.group)
+        return name_owners(group, leases, silent, self.member_reports([group]) if silent else {})
+
+    def member_reports(self, groups: Iterable[GroupDescription]) -> MemberReports:
+        """What the members of the groups report about themselves. Asks each of them, through a broker."""
+        masters = self._calls.masters()
+        return self._members.reports(
+            [
+                (group.group, member.client_id, masters[member.broker][0])
+                for group in groups
+                for member in group.members
+                if member.broker in masters and not group.broadcasting
+            ]
         )
-        return replace(found, queues=queues, note=found.note or note)
 
     def group_progress(self, group: str) -> GroupDescription:
         """A group's description without owners."""
@@ -362,11 +375,13 @@ class Admin(AdminClient):
         subscriptions: dict[str, str] = {}
         queues: dict[MessageQueue, GroupQueue] = {}
         broadcasting = False
-        for address, _ in self._calls.masters().values():
+        for name, (address, _) in self._calls.masters().items():
             online = self._connections(address, group)
             broadcasting |= online.message_model == "BROADCASTING"
             for each in online.connection_set:
-                members[each.client_id] = GroupMember(each.client_id, each.client_addr, each.language, each.version)
+                members[each.client_id] = GroupMember(
+                    each.client_id, each.client_addr, each.language, each.version, name
+                )
             subscriptions |= {topic: each.sub_string for topic, each in online.subscription_table.items()}
             header = ConsumeStatsHeader(consumer_group=group)
             reply = self._calls.ask(address, RequestCode.GET_CONSUME_STATS, header)
@@ -404,9 +419,7 @@ class Admin(AdminClient):
         return tuple(found)
 
     def locks(self, group: str | None = None) -> tuple[LeaseView, ...]:
-        """The owner of each queue. Empty on an Apache broker, which does not report owners."""
-        if group is not None:
-            check_group(group)
+        """The lease of each queue. Empty on an Apache broker, which does not report leases."""
         return self.leases(group)[0]
 
     def lane_state(
@@ -417,21 +430,14 @@ class Admin(AdminClient):
         A member that is stuck, frozen or not a LaneMQ client must not delay the caller, so the timeout is short.
         """
         address, lane = self._calls.masters().get(queue.broker, (None, False))
-        if address is None or not lane:
-            return NoAnswer(f"broker {queue.broker} is not a LaneMQ broker: only the owner's own log has more")
-        header = RunningInfoHeader(consumer_group=group, client_id=owner)
-        body = LaneStateBody(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, key=key)
-        link = BlockingConnection(address, security=self._calls.security)
-        command = Command(RequestCode.LANE_STATE, 0, ext=header.to_ext(), body=body.encode())
-        try:
-            reply = link.request(command, to_seconds(timeout))
-        except RequestTimedOut:
-            return NoAnswer(f"its owner did not answer within {to_millis(timeout)} ms", silent=True)
-        except LaneError as error:
-            return NoAnswer(f"its owner could not be asked: {error}")
-        finally:
-            link.close()
-        return _lane_state(reply)
+        if address is None:
+            return NoAnswer(f"its owner could not be asked: broker {queue.broker} is away")
+        wanted = LaneStateBody(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, key=key)
+        if lane:
+            answer = self._members.lane(address, group, owner, wanted, timeout)
+        else:
+            answer = self._members.lane_through_apache(address, group, owner, wanted)
+        return answer if isinstance(answer, NoAnswer) else lane_view(answer)
 
     # messages
 
@@ -512,8 +518,10 @@ class Admin(AdminClient):
             return ConsumerConnection()
         return ConsumerConnection.decode(reply.body)
 
-    def leases(self, group: str | None) -> tuple[tuple[LeaseView, ...], str]:
-        """The leases of a group, or of all, and a note about brokers that do not report them."""
+    def leases(self, group: str | None) -> tuple[tuple[LeaseView, ...], tuple[str, ...]]:
+        """The leases of a group, or of all, and the brokers that do not report them."""
+        if group is not None:
+            check_group(group)
         leases: list[LeaseView] = []
         silent: list[str] = []
         for name, (address, _) in self._calls.masters().items():
@@ -523,8 +531,7 @@ class Admin(AdminClient):
                 silent.append(name)
                 continue
             leases += map(_lease_view, msgspec.json.decode(checked(reply).body, type=_LeaseTable).leases)
-        note = f"owners are not known: not LaneMQ brokers: {', '.join(silent)}" if silent else ""
-        return tuple(sorted(leases, key=lambda each: (each.group, each.queue))), note
+        return tuple(sorted(leases, key=lambda each: (each.group, each.queue))), tuple(silent)
 
     def _query(self, topic: str, key: str, limit: int, since: int, until: int, *, by_unique_id: bool) -> list[Message]:
         header = QueryMessageHeader(
@@ -575,33 +582,3 @@ def _has_key(properties: Mapping[str, str], wanted: str) -> bool:
 def _lease_view(lease: _Lease) -> LeaseView:
     queue = MessageQueue(lease.topic, lease.broker_name, lease.queue_id)
     return LeaseView(lease.group, queue, lease.owner, Epoch(lease.epoch), lease.remaining_millis / 1000, lease.stock)
-
-
-def _lane_state(reply: Command) -> LaneStateView | NoAnswer:
-    if reply.code == ResponseCode.SUCCESS:
-        return lane_view(LaneStateAnswer.decode(reply.body))
-    if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-        return NoAnswer("its owner is a RocketMQ client, or an older one, and does not report on single keys")
-    return NoAnswer(f"its owner answered: {reply.remark}")
-
-
-def lane_view(answer: LaneStateAnswer) -> LaneStateView:
-    """The report of a member about one lane."""
-    return LaneStateView(
-        state=answer.state,
-        order=answer.order,
-        head=None if answer.head == UNKNOWN else QueueOffset(answer.head),
-        attempts=answer.attempts,
-        retry_in=_span(answer.retry_in),
-        running_for=_span(answer.running_for),
-        blocked_for=_span(answer.blocked_for),
-        reason=answer.reason,
-        waiting=answer.waiting,
-        committable=QueueOffset(answer.committable),
-        next_offset=QueueOffset(answer.next_offset),
-        lease=_span(answer.lease),
-    )
-
-
-def _span(millis: int) -> float | None:
-    return None if millis == UNKNOWN else millis / 1000

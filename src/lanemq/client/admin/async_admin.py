@@ -96,6 +96,8 @@ class AsyncAdmin(AsyncAdminClient[Admin]):
     describe_group = on_thread(Admin.describe_group)
     group_progress = on_thread(Admin.group_progress)
     delete_group = on_thread(Admin.delete_group)
+    with_owners = on_thread(Admin.with_owners)
+    member_reports = on_thread(Admin.member_reports)
     figures = on_thread(Admin.figures)
     locks = on_thread(Admin.locks)
     leases = on_thread(Admin.leases)

@@ -55,6 +55,8 @@ class KeyProgress:
     """The group's progress in its retry topic."""
     broadcasting: bool = False
     """Each member keeps its own offsets, so that the other figures are empty."""
+    owners_unknown: str = ""
+    """Why the queue may have an owner although none is known; empty if it has none."""
 
     @property
     def waits_for(self) -> str:
@@ -75,11 +77,13 @@ class KeyProgress:
             return _nothing(self.done, len(self.dead), self.retries_unknown)
         if not self.members:
             return "a member: no member of the group is online; start a consumer"
+        known = _in_the_queue(self.pending[0] - self.progress.at.offset)
+        if self.progress.at.owner is None and self.owners_unknown:
+            return f"{known}. Who owns the queue is not known: {self.owners_unknown}"
         if self.progress.at.owner is None:
             return "an owner: no member owns the queue (the group is not ordered, or the queue is being handed over)"
         if isinstance(self.lane, LaneStateView):
             return _owner_says(self.lane, self.pending)
-        known = _in_the_queue(self.pending[0] - self.progress.at.offset)
         return known if self.lane is None else f"{known}. More is unknown: {self.lane.why}{self._lease()}"
 
     def _lease(self) -> str:
@@ -118,11 +122,14 @@ def key_facts(key: str, topic: str, group: str | None, server: str) -> KeyFacts:
 def _key_progress(
     admin: Admin, name: str, server: str, queue: MessageQueue, key: str | None, messages: list[Message]
 ) -> KeyProgress | None:
-    found = admin.describe_group(name)
+    found = admin.group_progress(name)
     if found.broadcasting:
         nothing = QueueProgress(GroupQueue(queue, FIRST_OFFSET, FIRST_OFFSET), None, None)
         reads = queue.topic in found.subscriptions
         return KeyProgress(name, len(found.members), nothing, 0, (), broadcasting=True) if reads else None
+    if not any(each.queue == queue for each in found.queues):
+        return None
+    found = admin.with_owners(found)
     here = replace(found, queues=tuple(each for each in found.queues if each.queue == queue))
     leases = {lease.queue: lease for lease in admin.locks(name)}
     for progress in queue_progress(here, leases, server, SystemClock().wall()):
@@ -132,7 +139,8 @@ def _key_progress(
             committed, finished = admin.progress(name, queue)
             at = committed if committed is not None else at
         pending = tuple(offset for offset in offsets if offset >= at and offset not in finished)
-        known = KeyProgress(name, len(found.members), progress, len(offsets) - len(pending), pending)
+        done = len(offsets) - len(pending)
+        known = KeyProgress(name, len(found.members), progress, done, pending, owners_unknown=found.owners_unknown)
         known = replace(known, retry_progress=retry_progress(admin, found) if known.done else {})
         return replace(known, lane=_ask_owner(found, known, server, key)) if pending else known
     return None

@@ -50,6 +50,8 @@ class GroupMember:
     address: str
     language: str
     version: int
+    broker: str = ""
+    """A broker that it is connected to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class GroupDescription:
     broadcasting: bool = False
     """Each member gets all messages and keeps its own offsets, so the group has no lag and no owners. Known while a
     member is online."""
+    owners_unknown: str = ""
+    """Why a queue without an owner may have one; empty if it has none."""
 
     @property
     def lag(self) -> int:

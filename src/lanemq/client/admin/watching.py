@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-from lanemq.client.admin.admin import OWNER_TIMEOUT, Admin, lane_view
+from lanemq.client.admin.admin import OWNER_TIMEOUT, Admin
+from lanemq.client.admin.members import MemberReport, MemberReports, lane_view, name_owners
 from lanemq.client.admin.parked import ParkedLaneView
 from lanemq.client.admin.retries import GroupRetry
 from lanemq.client.admin.views import GroupDescription, GroupQueue, LaneStateView, LeaseView
@@ -107,6 +109,9 @@ class MemberHeldLanes:
 class WatchAdmin(Admin):
     """`Admin` with the questions of a console. Blocking; not thread-safe."""
 
+    _reports: MemberReports = MappingProxyType({})
+    """What members said when the groups were described last, where brokers do not report owners."""
+
     def brokers(self) -> tuple[BrokerView, ...]:
         """Every broker, those that do not answer too. Raises only if no name server answers."""
         found = []
@@ -135,20 +140,26 @@ class WatchAdmin(Admin):
 
     def describe_groups(self) -> tuple[tuple[GroupDescription, ...], tuple[LeaseView, ...]]:
         """All groups with their owners, and all leases."""
-        leases, note = self.leases(None)
-        owners: dict[str, dict[MessageQueue, LeaseView]] = {}
+        leases, silent = self.leases(None)
+        by_group: dict[str, list[LeaseView]] = {}
         for lease in leases:
-            owners.setdefault(lease.group, {})[lease.queue] = lease
-        each = (_with_owners(self.group_progress(name), owners.get(name, {})) for name in self.groups())
-        return tuple(replace(group, note=group.note or note) for group in each), leases
+            by_group.setdefault(lease.group, []).append(lease)
+        groups = [self.group_progress(name) for name in self.groups()]
+        self._reports = self.member_reports(groups) if silent else {}
+        return tuple(name_owners(each, by_group.get(each.group, ()), silent, self._reports) for each in groups), leases
 
     def all_held_lanes(self, queues: Iterable[tuple[str, GroupQueue]]) -> MemberHeldLanes:
         """The lanes that the owners of these queues hold; each queue has its group's name.
 
-        Only owners of queues with a lag are asked: a held lane always leaves one.
+        Only owners of queues with a lag are asked: a held lane always leaves one. Members of Apache brokers were asked
+        when the groups were described.
         """
-        owners = {(group, at.owner): at.queue.broker for group, at in queues if at.lag > 0 and at.owner is not None}
-        masters = self._calls.masters() if owners else {}
+        masters = self._calls.masters()
+        owners = {
+            (group, at.owner): at.queue.broker
+            for group, at in queues
+            if at.lag > 0 and at.owner is not None and masters.get(at.queue.broker, (None, False))[1]
+        }
         asked = list(owners.items())[:MAX_ASKED_MEMBERS]
         patient_until = self._calls.clock.now() + to_millis(PATIENCE)
 
@@ -159,6 +170,7 @@ class WatchAdmin(Admin):
 
         with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="lanemq-held") as threads:
             answers = list(threads.map(ask, asked))
+        answers += (_reported_lanes(each, report, masters) for each, report in self._reports.items())
         not_asked = f"not asked, because {MAX_ASKED_MEMBERS:,} others were"
         return MemberHeldLanes(
             tuple(lane for answer in answers for lane in answer.lanes),
@@ -180,9 +192,7 @@ class WatchAdmin(Admin):
 
         Clients other than LaneMQ's hold no lanes, so nothing is unknown about one that refuses the question.
         """
-        address, lane = masters.get(broker, (None, False))
-        if address is None or not lane:
-            return MemberHeldLanes()
+        address, _ = masters[broker]
         header = RunningInfoHeader(consumer_group=group, client_id=owner)
         link = BlockingConnection(address, security=self._calls.security)
         try:
@@ -195,17 +205,34 @@ class WatchAdmin(Admin):
             link.close()
         if reply.code != ResponseCode.SUCCESS:
             return MemberHeldLanes()
-        body = HeldLanesBody.decode(reply.body)
-        more = f"it holds {plural(body.more, 'further key')}, which it does not list"
-        return MemberHeldLanes(
-            tuple(
-                HeldLaneView(
-                    group, owner, MessageQueue(each.topic, each.broker, each.queue_id), each.key, lane_view(each.state)
-                )
-                for each in body.lanes
-            ),
-            (UnknownMember(group, owner, more),) if body.more else (),
-        )
+        return _held_lanes(group, owner, HeldLanesBody.decode(reply.body))
+
+
+def _held_lanes(group: str, owner: str, body: HeldLanesBody) -> MemberHeldLanes:
+    """What a member has answered."""
+    more = f"it holds {plural(body.more, 'further key')}, which it does not list"
+    return MemberHeldLanes(
+        tuple(
+            HeldLaneView(
+                group, owner, MessageQueue(each.topic, each.broker, each.queue_id), each.key, lane_view(each.state)
+            )
+            for each in body.lanes
+        ),
+        (UnknownMember(group, owner, more),) if body.more else (),
+    )
+
+
+def _reported_lanes(
+    member: tuple[str, str], report: MemberReport, masters: Mapping[str, tuple[Address, bool]]
+) -> MemberHeldLanes:
+    """What a member of an Apache broker reports. The lanes of its queues on LaneMQ brokers are asked for there."""
+    if report.why:
+        return MemberHeldLanes(unknown=(UnknownMember(*member, report.why),))
+    if report.held is None:
+        return MemberHeldLanes()
+    found = _held_lanes(*member, report.held)
+    there = tuple(lane for lane in found.lanes if not masters.get(lane.queue.broker, (None, False))[1])
+    return replace(found, lanes=there)
 
 
 def waiting_keys(
@@ -222,11 +249,3 @@ def waiting_keys(
     return Counter((group, is_parked) for (group, _, _), is_parked in lanes.items()) + Counter(
         (group, False) for group, _, _ in delayed
     )
-
-
-def _with_owners(group: GroupDescription, owners: Mapping[MessageQueue, LeaseView]) -> GroupDescription:
-    queues = tuple(
-        replace(each, owner=owners[each.queue].owner, epoch=owners[each.queue].epoch) if each.queue in owners else each
-        for each in group.queues
-    )
-    return replace(group, queues=queues)

@@ -31,6 +31,7 @@ from lanemq.wire.bodies import ConsumeDirectlyResult
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, response_to
 from lanemq.wire.lane_bodies import UNKNOWN, HeldLaneBody, HeldLanesBody, LaneStateAnswer, LaneStateBody
+from lanemq.wire.lane_fields import LANE_HELD, LANE_STATE
 from lanemq.wire.record import RecordView
 from lanemq.wire.stats_bodies import (
     ConsumerRunningInfo,
@@ -165,7 +166,7 @@ _HANDLERS: dict[int, Callable[[Member, Command], bytes]] = {
     RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _members_changed,
     RequestCode.RESET_CONSUMER_CLIENT_OFFSET: _reset,
     RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: _status,
-    RequestCode.GET_CONSUMER_RUNNING_INFO: lambda member, request: running_info(member).encode(),
+    RequestCode.GET_CONSUMER_RUNNING_INFO: lambda member, request: _running_info(member, request).encode(),
     RequestCode.LANE_STATE: lambda member, request: lane_state(member, request.body).encode(),
     RequestCode.LANE_HELD: lambda member, request: held_lanes(member).encode(),
 }
@@ -183,6 +184,16 @@ async def _answer_directly(member: Member, connection: Connection, request: Comm
 def _answer(connection: Connection, request: Command, response: Command) -> None:
     if not request.is_oneway:
         connection.reply(response)
+
+
+def _running_info(member: Member, request: Command) -> ConsumerRunningInfo:
+    """Request 307. Its fields may ask for more: an Apache broker passes no other question on to a member."""
+    info = running_info(member)
+    if LANE_HELD in request.ext:
+        info.properties[LANE_HELD] = held_lanes(member).encode().decode()
+    if LANE_STATE in request.ext:
+        info.properties[LANE_STATE] = lane_state(member, request.body).encode().decode()
+    return info
 
 
 def running_info(member: Member) -> ConsumerRunningInfo:
@@ -220,7 +231,7 @@ def _queue_info(assigned: AssignedQueue, now: int) -> ProcessQueueInfo:
         cached_msg_max_offset=view.next_offset,
         cached_msg_size_in_mib=view.cached.bytes // MEBIBYTE,
         commit_offset=view.committable,
-        locked=now < view.usable_until,
+        locked=view.usable_until != NO_LEASE_NEEDED and now < view.usable_until,
         try_unlock_times=assigned.lifecycle.late,
         last_pull_timestamp=assigned.last_pull,
     )
