@@ -9,6 +9,7 @@ from tests.console.conftest import Stage, until
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
+from lanemq.client.topic_route import TopicRoute
 from lanemq.console import message_search
 from lanemq.console.message_search import MAX_ROWS, FoundMessages, find
 from lanemq.console.views.messages import FROM_THE_END, Search
@@ -37,6 +38,18 @@ def pages(stage: Stage, topic: str, search: Search) -> Iterator[FoundMessages]:
         if found.older is None:
             return
         older = found.older
+
+
+def test_a_key_that_the_broker_does_not_index_is_searched_in_the_queues(
+    stage: Stage, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An Apache broker indexes only what a sender adds as search keys."""
+    monkeypatch.setattr(Admin, "find_key", lambda *_, **__: [])
+    assert find(stage.address, topic, Search(key="key-3")).rows == ()
+    monkeypatch.setattr(TopicRoute, "is_lane", lambda *_: False)
+    found = find(stage.address, topic, Search(key="key-3"))
+    assert [row.key for row in found.rows] == ["key-3"]
+    assert found.kept == COUNT + 10, "the page says how many were read"
 
 
 @pytest.mark.parametrize(

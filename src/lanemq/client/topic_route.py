@@ -98,6 +98,11 @@ class TopicRoute:
         """Whether the topic is on a LaneMQ broker, which is its own name server, and so always in the route."""
         return any(broker.lane for broker in self.brokers.values())
 
+    @property
+    def indexes_keys(self) -> bool:
+        """Whether the brokers index the keys of messages. Apache brokers index only what a sender adds as `keys`."""
+        return all(self.is_lane(name) for name in self.broker_names)
+
     def is_lane(self, broker: str) -> bool:
         """Whether this is a LaneMQ broker."""
         known = self.brokers.get(broker)

@@ -37,18 +37,24 @@ class FoundMessages:
 
 
 def find(server: str, topic: str, search: Search, begin: Older = FROM_THE_END) -> FoundMessages:
-    """Asks the index for a key or an id; otherwise reads backwards, from the end of every queue or from `begin`."""
+    """Asks the index for a key or an id; otherwise reads backwards, from the end of every queue or from `begin`.
+
+    An Apache broker indexes only search keys. If it finds no message with such a key, the queues are read.
+    """
     if search.id is not None:
         with Admin(server) as admin:
             messages = admin.find_id(topic, search.id)
         kept = [message for message in messages if matches(search, message)]
         rows = tuple(map(message_row, reversed(kept)))
         return FoundMessages(rows, len(messages), None, len(messages) >= MAX_BY_ID)
+    found = None
     if search.key is not None:
         found = _by_key(server, topic, search.key, search, begin)
-        if found is not None:
+        if found is not None and found.rows:
             return found
     with TopicReader(server, topic) as reader:
+        if found is not None and reader.indexes_keys:
+            return found
         return _scan(reader, search, begin)
 
 

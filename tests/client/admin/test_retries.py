@@ -50,7 +50,7 @@ class Brokers:
             raise BrokerRefused(1, "no right")
         return (SimpleNamespace(broker="b", table=self._table),)
 
-    def find_key(self, topic: str, key: str) -> list[Message]:
+    def find_copies(self, topic: str, messages: Sequence[Message]) -> list[Message]:
         if topic in self.closed:
             raise NotAllowed(16, "no right to this group")
         return [each for each in self._copies if each.queue.topic == topic]

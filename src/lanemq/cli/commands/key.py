@@ -1,7 +1,7 @@
 """`lanemq key` and `lanemq why`: where the messages of a key are, and what it waits for.
 
 `key` shows the figures, `why` one sentence per group. Both answer within a tenth of a second: they read only the key's
-own queue, and wait at most 50 ms for the queue's owner.
+own queue, and wait at most 50 ms for the queue's owner. Through an Apache broker they wait half a second for a member.
 """
 
 import shlex
@@ -63,6 +63,7 @@ def why(key: str, topic: str | None, group: str | None, server: str, as_json: bo
             for line in (printable(f"{where}, group {each.group}: waits for {each.waits_for}"), *_redrive(each))
         ),
         *([] if facts.groups else [printable(f"{where}: no group reads this topic")]),
+        *([facts.not_searched] if facts.not_searched else []),
     )
 
 
@@ -81,6 +82,8 @@ def _topic_of(key: str, server: str) -> str:
         # Dead letters keep their key: it is in the topic that they were sent to as well.
         own = [topic for topic in admin.topics() if not topic.startswith((DEAD_LETTER_PREFIX, RETRY_PREFIX))]
         topics = [topic for topic in own if admin.find_key(topic, key, limit=1)]
+        if not topics and not all(broker.lane for broker in admin.figures()):
+            raise CliError(f"an Apache broker does not index keys: name the topic of {key!r} with --topic TOPIC")
     if not topics:
         raise CliError(f"no topic has messages of key {key!r}; --topic TOPIC shows the queue that they would go to")
     if len(topics) > 1:
@@ -104,6 +107,7 @@ def _show(facts: KeyFacts, as_json: bool) -> None:
             "groups": list(map(group_document, groups)),
         },
         f"key {key}: queue {queue.queue_id} of {queue.topic} on {queue.broker}, {count}",
+        *([facts.not_searched] if facts.not_searched else []),
         *_other_queues({message.queue for message in messages} - {hashed}, hashed),
         Grid(("queue", "offset", "stored", "tag", "value"), list(map(_message_row, messages)), "no messages found"),
         _group_grid(groups),

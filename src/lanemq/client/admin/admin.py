@@ -455,6 +455,19 @@ class Admin(AdminClient):
         check_text("message_id", message_id)
         return self._query(check_topic(topic), message_id, 32, 0, FOREVER, by_unique_id=True)
 
+    def find_copies(self, topic: str, messages: Collection[Message]) -> list[Message]:
+        """Copies of messages of other topics, such as retries and dead letters; of a key the newest 64.
+
+        The index is asked for their keys or, where it has none, for the id of each message.
+        """
+        by_key = self._calls.routes.get(check_topic(topic)).indexes_keys
+        keys = {message.key for message in messages if message.key is not None} if by_key else set()
+        found = [each for key in sorted(keys) for each in self.find_key(topic, key)]
+        for one in messages:
+            if one.key not in keys:
+                found += self.find_id(topic, one.message_id)
+        return found
+
     def view(self, offset_id: str) -> Message:
         """The message with an offset message id, read from the broker that the id names."""
         check_text("offset_id", offset_id)

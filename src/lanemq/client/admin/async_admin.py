@@ -104,6 +104,7 @@ class AsyncAdmin(AsyncAdminClient[Admin]):
     lane_state = on_thread(Admin.lane_state)
     find_key = on_thread(Admin.find_key)
     find_id = on_thread(Admin.find_id)
+    find_copies = on_thread(Admin.find_copies)
     view = on_thread(Admin.view)
 
 

@@ -124,13 +124,9 @@ def read_dead_letter(servers: str, group: str, id: str) -> GroupDeadLetter:
 def dead_letters_of(admin: Admin, group: str, messages: Sequence[Message]) -> dict[int, GroupDeadLetter]:
     """Those of the messages, which have one key and one queue, that the group gave up; by their offset.
 
-    The brokers' index is searched for the key, or without one for the id of each message. It returns the newest 64 of
-    a key.
+    Of a key, the newest 64 are found.
     """
-    topic = dead_letter_topic(group)
-    keys = {message.key for message in messages if message.key is not None}
-    letters = [each for key in keys for each in admin.find_key(topic, key)]
-    letters += (each for one in messages if one.key is None for each in admin.find_id(topic, one.message_id))
+    letters = admin.find_copies(dead_letter_topic(group), messages)
     given_up = {each.properties.get(PropertyName.ORIGIN_ID): GroupDeadLetter(group, each) for each in letters}
     found = ((one.queue_offset, given_up.get(one.message_id) or given_up.get(one.stored_id)) for one in messages)
     return {offset: letter for offset, letter in found if letter is not None}

@@ -14,7 +14,7 @@ from lanemq.client.admin.dead_letters import GroupDeadLetter, dead_letters_of
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 from lanemq.client.admin.queue_progress import QueueProgress, queue_progress
 from lanemq.client.admin.retries import GroupRetry, Progress, RetrySearch, retry_progress
-from lanemq.client.admin.topic_reader import TopicReader
+from lanemq.client.admin.topic_reader import MAX_FOUND, TopicReader
 from lanemq.client.admin.views import FIRST_OFFSET, GroupDescription, GroupQueue, LaneStateView, NoAnswer
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock, time_text
@@ -28,6 +28,9 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.wording import duration_text, plural
 
 EACH_MEMBER = "the group is broadcasting, and each member keeps its own offsets"
+MAX_SEARCHED = 2_000
+"""Messages of the key's queue that are read where the broker does not index keys, the newest ones. Fewer find less of a
+key that is seldom used; more make each answer slower, and read the queue for it."""
 OWN_TURN = "its own turn: it is running, is about to be retried, or is held after a failure"
 
 
@@ -102,6 +105,8 @@ class KeyFacts:
     """The queue that the key's hash selects."""
     messages: list[Message]
     groups: list[KeyProgress]
+    not_searched: str = ""
+    """Where older messages of the key may be that were not searched, as a sentence; empty if there are none."""
 
 
 def key_facts(key: str, topic: str, group: str | None, server: str) -> KeyFacts:
@@ -109,14 +114,37 @@ def key_facts(key: str, topic: str, group: str | None, server: str) -> KeyFacts:
     offset in the key's queue."""
     with TopicReader(server, topic) as reader:
         hashed = pick_queue(key, reader.route.publish)
-        messages = reader.find(key)
+        messages, not_searched = _search(reader, key, hashed)
     queue = messages[-1].queue if messages else hashed
     with Admin(server) as admin:
         names = [group] if group else admin.groups()
         found = (_key_progress(admin, name, server, queue, key, messages) for name in names)
         groups = _with_parked([each for each in found if each is not None], key, queue, server, messages)
         groups = _with_dead_letters(admin, _with_retries(admin, groups, messages), messages)
-    return KeyFacts(key, queue, hashed, messages, groups)
+    return KeyFacts(key, queue, hashed, messages, groups, not_searched)
+
+
+def _search(reader: TopicReader, key: str, hashed: MessageQueue) -> tuple[list[Message], str]:
+    """The newest messages of a key, and where others may be.
+
+    An Apache broker does not index keys, so the newest messages of the key's queue are read there. Search keys are
+    indexed, and find those that a producer with another hash has put into another queue.
+    """
+    indexed = reader.find(key)
+    if reader.route.is_lane(hashed.broker):
+        return indexed, ""
+    first, end = reader.bounds(hashed)
+    start = max(first, end - MAX_SEARCHED)
+    read = [message for message in reader.read(hashed, start, end) if message.key == key]
+    known = {(message.queue, message.queue_offset) for message in read}
+    found = [*(each for each in indexed if (each.queue, each.queue_offset) not in known), *read]
+    found.sort(key=lambda each: each.queue_offset)
+    if start == first:
+        return found[-MAX_FOUND:], ""
+    return found[-MAX_FOUND:], (
+        f"{hashed.broker} does not index keys: of the {end - first:,} messages of queue {hashed.queue_id} only the "
+        f"newest {MAX_SEARCHED:,} were searched."
+    )
 
 
 def _key_progress(

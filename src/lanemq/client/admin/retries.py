@@ -77,7 +77,7 @@ class RetrySearch:
         try:
             positions = dict(_positions((each.broker, each.table) for each in admin.figures()))
             if any(start < end for start, end in positions.values()):
-                copies = _copies(admin, SCHEDULE_TOPIC, messages)
+                copies = admin.find_copies(SCHEDULE_TOPIC, messages)
                 self._delayed = [one for one in copies if one.queue_offset >= positions.get(one.queue, (0, 0))[0]]
         except BrokerRefused as error:
             self.unknown = str(error)
@@ -88,7 +88,7 @@ class RetrySearch:
         copies = [each for each in self._delayed if each.properties.get(PropertyName.REAL_TOPIC) == topic]
         try:
             if progress:
-                copies += [one for one in _copies(self._admin, topic, self._messages) if _is_open(one, progress)]
+                copies += [one for one in self._admin.find_copies(topic, self._messages) if _is_open(one, progress)]
         except BrokerRefused as error:  # such as a user without a right to this group
             unknown = str(error)
         by_origin = {copy.properties.get(PropertyName.ORIGIN_ID): _retry(group, copy) for copy in copies}
@@ -96,14 +96,6 @@ class RetrySearch:
             (one.queue_offset, by_origin.get(one.message_id) or by_origin.get(one.stored_id)) for one in self._messages
         )
         return {offset: retry for offset, retry in found if retry is not None}, unknown
-
-
-def _copies(admin: Admin, topic: str, messages: Sequence[Message]) -> list[Message]:
-    """What the index of a topic has for the messages; of a key the newest 64."""
-    keys = {message.key for message in messages if message.key is not None}
-    found = [each for key in sorted(keys) for each in admin.find_key(topic, key)]
-    found += (each for one in messages if one.key is None for each in admin.find_id(topic, one.message_id))
-    return found
 
 
 def _is_open(copy: Message, progress: Progress) -> bool:

@@ -55,6 +55,11 @@ class TopicReader:
     def queues(self) -> tuple[MessageQueue, ...]:
         return self.route.subscribe
 
+    @property
+    def indexes_keys(self) -> bool:
+        """Whether `find` finds all keys. An Apache broker indexes only the search keys that a sender adds."""
+        return self.route.indexes_keys
+
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         """The first offset that is kept, and the next one to be written."""
         header = QueueHeader(topic=queue.topic, queue_id=queue.queue_id)

@@ -32,7 +32,7 @@ async def _load(console: Console, request: Request) -> Context:
     described = console.watch.now.topic(topic)
     kept = {each.queue.queue_id: int(each.first) for each in described.queues} if described is not None else {}
     view = key_view(facts, MAX_FOUND, history, clock, kept, pipelines)
-    return {"title": f"Key {key}", "view": view, "found": (), "asked": key}
+    return {"title": f"Key {key}", "view": view, "found": (), "asked": key, "unindexed": ()}
 
 
 async def _history(console: Console, topic: str, key: str) -> KeyHistory | None:
@@ -45,7 +45,10 @@ async def _history(console: Console, topic: str, key: str) -> KeyHistory | None:
 
 
 async def _page(request: Request) -> Response:
-    """The journey; or, without a topic, the topics that have messages of the key."""
+    """The journey; or, without a topic, the topics that have messages of the key.
+
+    An Apache broker does not index keys, so a person chooses among its topics.
+    """
     console = console_of(request)
     key, topic = request.query_params.get("key", ""), request.query_params.get("topic", "")
     if key and topic:
@@ -53,7 +56,11 @@ async def _page(request: Request) -> Response:
     found = await console.reading.ask(("topics of", key), lambda: _topics_of(console, key)) if key else ()
     if len(found) == 1:
         return RedirectResponse(key_link(found[0], key))
-    return await show(request, SEARCH, {"title": "Key", "view": None, "found": found, "asked": key})
+    now = console.watch.now
+    unindexed = () if all(each.lane for each in now.brokers) else tuple(each.topic for each in now.topics)
+    return await show(
+        request, SEARCH, {"title": "Key", "view": None, "found": found, "asked": key, "unindexed": unindexed}
+    )
 
 
 def _topics_of(console: Console, key: str) -> tuple[str, ...]:

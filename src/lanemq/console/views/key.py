@@ -140,6 +140,8 @@ class KeyView:
     """What was recorded about messages that are not among `stops`, the newest of them."""
     past_left_out: int = 0
     """How many further ones have recorded turns."""
+    not_searched: str = ""
+    """Where other messages of the key may be, as a sentence; empty if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ def key_view(
         turn = _turn(_as_owned_now(recorded, facts.groups, clock), clock)
         of_place.setdefault((recorded.queue, recorded.offset), []).append((recorded.id, turn))
     stops = [_stop(message, facts.queue, groups, pipelines, of_place) for message in facts.messages]
-    if history is not None and len(facts.messages) < limit:
+    if history is not None and len(facts.messages) < limit and not facts.not_searched:
         stops += _missing(history, facts.messages, first_kept, clock, of_place)
     shown = {(stop.queue, stop.offset) for stop in stops}
     past = sorted(
@@ -197,6 +199,7 @@ def key_view(
         history.complete if history is not None else False,
         tuple(PastMessage(*place, tuple(turn for _, turn in of_place[place])) for place in past[-MAX_PAST:]),
         max(0, len(past) - MAX_PAST),
+        facts.not_searched,
     )
 
 
