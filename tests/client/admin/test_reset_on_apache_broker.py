@@ -1,4 +1,4 @@
-"""Resetting a group on an Apache broker: by offset while no member is connected, by time otherwise."""
+"""Resetting a group on an Apache broker: to an offset or, with members and before RocketMQ 5.2, by time."""
 
 from collections.abc import Iterator
 
@@ -16,6 +16,7 @@ from lanemq.wire.stats_bodies import ClientConnection, ConsumerConnection
 ONLINE = ConsumerConnection(
     connection_set=[ClientConnection(client_id="member", client_addr="", language="JAVA", version=473)]
 )
+NEW = b"brokerName=broker-a\nuseServerSideResetOffset=true\n"
 Asked = list[tuple[int, dict[str, str]]]
 
 
@@ -74,6 +75,32 @@ def test_a_group_with_members_is_not_moved_in_one_queue_alone(stock: FakeBroker)
     with Admin(str(stock.address)) as admin, pytest.raises(UsageError, match="single queues only while it is not"):
         admin.reset_offsets("g", "T", to="last", queues=[0])
     assert asked == []
+
+
+@pytest.mark.parametrize("to", ["last", AtOffset(QueueOffset(1)), AtTime(0.077)])
+def test_a_broker_that_reads_offsets_moves_a_group_with_members_to_them(stock: FakeBroker, to: Position) -> None:
+    """RocketMQ 5.2 and newer. What is moved is what the plan of the reset says."""
+    asked = _orders(stock, online=True)
+    stock.answers[RequestCode.GET_BROKER_CONFIG] = lambda _: (0, {}, NEW)
+    with Admin(str(stock.address)) as admin:
+        (change,) = admin.reset_offsets("g", "T", to=to, queues=[1])
+    assert [(code, ext["queueId"], ext["offset"]) for code, ext in asked] == [
+        (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, "1", str(change.after))
+    ]
+
+
+@pytest.mark.parametrize(("config", "resets"), [(NEW, 1), (b"useServerSideResetOffset=false\n", 0)])
+def test_an_offset_that_the_broker_did_not_take_over_is_set_by_a_reset(
+    stock: FakeBroker, config: bytes, resets: int
+) -> None:
+    """It answers a commit with success and ignores it while an earlier reset waits for the group's next pull."""
+    asked = _orders(stock, online=False)
+    stock.answers[RequestCode.GET_BROKER_CONFIG] = lambda _: (0, {}, config)
+    with Admin(str(stock.address)) as admin:
+        admin.reset_offsets("g", "T", to="last", queues=[1])
+    codes = [code for code, _ in asked]
+    assert codes.count(RequestCode.UPDATE_CONSUMER_OFFSET) == 1
+    assert codes.count(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET) == resets
 
 
 def test_a_group_without_members_is_moved_in_one_queue_alone(stock: FakeBroker) -> None:

@@ -502,16 +502,30 @@ class Admin(AdminClient):
     def _move(
         self, address: Address, group: str, changes: list[OffsetChange], to: Position, *, all_queues: bool
     ) -> None:
-        """Moves a group in queues of one broker. An Apache broker moves connected members only by time."""
+        """Moves a group in queues of one broker. RocketMQ 4 moves connected members only by time."""
         first = changes[0].queue
         if self._is_lane(first):
             for change in changes:
                 self._reset(address, group, first.topic, -1, change)
-        elif self._connections(address, group).connection_set:
-            self._reset(address, group, first.topic, _time_of(to, group, all_queues=all_queues))
-        else:
+        elif not self._connections(address, group).connection_set:
             for change in changes:
                 self.commit(group, change.queue, change.after)
+                # RocketMQ 5 ignores commits while an earlier reset waits for the group's next pull.
+                if self.committed(group, change.queue) != change.after and self._resets_to_offsets(address):
+                    self._reset(address, group, first.topic, -1, change)
+        elif self._resets_to_offsets(address):
+            for change in changes:
+                self._reset(address, group, first.topic, -1, change)
+        else:
+            self._reset(address, group, first.topic, _time_of(to, group, all_queues=all_queues))
+
+    def _resets_to_offsets(self, address: Address) -> bool:
+        """Whether an Apache broker reads queue and offset in a reset, as RocketMQ 5.2 and newer do by default.
+
+        Others ignore them, and would move the group to the end of all queues.
+        """
+        reply = self._calls.request(address, Command(RequestCode.GET_BROKER_CONFIG, 0))
+        return reply.code == ResponseCode.SUCCESS and b"useServerSideResetOffset=true" in reply.body.split()
 
     def _reset(
         self, address: Address, group: str, topic: str, timestamp: int, change: OffsetChange | None = None

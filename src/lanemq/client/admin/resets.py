@@ -54,7 +54,7 @@ def reset_as_shown(
         return now, f"topic {topic} has other queues than the preview showed"
     if {(each.queue, each.after) for each in now} == {(each.queue, each.after) for each in shown}:
         why = difference(shown, now)
-        # An Apache broker moves a group that is online only as a whole, to a position that has a time.
+        # An older Apache broker moves a group that is online only as a whole, to a position that has a time.
         return (now, why) if why else (admin.reset_offsets(group, topic, to=to, queues=queues), "")
     why = difference(shown, [_move(admin, group, each, dry_run=True) for each in shown])
     return (now, why) if why else (tuple(_move(admin, group, each, dry_run=False) for each in shown), "")
