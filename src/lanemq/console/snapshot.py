@@ -4,8 +4,9 @@ Pages are made from the newest snapshot, so a hundred open pages cost the broker
 consistent: its parts are read one after the other, within milliseconds.
 """
 
+import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -18,7 +19,7 @@ from lanemq.client.admin.retries import DelayedRetries, RetriesNow
 from lanemq.client.admin.views import GroupDescription, GroupMember, TopicDescription
 from lanemq.client.admin.watching import BrokerView, HeldLaneView, UnknownMember, WatchAdmin
 from lanemq.clock import Clock
-from lanemq.model.errors import LaneError, NotAllowed
+from lanemq.model.errors import LaneError, NotAllowed, TopicNotFound
 from lanemq.model.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, to_millis
@@ -161,22 +162,20 @@ class SnapshotReader:
         brokers = admin.brokers()
         names = admin.topics(internal=True)
         shown = set(admin.topics())
-        topics = tuple(
-            admin.describe_topic(name) for name in names if name in shown or name.startswith(DEAD_LETTER_PREFIX)
-        )
+        topics = tuple(_described(admin, (each for each in names if each in shown or _is_dead_letters(each))))
         groups = self._groups(wall)
         held = admin.all_held_lanes((group.name, each.at) for group in groups for each in group.queues)
         return Snapshot(
             wall,
             brokers=brokers,
-            topics=tuple(each for each in topics if not each.topic.startswith(DEAD_LETTER_PREFIX)),
+            topics=tuple(each for each in topics if not _is_dead_letters(each.topic)),
             groups=groups,
             parked=tuple(self._parked.lanes()),
             held=held.lanes,
             unknown=held.unknown,
             other_clusters=other_clusters(self._server),
             retries=self._retries.read((each.name, each.info) for each in brokers),
-            dead=tuple(_dead_letters(admin, each) for each in topics if each.topic.startswith(DEAD_LETTER_PREFIX)),
+            dead=tuple(_dead_letters(admin, each) for each in topics if _is_dead_letters(each.topic)),
         )
 
     def _groups(self, wall: Millis) -> tuple[GroupNow, ...]:
@@ -196,6 +195,17 @@ class SnapshotReader:
         queues = (progress_at(at, stored, left.get((group.group, at.queue)), wall) for at in group.queues)
         shown = tuple(each for each in queues if each.worth_showing)
         return GroupNow(group.group, group.members, group.subscriptions, shown, group.note, group.broadcasting)
+
+
+def _is_dead_letters(topic: str) -> bool:
+    return topic.startswith(DEAD_LETTER_PREFIX)
+
+
+def _described(admin: Admin, names: Iterable[str]) -> Iterator[TopicDescription]:
+    """Without topics that were deleted in between, or that only a name server still has."""
+    for name in names:
+        with contextlib.suppress(TopicNotFound):
+            yield admin.describe_topic(name)
 
 
 def _dead_letters(admin: Admin, topic: TopicDescription) -> GroupDeadLetters:

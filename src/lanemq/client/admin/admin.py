@@ -229,7 +229,8 @@ class Admin(AdminClient):
         created: dict[str, int] = {}
         route = self._calls.fresh_route(check_topic(name))
         brokers = route.broker_names
-        for broker in brokers - route.away:
+        away = route.away | self._calls.skipped
+        for broker in brokers - away:
             address = route.master(broker)
             reply = self._calls.ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic=name))
             table = TopicStatsTable.decode(reply.body)
@@ -240,7 +241,7 @@ class Admin(AdminClient):
                 newest = each.last_update_timestamp
                 bounds.append(QueueBounds(queue, first, end, wall_time(newest) if newest > 0 else None))
         queues = tuple(sorted(bounds, key=lambda each: each.queue))
-        return TopicDescription(name, route.ordered, queues, tuple(sorted(brokers & route.away)), created)
+        return TopicDescription(name, route.ordered, queues, tuple(sorted(brokers & away)), created)
 
     # offsets
 
@@ -414,9 +415,16 @@ class Admin(AdminClient):
         """What every broker reports about itself: health, rates, disk, clients, lag."""
         found, replicas = [], self._calls.replicas()
         for name, (address, lane) in sorted(self._calls.masters().items()):
-            table = KVTable.decode(self._calls.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+            table = self._runtime_info(address, lane=lane)
             found.append(BrokerFigures(name, str(address), lane, table, len(replicas.get(name, ()))))
         return tuple(found)
+
+    def _runtime_info(self, address: Address, *, lane: bool) -> Mapping[str, str]:
+        """The figures of a broker. An Apache broker has none in its first seconds, and answers with an error then."""
+        reply = self._calls.request(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO, 0))
+        if reply.code == ResponseCode.SYSTEM_ERROR and not lane:
+            return {}
+        return KVTable.decode(checked(reply).body).table
 
     def locks(self, group: str | None = None) -> tuple[LeaseView, ...]:
         """The lease of each queue. Empty on an Apache broker, which does not report leases."""

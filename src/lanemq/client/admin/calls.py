@@ -58,6 +58,8 @@ class AdminCalls:
         self.clock = clock or SystemClock()
         self.security = security
         self.routes = BlockingRoutes(parse_addresses(servers), self.clock, security=security)
+        self.skipped: frozenset[str] = frozenset()
+        """Brokers that do not answer at the moment. Neither `masters` nor descriptions of topics include them."""
         self._timeout = seconds("timeout", timeout)
         self._links: dict[Address, BlockingConnection] = {}
         tell_child(self)
@@ -76,7 +78,8 @@ class AdminCalls:
 
     def masters(self) -> dict[str, tuple[Address, bool]]:
         """Every broker name with its master's address, and whether it is a LaneMQ broker."""
-        return read_masters(self.routes.ask(_command(RequestCode.GET_BROKER_CLUSTER_INFO, None)))
+        found = read_masters(self.routes.ask(_command(RequestCode.GET_BROKER_CLUSTER_INFO, None)))
+        return {name: each for name, each in found.items() if name not in self.skipped}
 
     def replicas(self) -> dict[str, tuple[Address, ...]]:
         """The addresses of each broker's replicas, without its master."""

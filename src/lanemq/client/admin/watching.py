@@ -3,6 +3,7 @@
 The requests are those of `Admin`, with as few of them as possible: owners are asked for once, not once per group.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,6 @@ from lanemq.wire.admin_headers import RunningInfoHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import HeldLanesBody
-from lanemq.wire.route_bodies import KVTable
 
 ASKED_AT_ONCE = 4
 """Members that are asked for their held lanes at the same time. More would load the broker that passes the questions
@@ -42,6 +42,11 @@ MAX_ASKED_MEMBERS = 1_000
 LANE_OPTION = "lane."
 LANE_ORIGIN = "laneFrom."
 """Begins the names of a LaneMQ broker's options in the answer to GET_BROKER_CONFIG."""
+
+NOT_SHOWN = "(not shown)"
+_SECRET = re.compile(r"password|secret|credential|access_?key|authenticationuser", re.IGNORECASE)
+"""Options of an Apache broker that have a secret in them, such as `innerClientAuthenticationCredentials`. It tells them
+to everyone who may ask for its options; people who look at the console are more than these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +118,19 @@ class WatchAdmin(Admin):
     """What members said when the groups were described last, where brokers do not report owners."""
 
     def brokers(self) -> tuple[BrokerView, ...]:
-        """Every broker, those that do not answer too. Raises only if no name server answers."""
+        """Every broker, those that do not answer too. Raises only if no name server answers.
+
+        Until it is called again, what is asked of all brokers is not asked of those that did not answer.
+        """
         found = []
+        self._calls.skipped = frozenset()
         for name, (address, lane) in sorted(self._calls.masters().items()):
             try:
-                reply = self._calls.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
-                found.append(BrokerView(name, str(address), lane, KVTable.decode(reply.body).table))
+                found.append(BrokerView(name, str(address), lane, self._runtime_info(address, lane=lane)))
             except LaneError as error:
                 found.append(BrokerView(name, str(address), lane, {}, str(error)))
+        if any(not each.error for each in found):
+            self._calls.skipped = frozenset(each.name for each in found if each.error)
         return tuple(found)
 
     def broker_settings(self) -> tuple[BrokerSetting, ...]:
@@ -133,7 +143,8 @@ class WatchAdmin(Admin):
             for option, value in lines.items():
                 own = option.removeprefix(LANE_OPTION)
                 if not lane:
-                    found.append(BrokerSetting(name, option, value, None))
+                    shown = NOT_SHOWN if _SECRET.search(option) else value
+                    found.append(BrokerSetting(name, option, shown, None))
                 elif own != option:
                     found.append(BrokerSetting(name, own, value, own not in changed, lines.get(LANE_ORIGIN + own, "")))
         return tuple(found)

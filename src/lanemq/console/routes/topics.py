@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute, Route
 from lanemq.client.admin.admin import Admin
 from lanemq.console.links import topic_link
 from lanemq.console.screens import Console, Context, Screen, back, console_of, missing, routes_of
-from lanemq.console.views.topics import TopicView, new_topic_view, parse_new_topic, topic_rows, topic_view
+from lanemq.console.views.topics import TopicView, kept_for, new_topic_view, parse_new_topic, topic_rows, topic_view
 from lanemq.model.errors import InvalidName, InvalidOption
 
 NEW_FIELDS = ("name", "queues", "order")
@@ -35,11 +35,10 @@ async def _found(console: Console, request: Request) -> TopicView:
 
 
 async def _retention(console: Console) -> tuple[str, str]:
-    """How long and how much a LaneMQ broker keeps; empty for others."""
+    """For how many seconds, and how many bytes, a broker keeps messages; empty if it does not say."""
     from lanemq.console.routes.settings import broker_settings
 
-    found = {each.name: each.value for each in await broker_settings(console)}
-    return found.get("retention", ""), found.get("retention_bytes", "")
+    return kept_for({each.name: each.value for each in await broker_settings(console)})
 
 
 async def _new(console: Console, request: Request) -> Context:

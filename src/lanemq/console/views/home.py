@@ -66,8 +66,10 @@ def home_view(
 
 
 def _up(now: Snapshot) -> Tile:
-    away = [each.name for each in now.brokers if each.error]
-    up = len(now.brokers) - len(away)
+    silent = {each.name for each in now.brokers if each.error}
+    up = len(now.brokers) - len(silent)
+    # A name server does not list a broker that has no master, but topics know where their queues are.
+    away = sorted(silent | {name for topic in now.topics for name in topic.away})
     read_only = [each.name for each in now.brokers if each.info.get("laneReadOnly", "false") != "false"]
     level: Level = "good"
     if now.refused:
@@ -75,7 +77,8 @@ def _up(now: Snapshot) -> Tile:
     elif now.error or not up:
         answer, detail, level = "Down", now.error or "no broker answers", "bad"
     elif away:
-        answer, detail, level = "In part", f"{', '.join(away)} does not answer", "warn"
+        verb = "does not answer" if len(away) == 1 else "do not answer"
+        answer, detail, level = "In part", f"{', '.join(away)} {verb}", "warn"
     elif now.other_clusters:
         answer, detail, level = "In part", now.other_clusters, "warn"
     elif read_only:

@@ -135,6 +135,16 @@ def _reader(group: GroupNow, topic: TopicDescription) -> TopicReaderRow:
     return TopicReaderRow(group.name, len(group.members), lag, oldest_age(here), done)
 
 
+def kept_for(settings: Mapping[str, str]) -> tuple[str, str]:
+    """For how many seconds, and how many bytes, a broker with these options keeps messages; empty if it does not say.
+
+    An Apache broker has hours, and no limit of bytes.
+    """
+    hours = settings.get("fileReservedTime", "")
+    seconds = str(int(hours) * 3600) if hours.isdecimal() else ""
+    return settings.get("retention", seconds), settings.get("retention_bytes", "")
+
+
 @dataclass(frozen=True, slots=True)
 class NewTopicView:
     """What creating a topic will do, before it is done."""

@@ -104,6 +104,7 @@ def waiting_view(now: Snapshot, pipelines: Sequence[PipelineNow] = ()) -> Waitin
             *member_notes(each for each in now.unknown if each.group not in own),
             *([now.retries.note] if now.retries.note else []),
             *pipeline_notes(pipelines),
+            *apache_notes(now),
         ),
     )
 
@@ -116,6 +117,15 @@ def listed(rows: Sequence[WaitingRow]) -> tuple[tuple[WaitingRow, ...], list[str
         f"The list is not complete: it has the first {MAX_LISTED:,} of {len(rows):,} keys, those that need a person "
         f"first. lanemq parked list has all that are parked at a broker."
     ]
+
+
+def apache_notes(now: Snapshot) -> list[str]:
+    """What brokers other than LaneMQ's do not offer."""
+    names = [each.name for each in now.brokers if not each.lane]
+    if not names:
+        return []
+    which = f"{names[0]} is not a LaneMQ broker" if len(names) == 1 else f"{', '.join(names)} are not LaneMQ brokers"
+    return [f"{which}: parked keys wait in the memory of their members, and are let go there with App.resume."]
 
 
 def _rank(row: WaitingRow) -> tuple[int, float, str, str, int, str]:
