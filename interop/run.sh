@@ -7,7 +7,7 @@ python=.venv/bin/python
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 
-java="lane:java49 lane:java5 apache:lane apache:java49 apache:java5 apache:spark apache:mirror"
+java="lane:java49 lane:java5 apache:lane apache:java49 apache:java5 apache:spark apache:mirror apache:console"
 "$python" -m interop.maven || java="" # it has said in one line what is missing
 programs=$("$python" -m interop.programs) # a line for each that cannot be built here
 others=$(for name in $programs; do echo "lane:$name"; done)
@@ -24,7 +24,7 @@ for combo in $combos; do
   report=$results/$combo.xml
   mkdir -p var/interop
   case $client in
-    spark | mirror) cases=interop/$client ;;
+    spark | mirror | console) cases=interop/$client ;;
     lane | java49 | java5) cases="interop/cases --client $client" ;;
     *) cases="interop/languages --client $client" features+=("$client=$report") ;;
   esac

@@ -1,0 +1,1 @@
+"""The console, against the broker that `--backend` names."""
