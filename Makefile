@@ -32,6 +32,7 @@ run: setup ## the main job: broker, consumers and a Spark pipeline, parts of it 
 
 test: setup lint ## all tests except the extended ones; hot paths with and without the compiled module
 	@bash scripts/java.sh || true
+	@bash scripts/browser.sh --look
 	@$(MAKE) --no-print-directory -j3 types contracts most
 	@$(MAKE) --no-print-directory pure
 

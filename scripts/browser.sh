@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Finds Chromium for the console's tests, or installs it with apt-get when run as root, and fetches axe-core with npm.
-# Prints one line for each. With --path prints only the path of Chromium, and installs nothing. With --axe prints only
-# the path of axe-core, which is fetched into var/ once. Exit code 1: there is none, and the line says what to do.
+# Prints one line for each. With --look prints one line about Chromium, and installs nothing. With --path prints only its
+# path. With --axe prints only the path of axe-core, which is fetched into var/ once. Exit code 1: there is none, and the
+# line says what to do.
 set -uo pipefail
 
 AXE_VERSION=4.14.0
@@ -27,6 +28,11 @@ fetch_axe() {
 }
 
 case "${1:-}" in
+    --look)
+        if path=$(find_browser); then echo "browser: $path"; else
+            echo "Chromium is not installed, so the console's tests in a browser are skipped: make browser installs it, or says how."
+        fi
+        exit ;;
     --path) find_browser; exit ;;
     --axe) fetch_axe; exit ;;
 esac

@@ -155,7 +155,7 @@ def browser() -> Iterator["Browser"]:
     script = ["bash", ROOT / "scripts" / "browser.sh", "--path"]
     found = subprocess.run(script, capture_output=True, text=True, check=False, cwd=ROOT)
     if found.returncode:
-        pytest.skip("the console's browser tests need Chromium: scripts/browser.sh says how to get it")
+        pytest.skip("Chromium is not installed: make browser installs it, or says how")
     with playwright.sync_playwright() as driver:
         running = driver.chromium.launch(executable_path=found.stdout.strip(), args=["--no-sandbox"])
         yield running

@@ -1,6 +1,7 @@
 """`make setup` reports each stage as it begins, because minutes of silence look like a hang."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -59,3 +60,18 @@ def test_a_failure_shows_the_end_of_the_log(place: Path) -> None:
     failed = setup(place, 1)
     assert failed.returncode == 1
     assert "No matching distribution found for pyspark" in failed.stderr
+
+
+def test_a_missing_browser_is_said_in_one_sentence_and_ends_nothing(tmp_path: Path) -> None:
+    """`make test` goes on without Chromium: its tests in a browser are skipped, with the same remedy as reason."""
+    bash = shutil.which("bash")
+    assert bash is not None
+    look = [bash, str(ROOT / "scripts" / "browser.sh"), "--look"]
+    done = subprocess.run(look, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "Chromium is not installed, so the console's tests in a browser are skipped: make browser installs it, or says "
+        "how.\n"
+    )
+    (tmp_path / "chromium").touch(0o755)
+    done = subprocess.run(look, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    assert done.stdout == f"browser: {tmp_path}/chromium\n"
