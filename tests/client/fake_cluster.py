@@ -145,7 +145,9 @@ class FakeCluster:
         return 0, {}, b""
 
     def _stats(self, name: str, command: Command) -> Answer:
-        topic = self.brokers[name].topics[command.ext["topic"]]
+        topic = self.brokers[name].topics.get(command.ext["topic"])
+        if topic is None:
+            return ResponseCode.TOPIC_NOT_EXIST, {}, b""
         table = {
             MessageQueue(command.ext["topic"], name, number): TopicOffset(max_offset=len(topic.messages[number]))
             for number in range(topic.queues)

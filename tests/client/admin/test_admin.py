@@ -370,6 +370,19 @@ def test_an_apache_broker_reports_no_leases_and_the_note_says_so() -> None:
     )
 
 
+def test_a_topic_that_a_broker_deletes_with_an_error_is_gone_from_the_name_servers() -> None:
+    """RocketMQ 5.3 without timer messages. One that is still there was not deleted, and that is an error."""
+    with FakeCluster(["broker-a"]) as cluster, Admin(cluster.address) as admin:
+        broker = cluster.brokers["broker-a"]
+        broker.answers[RequestCode.DELETE_TOPIC_IN_BROKER] = lambda _: (ResponseCode.SYSTEM_ERROR, {}, b"")
+        cluster.create("stays")
+        with pytest.raises(LaneError, match="the broker refused"):
+            admin.delete_topic("stays")
+        assert cluster.servers[0].codes[RequestCode.DELETE_TOPIC_IN_NAMESRV] == 0
+        admin.delete_topic("deleted")
+        assert cluster.servers[0].codes[RequestCode.DELETE_TOPIC_IN_NAMESRV] == 1
+
+
 def test_topics_and_groups_of_an_apache_broker_itself_are_not_listed() -> None:
     """Its name server knows only some of the topics, so the broker is asked."""
     groups = dict.fromkeys(
