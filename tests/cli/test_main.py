@@ -179,8 +179,11 @@ def test_an_error_that_is_not_about_the_output_is_not_called_so(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
 def test_the_interpreter_does_not_try_to_write_it_again_at_its_end() -> None:
     """It would print a second error, and end with exit code 120."""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-m", "lanemq", "--version"], stdout=full, stderr=subprocess.PIPE)
+        done = subprocess.run(
+            [sys.executable, "-m", "lanemq", "--version"], stdout=full, stderr=subprocess.PIPE, env=buffered
+        )
     assert (done.returncode, done.stderr.decode().splitlines()) == (
         1,
         ["Error: the output cannot be written: No space left on device"],
