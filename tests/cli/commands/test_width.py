@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
+from rich.cells import cell_len
 from tests.chaos.members import until
 from tests.cli.conftest import Run
 
@@ -105,6 +106,6 @@ def test_a_table_fits_80_columns_and_shows_names_in_full(
     assert shown.exit_code == 0, shown.output
     assert tables
     lines = [line for table in tables for line in table.splitlines()]
-    assert [line for line in lines if output.columns_of(line) > COLUMNS] == []
+    assert [line for line in lines if cell_len(line) > COLUMNS] == []
     text = "".join("".join(tables).split())
     assert [name for name in names.split() if name not in text] == []
