@@ -160,7 +160,7 @@ def _opens(window: Window, path: str) -> bool:
 def test_a_person_signs_in_and_redrives_a_key(window: Window, stage: Stage) -> None:
     """Its first message fails again, so the key is parked again, and other tests find it where it was."""
     window.open("/waiting")
-    window.page.get_by_role("link", name="Sign in").click()
+    window.page.get_by_role("link", name="Sign in", exact=True).click()
     window.page.get_by_label("Token").fill(TOKEN)
     window.page.get_by_role("button", name="Sign in").first.click()
     window.page.locator("tr", has_text="order-7").get_by_role("link", name="Inspect").first.click()
