@@ -38,7 +38,7 @@ class SpaceReserve:
         """Whether there is something to release."""
 
     def take(self, size: int) -> None:
-        """Take the space, if it is not taken. If the disk has no room, a later call may have more luck."""
+        """Take the space, if it is not taken. If the disk has no room, a later call tries again."""
         if self.held or not size or not self.possible:
             return
         try:
