@@ -62,6 +62,7 @@ LANE_FINISHED: Final = "laneFinished"
 """In a lock request: the answer should carry the finished ranges of newly granted queues. A sender without it keeps no
 finished ranges, and the broker forgets those of a queue that it grants to this sender. In the body of an offset update:
 the ranges finished above the offset. In a query of the offset: the answer should carry them in its body."""
+LANE_LEASES: Final = "laneLeases"
 LANE_REFUSED: Final = "laneRefused"
 """In the body of the lock response: the granted leases with their epochs, and who holds the refused queues."""
 LANE_PARKED: Final = "laneParked"
