@@ -253,11 +253,12 @@ def test_a_client_without_a_handshake_is_closed_after_the_time_for_a_first_reque
 ) -> None:
     made = pytest.importorskip(loop).new_event_loop()
     with serving(ServerTls(here.cert, here.key), made, limits=ConnectionLimits(first_request=0.05)) as running:
-        client = connect(running.address)
+        client, begin = connect(running.address), time.monotonic()
         client.sendall(begun)
         client.settimeout(20)
         with contextlib.closing(client):
             assert client.recv(1) == b""
+        assert time.monotonic() - begin < 4, "a limit of its own would be longer"
         until_joining(running, 0)
         assert never_asked(running) == 1
 
