@@ -30,7 +30,7 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 
 LIMIT_SECONDS = 0.01
-RUNS = 5
+RUNS = 8
 FIXED_WORK_SECONDS = 0.002
 """What `fixed_work` takes on an idle core of the machine of `docs/reference/evidence.md`."""
 LANES = int(os.environ.get("LANEMQ_PARKED_LANES", "10000"))
@@ -41,7 +41,7 @@ def full() -> Iterator[FullBroker]:
     """Logs as `lanemq broker` does, and leaves what exists by now out of collections of garbage, as it does too."""
     folder, log, lines = memory_folder(), logging.getLogger("lanemq"), logging.StreamHandler(io.StringIO())
     before = log.level
-    running = RunningBroker(folder, durable=False, checkpoint_every=0.2)
+    running = RunningBroker(folder, checkpoint_every=0.2)
     made = FullBroker(running)
     lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     log.addHandler(lines)
@@ -149,14 +149,14 @@ def many_lanes() -> Iterator[RunningBroker]:
     running = RunningBroker(folder, durable=False, segment_bytes=64 * 1024, retention_bytes=64 * 1024)
     raw, lanes = running.connect(), running.broker.running.parts.parking.lanes
     raw.create("T", 1)
-    for _ in range(3):
-        raw.send("T", bytes(60_000))
 
     def park() -> None:
         for number in range(LANES):
             lanes.park(LaneName("g", "T", 0, f"k{number}"), [0], Failure("broken", 1), now=Millis(1))
 
     running.call(park)
+    for _ in range(3):
+        raw.send("T", bytes(60_000))
     yield running
     running.stop()
     shutil.rmtree(folder)
