@@ -24,6 +24,7 @@ from lanemq.effects.transaction import OnceOptions
 from lanemq.model import names
 from lanemq.net import server
 from lanemq.wire.codes import RequestCode
+from lanemq.wire.command import MAX_FRAME_BYTES
 
 REFERENCE = ROOT / "docs" / "reference"
 OPTIONS = (REFERENCE / "options.md").read_text("utf-8")
@@ -78,7 +79,8 @@ INTERNAL = {
     "health": {"MAX_SILENCE_MS"},
     "housekeeping": {"MAX_FORGOTTEN"},
     "index_rebuilding": {"MAX_UNFILED_BYTES"},
-    "locks": {"MAX_FINISHED_CHARS", "MAX_QUEUE_ID"},
+    "lock_table": {"MAX_LOOKS"},
+    "locks": {"MAX_FINISHED_CHARS", "MAX_LINES", "MAX_QUEUE_ID"},
     "long_poll": {"MAX_HELD"},
     "operator_parking": {"MAX_LIST_CHARS", "MAX_RUN", "MAX_SHOWN", "MAX_SHOWN_BYTES"},
     "owner_parking": {"MAX_GIVEN_BYTES"},
@@ -86,7 +88,8 @@ INTERNAL = {
     "pinning": {"MAX_COPIED", "MAX_COPIED_BYTES"},
     "rate_limited_log": {"MAX_TEXTS"},
     "send": {"MAX_ANSWERED_IDS", "MAX_BURST_FRAMES"},
-    "server": {"MAX_ACCEPTED", "MAX_LOOKS"},
+    "membership": {"MAX_LOOKS"},
+    "server": {"MAX_ACCEPTED", "MAX_CLOSED", "MAX_LOOKS"},
     "waking": {"MAX_TAG_CODES"},
 }
 """Constants that no client meets: steps of work, sizes of answers that go on with the next request, defaults of
@@ -94,6 +97,7 @@ options. A new limit is in the page, or here."""
 
 OTHERS = {
     "body_limits.SMALL_BODY": SMALL_BODY,
+    "command.MAX_FRAME_BYTES": MAX_FRAME_BYTES,
     "dedup.CAPACITY": dedup.CAPACITY,
     "finished_ranges.MAX_RANGES": MAX_RANGES,
     "names.MAX_GROUP_CHARS": names.MAX_GROUP_CHARS,
