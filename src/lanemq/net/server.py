@@ -15,6 +15,7 @@ import ssl
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, cast
 
 from lanemq.clock import SystemClock
@@ -518,7 +519,7 @@ class Server:
             self._joining[joining] = host
             self.joining.count += 1
             self._count(host, 1)
-            joining.add_done_callback(self._joined)
+            joining.add_done_callback(partial(self._joined, connection))
 
     def _full(self, host: str) -> tuple[RefusalReason, str] | None:
         """Why one more connection of this host is refused; None if it is not.
@@ -546,8 +547,10 @@ class Server:
         else:
             self._of_address.pop(host, None)
 
-    def _joined(self, joining: asyncio.Task[None]) -> None:
+    def _joined(self, connection: socket.socket, joining: asyncio.Task[None]) -> None:
         host = self._joining.pop(joining)
+        if joining.cancelled():
+            connection.close()  # not in `_join`, which a task that is cancelled at once never begins
         if host is not None:
             self.joining.count -= 1
             self._count(host, -1)
@@ -575,9 +578,6 @@ class Server:
                 self.refusals.add(RefusalReason.NO_REQUEST)
                 log.info("closing a connection from %s: no TLS handshake in %.0f s", address, seconds)
             connection.close()  # else it was closed before it could be used
-        except asyncio.CancelledError:
-            connection.close()
-            raise
 
     def _pause_accepting(self, listener: socket.socket, error: OSError) -> None:
         if error.errno in (errno.EMFILE, errno.ENFILE):
