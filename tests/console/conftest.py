@@ -51,7 +51,12 @@ class Stage:
 
 @pytest.fixture(scope="session")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    history = tmp_path_factory.mktemp("console-history")
+    with staged(tmp_path_factory.mktemp("console-history")) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def staged(history: Path) -> Iterator[Stage]:
     with EmbeddedBroker() as broker, contextlib.ExitStack() as running:
         with Admin(broker.address) as admin:
             admin.create_topic("orders", 2, ordered=True)
@@ -131,7 +136,7 @@ def client(stage: Stage) -> Iterator[TestClient]:
         until(
             "the dead letter and the held key",
             lambda: _is_complete(found),
-            instead=lambda: found.get("/waiting").text + found.get("/groups").text,
+            instead=lambda: "".join(found.get(path).text for path in ("/waiting", "/groups", "/groups/billing")),
         )
         yield found
 
