@@ -82,7 +82,7 @@ def test_counts_of_the_pipeline_are_added_up_over_its_batches(tmp_path: Path) ->
 def test_a_command_is_on_one_line_however_narrow_the_terminal() -> None:
     folder = Path("var") / ("demo" * 20)
     check, broker, status = [line for line in printed(folder) if "lanemq " in line]
-    assert check.endswith(f"lanemq check {folder}/history --drained")
+    assert check.endswith(f"lanemq check {folder}/history --drained --foreign-members")
     assert status.endswith(f"lanemq pipeline status {folder}/checkpoint")
     assert broker.endswith(f"lanemq broker --data {folder}/data --listen 127.0.0.1:9"), "where the checkpoint looks"
 

@@ -94,7 +94,7 @@ def _print_commands(run: DemoRun, verdicts: Verdicts, console: Console) -> None:
     lines = (
         _about_redelivery(_redelivered(verdicts)),
         f"the table: {table_folder(run.folder)} (Delta)",
-        f"check the histories again: {command} check {run.history} --drained",
+        f"check the histories again: {command} check {run.history} --drained --foreign-members",
         f"  (groups {PIPELINE_GROUP} and pipeline-orders there are the pipeline as reader and as writer: it applies "
         f"rows, so no handler finishes messages, and both say finished 0)",
         f"the same broker again: {command} broker --data {run.folder / 'data'} --listen {run.address}",
