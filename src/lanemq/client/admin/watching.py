@@ -32,11 +32,11 @@ from lanemq.wire.lane_bodies import HeldLanesBody
 ASKED_AT_ONCE = 4
 """Members that are asked for their held lanes at the same time. More would load the broker that passes the questions
 on; with fewer, members that do not answer delay the reading more."""
-PATIENCE = 2.0
-"""Seconds after which one reading waits only `HURRIED_TIMEOUT` for each further member, so that a hundred frozen
+FULL_TIMEOUT_SECONDS = 2.0
+"""Seconds after which one reading waits only `SHORT_TIMEOUT` for each further member, so that a hundred frozen
 members delay it by three seconds and not by twelve."""
-HURRIED_TIMEOUT = 0.05
-"""Seconds to wait for a member's answer when others have used up the patience."""
+SHORT_TIMEOUT = 0.05
+"""Seconds to wait for a member's answer when a reading has lasted for `FULL_TIMEOUT_SECONDS`."""
 MAX_ASKED_MEMBERS = 1_000
 """Members that one reading asks. Those beyond it are named as not asked."""
 LANE_OPTION = "lane."
@@ -172,12 +172,12 @@ class WatchAdmin(Admin):
             if at.lag > 0 and at.owner is not None and masters.get(at.queue.broker, (None, False))[1]
         }
         asked = list(owners.items())[:MAX_ASKED_MEMBERS]
-        patient_until = self._calls.clock.now() + to_millis(PATIENCE)
+        full_until = self._calls.clock.now() + to_millis(FULL_TIMEOUT_SECONDS)
 
         def ask(asked: tuple[tuple[str, str], str]) -> MemberHeldLanes:
             (group, owner), broker = asked
-            is_patient = self._calls.clock.now() < patient_until
-            return self._held_lanes(group, owner, broker, masters, OWNER_TIMEOUT if is_patient else HURRIED_TIMEOUT)
+            timeout = OWNER_TIMEOUT if self._calls.clock.now() < full_until else SHORT_TIMEOUT
+            return self._held_lanes(group, owner, broker, masters, timeout)
 
         with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="lanemq-held") as threads:
             answers = list(threads.map(ask, asked))
