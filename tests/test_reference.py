@@ -22,7 +22,7 @@ from lanemq.core.consuming.queue_lease import LeaseTimes
 from lanemq.core.finished_ranges import MAX_RANGES
 from lanemq.effects.transaction import OnceOptions
 from lanemq.model import names
-from lanemq.net import server
+from lanemq.net import peer
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import MAX_FRAME_BYTES
 
@@ -102,7 +102,7 @@ OTHERS = {
     "finished_ranges.MAX_RANGES": MAX_RANGES,
     "names.MAX_GROUP_CHARS": names.MAX_GROUP_CHARS,
     "names.MAX_TOPIC_CHARS": names.MAX_TOPIC_CHARS,
-    "server.WRITE_HIGH_WATER_BYTES": server.WRITE_HIGH_WATER_BYTES,
+    "peer.WRITE_HIGH_WATER_BYTES": peer.WRITE_HIGH_WATER_BYTES,
 }
 """Limits with other names, or in modules that have no other limit of a broker."""
 
@@ -111,8 +111,8 @@ def fixed_limits() -> dict[str, int]:
     """Every limit of a broker that has no option, by its name in the code."""
     found = {f"quotas.{name}": value for name, value in asdict(QuotaLimits()).items()}
     found |= {f"body_limits.{RequestCode(code).name}": value for code, value in _LIMITS.items()} | OTHERS
-    used = ("broker/**/*.py", "core/brokering/*.py", "net/server.py", "net/monitor.py", "net/descriptors.py",
-            "net/rate_limited_log.py")  # fmt: skip
+    used = ("broker/**/*.py", "core/brokering/*.py", "net/peer.py", "net/server.py", "net/monitor.py",
+            "net/descriptors.py", "net/rate_limited_log.py")  # fmt: skip
     for path in sorted(path for pattern in used for path in (ROOT / "src" / "lanemq").glob(pattern)):
         module = path.stem
         for name in re.findall(r"^((?:MAX|MIN)_[A-Z_]+)\b", path.read_text("utf-8"), re.MULTILINE):

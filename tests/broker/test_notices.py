@@ -9,7 +9,7 @@ from tests.net.test_turns import Ticking, iterations
 from lanemq.broker.notices import Notices
 from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, Membership
 from lanemq.model.units import Millis
-from lanemq.net.server import Peer
+from lanemq.net.peer import Peer
 from lanemq.net.turns import TURN_NS, Turns
 from lanemq.wire.command import FrameDecoder, decode_command
 

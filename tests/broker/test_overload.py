@@ -9,6 +9,7 @@ from tests.broker.running import Gate, RunningBroker
 
 from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.net import server
+from lanemq.net.peer import WRITE_HIGH_WATER_BYTES
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 MIB = 1024 * 1024
@@ -89,7 +90,7 @@ def test_unsent_replies_are_bounded_over_all_connections(start: Start, is_limite
     while not closed[RefusalReason.UNSENT_REPLIES] and unsent(running) < 300 * MIB:
         pass  # each has about four mebibytes in the broker, until one is closed
     assert producer.send("T", b"others are served").code == 0
-    most = server.MAX_UNSENT_BYTES + server.WRITE_HIGH_WATER_BYTES
+    most = server.MAX_UNSENT_BYTES + WRITE_HIGH_WATER_BYTES
     assert (closed[RefusalReason.UNSENT_REPLIES] > 0, unsent(running) < most) == (is_limited, is_limited)
 
 
@@ -113,7 +114,7 @@ def test_a_client_that_does_not_read_costs_bounded_memory(start: Start, held: bo
             pass
         producer.send("T", bytes(MIB))
     assert producer.send("T", b"others are served").code == 0
-    assert unsent(running) < server.WRITE_HIGH_WATER_BYTES + 3 * MIB
+    assert unsent(running) < WRITE_HIGH_WATER_BYTES + 3 * MIB
     if held:
         codes = [slow.answer(opaque).code for opaque, _ in frames]
         assert set(codes) == {ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND}
@@ -121,7 +122,7 @@ def test_a_client_that_does_not_read_costs_bounded_memory(start: Start, held: bo
         for opaque, _ in frames[:100]:
             reply = slow.answer(opaque)
             assert (reply.code, len(reply.body) > MIB) == (0, True)
-        assert unsent(running) < server.WRITE_HIGH_WATER_BYTES + 3 * MIB
+        assert unsent(running) < WRITE_HIGH_WATER_BYTES + 3 * MIB
 
 
 def test_connections_beyond_the_limit_are_closed(start: Start) -> None:

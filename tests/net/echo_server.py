@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from lanemq.net.address import Address
-from lanemq.net.server import Listener, Peer, Server
+from lanemq.net.peer import Peer
+from lanemq.net.server import Listener, Server
 from lanemq.wire.command import Command, encode_command, encode_response
 
 

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from lanemq.net.server import Peer, Server
+from lanemq.net.peer import Peer
+from lanemq.net.server import Server
 from lanemq.wire.command import Command, encode_command, encode_response
 
 

@@ -9,8 +9,8 @@ from tests.net.echo_server import EchoServer
 
 from lanemq.net.blocking import BlockingConnection, DuplexConnection
 from lanemq.net.connection import open_connection
+from lanemq.net.peer import Peer
 from lanemq.net.security import Security, request_encoder
-from lanemq.net.server import Peer
 from lanemq.wire.command import Command, encode_command
 from lanemq.wire.signing import Credentials, is_signed
 

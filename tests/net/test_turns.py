@@ -6,7 +6,8 @@ from collections.abc import Callable, Coroutine
 import pytest
 from tests.net.test_server_reads import Wire, request
 
-from lanemq.net.server import Peer, Server
+from lanemq.net.peer import Peer
+from lanemq.net.server import Server
 from lanemq.net.turns import TURN_NS, Turns
 from lanemq.wire.command import Command, encode_response
 

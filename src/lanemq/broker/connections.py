@@ -6,7 +6,7 @@ from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.parts import Parts
 from lanemq.core.brokering.membership import ConnectionId
 from lanemq.model.units import to_millis
-from lanemq.net.server import Peer
+from lanemq.net.peer import Peer
 
 
 class Connections:

@@ -15,7 +15,7 @@ from lanemq.model.errors import (
     StillRebuilding,
     StorageError,
 )
-from lanemq.net.server import Peer
+from lanemq.net.peer import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import (
     JSON,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from lanemq.core.brokering.membership import ConnectionId, Membership
 from lanemq.model.units import Millis
-from lanemq.net.server import Peer
+from lanemq.net.peer import Peer
 from lanemq.net.turns import Turns
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import ONEWAY_BIT, Command, encode_command

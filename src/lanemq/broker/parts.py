@@ -34,7 +34,8 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 from lanemq.net.address import Address
 from lanemq.net.descriptors import DescriptorReserve
-from lanemq.net.server import Joining, Peer
+from lanemq.net.peer import Peer
+from lanemq.net.server import Joining
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.route_bodies import SubscriptionGroupConfig

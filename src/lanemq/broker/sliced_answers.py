@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 from lanemq.broker.dispatch import answer, answer_error, answer_fault, give_up
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.model.errors import BrokerBusy, LaneError
-from lanemq.net.server import Peer
+from lanemq.net.peer import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 

@@ -9,7 +9,7 @@ from tests.broker.running import Gate, ManualClock, RunningBroker
 
 from lanemq.broker import sliced_answers
 from lanemq.broker.handlers.locks import MAX_LINES
-from lanemq.net.server import Peer
+from lanemq.net.peer import Peer
 from lanemq.wire.bodies import LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.route_bodies import GroupList, SubscriptionGroupTable

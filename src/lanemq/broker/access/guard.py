@@ -16,8 +16,8 @@ from lanemq.clock import Clock
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import LaneError
 from lanemq.net.fresh_file import FreshFile
+from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import RateLimitedLog
-from lanemq.net.server import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.signing import ACCESS_KEY, is_signed

@@ -13,8 +13,8 @@ from lanemq.core.consuming.allocation import Allocate, averagely, averagely_by_c
 from lanemq.model.errors import NotAllowed
 from lanemq.model.names import RETRY_PREFIX, check_group
 from lanemq.model.queue import MessageQueue
+from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import RateLimitedLog
-from lanemq.net.server import Peer
 from lanemq.wire.bodies import (
     MESSAGE_MODELS,
     AssignmentAnswer,

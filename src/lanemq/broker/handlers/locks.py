@@ -27,7 +27,7 @@ from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, to_millis
-from lanemq.net.server import Peer
+from lanemq.net.peer import Peer
 from lanemq.wire.bodies import LaneLease, LaneRefusal, LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

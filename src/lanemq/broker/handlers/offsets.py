@@ -17,7 +17,7 @@ from lanemq.log.reading import Boundary
 from lanemq.model.errors import BrokerRefused, OffsetNotFound
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import QueueOffset
-from lanemq.net.server import Peer
+from lanemq.net.peer import Peer
 from lanemq.wire.bodies import LaneProgress
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

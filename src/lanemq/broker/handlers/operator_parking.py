@@ -17,7 +17,7 @@ from lanemq.broker.storage.parking import MAX_GIVEN, Records
 from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLane, PlaceName
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.keys import shown_key
-from lanemq.net.server import Peer
+from lanemq.net.peer import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable

@@ -16,8 +16,8 @@ from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.keys import shown_key
 from lanemq.model.names import check_group
+from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import FewLines
-from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ParkHeader, ParkNextResponse

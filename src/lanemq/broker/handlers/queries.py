@@ -12,7 +12,7 @@ from lanemq.broker.parts import Parts
 from lanemq.core.brokering.fair_queue import FairQueue
 from lanemq.model.errors import StorageError
 from lanemq.model.names import check_topic
-from lanemq.net.server import Peer
+from lanemq.net.peer import Peer
 from lanemq.wire.admin_headers import QueryMessageHeader, QueryMessageResponse, ViewMessageHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

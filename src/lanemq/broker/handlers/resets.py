@@ -15,7 +15,7 @@ from lanemq.model.errors import BrokerBusy, BrokerRefused, StorageError
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
-from lanemq.net.server import Peer
+from lanemq.net.peer import Peer
 from lanemq.wire.admin_headers import ConsumeDirectlyHeader, ResetOffsetHeader, RunningInfoHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

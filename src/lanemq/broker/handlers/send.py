@@ -29,7 +29,7 @@ from lanemq.model.errors import BrokerRefused, LaneError, MessageRefused, NotAll
 from lanemq.model.names import DEFAULT_TOPIC, NOT_SENDABLE, RETRY_PREFIX, SCHEDULE_TOPIC, check_group, check_topic
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.net.server import Peer
+from lanemq.net.peer import Peer
 from lanemq.wire.batch import DELAYED, MAX_BATCH_MESSAGES, TAGGED, RecordColumns, split_batch_raw, weigh
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, Frame, decode_command, encode_response

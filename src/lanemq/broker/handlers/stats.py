@@ -17,7 +17,7 @@ from lanemq.core.finished_ranges import count_finished
 from lanemq.model.errors import BrokerBusy, BrokerRefused, GroupNotFound, LaneError, StillRebuilding
 from lanemq.model.figures import MetricSample
 from lanemq.model.queue import MessageQueue
-from lanemq.net.server import Peer
+from lanemq.net.peer import Peer
 from lanemq.wire.admin_headers import BrokerStatsHeader, ConsumeStatsHeader, TopicHeader
 from lanemq.wire.bodies import SubscriptionData, encode_json
 from lanemq.wire.codes import RequestCode, ResponseCode

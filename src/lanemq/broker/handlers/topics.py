@@ -13,7 +13,7 @@ from lanemq.broker.sliced_answers import SlicedAnswers, Steps
 from lanemq.core.brokering.topic_table import Permission, TopicConfig, TopicOrder
 from lanemq.model.errors import DiskFull, LaneError, StorageError
 from lanemq.model.names import check_topic
-from lanemq.net.server import Peer
+from lanemq.net.peer import Peer
 from lanemq.wire import route_bodies
 from lanemq.wire.admin_headers import CreateTopicHeader, DeleteTopicHeader, TopicHeader
 from lanemq.wire.codes import RequestCode

@@ -25,7 +25,8 @@ from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
 from lanemq.net.descriptors import DescriptorReserve
-from lanemq.net.server import Dispatcher, Listener, Peer, Reads, Server, Together
+from lanemq.net.peer import Dispatcher, Peer, Reads, Together
+from lanemq.net.server import Listener, Server
 from lanemq.testing.sim.disk import SimDisk, SimState, StateImage
 from lanemq.testing.sim.histories import Histories
 from lanemq.testing.sim.host import Host
