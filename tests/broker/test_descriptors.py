@@ -13,7 +13,7 @@ from tests.broker.conftest import StartProcess
 from tests.broker.raw_client import RawClient, bodies
 from tests.broker.running import BrokerProcess
 
-from lanemq.log.state import State
+from lanemq.log.state.database import State
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 BUSY = ResponseCode.SYSTEM_BUSY

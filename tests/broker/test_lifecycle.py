@@ -14,7 +14,7 @@ from tests.broker.raw_client import RawClient, bodies, send_ext
 from tests.broker.running import BrokerProcess, Gate, ManualClock
 from tests.wire.encoding import encode_batch
 
-from lanemq.log.state import State
+from lanemq.log.state.database import State
 from lanemq.model.errors import LogInUse, WriteFailed
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.properties import encode_properties

@@ -11,7 +11,7 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, bodies
 from tests.broker.running import RunningBroker
 
-from lanemq.log.recovery_file import EPOCH_STEP, RecoveryFile
+from lanemq.log.state.recovery_file import EPOCH_STEP, RecoveryFile
 from lanemq.model.errors import StorageError
 from lanemq.wire.codes import RequestCode
 
@@ -137,8 +137,8 @@ def test_without_the_check_the_broker_would_start_as_if_new(
     epoch = fill(running)
     running.stop()
     lose_database(folder / "data")
-    monkeypatch.setattr("lanemq.log.data_folder.lost_state", lambda path, *, running: None)
-    monkeypatch.setattr("lanemq.log.data_folder.older_state", lambda state, facts: False)
+    monkeypatch.setattr("lanemq.log.folder.checks.lost_state", lambda path, *, running: None)
+    monkeypatch.setattr("lanemq.log.folder.checks.older_state", lambda state, facts: False)
     raw = start().connect()
     raw.create("Ordered", 8)
     assert settings(raw, "Ordered") == (False, 8)
@@ -210,7 +210,7 @@ def test_without_its_generation_an_older_database_would_grant_an_epoch_twice(
 ) -> None:
     """Negative control."""
     epoch = put_back_older(start, folder, "stopped")
-    monkeypatch.setattr("lanemq.log.data_folder.older_state", lambda state, facts: False)
+    monkeypatch.setattr("lanemq.log.folder.checks.older_state", lambda state, facts: False)
     raw = start().connect()
     raw.unlock("a", "Ordered", queues=(1,))
     assert raw.lane_lock("c", "Ordered", queues=(1,)).lane_leases[0].epoch <= epoch

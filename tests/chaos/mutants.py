@@ -38,7 +38,7 @@ from lanemq.log import reading, record_bytes, recovery
 from lanemq.log.appender import Appender
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.filesystem import RealDisk
-from lanemq.log.state import State
+from lanemq.log.state.database import State
 from lanemq.model.units import Epoch, Millis
 from lanemq.net.connection import ConnectionPool
 from lanemq.testing.sim.disk import SimDisk

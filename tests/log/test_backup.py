@@ -19,10 +19,10 @@ from tests.chaos.members import until
 from tests.log.conftest import read_all, send
 
 from lanemq.cli.server.doctor import damage_finding
-from lanemq.log import backup
-from lanemq.log.backup import EPOCH_MARGIN, back_up, read_manifest, restore, verify
-from lanemq.log.examination import examine
-from lanemq.log.state import VERSION, State
+from lanemq.log.folder import backup
+from lanemq.log.folder.backup import EPOCH_MARGIN, back_up, read_manifest, restore, verify
+from lanemq.log.folder.examination import examine
+from lanemq.log.state.database import VERSION, State
 from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull, LogInUse, StorageError
 

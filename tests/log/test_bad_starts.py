@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tests.log.conftest import OpenStore, read_all, send
 
-from lanemq.log import state
-from lanemq.log.backup import back_up
 from lanemq.log.filesystem import RealDisk
-from lanemq.log.state import VERSION, State
+from lanemq.log.folder.backup import back_up
+from lanemq.log.state import database
+from lanemq.log.state.database import VERSION, State
 from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull, StorageError
 
@@ -78,7 +78,7 @@ def test_a_database_without_permission_is_not_a_damaged_one(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     with monkeypatch.context() as patched:
-        patched.setattr(state.os, "open", refused)
+        patched.setattr(database.os, "open", refused)
         with pytest.raises(StorageError, match="check its owner and permissions"):
             State(used / "state.db")
     assert read_all(open_store()) == (["kept"], [])

@@ -11,9 +11,10 @@ import pytest
 from tests.broker.raw_client import bodies
 from tests.broker.running import RunningBroker
 
-from lanemq.log import backup, state
-from lanemq.log.examination import examine
-from lanemq.log.state import VERSION
+from lanemq.log.folder import backup
+from lanemq.log.folder.examination import examine
+from lanemq.log.state import database
+from lanemq.log.state.database import VERSION
 
 FOLDERS = Path(__file__).with_name("folders")
 ARCHIVES = sorted(path.name.removesuffix(".tar.xz") for path in FOLDERS.glob("*.tar.xz"))
@@ -61,7 +62,7 @@ def test_a_backup_that_an_earlier_version_made_is_restored_with_everything(
     data = unpacked(name, tmp_path / "old")
     layout = examine(data).layout
     with monkeypatch.context() as earlier:
-        for module in (state, backup):
+        for module in (database, backup):
             earlier.setattr(module, "VERSION", layout)
         assert backup.back_up(data, tmp_path / "backup", made_at=1_000, version="earlier").layout == layout
     backup.restore(tmp_path / "backup", tmp_path / "data", now=1_000)

@@ -21,7 +21,7 @@ from lanemq.log.queue_index import (
     unpack_entries,
 )
 from lanemq.log.reading import Boundary, ReadStatus, adjacent_runs, gather, read_adjacent, verify
-from lanemq.log.state import QueueRow
+from lanemq.log.state.database import QueueRow
 from lanemq.model.errors import CorruptRecord
 from lanemq.model.java_hash import java_string_hash
 

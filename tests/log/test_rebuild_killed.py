@@ -13,7 +13,7 @@ from lanemq.log import index_rebuild
 from lanemq.log.checkpoint import Checkpointer, IndexWork
 from lanemq.log.filesystem import RealDisk
 from lanemq.log.queue_index import IndexFiles
-from lanemq.log.state import State
+from lanemq.log.state.database import State
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 

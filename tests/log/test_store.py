@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, message, read_all, send
 
-from lanemq.log.data_lock import DataLock, holder
+from lanemq.log.folder.lock import DataLock, holder
 from lanemq.log.options import StoreOptions
-from lanemq.log.parked_rows import ParkedRows
 from lanemq.log.queue_index import SYNCED_TOGETHER
 from lanemq.log.retention import SegmentFacts, expired_segments
-from lanemq.log.state import SCHEMA, LeaseRow, OffsetRow, ProducerRow, State
+from lanemq.log.state.database import SCHEMA, LeaseRow, OffsetRow, ProducerRow, State
+from lanemq.log.state.parked_rows import ParkedRows
 from lanemq.log.store import Store
 from lanemq.model.errors import CorruptRecord, InvalidOption, LogInUse, StorageError
 from lanemq.testing.faulty_disk import FaultyDisk

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from lanemq.log.filesystem import write_fully
-from lanemq.log.state import OffsetRow, State, Sync
+from lanemq.log.state.database import OffsetRow, State, Sync
 from lanemq.testing.sim.disk import SimDisk, SimState, StateImage
 from lanemq.testing.sim.trace import Trace
 

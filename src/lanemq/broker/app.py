@@ -56,7 +56,7 @@ from lanemq.core.brokering.membership import Membership
 from lanemq.core.brokering.quotas import GroupUse
 from lanemq.history import last_time, open_history
 from lanemq.log.options import StoreOptions
-from lanemq.log.space_reserve import SpaceReserve
+from lanemq.log.state.space_reserve import SpaceReserve
 from lanemq.log.store import Store
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import to_millis

@@ -13,7 +13,7 @@ from lanemq.broker.storage.pinning import Pinning
 from lanemq.clock import nanoseconds_of
 from lanemq.core.brokering.quotas import UNUSED_NAME_MS, Quota
 from lanemq.log.commit_log import Segment
-from lanemq.log.space_reserve import SpaceReserve, reserve_bytes
+from lanemq.log.state.space_reserve import SpaceReserve, reserve_bytes
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import retry_topic
 from lanemq.model.units import Millis, to_millis

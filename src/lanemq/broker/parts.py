@@ -26,7 +26,7 @@ from lanemq.core.brokering.quotas import GroupUse, OverQuota, Quota, Quotas
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.core.brokering.traffic import Traffic
-from lanemq.log.state import State
+from lanemq.log.state.database import State
 from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, BrokerRefused, NotAllowed
 from lanemq.model.figures import Distribution

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from lanemq.log.appender import Appender
 from lanemq.log.queue_index import IndexFiles, IndexPart, QueueTable
-from lanemq.log.state import DamageRow, LogCheckpoint, ProducerRow, State
+from lanemq.log.state.database import DamageRow, LogCheckpoint, ProducerRow, State
 from lanemq.model.errors import StorageError
 
 

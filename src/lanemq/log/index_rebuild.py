@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.queue_index import ENTRY_BYTES, QueueTable
 from lanemq.log.recovery import Piece, dropped_bytes, read_piece
-from lanemq.log.state import DamageRow
+from lanemq.log.state.database import DamageRow
 
 STEP_BYTES = 16 * 1024 * 1024
 """Bytes of the log that one step reads."""

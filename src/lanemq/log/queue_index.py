@@ -27,7 +27,7 @@ from typing import NamedTuple
 from lanemq._fast import compiled
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.filesystem import NO_DESCRIPTORS, Disk, write_fully
-from lanemq.log.state import QueueRow
+from lanemq.log.state.database import QueueRow
 from lanemq.model.errors import NoDescriptors, StillRebuilding, StorageError
 
 ENTRY = struct.Struct(">qiiI")

@@ -30,7 +30,7 @@ from lanemq.log.commit_log import CommitLog, Segment
 from lanemq.log.filesystem import Disk, write_fully
 from lanemq.log.queue_index import IndexFiles, QueueIndex, QueueTable, pack_entry
 from lanemq.log.record_bytes import MAGIC_AT, MAGIC_BYTES, RecordRun, facts_of, index_runs, size_at
-from lanemq.log.state import DamageRow, LogCheckpoint, State
+from lanemq.log.state.database import DamageRow, LogCheckpoint, State
 from lanemq.model.errors import StorageError
 from lanemq.wire.properties import tag_code_of
 from lanemq.wire.record import PROOF, is_marked_synced

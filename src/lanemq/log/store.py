@@ -17,9 +17,9 @@ from lanemq.core.brokering.disk_space import Space
 from lanemq.log.appender import Appender, NewRecords, Pending, Staged
 from lanemq.log.checkpoint import Checkpointer
 from lanemq.log.commit_log import CommitLog, Segment
-from lanemq.log.data_folder import open_matching_state, unfinished_restore
-from lanemq.log.data_lock import DataLock
 from lanemq.log.filesystem import Disk, RealDisk
+from lanemq.log.folder.checks import open_matching_state, unfinished_restore
+from lanemq.log.folder.lock import DataLock
 from lanemq.log.index_rebuild import IndexRebuild
 from lanemq.log.key_index import KeyIndex
 from lanemq.log.options import StoreOptions
@@ -36,9 +36,9 @@ from lanemq.log.queue_index import (
 from lanemq.log.reading import ReadResult, ReadStatus, TimeSearch, adjacent_runs, gather, nothing_to_read, read_adjacent
 from lanemq.log.record_bytes import facts_of, size_at
 from lanemq.log.recovery import OnRecords, Piece, RecoveryReport, Startup
-from lanemq.log.recovery_file import RecoveryFile
 from lanemq.log.retention import Retention
-from lanemq.log.state import DamageRow, ProducerRow, State
+from lanemq.log.state.database import DamageRow, ProducerRow, State
+from lanemq.log.state.recovery_file import RecoveryFile
 from lanemq.model.errors import CorruptRecord, DiskFull, NoDescriptors, StorageError, WriteFailed
 from lanemq.wire.record import HEAD_BYTES
 

@@ -19,7 +19,7 @@ from lanemq.broker.access.audit import ADMINISTRATIVE, Audit
 from lanemq.broker.dispatch import Dispatch
 from lanemq.cli import output
 from lanemq.cli.output import log_audit_to
-from lanemq.log.state import OffsetRow, Sync
+from lanemq.log.state.database import OffsetRow, Sync
 from lanemq.model.errors import StorageError
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

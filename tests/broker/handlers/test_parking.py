@@ -16,8 +16,8 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.storage.pinning import Pinning
 from lanemq.core.brokering.parked_lane_table import LaneName
 from lanemq.core.lane_status import Failure
-from lanemq.log.parked_rows import ParkedChange, ParkedRows
-from lanemq.log.state import Sync
+from lanemq.log.state.database import Sync
+from lanemq.log.state.parked_rows import ParkedChange, ParkedRows
 from lanemq.model.errors import StorageError
 from lanemq.model.units import Millis
 from lanemq.net.rate_limited_log import MAX_LINES

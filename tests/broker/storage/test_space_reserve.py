@@ -9,7 +9,7 @@ from tests.broker.running import ManualClock, RunningBroker
 from tests.chaos import volumes
 
 from lanemq.broker.housekeeping import RESERVE_EVERY_MS
-from lanemq.log.space_reserve import MAX_RESERVE_BYTES, SpaceReserve, reserve_bytes
+from lanemq.log.state.space_reserve import MAX_RESERVE_BYTES, SpaceReserve, reserve_bytes
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 MEBIBYTES = 64

@@ -17,8 +17,8 @@ from lanemq.cli.server import doctor
 from lanemq.client.producer.producer import Producer
 from lanemq.client.topics import NewTopic
 from lanemq.core.brokering.disk_space import Space
-from lanemq.log.examination import Examined
-from lanemq.log.state import VERSION
+from lanemq.log.folder.examination import Examined
+from lanemq.log.state.database import VERSION
 from lanemq.log.store import Store
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker

@@ -12,7 +12,7 @@ from lanemq.broker.sliced_answers import SlicedAnswers, Steps
 from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.brokering.quotas import MAX_CLIENT_ID_CHARS, MAX_HEARTBEAT_NAMES, Quota
 from lanemq.core.brokering.refusals import RefusalReason
-from lanemq.log import state as rows
+from lanemq.log.state.database import OffsetRow, Sync
 from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, StorageError
 from lanemq.model.names import check_group, check_topic, retry_topic
 from lanemq.model.units import Millis, to_millis
@@ -273,11 +273,11 @@ class GroupHandler:
         if header.clean_offset or header.remove_offset:
             self._parts.offsets.forget(group=group)
             self._parts.parking.forget(group=group)
-        kept = [rows.OffsetRow(group, *key, offset) for key, offset in self._parts.offsets.of_group(group).items()]
+        kept = [OffsetRow(group, *key, offset) for key, offset in self._parts.offsets.of_group(group).items()]
 
         def delete() -> None:
             self._parts.state.delete_group(group)
-            self._parts.state.save_offsets(kept, rows.Sync.FULL)
+            self._parts.state.save_offsets(kept, Sync.FULL)
 
         self._parts.row_thread.submit(delete, lambda _, error: answer_saved(peer, request, error))
 

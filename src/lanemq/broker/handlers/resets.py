@@ -9,8 +9,8 @@ from collections.abc import Callable, Container, Mapping
 from lanemq.broker.dispatch import Handler, answer_code, answer_saved
 from lanemq.broker.parts import Parts
 from lanemq.broker.sliced_answers import SlicedAnswers, Steps
-from lanemq.log import state
 from lanemq.log.reading import Boundary
+from lanemq.log.state.database import OffsetRow, Sync
 from lanemq.model.errors import BrokerBusy, BrokerRefused, StorageError
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
@@ -87,7 +87,7 @@ class ResetHandler:
         if self._parts.recording.on and not online:
             self._parts.recording.moved(group, table)
         reply = ResetOffsetBody(offset_table=table).encode()
-        rows = [state.OffsetRow(group, queue.topic, queue.queue_id, table[queue], online) for queue in table]
+        rows = [OffsetRow(group, queue.topic, queue.queue_id, table[queue], online) for queue in table]
 
         def saved(_: object, error: StorageError | None) -> None:
             answer_saved(peer, request, error, reply)
@@ -95,7 +95,7 @@ class ResetHandler:
                 self._moved(group, {(queue.topic, queue.queue_id) for queue in table})
 
         # Unlike progress, a reset must not be lost in a crash once it is answered.
-        self._parts.row_thread.submit(lambda: self._parts.state.save_offsets(rows, state.Sync.FULL), saved)
+        self._parts.row_thread.submit(lambda: self._parts.state.save_offsets(rows, Sync.FULL), saved)
 
     def _target(self, header: ResetOffsetHeader, queue_id: int) -> int:
         low, high = self._parts.store.bounds(header.topic, queue_id)

@@ -20,8 +20,8 @@ from lanemq.core.brokering.dedup import ProducerTable, SavedProducer, SequenceRa
 from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors
 from lanemq.core.brokering.group_offsets import GroupOffsets, SavedOffset
 from lanemq.core.brokering.lock_table import SavedLease
-from lanemq.log import state
 from lanemq.log.checkpoint import IndexWork
+from lanemq.log.state.database import LeaseRow, OffsetRow, ProducerRow, State, Sync
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
@@ -98,7 +98,7 @@ class Checkpoints:
 
     def save_offsets_now(self) -> None:
         """At a clean stop: write committed offsets and delay cursors, and wait for the disk."""
-        self._write_offsets(self._offsets.dirty(), dict(self._delays.dirty()), state.Sync.FULL)
+        self._write_offsets(self._offsets.dirty(), dict(self._delays.dirty()), Sync.FULL)
 
     def _save_offsets(self) -> None:
         rows = self._offsets.dirty()
@@ -116,10 +116,10 @@ class Checkpoints:
                 self._last_offsets = Millis(self._clock.now() + AFTER_FAILURE_MS)
                 self._failures.warn("offsets", f"offsets could not be saved: {error}")
 
-        self._row_thread.submit(lambda: self._write_offsets(rows, cursors, state.Sync.NORMAL), written)
+        self._row_thread.submit(lambda: self._write_offsets(rows, cursors, Sync.NORMAL), written)
 
-    def _write_offsets(self, rows: tuple[SavedOffset, ...], cursors: dict[int, QueueOffset], sync: state.Sync) -> None:
-        self._store.state.save_offsets([state.OffsetRow(*row) for row in rows], sync)
+    def _write_offsets(self, rows: tuple[SavedOffset, ...], cursors: dict[int, QueueOffset], sync: Sync) -> None:
+        self._store.state.save_offsets([OffsetRow(*row) for row in rows], sync)
         for level, offset in cursors.items():
             self._store.state.put(f"{DELAY_CURSOR}{level}", str(offset))
 
@@ -207,42 +207,40 @@ class Checkpoints:
         self._search_thread.submit(lambda: self._store.index_keys(KEY_INDEX_STEP_BYTES), done)
 
 
-def restored_cursors(rows: state.State) -> list[tuple[int, QueueOffset]]:
+def restored_cursors(rows: State) -> list[tuple[int, QueueOffset]]:
     """The saved delay cursors: level and next offset."""
     saved = [(level, rows.get(f"{DELAY_CURSOR}{level}")) for level in range(1, MAX_LEVEL + 1)]
     return [(level, QueueOffset(int(offset))) for level, offset in saved if offset is not None]
 
 
-def unsaved_stamps(producers: ProducerTable) -> list[state.ProducerRow]:
+def unsaved_stamps(producers: ProducerTable) -> list[ProducerRow]:
     """The rows of the producers that changed since the last checkpoint."""
     return list(map(producer_row, producers.dirty().rows))
 
 
-def producer_row(row: SavedProducer) -> state.ProducerRow:
+def producer_row(row: SavedProducer) -> ProducerRow:
     """A row of the producer table as the state database stores it."""
     text = msgspec.json.encode((row.epoch, row.next_sequence, row.last_stored, row.ranges, row.user)).decode()
-    return state.ProducerRow(row.topic, row.queue_id, row.producer, text)
+    return ProducerRow(row.topic, row.queue_id, row.producer, text)
 
 
-def restored_producer(row: state.ProducerRow) -> SavedProducer:
+def restored_producer(row: ProducerRow) -> SavedProducer:
     epoch, next_sequence, last_stored, ranges, *more = msgspec.json.decode(row.state)
     known = tuple(SequenceRange(sequence, QueueOffset(offset), count) for sequence, offset, count in ranges)
     user = more[0] if more else None  # folders of earlier versions have none
     return SavedProducer(row.topic, row.queue_id, row.producer, epoch, next_sequence, last_stored, known, user)
 
 
-def lease_row(row: SavedLease) -> state.LeaseRow:
+def lease_row(row: SavedLease) -> LeaseRow:
     """A row of the lock table as the state database stores it."""
     queue = row.queue
-    return state.LeaseRow(
-        row.group, queue.topic, queue.broker, queue.queue_id, row.owner, row.epoch, row.lease_ms, row.stock
-    )
+    return LeaseRow(row.group, queue.topic, queue.broker, queue.queue_id, row.owner, row.epoch, row.lease_ms, row.stock)
 
 
-def restored_lease(row: state.LeaseRow) -> SavedLease:
+def restored_lease(row: LeaseRow) -> SavedLease:
     queue = MessageQueue(row.topic, row.broker, row.queue_id)
     return SavedLease(row.group, queue, row.owner, Epoch(row.epoch), Millis(row.lease_ms), row.stock)
 
 
-def restored_offset(row: state.OffsetRow) -> SavedOffset:
+def restored_offset(row: OffsetRow) -> SavedOffset:
     return SavedOffset(row.group, row.topic, row.queue_id, QueueOffset(row.offset), row.reset_pending, row.finished)

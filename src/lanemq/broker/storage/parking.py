@@ -17,8 +17,8 @@ from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.core.brokering.lane_offsets import ChunkRow, LaneOffsets
 from lanemq.core.brokering.parked_lane_table import LaneName, Parked, ParkedLane, ParkedLaneTable, PlaceName
 from lanemq.core.lane_status import Failure, LaneStatus
-from lanemq.log.parked_rows import ForgottenLanes, LaneId, LaneRow, ParkedChange, ParkedRows
 from lanemq.log.reading import ReadStatus
+from lanemq.log.state.parked_rows import ForgottenLanes, LaneId, LaneRow, ParkedChange, ParkedRows
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.java_hash import LONG_MAX

@@ -26,7 +26,7 @@ from lanemq.core.brokering.topic_table import (
     WhyRefused,
 )
 from lanemq.log.queue_index import QueueIndex
-from lanemq.log.state import State
+from lanemq.log.state.database import State
 from lanemq.model.errors import BrokerRefused, DiskFull, NoDescriptors, StorageError, TopicNotFound
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.wire.codes import ResponseCode

@@ -8,7 +8,7 @@ import click
 
 from lanemq.cli.output import plural, size_text, time_text
 from lanemq.clock import SystemClock, wall_time
-from lanemq.log import backup as backups
+from lanemq.log.folder import backup as backups
 from lanemq.net.descriptors import raise_soft_limit
 
 FOLDER = click.Path(path_type=Path, file_okay=False)

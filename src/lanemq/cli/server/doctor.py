@@ -18,8 +18,8 @@ from lanemq.cli.output import Grid, plural, show, size_text, time_text
 from lanemq.cli.server.config import broker_context
 from lanemq.clock import SystemClock, wall_time
 from lanemq.core.brokering.disk_space import LowSpace, Space, log_limit
-from lanemq.log.examination import Examined, examine, is_read_only
-from lanemq.log.state import VERSION, layout_problem
+from lanemq.log.folder.examination import Examined, examine, is_read_only
+from lanemq.log.state.database import VERSION, layout_problem
 from lanemq.net.descriptors import raise_soft_limit
 
 FEW_FILES = 4096

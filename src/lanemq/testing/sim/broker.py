@@ -19,7 +19,7 @@ from lanemq.broker.recording import Recording
 from lanemq.broker.storage.disk_thread import DiskThread, RowTransactions, outcome_of
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.log.options import StoreOptions
-from lanemq.log.space_reserve import SpaceReserve
+from lanemq.log.state.space_reserve import SpaceReserve
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue

@@ -9,7 +9,7 @@ these messages. Writing the same changes twice, in the same order, has no furthe
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
-from lanemq.log.state import State, Sync
+from lanemq.log.state.database import State, Sync
 
 LaneId: TypeAlias = tuple[str, str, int, str]
 """Group, topic, queue id, and key: empty for the lane without a key, else `=` and the key."""

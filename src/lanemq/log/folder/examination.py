@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lanemq.log.commit_log import CommitLog, segment_start
-from lanemq.log.data_folder import lost_state
-from lanemq.log.data_lock import DataLock, holder
 from lanemq.log.filesystem import RealDisk
+from lanemq.log.folder.checks import lost_state
+from lanemq.log.folder.lock import DataLock, holder
 from lanemq.log.recovery import Damaged
 from lanemq.log.recovery import scan as scan_log
-from lanemq.log.state import DamageRow
+from lanemq.log.state.database import DamageRow
 from lanemq.model.errors import LogInUse
 
 

@@ -27,11 +27,11 @@ from zlib import crc32
 import msgspec
 
 from lanemq.log.commit_log import segment_start
-from lanemq.log.data_folder import FOREIGN, RESTORING, lost_state, unfinished_restore
-from lanemq.log.data_lock import DataLock, locked_folder
 from lanemq.log.filesystem import NO_SPACE
-from lanemq.log.recovery_file import RecoveryFile, SavedFacts
-from lanemq.log.state import VERSION, State, Sync, layout_problem
+from lanemq.log.folder.checks import FOREIGN, RESTORING, lost_state, unfinished_restore
+from lanemq.log.folder.lock import DataLock, locked_folder
+from lanemq.log.state.database import VERSION, State, Sync, layout_problem
+from lanemq.log.state.recovery_file import RecoveryFile, SavedFacts
 from lanemq.model.errors import DiskFull, LogInUse, StorageError
 
 MANIFEST = "backup.json"

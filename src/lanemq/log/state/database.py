@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lanemq.log.filesystem import NO_SPACE
-from lanemq.log.recovery_file import RecoveryFile, SavedFacts
+from lanemq.log.state.recovery_file import RecoveryFile, SavedFacts
 from lanemq.model.errors import DiskFull, NoDescriptors, StorageError
 
 EPOCH_FLOOR = "epoch-floor"

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lanemq.log.commit_log import CommitLog
-from lanemq.log.recovery_file import RecoveryFile, SavedFacts
-from lanemq.log.state import State
+from lanemq.log.state.database import State
+from lanemq.log.state.recovery_file import RecoveryFile, SavedFacts
 from lanemq.model.errors import StorageError
 
 RESTORING = "restoring"
