@@ -34,8 +34,8 @@ def verdict(
         with EmbeddedBroker(options) as broker:
             with Admin(broker.address) as admin:
                 admin.create_topic(TOPIC, queues, ordered=True)
-            sent = History(said / "producer.jsonl", "producer", SystemClock().now_ns, "producer")
-            done = History(said / "consumer.jsonl", "consumer", SystemClock().now_ns, "consumer")
+            sent = History(said / "producer.jsonl", "producer", SystemClock().now_ns, role="producer")
+            done = History(said / "consumer.jsonl", "consumer", SystemClock().now_ns, role="consumer")
             with Producer(broker.address, codec="bytes", history=sent) as producer:
                 producer.send_many(TOPIC, messages)
             consume(broker.address, done)

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO, Literal, cast
+from typing import BinaryIO, Literal, TypedDict, Unpack, cast
 
 import msgspec
 
@@ -35,6 +35,17 @@ _LONGEST_LINE = 64 * 1024
 """Limit of the last line that is read again; a longer one is skipped for the line before it."""
 
 
+class AboutWriter(TypedDict, total=False):
+    """What the first line of a history says of its process, beside its name."""
+
+    role: Role
+    """Who writes; a broker's lines about leases count as exact. Default: `other`."""
+    run: str
+    """What ties the files of a run together, for people."""
+    machine: str
+    """Whose clock `now_ns` is (`clock.machine_of`). Times of two machines cannot be compared."""
+
+
 class History:
     """The history of one process, safe to use from any thread.
 
@@ -43,9 +54,7 @@ class History:
         process: A name no other process of the run has.
         now_ns: Nanoseconds of the machine's monotonic clock, the same for all processes of the run. A
             simulation passes a counter that grows with every call.
-        role: Who writes; a broker's lines about leases count as exact.
-        run: What ties the files of a run together, for people.
-        machine: Whose clock `now_ns` is (`clock.machine_of`). Times of two machines cannot be compared.
+        about: What else the first line says.
     """
 
     on = True
@@ -55,28 +64,22 @@ class History:
     suffix = ""
     """What the name of the process has at its end in a child that was forked with this history."""
 
-    def __init__(
-        self,
-        path: Path,
-        process: str,
-        now_ns: Callable[[], int],
-        role: Role = "other",
-        run: str = "",
-        machine: str = "",
-    ) -> None:
+    def __init__(self, path: Path, process: str, now_ns: Callable[[], int], **about: Unpack[AboutWriter]) -> None:
         self.now = now_ns
-        self._about = path, process, role, run, machine
+        self._path, self._process, self._about = path, process, about
         self._open_file(path, process)
         tell_child(self)
 
     def _open_file(self, path: Path, process: str) -> None:
-        _, _, role, run, machine = self._about
         self._n = 0
         self._lock = Lock()
         file = cast(BinaryIO, path.open("ab", buffering=0))
         weakref.finalize(self, file.close).atexit = False  # one that is never closed ends with its last user
         self._file: BinaryIO | None = file
         self._unfinished_line = _ends_within_a_line(path)
+        self._begin(process, **self._about)
+
+    def _begin(self, process: str, *, role: Role = "other", run: str = "", machine: str = "") -> None:
         self._write("begin", {"name": process, "role": role, "run": run, "machine": machine})
 
     def forked(self) -> None:
@@ -248,9 +251,8 @@ class History:
         """Number, time and append are one step, so that the lines of a file are in time order."""
         if self._in_child:
             self._in_child = False
-            path, process, *_ = self._about
-            name = process + self.suffix
-            self._open_file(path.with_name(f"{file_name(name)}.jsonl"), name)
+            name = self._process + self.suffix
+            self._open_file(self._path.with_name(f"{file_name(name)}.jsonl"), name)
         with self._lock:
             if self._file is None:
                 return
@@ -306,19 +308,12 @@ def _queue_fields(topic: str, broker: str, queue: int) -> _Fields:
     return {"topic": topic, "broker": broker, "queue": queue}
 
 
-def open_history(
-    folder: Path | None,
-    process: str,
-    now_ns: Callable[[], int],
-    role: Role = "other",
-    run: str = "",
-    machine: str = "",
-) -> History:
+def open_history(folder: Path | None, process: str, now_ns: Callable[[], int], **about: Unpack[AboutWriter]) -> History:
     """Opens a history file for this process in the folder; records nothing without a folder."""
     if folder is None:
         return NO_HISTORY
     folder.mkdir(parents=True, exist_ok=True)
-    return History(folder / f"{file_name(process)}.jsonl", process, now_ns, role, run, machine)
+    return History(folder / f"{file_name(process)}.jsonl", process, now_ns, **about)
 
 
 def _ends_within_a_line(path: Path) -> bool:

@@ -53,7 +53,7 @@ def write_everything(history: History) -> None:
 
 def test_checker_reads_every_event_and_every_field_the_writer_writes(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    history = History(path, "a", count(1).__next__, "consumer", "run-1", "boot-1")
+    history = History(path, "a", count(1).__next__, role="consumer", run="run-1", machine="boot-1")
     write_everything(history)
     history.close()
     reading = HistoryReader([path])
@@ -91,7 +91,7 @@ def test_lines_name_the_broker_unless_it_has_the_default_name(tmp_path: Path) ->
 def test_a_second_run_appends_and_starts_its_numbers_again(tmp_path: Path) -> None:
     clock = count(1).__next__
     for _ in range(2):
-        history = open_history(tmp_path, "member/1", clock, "consumer")
+        history = open_history(tmp_path, "member/1", clock, role="consumer")
         history.send("orders", "k", "m")
         history.close()
     (path,) = tmp_path.iterdir()
@@ -111,7 +111,7 @@ def test_every_line_is_written_before_the_call_returns(tmp_path: Path) -> None:
 def test_a_line_that_a_killed_process_left_unfinished_does_not_swallow_the_next_run(tmp_path: Path) -> None:
     clock = count(1).__next__
     for _ in range(3):
-        history = open_history(tmp_path, "a", clock, "consumer")
+        history = open_history(tmp_path, "a", clock, role="consumer")
         history.turn(PLACE, "k", "m1")
         history.turn_end(PLACE, "k", "retry")
         history.close()
@@ -146,7 +146,7 @@ def test_an_event_that_does_not_fit_on_the_disk_leaves_a_gap(
 ) -> None:
     """A history that goes on without it would show a turn that never began, and be believed."""
     path = tmp_path / "a.jsonl"
-    history = History(path, "a", count(1).__next__, "consumer")
+    history = History(path, "a", count(1).__next__, role="consumer")
     disk = FullDisk(room)
     monkeypatch.setattr(history, "_file", disk)
     with pytest.raises(OSError, match="No space left"):
@@ -192,8 +192,8 @@ def test_without_a_folder_nothing_is_recorded(tmp_path: Path) -> None:
 
 def test_a_recorded_run_passes(tmp_path: Path) -> None:
     clock = count(1).__next__
-    producer = open_history(tmp_path, "p", clock, "producer")
-    member = open_history(tmp_path, "a", clock, "consumer")
+    producer = open_history(tmp_path, "p", clock, role="producer")
+    member = open_history(tmp_path, "a", clock, role="consumer")
     for offset in range(3):
         producer.send("orders", "k", f"m{offset}")
         producer.acked("orders", "k", f"m{offset}", 0, offset)
@@ -212,7 +212,7 @@ def test_the_error_of_a_turn_is_cut_and_changes_no_verdict(tmp_path: Path) -> No
     """Histories without errors, such as older ones, are judged as those that have them."""
 
     def report(name: str, why: str) -> tuple[Report, list[dict[str, object]]]:
-        history = open_history(tmp_path / name, "a", count(1).__next__, "consumer")
+        history = open_history(tmp_path / name, "a", count(1).__next__, role="consumer")
         for outcome, error in (("retry", why), ("ok", "")):
             history.turn(PLACE, "k", "m1", epoch=3)
             history.turn_end(PLACE, "k", outcome, epoch=3, why=error)

@@ -362,7 +362,7 @@ class Broker:
     def _open_history(self) -> Recording:
         folder, name, now = self.options.history, f"broker-{self.options.name}", nanoseconds_of(self._clock)
         alive = last_time(folder, name, now())
-        history = open_history(folder, name, now, "broker", machine=machine_of(self._clock))
+        history = open_history(folder, name, now, role="broker", machine=machine_of(self._clock))
         return Recording(history, self.options.name, alive)
 
 

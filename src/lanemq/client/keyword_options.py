@@ -65,7 +65,7 @@ def opened_history(given: object, client_id: str, clock: Clock, role: Role) -> H
     if not isinstance(given, (str, os.PathLike)):
         raise InvalidOption(f"history={given!r} is not a folder: give the path of one, or leave it out")
     try:
-        return open_history(Path(given), client_id, nanoseconds_of(clock), role, machine=machine_of(clock))
+        return open_history(Path(given), client_id, nanoseconds_of(clock), role=role, machine=machine_of(clock))
     except OSError as error:
         raise InvalidOption(f"history={str(given)!r} cannot be written to: {error}; give another folder") from None
 

@@ -1,6 +1,7 @@
 """Parked lanes over the wire: on disk before they are answered, and kept until an owner or operator removes them."""
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,9 +13,8 @@ from tests.chaos.members import until
 from tests.chaos.mutants import pinned_log
 
 from lanemq.broker.handlers import operator_parking
-from lanemq.broker.parts import Parts
 from lanemq.broker.storage.pinning import Pinning
-from lanemq.core.brokering.parked_lane_table import LaneName
+from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLaneTable
 from lanemq.core.lane_status import Failure
 from lanemq.log.state.database import Sync
 from lanemq.log.state.parked_rows import ParkedChange, ParkedRows
@@ -295,23 +295,23 @@ def test_beyond_the_limit_parked_records_are_copied_before_their_file_is_deleted
     assert [each.body for each in given] == [b"2", b"3"]
 
 
-def look_while(start: Start, park: Callable[[Parts, LaneName], object]) -> int:
+def look_while_parking(start: Start, data: Path) -> int:
     """How many files retention would delete if offset 2 is parked while it looks at the lanes.
 
     The broker itself deletes none: it might do so before the look.
     """
-    running = start(segment_bytes=SMALL["segment_bytes"], max_pinned_bytes=1024 * 1024)
+    running = start(data, segment_bytes=SMALL["segment_bytes"], max_pinned_bytes=1024 * 1024)
     raw = running.connect()
     fill(raw)
     for _ in range(64):
         raw.send("T", b"x" * 4000, queue=0)
     Owner(running).park(71)
-    parts, pinning = running.broker.running.parts, running.broker.running.housekeeping._pinning
+    lanes, pinning = running.broker.running.parts.parking.lanes, running.broker.running.housekeeping._pinning
 
     def look() -> int:
         steps = pinning.deletable(2)
         next(steps)
-        park(parts, LaneName("g", "T", 0, "meanwhile"))
+        lanes.park(LaneName("g", "T", 0, "meanwhile"), [2], Failure("broken", 1), now=NOW)
         while True:
             try:
                 next(steps)
@@ -321,12 +321,13 @@ def look_while(start: Start, park: Callable[[Parts, LaneName], object]) -> int:
     return running.call(look)
 
 
-def test_a_message_that_is_parked_while_retention_looks_keeps_its_file(start: Start) -> None:
-    assert look_while(start, lambda parts, name: parts.parking.park(name, [2], Failure("broken", 1), now=NOW)) == 0
-
-
-def test_control_if_it_is_not_noted_its_file_would_be_deleted(start: Start) -> None:
-    assert look_while(start, lambda parts, name: parts.parking.lanes.park(name, [2], Failure("", 1), now=NOW)) > 0
+def test_a_message_that_is_parked_while_retention_looks_keeps_its_file(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the control: if the table does not note it, its file would be deleted."""
+    assert look_while_parking(start, folder / "data") == 0
+    monkeypatch.setattr(ParkedLaneTable, "noting", lambda table: contextlib.nullcontext({}))
+    assert look_while_parking(start, folder / "control") > 0
 
 
 def test_a_broker_killed_between_the_copy_and_the_deletion_copies_again(

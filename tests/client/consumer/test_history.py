@@ -41,7 +41,7 @@ def run(usable_until: int, *, dropped: bool = False) -> Any:
 def events_of(
     folder: Path, *runs: tuple[Any, Stop | None], batch: tuple[Any, ...] = (MESSAGE,), **options: Any
 ) -> list[dict[str, Any]]:
-    history = History(folder / "a.jsonl", "a", lambda: 0, "consumer")
+    history = History(folder / "a.jsonl", "a", lambda: 0, role="consumer")
     recorder = TurnRecorder("g", history, Clock(), **options)  # type: ignore[arg-type]
     for each, stop in runs:
         recorder.begin(batch, each)

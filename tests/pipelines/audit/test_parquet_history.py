@@ -23,7 +23,7 @@ def effects(history: ParquetHistory, first: int, last: int) -> None:
 
 def test_a_parquet_history_reads_like_one_of_lines(tmp_path: Path) -> None:
     for folder, opened in (("lines", open_history), ("columns", open_parquet_history)):
-        history = opened(tmp_path / folder, "member/1", count(1).__next__, "consumer", "run-1")
+        history = opened(tmp_path / folder, "member/1", count(1).__next__, role="consumer", run="run-1")
         write_everything(history)
         history.close()
     lines, columns = (

@@ -63,7 +63,7 @@ class OwnerParkingHandler:
                 body=ParkAnswer(settled=0, status=_status(parking.lanes.get(name)), remark=str(over)).encode(),
             )
             return
-        outcome = parking.park(
+        outcome = parking.lanes.park(
             name,
             readable,
             failure,

@@ -8,14 +8,13 @@ A record is read from the log, or from its copy in the database if retention has
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias
 
 from lanemq.broker.recording import Recording
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.core.brokering.lane_offsets import ChunkRow, LaneOffsets
-from lanemq.core.brokering.parked_lane_table import LaneName, Parked, ParkedLane, ParkedLaneTable, PlaceName
+from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLane, ParkedLaneTable
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.log.reading import ReadStatus
 from lanemq.log.state.parked_rows import ForgottenLanes, LaneId, LaneRow, ParkedChange, ParkedRows
@@ -44,7 +43,7 @@ def _nothing() -> None:
 
 
 class Parking:
-    """The parked lanes of one broker."""
+    """The parked lanes of one broker: `lanes` decides; after each change of a lane, `save` must follow."""
 
     def __init__(self, store: Store, thread: DiskThread, recording: Recording, wall: int) -> None:
         self.lanes = ParkedLaneTable(serial=wall)
@@ -56,33 +55,6 @@ class Parking:
         self._unsaved: list[tuple[ParkedChange | ForgottenLanes, Stored]] = []
         self._waiting: list[Saved] = []
         self._writing = False
-        self._noted: dict[PlaceName, int] | None = None
-
-    @contextmanager
-    def noting(self) -> Iterator[dict[PlaceName, int]]:
-        """The first offset that is parked in each queue until the end of the block; one block at a time."""
-        assert self._noted is None, "parked messages are noted already"
-        self._noted = {}
-        try:
-            yield self._noted
-        finally:
-            self._noted = None
-
-    def park(
-        self,
-        name: LaneName,
-        offsets: Sequence[int],
-        failure: Failure | None,
-        *,
-        now: Millis,
-        again: int | None = None,
-        held: bool = False,
-    ) -> Parked:
-        """Park messages in the table (`ParkedLaneTable.park`); `save` must follow."""
-        outcome = self.lanes.park(name, offsets, failure, now=now, again=again, held=held)
-        if self._noted is not None and outcome.fresh:
-            self._noted[name.place] = min(outcome.fresh[0], self._noted.get(name.place, outcome.fresh[0]))
-        return outcome
 
     def recover(self, end_of: Callable[[str, int], int]) -> None:
         """Restore the lanes. Their history lines are written again, because a crash may have lost some."""

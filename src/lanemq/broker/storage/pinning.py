@@ -4,7 +4,7 @@ Beyond the limit the oldest of these files are deleted, after the parked records
 database.
 
 There may be many thousand lanes, so a look at them is taken in turns on the event loop. Lanes change in between: what
-leaves a lane only keeps a file for longer than needed, and what is parked since the look began is noted by `Parking`.
+leaves a lane only keeps a file for longer than needed, and what is parked since the look began is noted by the table.
 
 Invariant: a log file is deleted only when every parked message in it has been copied, and the copies are on disk.
 """
@@ -63,7 +63,7 @@ class Pinning:
     def _first_position(self) -> Generator[None, None, int]:
         """The position of the first record that a lane needs from the log."""
         lanes, needed = self._parking.lanes, self._store.log_end
-        with self._parking.noting() as parked_since:
+        with self._parking.lanes.noting() as parked_since:
             for place in lanes.places():
                 below, first = self._store.bounds(*place[1:])
                 for lane in lanes.of_queue(place):

@@ -19,6 +19,7 @@ that every later request sees it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -98,6 +99,7 @@ class ParkedLaneTable:
         self._serials: dict[PlaceName, int] = {}
         self._weights: dict[str, int] = {}
         """Group → the weight of its lanes; no zeros."""
+        self._noted: dict[PlaceName, int] | None = None
 
     # requests of the queue's owner
 
@@ -140,8 +142,20 @@ class ParkedLaneTable:
         if fresh:
             rows = lane.offsets.extend(fresh)
             lane.through = fresh[-1]
+            if self._noted is not None:
+                self._noted[name.place] = min(fresh[0], self._noted.get(name.place, fresh[0]))
         self._weigh(lane)
         return Parked(len(offsets), fresh, lane, tuple(rows))
+
+    @contextmanager
+    def noting(self) -> Iterator[dict[PlaceName, int]]:
+        """The first offset that is parked in each queue until the end of the block; one block at a time."""
+        assert self._noted is None, "parked messages are noted already"
+        self._noted = {}
+        try:
+            yield self._noted
+        finally:
+            self._noted = None
 
     def finished(self, name: LaneName, through: int) -> bool:
         """Remove the messages up to an offset, which a handler has finished; False if the lane had none of them.

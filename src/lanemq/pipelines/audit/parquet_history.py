@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Unpack
 
 from lanemq.checker.parquet_writing import table
-from lanemq.history import NO_HISTORY, History, Role, file_name
+from lanemq.history import NO_HISTORY, AboutWriter, History, file_name
 
 MAX_ROWS = 64 * 1024
 """Rows kept in memory; with more, the history is flushed."""
@@ -21,22 +21,14 @@ MAX_ROWS = 64 * 1024
 class ParquetHistory(History):
     """A `History` that writes Parquet files to `folder`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        process: str,
-        now_ns: Callable[[], int],
-        role: Role = "other",
-        run: str = "",
-        machine: str = "",
-    ) -> None:
+    def __init__(self, folder: Path, process: str, now_ns: Callable[[], int], **about: Unpack[AboutWriter]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.now = now_ns
         self._n = 0
         self._lock = Lock()
         self._folder: Path | None = folder
         self._rows: list[dict[str, Any]] = []
-        self._write("begin", {"name": process, "role": role, "run": run, "machine": machine})
+        self._begin(process, **about)
 
     def flush(self) -> None:
         """Writes what was recorded so far to disk; it then survives a kill and a power cut."""
@@ -76,14 +68,9 @@ class ParquetHistory(History):
 
 
 def open_parquet_history(
-    folder: Path | None,
-    process: str,
-    now_ns: Callable[[], int],
-    role: Role = "other",
-    run: str = "",
-    machine: str = "",
+    folder: Path | None, process: str, now_ns: Callable[[], int], **about: Unpack[AboutWriter]
 ) -> History:
     """A Parquet history for this process; records nothing without a folder. Otherwise like `open_history`."""
     if folder is None:
         return NO_HISTORY
-    return ParquetHistory(folder / f"{file_name(process)}.parquet", process, now_ns, role, run, machine)
+    return ParquetHistory(folder / f"{file_name(process)}.parquet", process, now_ns, **about)
