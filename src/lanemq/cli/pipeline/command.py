@@ -127,21 +127,13 @@ def run(
     while Spark starts.
     """
     log_warnings(verbose)
-    from lanemq.pipelines.running.program import check_checkpoint
     from lanemq.pipelines.running.program import run as run_pipeline
     from lanemq.pipelines.running.session import spark_output_file
 
     chosen = _changed(_load(file, name), checkpoint, servers, history)
-    tracing = _trace() if trace else None
-    settings = _settings(conf, verbose)
-    spark_log = None if verbose else spark_output_file(chosen.folder)
-    with refused():
-        check_checkpoint(chosen)
-    if not quiet:
-        click.echo(start_line(chosen, master), err=True)
-        for line in download_lines(chosen, settings):
-            click.echo(line, err=True)
-    totals = RunTotals()
+    tracing, settings = _trace() if trace else None, _settings(conf, verbose)
+    totals, spark_log = RunTotals(), None if verbose else spark_output_file(chosen.folder)
+    _begin(chosen, master, settings, quiet)
     with (
         interruption_in_one_line(),
         failures_in_one_line(spark_log, traceback or verbose),
@@ -193,6 +185,16 @@ pipeline.add_command(status)
 pipeline.add_command(state)
 pipeline.add_command(parked)
 pipeline.add_command(dead_letters)
+
+
+def _begin(chosen: "Pipeline", master: str, settings: dict[str, str], quiet: bool) -> None:
+    """Refuses a checkpoint that is in use or belongs to another pipeline, then prints what is about to start."""
+    from lanemq.pipelines.running.program import check_checkpoint
+
+    with refused():
+        check_checkpoint(chosen)
+    for line in (start_line(chosen, master), *download_lines(chosen, settings)) if not quiet else ():
+        click.echo(line, err=True)
 
 
 def _end(reports: list[str], failed: bool, quiet: bool) -> None:

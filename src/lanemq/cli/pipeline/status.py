@@ -1,6 +1,7 @@
 """`lanemq pipeline status`: the progress of a pipeline, from its checkpoint and the broker, running or not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -23,7 +24,9 @@ from lanemq.cli.pipeline.run_output import LAG_COLUMNS, lag_row
 from lanemq.model.errors import LaneError
 
 if TYPE_CHECKING:
+    from lanemq.files import StorePath
     from lanemq.model.queue import MessageQueue
+    from lanemq.pipelines.checkpoint.checkpoint import CheckpointIdentity
     from lanemq.pipelines.operate.parked import ParkedLanes
     from lanemq.pipelines.pipeline import Pipeline
     from lanemq.spark.lag import QueueLag
@@ -33,7 +36,6 @@ BROKER_WAIT = "1s"
 
 UNKNOWN = "unknown"
 """Shown instead of a number that only the broker has; 0 would look like no lag."""
-
 
 MAX_LANES = 1_000
 """Keys that `--waiting` lists, parked ones first. `lanemq pipeline parked list` has all."""
@@ -57,58 +59,102 @@ def status(place: str, name: str | None, with_waiting: bool, as_json: bool) -> N
     Shows batches, starts, held and parked keys, dead letters and lag. The lag is counted from the last finished batch:
     offsets come from the checkpoint, ends from the broker.
     """
-    from lanemq.pipelines.checkpoint.checkpoint import SparkLog, epoch_of, holder_of, identity_of, stage_folder
-    from lanemq.pipelines.operate.parked import parked
-    from lanemq.pipelines.stages.transitions.operator_requests import Redrives
-    from lanemq.spark.lag import oldest_age
+    from lanemq.pipelines.operate.parked import parked as parked_lanes
 
     declared = declared_at(place, name)
     with refused():
-        lanes = parked(declared or place)
-    folder = lanes.checkpoint
-    known, holder, log = identity_of(folder), holder_of(folder), SparkLog(folder)
-    assert known is not None
-    done, planned, waiting = log.done(), log.planned(), lanes.counts()
-    decided, dead = lanes.requested(), kept_in(folder)
-    redriven = len(Redrives(stage_folder(folder)).pending_dead_letters())
-    queues, lag_error = _lag(_source(known.source, declared), log.end_of(done) if done is not None else {})
-    source = {option.lower(): value for option, value in known.source.items()}
-    document: dict[str, object] = {
-        "pipeline": known.name,
-        "checkpoint": str(folder),
-        "query": known.query,
-        "group": source.get("group"),
-        "topics": [each.strip() for each in source.get("topic", "").split(",") if each.strip()],
-        "running": holder,
-        "epoch": epoch_of(folder),
-        "batch": done,
-        "unfinished_batch": planned if planned != done else None,
-        "waiting_lanes": waiting,
-        "decided_lanes": decided,
-        "decided_dead_letters": redriven,
-        "dead_letters": {"count": dead[0], "folder": str(dead[1]) if dead[1] is not None else None},
-        "lag": sum(each.messages for each in queues) if lag_error is None else None,
-        "lag_seconds": oldest_age(queues),
-        "queues": [_document(each, lag_error is None) for each in queues],
-        "note": lag_error,
-    }
-    if with_waiting:
-        document |= _waiting(lanes, place, name)
+        lanes = parked_lanes(declared or place)
+    found = _status_of(lanes, declared)
     show(
         as_json,
-        lambda: document,
-        f"pipeline {known.name}: {f'running ({holder})' if holder else 'not running'}, started "
-        f"{plural(epoch_of(folder), 'time')}",
-        f"checkpoint {folder}",
-        f"last batch {'none' if done is None else done}"
-        + (f", batch {planned} is unfinished" if planned != done else ""),
-        ", ".join(f"{plural(count, 'key')} {why}" for why, count in waiting.items()) or "no key is held or parked",
-        *([f"{plural(len(decided), 'key')} with a decision: {APPLIED_LATER}"] if decided else []),
-        _dead_letters(*dead),
-        *([f"{plural(redriven, 'dead letter')} with a decision: {APPLIED_LATER}"] if redriven else []),
-        f"lag {_total(queues) if lag_error is None else UNKNOWN}",
-        Grid(LAG_COLUMNS, [_row(each, lag_error is None) for each in queues], "no messages were read yet"),
-        *([lag_error] if lag_error else []),
+        lambda: found.document() | (_waiting(lanes, place, name) if with_waiting else {}),
+        *found.lines(),
+        Grid(LAG_COLUMNS, [_row(each, found.lag_error is None) for each in found.queues], "no messages were read yet"),
+        *([found.lag_error] if found.lag_error else []),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Status:
+    """What the checkpoint of a pipeline says, and the broker about its lag."""
+
+    identity: "CheckpointIdentity"
+    folder: "StorePath"
+    holder: str | None
+    starts: int
+    done: int | None
+    """The last batch that is finished."""
+    planned: int | None
+    """The last batch that was begun."""
+    waiting: dict[str, int]
+    decided: dict[str, str]
+    dead: "tuple[int | None, StorePath | None]"
+    decided_dead: int
+    queues: "tuple[QueueLag, ...]"
+    lag_error: str | None
+
+    def document(self) -> dict[str, object]:
+        from lanemq.spark.lag import oldest_age
+
+        source = {option.lower(): value for option, value in self.identity.source.items()}
+        count, kept = self.dead
+        return {
+            "pipeline": self.identity.name,
+            "checkpoint": str(self.folder),
+            "query": self.identity.query,
+            "group": source.get("group"),
+            "topics": [each.strip() for each in source.get("topic", "").split(",") if each.strip()],
+            "running": self.holder,
+            "epoch": self.starts,
+            "batch": self.done,
+            "unfinished_batch": self.planned if self.planned != self.done else None,
+            "waiting_lanes": self.waiting,
+            "decided_lanes": self.decided,
+            "decided_dead_letters": self.decided_dead,
+            "dead_letters": {"count": count, "folder": str(kept) if kept is not None else None},
+            "lag": sum(each.messages for each in self.queues) if self.lag_error is None else None,
+            "lag_seconds": oldest_age(self.queues),
+            "queues": [_document(each, self.lag_error is None) for each in self.queues],
+            "note": self.lag_error,
+        }
+
+    def lines(self) -> Iterator[str]:
+        runs = f"running ({self.holder})" if self.holder else "not running"
+        yield f"pipeline {self.identity.name}: {runs}, started {plural(self.starts, 'time')}"
+        yield f"checkpoint {self.folder}"
+        unfinished = f", batch {self.planned} is unfinished" if self.planned != self.done else ""
+        yield f"last batch {'none' if self.done is None else self.done}{unfinished}"
+        keys = [f"{plural(count, 'key')} {why}" for why, count in self.waiting.items()]
+        yield ", ".join(keys) or "no key is held or parked"
+        if self.decided:
+            yield f"{plural(len(self.decided), 'key')} with a decision: {APPLIED_LATER}"
+        yield _dead_letters(*self.dead)
+        if self.decided_dead:
+            yield f"{plural(self.decided_dead, 'dead letter')} with a decision: {APPLIED_LATER}"
+        yield f"lag {_total(self.queues) if self.lag_error is None else UNKNOWN}"
+
+
+def _status_of(lanes: "ParkedLanes", declared: "Pipeline | None") -> _Status:
+    from lanemq.pipelines.checkpoint.checkpoint import SparkLog, epoch_of, holder_of, need_identity, stage_folder
+    from lanemq.pipelines.stages.transitions.operator_requests import Redrives
+
+    folder = lanes.checkpoint
+    identity, log = need_identity(folder), SparkLog(folder)
+    done, planned = log.done(), log.planned()
+    queues, lag_error = _lag(_source(identity.source, declared), log.end_of(done) if done is not None else {})
+    return _Status(
+        identity,
+        folder,
+        holder_of(folder),
+        epoch_of(folder),
+        done,
+        planned,
+        lanes.counts(),
+        lanes.requested(),
+        kept_in(folder),
+        len(Redrives(stage_folder(folder)).pending_dead_letters()),
+        queues,
+        lag_error,
     )
 
 
