@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
+from lanemq import forking
 from lanemq.broker import housekeeping
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.pinning import Pinning
+from lanemq.client.consumer.engine import EngineThread
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.heartbeat import Heartbeat
 from lanemq.client.consumer.queues.leases import LeaseKeeper
@@ -45,6 +47,14 @@ from lanemq.testing.sim.disk import SimDisk
 from lanemq.wire.record import PROOF
 
 Patch = Callable[[Any, str, Any], None]
+
+
+def check_alone() -> None:
+    """Fails while members run in this process. For simulations, which have none: a member of an earlier test that
+    still runs would lose the guard too, and what it does without it may stay."""
+    members = [each for each in forking._objects if isinstance(each, EngineThread) and each.running]
+    groups = ", ".join(each._options.group for each in members)
+    assert not members, f"members of {groups} run in this process: stop them first, or give them one of their own"
 
 
 def epoch_check(patch: Patch) -> None:

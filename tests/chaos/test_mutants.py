@@ -99,6 +99,7 @@ def test_every_guard_is_removed_in_some_test() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("guard", CASES)
 def test_without_its_guard_a_simulated_run_breaks_a_promise(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutants.check_alone()
     first, case = CASES[guard]
     for seed in range(first, first + case.seeds):
         with monkeypatch.context() as patched:

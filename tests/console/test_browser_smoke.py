@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.console.conftest import Stage, staged
+from tests.console.conftest import Stage
 from tests.console.window import Window, opened, serving
 
 from lanemq.console.settings import ConsoleSettings
@@ -13,13 +13,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A stage of its own, because it begins and ends while the browser's event loop runs in the thread of the tests."""
-    with staged(tmp_path_factory.mktemp("console-history")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -108,6 +108,7 @@ def shows(case: Case, problems: Sequence[str]) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_without_its_guard_a_promise_breaks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutants.check_alone()
     case = CASES[name]
     for seed in range(case.first, case.first + case.seeds):
         with monkeypatch.context() as patched:
