@@ -73,6 +73,8 @@ class FakeBroker:
         self.last_pull: PullHeader | None = None
         self.first = 0
         """Everything before this offset was deleted."""
+        self.time_names = 1
+        """The offset that a search by time answers with."""
         self.noted: list[tuple[int, str, str, Any]] = []
         self.faults: list[Callable[[str, str, Any], None]] = []
         self.arrived = asyncio.Event()
@@ -177,7 +179,7 @@ class FakeCalls:
         return QueueOffset(len(self.broker.messages[where]))
 
     async def offset_at(self, where: MessageQueue, timestamp_ms: int) -> QueueOffset:
-        return QueueOffset(1)
+        return QueueOffset(self.broker.time_names)
 
     async def commit(
         self, where: MessageQueue, offset: QueueOffset, epoch: Epoch, finished: FinishedRanges = NOTHING_FINISHED

@@ -8,6 +8,7 @@ import pytest
 from tests.client.consumer.fakes import FakeBroker, FakeCalls, member, no_answer, queue, record, until
 from tests.client.virtual_time import run_virtual
 
+from lanemq.client.consumer.options import StartFrom
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import HoldQueue
@@ -282,3 +283,48 @@ def test_an_offset_that_a_former_owner_set_back_does_not_stay_behind(lane: bool,
             return broker.offsets[Q]
 
     assert run_virtual(main) == found
+
+
+@pytest.mark.parametrize("lane", [True, False], ids=["LaneMQ", "Apache"])
+@pytest.mark.parametrize("start", [StartFrom.LAST, StartFrom.TIMESTAMP])
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+def test_a_group_that_begins_late_reads_what_was_sent_while_it_was_away(
+    killed: bool, start: StartFrom, lane: bool
+) -> None:
+    """Nothing was sent while its first member ran, so that member had finished nothing that it could commit."""
+    named = {"start": start, "start_timestamp": 1.0} if start is StartFrom.TIMESTAMP else {"start": start}
+
+    async def main() -> list[int]:
+        broker, seen = FakeBroker([Q], lane=lane), list[int]()
+        broker.store(Q, record(0))  # the fake broker says that offset 1 was stored at the time
+        async with member(broker, "a", noting([]), **named) as engine:
+            await until(lambda: bool(broker.what("pull", "a")))
+            engine.stop(now=killed)
+        if killed:
+            broker.members.remove("a")
+        broker.store(Q, record(1), record(2))
+        broker.time_names = 2
+        async with member(broker, "b", noting(seen), **named):
+            await until(lambda: 2 in seen)
+        return seen
+
+    assert run_virtual(main) == [1, 2]
+
+
+def test_a_group_that_begins_at_the_end_reads_nothing_before_its_start_is_stored() -> None:
+    """The next owner could not know of a message that was read before, and would skip it."""
+
+    async def main() -> tuple[int, list[int]]:
+        broker, seen = FakeBroker([Q]), list[int]()
+        broker.store(Q, record(0))
+        broker.faults.append(lambda member, name, about: no_answer() if name == "commit" else None)
+        async with member(broker, "a", noting(seen), start=StartFrom.LAST):
+            await until(lambda: len(broker.what("commit")) > 1)
+            pulls = len(broker.what("pull"))
+            broker.faults.clear()
+            await until(lambda: bool(broker.what("pull")))
+            broker.store(Q, record(1))
+            await until(lambda: bool(seen))
+        return pulls, seen
+
+    assert run_virtual(main) == (0, [1])

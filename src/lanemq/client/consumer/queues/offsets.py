@@ -23,7 +23,7 @@ from lanemq.history import Place
 from lanemq.model.errors import LaneError, LeaseLost, StorageError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import QueueOffset
+from lanemq.model.units import Epoch, QueueOffset
 from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,9 @@ REPORT_AGAIN_MS = 5_000
 """Interval at which queues without a lease are reported although nothing changed, as RocketMQ's clients do.
 
 A late commit of a former owner may have moved the offset back; without a lease the broker cannot refuse it."""
+
+NO_EPOCH = Epoch(0)
+"""Of a queue without a lease, or of a broker without epochs."""
 
 
 class OffsetKeeper:
@@ -46,7 +49,7 @@ class OffsetKeeper:
 
     # when a queue is assigned
 
-    async def start_of(self, queue: MessageQueue) -> QueueOffset:
+    async def start_of(self, queue: MessageQueue, epoch: Epoch = NO_EPOCH) -> QueueOffset:
         """The group's committed offset, or the start that the options name. Called under the lease (A57).
 
         Raises if the broker cannot answer: a guess would skip messages or repeat all of them (A51).
@@ -57,16 +60,27 @@ class OffsetKeeper:
             known = await self._calls.committed(queue)
         if known is not None and known >= 0:
             return known
-        return await self._first_start(queue)
-
-    async def _first_start(self, queue: MessageQueue) -> QueueOffset:
-        start = self._options.start
-        if queue.topic.startswith(RETRY_PREFIX) or start is StartFrom.FIRST:
+        if queue.topic.startswith(RETRY_PREFIX) or self._options.start is StartFrom.FIRST:
             # A retry topic is never skipped: its messages were already delivered once.
             return await self._calls.first_offset(queue)
-        if start is StartFrom.LAST:
-            return await self._calls.last_offset(queue)
-        return await self._calls.offset_at(queue, self._options.start_timestamp_ms)
+        return await self._begin_later(queue, epoch)
+
+    async def _begin_later(self, queue: MessageQueue, epoch: Epoch) -> QueueOffset:
+        """Commits where a new group starts, if that is not the queue's first message, before anything is read.
+
+        Without it, the next owner or the next start of this member would find no offset as long as no message was
+        finished. It would begin at the end again, and skip what was sent in between.
+        """
+        if self._options.start is StartFrom.LAST:
+            start, where = await self._calls.last_offset(queue), "at the end"
+        else:
+            start, where = await self._calls.offset_at(queue, self._options.start_timestamp_ms), "at the time it named"
+        self._record_reset(queue, start, f"the group is new in this queue and begins {where}", epoch)
+        if self._local is not None:
+            self._local.save({queue: start})
+        else:
+            await self._calls.commit(queue, start, epoch)
+        return start
 
     # while it is assigned
 
@@ -115,10 +129,13 @@ class OffsetKeeper:
 
     def record_reset(self, assigned: AssignedQueue, offset: QueueOffset, reason: str) -> None:
         """Writes a change of position into the history."""
-        queue, history = assigned.queue, self._options.history
+        self._record_reset(assigned.queue, offset, reason, assigned.epoch)
+
+    def _record_reset(self, queue: MessageQueue, offset: QueueOffset, reason: str, epoch: Epoch) -> None:
+        history = self._options.history
         if history.on:
             group = group_in_history(self._options, self._calls.client_id)
-            history.reset(Place(group, queue.topic, queue.queue_id, offset, queue.broker), reason, epoch=assigned.epoch)
+            history.reset(Place(group, queue.topic, queue.queue_id, offset, queue.broker), reason, epoch=epoch)
 
     def record_found(self, queue: MessageQueue, offset: QueueOffset, asked: int) -> None:
         """Writes the offset that an Apache broker gave into the history: it may have forgotten newer commits."""

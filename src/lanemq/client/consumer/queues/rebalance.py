@@ -18,7 +18,7 @@ from lanemq.client.consumer.queues.assigned_queue import NANOS, AssignedQueue, A
 from lanemq.client.consumer.queues.hand_over import HandOver
 from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.client.consumer.queues.link import BrokerLink
-from lanemq.client.consumer.queues.offsets import OffsetKeeper
+from lanemq.client.consumer.queues.offsets import NO_EPOCH, OffsetKeeper
 from lanemq.client.consumer.queues.parking import LaneParker
 from lanemq.client.consumer.queues.pull import Puller
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
@@ -291,7 +291,8 @@ class Rebalancer:
         if granted is not None and granted.offset is not None:
             start = StartPosition(granted.offset, granted.finished)
         else:
-            start = StartPosition(await self._offsets.start_of(queue))
+            epoch = granted.epoch if granted is not None else NO_EPOCH
+            start = StartPosition(await self._offsets.start_of(queue, epoch))
         if granted is None or not granted.parked:
             return start
         if self._subscriptions[queue.topic].subscription.order is not Order.KEY:
