@@ -14,9 +14,11 @@ from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
 FAILS = {"n": 1, "fails": 99}
 
 
-def parked_keys(folder: Path, *, hostile: str = HOSTILE, name: str = "orders") -> pipeline_fixture.Pipeline:
+def parked_keys(
+    folder: Path, *, hostile: str = HOSTILE, name: str = "orders", group: str | None = None
+) -> pipeline_fixture.Pipeline:
     """Key `a` is parked with two messages, and the hostile key with one; key `c` moves."""
-    Checkpoint(folder, name).close()
+    Checkpoint(folder, name, {"group": group} if group else {}).close()
     stage_folder(folder).mkdir(parents=True)
     shutil.rmtree(stage_folder(folder).parent / "running", ignore_errors=True)  # the stage is driven without a run
     made = pipeline_fixture.Pipeline(stage_folder(folder), on_failure=Park())

@@ -1,6 +1,7 @@
 """`lanemq group`: list, describe and delete groups, and reset their offsets."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +20,9 @@ from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 
+if TYPE_CHECKING:
+    from lanemq.cli.pipeline.status import PipelineWaiting
+
 
 @click.group(cls=InOrder)
 def group() -> None:
@@ -26,14 +30,24 @@ def group() -> None:
 
 
 @group.command("list")
+@click.option(
+    "--pipeline",
+    "pipelines",
+    multiple=True,
+    metavar="FILE|CHECKPOINT",
+    help="A pipeline whose waiting keys and dead letters count for its group; may be repeated.",
+)
 @asks_server
-def list_groups(server: str, as_json: bool) -> None:
+def list_groups(pipelines: Sequence[str], server: str, as_json: bool) -> None:
     """List all groups with their members, lag, held and parked keys, and topics.
 
     "lag" counts messages that are not finished. "held" and "parked" count keys that failed: those with retries left,
     in a member or at the broker, and those that wait for you (lanemq parked), also in a member's memory. "dead" counts
     dead letters (lanemq dead). Messages that are parked at the broker and dead letters are not part of the lag.
+
+    Keys and dead letters of a pipeline are in its checkpoint, which no broker knows: name it with --pipeline.
     """
+    checkpoints = _read_checkpoints(pipelines)
     with WatchAdmin(server) as admin:
         found, _ = admin.describe_groups()
         held = admin.all_held_lanes((each.group, at) for each in found for at in each.queues)
@@ -42,7 +56,13 @@ def list_groups(server: str, as_json: bool) -> None:
         retries = DelayedRetries(server).read((each.name, each.info) for each in brokers)
     with ParkedAdmin(server) as parked_admin:
         lanes = waiting_keys(parked_admin.lanes(), held.lanes, retries.retries)
-    waiting = {each.group: (lanes[each.group, False], lanes[each.group, True], dead[each.group]) for each in found}
+    waiting = {
+        each.group: _with_checkpoints(
+            (lanes[each.group, False], lanes[each.group, True], dead[each.group]),
+            [one for one in checkpoints if one.group == each.group],
+        )
+        for each in found
+    }
     rows = [
         (
             each.group,
@@ -53,6 +73,7 @@ def list_groups(server: str, as_json: bool) -> None:
         )
         for each in found
     ]
+    own = {each.group for each in checkpoints}  # their members hold no keys: the checkpoint has them
     show(
         as_json,
         lambda: [
@@ -70,10 +91,41 @@ def list_groups(server: str, as_json: bool) -> None:
             rows,
             "no groups yet; a consumer creates its group when it starts",
         ),
-        *(f"group {each.group}: keys that {each.owner} holds are not all counted: {each.why}" for each in held.unknown),
+        *(
+            f"group {each.group}: keys that {each.owner} holds are not all counted: {each.why}"
+            for each in held.unknown
+            if each.group not in own
+        ),
         *([retries.note] if retries.note else []),
         *(f"broker {each.name}: messages in retry are not counted: {each.error}" for each in brokers if each.error),
+        *(_not_listed(each) for each in checkpoints if each.group not in waiting),
     )
+
+
+def _read_checkpoints(places: Sequence[str]) -> "list[PipelineWaiting]":
+    from lanemq.cli.pipeline.status import waiting_in
+
+    return [waiting_in(place) for place in places]
+
+
+def _with_checkpoints(
+    counted: tuple[int, int, int], checkpoints: "Sequence[PipelineWaiting]"
+) -> tuple[int, int, int | None]:
+    """Held and parked keys and dead letters, with those of pipelines; None if a part is not known."""
+    held, parked, dead = counted
+    letters = [each.dead for each in checkpoints]
+    return (
+        held + sum(each.held for each in checkpoints),
+        parked + sum(each.parked for each in checkpoints),
+        None if None in letters else dead + sum(each or 0 for each in letters),
+    )
+
+
+def _not_listed(pipeline: "PipelineWaiting") -> str:
+    """Why what waits in a pipeline stands in no row."""
+    keys = f"{plural(pipeline.held, 'held key')} and {plural(pipeline.parked, 'parked key')}"
+    why = "has no group" if pipeline.group is None else f"commits as group {pipeline.group}, which no broker has yet"
+    return f"pipeline {pipeline.pipeline} {why}: its {keys} are in no row"
 
 
 @group.command()

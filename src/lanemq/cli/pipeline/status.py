@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -15,6 +15,7 @@ from lanemq.cli.pipeline.loading import (
     NAME,
     dead_letters_at,
     declared_at,
+    parked_lanes_at,
     pipeline_security_options,
     refused,
     with_flags,
@@ -156,6 +157,35 @@ def _status_of(lanes: "ParkedLanes", declared: "Pipeline | None") -> _Status:
         queues,
         lag_error,
     )
+
+
+class PipelineWaiting(NamedTuple):
+    """What waits in the checkpoint of a pipeline: keys, and dead letters about which no person has decided."""
+
+    pipeline: str
+    group: str | None
+    """The consumer group as which it commits; None if it has none."""
+    held: int
+    parked: int
+    dead: int | None
+    """None: they are in a sink of their own."""
+
+
+def waiting_in(place: str) -> PipelineWaiting:
+    """Reads the checkpoint of a pipeline, given that or the file that declares it."""
+    from lanemq.pipelines.checkpoint.checkpoint import identity_of
+    from lanemq.pipelines.operate.dead_letters import UNDECIDED
+
+    lanes = parked_lanes_at(place, None)
+    known, counts = identity_of(lanes.checkpoint), lanes.counts()
+    assert known is not None
+    parked = counts.pop("parked", 0)
+    try:
+        dead = sum(count for state, count in dead_letters_at(place, None).counts().items() if state in UNDECIDED)
+    except CliError:
+        dead = None
+    group = {option.lower(): value for option, value in known.source.items()}.get("group")
+    return PipelineWaiting(known.name, group, sum(counts.values()), parked, dead)
 
 
 def _dead_letters(count: int | None, folder: object) -> str:

@@ -64,6 +64,8 @@ class DeadLetterState(StrEnum):
     REDRIVEN = "redriven"
 
 
+UNDECIDED: Final = frozenset({DeadLetterState.OPEN, DeadLetterState.DOUBTFUL, DeadLetterState.TIMER})
+"""States of dead letters about which no person has decided."""
 _AMONG_ALL: Final = frozenset({DeadLetterState.OPEN})
 _BY_KEY: Final = _AMONG_ALL | {DeadLetterState.DISCARDED}
 _BY_ID: Final = _BY_KEY | {DeadLetterState.DOUBTFUL}
