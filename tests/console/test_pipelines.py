@@ -17,10 +17,12 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 from tests.console.conftest import BASE, HOSTILE, TOKEN, Stage, until
 from tests.console.pipelines import given_up, parked_keys
+from tests.console.test_event_streams import Stream
 from tests.pipelines.stages.transitions import pipeline_fixture
 from tests.pipelines.stages.transitions.dead_letter_fixture import DeadLetterPipeline
 
 from lanemq.cli.main import main
+from lanemq.client.admin.admin import Admin
 from lanemq.console import pipeline_reading
 from lanemq.console.app import console_app
 from lanemq.console.child import Ended
@@ -33,6 +35,8 @@ from lanemq.wire.signing import Credentials
 
 OURS = {"origin": BASE}
 LETTER = "orders/broker-a/0/0"
+GROUP = "spark-orders"
+"""As which the first pipeline commits. No broker has it, until a test makes it."""
 
 
 @dataclass
@@ -70,7 +74,7 @@ def opened(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(pipeline_reading, "run_module", run_here)
     monkeypatch.setattr("lanemq.cli.pipeline.status.BROKER_WAIT", "1ms")
     folders = tmp_path / "parked", tmp_path / "dead"
-    keys, letters = parked_keys(folders[0]), given_up(folders[1])
+    keys, letters = parked_keys(folders[0], group=GROUP), given_up(folders[1])
     app = console_app(ConsoleSettings(stage.address, every=0.2, pipelines=folders), TOKEN)
     with TestClient(app, base_url=BASE, client=("127.0.0.1", 50000)) as client:
         client.post("/sign-in", data={"token": TOKEN, "then": "/"}, headers=OURS, follow_redirects=False)
@@ -189,6 +193,67 @@ def test_a_page_waits_a_moment_for_a_slow_pipeline_and_has_it_when_it_is_read(
     )
     assert overdue == []
     let_go.set()
+
+
+def test_an_open_page_of_a_pipeline_shows_a_change_and_reads_its_checkpoint_no_more_often(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new snapshot of the brokers every 0.2 s, and each child process would take a second."""
+    read, asked, portal = pipeline_reading.run_module, list[tuple[str, ...]](), opened.client.portal
+    assert portal is not None
+
+    def counted(module: str, *words: str, seconds: float) -> Ended:
+        asked.append(words)
+        return read(module, *words, seconds=seconds)
+
+    async def opens() -> Stream:
+        return Stream(opened.client.app, "/live/pipelines/0", "127.0.0.1")
+
+    async def shows(text: str) -> None:
+        while text not in await stream.body():
+            pass
+
+    async def events(count: int) -> None:
+        for _ in range(count):
+            await stream.body()
+
+    monkeypatch.setattr(pipeline_reading, "run_module", counted)
+    stream = portal.call(opens)
+    assert portal.call(stream.status) == 200
+    portal.call(shows, "attempt 1 failed")
+    portal.call(events, 3)
+    assert len(asked) == 3, "its status, its keys and its dead letters"
+    opened.send(0, opened.form(opened.page("0/change", action="redrive", key="a")))
+    portal.call(shows, "redrive asked for")
+    portal.call(stream.leave)
+
+
+def test_a_pipeline_counts_for_its_group_on_the_command_line_as_in_the_console(opened: Opened, stage: Stage) -> None:
+    words = ["group", "list", "--server", stage.address, "--pipeline", str(opened.folders[0])]
+    assert f"commits as group {GROUP}, which no broker has yet: its 0 held keys and 2 parked keys" in said(words)
+    with Admin(stage.address) as admin:
+        admin.reset_offsets(GROUP, "returns", to="last")
+        try:
+            listed = msgspec.json.decode(said([*words, "--json"]))
+            (group,) = [each for each in listed if each["group"] == GROUP]
+            assert (group["held"], group["parked"], group["dead"]) == (0, 2, None), "dead letters are not in there"
+            until("the console to count it", lambda: counts(opened.client.get("/groups").text) == ["0", "2", "unknown"])
+        finally:
+            admin.delete_group(GROUP)
+
+
+def said(words: list[str]) -> str:
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def counts(page: str) -> list[str]:
+    """What the list of groups says about the pipeline's group."""
+    row = re.search(rf'<a href="/groups/{GROUP}">.*?</tr>', page, re.DOTALL)
+    cells = re.findall(r'data-label="([\w ]+)">(.*?)</td>', row[0] if row else "", re.DOTALL)
+    texts = {name: re.sub(r"<[^>]+>", "", text).strip() for name, text in cells}
+    return [texts.get(name, "").split(" ")[0] for name in ("Held", "Parked", "Dead letters")]
 
 
 def test_what_a_browser_must_not_name_is_not_found(opened: Opened) -> None:

@@ -65,12 +65,40 @@ def dead_letters_of(place: str, key: str | None = None) -> list[PipelineDeadLett
     return ask_pipeline(list[PipelineDeadLetter], "dead-letters", "list", "--all", *only, "--json", "--", place)
 
 
+async def read_lists(console: Console, place: str) -> tuple[list[PipelineLane], list[PipelineDeadLetter] | LaneError]:
+    """The keys that wait and the dead letters of a pipeline, both as old as its status may be.
+
+    Dead letters in a sink of the pipeline's own cannot be listed; the error says so.
+    """
+    lanes, letters = await asyncio.gather(
+        console.pipeline_reading.ask(
+            ("pipeline lanes", place), partial(lanes_of, place), max_age=_max_age(console, place)
+        ),
+        console.pipeline_reading.ask(
+            ("pipeline letters", place), partial(_letters_or_error, place), max_age=_max_age(console, place)
+        ),
+    )
+    return lanes, letters
+
+
+def _letters_or_error(place: str) -> list[PipelineDeadLetter] | LaneError:
+    """An error is an answer too, as in `_read`."""
+    try:
+        return dead_letters_of(place)
+    except LaneError as error:
+        return error
+
+
+def _max_age(console: Console, place: str) -> float:
+    """Seconds after which a pipeline is read again, if a page asks."""
+    known = console.pipelines.get(place)
+    return STATUS_AGE if known is None else max(STATUS_AGE, SHARE_OF_TIME * known[0].took)
+
+
 async def read_status(console: Console, place: Path) -> tuple[StatusAt, StatusAt | None]:
     """The newest status and the one before it; waits for it if it is due."""
-    known = console.pipelines.get(str(place))
-    took = known[0].took if known is not None else 0.0
     now = await console.pipeline_reading.ask(
-        ("pipeline", place), partial(_read, console, place), max_age=max(STATUS_AGE, SHARE_OF_TIME * took)
+        ("pipeline", place), partial(_read, console, place), max_age=_max_age(console, str(place))
     )
     if isinstance(now, LaneError):
         raise now

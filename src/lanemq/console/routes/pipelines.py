@@ -7,7 +7,6 @@ A change is a request that is written to the checkpoint; the running pipeline ca
 needs the console's own token: a checkpoint is a folder, about which the users of a broker say nothing.
 """
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lanemq.console.links import of_form, pipeline_link
-from lanemq.console.pipeline_reading import ask_pipeline, dead_letters_of, lanes_of, read_status
+from lanemq.console.pipeline_reading import ask_pipeline, dead_letters_of, lanes_of, read_lists, read_status
 from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of
 from lanemq.console.views.pipelines import (
     PipelineAction,
@@ -78,21 +77,14 @@ def _name(console: Console, place: str) -> str:
 
 async def _one(console: Console, request: Request) -> Context:
     number, place = _place(console, request)
-    row, lanes, letters = await asyncio.gather(
-        _row(console, console.settings.pipelines[number]),
-        console.pipeline_reading.ask(("pipeline lanes", place), partial(lanes_of, place)),
-        console.pipeline_reading.ask(("pipeline letters", place), partial(dead_letters_of, place)),
-        return_exceptions=True,
-    )
-    for found in (row, lanes):
-        if isinstance(found, BaseException):
-            raise found
-    # Dead letters in a sink of the pipeline's own cannot be listed; the answer says so.
+    newest, before = await read_status(console, console.settings.pipelines[number])
+    row = pipeline_row(newest, before)
+    lanes, letters = await read_lists(console, place)
     problem = str(letters) if isinstance(letters, LaneError) else ""
     return {
-        "title": f"Pipeline {row.name}" if isinstance(row, PipelineRow) else "Pipeline",
-        "number": number, "row": row, "lanes": lanes, "letters": [] if isinstance(letters, BaseException) else letters,
-        "problem": problem, "max_shown": MAX_SHOWN, "spark_page": console.settings.spark_page,
+        "title": f"Pipeline {row.name}", "number": number, "row": row, "lanes": lanes,
+        "letters": [] if isinstance(letters, LaneError) else letters, "problem": problem,
+        "max_shown": MAX_SHOWN, "spark_page": console.settings.spark_page, "status_at": newest.at,
     }  # fmt: skip
 
 
@@ -196,7 +188,7 @@ def routes() -> list[BaseRoute]:
     below = "/pipelines/{number:int}"
     screens = (
         Screen("/pipelines", "pipelines", "pipelines.html", _list),
-        Screen(below, "pipelines", "pipeline.html", _one, live=False),
+        Screen(below, "pipelines", "pipeline.html", _one),
         Screen(f"{below}/key", "pipelines", "pipeline_key.html", _key, live=False),
         Screen(f"{below}/dead-letter", "pipelines", "pipeline_dead_letter.html", _letter, live=False),
         Screen(f"{below}/change", "pipelines", "pipeline_change.html", _preview, live=False),
