@@ -173,12 +173,11 @@ class PipelineWaiting(NamedTuple):
 
 def waiting_in(place: str) -> PipelineWaiting:
     """Reads the checkpoint of a pipeline, given that or the file that declares it."""
-    from lanemq.pipelines.checkpoint.checkpoint import identity_of
+    from lanemq.pipelines.checkpoint.checkpoint import need_identity
     from lanemq.pipelines.operate.dead_letters import UNDECIDED
 
     lanes = parked_lanes_at(place, None)
-    known, counts = identity_of(lanes.checkpoint), lanes.counts()
-    assert known is not None
+    known, counts = need_identity(lanes.checkpoint), lanes.counts()
     parked = counts.pop("parked", 0)
     try:
         dead = sum(count for state, count in dead_letters_at(place, None).counts().items() if state in UNDECIDED)
