@@ -9,6 +9,8 @@ import pytest
 from tests.net.echo_server import EchoServer
 
 from lanemq.core.brokering.refusals import RefusalReason
+from lanemq.net import server
+from lanemq.net.address import origin_of
 from lanemq.net.descriptors import MIN_CONNECTIONS, connections_within, open_files_limit, raise_soft_limit
 from lanemq.net.server import ConnectionLimits
 from lanemq.wire.command import Command, FrameDecoder, encode_command
@@ -58,6 +60,33 @@ def test_one_address_gets_no_more_than_its_share_and_gets_it_back(clients: conte
         deadline = time.monotonic() + PATIENT
         while not asks(connect(clients, echo)):
             assert time.monotonic() < deadline, "a closed connection is not counted any more"
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::1", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::1", "2001:db8:1:3::/64"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("::1", "::1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("not an address:", "not an address:"),
+    ],
+)
+def test_the_origin_of_an_ipv6_address_is_its_network(host: str, origin: str) -> None:
+    assert origin_of(host) == origin
+
+
+def test_connections_are_counted_by_origin(clients: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by address, as the control shows, a machine with many addresses has as many connections as it wants."""
+    for origins, answered in (((lambda _: "network"), [True, True, False]), ((lambda host: host), [True] * 3)):
+        monkeypatch.setattr(server, "origin_of", origins)
+        with EchoServer(limits=ConnectionLimits(total=10, per_address=2)) as echo:
+            sources = [(f"127.0.0.{number}", 0) for number in (2, 3, 4)]
+            each = [clients.enter_context(socket.create_connection(echo.address, PATIENT, one)) for one in sources]
+            assert [asks(client) for client in each] == answered
 
 
 def test_control_without_the_share_one_address_takes_all_connections(

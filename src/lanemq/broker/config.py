@@ -81,7 +81,8 @@ class BrokerOptions:
     beside those of the log; then the newest are closed when the log gains files."""
 
     max_connections_per_address: int = 0
-    """Connections of one address; 0: half of `max_connections`. Small: many clients behind one proxy are refused."""
+    """Connections of one address, or of one /64 network of IPv6 addresses; 0: half of `max_connections`. Small: many
+    clients behind one proxy are refused."""
 
     first_request_timeout: float = 30.0
     """Seconds within which a connection must send its first request, with `users` a correctly signed one; others are

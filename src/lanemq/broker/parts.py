@@ -145,7 +145,7 @@ class Parts:
     def party(self, peer: Peer, request: Command | None) -> str:
         """Who is charged for a request: its user, or its address on a broker without users."""
         if self.options.users is None or request is None:
-            return f"address {peer.remote.host}"
+            return f"address {peer.origin}"
         return f"user {request.ext.get(ACCESS_KEY, '')!r}"
 
     def use_group(self, peer: Peer, request: Command, group: str) -> None:

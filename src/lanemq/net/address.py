@@ -1,5 +1,6 @@
 """Addresses as people write them: `host:port`, several joined by `;` or `,`, or as a list."""
 
+import ipaddress
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
@@ -17,6 +18,25 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def origin_of(host: str) -> str:
+    """Where a client comes from, for limits: its address, or the /64 network of an IPv6 address.
+
+    One machine usually has a whole /64 network to itself and may use another of its addresses for each connection.
+    Addresses of this machine and of its own link are not joined: other machines may have neighbouring ones.
+    """
+    if ":" not in host:
+        return host
+    try:
+        found = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    if found.is_loopback or found.is_link_local:
+        return host
+    return str(ipaddress.IPv6Network((int(found), 64), strict=False))
 
 
 def parse_address(text: str, default_port: int = 9876) -> Address:

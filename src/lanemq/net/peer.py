@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from lanemq.model.errors import ProtocolError
-from lanemq.net.address import Address
+from lanemq.net.address import Address, origin_of
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.receiving import received, space_for
 from lanemq.net.turns import Turns
@@ -107,6 +107,9 @@ class Peer(asyncio.BufferedProtocol):
     """
 
     _numbers = itertools.count(1)
+
+    origin = ""
+    """Its address or network (`origin_of`): limits of an address count by it."""
 
     def __init__(self, server: "PeerServer", joining: asyncio.Task[None] | None = None) -> None:
         self.number = next(self._numbers)
@@ -234,6 +237,7 @@ class Peer(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         host, port = (transport.get_extra_info("peername") or ("0.0.0.0", 0))[:2]
         self.remote = Address(host, port)
+        self.origin = origin_of(host)
         self.joined_at = self.last_seen = self._server.loop.time()
         self.is_open = True
         self._server.adopt(self)

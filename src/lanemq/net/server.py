@@ -17,7 +17,7 @@ from functools import partial
 from lanemq.clock import SystemClock
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import RequestTimedOut, TlsFailed, TransportError
-from lanemq.net.address import Address
+from lanemq.net.address import Address, origin_of
 from lanemq.net.peer import Dispatcher, NoReads, Peer, Reads, Together
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.server_tls import CLOSING_ALERT_SECONDS, TlsDetector
@@ -59,7 +59,8 @@ class ConnectionLimits:
 
     total: int = 10_000
     per_address: int = 0
-    """Connections of one address; 0: half of all and at least 16, so that one machine cannot keep out every other."""
+    """Connections of one address, or of one /64 network of IPv6 addresses; 0: half of all and at least 16, so that one
+    machine cannot keep out every other."""
     first_request: float = 30.0
     """Seconds within which a connection must send its first request; with TLS, first as long for the handshake. Long:
     silent connections take the place of others. Short: a client that connects before it needs the connection is cut
@@ -121,7 +122,7 @@ class Server:
         self.max_frame_bytes = max_frame_bytes
         self.unfinished: UnfinishedFrames[Peer] = UnfinishedFrames(max_unfinished_bytes)
         self.unsent: UnsentReplies[Peer] = UnsentReplies(
-            MAX_UNSENT_BYTES, lambda peer: peer.unsent, lambda peer: peer.remote.host
+            MAX_UNSENT_BYTES, lambda peer: peer.unsent, lambda peer: peer.origin
         )
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop, nanoseconds or SystemClock().now_ns)
@@ -137,7 +138,7 @@ class Server:
         self._listener: Listener | None = None
         self._joining: dict[asyncio.Task[None], str | None] = {}
         self._of_address: dict[str, int] = {}
-        """Connections by host, those that join included; no zeros."""
+        """Connections by origin, those that join included; no zeros."""
         self._newcomers: OrderedDict[Peer, None] = OrderedDict()
         """Peers in the order of connection, until their time for a first request is over."""
         self._watched: OrderedDict[Peer, None] = OrderedDict()
@@ -168,7 +169,7 @@ class Server:
             except OSError as error:
                 self._pause_accepting(listener, error)
                 return
-            host = address[0]
+            host = origin_of(address[0])
             if (full := self._full(host)) is not None:
                 self._refuse(host, *full)
                 connection.close()
@@ -318,7 +319,7 @@ class Server:
             self._joining[peer.joining] = None  # what was counted as a handshake is counted as a peer now
             self.joining.count -= 1
         else:
-            self._count(peer.remote.host, 1)
+            self._count(peer.origin, 1)
         if self._stopping or len(self.peers) >= self.limits.total:
             self.refusals.add(RefusalReason.CONNECTIONS)
             self._refused_peers.add(peer)
@@ -332,9 +333,9 @@ class Server:
     def count_unfinished(self, peer: Peer, size: int, *, begun: bool) -> None:
         """Notes the bytes of a peer's unfinished frame; above the limit of all of them, peers are disconnected."""
         frames = self.unfinished
-        frames.note(peer, peer.remote.host, size, known=peer.known, begun=begun)
+        frames.note(peer, peer.origin, size, known=peer.known, begun=begun)
         while size and (first := frames.first_to_close()) is not None:
-            host, why = first.remote.host, f"the unfinished requests of all clients take more than {frames.limit} bytes"
+            host, why = first.origin, f"the unfinished requests of all clients take more than {frames.limit} bytes"
             self.refusals.add(RefusalReason.UNFINISHED_FRAMES)
             self._warnings.warn(host, f"connections from {host} that have not finished a request are closed: {why}")
             first.close(why)
@@ -345,7 +346,7 @@ class Server:
         """Notes the unsent replies of a peer; above the limit of all of them, peers are disconnected."""
         self.unsent.note(peer, size)
         while (first := self.unsent.first_to_close()) is not None:
-            host, why = first.remote.host, f"the unsent replies of all clients take more than {self.unsent.limit} bytes"
+            host, why = first.origin, f"the unsent replies of all clients take more than {self.unsent.limit} bytes"
             self.refusals.add(RefusalReason.UNSENT_REPLIES)
             self._warnings.warn(host, f"connections from {host} that do not read their replies are closed: {why}")
             self.unsent.forget(first)
@@ -353,7 +354,7 @@ class Server:
 
     def forget(self, peer: Peer) -> None:
         self.unsent.forget(peer)
-        self._count(peer.remote.host, -1)
+        self._count(peer.origin, -1)
         self._refused_peers.discard(peer)
         if peer in self.peers:
             del self.peers[peer], self._watched[peer]
