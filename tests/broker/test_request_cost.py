@@ -17,10 +17,12 @@ import msgspec
 import pytest
 from tests.broker.largest_requests import LARGEST, RELAYED, SMALL, FullBroker
 from tests.broker.loop_pieces import Pieces, loop_pieces
+from tests.broker.raw_client import pull_ext
 from tests.broker.running import RunningBroker, retire_now
 from tests.log.conftest import memory_folder
 
 from lanemq.broker import sliced_answers
+from lanemq.broker.handlers import pull
 from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.brokering.parked_lane_table import LaneName
 from lanemq.core.lane_status import Failure
@@ -113,6 +115,22 @@ def test_every_code_has_a_largest_request_or_is_refused_as_not_supported(full: F
             pieces, answer = measured(full, code, {"topic": "T"}, SMALL)
             assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"{code.name} needs a request in LARGEST"
             assert pieces.longest < LIMIT_SECONDS * slowness(full), code.name
+
+
+def test_a_pull_with_the_longest_expression_holds_the_loop_for_milliseconds(
+    full: FullBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the control: without a limit, the tags that fit into one header take a tenth of a second."""
+
+    def longest(tags: int, run: int) -> float:
+        expression = "||".join(f"{run}-{number:x}" for number in range(tags))
+        return measured(full, RequestCode.PULL_MESSAGE, pull_ext("T", 0, tags=expression), b"")[0].longest
+
+    slow = slowness(full)
+    assert min(longest(pull.MAX_TAGS, run) for run in range(3)) < LIMIT_SECONDS * slow
+    monkeypatch.setattr(pull, "MAX_TAGS", 100_000)
+    monkeypatch.setattr(pull, "MAX_EXPRESSION_CHARS", 1_000_000)
+    assert longest(25_000, 4) > LIMIT_SECONDS
 
 
 def test_a_heartbeat_costs_the_same_however_many_members_its_groups_have(full: FullBroker) -> None:

@@ -264,7 +264,7 @@ class UnusedGroups:
         parts.quotas.let_go(Quota.GROUPS, group)
         parts.quotas.let_go(Quota.LEASES, group)
         parts.traffic.forget_group(group)
-        parts.offsets.forget(group=group)
+        parts.forget_offsets(group=group)
         ended, floor, state = parts.locks.forget_group(group), parts.locks.floor, parts.state
         if parts.recording.on:
             parts.recording.withdrawn(ended)
@@ -277,6 +277,7 @@ class UnusedGroups:
         retry = retry_topic(group)
         if parts.topics.get(retry) is not None and not any(parts.store.bounds(retry, 0)):
             parts.topic_keeper.delete(retry)
+            parts.uncharge_topic(retry)
             parts.topic_keeper.forget(retry, _nothing, _nothing)
 
 

@@ -1,6 +1,6 @@
 """The parts of a broker that its handlers share."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -18,13 +18,13 @@ from lanemq.clock import Clock
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.delay import DelayQueueCursors
 from lanemq.core.brokering.disk_space import LowSpace
-from lanemq.core.brokering.group_offsets import GroupOffsets
+from lanemq.core.brokering.group_offsets import OFFSET_BYTES, GroupOffsets
 from lanemq.core.brokering.lock_table import LockTable, Verdict
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.membership import ConnectionId, Membership
 from lanemq.core.brokering.quotas import GroupUse, OverQuota, Quota, Quotas
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
-from lanemq.core.brokering.topic_table import TopicTable
+from lanemq.core.brokering.topic_table import MAX_QUEUES, TopicTable
 from lanemq.core.brokering.traffic import Traffic
 from lanemq.log.state.database import State
 from lanemq.log.store import Store
@@ -161,15 +161,23 @@ class Parts:
         for group in groups:
             self.group_use.used(group, now)
 
-    def charge_topic(self, peer: Peer, request: Command | None, name: str) -> None:
-        """Charge a new topic to its creator; raises `BrokerRefused` if the party created too many."""
-        if self.topics.get(name) is None:
-            self.refuse_over(self.quotas.charge(Quota.TOPICS, self.party(peer, request), name))
+    def charge_topic(self, peer: Peer, request: Command | None, name: str, queues: int) -> None:
+        """Charge a new topic and new queues to their creator; raises `BrokerRefused` if the party created too many."""
+        known, party = self.topics.get(name), self.party(peer, request)
+        if known is None:
+            self.refuse_over(self.quotas.charge(Quota.TOPICS, party, name))
+        more = min(queues, MAX_QUEUES) - (0 if known is None else known.queues)
+        over = self.quotas.add(Quota.QUEUES, party, name, more) if more > 0 else None
+        if over is not None:
+            self.uncharge_topic(name)
+        self.refuse_over(over)
 
     def uncharge_topic(self, name: str) -> None:
-        """Give back the charge of a topic that does not exist, or no more."""
-        if self.topics.get(name) is None:
+        """Give back the charge of a topic or of queues that do not exist, or no more."""
+        known = self.topics.get(name)
+        if known is None:
             self.quotas.let_go(Quota.TOPICS, name)
+        self.quotas.lower(Quota.QUEUES, name, 0 if known is None else known.queues)
 
     def charge_seats(self, peer: Peer, request: Command, count: int) -> None:
         """Charge a connection's seats in groups; raises `BrokerRefused` if it has, or its party has, too many."""
@@ -192,15 +200,40 @@ class Parts:
     def end_row(self, peer: Peer) -> None:
         self.quotas.let_go(Quota.ROWS, f"{peer.number}", 1)
 
-    def begin_held(self, peer: Peer, request: Command) -> OverQuota | None:
-        """Count a pull that is held; the refusal if the connection or the party holds too many."""
-        over = self.quotas.add(Quota.HELD_PULLS, self.party(peer, request), f"connection {peer.number}", 1)
+    def begin_held(self, peer: Peer, request: Command, weight: int) -> OverQuota | None:
+        """Count a pull that is held, as `weight` pulls; the refusal if the connection or the party holds too many."""
+        over = self.quotas.add(Quota.HELD_PULLS, self.party(peer, request), f"connection {peer.number}", weight)
         if over is not None:
             self.counters.refusals.add(RefusalReason.QUOTA)
         return over
 
-    def end_held(self, peer: Peer, count: int = 1) -> None:
-        self.quotas.let_go(Quota.HELD_PULLS, f"connection {peer.number}", count)
+    def end_held(self, peer: Peer, weight: int) -> None:
+        self.quotas.let_go(Quota.HELD_PULLS, f"connection {peer.number}", weight)
+
+    def charge_offsets(self, peer: Peer, request: Command, group: str, more: int) -> OverQuota | None:
+        """Charge what a request would add to the offsets and finished ranges of a group; the refusal if its party has
+        too much."""
+        wanted = self.offsets.bytes(group) + more
+        over = self.quotas.set(Quota.OFFSETS, self.party(peer, request), group, wanted)
+        if over is not None:
+            self.counters.refusals.add(RefusalReason.QUOTA)
+        return over
+
+    def refuse_new_offsets(self, peer: Peer, request: Command, group: str, count: int) -> None:
+        """Charge offsets that a group does not have yet; raises `BrokerRefused` if its party has too many."""
+        over = self.charge_offsets(peer, request, group, count * OFFSET_BYTES)
+        if over is not None:
+            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, str(over))
+
+    def give_back_offsets(self, groups: Iterable[str]) -> None:
+        """Charge groups for no more offsets than they have left."""
+        for group in groups:
+            self.quotas.lower(Quota.OFFSETS, group, self.offsets.bytes(group))
+
+    def forget_offsets(self, *, group: str | None = None, topic: str | None = None) -> None:
+        """Remove the offsets of a deleted group or topic from memory, and what they were charged with."""
+        gone = self.offsets.forget(group=group, topic=topic)
+        self.give_back_offsets(dict.fromkeys(key[0] for key in gone))
 
     def charge_parked(self, peer: Peer, request: Command, group: str, more: int) -> OverQuota | None:
         """Charge what a request would park more in a group; the refusal if its party has too much.

@@ -81,11 +81,7 @@ def recovered(
     if recording.on:
         held = locks.snapshot(now=clock.now())
         if not report.clean:
-            recording.crashed(
-                (topic.name, queue_id)
-                for topic in topics.topics()
-                for queue_id in range(max(topic.read_queues, topic.write_queues))
-            )
+            recording.crashed((topic.name, queue_id) for topic in topics.topics() for queue_id in range(topic.queues))
         recording.restarted(held, map(restored_offset, state.offsets()), clean=report.clean)
     _log_report(report)
     return Tables(topics, groups, locks, offsets, producers, delays, parking)

@@ -12,6 +12,9 @@ INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 _MASK = 0xFFFF_FFFF
 
+REMEMBERED_CHARS = 256
+"""Longest tag whose hash is remembered: a client may invent tags of many kilobytes, and thousands are remembered."""
+
 
 @lru_cache(maxsize=16_384)
 def java_string_hash(text: str) -> int:
@@ -29,7 +32,9 @@ def java_string_hash(text: str) -> int:
 
 def tag_code(tag: str | None) -> int:
     """The number by which brokers compare tags (RocketMQ's `tagsCode`); 0 for a message without a tag."""
-    return java_string_hash(tag) if tag else 0
+    if not tag:
+        return 0
+    return java_string_hash(tag) if len(tag) <= REMEMBERED_CHARS else java_string_hash.__wrapped__(tag)
 
 
 def java_int_hash(value: int) -> int:

@@ -1,7 +1,7 @@
 """Groups: heartbeats, members, settings."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -146,7 +146,7 @@ class GroupHandler:
         groups = {check_group(data.group_name): _group_of(data) for data in beat.consumer_data_set}
         producers = [check_group(data.group_name) for data in beat.producer_data_set]
         self._refuse_conflict(beat.client_id, groups)
-        self._charge(peer, request, beat.client_id, groups)
+        self._charge(peer, request, beat.client_id, groups, producers)
         return _Heartbeat(beat.client_id, groups, producers)
 
     def _join(self, peer: Peer, request: Command, beat: _Heartbeat) -> Changes:
@@ -160,17 +160,31 @@ class GroupHandler:
         self._parts.versions[connection] = ClientVersion(language, request.version)
         expiry = self._expiry(HeartbeatHeader.from_ext(request.ext))
         now = self._parts.clock.now()
-        changes = self._parts.members.heartbeat(connection, beat.client_id, beat.groups, expiry=expiry, now=now)
+        payer = self._parts.parties[connection]
+        changes = self._parts.members.heartbeat(
+            connection, beat.client_id, beat.groups, expiry=expiry, now=now, payer=payer
+        )
         for name in changes.groups:
             if (queues := self._parts.members.retry_queues(name)) > 1:
                 self._parts.topic_keeper.take(self._parts.topics.ensure_retry(name, queues))
         return changes
 
-    def _charge(self, peer: Peer, request: Command, client_id: str, groups: Collection[str]) -> None:
-        """Charge a heartbeat's seats and groups; one that is refused is charged nothing."""
-        members, connection = self._parts.members, ConnectionId(peer.number)
-        before = members.seats_with(connection, client_id, ())
-        self._parts.charge_seats(peer, request, members.seats_with(connection, client_id, groups))
+    def _charge(
+        self,
+        peer: Peer,
+        request: Command,
+        client_id: str,
+        groups: Mapping[str, GroupHeartbeat],
+        producers: Collection[str],
+    ) -> None:
+        """Charge a heartbeat's subscriptions, seats and groups; one that is refused is charged nothing."""
+        members, connection, party = self._parts.members, ConnectionId(peer.number), self._parts.party(peer, request)
+        size = members.bytes_with(party, client_id, groups)
+        self._parts.refuse_over(self._parts.quotas.over(Quota.SUBSCRIPTIONS, party, size))
+        sending = self._groups_of.get(connection, set())
+        before = members.seats_with(connection, client_id, ()) + len(sending)
+        seats = members.seats_with(connection, client_id, groups) + len(sending.union(producers))
+        self._parts.charge_seats(peer, request, seats)
         try:
             self._parts.use_groups(peer, request, groups)
         except BrokerRefused:
@@ -267,11 +281,12 @@ class GroupHandler:
         group = header.group_name
         if self._parts.members.members(group):
             raise GroupNotFound(ResponseCode.SYSTEM_ERROR, f"group {group} has members; stop them first")
+        self._parts.begin_row(peer)
         self._parts.groups.pop(group, None)
         self._parts.group_use.forget(group)
         self._parts.quotas.let_go(Quota.GROUPS, group)
         if header.clean_offset or header.remove_offset:
-            self._parts.offsets.forget(group=group)
+            self._parts.forget_offsets(group=group)
             self._parts.parking.forget(group=group)
         kept = [OffsetRow(group, *key, offset) for key, offset in self._parts.offsets.of_group(group).items()]
 
@@ -279,7 +294,11 @@ class GroupHandler:
             self._parts.state.delete_group(group)
             self._parts.state.save_offsets(kept, Sync.FULL)
 
-        self._parts.row_thread.submit(delete, lambda _, error: answer_saved(peer, request, error))
+        def deleted(_: object, error: StorageError | None) -> None:
+            self._parts.end_row(peer)
+            answer_saved(peer, request, error)
+
+        self._parts.row_thread.submit(delete, deleted)
 
     def _check_client(self, peer: Peer, request: Command) -> None:
         """Refuse unsupported filters when the client starts, not at each pull.

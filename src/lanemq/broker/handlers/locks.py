@@ -153,8 +153,12 @@ class LockHandler:
         """Charge locks that the group never had before: they stay in memory and on disk."""
         new = self._parts.locks.count_new(group, queues)
         if new:
-            party = self._parts.party(peer, request)
-            self._parts.refuse_over(self._parts.quotas.add(Quota.LEASES, party, group, new))
+            quotas, party = self._parts.quotas, self._parts.party(peer, request)
+            over = quotas.add(Quota.LEASES, party, group, new)
+            if over is not None:  # what the group is charged with may be gone, with deleted topics
+                quotas.lower(Quota.LEASES, group, self._parts.locks.count(group))
+                over = quotas.add(Quota.LEASES, party, group, new)
+            self._parts.refuse_over(over)
 
     def _as_it_is(self, group: str, lease: Lease, new: Container[MessageQueue]) -> Lease:
         """A grant for the history, as it is once it is on disk: a grant lost in a crash was never given.
@@ -175,7 +179,7 @@ class LockHandler:
         """
         broker = self._parts.options.name
         found = map(self._parts.topics.get, dict.fromkeys(each.topic for each in named))
-        ends = {topic.name: max(topic.read_queues, topic.write_queues) for topic in found if topic is not None}
+        ends = {topic.name: topic.queues for topic in found if topic is not None}
         return [
             MessageQueue(each.topic, broker, each.queue_id)
             for each in named

@@ -93,9 +93,12 @@ class OffsetHandler:
         offset = QueueOffset(header.commit_offset)
         self._parts.use_group(peer, request, group)
         finished = self._finished(request, header) if request.body and not stock else None
+        finished = self._charged(peer, request, header, finished)
         outcome = self._parts.offsets.commit(
             group, topic, queue_id, offset, kind=kind_of(verdict, stock=stock), finished=finished
         )
+        if finished is not None:
+            self._parts.give_back_offsets((group,))  # the ranges may have become fewer, or the commit was ignored
         if self._parts.recording.on:
             place = Place(group, topic, queue_id, offset, self._parts.options.name)
             self._parts.recording.commit(place, header.lane_epoch, outcome, owned=not isinstance(verdict, Unowned))
@@ -117,6 +120,24 @@ class OffsetHandler:
             case _:
                 answer(peer, request)
 
+    def _charged(
+        self, peer: Peer, request: Command, header: UpdateOffsetHeader, finished: FinishedRanges | None
+    ) -> FinishedRanges | None:
+        """Charge what the commit adds; returns the finished ranges, none if there are too many of them.
+
+        A new offset beyond the quota is refused. Progress never is: without its finished ranges, some messages are
+        delivered again.
+        """
+        offsets, group, topic, queue_id = self._parts.offsets, header.consumer_group, header.topic, header.queue_id
+        if offsets.committed(group, topic, queue_id) is None:
+            self._parts.refuse_new_offsets(peer, request, group, 1)
+        if finished is None or offsets.is_pending(group, topic, queue_id):
+            return finished  # while a reset is pending, a commit with finished ranges is ignored
+        more = len(request.body) - len(offsets.finished_ranges(group, topic, queue_id))
+        if more > 0 and self._parts.charge_offsets(peer, request, group, more) is not None:
+            return FinishedRanges()
+        return finished
+
     def _finished(self, request: Command, header: UpdateOffsetHeader) -> FinishedRanges:
         """The finished ranges of a commit, cut at the queue's end: beyond it they would hide future messages."""
         text = LaneProgress.of_request(request.body).lane_finished
@@ -126,7 +147,7 @@ class OffsetHandler:
     def _check_queue(self, name: str, queue_id: int) -> None:
         """Refuse a commit for a queue that does not exist: it would outlive a deleted topic."""
         topic = self._parts.topic_keeper.existing(name)
-        if not 0 <= queue_id < max(topic.read_queues, topic.write_queues):
+        if not 0 <= queue_id < topic.queues:
             raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"queue {queue_id} of topic {name} does not exist")
 
     def _search(self, peer: Peer, request: Command) -> None:

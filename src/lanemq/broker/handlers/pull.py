@@ -39,6 +39,13 @@ REBUILD_HOLD_MS = 2_000
 REBUILD_LOOK_MS = 100
 """Time between two looks for an index entry that is being rebuilt."""
 
+MAX_TAGS = 1_000
+MAX_EXPRESSION_CHARS = 32_767
+"""Limits of the expression in a pull: hashing more takes longer than one request may hold the event loop."""
+
+TAGS_OF_ONE, CHARS_OF_ONE = 20, 2_000
+"""A pull with more tags or longer fields takes as much memory as several, and counts as several while it is held."""
+
 _CODES = {
     ReadStatus.FOUND: ResponseCode.SUCCESS,
     ReadStatus.NO_MATCH: ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -63,6 +70,8 @@ class _Pull:
     """Until when it waits for a lost index entry at most; None if it does not."""
     topic_deleted: bool = False
     """Whether its topic was deleted while it was held."""
+    weight: int = 1
+    """As how many held pulls it counts."""
 
     def wake(self) -> None:
         self.handler.answer_held(self)
@@ -104,7 +113,7 @@ class PullHandler:
         gone = self._by_peer.pop(peer.number, {})
         for pull in gone:
             self._held.pop(pull, None)
-        self._parts.end_held(peer, len(gone))
+        self._parts.end_held(peer, sum(pull.weight for pull in gone))
         self._parts.waking.forget(gone)
 
     def _pull(self, peer: Peer, request: Command) -> None:
@@ -117,6 +126,8 @@ class PullHandler:
         if not self._may_pull(pull):
             return
         if header.sys_flag & PULL_COMMIT_OFFSET:
+            if self._parts.offsets.committed(header.consumer_group, header.topic, header.queue_id) is None:
+                self._parts.refuse_new_offsets(peer, request, header.consumer_group, 1)
             self._commit(pull)
         if self._was_moved(pull):
             return
@@ -234,11 +245,13 @@ class PullHandler:
         """Hold a pull; False if the broker holds too many, and raises `BrokerBusy` if its client does."""
         header = pull.header
         offset = QueueOffset(header.queue_offset)
-        over = self._parts.begin_held(pull.peer, pull.request)
+        chars = sum(map(len, pull.request.ext.values()))
+        pull.weight = 1 + chars // CHARS_OF_ONE + len(pull.tags or ()) // TAGS_OF_ONE
+        over = self._parts.begin_held(pull.peer, pull.request, pull.weight)
         if over is not None:
             raise BrokerBusy(ResponseCode.SYSTEM_BUSY, str(over))
         if not self._parts.polls.hold(pull, header.topic, header.queue_id, offset, pull.tags, deadline):
-            self._parts.end_held(pull.peer)
+            self._parts.end_held(pull.peer, pull.weight)
             return False
         self._held[pull] = None
         self._by_peer.setdefault(pull.peer.number, {})[pull] = None
@@ -249,7 +262,7 @@ class PullHandler:
         if pull not in self._held:
             return  # its connection was closed a moment ago
         del self._held[pull], self._by_peer[pull.peer.number][pull]
-        self._parts.end_held(pull.peer)
+        self._parts.end_held(pull.peer, pull.weight)
         try:
             self._answer_now(pull)
         except StillRebuilding as error:
@@ -319,7 +332,13 @@ def _refuse_filter(kind: str | None) -> None:
 
 def tag_codes(expression: str) -> frozenset[int] | None:
     """The hashes of the tags in `A || B`; None for `*`, which wants every message."""
-    tags = [tag.strip() for tag in expression.split("||")]
+    tags = [tag.strip() for tag in expression.split("||", MAX_TAGS)]
+    if len(tags) > MAX_TAGS or len(expression) > MAX_EXPRESSION_CHARS:
+        raise BrokerRefused(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"a pull asks for at most {MAX_TAGS} tags with {MAX_EXPRESSION_CHARS} characters together: subscribe to "
+            f"all tags, or use more topics",
+        )
     if any(tag in ("*", "") for tag in tags):
         return None
     return frozenset(tag_code(tag) for tag in tags)

@@ -74,6 +74,10 @@ class ResetHandler:
         self, peer: Peer, request: Command, header: ResetOffsetHeader, group: str, targets: Mapping[int, int]
     ) -> None:
         topic = header.topic
+        new = sum(self._parts.offsets.committed(group, topic, queue_id) is None for queue_id in targets)
+        if new:
+            self._parts.refuse_new_offsets(peer, request, group, new)
+        self._parts.begin_row(peer)
         # Members may be working without being in the list: after a restart of the broker, or while they are cut off.
         # One whose lease has expired continues where it was if no other got the queue, and would undo the reset.
         online = self._parts.locks.has_owner(group) or bool(self._parts.members.members(group))
@@ -90,6 +94,7 @@ class ResetHandler:
         rows = [OffsetRow(group, queue.topic, queue.queue_id, table[queue], online) for queue in table]
 
         def saved(_: object, error: StorageError | None) -> None:
+            self._parts.end_row(peer)
             answer_saved(peer, request, error, reply)
             if error is None:
                 self._moved(group, {(queue.topic, queue.queue_id) for queue in table})

@@ -268,14 +268,14 @@ def route(parts: Parts, header: SendHeader, peer: Peer, request: Command | None)
         raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} belongs to the broker; send to another")
     topic = parts.topics.get(name)
     if topic is None:
-        parts.charge_topic(peer, request, name)
+        parts.charge_topic(peer, request, name, parts.options.default_queues)
         try:
             topic = _new_topic(parts, header, name)
         finally:
-            parts.uncharge_topic(name)  # if it was not created
+            parts.uncharge_topic(name)  # if it was not created, or with fewer queues
     if not topic.writable:
         raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} may not be written")
-    if header.queue_id >= max(topic.read_queues, topic.write_queues):
+    if header.queue_id >= topic.queues:
         raise BrokerRefused(
             ResponseCode.INVALID_PARAMETER,
             f"queue {header.queue_id} of topic {name} does not exist: it has {topic.write_queues}",

@@ -137,7 +137,7 @@ class StatsHandler:
         return sorted(named | committed | self._parts.locks.owned_topics(group))
 
     def _queues(self, topic: TopicConfig) -> list[MessageQueue]:
-        count = max(topic.read_queues, topic.write_queues)
+        count = topic.queues
         return [MessageQueue(topic.name, self._parts.options.name, number) for number in range(count)]
 
     def _connections(self, peer: Peer, request: Command) -> None:

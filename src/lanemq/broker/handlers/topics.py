@@ -10,6 +10,7 @@ from functools import partial
 from lanemq.broker.dispatch import Handler, answer, answer_saved
 from lanemq.broker.parts import Parts
 from lanemq.broker.sliced_answers import SlicedAnswers, Steps
+from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.topic_table import Permission, TopicConfig, TopicOrder
 from lanemq.model.errors import DiskFull, LaneError, StorageError
 from lanemq.model.names import check_topic
@@ -53,8 +54,12 @@ class TopicHandler:
             order,
             header.topic_sys_flag or 0,
         )
-        self._parts.charge_topic(peer, request, wanted.name)
-        self._parts.begin_row(peer)
+        self._parts.charge_topic(peer, request, wanted.name, wanted.queues)
+        try:
+            self._parts.begin_row(peer)
+        except LaneError:
+            self._parts.uncharge_topic(wanted.name)
+            raise
         try:
             self._parts.topic_keeper.take(self._parts.topics.put(wanted))
         except LaneError:
@@ -85,19 +90,26 @@ class TopicHandler:
         name = DeleteTopicHeader.from_ext(request.ext).topic
         parts = self._parts
         parts.group_commit.refuse_if_failed()
+        parts.begin_row(peer)
         if parts.topics.get(name) is None:
             again = partial(self._answer_deleted, peer, request, name)
             if parts.topic_keeper.repeat_deletion(name, again):
                 return
-        parts.topic_keeper.delete(name)
+        try:
+            parts.topic_keeper.delete(name)
+        except LaneError:
+            parts.end_row(peer)
+            raise
         parts.uncharge_topic(name)
         position = parts.store.drop_topic(name)
         parts.producers.forget_topic(name)
         parts.traffic.forget_topic(name)
-        parts.offsets.forget(topic=name)
+        parts.forget_offsets(topic=name)
         parts.parking.forget(topic=name)
         ended = parts.locks.forget_topic(name)
         floor = parts.locks.floor
+        for group in dict.fromkeys(row.group for row in ended):
+            parts.quotas.lower(Quota.LEASES, group, parts.locks.count(group))
         if parts.recording.on:
             parts.recording.withdrawn(ended)
 
@@ -116,6 +128,7 @@ class TopicHandler:
         self._deleted(name)
 
     def _answer_deleted(self, peer: Peer, request: Command, name: str, error: StorageError | None) -> None:
+        self._parts.end_row(peer)
         if isinstance(error, DiskFull):
             error = DiskFull(
                 f"topic {name} is deleted, but not on disk yet: {error}. The broker frees log files that hold nothing "

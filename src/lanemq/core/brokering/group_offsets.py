@@ -95,6 +95,10 @@ def kind_of(verdict: Verdict, *, stock: bool) -> CommitKind:
     return CommitKind.ANY_WAY if stock else CommitKind.FORWARD
 
 
+OFFSET_BYTES = 350
+"""Memory of the offset of one group in one queue."""
+
+
 class GroupOffsets:
     """The committed offsets of all groups of one broker."""
 
@@ -104,6 +108,8 @@ class GroupOffsets:
         self._finished: dict[OffsetKey, str] = {}
         self._pending: dict[OffsetKey, bool] = {}  # whether a pull was answered with it
         self._dirty: set[OffsetKey] = set()
+        self._finished_chars: dict[str, int] = {}
+        """Group → length of all its finished ranges; no zeros."""
 
     def commit(
         self,
@@ -142,13 +148,19 @@ class GroupOffsets:
         """What is finished above the committed offset, as `FinishedRanges.encode` writes it."""
         return self._finished.get((group, topic, queue_id), "")
 
+    def bytes(self, group: str) -> int:
+        """About how much memory the offsets and finished ranges of a group take."""
+        return OFFSET_BYTES * len(self._groups.get(group, ())) + self._finished_chars.get(group, 0)
+
     def forget_finished(self, group: str, topic: str, queue_id: int) -> None:
         """Delete finished ranges, because the queue's owner does not know them and repeats what they cover.
 
         Otherwise the next owner would skip messages whose repeat was started and not finished.
         """
-        if self._finished.pop((group, topic, queue_id), None) is not None:
-            self._dirty.add((group, topic, queue_id))
+        key = (group, topic, queue_id)
+        if key in self._finished:
+            self._set_finished(key, "")
+            self._dirty.add(key)
 
     def cut_offsets(self, end_of: Callable[[str, int], int]) -> None:
         """After a crash, move offsets beyond a queue's end back to it: new messages there must not be skipped.
@@ -237,7 +249,7 @@ class GroupOffsets:
         self._dirty.difference_update(gone)
         for key in gone:
             self._pending.pop(key, None)
-            self._finished.pop(key, None)
+            self._set_finished(key, "")
         return tuple(gone)
 
     def dirty(self) -> tuple[SavedOffset, ...]:
@@ -256,8 +268,7 @@ class GroupOffsets:
             self._groups.setdefault(row.group, {})[row.topic, row.queue_id] = row.offset
             if row.reset_pending:
                 self._pending[row[:3]] = False
-            if row.finished:
-                self._finished[row[:3]] = row.finished
+            self._set_finished(row[:3], row.finished)
 
     def _has_arrived(self, key: OffsetKey, offset: QueueOffset, *, decides: bool = False) -> bool:
         """End a pending reset if a pull was answered with it and a member is at its offset; returns whether it ended.
@@ -274,10 +285,16 @@ class GroupOffsets:
         group, topic, queue_id = key
         self._groups.setdefault(group, {})[topic, queue_id] = offset
         self._dirty.add(key)
+        self._set_finished(key, finished)
+
+    def _set_finished(self, key: OffsetKey, finished: str) -> None:
+        before = self._finished.pop(key, "")
         if finished:
             self._finished[key] = finished
-        else:
-            self._finished.pop(key, None)
+        if len(finished) != len(before):
+            chars = self._finished_chars.pop(key[0], 0) + len(finished) - len(before)
+            if chars:
+                self._finished_chars[key[0]] = chars
 
     def _row(self, key: OffsetKey) -> SavedOffset:
         group, topic, queue_id = key
@@ -293,4 +310,8 @@ class GroupOffsets:
         for group, topic, queue_id in self._pending.keys() | self._dirty | self._finished.keys():
             assert self.committed(group, topic, queue_id) is not None
         assert all(self._finished.values())
+        chars: dict[str, int] = {}
+        for (group, _, _), text in self._finished.items():
+            chars[group] = chars.get(group, 0) + len(text)
+        assert chars == self._finished_chars
         assert all(self._groups.values())

@@ -204,6 +204,10 @@ class LockTable:
         held = self._groups.get(group)
         return len(set(queues)) if held is None else sum(queue not in held for queue in set(queues))
 
+    def count(self, group: str) -> int:
+        """How many leases of a group are remembered, those that ended included."""
+        return len(self._groups.get(group, ()))
+
     def forget_group(self, group: str) -> tuple[SavedLease, ...]:
         """Remove the leases of a group that is gone; its rows may be deleted from disk once `floor` is saved."""
         gone = tuple(self._groups.pop(group, {}).values())

@@ -32,6 +32,9 @@ MEMBER_EXPIRY_MS = Millis(120_000)
 MAX_LOOKS = 2_000
 """Members that one call of `expire` looks at; removing one takes some microseconds."""
 
+SUBSCRIPTION_BYTES, TAG_BYTES, CODE_BYTES = 600, 150, 100
+"""Memory of a subscription, and of each of its tags and tag codes, beside their characters."""
+
 ConnectionId = NewType("ConnectionId", int)
 
 K = TypeVar("K")
@@ -48,6 +51,12 @@ class GroupSubscription(NamedTuple):
     tag_codes: frozenset[int] = frozenset()
     ordered: bool | None = None
     """Whether the member's queues need a lease; None from a stock client, which does not say."""
+
+    @property
+    def bytes(self) -> int:
+        """About how much memory it takes. One of 128 KiB with short tags takes megabytes."""
+        tags = sum(TAG_BYTES + len(tag) for tag in self.tags)
+        return SUBSCRIPTION_BYTES + len(self.expression) + tags + CODE_BYTES * len(self.tag_codes)
 
 
 class GroupHeartbeat(NamedTuple):
@@ -212,6 +221,10 @@ class Membership:
         self._by_connection: dict[ConnectionId, set[tuple[str, _Member]]] = {}
         self._clients: dict[ConnectionId, str] = {}
         self._connections_of: dict[str, set[ConnectionId]] = {}
+        self._payers: dict[tuple[str, str], tuple[str, int]] = {}
+        """Group and client id → who pays for its subscriptions, and their bytes."""
+        self._paid: dict[str, int] = {}
+        """Payer → bytes of all subscriptions that it pays for; no zeros."""
 
     def heartbeat(
         self,
@@ -221,10 +234,12 @@ class Membership:
         *,
         now: Millis,
         expiry: Millis | None = None,
+        payer: str = "",
     ) -> Changes:
         """Record a heartbeat of a client for these groups. A group that it no longer names expires.
 
         `expiry` is how long the client may be silent, at most as long as a stock client; None for a stock client.
+        `payer` pays for the subscriptions of the client from now on (`bytes_with`).
         """
         expiry_ms = Millis(self._expiry_ms if expiry is None else min(expiry, self._expiry_ms))
         self._name(connection, client_id)
@@ -237,6 +252,7 @@ class Membership:
             joined = self._add(name, group, (connection, client_id), _Expiry(expiry_ms, now))
             if group.subscribe(client_id, beat.subscriptions) or joined:
                 changed.append(name)
+            self._pay(name, client_id, payer, sum(each.bytes for each in group.topics[client_id].values()))
         return Changes(tuple(changed))
 
     def conflict(self, client_id: str, groups: Mapping[str, GroupHeartbeat]) -> Conflict | None:
@@ -259,6 +275,22 @@ class Membership:
         """How many seats a connection has after such a heartbeat; a seat is one client in one group."""
         held = self._by_connection.get(connection, set())
         return len(held) + sum((name, (connection, client_id)) not in held for name in groups)
+
+    def bytes_with(self, payer: str, client_id: str, groups: Mapping[str, GroupHeartbeat]) -> int:
+        """How many bytes of subscriptions a payer pays for after such a heartbeat, at most.
+
+        They are counted by client and not by connection: a client keeps them until its last connection has ended.
+        """
+        total = self._paid.get(payer, 0)
+        for name, beat in groups.items():
+            known = self._groups.get(name)
+            held = {} if known is None else known.topics.get(client_id, {})
+            for each in {each.topic: each for each in beat.subscriptions}.values():
+                total += max(each.bytes, held[each.topic].bytes) if each.topic in held else each.bytes
+            paid_by, paid = self._payers.get((name, client_id), (payer, 0))
+            if paid_by == payer:
+                total -= paid
+        return total
 
     def alive(self, connection: ConnectionId, client_id: str, group: str, *, now: Millis) -> bool:
         """Record another request of a member; false if it is no member on this connection and must send a heartbeat."""
@@ -401,10 +433,20 @@ class Membership:
             members[client_id].discard(connection)
             if not members[client_id]:
                 self._groups[name].leave(client_id)
+                self._pay(name, client_id, "", 0)
                 changed[name] = None
             if not members:
                 del self._groups[name]
         return Changes(tuple(changed))
+
+    def _pay(self, group: str, client_id: str, payer: str, size: int) -> None:
+        """Set who pays for the subscriptions of a client, and how much."""
+        before, paid = self._payers.pop((group, client_id), (payer, 0))
+        if paid:
+            _add(self._paid, before, -paid)
+        if size:
+            self._payers[group, client_id] = (payer, size)
+            _add(self._paid, payer, size)
 
     def _name(self, connection: ConnectionId, client_id: str | None) -> None:
         """Set the client of a connection, in both directions; None when the connection was closed."""
@@ -432,6 +474,17 @@ class Membership:
         }
         for group in self._groups.values():
             group.check()
+        held = {
+            (name, client_id): sum(each.bytes for each in topics.values())
+            for name, group in self._groups.items()
+            for client_id, topics in group.topics.items()
+            if topics
+        }
+        assert held == {key: size for key, (_, size) in self._payers.items()}
+        paid: dict[str, int] = {}
+        for payer, size in self._payers.values():
+            _add(paid, payer, size)
+        assert paid == self._paid
         watched = {key: at for at, serial, key in self._ends if key in seats and self._expiries[key].serial == serial}
         assert watched.keys() == seats
         assert all(watched[key] <= expiry.at for key, expiry in self._expiries.items())

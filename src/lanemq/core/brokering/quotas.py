@@ -28,10 +28,13 @@ class Quota(Enum):
     GROUPS = "groups"
     LEASES = "queue locks"
     TOPICS = "topics created"
+    QUEUES = "queues of topics created"
+    OFFSETS = "bytes of offsets and finished ranges"
     ROWS = "unfinished requests that are saved"
     HELD_PULLS = "pulls that wait for messages"
     SEATS = "seats in groups"
-    """A seat is one client in one group."""
+    """A seat is one client in one group, as a consumer or as a producer."""
+    SUBSCRIPTIONS = "bytes of subscriptions"
     PARKED_BYTES = "bytes of parked lanes"
     SEARCHES = "searches under way"
 
@@ -43,11 +46,16 @@ class QuotaLimits:
     groups: int = 2_000
     leases: int = 100_000
     topics: int = 10_000
+    queues: int = 200_000
+    offsets: int = 128 * 1024 * 1024
+    """About 380,000 offsets without finished ranges."""
     rows: int = 1_000
     held_pulls: int = 50_000
     held_pulls_of_connection: int = 5_000
     seats: int = 50_000
     seats_of_connection: int = 2_000
+    subscriptions: int = 128 * 1024 * 1024
+    """About 200,000 subscriptions without tags."""
     parked_bytes: int = 128 * 1024 * 1024
     """About 80,000 lanes with short keys."""
     searches: int = 100
@@ -70,8 +78,11 @@ _HINTS = {
     Quota.GROUPS: "use existing groups, or wait until unused ones are forgotten",
     Quota.LEASES: "unlock some, or consume with more users or from more addresses",
     Quota.TOPICS: "use existing topics, or let an administrator create them",
+    Quota.QUEUES: "use fewer queues, delete topics, or let an administrator create them",
+    Quota.OFFSETS: "commit in fewer groups or queues, delete groups, or commit with more users or from more addresses",
     Quota.ROWS: "wait for answers before sending more",
     Quota.SEATS: "use one client id per connection, fewer groups, or more users or addresses",
+    Quota.SUBSCRIPTIONS: "subscribe to fewer topics and tags, or with more users or from more addresses",
     Quota.PARKED_BYTES: "redrive or discard parked lanes, or park with more users or from more addresses",
     Quota.SEARCHES: "wait for answers before asking more",
     Quota.HELD_PULLS: "pull with more connections, users or addresses, or ask again later",
@@ -87,9 +98,12 @@ class Quotas:
             Quota.GROUPS: limits.groups,
             Quota.LEASES: limits.leases,
             Quota.TOPICS: limits.topics,
+            Quota.QUEUES: limits.queues,
+            Quota.OFFSETS: limits.offsets,
             Quota.ROWS: limits.rows,
             Quota.HELD_PULLS: limits.held_pulls,
             Quota.SEATS: limits.seats,
+            Quota.SUBSCRIPTIONS: limits.subscriptions,
             Quota.PARKED_BYTES: limits.parked_bytes,
             Quota.SEARCHES: limits.searches,
         }
@@ -130,6 +144,10 @@ class Quotas:
         self._sums[quota, held_by] = total
         return None
 
+    def over(self, quota: Quota, party: str, total: int) -> OverQuota | None:
+        """The refusal of a total that is counted elsewhere; None if the party may have it."""
+        return OverQuota(quota, party, self._limits[quota]) if total > self._limits[quota] else None
+
     def set(self, quota: Quota, party: str, name: str, count: int) -> OverQuota | None:
         """Charge a name with so much and no more; the refusal if that is too much, and then nothing changes."""
         before = self._held[quota].get(name, (party, 0))[1]
@@ -152,6 +170,12 @@ class Quotas:
             self._sums[quota, party] = left
         else:
             del self._sums[quota, party]
+
+    def lower(self, quota: Quota, name: str, count: int) -> None:
+        """Give back what a name is charged with beyond `count`."""
+        before = self._held[quota].get(name, ("", 0))[1]
+        if before > count:
+            self.let_go(quota, name, before - count)
 
     def names(self, quota: Quota, party: str) -> list[str]:
         """The names that a party is charged for."""

@@ -68,6 +68,11 @@ class TopicConfig(NamedTuple):
     if unknown, as for the broker's own topics."""
 
     @property
+    def queues(self) -> int:
+        """How many queues it has, whether they can be read, written, or both."""
+        return max(self.read_queues, self.write_queues)
+
+    @property
     def writable(self) -> bool:
         # Plain integers, because every send asks this, and flags are slow to combine.
         return int.__and__(self.permission, 2) != 0
@@ -92,7 +97,7 @@ class WhyRefused(Enum):
     BAD_QUEUE_COUNT = f"a topic has 1 to {MAX_QUEUES} queues"
     SYSTEM_TOPIC = "the name belongs to the broker: choose another"
     NO_TEMPLATE = "the topic does not exist and topics are not created automatically here: create it first"
-    TOO_MANY = "the broker has as many topics as it may have: delete some, or raise its limit"
+    TOO_MANY = f"the broker has {MAX_TOPICS} topics, and may not have more: delete some"
     UNKNOWN = "the topic does not exist"
 
 
