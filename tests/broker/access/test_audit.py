@@ -132,6 +132,32 @@ def test_refusals_without_a_valid_user_take_two_lines_per_address_and_minute(
         assert len(lines_of(caplog)) == 1_001
 
 
+def test_refusals_of_users_are_counted_beyond_a_hundred_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the control: a user who may do nothing could otherwise push what an administrator did out of the log."""
+    clock = ManualClock()
+    user, other = peer_at("10.0.0.1", known=True), peer_at("10.0.0.2", known=True)
+
+    def refuse_many() -> list[dict[str, Any]]:
+        auditing = Audit(clock)
+        for _ in range(1_000):
+            auditing.refused(user, DELETE, "user 'me' may not")
+        auditing.refused(other, DELETE, "user 'you' may not")
+        clock.passed += 60_000
+        auditing.refused(other, DELETE, "user 'you' may not")
+        found = lines_of(caplog)
+        caplog.clear()
+        return found
+
+    with caplog.at_level(logging.INFO, "lanemq.audit"):
+        lines = refuse_many()
+        assert len(lines) == 103
+        assert (lines[101]["address"], lines[101]["outcome"]) == ("10.0.0.1", "refused: 900 more of users")
+        monkeypatch.setattr(audit, "LINES_OF_USERS", 10_000)
+        assert len(refuse_many()) == 1_002
+
+
 def test_a_request_is_logged_once_with_what_became_of_it(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     """Done, or refused before anything was changed, also if the broker cannot do it at all."""
     raw = start().connect()

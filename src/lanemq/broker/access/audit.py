@@ -9,8 +9,9 @@ A line is written when the request is answered, because only then its outcome is
 (nothing was changed), or `failed: ` and why (some of it may be changed). A request that was under way when the broker
 was killed has no line.
 
-Invariant: a client without credentials cannot push the lines of others out of the log, which is limited in size. Of its
-refused requests, the first one of an address and minute is logged, without fields, and the others are counted.
+Invariant: refused requests cannot push the lines of others out of the log, which is limited in size. Without a valid
+user, the first one of an address and minute is logged, without fields, and the others are counted. Of clients with a
+valid user, the first hundred of an address and minute are logged.
 """
 
 import logging
@@ -31,7 +32,8 @@ MAX_CHARS = 500
 """Longest text of a field; a request may carry megabytes."""
 
 WINDOW_MS = 60_000
-"""Refused requests without a valid user are logged once per address in this time."""
+"""Refused requests without a valid user are logged once per address in this time, others `LINES_OF_USERS` times."""
+LINES_OF_USERS = 100
 MAX_ADDRESSES = 20
 """Addresses with lines of their own in that time; all others are counted together."""
 OTHERS = "other addresses"
@@ -76,6 +78,8 @@ class Audit:
         self._window_began = clock.now()
         self._unknown: dict[str, int] = {}
         """Refused requests without a valid user in this window, by address; the first one of each is logged."""
+        self._of_users: dict[str, int] = {}
+        """The same of clients with a valid user."""
 
     def watched(self, peer: Peer, request: Command) -> WatchedRequest:
         """An administrative request whose outcome is logged."""
@@ -84,13 +88,16 @@ class Audit:
     def refused(self, peer: Peer, request: Command, why: str) -> None:
         if request.code not in ADMINISTRATIVE:
             return
-        if peer.known:
-            self._log(peer, request, f"refused: {why}")
-        else:
+        self._end_window()
+        if not peer.known:
             self._count_unknown(peer, request, why)
+            return
+        address = peer.remote.host
+        self._of_users[address] = count = self._of_users.get(address, 0) + 1
+        if count <= LINES_OF_USERS:
+            self._log(peer, request, f"refused: {why}")
 
     def _count_unknown(self, peer: Peer, request: Command, why: str) -> None:
-        self._end_window()
         address = peer.remote.host
         if address not in self._unknown and len(self._unknown) >= MAX_ADDRESSES:
             address = OTHERS
@@ -104,12 +111,15 @@ class Audit:
         """Write the counts of the last window when it has ended."""
         if self._clock.now() - self._window_began < WINDOW_MS:
             return
-        logged = {address: count - (address != OTHERS) for address, count in self._unknown.items()}
+        unknown = {address: count - (address != OTHERS) for address, count in self._unknown.items()}
+        of_users = {address: max(0, count - LINES_OF_USERS) for address, count in self._of_users.items()}
         self._window_began = self._clock.now()
         self._unknown.clear()
-        for address, count in logged.items():
-            if count:
-                self._write(address, f"refused: {count} more without a valid user", count=count)
+        self._of_users.clear()
+        for left_out, whose in ((unknown, "without a valid user"), (of_users, "of users")):
+            for address, count in left_out.items():
+                if count:
+                    self._write(address, f"refused: {count} more {whose}", count=count)
 
     def _log(self, peer: Peer, request: Command, outcome: str) -> None:
         fields = {
