@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -199,6 +200,8 @@ def test_a_disk_that_cannot_be_asked_is_unknown_in_runtime_info_and_fails_nothin
 def test_the_monitor_answers_while_the_event_loop_hangs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running = start(monitor=ANY_PORT)
     monkeypatch.setattr(health, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(figures, "SLICE_NS", 0)
+    monkeypatch.setattr(figures.Figures, "_totals", lambda _: itertools.repeat(None, 100_000))
     go_on, blocked = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -217,6 +220,9 @@ def test_the_monitor_answers_while_the_event_loop_hangs(start: Start, monkeypatc
         assert get(running, "/ready")[0] == 503
     finally:
         go_on.set()
+    running.call(lambda: None)
+    tasks = running.call(lambda: [task.get_coro() for task in asyncio.all_tasks()])
+    assert not [each for each in tasks if "Figures.read" in str(each)], "no client waits for them any more"
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,15 @@ class Health:
             raise LaneError(f"no figures while the broker is {self._phase.value}")
         reading = self._figures.read()
         try:
-            return asyncio.run_coroutine_threadsafe(reading, self._loop).result(READ_SECONDS)
+            read = asyncio.run_coroutine_threadsafe(reading, self._loop)
+            try:
+                return read.result(READ_SECONDS)
+            except TimeoutError as error:
+                read.cancel()  # else the loop would go on with it, and be later still for the next scrape
+                raise LaneError(f"no figures: the event loop did not answer within {READ_SECONDS:.0f} s") from error
         except (RuntimeError, concurrent.futures.CancelledError) as error:  # the loop has ended in between
             reading.close()
             raise LaneError("no figures: the broker is stopping") from error
-        except TimeoutError as error:
-            raise LaneError(f"no figures: the event loop did not answer within {READ_SECONDS:.0f} s") from error
 
 
 def hung(phase: Phase, silent: Millis) -> str | None:
