@@ -6,7 +6,7 @@ import pytest
 
 from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, RequestTimedOut
 from lanemq.model.units import Millis
-from lanemq.net.rate_limited_log import MAX_TEXTS, FewLines, OutageLog, RateLimitedLog
+from lanemq.net.rate_limited_log import MAX_TEXTS, TEXT_CHARS, FewLines, OutageLog, RateLimitedLog
 
 LOG = logging.getLogger("lanemq.outages")
 REFUSED = ConnectFailed("connection refused")
@@ -92,6 +92,14 @@ def test_a_request_without_an_answer_is_left_to_the_outage_log(
     log.failed("queue 1", "pull failed", REFUSED)
     log.failed("queue 1", "pull failed", InvalidOption("no such queue"))
     assert caplog.messages == ["pull failed: no such queue"]
+
+
+def test_a_text_that_a_client_made_long_is_cut(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A thousand of them are remembered, and each of a client's requests may carry 256 KiB of names."""
+    limited = RateLimitedLog(LOG, clock)
+    limited.warn("", "x" * 250_000)
+    limited.warn("", "x" * 250_001)
+    assert [len(text) for text in caplog.messages] == [TEXT_CHARS]
 
 
 def test_lines_that_differ_are_limited_for_each_subject(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:

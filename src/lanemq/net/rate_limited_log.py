@@ -16,6 +16,8 @@ MAX_TEXTS = 1_000
 """Texts remembered at once; while that many are, a new text is not logged."""
 MAX_LINES = 100
 """Lines about one subject in a minute. Many: a client fills the disk with them. Few: an operator misses some."""
+TEXT_CHARS = 1_000
+"""Characters of a text that are logged and remembered: a client may have chosen some of them."""
 LOOK_EVERY = Millis(1_000)
 """Time between two looks for texts that may be forgotten."""
 REMIND_AFTER = Millis(30_000)
@@ -32,6 +34,7 @@ class RateLimitedLog:
 
     def warn(self, about: str, text: str) -> None:
         """Logs the text, unless it was logged in the last minute; then the call is cheap, so a flood costs little."""
+        text = text[:TEXT_CHARS]
         now, last = self._clock.now(), self._logged.get((about, text))
         if last is not None and now - last < AGAIN_AFTER:
             return
