@@ -228,6 +228,18 @@ def test_folders_that_hold_something_else_are_not_overwritten(start, folder: Pat
         copy(folder / "mine", folder / "another")
 
 
+@pytest.mark.parametrize("where", ["source", "source/backup", "source/log/backup"])
+def test_a_backup_is_not_written_into_the_folder_that_it_saves(folder: Path, where: str) -> None:  # noqa: F811
+    backup = small_backup(folder)
+    before = sorted((folder / "source").rglob("*"))
+    with pytest.raises(StorageError, match=r"in the data folder .* itself"):
+        copy(folder / "source", folder / where)
+    assert sorted((folder / "source").rglob("*")) == before
+    with pytest.raises(StorageError, match=r"in the backup .* itself"):
+        restore(backup, backup / "data", now=0)
+    assert not (backup / "data").exists()
+
+
 def small_backup(folder: Path) -> Path:  # noqa: F811
     """Of a folder with a topic and no broker."""
     store = Store(folder / "source")

@@ -83,6 +83,11 @@ def back_up(data: Path, target: Path, *, made_at: int, version: str, step: Step 
     """Copy a data folder to an empty folder. `made_at` is the wall time in milliseconds."""
     if not _exists(data / STATE):
         raise StorageError(f"{data} is not the data folder of a broker: it has no {STATE}")
+    if target.resolve().is_relative_to(data.resolve()):
+        raise StorageError(
+            f"{target} is in the data folder {data} itself, and would be lost with it: choose a folder outside, better "
+            f"on another disk"
+        )
     if _exists(target) and not _is_empty(target) and not (target.is_dir() and _exists(target / PARTIAL)):
         raise StorageError(f"{target} is not empty: give a new folder for each backup")
     with _written_alone(target, "backed up", f"{data} to {target}", stays=_exists(target)):
@@ -162,6 +167,8 @@ def restore(backup: Path, data: Path, *, now: int, step: Step = _no_step) -> Bac
     """Copy a backup to a data folder that does not exist yet, or is empty. `now` is the wall time in milliseconds."""
     manifest = read_manifest(backup)
     target = data.resolve()  # also of "." and of links, which have no name to put a folder beside
+    if target.is_relative_to(backup.resolve()):
+        raise StorageError(f"{data} is in the backup {backup} itself, which must not change: choose a folder outside")
     inside = _exists(target)
     written = target if inside else _beside(target)
     if inside and not _is_empty(target) and not unfinished_restore(target):
