@@ -2,6 +2,9 @@
 
 import errno
 import io
+import json
+import logging
+import os
 import sys
 from datetime import UTC, datetime
 
@@ -13,6 +16,8 @@ from rich.cells import cell_len
 from lanemq.cli.options import parse_time
 from lanemq.cli.output import (
     Grid,
+    LogFormat,
+    announce,
     cell,
     duration_text,
     moving_line,
@@ -45,6 +50,15 @@ def test_an_answer_that_cannot_be_written_is_an_error_in_one_sentence(
     monkeypatch.setattr(sys, "stdout", stdout)
     with pytest.raises(click.ClickException, match=why):
         show(as_json, dict, Grid(("a",), [(1,)], "none"))
+
+
+def test_a_path_that_is_not_utf_8_is_shown_in_json_and_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    """The operating system takes any bytes for a name; a log line that cannot be written would be lost."""
+    path = os.fsdecode(b"/data/\xff")
+    show(True, lambda: {"folder": path})
+    assert json.loads(capsys.readouterr().out) == {"folder": "/data/\\udcff"}
+    announce(logging.INFO, f"data in {path}", LogFormat.JSON)
+    assert json.loads(capsys.readouterr().err)["message"] == "data in /data/\\udcff"
 
 
 def test_text_output_has_the_parts_and_no_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +112,17 @@ def test_a_time_is_iso_8601_or_a_span_before_now() -> None:
         assert 599 < (datetime.now(UTC) - parse_time(text, "--from")).total_seconds() < 610
 
 
-@pytest.mark.parametrize(("millis", "text"), [(None, None), (350, "350 ms"), (12_345, "12.3 s"), (900_000, "15 min")])
+@pytest.mark.parametrize(
+    ("millis", "text"),
+    [
+        (None, None),
+        (350, "350 ms"),
+        (12_345, "12.3 s"),
+        (900_000, "15 min"),
+        (7_200_000, "2 h"),
+        (300_000_000, "3 days"),
+    ],
+)
 def test_durations_are_shown_in_a_fitting_unit(millis: int | None, text: str | None) -> None:
     assert duration_text(millis) == text
 

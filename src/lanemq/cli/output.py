@@ -285,7 +285,7 @@ class _JsonLine(logging.Formatter):
         }
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(fields).decode()
+        return to_json(fields)
 
 
 class _LogLine(logging.Formatter):
@@ -385,10 +385,12 @@ def _rich_progress(kind: str) -> "Iterator[Progress | None]":
 
 
 def _named(value: Any) -> Any:
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-8", "backslashreplace").decode()  # a path may have bytes that are not UTF-8
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: _named(item) for name, item in value._asdict().items()}
     if isinstance(value, dict):
-        return {str(name): _named(item) for name, item in value.items()}
+        return {_named(str(name)): _named(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_named(item) for item in value]
     return value

@@ -2,12 +2,16 @@
 
 
 def duration_text(millis: float | None) -> str | None:
-    """A duration as text: `350 ms`, `12.3 s`, `15 min`; None if it is unknown."""
+    """A duration as text: `350 ms`, `12.3 s`, `15 min`, `5 h`, `3 days`; None if it is unknown."""
     if millis is None:
         return None
     if millis < 1_000:
         return f"{millis:.0f} ms"
-    return f"{millis / 1000:.1f} s" if millis < 120_000 else f"{millis // 60_000:.0f} min"
+    if millis < 120_000:
+        return f"{millis / 1000:.1f} s"
+    if millis < 7_200_000:
+        return f"{millis // 60_000:.0f} min"
+    return f"{millis // 3_600_000:.0f} h" if millis < 172_800_000 else f"{millis // 86_400_000:.0f} days"
 
 
 def plural(count: int, noun: str) -> str:
