@@ -24,9 +24,9 @@ class Authority:
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder
         self._key, self.ca = folder / f"{name}.key", folder / f"{name}.pem"
-        _openssl("req", "-x509", *_NEW_KEY, "-keyout", self._key, "-out", self.ca, "-subj", f"/CN={name}", "-days", 2)
+        _openssl("req", "-x509", *_NEW_KEY, "-keyout", self._key, "-out", self.ca, "-subj", f"/CN={name}", "-days", 30)
 
-    def issue(self, name: str, hosts: tuple[str, ...] = HERE, *, days: int = 2) -> Identity:
+    def issue(self, name: str, hosts: tuple[str, ...] = HERE, *, days: int = 30) -> Identity:
         """Valid from now on for so many days; -1 is a certificate that has expired."""
         made = Identity(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         request, extensions = self._folder / f"{name}.csr", self._folder / f"{name}.ext"

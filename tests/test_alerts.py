@@ -57,6 +57,8 @@ LAG, LATE = of_group("lanemq_lag_messages"), of_group("lanemq_lag_seconds")
 CASES = [
     Case("LaneMQDown", {series("up"): "1x28 0x10"}, HERE),
     Case("LaneMQDown", {series("up"): "1x60"}, None),
+    Case("LaneMQCertificateExpires", {series("lanemq_certificate_seconds"): "1209660-60x60"}, HERE),
+    Case("LaneMQCertificateExpires", {series("lanemq_certificate_seconds"): "2000000-60x60"}, None),
     Case("LaneMQDown", {series("up"): "1x29 0x10"}, None),  # for less than a minute
     Case("LaneMQReadOnly", {series("lanemq_read_only"): "0x29 1"}, HERE),
     Case("LaneMQReadOnly", {series("lanemq_read_only"): "0x60"}, None),

@@ -302,6 +302,7 @@ class Broker:
             recording=recording,
             parking=tables.parking,
             reserve=reserve,
+            tls=None if options.tls is None else TlsDetector(options.tls, clock),
             in_force=self._in_force(reserve),
         )
 
@@ -341,7 +342,7 @@ class Broker:
             joining=parts.counters.joining,
             together=bursts.take if options.users is None else None,  # every request must be checked
             reads=parts.group_commit,
-            tls_detector=None if options.tls is None else TlsDetector(options.tls, self._clock),
+            tls_detector=parts.tls,
         )
 
     def _connection_limits(self, reserve: DescriptorReserve) -> ConnectionLimits:

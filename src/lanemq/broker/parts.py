@@ -36,6 +36,7 @@ from lanemq.net.address import Address
 from lanemq.net.descriptors import DescriptorReserve
 from lanemq.net.peer import Peer
 from lanemq.net.server import Joining
+from lanemq.net.server_tls import TlsDetector
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
@@ -117,6 +118,8 @@ class Parts:
     """Settings of the groups that were configured; every other group has RocketMQ's defaults."""
     low_space: LowSpace
     reserve: DescriptorReserve
+    tls: TlsDetector | None
+    """None: the broker takes plain connections only."""
     group_use: GroupUse
     quotas: Quotas = field(default_factory=Quotas)
     parties: dict[ConnectionId, str] = field(default_factory=dict)

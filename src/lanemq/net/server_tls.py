@@ -11,9 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from lanemq.clock import Clock
 from lanemq.model.errors import ConnectionLost, InvalidOption, RequestTimedOut, TlsFailed
+from lanemq.model.units import Millis
+from lanemq.net.certificate_end import certificate_end
 from lanemq.net.fresh_file import FreshFile
 from lanemq.net.security import load_authorities, load_certificate
 
@@ -59,6 +62,10 @@ class ServerTls:
     def files(self) -> tuple[Path, ...]:
         return tuple(path for path in (self.cert, self.key, self.client_ca) if path is not None)
 
+    def loaded(self) -> "LoadedTls":
+        """The SSL context, and when the certificate ends; raises `InvalidOption` as `context` does."""
+        return LoadedTls(self.context(), certificate_end(self.cert, self.key))
+
     def context(self) -> ssl.SSLContext:
         """Builds the SSL context; raises `InvalidOption` naming the file that cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -71,12 +78,19 @@ class ServerTls:
         return context
 
 
+class LoadedTls(NamedTuple):
+    """What was read from the files."""
+
+    context: ssl.SSLContext
+    certificate_end: Millis | None
+
+
 class TlsDetector:
     """Decides by the first byte of a new connection whether it is encrypted and whether it may enter."""
 
     def __init__(self, tls: ServerTls, clock: Clock) -> None:
         self._enforcing = tls.mode is TlsMode.ENFORCING
-        self._context = FreshFile(tls.files, tls.context, clock)
+        self._loaded = FreshFile(tls.files, tls.loaded, clock)
         self._waiting: set[asyncio.Future[None]] = set()
         self._closed = False
 
@@ -87,7 +101,7 @@ class TlsDetector:
         """
         first = await self._first_byte(connection, seconds)
         if first == HANDSHAKE_BYTE:
-            return self._context.value()
+            return self._loaded.value().context
         if not first:
             raise ConnectionLost("it closed the connection without sending anything")
         if self._enforcing:
@@ -96,7 +110,12 @@ class TlsDetector:
 
     def reload(self) -> None:
         """Read the certificates again."""
-        self._context.reload()
+        self._loaded.reload()
+
+    @property
+    def certificate_end(self) -> Millis | None:
+        """When the certificate ends, in milliseconds since 1970; None if that is not known."""
+        return self._loaded.value().certificate_end
 
     def close(self) -> None:
         """Stops waiting for first bytes; connections that have sent none are closed."""

@@ -27,7 +27,7 @@ from lanemq.model.figures import Kind, MetricSample
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.blocking import connect
-from lanemq.net.server_tls import ServerTls
+from lanemq.net.server_tls import ServerTls, TlsMode
 from lanemq.testing.faulty_disk import FaultyDisk
 
 ANY_PORT = Address("127.0.0.1", 0)
@@ -51,9 +51,11 @@ def series(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 @pytest.fixture
-def busy(start: Start) -> RunningBroker:
+def busy(start: Start, authority: Authority) -> RunningBroker:
     """A broker with something to show for every metric: eight messages, a group behind, held and parked lanes."""
-    running = start(clock=ManualClock(), monitor=ANY_PORT)
+    identity = authority.issue("busy")
+    tls = ServerTls(identity.cert, identity.key, mode=TlsMode.PERMISSIVE)
+    running = start(clock=ManualClock(), monitor=ANY_PORT, tls=tls)
     assert running.clock is not None
     fill(running.connect())
     owner = Owner(running)

@@ -72,6 +72,21 @@ def test_messages_that_retention_deleted_too_early_are_named_and_no_loss_is_not(
     assert ("LOST", "") in status._lines(BrokerFigures("b", "h:1", True, dict(list(table.items())[:1])))
 
 
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ({"lanemq_certificate_seconds": "0"}, "expired: clients refuse it"),
+        ({"lanemq_certificate_seconds": "86400.5"}, "expires in 24 h"),
+        ({"lanemq_certificate_seconds": "2000000"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_certificate_that_expires_soon_has_a_line(left: dict[str, str], said: str) -> None:
+    (line,) = [text for name, text in status._lines(BrokerFigures("b", "h:1", True, left)) if name == "CERTIFICATE"]
+    assert line.startswith(said)
+    assert bool(line) == bool(said)
+
+
 def test_an_apache_broker_shows_what_it_reports() -> None:
     apache = BrokerFigures("b", "h:1", False, {"putTps": "1.0 2.0 3.0", "getTransferredTps": "4.0 5.0 6.0"})
     assert next(iter(status._lines(apache))) == ("messages", "2.0/s in, 5.0/s out in the last minute")

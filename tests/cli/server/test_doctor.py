@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.certificates import Authority
 from tests.log.conftest import send
 
 from lanemq.broker.config import BrokerOptions
@@ -171,3 +172,24 @@ def test_the_disk_is_measured_by_the_settings_of_the_broker(tmp_path: Path, monk
 def test_results(finding: doctor.Finding | None, result: str) -> None:
     assert finding is not None
     assert finding.result == result
+
+
+def test_the_users_and_the_certificate_of_the_settings_are_examined(tmp_path: Path, authority: Authority) -> None:
+    data, users, config = tmp_path / "data", tmp_path / "users.toml", tmp_path / "lanemq.toml"
+    data.mkdir(mode=0o750)
+    soon, late = authority.issue("soon", days=2), authority.issue("late", days=-1)
+
+    def found(cert: Path, key: Path) -> dict[str, dict[str, str]]:
+        config.write_text(f'[broker]\nusers = "{users}"\ntls-cert = "{cert}"\ntls-key = "{key}"\n')
+        return findings(data, "--config", str(config))
+
+    users.write_text('[[user]]\naccess_key = "me"\nsecret_key = "123456"\n')
+    shown = found(soon.cert, soon.key)
+    assert (shown["users"]["result"], shown["certificate"]["result"]) == ("ok", "warning")
+    assert "1 user" in shown["users"]["text"]
+    assert "expires" in shown["certificate"]["text"]
+    users.write_text("[[user]]\n")
+    shown = found(late.cert, late.key)
+    assert (shown["users"]["result"], shown["certificate"]["result"]) == ("PROBLEM", "PROBLEM")
+    assert "has expired" in shown["certificate"]["text"]
+    assert "cannot be read" in found(tmp_path / "missing", late.key)["certificate"]["text"]

@@ -44,6 +44,11 @@ REBUILD_BYTES = Metric(
 )
 
 CONNECTIONS = Metric("lanemq_connections", GAUGE, "Open connections, also those in a TLS handshake.")
+CERTIFICATE = Metric(
+    "lanemq_certificate_seconds",
+    GAUGE,
+    "Seconds until the broker's TLS certificate expires, 0 if it has; with TLS only.",
+)
 REFUSALS = Metric(
     "lanemq_refusals_total", COUNTER, "Requests and connections refused to protect the broker, by reason.", ("reason",)
 )

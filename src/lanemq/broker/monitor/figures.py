@@ -111,6 +111,9 @@ class Figures:
     def _clients(self) -> Iterator[MetricSample]:
         parts, counters = self._parts, self._parts.counters
         yield MetricSample(names.CONNECTIONS, len(parts.notices) + counters.joining.count)
+        end = None if parts.tls is None else parts.tls.certificate_end
+        if end is not None:
+            yield MetricSample(names.CERTIFICATE, max(0, end - parts.clock.wall()) / 1000)
         for reason, count in counters.refusals.counts.items():
             yield MetricSample(names.REFUSALS, count, (reason.value,))
         yield MetricSample(names.LONG_POLLS, len(parts.polls))

@@ -11,6 +11,7 @@ from lanemq.cli.security import ConnectingCommand
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.views import BrokerFigures
 from lanemq.model.names import RETRY_PREFIX
+from lanemq.net.certificate_end import RENEW, SOON_MS
 
 MAX_GROUPS = 15
 """Rows of the table of groups: those that are most behind."""
@@ -85,6 +86,7 @@ def _lines(broker: BrokerFigures) -> Iterator[tuple[str, str]]:
     yield "disk", _disk(broker)
     yield "latency", _latencies(broker)
     yield "clients", _clients(broker)
+    yield "CERTIFICATE", _certificate(broker)
     changes = broker.series("lanemq_lease_changes_total")
     stale = broker.number("lanemq_stale_requests_total") or 0
     yield (
@@ -94,6 +96,16 @@ def _lines(broker: BrokerFigures) -> Iterator[tuple[str, str]]:
     )
     yield "lanes", _lanes(broker)
     yield "LOST", _lost(broker)
+
+
+def _certificate(broker: BrokerFigures) -> str:
+    """When the certificate expires, if that is soon; else empty."""
+    left = broker.number("lanemq_certificate_seconds")
+    if left is None or left * 1000 > SOON_MS:
+        return ""
+    if not left:
+        return f"expired: clients refuse it; {RENEW}"
+    return f"expires in {duration_text(left * 1000)}, then clients refuse it; {RENEW}"
 
 
 def _lost(broker: BrokerFigures) -> str:

@@ -5,21 +5,24 @@ import resource
 import shutil
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from lanemq._fast import VARIANT
 from lanemq.cli.options import WrongUsage, json_option
 from lanemq.cli.output import Grid, plural, show, size_text, time_text
+from lanemq.cli.server.broker import count_users
 from lanemq.cli.server.config import broker_context
 from lanemq.clock import SystemClock, wall_time
 from lanemq.core.brokering.disk_space import LowSpace, Space, log_limit
 from lanemq.log.folder.examination import Examined, examine, is_read_only
 from lanemq.log.state.database import VERSION, layout_problem
+from lanemq.model.errors import InvalidOption
+from lanemq.net.certificate_end import certificate_end, end_problem
 from lanemq.net.descriptors import raise_soft_limit
 
 FEW_FILES = 4096
@@ -81,7 +84,7 @@ def doctor(data: Path | None, config: Path | None, scan: bool, as_json: bool) ->
     if folder is None:
         raise WrongUsage("no data folder is given: use --data DIR, or --config FILE with the settings of the broker")
     sizes = DiskSettings(settings["min_free_bytes"], settings["retention_bytes"], settings["segment_bytes"])
-    findings = list(_examined(folder, scan, sizes))
+    findings = [*_examined(folder, scan, sizes), *_access(settings)]
     show(as_json, lambda: findings, Grid(("check", "result", "finding"), findings))
     if any(each.result == "PROBLEM" for each in findings):
         raise click.exceptions.Exit(1)
@@ -108,6 +111,31 @@ def _examined(data: Path, scan: bool, sizes: DiskSettings) -> Iterator[Finding]:
         finding = check(found)
         if finding is not None:
             yield finding
+
+
+def _access(settings: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether the file of users and the certificate of the settings can be used."""
+    users, cert, key = settings["users"], settings["tls_cert"], settings["tls_key"]
+    if users is not None:
+        try:
+            yield ok("users", f"{users} has {plural(count_users(users), 'user')}")
+        except InvalidOption as error:
+            yield problem("users", str(error))
+    if cert is not None:
+        yield certificate_finding(cert, key)
+
+
+def certificate_finding(cert: Path, key: Path | None) -> Finding:
+    try:
+        end = certificate_end(cert, key)
+    except InvalidOption as error:
+        return problem("certificate", str(error))
+    now = SystemClock().wall()
+    text = end_problem(end, now=now)
+    if end is not None and text is not None:
+        return (problem if end <= now else warning)("certificate", f"{cert}: {text}")
+    until = "" if end is None else f", valid until {time_text(wall_time(end))}"
+    return ok("certificate", f"{cert}{until}")
 
 
 def _versions() -> str:
