@@ -56,6 +56,7 @@ def _run(
 ) -> None:
     # PySpark is imported only now: `fitting_jars` may have chosen another one.
     from benchmarks.spark_common import session
+    from benchmarks.spark_peers import limit
     from benchmarks.spark_peers.paths import FULL, QUICK, SparkRace, tasks_left
 
     until = time.monotonic() + 60 * options.minutes
@@ -66,6 +67,7 @@ def _run(
     if not tasks:
         return
     spark = session(settings={"spark.jars": ",".join(map(str, jars))})
+    limit.register(spark)
     try:
         if not SparkRace(spark, sources_of(race.entrants), scale, records).run(tasks, until):
             print(f"stopped after {options.minutes:g} minutes; the same with --append goes on", file=sys.stderr)

@@ -25,7 +25,7 @@ from benchmarks.peers.processes import ClientFailed, ClientProcess
 from benchmarks.peers.race import Records
 from benchmarks.peers.rounds import percentile
 from benchmarks.spark_common import processes
-from benchmarks.spark_peers.sources import FILLED_BY, SparkSource
+from benchmarks.spark_peers.sources import FILLED_BY, LIMIT, AnySource, SparkSource
 
 Count = Callable[[], int]
 """Counts the rows of a round, after its time was taken."""
@@ -58,8 +58,8 @@ QUICK = SparkScale(1, {100: 100_000}, 30)
 class Watch:
     """Wall time and CPU time between two moments: JVM, Python processes, and the server of a source."""
 
-    def __init__(self, source: SparkSource, others: Sequence[int]) -> None:
-        self._server = source.entrant.server
+    def __init__(self, source: AnySource, others: Sequence[int]) -> None:
+        self._server_cpu_seconds = source.server_cpu_seconds
         self._others = others
         self._before = self._now()
 
@@ -68,19 +68,20 @@ class Watch:
         for each in processes(*self._others):
             cpu["python"] += each.ended if each.role == "jvm" else each.cpu
             cpu["jvm"] += each.cpu - each.ended if each.role == "jvm" else 0.0
-        return time.perf_counter(), cpu["jvm"], cpu["python"], self._server.cpu_seconds()
+        return time.perf_counter(), cpu["jvm"], cpu["python"], self._server_cpu_seconds()
 
-    def stop(self) -> tuple[float, float, float, float]:
+    def stop(self, *, ended: bool = True) -> tuple[float, float, float, float]:
         """Seconds since the start: wall, JVM, Python, server.
 
-        The CPU time has that of a stream's driver side, which ends a moment after its query.
+        If the query has `ended`, the CPU time has that of a stream's driver side, which ends a moment after its query.
         """
-        ended = time.perf_counter()
-        while stream_processes() and time.perf_counter() < ended + STREAM_END_SECONDS:
+        now = time.perf_counter()
+        while ended and stream_processes() and time.perf_counter() < now + STREAM_END_SECONDS:
             time.sleep(0.05)
-        _, *now = self._now()
-        jvm, python, server = (after - before for after, before in zip(now, self._before[1:], strict=True))
-        return ended - self._before[0], jvm, python, server
+        wall = now - self._before[0]
+        _, *after = self._now()
+        jvm, python, server = (late - early for late, early in zip(after, self._before[1:], strict=True))
+        return wall, jvm, python, server
 
 
 class Task(NamedTuple):
@@ -93,14 +94,11 @@ class Task(NamedTuple):
 
 
 class SparkRace:
-    """Two sources in one session, which take turns."""
+    """The sources in one session, which take turns."""
 
-    def __init__(
-        self, spark: SparkSession, sources: Sequence[SparkSource], scale: SparkScale, records: Records
-    ) -> None:
+    def __init__(self, spark: SparkSession, sources: Sequence[AnySource], scale: SparkScale, records: Records) -> None:
         self.spark, self.sources, self.scale, self._records = spark, sources, scale, records
-        self._servers = [pid for source in sources for pid in source.entrant.server.pids]
-        self._topics: dict[tuple[str, int], str] = {}
+        self._servers = [pid for source in sources for pid in source.pids]
 
     def run(self, tasks: Sequence[Task], until: float = float("inf")) -> bool:
         """All tasks, round by round, so that a run that ends early has as many rounds of each.
@@ -114,16 +112,19 @@ class SparkRace:
                 for source in self.sources if number % 2 else self.sources[::-1]:
                     if time.monotonic() > until:
                         return False
-                    self._floor(source, number) if task.path == "floor" else self._read(task, source, number)
+                    if task.path != "floor":
+                        self._read(task, source, number)
+                    elif isinstance(source, SparkSource):
+                        self._floor(source, number)
         return True
 
-    def _read(self, task: Task, source: SparkSource, number: int) -> None:
+    def _read(self, task: Task, source: AnySource, number: int) -> None:
         expected = self.scale.rows[task.size]
-        topic = self._filled(source, task.size)
+        options = source.full(task.size, expected, KEYS)
         read = self._batch_round if task.path == "batch" else self._stream_round
         with self._folder() as folder:
             watch = self._watch(source)
-            counted = read(source, topic, task.sink, folder)
+            counted = read(source, options, task.sink, folder)
             took = watch.stop()
             self._check(f"{task.path}, {task.size} B, {task.sink}", source, counted(), expected)
             if task.sink == "parquet":
@@ -157,17 +158,9 @@ class SparkRace:
             verdict="pass",
         )
 
-    def _filled(self, source: SparkSource, size: int) -> str:
-        """A topic of the source with messages of this size, filled when it is first asked for."""
-        if (source.name, size) not in self._topics:
-            topic = source.entrant.topic()
-            source.entrant.fill(topic, self.scale.rows[size], size, KEYS)
-            self._topics[source.name, size] = topic
-        return self._topics[source.name, size]
-
-    def _watch(self, source: SparkSource, *others: int) -> Watch:
+    def _watch(self, source: AnySource) -> Watch:
         self.spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr] # noqa: SLF001
-        return Watch(source, [*self._servers, *others])
+        return Watch(source, self._servers)
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[Path]:
@@ -177,8 +170,8 @@ class SparkRace:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _batch_round(self, source: SparkSource, topic: str, sink: str, folder: Path) -> Count:
-        frame = self.spark.read.format(source.format).options(**source.options(topic)).load()
+    def _batch_round(self, source: AnySource, options: dict[str, str], sink: str, folder: Path) -> Count:
+        frame = self.spark.read.format(source.format).options(**options).load()
         if sink == "parquet":
             frame.write.mode("overwrite").parquet(str(folder / "out"))
             return lambda: rows_in(folder / "out")
@@ -187,11 +180,11 @@ class SparkRace:
         frame.observe(seen, count(lit(1)).alias("rows")).write.format("noop").mode("overwrite").save()
         return lambda: int(seen.get["rows"])
 
-    def _stream(self, source: SparkSource, topic: str) -> DataFrame:
-        return self.spark.readStream.format(source.format).options(**source.options(topic)).load()
+    def _stream(self, source: AnySource, options: dict[str, str]) -> DataFrame:
+        return self.spark.readStream.format(source.format).options(**options).load()
 
-    def _stream_round(self, source: SparkSource, topic: str, sink: str, folder: Path) -> Count:
-        writer = self._stream(source, topic).writeStream.format(sink).trigger(availableNow=True)
+    def _stream_round(self, source: AnySource, options: dict[str, str], sink: str, folder: Path) -> Count:
+        writer = self._stream(source, options).writeStream.format(sink).trigger(availableNow=True)
         writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
         query = writer.start(*([str(folder / "out")] if sink == "parquet" else []))
         query.awaitTermination()
@@ -201,7 +194,8 @@ class SparkRace:
         self, source: SparkSource, topic: str, folder: Path, pace: ClientProcess
     ) -> tuple[list[float], float]:
         """The milliseconds of each batch that counts, and the CPU seconds of one batch."""
-        writer = self._stream(source, topic).writeStream.format("noop").trigger(processingTime="0 seconds")
+        stream = self._stream(source, source.options(topic))
+        writer = stream.writeStream.format("noop").trigger(processingTime="0 seconds")
         query = writer.option("checkpointLocation", str(folder)).start()
         found: dict[int, float] = {}
         began: tuple[int, Watch] | None = None
@@ -216,18 +210,18 @@ class SparkRace:
                 if began is None and len(found) >= FLOOR_SKIPPED:
                     began = len(found), Watch(source, [*self._servers, pace.pid])
             assert began is not None
-            _, jvm, python, _ = began[1].stop()
+            _, jvm, python, _ = began[1].stop(ended=False)
         finally:
             query.stop()
         counted = [found[number] for number in sorted(found)][FLOOR_SKIPPED:]
         return counted, (jvm + python) / max(1, len(found) - began[0])
 
-    def _check(self, what: str, source: SparkSource, found: int, expected: int) -> None:
+    def _check(self, what: str, source: AnySource, found: int, expected: int) -> None:
         if found != expected:
             raise ClientFailed(f"{source.name}, {what}: {found:,} rows instead of {expected:,}")
 
     def _record(
-        self, task: Task, source: SparkSource, count: int, took: tuple[float, float, float, float], number: int
+        self, task: Task, source: AnySource, count: int, took: tuple[float, float, float, float], number: int
     ) -> None:
         wall, jvm, python, server = took
         each = {name: round(value / count * 1e6, 2) for name, value in (("jvm", jvm), ("python", python))}
@@ -249,13 +243,14 @@ class SparkRace:
 
 
 def tasks_left(records: Iterable[dict[str, Any]], scale: SparkScale, paths: Sequence[str]) -> list[Task]:
-    """What is to be measured, given the rounds that an earlier run has written: all rounds of both sources."""
+    """What is to be measured, given the rounds that an earlier run has written: all rounds of all sources."""
     done = Counter((each["path"], each.get("bytes", 0), each["mode"], each["contender"]) for each in records)
     left = []
     for path in paths:
         for size in [0] if path == "floor" else list(scale.rows):
             for sink in SINKS[:1] if path == "floor" else SINKS:
-                rounds = scale.rounds - min(done[path, size, sink, name] for name in FILLED_BY)
+                names = FILLED_BY if path == "floor" else (*FILLED_BY, LIMIT)
+                rounds = scale.rounds - min(done[path, size, sink, name] for name in names)
                 if rounds > 0:
                     left.append(Task(path, size, sink, rounds))
     return left

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.peers.rounds import figures
 from benchmarks.spark_peers import connector
 from benchmarks.spark_peers.report import BEGIN, END, behind, pairs, section
+from benchmarks.spark_peers.sources import LIMIT, Prebuilt, SparkSource
 from interop.maven import UnavailableError
 
 
@@ -85,18 +86,33 @@ def test_the_time_of_an_ended_worker_stays_pythons_although_the_jvm_has_reaped_i
     )
     monkeypatch.setattr(paths, "processes", lambda *but: next(looks))
     monkeypatch.setattr(paths, "stream_processes", list)
-    server = SimpleNamespace(cpu_seconds=lambda: 0.0)
-    source = SimpleNamespace(entrant=SimpleNamespace(server=server))
-    _, jvm, python, _ = paths.Watch(source, []).stop()  # type: ignore[arg-type]
+    _, jvm, python, _ = paths.Watch(Prebuilt(), []).stop()
     assert (jvm, python) == (2.0, 1.0)
+
+
+def test_the_page_says_how_far_ahead_a_python_source_can_be_at_most() -> None:
+    costs = {"LaneMQ": (3.0, 2.0), "Kafka source": (3.6, 3.5), LIMIT: (2.0, 1.5)}
+    rounds = [record(name, 100.0, cpu, jvm_cpu_us=jvm, python_cpu_us=cpu - jvm) for name, (cpu, jvm) in costs.items()]
+    text = section(pairs(figures(rounds)), rounds, "PySpark", "images/x.png")
+    row = "| 3.00 µs (2.00 + 1.00) | 2.00 µs (1.50 + 0.50) | 1.00 µs (0.50 + 0.50) | 3.60 µs | 1.80× | ≥ 1.2× |"
+    assert f"| batch read, 100 B, discarded {row}" in text
+    assert "highest ratio" not in section(pairs(figures(rounds[:2])), rounds[:2], "PySpark", "images/x.png")
+
+
+def test_the_cpu_time_of_a_running_stream_is_taken_without_waiting_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting would add the micro-batches of the wait to the cost of those that are counted."""
+    from benchmarks.spark_peers import paths
+
+    monkeypatch.setattr(paths, "stream_processes", lambda: pytest.fail("waited"))
+    paths.Watch(Prebuilt(), []).stop(ended=False)
 
 
 def test_a_run_that_goes_on_measures_only_the_rounds_that_lack() -> None:
     from benchmarks.spark_peers.paths import SparkScale, Task, tasks_left
 
     scale = SparkScale(3, {100: 1_000}, 10)
-    done = [record("LaneMQ", 100.0, 2.0)] * 3 + [record("Kafka source", 100.0, 2.0)] * 2
-    done += [record(name, 100.0, 2.0, mode="parquet") for name in ("LaneMQ", "Kafka source")] * 3
+    done = [record(name, 100.0, 2.0) for name in ("LaneMQ", LIMIT)] * 3 + [record("Kafka source", 100.0, 2.0)] * 2
+    done += [record(name, 100.0, 2.0, mode="parquet") for name in ("LaneMQ", "Kafka source", LIMIT)] * 3
     assert tasks_left(done, scale, ["batch", "floor"]) == [Task("batch", 100, "noop", 1), Task("floor", 0, "noop", 3)]
     assert tasks_left([], scale, ["batch"]) == [Task("batch", 100, "noop", 3), Task("batch", 100, "parquet", 3)]
 
@@ -105,14 +121,17 @@ def test_a_run_goes_round_by_round_and_ends_when_its_time_is_over(monkeypatch: p
     from benchmarks.spark_peers import paths
 
     ran: list[tuple[str, str, int]] = []
-    sources = [SimpleNamespace(name=name, entrant=SimpleNamespace(server=SimpleNamespace(pids=[]))) for name in "LK"]
+    entrant = SimpleNamespace(server=SimpleNamespace(pids=[]))
+    sources = [*(SparkSource(name, entrant) for name in "LK"), Prebuilt()]  # type: ignore[arg-type]
     race = paths.SparkRace(None, sources, paths.QUICK, None)  # type: ignore[arg-type]
     monkeypatch.setattr(race, "_read", lambda task, source, number: ran.append((task.sink, source.name, number)))
     monkeypatch.setattr(race, "_floor", lambda source, number: ran.append(("floor", source.name, number)))
     tasks = [paths.Task("batch", 100, sink, 1) for sink in paths.SINKS] + [paths.Task("floor", 0, "noop", 1)]
     assert race.run(tasks)
-    warm_up = [(sink, name, 0) for sink in paths.SINKS for name in "KL"]
-    assert ran == warm_up + [(sink, name, 1) for sink in (*paths.SINKS, "floor") for name in "LK"]
+    names = ["L", "K", LIMIT]
+    warm_up = [(sink, name, 0) for sink in paths.SINKS for name in names[::-1]]
+    assert ran[:-2] == warm_up + [(sink, name, 1) for sink in paths.SINKS for name in names]
+    assert ran[-2:] == [("floor", "L", 1), ("floor", "K", 1)]
     assert not race.run(tasks, until=0.0)
 
 
