@@ -77,6 +77,25 @@ def test_values_of_a_property_are_found_alike(texts: list[bytes], name: str) -> 
     twins["property_column"](records, name).validate(full=True)
 
 
+@settings(deadline=None, max_examples=100)
+@given(st.binary(min_size=8, max_size=40), st.sampled_from([pa.int32(), pa.int64(), columns.TIME]), st.data())
+def test_numbers_are_read_alike(body: bytes, kind: pa.DataType, data: st.DataObject) -> None:
+    """Also a time that overflows when it becomes microseconds."""
+    last = len(body) - kind.bit_width // 8
+    positions = data.draw(st.lists(st.integers(0, last), max_size=6))
+    expected = references["number_column"](body, np.array(positions, np.int64), kind)
+    found = twins["number_column"](body, np.array(positions, np.int64), kind)
+    found.validate(full=True)
+    assert found.equals(expected)
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), columns.TIME], ids=str)
+@pytest.mark.parametrize("at", [-1, 5, 2**62])
+def test_a_number_outside_of_the_body_is_not_read(kind: pa.DataType, at: int) -> None:
+    with pytest.raises(IndexError):
+        twins["number_column"](b"12345678", np.array([0, at], np.int64), kind)
+
+
 def test_a_part_outside_of_the_body_reads_nothing() -> None:
     spans = np.array([2], np.int64), np.array([9], np.int64)
     with pytest.raises(IndexError):

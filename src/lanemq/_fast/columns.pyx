@@ -109,6 +109,42 @@ cdef bint _measure(Bytes data, int64_t start, int64_t size, int64_t[:, ::1] into
     return True
 
 
+def number_column(body, positions, kind):
+    """Twin of `spark.columns.number_column`."""
+    import numpy
+    import pyarrow
+
+    if kind.bit_width == 32:
+        column = numpy.empty(len(positions), numpy.int32)
+        _ints(body, positions, column)
+    else:
+        column = numpy.empty(len(positions), numpy.int64)
+        _longs(body, positions, 1 if kind == pyarrow.int64() else 1000, column)
+    return pyarrow.Array.from_buffers(kind, len(positions), [None, pyarrow.py_buffer(column)])
+
+
+cdef int _ints(const unsigned char[::1] body, const int64_t[::1] positions, int32_t[::1] into) except -1:
+    cdef int64_t last = body.shape[0] - 4
+    cdef Py_ssize_t row
+    for row in range(positions.shape[0]):
+        if not 0 <= positions[row] <= last:
+            raise IndexError("a number lies outside of the body")
+        into[row] = <int32_t>lane_get32(&body[0] + positions[row])
+    return 0
+
+
+cdef int _longs(
+    const unsigned char[::1] body, const int64_t[::1] positions, uint64_t factor, int64_t[::1] into
+) except -1:
+    cdef int64_t last = body.shape[0] - 8
+    cdef Py_ssize_t row
+    for row in range(positions.shape[0]):
+        if not 0 <= positions[row] <= last:
+            raise IndexError("a number lies outside of the body")
+        into[row] = <int64_t>(lane_get64(&body[0] + positions[row]) * factor)
+    return 0
+
+
 def part_column(body, spans, kind):
     """Twin of `spark.columns.part_column`."""
     made = _gathered(body, spans[0], spans[1], kind, None) if len(spans[0]) else None
@@ -301,6 +337,7 @@ cdef Py_ssize_t _number(const unsigned char *text, Py_ssize_t at, Py_ssize_t siz
 
 TWINS = {
     "spark.columns.record_spans": record_spans,
+    "spark.columns.number_column": number_column,
     "spark.columns.part_column": part_column,
     "spark.columns.property_column": property_column,
     "spark.columns.entry_spans": entry_spans,

@@ -184,10 +184,10 @@ class _Records:
         return pa.repeat(pa.scalar(self._broker, pa.string()), len(self.layout))
 
     def queue_id(self) -> pa.Array:
-        return _ints(self.layout.queue_ids)
+        return number_column(self.layout.body, self.layout.starts + 12, pa.int32())
 
     def queue_offset(self) -> pa.Array:
-        return pa.array(self.layout.queue_offsets)
+        return number_column(self.layout.body, self.layout.starts + 20, pa.int64())
 
     def key(self) -> pa.Array:
         return property_column(self, PropertyName.KEY)
@@ -202,13 +202,13 @@ class _Records:
         return self.entries.maps()
 
     def born_timestamp(self) -> pa.Array:
-        return _times(self.layout.born_times)
+        return number_column(self.layout.body, self.layout.starts + 40, TIME)
 
     def store_timestamp(self) -> pa.Array:
-        return _times(self.layout.store_times)
+        return number_column(self.layout.body, self.layout.starts + self.layout.born_shift + 56, TIME)
 
     def reconsume_times(self) -> pa.Array:
-        return _ints(self.layout.reconsume_times)
+        return number_column(self.layout.body, self.layout.starts + self.layout.shift + 72, pa.int32())
 
     def stamp(self) -> pa.Array:
         return stamp_column(property_column(self, LANE_STAMP))
@@ -242,14 +242,6 @@ class _Records:
         record = RecordView(self.layout.body, int(self.layout.starts[row]))
         host, _, port = record.store_host.rpartition(":")
         return encode_offset_id(host.strip("[]"), int(port), record.position)
-
-
-def _ints(numbers: Any) -> pa.Array:
-    return pa.array(numbers.astype(np.int32))
-
-
-def _times(millis: Any) -> pa.Array:
-    return pa.array(millis * 1000).cast(pa.timestamp("us", tz="UTC"))
 
 
 _MAKERS: dict[str, Callable[[_Records], pa.Array]] = {
@@ -318,6 +310,19 @@ def numbers_at(body: bytes, kind: str, positions: Ints) -> Ints:
     return numbers
 
 
+TIME = pa.timestamp("us", tz="UTC")
+"""The type of a column of times. Records have milliseconds."""
+
+
+@compiled
+def number_column(body: bytes, positions: Ints, kind: pa.DataType) -> pa.Array:
+    """The numbers at these byte positions, which have as many bytes as those of the column: int32, int64 or `TIME`."""
+    numbers = numbers_at(body, INT if kind.bit_width == 32 else LONG, positions)
+    if kind == TIME:
+        return pa.array(numbers * 1000).cast(TIME)
+    return pa.array(numbers.astype(kind.to_pandas_dtype()))
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Positions in `body`, one entry per record. A part is a pair: its first byte, and its end (exclusive)."""
@@ -333,26 +338,6 @@ class Layout:
 
     def __len__(self) -> int:
         return len(self.starts)
-
-    @property
-    def queue_ids(self) -> Ints:
-        return numbers_at(self.body, INT, self.starts + 12)
-
-    @property
-    def queue_offsets(self) -> Ints:
-        return numbers_at(self.body, LONG, self.starts + 20)
-
-    @property
-    def born_times(self) -> Ints:
-        return numbers_at(self.body, LONG, self.starts + 40)
-
-    @property
-    def store_times(self) -> Ints:
-        return numbers_at(self.body, LONG, self.starts + 56 + self.born_shift)
-
-    @property
-    def reconsume_times(self) -> Ints:
-        return numbers_at(self.body, INT, self.starts + 72 + self.shift)
 
 
 def measure(body: bytes, low: int, high: int) -> Layout:

@@ -38,7 +38,7 @@ ALL_TAGS: Final = tag_filter("*")
 DEFAULT_MAX_DELAY: Final = Millis(900_000)
 """15 minutes, as in Spark's Kafka source."""
 DEFAULT_WAIT: Final = Millis(60_000)
-CHUNK_BYTES: Final = 3 * 1024 * 1024
+CHUNK_BYTES: Final = 768 * 1024
 """Size of an Arrow batch before decoding. It is below a full pull response (`partition_reader.PULL_BYTES`), which is
 then passed on without copying. Larger: responses are copied together. Much smaller: the cost per batch dominates."""
 

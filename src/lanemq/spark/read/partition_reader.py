@@ -36,8 +36,10 @@ from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView, record_starts
 log = logging.getLogger(__name__)
 
 PULL_SECONDS = 30.0
-PULL_BYTES = 4 * 1024 * 1024
-"""Requested from LaneMQ brokers; an Apache broker returns at most 256 KiB and 32 messages."""
+PULL_BYTES = 1024 * 1024
+"""Requested from LaneMQ brokers; an Apache broker returns at most 256 KiB and 32 messages. A response is received,
+decoded and sent on before the next one, so larger ones have left the processor's cache when they are needed again: with
+4 MiB a row costs 15 % more CPU time in Python. Much smaller: the cost per pull and per batch dominates."""
 PULL_MESSAGES = 4096
 SAMPLE_BYTES = 64 * 1024
 SAMPLE_PULLS = 4
