@@ -1,7 +1,10 @@
 """What handlers are called with: dependencies, middleware, and what is refused before the first message."""
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
@@ -160,6 +163,10 @@ async def slow() -> str:
     return ""
 
 
+async def slow_stream() -> AsyncIterator[str]:
+    yield ""
+
+
 def unclear(what: int) -> str:
     return ""
 
@@ -180,6 +187,8 @@ def with_value_as_dependency(event: Any, made: Annotated[str, Depends(5)]) -> No
 def with_two_events(event: dict[str, int], other: Session) -> None: ...
 def with_unknown_type(event: Session) -> None: ...
 def without_parameters() -> None: ...
+def hidden_by_a_decorator(*given: Any) -> None: ...
+def with_async_context(event: Any, made: Annotated[str, Depends(asynccontextmanager(slow_stream))]) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -193,11 +202,141 @@ def without_parameters() -> None: ...
         (with_two_events, "must take"),
         (with_unknown_type, "parameter event of handler with_unknown_type: Session cannot be decoded"),
         (without_parameters, "must take"),
+        (hidden_by_a_decorator, "put @functools.wraps on the wrapper"),
+        (with_async_context, "slow_stream is async, and the handler is not"),
     ],
 )
 def test_mistakes_are_found_at_registration(handler: Any, why: str) -> None:
     with pytest.raises(InvalidOption, match=why):
         read_signature(handler, JsonCodec(), batched=False)
+
+
+# decorators, local types, classes and objects
+
+
+@dataclass
+class Numbered:
+    n: int
+
+
+def passing_on(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator as people write it: a plain function, whatever it is put around."""
+
+    @functools.wraps(function)
+    def wrapper(*given: Any, **named: Any) -> Any:
+        SEEN.append("decorator")
+        return function(*given, **named)
+
+    return wrapper
+
+
+class Timed:
+    """A decorator that is a class."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+
+    def __call__(self, *given: Any) -> Any:
+        SEEN.append("decorator")
+        return self.function(*given)
+
+
+@pytest.mark.parametrize("decorator", [passing_on, Timed, lambda function: functools.partial(passing_on(function))])
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_decorated_handler_gets_its_type_and_is_awaited(decorator: Any, kind: str) -> None:
+    def plain(event: Numbered) -> None:
+        SEEN.append(event)
+
+    async def coroutine(event: Numbered) -> None:
+        SEEN.append(event)
+
+    handler = decorator({"plain": plain, "async": coroutine}[kind])
+    call(handler)
+    call(handler, outer)
+    assert ["decorator", Numbered(1), "outer 1", "decorator", Numbered(1), "outer done"] == SEEN
+
+
+def test_a_decorator_that_answers_for_a_coroutine_function_needs_no_coroutine() -> None:
+    async def handler(event: Any) -> None:
+        raise AssertionError("the decorator does not call it")
+
+    @functools.wraps(handler)
+    def muted(event: Any) -> None:
+        SEEN.append("muted")
+
+    call(muted)
+    assert SEEN == ["muted"]
+
+
+class Repository:
+    """Made for each turn, with what it needs."""
+
+    def __init__(self, pool: Annotated[Pool, Depends()], it: Message) -> None:
+        self.found = (pool, it.key)
+
+
+class Opening:
+    """An object that is called."""
+
+    def __call__(self, it: Message) -> Iterator[str]:
+        yield f"opened for {it.key}"
+        SEEN.append("closed")
+
+
+def test_classes_and_objects_make_dependencies() -> None:
+    def handler(
+        event: Any, made: Annotated[Repository, Depends(Repository)], opened: Annotated[str, Depends(Opening())]
+    ) -> None:
+        SEEN.append((made.found[1], opened))
+
+    call(handler, pool=Pool())
+    assert SEEN == [("k", "opened for k"), "closed"]
+
+
+def test_a_context_manager_of_contextlib_is_entered_like_a_function_with_yield() -> None:
+    def handler(event: Any, session: Annotated[str, Depends(contextmanager(open_session))]) -> None:
+        SEEN.append(session)
+
+    async def stream() -> AsyncIterator[str]:
+        yield "stream"
+        SEEN.append("end")
+
+    async def coroutine(event: Any, made: Annotated[str, Depends(asynccontextmanager(stream))]) -> None:
+        SEEN.append(made)
+
+    call(handler, contextmanager(outer))
+    call(coroutine, contextmanager(outer))
+    assert SEEN == ["outer 1", "open k", "session", "close", "outer done", "outer 1", "stream", "end", "outer done"]
+
+
+def test_annotations_that_are_text_may_name_local_types() -> None:
+    @dataclass
+    class Local:
+        n: int
+
+    def handler(event: "Local") -> "OnlyForTypeCheckers":  # type: ignore[name-defined]  # noqa: F821
+        SEEN.append(event)
+
+    call(handler)
+    assert [Local(1)] == SEEN
+
+
+@pytest.mark.parametrize(
+    ("annotation", "batched", "why"),
+    [
+        (Numbered, True, r"annotated Numbered, but with batch_size above 1 it gets a list: write list\[Numbered\]"),
+        (dict[str, int], True, r"write list\[dict\[str, int\]\]"),
+        (Message, True, r"write list\[Message\]"),
+        (list[Message], False, "but gets one message: write Message, or set batch_size"),
+    ],
+)
+def test_one_and_many_are_not_confused(annotation: Any, batched: bool, why: str) -> None:
+    def handler(given: Any) -> None: ...
+
+    handler.__annotations__ = {"given": annotation}
+    with pytest.raises(InvalidOption, match=why):
+        read_signature(handler, JsonCodec(), batched=batched)
 
 
 def test_async_middleware_around_a_plain_function_is_refused() -> None:

@@ -29,6 +29,8 @@ from lanemq.client.consumer.turns.arguments import (
     Middleware,
     Signature,
     call_in_context,
+    function_name,
+    has_yield,
     missing_types,
     plain_call,
     provided_type,
@@ -39,7 +41,9 @@ from lanemq.client.consumer.turns.subscription import DEFAULT_WORKERS, Subscript
 from lanemq.client.metrics import as_numbers
 from lanemq.core.consuming.retry_policy import FailurePolicy, SendBack
 from lanemq.core.consuming.runs import Order
+from lanemq.model.checks import check_text
 from lanemq.model.errors import Closed, InvalidOption, UsageError
+from lanemq.model.keys import Key, key_text
 from lanemq.net.address import Servers
 
 H = TypeVar("H", bound=Callable[..., Any])
@@ -125,9 +129,9 @@ class App:
         A failure of the handler is raised at the `yield`; if it is caught there, the turn counts as a success. The
         first one registered is the outermost. An `async def` middleware is for apps with only `async def` handlers.
         """
-        if not inspect.isgeneratorfunction(around) and not inspect.isasyncgenfunction(around):
+        if not callable(around) or not has_yield(around):
             raise InvalidOption(f"middleware {around!r} must be a function with one `yield`, where the turn runs")
-        self._refuse_late(f"middleware {around.__qualname__}")
+        self._refuse_late(f"middleware {function_name(around)}")
         self._middleware.append(around)
         return around
 
@@ -232,16 +236,18 @@ class App:
             raise Closed("this app is not running: start it first")
         return engine
 
-    def resume(self, topic: str, key: str | None = None) -> bool:
+    def resume(self, topic: str, key: Key | None = None) -> bool:
         """Lets a parked key (or, with `HoldQueue`, a parked queue) try again; returns whether there was one here.
 
         A lane that is parked at the broker is redriven, as by `lanemq parked redrive`; this call does not wait for it.
         """
+        check_text("topic", topic)
+        lane = None if key is None else key_text(key)
         engine = self._thread.engine if self._thread is not None else self._engine
         if engine is None or topic not in engine.subscriptions:
             raise Closed(f"this app does not consume {topic!r} at the moment")
         scheduler = engine.subscriptions[topic].scheduler
-        return any([scheduler.resume(assigned.queue, key) for assigned in engine.assignment.of_topic(topic)])
+        return any([scheduler.resume(assigned.queue, lane) for assigned in engine.assignment.of_topic(topic)])
 
     def __enter__(self) -> "App":
         self.start()

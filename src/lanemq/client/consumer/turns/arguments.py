@@ -12,14 +12,33 @@ this module's contexts.
 
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableSequence,
+    Reversible,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from lanemq._fast import compiled
 from lanemq.client.codec import Codec, Decode, JsonCodec, decoder_for, type_name
-from lanemq.client.consumer.turns.handler import Batch, Handler, HandlerCall, function_of, returns_awaitable
+from lanemq.client.consumer.turns.handler import (
+    Batch,
+    Handler,
+    HandlerCall,
+    innermost_function,
+    is_coroutine_function,
+    returns_awaitable,
+    wraps_coroutine_function,
+)
 from lanemq.client.message import Message
 from lanemq.model.errors import CodecError, InvalidOption, Undecodable
 
@@ -37,9 +56,9 @@ class Depends:
     """Marks a parameter that is made for each turn: `session: Annotated[Session, Depends(open_session)]`.
 
     `make` takes nothing, the message (`message: Message`), or further parameters with `Depends`. If it contains a
-    `yield`, the rest of it runs when the turn has ended, and a failure of the handler is raised at the `yield`. It may
-    be a coroutine function if the handler is one. Without `make`, the parameter gets the object of its type that
-    `App.provide` was given.
+    `yield`, with or without `@contextmanager` above it, the rest of it runs when the turn has ended, and a failure of
+    the handler is raised at the `yield`. It may be a coroutine function if the handler is one. Without `make`, the
+    parameter gets the object of its type that `App.provide` was given.
     """
 
     make: Callable[..., Any] | None = None
@@ -54,6 +73,8 @@ class Parameter(NamedTuple):
     """None: it gets the message."""
     needs: "tuple[Parameter, ...]" = ()
     """The parameters of `depends.make`."""
+    is_context: bool = False
+    """Whether `depends.make` contains a `yield`."""
 
 
 class Signature(NamedTuple):
@@ -80,11 +101,11 @@ def handler_call(handler: Handler, *, batched: bool = False, codec: Codec = _JSO
 
 def read_signature(handler: Handler, codec: Codec, *, batched: bool) -> Signature:
     """The signature of a handler; raises `InvalidOption` if it cannot be called, or its event cannot be decoded."""
-    name = getattr(handler, "__qualname__", type(handler).__name__)
+    name = function_name(handler)
     if not callable(handler):
         raise InvalidOption(f"handler {handler!r} is a {type(handler).__name__}: it must be a function")
     parameters = _required(handler, name)
-    hints = _hints(handler, name)
+    hints = _hints(handler, f"handler {name}", parameters)
     wanted = [hints.get(each.name, Any) for each in parameters]
     roles: list[Parameter | None] = [
         _role(name, each.name, kind) for each, kind in zip(parameters, wanted, strict=True)
@@ -92,12 +113,14 @@ def read_signature(handler: Handler, codec: Codec, *, batched: bool) -> Signatur
     rest = [at for at, role in enumerate(roles) if role is None]
     has_message = any(role is not None and role.depends is None for role in roles)
     if len(rest) == 2 and not has_message and wanted[rest[1]] is Any:
-        roles[rest.pop()] = Parameter(parameters[-1].name, Message, None)
+        roles[rest[1]] = Parameter(parameters[rest.pop()].name, Message, None)
     if len(rest) > 1 or not roles:
         raise InvalidOption(
             f"handler {name} must take (event), (event, message) or (message: Message), and otherwise only parameters "
-            f"annotated with Depends, not {inspect.signature(handler)}"
+            f"annotated with Depends, not {inspect.signature(handler)}{_decorator_hint(parameters, handler)}"
         )
+    for parameter, role, kind in zip(parameters, roles, wanted, strict=True):
+        _check_batch(f"parameter {parameter.name} of handler {name}", role, kind, batched=batched)
     decode = _event_decoder(name, parameters[rest[0]].name, wanted[rest[0]], codec, batched=batched) if rest else None
     _refuse_async_needs(name, roles, handler)
     return Signature(name, tuple(roles), decode, batched)
@@ -106,6 +129,7 @@ def read_signature(handler: Handler, codec: Codec, *, batched: bool) -> Signatur
 def plain_call(handler: Handler, signature: Signature) -> HandlerCall:
     """The call of a handler that takes an event, a message, or both."""
     is_async, name = returns_awaitable(handler), signature.name
+    handler = awaitable_call(handler)
     roles, decode = signature.parameters, signature.event
     if decode is None:
         return HandlerCall(name, is_async, handler)
@@ -113,6 +137,18 @@ def plain_call(handler: Handler, signature: Signature) -> HandlerCall:
     if signature.batched:
         return HandlerCall(name, is_async, _batch_call(handler, decode, message_at))
     return HandlerCall(name, is_async, event_call(handler, decode, message_at, (CodecError,), _undecodable))
+
+
+def awaitable_call(handler: Handler) -> Handler:
+    """The handler; a decorator's plain function around a coroutine function as a coroutine function."""
+    if is_coroutine_function(handler) or not wraps_coroutine_function(handler):
+        return handler
+
+    async def awaited(*arguments: Any) -> Any:
+        result = handler(*arguments)
+        return await result if inspect.isawaitable(result) else result
+
+    return awaited
 
 
 @compiled
@@ -158,10 +194,11 @@ def call_in_context(
 ) -> HandlerCall:
     """The call of a handler inside its middleware, with its dependencies made for each turn."""
     if returns_awaitable(handler):
+        handler = awaitable_call(handler)
         return HandlerCall(signature.name, True, partial(_turn_async, handler, signature, tuple(middleware), provided))
-    if wrong := [each for each in middleware if inspect.isasyncgenfunction(each)]:
+    if wrong := [each for each in middleware if inspect.isasyncgenfunction(innermost_function(each))]:
         raise InvalidOption(
-            f"middleware {wrong[0].__qualname__} is async, but handler {signature.name} is a plain function, which "
+            f"middleware {function_name(wrong[0])} is async, but handler {signature.name} is a plain function, which "
             f"runs on a thread: write the middleware with `def`, or the handler with `async def`"
         )
     return HandlerCall(signature.name, False, partial(_turn, handler, signature, tuple(middleware), provided))
@@ -185,7 +222,7 @@ def _turn(
 ) -> Any:
     with contextlib.ExitStack() as stack:
         for each in middleware:
-            stack.enter_context(contextlib.contextmanager(each)(_batch(given, signature)))  # type: ignore[arg-type]
+            stack.enter_context(_context(each(_batch(given, signature))))
         made = [_argument(role, stack, provided, given) if role is not None else None for role in signature.parameters]
         return handler(*_with_event(signature, made, given))
 
@@ -196,10 +233,8 @@ def _argument(role: Parameter, stack: contextlib.ExitStack, provided: Provided, 
     make = role.depends.make
     if make is None:
         return provided[role.wanted]
-    needs = {each.name: _argument(each, stack, provided, given) for each in role.needs}
-    if inspect.isgeneratorfunction(make):
-        return stack.enter_context(contextlib.contextmanager(make)(**needs))
-    return make(**needs)
+    made = make(**{each.name: _argument(each, stack, provided, given) for each in role.needs})
+    return stack.enter_context(_context(made)) if role.is_context else made
 
 
 async def _turn_async(
@@ -207,7 +242,7 @@ async def _turn_async(
 ) -> Any:
     async with contextlib.AsyncExitStack() as stack:
         for each in middleware:
-            await _entered(each, stack, [_batch(given, signature)], {})
+            await _entered(each(_batch(given, signature)), stack)
         made = [
             await _async_argument(role, stack, provided, given) if role is not None else None
             for role in signature.parameters
@@ -221,19 +256,35 @@ async def _async_argument(role: Parameter, stack: contextlib.AsyncExitStack, pro
     make = role.depends.make
     if make is None:
         return provided[role.wanted]
-    needs = {each.name: await _async_argument(each, stack, provided, given) for each in role.needs}
-    if inspect.isgeneratorfunction(make) or inspect.isasyncgenfunction(make):
-        return await _entered(make, stack, [], needs)
-    result = make(**needs)
-    return await result if inspect.isawaitable(result) else result
+    made = make(**{each.name: await _async_argument(each, stack, provided, given) for each in role.needs})
+    if role.is_context:
+        return await _entered(made, stack)
+    return await made if inspect.isawaitable(made) else made
 
 
-async def _entered(
-    make: Callable[..., Any], stack: contextlib.AsyncExitStack, given: list[Any], named: dict[str, Any]
-) -> Any:
-    if inspect.isasyncgenfunction(make):
-        return await stack.enter_async_context(contextlib.asynccontextmanager(make)(*given, **named))
-    return stack.enter_context(contextlib.contextmanager(make)(*given, **named))
+async def _entered(made: Any, stack: contextlib.AsyncExitStack) -> Any:
+    context = _context(made)
+    if isinstance(context, contextlib.AbstractAsyncContextManager):
+        return await stack.enter_async_context(context)
+    return stack.enter_context(context)
+
+
+def _context(made: Any) -> Any:
+    """The context of what a function with a `yield` returned: a generator, or the context of a decorator above it."""
+    if inspect.isgenerator(made):
+        return contextlib.contextmanager(lambda: made)()
+    if inspect.isasyncgen(made):
+        return contextlib.asynccontextmanager(lambda: made)()
+    is_context = isinstance(made, (contextlib.AbstractContextManager, contextlib.AbstractAsyncContextManager))
+    return made if is_context else contextlib.nullcontext(made)
+
+
+def has_yield(make: Callable[..., Any]) -> bool:
+    """Whether a function is a context: it contains a `yield`, with or without `@contextmanager` above it."""
+    if inspect.isclass(make):
+        return False
+    function = innermost_function(make)
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _with_event(signature: Signature, made: list[Any], given: Any) -> list[Any]:
@@ -262,6 +313,13 @@ def _events(decode: Decode, messages: Batch) -> list[Any]:
 # reading a signature
 
 
+def function_name(function: Any) -> str:
+    """The name of a function as a reader of the program knows it, also of a `functools.partial`, or of a class's."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
 def _required(function: Handler, name: str) -> list[inspect.Parameter]:
     """The parameters without default; all must be positional."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -283,13 +341,32 @@ def _required(function: Handler, name: str) -> list[inspect.Parameter]:
     return [each for each in required if each.kind in kinds]
 
 
-def _hints(function: Handler, name: str) -> dict[str, Any]:
+def _hints(function: Handler, name: str, parameters: Sequence[inspect.Parameter]) -> dict[str, Any]:
+    """The annotations of these parameters. Others may be names that only a type checker can read."""
+    found = innermost_function(function.__init__ if inspect.isclass(function) else function)
+    names = {each.name for each in parameters}
     try:
-        return get_type_hints(function_of(function), include_extras=True)
-    except (NameError, TypeError) as error:
+        declared = getattr(found, "__annotations__", {})
+        wanted = SimpleNamespace(__annotations__={each: kind for each, kind in declared.items() if each in names})
+        return get_type_hints(wanted, getattr(found, "__globals__", {}), _local_names(found), include_extras=True)
+    except (NameError, TypeError, SyntaxError) as error:
         raise InvalidOption(
-            f"the annotations of handler {name} cannot be read: {error}; define the types at module level"
+            f"the annotations of {name} cannot be read: {error}; define or import the types at module level, and not "
+            f"below `if TYPE_CHECKING:`"
         ) from error
+
+
+def _local_names(function: Any) -> dict[str, Any]:
+    """The names of the functions around a handler, whose own types it may use in annotations that are text."""
+    if "<locals>" not in getattr(function, "__qualname__", ""):
+        return {}
+    found: dict[str, Any] = {}
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals is function.__globals__ and frame.f_code.co_name != "<module>":
+            found = {**frame.f_locals, **found}  # the nearest one counts
+        frame = frame.f_back
+    return found
 
 
 def _role(function: str, name: str, wanted: Any, makers: tuple[Any, ...] = ()) -> Parameter | None:
@@ -308,12 +385,13 @@ def _dependency(function: str, name: str, wanted: Any, depends: Depends, makers:
         return Parameter(name, wanted, depends)
     if not callable(depends.make):
         raise InvalidOption(f"parameter {name} of {function}: Depends({depends.make!r}) needs a function")
-    make = getattr(depends.make, "__qualname__", repr(depends.make))
+    make = function_name(depends.make)
     if depends.make in makers:
         raise InvalidOption(f"parameter {name} of {function} needs {make}, which needs itself: break the circle")
-    hints = _hints(depends.make, make) if inspect.isroutine(depends.make) else {}
+    parameters = _required(depends.make, make)
+    hints = _hints(depends.make, make, parameters)
     needs = []
-    for each in _required(depends.make, make):
+    for each in parameters:
         need = _role(make, each.name, hints.get(each.name, Any), (*makers, depends.make))
         if need is None:
             raise InvalidOption(
@@ -321,16 +399,51 @@ def _dependency(function: str, name: str, wanted: Any, depends: Depends, makers:
                 f"Message or Depends, or give it a default"
             )
         needs.append(need)
-    return Parameter(name, wanted, depends, tuple(needs))
+    return Parameter(name, wanted, depends, tuple(needs), has_yield(depends.make))
 
 
 def _is_message(wanted: Any) -> bool:
     return wanted is Message or Message in get_args(wanted)
 
 
+_LISTS = (list, tuple, MutableSequence, Sequence, Collection, Reversible, Iterable)
+"""What a parameter of a handler with batches may be: of the events of a turn, or of its messages."""
+
+
+def _check_batch(parameter: str, role: Parameter | None, wanted: Any, *, batched: bool) -> None:
+    """Refuses an annotation of one event or message where the handler gets lists, and the other way round."""
+    if role is not None and role.depends is not None:
+        return
+    wanted = _unmarked(wanted)
+    is_list = (get_origin(wanted) or wanted) in _LISTS
+    if batched and not is_list and wanted not in (Any, object):
+        raise InvalidOption(
+            f"{parameter} is annotated {type_name(wanted)}, but with batch_size above 1 it gets a list: write "
+            f"list[{type_name(wanted)}]"
+        )
+    if role is not None and is_list and not batched:
+        raise InvalidOption(
+            f"{parameter} is annotated {type_name(wanted)}, but gets one message: write Message, or set batch_size"
+        )
+
+
+def _unmarked(wanted: Any) -> Any:
+    """An annotation without the `Annotated` or the name (`type Orders = ...`) around it."""
+    while get_origin(wanted) is Annotated or type(wanted).__name__ == "TypeAliasType":
+        wanted = get_args(wanted)[0] if get_origin(wanted) is Annotated else wanted.__value__
+    return wanted
+
+
+def _decorator_hint(parameters: Sequence[inspect.Parameter], handler: Handler) -> str:
+    """What to do about a decorator that hides the parameters of the handler."""
+    every = inspect.signature(handler).parameters.values()
+    hidden = not parameters and any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in every)
+    return "; if it is decorated, put @functools.wraps on the wrapper of its decorator" if hidden else ""
+
+
 def _event_decoder(function: str, name: str, wanted: Any, codec: Codec, *, batched: bool) -> Decode:
     if batched:
-        wanted = (get_args(wanted) or (Any,))[0]
+        wanted = (get_args(_unmarked(wanted)) or (Any,))[0]
     try:
         return decoder_for(codec, wanted)
     except InvalidOption as error:
@@ -344,12 +457,17 @@ def _refuse_async_needs(name: str, roles: Sequence[Parameter | None], handler: H
     while found:
         each = found.pop()
         make = each.depends.make if each.depends is not None else None
-        if inspect.iscoroutinefunction(make) or inspect.isasyncgenfunction(make):
+        if make is not None and _is_async(make):
             raise InvalidOption(
-                f"parameter {each.name} of handler {name}: {make.__qualname__} is async, and the handler is not: "
-                f"write the handler with `async def`, or {make.__qualname__} with `def`"
+                f"parameter {each.name} of handler {name}: {function_name(make)} is async, and the handler is not: "
+                f"write the handler with `async def`, or {function_name(make)} with `def`"
             )
         found += each.needs
+
+
+def _is_async(make: Callable[..., Any]) -> bool:
+    function = None if inspect.isclass(make) else innermost_function(make)
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
 def provided_type(value: object, as_type: type | None) -> type:

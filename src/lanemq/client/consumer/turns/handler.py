@@ -471,15 +471,42 @@ def function_of(handler: Handler) -> Any:
     return handler if inspect.isroutine(handler) else type(handler).__call__
 
 
+def innermost_function(handler: Handler) -> Any:
+    """The function that the user wrote, below decorators that name it (`functools.wraps`) and partials."""
+    while (inner := handler.func if isinstance(handler, functools.partial) else _wrapped(handler)) is not None:
+        handler = inner
+    return function_of(handler)
+
+
+def _wrapped(handler: Handler) -> Handler | None:
+    found: Handler | None = getattr(handler, "__wrapped__", None)
+    return found
+
+
 def returns_awaitable(handler: Handler) -> bool:
     """Whether a call of the handler must be awaited, as far as its definition says."""
     function = function_of(handler)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidOption(f"handler {handler!r} contains `yield`: a call would not run it")
+    return is_coroutine_function(handler) or _says_awaitable(function) or wraps_coroutine_function(handler)
+
+
+def is_coroutine_function(handler: Handler) -> bool:
+    """Whether the handler itself is written with `async def`."""
     # The second one also knows functions that were marked as coroutine functions, such as mocks.
-    return inspect.iscoroutinefunction(function) or asyncio.iscoroutinefunction(handler) or _says_awaitable(function)
+    return inspect.iscoroutinefunction(function_of(handler)) or asyncio.iscoroutinefunction(handler)
+
+
+def wraps_coroutine_function(handler: Handler) -> bool:
+    """Whether a decorator has put a plain function around a coroutine function: `Histogram.time()` does, for example.
+
+    Its call returns the coroutine, or a result of the decorator's own.
+    """
+    return inspect.iscoroutinefunction(innermost_function(handler))
 
 
 def _says_awaitable(function: Any) -> bool:
     declared = getattr(function, "__annotations__", {}).get("return")
+    if isinstance(declared, str):  # written under `from __future__ import annotations`
+        return declared.partition("[")[0].rpartition(".")[2] in ("Awaitable", "Coroutine")
     return (get_origin(declared) or declared) in (Awaitable, Coroutine)
