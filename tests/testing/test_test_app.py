@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import pydantic
@@ -147,9 +148,35 @@ def test_concurrent_messages_come_back_with_the_delays_of_a_broker() -> None:
             raise ValueError
 
     with TestApp(app) as test:
-        test.send("metrics", 1)
+        sent = test.send("metrics", 1, tag="cpu", properties={"host": "a"})
         test.run()
         assert [(turn.attempt, turn.at) for turn in test.turns] == [(1, 0.0), (2, 10.0), (3, 40.0)]
+        last = test.turns[-1].message
+        assert (last.tag, last.properties["host"], last.message_id) == ("cpu", "a", sent.message_id)
+
+
+def test_messages_are_sent_now_and_later_ones_on_virtual_time() -> None:
+    app = new_app()
+    app.ordered("orders")(lambda message: None)
+    with TestApp(app) as test:
+        first = test.send("orders", 1, key="k")
+        test.run(seconds=3600)
+        second = test.send("orders", 2, key="k")
+    assert abs(first.born_at - datetime.now(UTC)) < timedelta(minutes=5)
+    assert second.born_at - first.born_at == timedelta(hours=1)
+
+
+def test_a_plain_handler_sees_no_event_loop_as_on_the_threads_of_an_app() -> None:
+    app = new_app()
+
+    @app.ordered("orders")
+    def handle(event: int) -> None:
+        assert asyncio.run(asyncio.sleep(0, event)) == 1
+
+    with TestApp(app) as test:
+        test.send("orders", 1, key="k")
+        test.run()
+        assert [turn.error for turn in test.turns] == [None]
 
 
 def test_lifespan_and_dependencies_work_with_async_handlers() -> None:
@@ -226,6 +253,7 @@ def test_mistakes_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
             test.run()
 
 
-def test_time_does_not_go_back() -> None:
-    with TestApp(App("localhost:1", group="g")) as test, pytest.raises(InvalidOption, match="time does not go back"):
-        test.run(seconds=-1)
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "1"])
+def test_only_a_span_of_time_can_pass(seconds: Any) -> None:
+    with TestApp(new_app()) as test, pytest.raises(InvalidOption, match="seconds"):
+        test.run(seconds=seconds)

@@ -6,14 +6,14 @@
         assert [turn.value for turn in test.turns] == [{"id": 42}]
 
 Scheduler, failure policies, dependencies, middleware and lifespan are the real ones. A backoff of minutes passes at
-once: when nothing can run, the clock jumps to the next retry. Turns run one after the other, in the order in which
-their messages were sent.
+once: when nothing can run, the clock jumps to the next retry. Turns run one after the other; those of a topic in the
+order in which its messages were sent.
 """
 
 import asyncio
 import contextlib
 import heapq
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple, Self, TypeVar
@@ -26,11 +26,14 @@ from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription
 from lanemq.client.consumer.turns.workers import RunEnd, RunReporter, log_end, run_worker, run_worker_async, stopped_at
 from lanemq.client.message import Message
+from lanemq.clock import SystemClock, wall_time
 from lanemq.core.brokering.delay import RouteToRetry, delay_of, route_send_back
 from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, Order
 from lanemq.history import NO_HISTORY
+from lanemq.model.checks import check_kind, check_text
+from lanemq.model.checks import seconds as check_seconds
 from lanemq.model.errors import InvalidOption, MissingKey, UsageError
-from lanemq.model.keys import Key
+from lanemq.model.keys import Key, key_text
 from lanemq.model.units import Millis, QueueOffset, Seconds, to_millis
 
 R = TypeVar("R")
@@ -40,16 +43,17 @@ MAX_TURNS = 10_000
 
 
 class VirtualTime:
-    """A clock that only `TestApp` moves."""
+    """A clock that only `TestApp` moves. Its wall time begins with the test."""
 
     def __init__(self) -> None:
         self.millis = 0
+        self._began = SystemClock().wall()
 
     def now(self) -> Millis:
         return Millis(self.millis)
 
     def wall(self) -> Millis:
-        return Millis(1_700_000_000_000 + self.millis)
+        return Millis(self._began + self.millis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class TestApp:
     __test__ = False  # a class for tests, not a test
 
     def __init__(self, app: App) -> None:
+        check_kind("app", app, App, "the App whose handlers are tested")
         self._app = app
         self._clock = VirtualTime()
         self._codec = codec_named(app.options.codec)
@@ -130,6 +135,7 @@ class TestApp:
             offset=found.next_offset,
             group=self._app.options.group,
             codec=self._codec,
+            sent_at=wall_time(self._clock.wall()),
         )
         found.put(message)
         return message
@@ -144,9 +150,7 @@ class TestApp:
     async def run_async(self, seconds: Seconds | None = None) -> None:
         """As `run`, on the event loop of the test."""
         self._check_open()
-        end = None if seconds is None else self._clock.millis + to_millis(seconds)
-        if end is not None and end < self._clock.millis:
-            raise InvalidOption(f"run(seconds={seconds!r}): time does not go back; use 0 or more, or None for no limit")
+        end = None if seconds is None else self._clock.millis + _span(seconds)
         limit = len(self.turns) + MAX_TURNS
         while len(self.turns) < limit:
             self._put_due()
@@ -173,7 +177,7 @@ class TestApp:
 
     def turns_of(self, key: Key | None) -> list[TurnRecord]:
         """The turns of one key, in order."""
-        wanted = None if key is None else Message.fake(key=key).key
+        wanted = None if key is None else key_text(key)
         return [each for each in self.turns if each.key == wanted]
 
     @property
@@ -183,7 +187,7 @@ class TestApp:
 
     def resume(self, topic: str, key: Key | None = None) -> bool:
         """Lets a parked lane try again, as an operator's redrive does; false if it is not parked."""
-        wanted = None if key is None else Message.fake(key=key).key
+        wanted = None if key is None else key_text(key)
         found = self._topic(topic)
         return found.active.scheduler.resume(found.queue, wanted)
 
@@ -240,7 +244,8 @@ class TestApp:
             ran = await run_worker_async(worker, plan.async_handler, plan.batch_size, self._clock, TurnTimes())
         else:
             assert plan.handler is not None
-            ran = run_worker(worker, plan.handler, plan.batch_size, self._clock, TurnTimes())
+            with _no_running_loop():
+                ran = run_worker(worker, plan.handler, plan.batch_size, self._clock, TurnTimes())
         end = ran.end
         done = len(run.messages) if end is None else end.done
         self.turns += [self._turn(message, run, None) for message in run.messages[:done]]
@@ -273,12 +278,12 @@ class TestApp:
                 message.body,
                 key=message.key,
                 topic=message.topic,
-                tag=message.tag,
-                keys=message.keys,
+                properties=dict(message.properties),
                 offset=found.next_offset,
                 attempt=message.attempt + 1,
                 group=message.group,
                 codec="bytes",
+                sent_at=message.born_at,
             )
             found.put(copy.decoded_by(self._codec))
 
@@ -287,10 +292,32 @@ class TestApp:
         return [each for each in (*waits, *(due for due, _, _ in self._later[:1])) if each is not None]
 
     def _topic(self, name: str) -> "_TestTopic":
+        check_text("topic", name)
         self._check_open()
         if name not in self._topics:
             raise InvalidOption(f"the app has no handler for topic {name!r}: it has {', '.join(self._topics)}")
         return self._topics[name]
+
+
+@contextlib.contextmanager
+def _no_running_loop() -> Iterator[None]:
+    """Hides the event loop from a plain handler, which an app calls on a thread without one.
+
+    Otherwise `asyncio.run` in it, or an ORM that refuses to block a loop, would fail in tests only.
+    """
+    loop = asyncio.events._get_running_loop()  # noqa: SLF001 - for implementations of loops, and documented
+    asyncio.events._set_running_loop(None)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        asyncio.events._set_running_loop(loop)  # noqa: SLF001
+
+
+def _span(seconds: Seconds) -> Millis:
+    span = check_seconds("seconds", seconds)
+    if not 0 <= span < float("inf"):
+        raise InvalidOption(f"seconds={seconds!r}: time does not go back; use 0 or more, or None for no limit")
+    return to_millis(span)
 
 
 class _TestTopic:
