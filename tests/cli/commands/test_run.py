@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tests.client.consumer.with_broker import wait_for
 
 from lanemq import Producer
-from lanemq.cli.commands.run import Supervisor, differing, load_app, python_files
+from lanemq.cli.commands.run import Supervisor, differing, load_app, python_files, syntax_problem
 from lanemq.cli.main import main
 from lanemq.cli.options import WrongUsage
 from lanemq.testing.embedded import EmbeddedBroker
@@ -103,24 +103,35 @@ def test_a_wrong_target_is_a_wrong_command_line(tmp_path: Path) -> None:
 
 
 def test_changes_of_python_files_are_seen(tmp_path: Path) -> None:
-    (tmp_path / ".hidden").mkdir()
-    for name in ("a.py", "b.py", "c.txt", ".hidden/d.py"):
+    for name in ("a.py", "pack/b.py", "c.txt", ".hidden/d.py", "env/pyvenv.cfg", "env/lib/e.py", "node_modules/f.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     before = dict(python_files(tmp_path))
     assert {path.name for path in before} == {"a.py", "b.py"}
-    assert differing(before, dict(python_files(tmp_path))) is None
+    assert differing(before, dict(python_files(tmp_path))) == []
     os.utime(tmp_path / "a.py", ns=(1, 1))
-    assert differing(before, dict(python_files(tmp_path))) == tmp_path / "a.py"
-    (tmp_path / "b.py").unlink()
+    assert differing(before, dict(python_files(tmp_path))) == [tmp_path / "a.py"]
+    (tmp_path / "pack" / "b.py").unlink()
     os.utime(tmp_path / "a.py", ns=(before[tmp_path / "a.py"],) * 2)
-    assert differing(before, dict(python_files(tmp_path))) == tmp_path / "b.py"
+    assert differing(before, dict(python_files(tmp_path))) == [tmp_path / "pack" / "b.py"]
+
+
+def test_a_syntax_error_is_found_before_workers_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "shop.py"
+    assert syntax_problem(path) is None
+    path.write_text("def on_order(event):\n    return (\n")
+    assert re.search(r"shop\.py cannot be imported: .*line 2", syntax_problem(path) or "")
+    path.write_text("x = 1\n")
+    assert syntax_problem(path) is None
 
 
 WORKER = "echo started >> {0}; trap 'exit 0' TERM; while :; do sleep 0.05; done"
 
 
 @pytest.mark.slow
-def test_workers_are_started_again_when_they_end_or_a_file_changes(tmp_path: Path) -> None:
+def test_workers_are_started_again_when_they_end_or_a_file_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log, code = tmp_path / "log", tmp_path / "code.py"
     log.touch()
     code.touch()
@@ -134,7 +145,10 @@ def test_workers_are_started_again_when_they_end_or_a_file_changes(tmp_path: Pat
             wait_for(lambda: starts() == 2)
             os.kill(supervisor.processes()[0], signal.SIGKILL)
             wait_for(lambda: starts() == 3)
-            os.utime(code, ns=(1, 1))
+            code.write_text("def broken(:\n")
+            wait_for(lambda: "cannot be imported" in capsys.readouterr().err)
+            assert starts() == 3
+            code.write_text("")
             wait_for(lambda: starts() == 5)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -3,13 +3,14 @@
 With one worker and without `--reload` the app runs in this process. Otherwise this process only watches: each worker is
 a process of its own and a member of the group, so queues are divided among them as among machines. A worker that ends
 is started again, later each time if it keeps ending at once. With `--reload` all workers are replaced when a Python
-file below the folder changes.
+file below the folder changes, unless the file has a syntax error.
 
 SIGINT and SIGTERM go to all workers, which finish their handlers and hand their queues over. A second signal ends them
 at once. If this process is killed, the workers notice and end as on SIGTERM.
 """
 
 import importlib
+import os
 import signal
 import subprocess
 import sys
@@ -152,9 +153,12 @@ class Supervisor:
             self._start_missing()
             self._woken.wait(LOOK_EVERY)
             now = dict(python_files(self._watched))
-            if changed := differing(files, now):
-                files = now
-                click.echo(f"{changed} changed: restarting {plural(len(self._workers), 'worker')}", err=True)
+            changed, files = differing(files, now), now
+            wrong = [each for each in map(syntax_problem, changed) if each]
+            if wrong:
+                click.echo(f"{wrong[0]}: the workers go on as they are until it is changed again", err=True)
+            elif changed:
+                click.echo(f"{changed[0]} changed: restarting {plural(len(self._workers), 'worker')}", err=True)
                 self._end_all()
                 for worker in self._workers:
                     worker.process, worker.start_at = None, 0
@@ -199,17 +203,38 @@ class Supervisor:
 
 
 def python_files(folder: Path | None) -> Iterator[tuple[Path, int]]:
-    """The Python files below a folder and when each was changed; hidden folders and caches are left out."""
+    """The Python files below a folder and when each was changed.
+
+    Hidden folders, caches and environments are not entered: an environment has tens of thousands of files.
+    """
     if folder is None:
         return
-    for path in folder.rglob("*.py"):
-        if not any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts):
-            try:
-                yield path, path.stat().st_mtime_ns
-            except OSError:  # removed in between
-                continue
+    for above, folders, names in os.walk(folder):
+        folders[:] = [each for each in folders if not _is_left_out(above, each)]
+        for name in names:
+            if name.endswith(".py"):
+                path = Path(above, name)
+                try:
+                    yield path, path.stat().st_mtime_ns
+                except OSError:  # removed in between
+                    continue
 
 
-def differing(before: Mapping[Path, int], now: Mapping[Path, int]) -> Path | None:
-    """A file that was added, removed or changed; None if none was."""
-    return next((path for path in {**before, **now} if before.get(path) != now.get(path)), None)
+def _is_left_out(above: str, name: str) -> bool:
+    return name.startswith(".") or name in ("__pycache__", "node_modules") or Path(above, name, "pyvenv.cfg").exists()
+
+
+def differing(before: Mapping[Path, int], now: Mapping[Path, int]) -> list[Path]:
+    """The files that were added, removed or changed."""
+    return [path for path in {**before, **now} if before.get(path) != now.get(path)]
+
+
+def syntax_problem(path: Path) -> str | None:
+    """Why a file cannot be imported, with its line; None if it can be, or is gone. A half-written file is one case."""
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except FileNotFoundError:
+        return None
+    except (SyntaxError, ValueError, OSError) as error:
+        return f"{path} cannot be imported: {error}"
+    return None
