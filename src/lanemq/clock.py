@@ -16,7 +16,9 @@ from typing import Protocol
 
 from lanemq._fast import compiled
 from lanemq.model.checks import check_kind
+from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis, to_millis
+from lanemq.model.wording import shown
 
 if sys.platform == "linux":
 
@@ -51,6 +53,10 @@ else:
             return time.monotonic_ns()
 
 
+MAX_WHEN = 253402300800.0
+"""Seconds from 1970 to the year 10000, where a `datetime` ends."""
+
+
 class Clock(Protocol):
     """The source of time; tests and simulations use their own."""
 
@@ -80,6 +86,8 @@ def wall_ms(when: datetime | float) -> Millis:
     if isinstance(when, datetime):
         return to_millis(when.timestamp())
     check_kind("when", when, (int, float), "a datetime, or seconds since 1970")
+    if isinstance(when, bool) or not abs(when) <= MAX_WHEN:
+        raise InvalidOption(f"when={shown(when)} must be a datetime, or seconds since 1970")
     return to_millis(when)
 
 

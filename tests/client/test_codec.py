@@ -213,6 +213,22 @@ def test_a_model_that_its_handler_could_not_read_is_refused_with_type_and_field(
         JsonCodec().encode({"inside": [value]})
 
 
+class Doubled(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    n: int
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def double(self) -> int:
+        return self.n * 2
+
+
+def test_a_model_that_forbids_what_it_computes_is_refused() -> None:
+    """It writes `double`, and would refuse to read it: every key would be parked."""
+    with pytest.raises(CodecError, match="double of Doubled is computed and written"):
+        JsonCodec().encode(Doubled(n=1))
+
+
 def test_a_model_with_another_alias_for_reading_may_be_the_annotation_of_a_handler() -> None:
     """Other programs may write what it reads."""
     assert decoder_for(JsonCodec(), Unlike)(b'{"sum": 5}').total == 5

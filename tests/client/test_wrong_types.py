@@ -1,5 +1,6 @@
 """Every public call refuses a value of a wrong type with an error of LaneMQ that names the argument."""
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 from lanemq import (
     Admin,
     App,
+    AtOffset,
+    AtTime,
     Backoff,
     CodecError,
     Consumer,
@@ -17,16 +20,19 @@ from lanemq import (
     HoldKey,
     HoldQueue,
     Message,
+    MessageTooLarge,
     MissingKey,
     NewTopic,
     Outgoing,
+    Park,
     ParkedAdmin,
     Producer,
     PullConsumer,
     PushConsumer,
+    TlsOptions,
     UsageError,
 )
-from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.testing import EmbeddedBroker, TestApp, assert_in_order
 
 NOWHERE = "localhost:1"
 Call = Callable[[], object]
@@ -94,7 +100,7 @@ WITHOUT_BROKER: list[tuple[str, Call]] = [
     ("batch", lambda: pull(batch="5")),
     ("request_timeout", lambda: pull(request_timeout="5")),
     ("tags", lambda: pull(tags=5)),
-    ("queue", lambda: pull().assign(["x"])),
+    ("queues", lambda: pull().assign(["x"])),
     ("queue", lambda: pull().seek("x", 1)),
     ("topic", lambda: pull().queues(5)),
     ("timeout", lambda: pull().poll("x")),
@@ -128,6 +134,29 @@ WITHOUT_BROKER: list[tuple[str, Call]] = [
     ("group", made(Message.fake, group=5)),
     ("codec", made(Message.fake, codec=5)),
     ("sent_at", made(Message.fake, sent_at=0)),
+    ("topic", made(Message.fake, topic="\ud800")),
+    ("offset", made(Message.fake, offset=2**40)),
+    ("monitor", lambda: app(monitor=5)),
+    ("monitor", lambda: app(monitor="a:b")),
+    ("clock", lambda: app(clock=5)),
+    ("commit_every", lambda: app(commit_every=float("nan"))),
+    ("producer options: delivery_timeout", lambda: Producer(NOWHERE, delivery_timeout=float("inf"))),
+    ("timeout", lambda: Admin(NOWHERE, timeout=-1)),
+    ("timeout", lambda: Admin(NOWHERE, timeout=float("inf"))),
+    ("timeout", lambda: Admin(NOWHERE, timeout=True)),
+    ("tls", lambda: Admin(NOWHERE, tls=True)),  # type: ignore[arg-type]
+    ("credentials", lambda: Admin(NOWHERE, credentials="hush")),  # type: ignore[arg-type]
+    ("max", made(Backoff, max=float("inf"))),
+    ("suspend", made(HoldQueue, suspend=-1)),
+    ("at_broker", made(Park, at_broker="no")),
+    ("ca", made(TlsOptions, ca=5)),
+    ("insecure_skip_verify", made(TlsOptions, insecure_skip_verify="false")),
+    ("offset", made(AtOffset, offset="5")),
+    ("when", made(AtTime, when=float("nan"))),
+    ("handled", lambda: assert_in_order(5)),  # type: ignore[arg-type]
+    ("handled", lambda: assert_in_order([("k", 1, 2)])),  # type: ignore[list-item]
+    ("options", lambda: EmbeddedBroker("data")),  # type: ignore[arg-type]
+    ("app", lambda: TestApp("bill:app")),  # type: ignore[arg-type]
 ]
 
 
@@ -141,6 +170,49 @@ def refused(call: Call, argument: str) -> None:
 @pytest.mark.parametrize(("argument", "call"), WITHOUT_BROKER, ids=[name for name, _ in WITHOUT_BROKER])
 def test_a_wrong_type_is_refused_by_name(argument: str, call: Call) -> None:
     refused(call, argument)
+
+
+class Foreign:
+    """A value of a type that no argument takes, with a long text."""
+
+    def __repr__(self) -> str:
+        return "foreign " * 10_000
+
+
+FREE = {("reset_offsets", "to"), ("create_topic", "ordered"), ("ensure_topic", "ordered")}
+"""Tested above; their errors are about values."""
+VALID: dict[str, Any] = {
+    "group": "g", "name": "plain", "topic": "plain", "key": "k", "owner": "o", "offset": 0, "when": 0, "to": "first",
+    "writable": True, "message_id": "0", "offset_id": "0" * 32, "messages": [], "groups": [], "timeout": 0, "limit": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Admin, ParkedAdmin, PullConsumer])
+def test_every_argument_of_every_call_is_checked(address: str, kind: Any) -> None:
+    """By their signatures, so that a new call is tried too. The error is short, whatever the value's `repr` is."""
+    tried = 0
+    with kind(address, **({"group": "g"} if kind is PullConsumer else {})) as client:
+        with PullConsumer(address, group="g") as reader:
+            queue = reader.queues("plain")[0]
+        for name, call in inspect.getmembers(client, inspect.ismethod):
+            if name.startswith("_"):
+                continue
+            parameters = inspect.signature(call).parameters
+            for wrong in parameters:
+                if (name, wrong) in FREE or parameters[wrong].annotation is bool:
+                    continue
+                given = {each: VALID.get(each, queue) for each, one in parameters.items() if one.default is one.empty}
+                with pytest.raises((UsageError, CodecError)) as found:
+                    call(**given | {wrong: Foreign()})
+                first = "lane" if kind is ParkedAdmin and wrong in ("through", "limit") else _SAID.get(wrong, wrong)
+                assert re.match(rf"{first}(?!\w)", str(found.value)), (name, wrong, str(found.value)[:200])
+                assert len(str(found.value)) < 300
+                tried += 1
+    assert tried >= 4
+
+
+_SAID = {"name": "topic"}
+"""What an error calls an argument with another name."""
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +233,10 @@ def test_a_producer_refuses_by_name_and_takes_a_list_of_servers(address: str) ->
             ("topic", lambda: producer.submit(["plain"], {}, key="k")),  # type: ignore[arg-type]
             ("topic", lambda: producer.send_many(5, [("k", 1)])),  # type: ignore[arg-type]
             ("topic", lambda: producer.drop(5, key="k")),  # type: ignore[arg-type]
+            ("topic", lambda: producer.frozen_keys(5)),  # type: ignore[arg-type]
+            ("topic", lambda: producer.batch(5)),  # type: ignore[arg-type]
+            ("tag", lambda: send("plain", {}, key="k", tag="")),
+            ("keys", lambda: send("plain", {}, key="k", keys="a\x01")),
             ("key", lambda: send("orders", {}, key=1.5)),
             ("key", lambda: producer.drop("plain", key=None)),  # type: ignore[arg-type]
             ("tag", lambda: send("plain", {}, key="k", tag=5)),
@@ -178,11 +254,31 @@ def test_a_producer_refuses_by_name_and_takes_a_list_of_servers(address: str) ->
             ("timeout", lambda: Producer(address).close("x")),  # type: ignore[arg-type]
         ):
             refused(call, argument)
+        with pytest.raises(MessageTooLarge, match="and key takes 40014 of them: shorten it"):
+            producer.send("orders", {}, key="k" * 40_000)
         with pytest.raises(MissingKey, match="key="):
             producer.send("orders", {})
         with pytest.raises(MissingKey, match="key="):
             producer.send_many("orders", [(None, {})])
         assert producer.send("orders", {}, key="k").offset == 0
+
+
+def test_a_consumer_refuses_by_name_and_its_message_still_waits(address: str) -> None:
+    with Producer(address) as producer:
+        producer.send("plain", 1, key="k")
+    with Consumer(address, group="g", topics="plain") as found:
+        reading: Any = found
+        message = found.poll(timeout=30)
+        for argument, call in (
+            ("timeout", lambda: reading.poll("1")),
+            ("timeout", lambda: reading.poll(float("inf"))),
+            ("message", lambda: reading.done([message])),
+            ("message", lambda: reading.retry({})),
+            ("why", lambda: reading.dead(message, 5)),
+        ):
+            refused(call, argument)
+        assert message is not None
+        assert found.done(message)
 
 
 def test_administration_refuses_by_name(address: str) -> None:

@@ -20,6 +20,7 @@ import msgspec
 
 from lanemq._fast import compiled
 from lanemq.model.errors import CodecError, InvalidOption
+from lanemq.model.wording import shown
 
 T = TypeVar("T")
 
@@ -104,7 +105,7 @@ def codec_named(codec: "str | Codec") -> Codec:
         return _NAMED[codec]()
     if isinstance(codec, (str, type)) or not hasattr(codec, "encode") or not hasattr(codec, "decode"):
         raise InvalidOption(
-            f"codec={codec!r} is unknown: use 'json', 'bytes', 'text', or an object with encode and decode"
+            f"codec={shown(codec)} is unknown: use 'json', 'bytes', 'text', or an object with encode and decode"
         )
     return codec
 
@@ -167,6 +168,12 @@ def _alias_problem(model: Any) -> str:
         if kind in seen:
             continue
         seen.add(kind)
+        if computed := _refused_by_itself(kind):
+            return (
+                f"{computed} of {kind.__qualname__} is computed and written, and extra='forbid' refuses it when the "
+                f"model is read, so a handler could not read it; allow extra fields, or send the bytes of "
+                f"model_dump_json(exclude={{{computed!r}}})"
+            )
         fields = getattr(kind, "model_fields", None) or getattr(kind, "__pydantic_fields__", {})
         for name, field in fields.items():
             written = field.serialization_alias or name
@@ -178,6 +185,13 @@ def _alias_problem(model: Any) -> str:
                 )
             left += filter(_is_model, _mentioned(field.annotation))
     return ""
+
+
+def _refused_by_itself(model: Any) -> str:
+    """The first computed field of a model that forbids fields which it does not have; empty if there is none."""
+    config = getattr(model, "model_config", None) or {}
+    computed = getattr(model, "model_computed_fields", None) or {}
+    return next(iter(computed), "") if config.get("extra") == "forbid" and not _renames_itself(model) else ""
 
 
 def _names_read(model: Any, name: str, field: Any) -> set[str]:

@@ -13,14 +13,16 @@ from typing import Any, get_args
 
 from lanemq.clock import Clock, machine_of, nanoseconds_of
 from lanemq.history import History, Role, open_history
+from lanemq.model.checks import MAX_SECONDS
 from lanemq.model.errors import InvalidOption
+from lanemq.model.wording import shown
 from lanemq.net.security import TlsOptions
 from lanemq.wire.signing import Credentials
 
 _DESCRIPTIONS: dict[object, str] = {
     int: "a whole number",
     int | None: "a whole number, or None",
-    float: "a number of seconds",
+    float: f"a number of seconds, at most {MAX_SECONDS:.0f}",
     float | None: "a datetime, a number of seconds since 1970, or None",
     TlsOptions | None: "TlsOptions(...), or None",
     Credentials | None: "Credentials(access_key, secret_key), or None",
@@ -51,7 +53,7 @@ def wrong_kinds(options: object, kinds: Mapping[str, Any]) -> list[str]:
     """One sentence for each option whose value is not of its kind."""
     given = {name: getattr(options, name) for name in kinds}
     return [
-        f"{name}{'' if kinds[name] in _SECRET else f'={value!r}'} must be "
+        f"{name}{'' if kinds[name] in _SECRET else f'={shown(value)}'} must be "
         f"{_DESCRIPTIONS.get(kinds[name]) or _one_of(kinds[name])}"
         for name, value in given.items()
         if not _is(value, kinds[name])
@@ -63,7 +65,7 @@ def opened_history(given: object, client_id: str, clock: Clock, role: Role) -> H
     if isinstance(given, History):
         return given
     if not isinstance(given, (str, os.PathLike)):
-        raise InvalidOption(f"history={given!r} is not a folder: give the path of one, or leave it out")
+        raise InvalidOption(f"history={shown(given)} is not a folder: give the path of one, or leave it out")
     try:
         return open_history(Path(given), client_id, nanoseconds_of(clock), role=role, machine=machine_of(clock))
     except OSError as error:
@@ -73,7 +75,9 @@ def opened_history(given: object, client_id: str, clock: Clock, role: Role) -> H
 def _is(value: object, kind: Any) -> bool:
     if isinstance(value, bool):
         return False
-    return isinstance(value, kind | int if kind in (float, float | None) else kind)
+    if kind in (float, float | None):
+        return isinstance(value, kind | int) and (value is None or abs(value) <= MAX_SECONDS)
+    return isinstance(value, kind)
 
 
 def _one_of(choices: Any) -> str:

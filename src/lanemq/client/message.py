@@ -15,12 +15,13 @@ from lanemq._fast import compiled
 from lanemq.client.codec import Codec, codec_named
 from lanemq.clock import wall_time
 from lanemq.model.checks import check_kind, check_text, check_whole
-from lanemq.model.errors import CodecError, Undecodable
-from lanemq.model.keys import Key, key_text
+from lanemq.model.errors import CodecError, InvalidOption, Undecodable
+from lanemq.model.keys import Key, is_unicode, key_text
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Epoch, QueueOffset
+from lanemq.model.wording import shown
 from lanemq.wire.compression import decompress
 from lanemq.wire.properties import PropertyName, encode_properties, find_property, find_stamp
 from lanemq.wire.record import (
@@ -48,6 +49,8 @@ _ENTRY_END = 2
 _PLAIN_MAGIC = MAGIC_V1 & 0xFF
 _V6_HOSTS = BORN_HOST_V6 | STORE_HOST_V6
 _UNREAD: Any = object()
+MAX_FAKE_NUMBER = 2**31 - 1
+"""The largest queue, offset and attempt of a fake message."""
 
 
 class MessageSource:
@@ -182,16 +185,26 @@ class Message(MessageBase):
 
         `value` is encoded by the codec, as `Producer.send` does. `sent_at` is the time of sending and storing.
         """
-        check_text("topic", topic)
         check_text("group", group)
         for name, number, least in (("queue", queue, 0), ("offset", offset, 0), ("attempt", attempt, 1)):
             check_whole(name, number, least)
+            if number > MAX_FAKE_NUMBER:
+                raise InvalidOption(f"{name}={number} is too large for a message: use at most {MAX_FAKE_NUMBER}")
         check_kind("keys", keys, Sequence, "text, or a list of texts")
         keys = (keys,) if isinstance(keys, str) else keys
         check_kind("properties", properties or {}, Mapping, "a mapping of names to texts")
-        for name, texts in (("tag", [tag or ""]), ("keys", keys), ("property", [*(properties or {}).values()])):
+        for name, texts in (
+            ("topic", [topic]),
+            ("tag", [tag or ""]),
+            ("keys", keys),
+            ("property", [*(properties or {}).values()]),
+        ):
             for each in texts:
                 check_text(name, each)
+                if not is_unicode(each):
+                    raise InvalidOption(
+                        f"{name}={shown(each)} contains half of a surrogate pair: UTF-8 cannot encode it"
+                    )
         if sent_at is not None:
             check_kind("sent_at", sent_at, datetime, "a datetime")
         text = None if key is None else key_text(key)

@@ -8,8 +8,10 @@ line that other users of the machine can read.
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import TypedDict
 
+from lanemq.model.checks import check_kind
 from lanemq.model.environment import (
     ACCESS_KEY,
     SECRET_KEY,
@@ -44,6 +46,9 @@ def security_of(
     environment: Mapping[str, str] | None = None,
 ) -> Security:
     """The given values; those that are None come from the environment."""
+    check_kind("tls", tls, (TlsOptions, NoneType), "TlsOptions(...), or None")
+    if not isinstance(credentials, Credentials | None):  # the value may be the secret: it is not shown
+        raise InvalidOption("credentials must be Credentials(access_key, secret_key), or None")
     names = os.environ if environment is None else environment
     return Security(
         tls if tls is not None else tls_of_environment(names),

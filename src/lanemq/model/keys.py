@@ -9,12 +9,10 @@ from typing import TypeAlias
 from uuid import UUID
 
 from lanemq.model.errors import InvalidOption
+from lanemq.model.wording import shown
 
 Key: TypeAlias = str | int | bytes | UUID
 """What a program may pass as a key."""
-
-MAX_SHOWN = 80
-"""Characters of a key in errors and log lines."""
 
 
 def key_text(key: Key) -> str:
@@ -77,5 +75,4 @@ def _text_of(raw: bytes) -> str:
 
 def shown_key(key: object) -> str:
     """A key as errors and log lines show it: on one line, and cut if it is long."""
-    text = repr(key[:MAX_SHOWN] if isinstance(key, (str, bytes)) else key)
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+    return shown(key)

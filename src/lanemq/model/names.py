@@ -6,6 +6,7 @@ Every name that reaches the broker, the log or a file path has passed `check_top
 import re
 
 from lanemq.model.errors import InvalidName, InvalidOption
+from lanemq.model.wording import shown
 
 RETRY_PREFIX = "%RETRY%"
 DEAD_LETTER_PREFIX = "%DLQ%"
@@ -85,7 +86,7 @@ def reply_topic(cluster: str) -> str:
 
 def _check(kind: str, name: str, limit: int) -> str:
     if not isinstance(name, str):
-        raise InvalidOption(f"{kind}={name!r} must be text, the name of a {kind}")
+        raise InvalidOption(f"{kind}={shown(name)} must be text, the name of a {kind}")
     if not name or len(name) > limit or _LEGAL.fullmatch(name) is None:
         raise InvalidName(kind, name, limit)
     return name

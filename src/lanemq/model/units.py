@@ -4,6 +4,7 @@ import re
 from typing import Final, NewType, Protocol, TypeAlias
 
 from lanemq.model.errors import InvalidOption
+from lanemq.model.wording import shown
 
 Millis = NewType("Millis", int)
 """Milliseconds: a point on the monotonic clock (`now`), a wall time, or a span; the name says which."""
@@ -46,7 +47,7 @@ def to_seconds(duration: Seconds) -> float:
     try:
         return duration.total_seconds()
     except AttributeError:
-        raise InvalidOption(f"{duration!r} is not a duration: use a number of seconds, or a timedelta") from None
+        raise InvalidOption(f"{shown(duration)} is not a duration: use a number of seconds, or a timedelta") from None
 
 
 def to_millis(duration: Seconds) -> Millis:

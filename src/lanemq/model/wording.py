@@ -14,6 +14,19 @@ def duration_text(millis: float | None) -> str | None:
     return f"{millis // 3_600_000:.0f} h" if millis < 172_800_000 else f"{millis // 86_400_000:.0f} days"
 
 
+MAX_SHOWN = 80
+"""Characters of a value in errors and log lines."""
+
+
+def shown(value: object) -> str:
+    """A value of the user's program in an error: on one line, cut if it is long, and whatever its `repr` does."""
+    try:
+        text = repr(value[:MAX_SHOWN] if isinstance(value, (str, bytes)) else value)
+    except Exception:  # noqa: BLE001 - the value's own code
+        return f"a {type(value).__name__}"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
 def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 

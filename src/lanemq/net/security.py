@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike, fspath
+from types import NoneType
 from typing import TypeAlias
 
+from lanemq.model.checks import check_flag, check_kind
 from lanemq.model.errors import InvalidOption
 from lanemq.net.address import Address
 from lanemq.wire.command import Command, encode_command
@@ -38,6 +40,10 @@ class TlsOptions:
     """Accepts every certificate. Only for experiments: anyone on the network can intercept the connection."""
 
     def __post_init__(self) -> None:
+        for name in ("ca", "cert", "key"):
+            check_kind(name, getattr(self, name), (str, PathLike, NoneType), "the path of a file, or None")
+        for name in ("verify_host", "insecure_skip_verify"):
+            check_flag(name, getattr(self, name))
         if self.key is not None and self.cert is None:
             raise InvalidOption(f"tls key {fspath(self.key)}: there is no tls cert it could belong to; give both")
         client_context(self)  # invalid files are reported here, not by the first connection

@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import TypeVar
 
 from lanemq.broker.app import Broker, OpenStore
 from lanemq.broker.config import BrokerOptions
 from lanemq.clock import Clock
 from lanemq.log.store import Store
+from lanemq.model.checks import check_kind
 from lanemq.model.errors import UsageError
 from lanemq.net.address import Address
 
@@ -32,6 +33,7 @@ class EmbeddedBroker:
         self, options: BrokerOptions | None = None, *, clock: Clock | None = None, open_store: OpenStore = Store
     ) -> None:
         """`clock` and `open_store` replace the clock and the store, for example by one on a faulty disk."""
+        check_kind("options", options, (BrokerOptions, NoneType), "BrokerOptions(...), or None")
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         if options is None:
             self._folder = tempfile.TemporaryDirectory(prefix="lanemq-")

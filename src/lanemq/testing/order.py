@@ -4,6 +4,9 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from lanemq.client.message import Message
+from lanemq.model.checks import check_each
+from lanemq.model.errors import InvalidOption
+from lanemq.model.wording import shown
 
 
 def assert_in_order(handled: Iterable[Message | tuple[Hashable, Any]], *, repeats: bool = False) -> None:
@@ -13,7 +16,10 @@ def assert_in_order(handled: Iterable[Message | tuple[Hashable, Any]], *, repeat
     With `repeats=True` a message may come again, as after a crash: then everything after it comes again too.
     """
     seen: dict[Hashable, list[Any]] = {}
-    for each in handled:
+    wanted = "messages, or pairs of a key and a number"
+    for each in check_each("handled", handled, (Message, tuple), wanted):
+        if not isinstance(each, Message) and len(each) != 2:
+            raise InvalidOption(f"handled: {shown(each)} is wrong: it must be {wanted}")
         lane, place = ((each.queue, each.key), each.queue_offset) if isinstance(each, Message) else each
         places = seen.setdefault(lane, [])
         wrong = _problem(places, place, repeats)

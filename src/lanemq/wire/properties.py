@@ -118,7 +118,16 @@ def check_properties_size(text: str, spare: int = 0) -> None:
     """Raises `MessageTooLarge` if the text does not fit into a stored record with `spare` bytes left."""
     size, limit = len(text.encode()), MAX_PROPERTIES_BYTES - spare
     if size > limit:
-        raise MessageTooLarge(f"properties of {size} bytes, at most {limit} fit: move the rest into the body")
+        largest = max(text.split(ENTRY_END), key=len)
+        name = largest.partition(NAME_END)[0]
+        raise MessageTooLarge(
+            f"properties of {size} bytes, at most {limit} fit, and {_ARGUMENTS.get(name, name)[:80]} takes "
+            f"{len(largest.encode())} of them: shorten it, or move it into the body"
+        )
+
+
+_ARGUMENTS = {PropertyName.KEY: "key", PropertyName.TAGS: "tag", PropertyName.KEYS: "keys"}
+"""The arguments of `send` that are stored as properties."""
 
 
 def _has_empty_part(properties: Mapping[str, str]) -> bool:

@@ -36,6 +36,8 @@ class Credentials:
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
                 raise InvalidOption(f"credentials: {name} is empty; both belong together, take them from the broker")
+        if not isinstance(self.security_token, str | None):
+            raise InvalidOption("credentials: security_token must be text, or None")
 
 
 def sign(command: Command, credentials: Credentials) -> None:

@@ -33,7 +33,15 @@ from lanemq.client.message import Message
 from lanemq.client.topics import NewTopic, Order, checked, create, ensure, forget
 from lanemq.clock import wall_ms, wall_time
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
-from lanemq.model.checks import check_kind, check_queue, check_text, check_whole
+from lanemq.model.checks import (
+    check_each,
+    check_flag,
+    check_kind,
+    check_queue,
+    check_text,
+    check_whole,
+    seconds,
+)
 from lanemq.model.errors import GroupNotFound, InvalidOption, OffsetNotFound, UsageError
 from lanemq.model.keys import Key, key_text
 from lanemq.model.names import (
@@ -178,6 +186,9 @@ class Admin(AdminClient):
 
         A layout that differs from the queues in use moves keys past messages that wait in their old queues.
         """
+        if layout is not None:
+            check_text("layout", layout)
+        check_flag("dry_run", dry_run)
         servers = self._calls.routes.servers
         plan = plan_repair(self.topic_order(name), layout)
         if not dry_run:
@@ -197,6 +208,7 @@ class Admin(AdminClient):
 
     def set_writable(self, name: str, *, writable: bool) -> None:
         """Makes all brokers of the topic take messages, or refuse them. Reading goes on either way."""
+        check_flag("writable", writable)
         for _, address in self._calls.masters_of(check_topic(name)):
             reply = self._calls.ask(address, RequestCode.GET_TOPIC_CONFIG, TopicHeader(topic=name))
             found = TopicConfigBody.decode(reply.body)
@@ -266,17 +278,20 @@ class Admin(AdminClient):
 
         RocketMQ 4 returns the nearest message instead.
         """
+        check_queue(queue)
         header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=wall_ms(when))
         reply = self._calls.ask(self._master(queue), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
         return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
 
     def committed(self, group: str, queue: MessageQueue) -> QueueOffset | None:
         """The group's committed offset, or None if it has none. Apache brokers may return 0 for a new group."""
-        return self._progress(group, queue, finished=False)[0]
+        check_queue(queue)
+        return self._progress(check_group(group), queue, finished=False)[0]
 
     def progress(self, group: str, queue: MessageQueue) -> tuple[QueueOffset | None, FinishedRanges]:
         """The group's committed offset, and what it has finished above it. Apache brokers do not report the latter."""
-        return self._progress(group, queue, finished=self._is_lane(queue))
+        check_queue(queue)
+        return self._progress(check_group(group), queue, finished=self._is_lane(queue))
 
     def _progress(
         self, group: str, queue: MessageQueue, *, finished: bool
@@ -297,6 +312,8 @@ class Admin(AdminClient):
 
         A group that the broker does not know is created: an Apache broker refuses the commit otherwise.
         """
+        check_queue(queue)
+        check_whole("offset", offset)
         update = UpdateOffsetHeader(
             consumer_group=check_group(group), topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
         )
@@ -327,6 +344,9 @@ class Admin(AdminClient):
         check_group(group)
         if to not in ("first", "last"):
             check_kind("to", to, (AtTime, AtOffset), "'first', 'last', AtTime(...) or AtOffset(...)")
+        if queues is not None:
+            queues = check_each("queues", queues, (int, MessageQueue), "a list of queues, or of their numbers")
+        check_flag("dry_run", dry_run)
         changes: list[OffsetChange] = []
         for name, address in self._calls.masters_of(check_topic(topic)):
             here = [
@@ -362,11 +382,13 @@ class Admin(AdminClient):
 
     def with_owners(self, group: GroupDescription) -> GroupDescription:
         """What `group_progress` returned, with the owner of each queue."""
+        check_kind("group", group, GroupDescription, "what `group_progress` returns")
         leases, silent = self.leases(group.group)
         return name_owners(group, leases, silent, self.member_reports([group]) if silent else {})
 
     def member_reports(self, groups: Iterable[GroupDescription]) -> MemberReports:
         """What the members of the groups report about themselves. Asks each of them, through a broker."""
+        groups = check_each("groups", groups, GroupDescription, "a list of what `group_progress` returns")
         masters = self._calls.masters()
         return self._members.reports(
             [
@@ -439,12 +461,17 @@ class Admin(AdminClient):
         return self.leases(group)[0]
 
     def lane_state(
-        self, group: str, owner: str, queue: MessageQueue, key: str | None, *, timeout: Seconds = OWNER_TIMEOUT
+        self, group: str, owner: str, queue: MessageQueue, key: Key | None, *, timeout: Seconds = OWNER_TIMEOUT
     ) -> LaneStateView | NoAnswer:
         """Asks a queue's owner, through the broker, what the lane of a key is doing.
 
         A member that is stuck, frozen or not a LaneMQ client must not delay the caller, so the timeout is short.
         """
+        check_group(group)
+        check_text("owner", owner)
+        check_queue(queue)
+        key = None if key is None else key_text(key)
+        timeout = seconds("timeout", timeout)
         address, lane = self._calls.masters().get(queue.broker, (None, False))
         if address is None:
             return NoAnswer(f"its owner could not be asked: broker {queue.broker} is away")
@@ -463,7 +490,8 @@ class Admin(AdminClient):
         `since`, `until`: only those stored between these times, in ms since 1970, both included. Apache brokers search
         only `keys`.
         """
-        check_whole("limit", limit, 1)
+        for name, number, least in (("limit", limit, 1), ("since", since, 0), ("until", until, 0)):
+            check_whole(name, number, least)
         return self._query(check_topic(topic), key_text(key), limit, since, until, by_unique_id=False)
 
     def find_id(self, topic: str, message_id: str) -> list[Message]:
@@ -476,6 +504,7 @@ class Admin(AdminClient):
 
         The index is asked for their keys or, where it has none, for the id of each message.
         """
+        messages = check_each("messages", messages, Message, "a list of messages")
         by_key = self._calls.routes.get(check_topic(topic)).indexes_keys
         keys = {message.key for message in messages if message.key is not None} if by_key else set()
         found = [each for key in sorted(keys) for each in self.find_key(topic, key)]

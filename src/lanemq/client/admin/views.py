@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+from lanemq.clock import wall_ms
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
+from lanemq.model.checks import check_whole
 from lanemq.model.figures import labels_of
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
@@ -168,12 +170,18 @@ class AtTime:
     when: datetime | float
     """A `datetime`, or seconds since 1970. A `datetime` without a time zone is local time."""
 
+    def __post_init__(self) -> None:
+        wall_ms(self.when)  # refuses what is no time
+
 
 @dataclass(frozen=True, slots=True)
 class AtOffset:
     """A position in a queue: this offset, or the nearest one that exists."""
 
     offset: QueueOffset
+
+    def __post_init__(self) -> None:
+        check_whole("offset", self.offset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from lanemq.client.metrics import as_numbers
 from lanemq.core.consuming.retry_policy import FailurePolicy
 from lanemq.core.consuming.runs import Why
 from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.model.checks import seconds
 from lanemq.model.errors import Closed
 from lanemq.model.units import Seconds
 from lanemq.net.address import Servers
@@ -82,7 +83,7 @@ class AsyncConsumer:
         """
         if self._engine is not None:
             self._engine.check_process()
-        run = await self._scheduler.take_run_async(timeout)
+        run = await self._scheduler.take_run_async(None if timeout is None else seconds("timeout", timeout))
         if run is None and self._engine is not None and self._engine.failure is not None:
             raise ended_by(self._engine.failure)
         return None if run is None else self._undecided.add(run)

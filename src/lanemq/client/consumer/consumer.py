@@ -32,8 +32,10 @@ from lanemq.clock import Clock
 from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy
 from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, Suspend, Why
 from lanemq.history import History
+from lanemq.model.checks import check_kind, check_text, seconds
 from lanemq.model.errors import Closed, InvalidOption, UsageError
 from lanemq.model.units import Seconds
+from lanemq.model.wording import shown
 from lanemq.net.address import Servers
 
 
@@ -78,7 +80,7 @@ class Consumer:
             LaneError: the consumer ended by an error.
         """
         self._thread.check_process()
-        run = self._scheduler.take_run(timeout)
+        run = self._scheduler.take_run(None if timeout is None else seconds("timeout", timeout))
         if run is None:
             self._thread.check()
             return None
@@ -144,7 +146,7 @@ def subscriptions_for(topics: str | Sequence[str], tags: str, policy: FailurePol
         )
     names = [topics] if isinstance(topics, str) else list(topics) if isinstance(topics, Iterable) else topics
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise InvalidOption(f"topics={topics!r} must be the name of a topic, or a list of names")
+        raise InvalidOption(f"topics={shown(topics)} must be the name of a topic, or a list of names")
     return [Subscription(topic=name, tags=tags, order=order, policy=found, run_limit=1) for name in names]
 
 
@@ -174,6 +176,7 @@ class Undecided:
 
     def dead(self, message: Message, why: str) -> tuple[MessageRun, RunEnd]:
         """The run, and the end that makes its message a dead letter; the caller reports it."""
+        check_text("why", why)
         stop = Stop(Suspend(None), dead_letter=why)
         return self._remove(message, stop), RunEnd(stop, 0)
 
@@ -191,6 +194,7 @@ class Undecided:
         return self._scheduler.finish(run, stop.outcome, reason="the consumer asked for a retry")
 
     def _remove(self, message: Message, stop: Stop | None) -> MessageRun:
+        check_kind("message", message, Message, "a message that this consumer delivered")
         run = self._runs.pop(message, None)
         if run is None:
             raise UsageError(f"{message} is not waiting for a decision: decide about each message once")

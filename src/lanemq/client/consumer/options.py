@@ -19,6 +19,7 @@ from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_group
 from lanemq.model.units import Seconds, to_millis
+from lanemq.model.wording import shown
 from lanemq.net.address import Address, Servers, parse_address, parse_addresses, servers_text
 from lanemq.net.security import Security, TlsOptions
 from lanemq.wire.signing import Credentials
@@ -192,7 +193,10 @@ class ConsumerOptions:
         check_group(self.group)
         parse_addresses(self.servers)
         if self.monitor is not None:
-            parse_address(self.monitor)
+            try:
+                parse_address(self.monitor)
+            except InvalidOption as error:
+                raise InvalidOption(f"monitor: {error}") from None
 
     def _problems(self) -> list[str]:
         problems = [
@@ -201,11 +205,15 @@ class ConsumerOptions:
             if (getattr(self, name) if getattr(self, name) is not None else least) < least
         ]
         if not isinstance(self.drop_repeats, bool):
-            problems.append(f"drop_repeats={self.drop_repeats!r} must be True or False")
+            problems.append(f"drop_repeats={shown(self.drop_repeats)} must be True or False")
+        if not callable(getattr(self.clock, "now", None)) or not callable(getattr(self.clock, "wall", None)):
+            problems.append(f"clock={shown(self.clock)} must be a Clock, with `now` and `wall`")
         if self.compat not in ("auto", "rocketmq"):
-            problems.append(f"compat={self.compat!r} must be 'auto' or 'rocketmq'")
+            problems.append(f"compat={shown(self.compat)} must be 'auto' or 'rocketmq'")
         if self.allocation not in STRATEGIES if isinstance(self.allocation, str) else not callable(self.allocation):
-            problems.append(f"allocation={self.allocation!r} must be one of {', '.join(STRATEGIES)}, or a function")
+            problems.append(
+                f"allocation={shown(self.allocation)} must be one of {', '.join(STRATEGIES)}, or a function"
+            )
         if self.start is StartFrom.TIMESTAMP and not (self.start_timestamp or 0) > 0:
             problems.append("start=TIMESTAMP needs start_timestamp: a datetime, or seconds since 1970")
         return problems
@@ -309,5 +317,6 @@ _KINDS: dict[str, object] = {
     "flow": FlowLimits | None,
     "lease_times": LeaseTimes | None,
     "client_id": str | None,
+    "monitor": str | None,
     "offsets_folder": Path | None,
 }

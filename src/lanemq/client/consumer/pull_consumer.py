@@ -24,7 +24,7 @@ from lanemq.client.security import SecuritySettings, security_of
 from lanemq.client.topics import checked
 from lanemq.clock import Clock, SystemClock, wall_ms
 from lanemq.forking import tell_child
-from lanemq.model.checks import check_queue, check_whole, seconds
+from lanemq.model.checks import check_each, check_queue, check_whole, seconds
 from lanemq.model.errors import OffsetNotFound, TransportError, UsageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
@@ -86,10 +86,7 @@ class PullConsumer:
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Reads these queues from now on, each from the group's offset, or else from its first message."""
-        wanted = list(queues)
-        for queue in wanted:
-            check_queue(queue)
-        self._order = wanted
+        self._order = check_each("queues", queues, MessageQueue, "queues, such as `PullConsumer.queues(topic)` returns")
         self._positions = {
             queue: self._positions[queue] if queue in self._positions else self._start_of(queue)
             for queue in self._order
@@ -121,6 +118,7 @@ class PullConsumer:
 
     def position(self, queue: MessageQueue) -> QueueOffset:
         """The offset that the next poll reads."""
+        check_queue(queue)
         return self._known(queue)
 
     def poll(self, timeout: Seconds = 1.0) -> list[Message]:
@@ -147,6 +145,8 @@ class PullConsumer:
 
         Fewer only at the end of the queue: a broker may return few messages at a time.
         """
+        check_queue(queue)
+        check_whole("limit", limit)
         self._known(queue)
         messages: list[Message] = []
         while len(messages) < limit:
@@ -169,6 +169,7 @@ class PullConsumer:
 
     def committed(self, queue: MessageQueue) -> QueueOffset | None:
         """The group's offset of the queue; None if it has none."""
+        check_queue(queue)
         header = QueryOffsetHeader(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
         ext = header.to_ext() | {LANE_CLIENT: self._group}
         try:

@@ -26,6 +26,7 @@ from lanemq.core.consuming.retry_policy import (
     FailurePolicy,
     HoldQueue,
     SendBack,
+    clamp_suspend,
 )
 from lanemq.core.consuming.runs import Order
 from lanemq.model.checks import check_text, check_whole
@@ -67,7 +68,7 @@ class PushConsumer:
         self._threads = consume_threads
         self._batch_size = consume_message_batch_max_size
         self._max_reconsume = max_reconsume_times
-        self._suspend = suspend_current_queue_time_millis / 1000
+        self._suspend = clamp_suspend(suspend_current_queue_time_millis) / 1000
         self._manual = manual_commit
         self._topics: dict[str, str] = {}
         self._handler: BatchHandler | None = None

@@ -161,7 +161,7 @@ class AsyncProducer(ProducerBase):
 
     def batch(self, topic: str) -> AsyncBatchBlock:
         """`async with producer.batch("orders") as batch: batch.add(value, key=...)` sends all at the end."""
-        return AsyncBatchBlock(self, topic)
+        return AsyncBatchBlock(self, check_topic(topic))
 
     async def flush(self) -> None:
         """Waits until everything accepted so far is stored or has failed; not for later messages."""

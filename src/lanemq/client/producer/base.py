@@ -166,6 +166,8 @@ class ProducerBase(ABC):
 
     def frozen_keys(self, topic: str | None = None) -> list[Frozen]:
         """What is frozen, since when and why; an entry without a key is a queue that is frozen as a whole."""
+        if topic is not None:
+            check_topic(topic)
         self._check_child()
         with self._lock:
             return self._engine.frozen(topic)

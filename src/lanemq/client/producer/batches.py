@@ -27,6 +27,7 @@ from lanemq.model.errors import CodecError, InvalidOption, MessageTooLarge
 from lanemq.model.keys import Key, check_key_text, is_unicode, key_text
 from lanemq.model.names import DEFAULT_TOPIC, INNER_PRODUCER_GROUP
 from lanemq.model.queue import MessageQueue
+from lanemq.model.wording import shown
 from lanemq.wire.batch import BATCH_FRAME_BYTES, BATCH_HEAD, BATCH_LENGTH
 from lanemq.wire.bodies import HeartbeatData, ProducerData
 from lanemq.wire.codes import RequestCode
@@ -434,7 +435,7 @@ def _extra_properties(extras: Extras) -> dict[str, str]:
         properties[PropertyName.KEYS] = " ".join(keys)
     delay = extras.delay_level
     if type(delay) is not int or not 0 <= delay <= MAX_DELAY_LEVEL:
-        raise InvalidOption(f"delay_level is {delay!r}, use 0 (none) to {MAX_DELAY_LEVEL} (2 hours)")
+        raise InvalidOption(f"delay_level is {shown(delay)}, use 0 (none) to {MAX_DELAY_LEVEL} (2 hours)")
     if delay:
         properties[PropertyName.DELAY] = str(delay)
     return properties
@@ -443,10 +444,12 @@ def _extra_properties(extras: Extras) -> dict[str, str]:
 def _check_texts(what: str, texts: Iterable[object]) -> None:
     for text in texts:
         if not isinstance(text, str):
-            raise InvalidOption(f"{what} {text!r} is not text: pass str(...) of it")
+            raise InvalidOption(f"{what} {shown(text)} is not text: pass str(...) of it")
+        if (what == "tag" and not text) or (what != "property" and ("\x01" in text or "\x02" in text)):
+            raise InvalidOption(f"{what} {shown(text)} is not allowed: it is empty or contains 0x01 or 0x02")
         if not is_unicode(text):
             raise InvalidOption(
-                f"{what} {text[:80]!r} is not allowed: it contains half of a surrogate pair, which UTF-8 cannot encode"
+                f"{what} {shown(text)} is not allowed: it contains half of a surrogate pair, which UTF-8 cannot encode"
             )
 
 

@@ -176,7 +176,7 @@ class Producer(ProducerBase):
 
     def batch(self, topic: str) -> BatchBlock:
         """`with producer.batch("orders") as batch: batch.add(value, key=...)` sends all at the end of the block."""
-        return BatchBlock(self, topic)
+        return BatchBlock(self, check_topic(topic))
 
     def flush(self) -> None:
         """Waits until everything accepted so far is stored or has failed; not for later messages."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from lanemq.core.backoff import Backoff
-from lanemq.model.checks import check_kind, seconds
+from lanemq.model.checks import check_flag, check_kind, seconds
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis, Seconds, to_millis
 
@@ -43,6 +43,9 @@ class Park:
     """
 
     at_broker: bool = True
+
+    def __post_init__(self) -> None:
+        check_flag("at_broker", self.at_broker)
 
 
 PARK: Final = Park()
