@@ -277,6 +277,17 @@ def test_a_field_with_a_reserved_name_becomes_no_column(table: Any, left_out: st
     assert set(table.columns()) == {"id", "name"} | ({"_kept"} if left_out == "keep" else set())
 
 
+def test_rows_that_lack_a_new_field_keep_its_column(table: Any) -> None:
+    table.options["left_out"] = "keep"
+    table.sink.close()
+    table.restart()
+    table.process({"id": 1, "name": "a"}, {"id": 2, "name": "a"})
+    table.process({"id": 1, "age": 7}, {"id": 2, "name": "b"})
+    table.process({"id": 1, "name": "c"})
+    found = sorted((row["id"], row["name"], row["age"]) for row in table.rows())
+    assert found == [(1, "c", 7), (2, "b", None)]
+
+
 def test_rows_with_kept_columns_are_refused_by_a_sink_opened_without_them(table: Any) -> None:
     """A batch decided with `keep` and finished without it would write nulls, or keep old values."""
     table.process({"id": 1, "name": "old"})

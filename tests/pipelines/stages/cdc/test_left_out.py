@@ -127,6 +127,66 @@ def test_no_value_is_kept_across_a_deletion_under_another_message_key(
     assert replica.live == {1: row | {"a": None}}
 
 
+WHOLE = {"id": 1, "a": "x", "b": "y", "n": 1}
+AS_JSON = {"format": "json"}
+
+
+def partial(**given: Any) -> Pair:
+    """A message that has only these fields of row 1."""
+    return '{"id":1}', {"id": 1, **given}
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_json_row_is_whole_by_default_so_a_column_without_a_field_becomes_null(
+    tmp_path: Path, together: bool
+) -> None:
+    replica = Replica(stage(**AS_JSON, left_out="dead_letter"), tmp_path)
+    deliver(replica, [partial(**WHOLE), partial(a="z")], together=together)
+    assert replica.live == {1: {"id": 1, "a": "z", "b": None, "n": None}}
+    assert not replica.dead
+
+
+@pytest.mark.parametrize(
+    ("together", "fold_first", "misfits"),
+    [(True, None, "null"), (False, None, "dead_letter"), (True, False, "dead_letter"), (True, True, "null")],
+)
+def test_keep_keeps_columns_of_any_type_that_a_json_row_does_not_have(
+    tmp_path: Path, together: bool, fold_first: bool | None, misfits: str
+) -> None:
+    replica = Replica(stage(**AS_JSON, fold_first=fold_first, misfits=misfits), tmp_path)
+    deliver(replica, [partial(**WHOLE), partial(a="z"), partial(b=None), partial()], together=together)
+    assert replica.live == {1: {"id": 1, "a": "z", "b": None, "n": 1}}
+    assert not replica.dead
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_json_row_after_a_deletion_keeps_nothing_of_the_deleted_one(tmp_path: Path, together: bool) -> None:
+    replica = Replica(stage(**AS_JSON), tmp_path)
+    deliver(replica, [partial(**WHOLE), ('{"id":1}', None), partial(a="z")], together=together)
+    assert replica.live == {1: {"id": 1, "a": "z", "b": None, "n": None}}
+
+
+@pytest.mark.parametrize(
+    ("format", "event"),
+    [
+        ("debezium", debezium("u", None, {"id": 1, "a": "z"})),
+        ("canal", {"type": "UPDATE", "data": [{"id": "1", "a": "z"}]}),
+        ("maxwell", {"type": "update", "data": {"id": 1, "a": "z"}}),
+    ],
+)
+def test_keep_keeps_columns_without_a_field_in_every_format(tmp_path: Path, format: str, event: Value) -> None:
+    replica = Replica(stage(format=format), tmp_path)
+    whole = {"debezium": debezium("c", None, WHOLE), "canal": {"type": "INSERT", "data": [WHOLE]}}
+    deliver(replica, [("1", whole.get(format, {"type": "insert", "data": WHOLE})), ("1", event)], together=False)
+    assert replica.live == {1: WHOLE | {"a": "z"}}
+
+
+def deliver(replica: Replica, pairs: list[Pair], *, together: bool) -> None:
+    """The messages in one batch, or each in its own."""
+    for first in range(0, len(pairs), len(pairs) if together else 1):
+        replica.process(messages(pairs[first:][: len(pairs) if together else 1], first=first))
+
+
 def test_without_keep_the_table_has_no_kept_column() -> None:
     assert KEPT not in stage(left_out="dead_letter").schema.names
     assert stage().schema.names[-1] == KEPT

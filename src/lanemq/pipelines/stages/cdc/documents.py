@@ -4,7 +4,7 @@ Invariant: decoding a message never fails because of a column's type. Misfits ar
 """
 
 import keyword
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
 from functools import partial
 from operator import attrgetter
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ArithmeticError)
 """Errors of decoding one message: not JSON, not UTF-8, nested too deeply, an exponent that is too large."""
+ABSENT: Final = msgspec.UNSET
+"""The value of a column for which the message has no field, where that is not the same as null."""
 _NOWHERE: Final = "\ufffe"
 """Not a character, so no field name that a database writes begins with it."""
 Fields = Mapping[str, Any]
@@ -74,12 +76,18 @@ class RowTypes:
         self.key: Callable[[Document], Any] = attrgetter(*self._keys)
         """Reads the key to compare: a value, or a tuple if it has several columns."""
         self.no_key = None if len(self._keys) == 1 else (None,) * len(self._keys)
-        self.full = self._type({}, more)
-        self.only_key = self._type({name: f"{_NOWHERE}{name}" for name in table.columns if name not in table.keys}, {})
+        others = [name for name in table.columns if name not in table.keys]
+        self.full = self._type({}, more, absent=others if table.keeps else ())
+        self.only_key = self._type({name: f"{_NOWHERE}{name}" for name in others}, {})
 
-    def _type(self, hidden: Mapping[str, str], more: Fields) -> type[Document]:
-        """A row type. A hidden column is read under a name that does not occur, so it stays null."""
-        fields: list[Any] = [(attribute, Any, None) for attribute in self._attributes.values()]
+    def _type(self, hidden: Mapping[str, str], more: Fields, absent: Collection[str] = ()) -> type[Document]:
+        """A row type. A hidden column is read under a name that does not occur, so it stays null.
+
+        Without a field in the message, a column is null; one in `absent` is `ABSENT`, to distinguish it from null.
+        """
+        fields: list[Any] = [
+            (attribute, Any, ABSENT if name in absent else None) for name, attribute in self._attributes.items()
+        ]
         fields += [_field(name, kind) for name, kind in more.items()]
         names = {attribute: hidden.get(name, name) for name, attribute in self._attributes.items()}
         names |= {_attribute(name): name for name in more}

@@ -76,9 +76,10 @@ class LastState(Stage):
 
     Args:
         schema: Columns of the table, `"id bigint, name string"` or a StructType. Other fields of events are skipped;
-            columns that an event does not have are null.
+            columns that an event does not have become null, unless `left_out` is `keep`.
         keys: The columns of the row's key.
-        format: `json` (the row; no value deletes it), `debezium`, `canal`, `maxwell`. Events must carry whole rows.
+        format: `json` (the row; no value deletes it), `debezium`, `canal`, `maxwell`. Events carry whole rows,
+            unless `left_out` is `keep`.
         sequence: Paths in the event that say what is newer, the most significant first, such as `("source.lsn",)` or
             `("source.file:file", "source.pos", "source.row")`. None: queue offsets, which order the changes of a row
             as long as all of them have one message key; a change of a row's key is then refused, and a truncation is
@@ -101,10 +102,11 @@ class LastState(Stage):
         decimals: How decimal columns are written where they are texts: `text` ("12.50"), or `base64`, the unscaled
             number as Debezium's `decimal.handling.mode=precise` writes it, with the declared scale. If this is wrong,
             they are null or other numbers. A schema that a Debezium event embeds counts before this.
-        left_out: What to do with a change that leaves a column out, as Debezium does with large columns of PostgreSQL
-            that an update did not touch. `dead_letter`: the message becomes a dead letter and the row stays as it is.
-            `keep`: the column keeps its value. The table then has a column `_kept`, which names the columns that a
-            row's last change left out; if the table had no such row they are null. Not with `sequence`.
+        left_out: Whether a change is the whole row. `dead_letter`: it is, so a column without a field becomes null; if
+            Debezium marks a column as left out, as it does with large columns of PostgreSQL that an update did not
+            touch, the message becomes a dead letter and the row stays as it is. `keep`: a column without a field, or
+            with this mark, keeps its value; null is stored. The table then has a column `_kept`, which names the
+            columns that a row's last change left out; if the table had no such row they are null. Not with `sequence`.
         on_queue_change: What to do when the topic gets more queues and there is no `sequence`. `fail`, because a row
             whose changes moved to a queue with lower offsets would keep its old values; `continue` if no message key
             moved.

@@ -28,7 +28,7 @@ from lanemq.pipelines.stages.cdc.changes import KeyNames, Reading, RowChanges
 from lanemq.pipelines.stages.cdc.evolving import Fields, combine_fields, new_fields, skipped_fields
 from lanemq.pipelines.stages.cdc.fold import fill_left_out, kept_column, newest, newest_rows
 from lanemq.pipelines.stages.cdc.fold_first import FoldFirst
-from lanemq.pipelines.stages.cdc.formats.debezium import left_out
+from lanemq.pipelines.stages.cdc.formats.debezium import unavailable_marks
 from lanemq.pipelines.stages.cdc.meanings import Columns, SchemaCache, convert_as
 from lanemq.pipelines.stages.cdc.options import ReplicaOptions
 from lanemq.pipelines.stages.cdc.sequence import encode
@@ -43,6 +43,10 @@ _QUEUE: Final = ("topic", "broker", "queue_id")
 _LEFT_OUT: Final = (
     "the source left {} out, a large column that the update did not touch: send whole rows (ALTER TABLE ... REPLICA "
     "IDENTITY FULL), give left_out='keep', or leave the column out of the schema"
+)
+_LEFT_OUT_OF_MOVE: Final = (
+    "the source left {} out of a change of the row's key, and the stored value is in the row of the old key: send "
+    "whole rows, or leave the column out of the schema"
 )
 Counts = dict[str, int]
 
@@ -196,6 +200,8 @@ class Reader:
         self._decoder = documents.decoder(self._format.document, [each.dataType for each in fields])
         self._fold_first = FoldFirst(options, self._row_types)
         self._types = {each.name: each.type for each in options.table.arrow()}
+        absent = (documents.ABSENT,) if options.table.keeps else ()
+        self._marks = {name: (*absent, *unavailable_marks(kind)) for name, kind in self._types.items()}
         self._meanings = {name: options.meaning(name, kind) for name, kind in self._types.items()}
         self._schemas = SchemaCache()
         self._sequence = [self._format.path(part.path) for part in options.parts]
@@ -302,18 +308,21 @@ class Reader:
     def _find_left_out(self, reading: Reading) -> dict[str, list[int]]:
         """Finds columns that changes leave out, and clears their marks.
 
-        Without `keep` such a change is poison, because it would replace the existing value by null.
+        A change has Debezium's mark in place of such a column or, with `keep`, no field for it. Without `keep` the mark
+        makes it poison, because it would replace the existing value by null.
         """
         if reading.left is not None:
             return reading.left
         changes, reading.left, moved = reading.changes, {}, {*reading.changes.moved}
         others = [name for name in self._options.table.columns if name not in self._options.table.keys]
         for name in others:
-            found = left_out(self._values(name, changes, None), self._types[name])
+            found = _left_out(self._values(name, changes, None), self._marks[name])
             for index in found:
                 self._row_types.clear(changes.row[index], name)
-                if not self._options.table.keeps or changes.message[index] in moved:
+                if not self._options.table.keeps:
                     changes.refuse_row(index, _LEFT_OUT.format(name))
+                elif changes.message[index] in moved:
+                    changes.refuse_row(index, _LEFT_OUT_OF_MOVE.format(name))
             reading.left |= {name: found} if found else {}
         return reading.left
 
@@ -354,7 +363,7 @@ class Reader:
                 columns.append(reading.columns[name].take(indices))
             else:
                 values = self._values(name, reading.changes, chosen)
-                if reading.left is None and left_out(values, self._types[name]):
+                if reading.left is None and _left_out(values, self._marks[name]):
                     return None, 0
                 column, wrong = self._converted(name, values, reading, chosen)
                 columns.append(column)
@@ -391,6 +400,13 @@ class Reader:
         else:
             values = list(map(get, rows))
         return values
+
+
+def _left_out(values: Sequence[Any], marks: Sequence[Any]) -> list[int]:
+    """The indices of values that are one of the marks of a column that was left out."""
+    if not any(mark in values for mark in marks):
+        return []
+    return [index for index, value in enumerate(values) if value in marks]
 
 
 def _dead(messages: pa.Table, reasons: dict[int, str]) -> pa.Table:

@@ -137,16 +137,8 @@ class DebeziumFormat:
             changes.poison[message] = "no operation (op): not a Debezium event"
 
 
-def left_out(values: Sequence[Any], wanted: pa.DataType) -> list[int]:
-    """The indices of values that are the mark of an untouched column."""
-    marks = _marks(wanted)
-    if not any(mark in values for mark in marks):
-        return []
-    return [index for index, value in enumerate(values) if value in marks]
-
-
-def _marks(wanted: pa.DataType) -> tuple[Any, ...]:
-    """The forms of the mark; only text, bytes, decimals and nested columns can be too large for their row."""
+def unavailable_marks(wanted: pa.DataType) -> tuple[Any, ...]:
+    """The forms of the mark of an untouched column. Only text, bytes, decimals and nested columns can be too large."""
     if pt.is_binary(wanted):
         return UNAVAILABLE, _AS_BYTES
     if pt.is_nested(wanted):

@@ -1,5 +1,7 @@
 """`format="json"`: a message is the row itself; one without a value deletes it.
 
+The message is the whole row, so a column without a field is null. With `left_out="keep"` it keeps its value.
+
 Deletions come as messages without a value, whose message key is the row's key, or, with `deleted="path"`, as rows with
 a field that says so (Debezium's flattened events: `deleted="__deleted"`). A message without a value has no source
 sequence; where one is needed, such a message is poison.
