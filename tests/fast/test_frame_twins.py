@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fast.both import damaged, needs_twins, references, same, twins
+from tests.fast.both import damaged, needs_twins, outcome, references, same, twins
 from tests.wire.encoding import encode_batch
 
 from lanemq.wire.command import Frame, pack_frame
@@ -34,6 +34,36 @@ def test_a_frame_has_named_fields() -> None:
 @given(damaged(BATCHES) | st.binary(max_size=60), st.sampled_from([0, 1, 1000]))
 def test_batches_are_cut_alike(body: bytes, most: int) -> None:
     same("batch_parts", body, most)
+
+
+@settings(deadline=None, max_examples=200)
+@given(damaged(BATCHES) | st.binary(max_size=60), st.sampled_from([0, 1, 1000]))
+def test_batches_are_scanned_alike(body: bytes, most: int) -> None:
+    same("scan_batch", body, most)
+
+
+STAMPED = st.lists(
+    st.tuples(
+        st.integers(-5, 5),
+        st.binary(max_size=12),
+        st.sampled_from(["k\x01v", "", "k\x01é", "k\x01v\x02LANE_STAMP\x01p.1.6"]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), STAMPED, st.sampled_from([0, 5, 9, 2**59, 2**61]), st.booleans())
+def test_stamps_in_a_batch_are_compared_alike(data: Any, rows: Any, sequence: int, right: bool) -> None:
+    stamped = [
+        (flag, body, f"{text}\x02LANE_STAMP\x01p.1.{sequence + place * (right or 2)}\x02")
+        for place, (flag, body, text) in enumerate(rows)
+    ]
+    body, prefix = encode_batch(stamped), b"\x02LANE_STAMP\x01p.1."
+    same("all_stamped", body, prefix, sequence)
+    broken = data.draw(damaged(st.just(body)))  # refused before by `scan_batch`; nothing may be read past its end
+    assert outcome(twins["all_stamped"], broken, prefix, sequence) in (False, True) or broken != body
 
 
 PIECES = [b"TAGS\x01x", b"DELAY\x013", b"TIMER_DELAY_MS\x015", b"MYTAGS\x01y", b"DELAYED\x011", b"T", b"D", b"k\x01v"]

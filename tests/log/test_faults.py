@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 from tests.log.conftest import OpenStore, crash, log_files, message, read_all, send
+from tests.wire.encoding import encode_batch
 
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.options import StoreOptions
 from lanemq.model.errors import DiskFull, LocalProtocolError, NoDescriptors, WriteFailed
 from lanemq.model.units import Millis
 from lanemq.testing.faulty_disk import FaultyDisk
+from lanemq.wire.batch import PlainBatch
+from lanemq.wire.record import RecordView
 
 
 @pytest.fixture
@@ -29,6 +32,22 @@ def test_a_full_disk_refuses_and_leaves_no_half_record(open_store: OpenStore, di
     assert read_all(store) == (["kept"], [])
     with pytest.raises(DiskFull):
         send(store, "also refused")
+
+
+def test_a_batch_that_does_not_fit_on_the_disk_is_undone_message_by_message(
+    open_store: OpenStore, disk: FaultyDisk
+) -> None:
+    """The stamps of its messages are forgotten one by one."""
+    store = open_store(disk=disk)
+    body = encode_batch([(0, b"one", "k\x01v\x02"), (0, b"two", "k\x01v\x02")])
+    staged = store.appender.stage("t", 0, PlainBatch(body, 2, 5, 0, 0), store_time=1)
+    assert list(staged.positions) == [0, staged.positions[1]]
+    assert staged.positions[:1] == [0]
+    pending = store.appender.take_pending()
+    disk.space = 0
+    with pytest.raises(DiskFull):
+        store.appender.flush(pending)
+    assert [RecordView(lost).body for lost in store.undo(pending)] == [b"one", b"two"]
 
 
 def test_after_a_full_disk_the_store_goes_on_without_a_restart(open_store: OpenStore, disk: FaultyDisk) -> None:

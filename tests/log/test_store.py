@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, message, read_all, send
+from tests.wire.encoding import encode_batch
 
 from lanemq.log.folder.lock import DataLock, holder
 from lanemq.log.options import StoreOptions
@@ -20,6 +21,7 @@ from lanemq.log.state.parked_rows import ParkedRows
 from lanemq.log.store import Store
 from lanemq.model.errors import CorruptRecord, InvalidOption, LogInUse, StorageError
 from lanemq.testing.faulty_disk import FaultyDisk
+from lanemq.wire.batch import PlainBatch
 from lanemq.wire.record import RecordView
 
 
@@ -95,6 +97,20 @@ def test_a_batch_larger_than_its_segment_continues_in_the_next(open_store: OpenS
     assert [RecordView(store.read_at(at)).body.decode() for at in staged.positions] == texts
     crash(store)
     assert read_all(open_store()) == (["first", *texts], [])
+
+
+def test_a_batch_in_one_piece_continues_in_the_next_segment(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    texts = [f"{number:0500}" for number in range(20)]
+    body = encode_batch([(0, text.encode(), "") for text in texts])
+    staged = store.append("t", 0, PlainBatch(body, 20, 5, 0, 0), store_time=1)
+    assert len(staged.positions) == 20
+    sizes = [path.stat().st_size for path in log_files(tmp_path / "data")]
+    assert len(sizes) > 1
+    assert max(sizes) <= SMALL.segment_bytes
+    assert read_all(store) == (texts, [])
+    crash(store)
+    assert read_all(open_store()) == (texts, [])
 
 
 def test_pull_of_many_small_messages_gets_all_that_fit(open_store: OpenStore) -> None:

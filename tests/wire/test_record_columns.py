@@ -1,14 +1,16 @@
 """Records made column by column are those made one by one."""
 
-from itertools import repeat
+from itertools import accumulate, repeat
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fast.both import references, twins
+from tests.fast.both import outcome, references, twins
+from tests.wire.encoding import encode_batch
 
+from lanemq.log.queue_index import pack_entries
 from lanemq.model.errors import LocalProtocolError
-from lanemq.wire.batch import RecordColumns, seal_columns
+from lanemq.wire.batch import PlainBatch, RecordColumns, seal_columns
 from lanemq.wire.record import pack_host, seal_records
 
 HOST, ELSEWHERE = pack_host("10.0.0.1", 7), pack_host("10.0.0.2", 8)
@@ -35,6 +37,39 @@ def test_columns_give_the_records_that_their_messages_give_one_by_one(
     expected = seal_records(items, topic, queue_id, offset, at, HOST, 9, ELSEWHERE)
     for seal in VARIANTS:
         assert seal(columns_of(rows, sys_flag, 3), topic, queue_id, offset, at, HOST, 9, ELSEWHERE) == expected
+
+
+BATCHES = st.lists(
+    st.tuples(INTS, st.binary(max_size=120), st.text(st.sampled_from("ab\x01\x02"), max_size=60)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(BATCHES, st.binary(max_size=128), INTS, LONGS, LONGS, INTS, st.sampled_from([5, 2**63]))
+def test_a_batch_in_one_piece_gives_the_records_of_its_columns(
+    rows: list[tuple[int, bytes, str]], topic: bytes, queue_id: int, offset: int, at: int, sys_flag: int, born: int
+) -> None:
+    batch, place = PlainBatch(encode_batch(rows), len(rows), born, sys_flag, 3), (topic, queue_id, offset, at, HOST, 9)
+    expected = outcome(lambda: b"".join(references["seal_columns"](batch.columns(), *place, ELSEWHERE)))
+    for kind in (references, twins or references):
+        assert outcome(kind["seal_batch"], batch, *place, ELSEWHERE) == expected
+    if isinstance(expected, bytes):
+        packed = [kind["entries_of"](expected, offset, at) for kind in (references, twins or references)]
+        sizes = list(map(len, seal_columns(batch.columns(), *place, ELSEWHERE)))
+        positions = list(accumulate(sizes[:-1], initial=at))
+        assert packed == [pack_entries(offset, positions, sizes, [0] * len(rows))] * 2
+
+
+@pytest.mark.skipif(not twins, reason="nothing is compiled here, or LANEMQ_PURE is set")
+@pytest.mark.parametrize(
+    "body", [b"", b"\0" * 30, encode_batch([(0, b"a", "b")])[:-1], encode_batch([(0, b"a", "b")]) * 2]
+)
+def test_the_twin_writes_nothing_of_a_batch_whose_sizes_disagree(body: bytes) -> None:
+    batch = PlainBatch(body, 1, 5, 0, 3)
+    place = b"T", 0, 0, 0, HOST, 9, ELSEWHERE
+    assert outcome(twins["seal_batch"], batch, *place) == outcome(references["seal_batch"], batch, *place)
 
 
 @pytest.mark.parametrize(("topic", "properties"), [(b"t" * 128, b""), (b"t", b"p" * 32768)])

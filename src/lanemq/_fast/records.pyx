@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
 """Twins for stored records: sealing them, finding them in a pull's body, proving them, and their index entries.
 
-The references are in `wire/record.py`, `wire/stamp_runs.py`, `log/queue_index.py` and `log/reading.py`, with what
-everything means.
+The references are in `wire/record.py`, `wire/batch.py`, `wire/stamp_runs.py`, `log/appender.py`, `log/queue_index.py` and
+`log/reading.py`, with what everything means.
 Every length is compared with what is left before a byte is read: the bytes are not trusted.
 """
 
@@ -31,6 +31,9 @@ cdef enum:
     MAX_PROPERTIES = 32767
     MAX_RECORD = 67108864
     ENTRY = 20
+    BATCH_FRAME = 22
+
+ctypedef const unsigned char *Bytes
 
 cdef uint32_t MAGIC_V1 = 0xDAA320A7
 cdef uint32_t MAGIC_V2 = 0xDAA320AB
@@ -141,13 +144,23 @@ cdef bytes _seal_one(object body, object properties, int64_t flag, int64_t sys_f
     if (text_size > MAX_PROPERTIES or body_size > INT32_LIMIT - 65536
             or not (_is_int(flag) and _is_int(sys_flag) and _is_int(reconsumed))):
         return None
+    cdef bytes record = PyBytes_FromStringAndSize(NULL, SMALLEST + body_size + topic_size + text_size)
+    _put_record(<unsigned char *>PyBytes_AS_STRING(record), <Bytes>PyBytes_AS_STRING(body), body_size,
+                <Bytes>PyBytes_AS_STRING(properties), text_size, flag, sys_flag, born, reconsumed, topic, topic_size,
+                queue_id, queue_offset, position, born_host, store_timestamp, store_host)
+    return record
+
+
+cdef Py_ssize_t _put_record(unsigned char *at, Bytes body, Py_ssize_t body_size, Bytes properties, Py_ssize_t text_size,
+                            int64_t flag, int64_t sys_flag, int64_t born, int64_t reconsumed, bytes topic,
+                            Py_ssize_t topic_size, int64_t queue_id, int64_t queue_offset, int64_t position,
+                            bytes born_host, int64_t store_timestamp, bytes store_host) noexcept:
+    """Writes a record where the caller has made room, and returns its size."""
     cdef Py_ssize_t size = SMALLEST + body_size + topic_size + text_size
-    cdef bytes record = PyBytes_FromStringAndSize(NULL, size)
-    cdef unsigned char *at = <unsigned char *>PyBytes_AS_STRING(record)
     cdef unsigned char *tail = at + HEAD
     lane_put32(at, <uint32_t>size)
     lane_put32(at + 4, MAGIC_V1)
-    lane_put32(at + 8, lane_crc(<unsigned char *>PyBytes_AS_STRING(body), body_size, 0) & 0x7FFFFFFF)
+    lane_put32(at + 8, lane_crc(body, body_size, 0) & 0x7FFFFFFF)
     lane_put32(at + 12, <uint32_t>queue_id)
     lane_put32(at + 16, <uint32_t>flag)
     lane_put64(at + 20, <uint64_t>queue_offset)
@@ -159,15 +172,70 @@ cdef bytes _seal_one(object body, object properties, int64_t flag, int64_t sys_f
     memcpy(at + 64, PyBytes_AS_STRING(store_host), 8)
     lane_put32(at + 72, <uint32_t>reconsumed)
     lane_put32(tail, <uint32_t>body_size)
-    memcpy(tail + 4, PyBytes_AS_STRING(body), body_size)
+    memcpy(tail + 4, body, body_size)
     tail += 4 + body_size
     tail[0] = <unsigned char>topic_size
     memcpy(tail + 1, PyBytes_AS_STRING(topic), topic_size)
     tail += 1 + topic_size
     lane_put16(tail, <unsigned short>text_size)
-    memcpy(tail + 2, PyBytes_AS_STRING(properties), text_size)
+    memcpy(tail + 2, properties, text_size)
     lane_put64(at + CHECKSUM_AT, lane_crc(at + HEAD, size - HEAD, lane_crc(at, CHECKSUM_AT, 0)))
-    return record
+    return size
+
+
+def seal_batch(batch, bytes topic not None, int64_t queue_id, int64_t queue_offset, int64_t position,
+               bytes born_host not None, int64_t store_timestamp, bytes store_host not None):
+    """Twin of `wire.batch.seal_batch`."""
+    records = None
+    try:
+        records = _seal_batch(batch.body, batch.count, batch.sys_flag, batch.born, batch.reconsume_times, topic, queue_id,
+                              queue_offset, position, born_host, store_timestamp, store_host)
+    except (OverflowError, TypeError):
+        records = None
+    if records is None:
+        return references["seal_batch"](
+            batch, topic, queue_id, queue_offset, position, born_host, store_timestamp, store_host
+        )
+    return records
+
+
+cdef bytes _seal_batch(bytes body, Py_ssize_t count, int64_t sys_flag, int64_t born, int64_t reconsumed, bytes topic,
+                       int64_t queue_id, int64_t queue_offset, int64_t position, bytes born_host,
+                       int64_t store_timestamp, bytes store_host):
+    """None for what the reference has to look at. Every length is checked before anything is written."""
+    cdef Py_ssize_t topic_size = PyBytes_GET_SIZE(topic), at = 0, end = PyBytes_GET_SIZE(body), found = 0
+    cdef int64_t size, length, text_length
+    cdef Bytes whole = <Bytes>PyBytes_AS_STRING(body)
+    cdef unsigned char *to
+    if (topic_size > MAX_TOPIC or PyBytes_GET_SIZE(born_host) != 8 or PyBytes_GET_SIZE(store_host) != 8
+            or end > INT32_LIMIT - 65536 or not (_is_int(queue_id) and _is_int(sys_flag) and _is_int(reconsumed))):
+        return None
+    while at + BATCH_FRAME <= end:
+        size = <int32_t>lane_get32(whole + at)
+        length = <int32_t>lane_get32(whole + at + 16)
+        if length < 0 or size > end - at or BATCH_FRAME + length > size:
+            return None
+        text_length = <int16_t>lane_get16(whole + at + BATCH_FRAME - 2 + length)
+        if text_length < 0 or BATCH_FRAME + length + text_length != size:
+            return None
+        found += 1
+        at += <Py_ssize_t>size
+    if at != end or found != count or not count:
+        return None
+    cdef bytes records = PyBytes_FromStringAndSize(NULL, end + count * (SMALLEST - BATCH_FRAME + topic_size))
+    to, at = <unsigned char *>PyBytes_AS_STRING(records), 0
+    while at < end:
+        size = <int32_t>lane_get32(whole + at)
+        length = <int32_t>lane_get32(whole + at + 16)
+        found = _put_record(to, whole + at + BATCH_FRAME - 2, <Py_ssize_t>length, whole + at + BATCH_FRAME + length,
+                            <Py_ssize_t>(size - BATCH_FRAME - length), <int32_t>lane_get32(whole + at + 12), sys_flag,
+                            born, reconsumed, topic, topic_size, queue_id, queue_offset, position, born_host,
+                            store_timestamp, store_host)
+        to += found
+        position += found
+        queue_offset += 1
+        at += <Py_ssize_t>size
+    return records
 
 
 def record_starts(buffer):
@@ -216,6 +284,39 @@ cdef bytes _pack_entries(uint32_t offset, list positions, list sizes, list tag_c
         lane_put32(at + 12, <uint32_t>tag_code)
         lane_put32(at + 16, lane_crc(at, 16, offset + <uint32_t>i))
         at += ENTRY
+    return packed
+
+
+def entries_of(bytes records not None, offset, int64_t position):
+    """Twin of `log.appender.entries_of`."""
+    packed = _entries_of(records, offset & 0xFFFFFFFF, position)
+    return references["entries_of"](records, offset, position) if packed is None else packed
+
+
+cdef bytes _entries_of(bytes records, uint32_t offset, int64_t position):
+    cdef Bytes whole = <Bytes>PyBytes_AS_STRING(records)
+    cdef Py_ssize_t at = 0, end = PyBytes_GET_SIZE(records), count = 0
+    cdef int32_t size
+    while at + SMALLEST <= end:
+        size = <int32_t>lane_get32(whole + at)
+        if size < SMALLEST or size > end - at:
+            return None
+        at += size
+        count += 1
+    if at != end:
+        return None
+    cdef bytes packed = PyBytes_FromStringAndSize(NULL, count * ENTRY)
+    cdef unsigned char *to = <unsigned char *>PyBytes_AS_STRING(packed)
+    at = 0
+    while at < end:
+        size = <int32_t>lane_get32(whole + at)
+        lane_put64(to, <uint64_t>(position + at))
+        lane_put32(to + 8, <uint32_t>size)
+        lane_put32(to + 12, 0)
+        lane_put32(to + 16, lane_crc(to, 16, offset))
+        offset += 1
+        at += size
+        to += ENTRY
     return packed
 
 
@@ -539,6 +640,8 @@ TWINS = {
     "log.record_bytes.index_runs": index_runs,
     "wire.record.seal_records": seal_records,
     "wire.batch.seal_columns": seal_columns,
+    "wire.batch.seal_batch": seal_batch,
+    "log.appender.entries_of": entries_of,
     "wire.record.record_starts": record_starts,
     "log.queue_index.pack_entries": pack_entries,
     "log.reading.adjacent_runs": adjacent_runs,

@@ -12,24 +12,25 @@ and afterwards only the loop (`publish`), so the hot path needs no lock. Without
 of the log thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from itertools import accumulate, pairwise
+from typing import NamedTuple, TypeAlias, overload
 
+from lanemq._fast import compiled
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.options import StoreOptions
 from lanemq.log.queue_index import QueueIndex, QueueTable, pack_entries, pack_entry
 from lanemq.model.errors import StorageError, WriteFailed
 from lanemq.model.units import Millis
-from lanemq.wire.batch import RecordColumns, seal_columns
-from lanemq.wire.record import NO_HOST, seal_records
+from lanemq.wire.batch import PlainBatch, RecordColumns, seal_batch, seal_columns
+from lanemq.wire.record import NO_HOST, record_starts, seal_records
 
 RecordParts: TypeAlias = tuple[bytes, bytes, int, int, int, int, int]
 """The fields of a `NewRecord` as a plain tuple, which is cheaper: a broker makes hundreds of thousands a second."""
 
-NewRecords: TypeAlias = Sequence[RecordParts] | RecordColumns
-"""The records of one `stage` call: one by one, or as columns if they share most fields."""
+NewRecords: TypeAlias = Sequence[RecordParts] | RecordColumns | PlainBatch
+"""The records of one `stage` call: one by one, as columns if they share most fields, or as a batch arrived."""
 
 
 class NewRecord(NamedTuple):
@@ -48,7 +49,7 @@ class Staged(NamedTuple):
     """Where the records of one `stage` call will be once they are flushed."""
 
     first_offset: int
-    positions: list[int]
+    positions: Sequence[int]
     store_time: int
     size: int
     """Bytes of all records together."""
@@ -63,6 +64,52 @@ class Arrival(NamedTuple):
     tag_codes: frozenset[int]
 
 
+_FIRST = slice(None, 1)
+
+
+class Positions(Sequence[int]):
+    """The positions of records that are in one piece. Most senders are told only the first."""
+
+    __slots__ = ("_count", "_first", "_records")
+
+    def __init__(self, records: bytes, first: int, count: int) -> None:
+        self._records = records
+        self._first = first
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self._first] if index == _FIRST else self._all()[index]
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._all())
+
+    def _all(self) -> list[int]:
+        return [self._first + start for start in record_starts(self._records)]
+
+
+def records_in(piece: bytes) -> list[bytes]:
+    """The records of a piece, one by one."""
+    starts = record_starts(piece)
+    return [piece[start:end] for start, end in pairwise((*starts, len(piece)))] if len(starts) > 1 else [piece]
+
+
+@compiled
+def entries_of(records: bytes, offset: int, position: int) -> bytes:
+    """The index entries of records in one piece, which have no tags."""
+    starts = record_starts(records)
+    sizes = [end - start for start, end in pairwise((*starts, len(records)))]
+    return pack_entries(offset, [position + start for start in starts], sizes, [0] * len(starts))
+
+
 @dataclass(slots=True)
 class QueueBatch:
     """One queue's share of a `Pending`."""
@@ -73,7 +120,8 @@ class QueueBatch:
 
 @dataclass(slots=True)
 class Pending:
-    """Everything staged for one group commit. Each of `parts` is a segment's start and the records for it."""
+    """Everything staged for one group commit. Each of `parts` is a segment's start and the records for it, in pieces of
+    one or more."""
 
     start: int
     end: int
@@ -127,6 +175,8 @@ class Appender:
         store_time = self.last_store_time = max(store_time, self.last_store_time)
         first, position = queue.staged_end, self._pending.end
         place = queue.topic_bytes, queue_id, first, position, born_host, store_time, store_host
+        if isinstance(items, PlainBatch):
+            return self._stage_batch(queue, seal_batch(items, *place), len(items), store_time)
         if isinstance(items, RecordColumns):
             records, tag_codes = seal_columns(items, *place), items.tag_codes
         else:
@@ -146,6 +196,22 @@ class Appender:
             batch.tag_codes.update(tag_codes)
         queue.staged_end += len(records)
         return Staged(first, positions, store_time, self._pending.end - position)
+
+    def _stage_batch(self, queue: QueueIndex, records: bytes, count: int, store_time: int) -> Staged:
+        """Stage sealed records without tags, which are in one piece."""
+        first, position = queue.staged_end, self._pending.end
+        batch = self._pending.queues.get(queue) or self._pending.queues.setdefault(queue, QueueBatch())
+        end = position + len(records)
+        if end - self._segment <= self._options.segment_bytes:
+            self._part().append(records)
+            self._pending.end = end
+        else:
+            for record in records_in(records):
+                self._place(record, len(record))
+        batch.entries.append(entries_of(records, first, position))
+        batch.tag_codes.add(0)
+        queue.staged_end += count
+        return Staged(first, Positions(records, position, count), store_time, len(records))
 
     def _place_all(self, records: list[bytes], sizes: list[int]) -> None:
         """As `_place` for each record, in one step where all of them fit into the segment."""
@@ -208,9 +274,9 @@ class Appender:
 
         Returns all of them, in the order of staging.
         """
-        lost = [record for each in (pending, self._pending) for _, records in each.parts for record in records]
+        pieces = [piece for each in (pending, self._pending) for _, pieces in each.parts for piece in pieces]
         self.reset(self.last_store_time)
-        return lost
+        return [record for piece in pieces for record in records_in(piece)]
 
     def sync(self) -> None:
         """On the log thread: make everything flushed so far survive a power cut."""

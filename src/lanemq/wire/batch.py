@@ -9,6 +9,9 @@ A batch is taken whole or not at all, so every size must agree with every other 
 The messages of a batch differ in bodies, properties and little else. Kept as columns, each step runs once for the whole
 batch instead of once per message. Invariant: `seal_columns` gives byte for byte the records that `seal_records` gives
 for the same messages one by one.
+
+Most batches need no look at single messages: our producers send them without tags and delays, with consecutive stamps.
+Such a batch stays in one piece (`PlainBatch`) until it is in the log.
 """
 
 from collections.abc import Iterable
@@ -21,7 +24,7 @@ from zlib import crc32
 
 from lanemq._fast import compiled
 from lanemq.model.errors import RemoteProtocolError
-from lanemq.wire.properties import MAX_PROPERTIES_BYTES
+from lanemq.wire.properties import MAX_PROPERTIES_BYTES, count_stamped
 from lanemq.wire.record import HEAD_BYTES, MAGIC_V1, MAX_TOPIC_BYTES, OUR_FLAGS, refuse_tail
 
 BATCH_HEAD = Struct(">iiiii")
@@ -83,6 +86,28 @@ def batch_parts(body: bytes, most: int) -> tuple[list[int], list[bytes], list[by
     if not b"".join(texts).isascii():
         _prove_texts(texts, end)
     return flags, bodies, texts
+
+
+@compiled
+def scan_batch(body: bytes, most: int) -> tuple[int, int, int, int, bytes]:
+    """The number of messages in a batch body, the size of the largest body and of the longest properties, the special
+    properties that occur (as `weigh`), and the properties of the first message.
+
+    Refuses what `split_batch_raw` refuses. With more than `most` messages, only the number says something.
+    """
+    flags, bodies, texts = batch_parts(body, most)
+    _, largest, longest, found = weigh(bodies, texts)
+    return len(flags), largest, longest, found, texts[0]
+
+
+@compiled
+def all_stamped(body: bytes, prefix: bytes, sequence: int) -> bool:
+    """Whether the properties of all messages of a batch end with consecutive stamps from `sequence` on.
+
+    `prefix` is a stamp up to its sequence number, with the separator before it.
+    """
+    _, _, texts = batch_parts(body, len(body))
+    return count_stamped(texts, 0, prefix, sequence) == len(texts)
 
 
 DELAYED, TAGGED, REQUESTING = 1, 2, 4
@@ -155,6 +180,42 @@ class RecordColumns:
             flags=self.flags[first:],
             born=self.born[first:],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PlainBatch:
+    """Messages to store as they arrived: a batch body that `scan_batch` has accepted, without tags."""
+
+    body: bytes
+    count: int
+    born: int
+    sys_flag: int
+    reconsume_times: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def columns(self) -> RecordColumns:
+        """The same messages as columns."""
+        flags, bodies, texts = split_batch_raw(self.body, self.count)
+        born = [self.born] * self.count
+        return RecordColumns(bodies, texts, [0] * self.count, flags, born, self.sys_flag, self.reconsume_times)
+
+
+@compiled
+def seal_batch(
+    batch: PlainBatch,
+    topic: bytes,
+    queue_id: int,
+    queue_offset: int,
+    position: int,
+    born_host: bytes,
+    store_timestamp: int,
+    store_host: bytes,
+) -> bytes:
+    """The records of `seal_columns`, one behind the other in one piece."""
+    place = topic, queue_id, queue_offset, position, born_host, store_timestamp, store_host
+    return b"".join(seal_columns(batch.columns(), *place))
 
 
 @compiled

@@ -194,7 +194,7 @@ def following_stamps(texts: list[bytes]) -> tuple[Stamp | None, int]:
             at += 1
         return None, at
     producer, epoch, sequence = first
-    prefix = f"\x02{LANE_STAMP}\x01{producer}.{epoch}.".encode()
+    prefix = stamp_prefix(first)
     while at < count:
         at += count_stamped(texts, at, prefix, sequence + at)
         if at < count:
@@ -202,6 +202,11 @@ def following_stamps(texts: list[bytes]) -> tuple[Stamp | None, int]:
                 break
             at += 1
     return first, at
+
+
+def stamp_prefix(stamp: Stamp) -> bytes:
+    """A stamp behind another property, up to its sequence number."""
+    return f"\x02{LANE_STAMP}\x01{stamp.producer}.{stamp.epoch}.".encode()
 
 
 @compiled

@@ -30,7 +30,17 @@ from lanemq.model.names import DEFAULT_TOPIC, NOT_SENDABLE, RETRY_PREFIX, SCHEDU
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.peer import Peer
-from lanemq.wire.batch import DELAYED, MAX_BATCH_MESSAGES, TAGGED, RecordColumns, split_batch_raw, weigh
+from lanemq.wire.batch import (
+    DELAYED,
+    MAX_BATCH_MESSAGES,
+    TAGGED,
+    PlainBatch,
+    RecordColumns,
+    all_stamped,
+    scan_batch,
+    split_batch_raw,
+    weigh,
+)
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, Frame, decode_command, encode_response
 from lanemq.wire.headers import SendHeader
@@ -42,6 +52,7 @@ from lanemq.wire.properties import (
     following_stamps,
     remove_property,
     stamp_in,
+    stamp_prefix,
     tag_code_of,
 )
 from lanemq.wire.record import TRANSACTION_MASK, encode_offset_id, offset_id_prefix, pack_host
@@ -119,11 +130,20 @@ class SendHandler:
         return first, [(body, text, tag_code, header.flag, *same)]
 
     def _batch(self, header: SendHeader, body: bytes) -> _Taken:
-        """Decode by column; rare properties (delays, tags) are searched in all messages at once."""
-        flags, bodies, texts = split_batch_raw(body)
-        if len(flags) > MAX_BATCH_MESSAGES:
+        """A batch as our producers send it stays in one piece."""
+        count, largest, longest, found, text = scan_batch(body, MAX_BATCH_MESSAGES)
+        if count > MAX_BATCH_MESSAGES:
             remark = f"the batch has more than {MAX_BATCH_MESSAGES} messages: split it"
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, remark)
+        first = None if found or header.properties else stamp_in(text)
+        if first is None or not all_stamped(body, stamp_prefix(first), first.sequence):
+            return self._batch_by_column(header, body)
+        self._refuse_large(largest, longest)
+        return first, PlainBatch(body, count, header.born_timestamp, header.sys_flag, header.reconsume_times)
+
+    def _batch_by_column(self, header: SendHeader, body: bytes) -> _Taken:
+        """Decode by column; rare properties (delays, tags) are searched in all messages at once."""
+        flags, bodies, texts = split_batch_raw(body)
         _, largest, longest, found = weigh(bodies, texts)
         if found & DELAYED:
             for text in texts:
@@ -173,7 +193,11 @@ class SendHandler:
                 self._answer_not_fresh(peer, request, header.topic, target.asked, verdict)
                 return
             skipped, known = verdict.skip, verdict.known_offset
-        fresh = records.behind(skipped) if isinstance(records, RecordColumns) and skipped else records
+        fresh = records
+        if skipped and isinstance(records, PlainBatch):
+            fresh = records.columns().behind(skipped)
+        elif skipped and isinstance(records, RecordColumns):
+            fresh = records.behind(skipped)
         size = len(request.body) + len(header.properties) + RECORD_OVERHEAD_BYTES * len(fresh)
         ext: dict[str, str] = {}
         stages: list[Staged] = []
@@ -445,7 +469,8 @@ class SendBursts:
             return
         (staged,) = stages
         prefix = offset_id_prefix(*self._parts.advertised)
-        peer.send(encode_send_answers(opaques, prefix, staged.positions, queue_id, staged.first_offset, self._stored))
+        positions = list(staged.positions)
+        peer.send(encode_send_answers(opaques, prefix, positions, queue_id, staged.first_offset, self._stored))
 
 
 def _count(parts: Parts, topic: str, stages: list[Staged], began: Millis, error: StorageError | None) -> None:
