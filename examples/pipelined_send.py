@@ -10,7 +10,7 @@ fails for good, later messages of its key fail too instead of passing it.
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lanemq import Admin, Producer, Receipt
 
@@ -29,12 +29,12 @@ def pipelined(producer: Producer, topic: str) -> list[Receipt]:
     return [future.result() for future in futures]
 
 
-def many(producer: Producer, topic: str) -> list[Receipt]:
+def many(producer: Producer, topic: str) -> Sequence[Receipt]:
     """One call for all messages: the fastest way."""
     return producer.send_many(topic, MESSAGES)
 
 
-def check_order(receipts: list[Receipt]) -> None:
+def check_order(receipts: Sequence[Receipt]) -> None:
     """Checks that each key has one queue and growing offsets."""
     places = defaultdict(list)
     for receipt in receipts:
@@ -47,7 +47,7 @@ def check_order(receipts: list[Receipt]) -> None:
 def main(servers: str = "localhost:9876", topic: str = "bookings") -> None:
     with Admin(servers) as admin:
         admin.create_topic(topic, queues=4, ordered=True)
-    ways: tuple[Callable[[Producer, str], list[Receipt]], ...] = (one_by_one, pipelined, many)
+    ways: tuple[Callable[[Producer, str], Sequence[Receipt]], ...] = (one_by_one, pipelined, many)
     with Producer(servers) as producer:
         for way in ways:
             began = time.monotonic()

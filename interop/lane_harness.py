@@ -10,7 +10,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -113,7 +113,7 @@ def _body(request: Request) -> bytes:
     return text.encode()
 
 
-def _described(receipts: list[Receipt], body: bytes) -> Request:
+def _described(receipts: Sequence[Receipt], body: bytes) -> Request:
     first = receipts[0]
     return {
         "queue": first.queue.queue_id,

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from lanemq.client.producer.options import ProducerSettings as ProducerSettings
     from lanemq.client.producer.producer import Producer as Producer
     from lanemq.client.receipt import Receipt as Receipt
+    from lanemq.client.receipt import Receipts as Receipts
     from lanemq.client.receipt import StoredAs as StoredAs
     from lanemq.client.security import SecuritySettings as SecuritySettings
     from lanemq.client.topics import NewTopic as NewTopic
@@ -159,6 +160,7 @@ else:
             "lanemq.client.producer.producer": ("Producer",),
             "lanemq.client.receipt": (
                 "Receipt",
+                "Receipts",
                 "StoredAs",
             ),
             "lanemq.client.security": ("SecuritySettings",),

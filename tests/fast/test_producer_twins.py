@@ -96,35 +96,69 @@ def test_batches_are_written_alike(messages: list[PendingMessage], sequence: int
     same("batch_body", tuple(messages), "LANE_STAMP\x01p.1.", sequence)
 
 
+Batches = list[tuple[list[Any], int]]
+
+
+def kept(kind: dict[str, Any], batches: Batches, waiter: Any, single: Receipt | None = None) -> Any:
+    """What a table says to each batch, and all of its receipts."""
+    table = kind["ReceiptTable"](Receipt)
+    facts = MessageQueue("T", "b", 1), StoredAs.DURABLE, True
+    added = [table.add(messages, waiter, facts[0], offset, *facts[1:]) for messages, offset in batches]
+    if single is not None:
+        table.put(2000, single)
+    return added, [outcome(table.get, index) for index in (*range(120), 2000, -1, 10**6)]
+
+
 @settings(deadline=None, max_examples=60)
-@given(st.lists(MESSAGES, min_size=1, max_size=4), st.integers(-1, 2**60), st.booleans(), st.booleans())
-def test_receipts_are_made_alike(messages: list[PendingMessage], offset: int, repeat: bool, shared: bool) -> None:
+@given(st.lists(MESSAGES, min_size=1, max_size=4), st.integers(-1, 2**60), st.booleans())
+def test_receipts_are_kept_alike(messages: list[PendingMessage], offset: int, shared: bool) -> None:
+    waiter = ThreadBatchWaiter()
     for index, message in enumerate(messages):
-        message.index = index
-        message.waiter = NO_WAITER if shared or index % 2 else ThreadBatchWaiter()
-    arguments = messages, Receipt, MessageQueue("T", "b", 1), offset, StoredAs.DURABLE, repeat
-    assert twins["receipts_of"](*arguments) == references["receipts_of"](*arguments)
+        message.index = 3 * index
+        message.waiter = waiter if shared or index % 2 else ThreadBatchWaiter()
+    single = Receipt(MessageQueue("T", "b", 0), 1, "single")
+    assert kept(twins, [(messages, offset)], waiter, single) == kept(references, [(messages, offset)], waiter, single)
 
 
-def quick_messages(count: int, waiter: Any) -> list[Any]:
+def quick_messages(count: int, waiter: Any, ids: Any = None, first: int = 0) -> list[Any]:
     """Messages as the compiled packing makes them."""
     chunk: list[Any] = []
-    twins["pack_pairs"](tools(passes_bytes=True), iter([("k", b"v")] * count), waiter, 0, chunk, 10**6)
-    return chunk
+    encode, next_id, *rest = tools(passes_bytes=True)
+    made = encode, next_id if ids is None else ids.next, *rest
+    twins["pack_pairs"](made, iter([("k", b"v"), ("key", b"w")] * count), waiter, first, chunk, 10**6)
+    return chunk[:count]
 
 
 @pytest.mark.parametrize("count", [1, 5])
 @pytest.mark.parametrize("others", [0, 2])
-def test_receipts_of_quick_messages_are_made_alike(count: int, others: int) -> None:
-    """Their fields are read directly; messages of another class and call may be among them."""
-    messages = quick_messages(count, waiter := ThreadBatchWaiter())
-    messages += [
-        PendingMessage(b"v", "", f"other {index}", None, waiter=waiter, index=90 + index) for index in range(others)
-    ]
-    for last in (waiter, ThreadBatchWaiter()):
-        messages[-1:] = [PendingMessage(b"v", "", "last", "k", waiter=last, index=99)]
-        arguments = messages, Receipt, MessageQueue("T", "b", 1), 7, StoredAs.DURABLE, False
-        assert twins["receipts_of"](*arguments) == references["receipts_of"](*arguments)
+@pytest.mark.parametrize("sources", [0, 1, 2])
+def test_receipts_of_quick_messages_are_kept_alike(count: int, others: int, sources: int) -> None:
+    """The number of an id is kept in place of its text; messages with other ids, and of another class, may be among
+    them."""
+    waiter = ThreadBatchWaiter()
+    ids = [twins["MessageIds"](prefix * 12, 3) for prefix in ("AB", "CD")][:sources] or [None]
+    batches: Batches = []
+    for place, source in enumerate(ids):
+        messages = quick_messages(count, waiter, source, 10 * place)
+        messages += [
+            PendingMessage(b"v", "", f"other {index}", None, waiter=waiter, index=90 + 10 * place + index)
+            for index in range(others)
+        ]
+        batches.append((messages, 100 * place))
+    assert kept(twins, batches, waiter) == kept(references, batches, waiter)
+    batches.append(([PendingMessage(b"v", "", "last", "k", waiter=ThreadBatchWaiter(), index=99)], 7))
+    assert kept(twins, batches, waiter) == kept(references, batches, waiter)
+    assert kept(twins, batches, waiter)[0][-1] is False
+
+
+def test_a_message_tells_its_id_before_and_after_it_is_written() -> None:
+    ids = twins["MessageIds"]("AB" * 12, 7)
+    (message,) = quick_messages(1, waiter := ThreadBatchWaiter(), ids)
+    again = references["MessageIds"]("AB" * 12, 7).next()
+    assert message.message_id == again
+    assert f"UNIQ_KEY\x01{again}\x02" in message.properties
+    assert f"UNIQ_KEY\x01{again}\x02".encode() in twins["batch_body"]((message,), "LANE_STAMP\x01p.1.", 0)
+    assert message.waiter is waiter
 
 
 def test_futures_are_settled_alike() -> None:

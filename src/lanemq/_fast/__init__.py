@@ -15,7 +15,19 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PARTS = ("records", "keys", "hashes", "frames", "sends", "submissions", "producer", "messages", "lanes", "columns")
+PARTS = (
+    "records",
+    "keys",
+    "hashes",
+    "frames",
+    "sends",
+    "ids",
+    "submissions",
+    "producer",
+    "messages",
+    "lanes",
+    "columns",
+)
 """Compiled modules. Each maps the qualified names of references to twins in `TWINS`."""
 
 references: dict[str, Callable[..., Any]] = {}

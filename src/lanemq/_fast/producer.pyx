@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False, cdivision=True
 """Twins for the producer: packing messages, the inbox, batch bodies, receipts, and settling futures.
 
-The references are in `client/producer/` (`batches.py`, `inbox.py`, `replies.py`) and `client/identity.py`, with what
-everything means. These twins work on the caller's objects, so errors raised by a codec, an iterator or a key pass
+The references are in `client/producer/` (`batches.py`, `inbox.py`, `outcomes.py`, `receipts.py`), with what everything
+means. These twins work on the caller's objects, so errors raised by a codec, an iterator or a key pass
 through. A plain message builds its properties text only when it is read, which is usually in the body of a batch.
 """
 
@@ -12,9 +12,11 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_GET_LENGTH
 from libc.stdint cimport int64_t, uint32_t
-from libc.string cimport memcpy
+from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
+from libc.string cimport memchr, memcpy, memset
 
 from lanemq._fast.bytes cimport lane_put16, lane_put32
+from lanemq._fast.ids cimport MessageIds
 from lanemq._fast.submissions cimport Submission, new_future
 
 from lanemq._fast.submissions import SubmittedFuture
@@ -23,7 +25,6 @@ from lanemq.model.keys import key_text
 cdef extern from *:
     bint PyUnicode_IS_ASCII(object text)
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
-    object PyUnicode_New(Py_ssize_t size, int largest)
     void *PyUnicode_DATA(object text)
 
 
@@ -34,12 +35,12 @@ cdef enum:
     QUICK_KEY = 7800
     MESSAGE_OVERHEAD = 100
     MAX_IN_LINE = 1024
+    MIN_INBOX_BYTES = 1024 * (4096 + 4 * 250 + 2 * 100)
     TEXT_FRAME = 35
 
 cdef const char *BEFORE_KEY = b"__SHARDINGKEY\x01"
 cdef const char *BEFORE_ID = b"\x02UNIQ_KEY\x01"
 cdef const char *AFTER_ID = b"\x02WAIT\x01true\x02"
-cdef const char *HEX_DIGITS = b"0123456789ABCDEF"
 
 
 @cython.no_gc
@@ -49,11 +50,17 @@ cdef class QuickMessage:
 
     cdef readonly bytes body
     cdef readonly str key
-    cdef readonly str message_id
+    cdef str _id
+    cdef MessageIds _ids
+    cdef uint32_t _number
     cdef readonly object waiter
     cdef object _target
     cdef readonly Py_ssize_t index
     cdef readonly Py_ssize_t size
+
+    @property
+    def message_id(self):
+        return self._id if self._ids is None else self._ids.text(self._number)
 
     @property
     def properties(self):
@@ -72,39 +79,21 @@ cdef class QuickMessage:
         return False
 
 
-cdef inline QuickMessage _new_message(bytes body, str key, str message_id, waiter):
+cdef inline QuickMessage _new_message(bytes body, str key, MessageIds ids, next_id, waiter):
+    """A message with the next id of `ids`, or of `next_id` if there are none."""
     cdef QuickMessage message = QuickMessage.__new__(QuickMessage)
-    message.body, message.key, message.message_id, message.waiter = body, key, message_id, waiter
-    message.size = PyBytes_GET_SIZE(body) + PyUnicode_GET_LENGTH(key) + PyUnicode_GET_LENGTH(message_id)
+    message.body, message.key, message.waiter = body, key, waiter
+    if ids is None:
+        message._id = next_id()
+    else:
+        message._ids, message._number = ids, ids.take()
+    message.size = PyBytes_GET_SIZE(body) + PyUnicode_GET_LENGTH(key) + _id_length(message)
     message.size += TEXT_FRAME + MESSAGE_OVERHEAD
     return message
 
 
-cdef class MessageIds:
-    """Twin of `client.identity.MessageIds`."""
-
-    cdef bytes _prefix
-    cdef uint32_t _number
-
-    def __init__(self, str prefix not None, uint32_t first_block):
-        self._prefix = prefix.encode("ascii")
-        self._number = first_block << 12
-
-    def next(self):
-        return self.give()
-
-    cdef str give(self):
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(self._prefix)
-        cdef uint32_t number = self._number
-        cdef int digit
-        cdef object text = PyUnicode_New(size + 8, 127)
-        cdef unsigned char *at = <unsigned char *>PyUnicode_DATA(text)
-        memcpy(at, PyBytes_AS_STRING(self._prefix), size)
-        for digit in range(7, -1, -1):
-            at[size + digit] = HEX_DIGITS[number & 15]
-            number >>= 4
-        self._number += 1
-        return <str>text
+cdef inline Py_ssize_t _id_length(QuickMessage message):
+    return PyUnicode_GET_LENGTH(message._id) if message._ids is None else message._ids.length()
 
 
 cdef MessageIds _source(next_id):
@@ -118,6 +107,8 @@ cdef class Intake:
 
     cdef public dict topics
     cdef public bint open
+    cdef public Py_ssize_t max_messages, max_bytes
+    cdef Py_ssize_t _bytes
     cdef object _encode, _next_id, _new_future, _empty
     cdef MessageIds _ids
     cdef Py_ssize_t _max_body
@@ -126,6 +117,7 @@ cdef class Intake:
 
     def __init__(self, encode, next_id, new_future, empty, Py_ssize_t max_body, bint passes_bytes):
         self.topics = {}
+        self.max_messages, self.max_bytes = MAX_IN_LINE, MIN_INBOX_BYTES
         self._line = []
         self._encode, self._next_id, self._new_future, self._empty = encode, next_id, new_future, empty
         self._makes_submitted = new_future is SubmittedFuture
@@ -134,7 +126,7 @@ cdef class Intake:
 
     def take(self, topic, key, value, waiter=None):
         targets = self.topics.get(topic)
-        if targets is None or not self.open or len(self._line) >= MAX_IN_LINE:
+        if targets is None or not self.open or len(self._line) >= self.max_messages or self._bytes > self.max_bytes:
             return None
         target = (<dict>targets).get(key)
         if target is None:
@@ -144,10 +136,10 @@ cdef class Intake:
             return None
         if waiter is None:
             waiter = new_future() if self._makes_submitted else self._new_future()
-        message_id = self._ids.give() if self._ids is not None else self._next_id()
-        cdef QuickMessage message = _new_message(body, key, message_id, waiter)
+        cdef QuickMessage message = _new_message(body, key, self._ids, self._next_id, waiter)
         message._target = target
         self._line.append(message)
+        self._bytes += message.size
         if not self.open:
             self._empty()
         return waiter
@@ -160,7 +152,7 @@ cdef class Intake:
         cdef dict by_target = {}
         cdef object last = None
         cdef QuickMessage message
-        self._line = []
+        self._line, self._bytes = [], 0
         for message in line:
             if message._target is not last:
                 last = message._target
@@ -196,7 +188,7 @@ def pack_pairs(tools, source, waiter, Py_ssize_t index, list chunk not None, Py_
         size = PyBytes_GET_SIZE(body)
         if size > max_body:
             refuse(size)
-        message = _new_message(body, key, ids.give() if ids is not None else next_id(), waiter)
+        message = _new_message(body, key, ids, next_id, waiter)
         message.index = index
         index += 1
         room -= size
@@ -208,9 +200,11 @@ def pack_pairs(tools, source, waiter, Py_ssize_t index, list chunk not None, Py_
 
 cdef inline bint _is_good_key(str key):
     cdef Py_ssize_t length = PyUnicode_GET_LENGTH(key)
-    if not 0 < length <= QUICK_KEY or "\x01" in key or "\x02" in key:
+    if not 0 < length <= QUICK_KEY:
         return False
-    return PyUnicode_IS_ASCII(key) or _is_unicode(key)
+    if PyUnicode_IS_ASCII(key):
+        return memchr(PyUnicode_DATA(key), 1, length) == NULL and memchr(PyUnicode_DATA(key), 2, length) == NULL
+    return "\x01" not in key and "\x02" not in key and _is_unicode(key)
 
 
 cdef bint _is_unicode(str key):
@@ -300,7 +294,7 @@ cdef Py_ssize_t _message_size(message, list others, Py_ssize_t stamp_size) excep
     if isinstance(message, QuickMessage):
         body = (<QuickMessage>message).body
         PyUnicode_AsUTF8AndSize((<QuickMessage>message).key, &text_size)
-        text_size += PyUnicode_GET_LENGTH((<QuickMessage>message).message_id) + TEXT_FRAME
+        text_size += _id_length(<QuickMessage>message) + TEXT_FRAME
     else:
         body, text = message.body, message.properties
         if type(body) is not bytes or type(text) is not str or not PyUnicode_IS_ASCII(text):
@@ -346,8 +340,9 @@ cdef inline unsigned char *_put_text(unsigned char *at, str text) except NULL:
 
 cdef unsigned char *_put_quick_text(unsigned char *at, QuickMessage message) except NULL:
     """Writes the properties without the stamp; the caller has made room."""
-    at = _put_text(_put(at, BEFORE_KEY, 14), message.key)
-    return _put(_put_text(_put(at, BEFORE_ID, 10), message.message_id), AFTER_ID, 11)
+    at = _put(_put_text(_put(at, BEFORE_KEY, 14), message.key), BEFORE_ID, 10)
+    at = _put_text(at, message._id) if message._ids is None else message._ids.put(at, message._number)
+    return _put(at, AFTER_ID, 11)
 
 
 cdef unsigned char *_put_frame(unsigned char *at, bytes body, unsigned char *end) noexcept:
@@ -363,24 +358,100 @@ cdef unsigned char *_put_frame(unsigned char *at, bytes body, unsigned char *end
     return end
 
 
-def receipts_of(messages, make, queue, first_offset, stored, repeat):
-    """Twin of `client.producer.outcomes.receipts_of`."""
-    cdef list receipts = [], indexes = []
-    cdef int64_t offset = first_offset
-    cdef QuickMessage quick
-    shared = messages[0].waiter
-    for message in messages:
-        if isinstance(message, QuickMessage):
-            quick = <QuickMessage>message
-            waiter, message_id, key, index = quick.waiter, quick.message_id, quick.key, quick.index
-        else:
-            waiter, message_id, key, index = message.waiter, message.message_id, message.key, message.index
-        if waiter is not shared:
-            return references["receipts_of"](messages, make, queue, first_offset, stored, repeat)
-        receipts.append(make(queue, offset, message_id, key, stored, repeat))
-        indexes.append(index)
-        offset += 1
-    return receipts, indexes, True
+cdef uint32_t OTHER = 0xFFFFFFFF
+"""The batch of a message whose receipt is kept whole, or that is not stored yet."""
+
+
+cdef class ReceiptTable:
+    """Twin of `client.producer.receipts.ReceiptTable`: 24 bytes for each message, where a receipt takes 200."""
+
+    cdef object _make
+    cdef list _keys, _batches
+    cdef dict _others
+    cdef MessageIds _ids
+    cdef Py_ssize_t _room
+    cdef int64_t *_offsets
+    cdef uint32_t *_numbers
+    cdef uint32_t *_places
+
+    def __init__(self, make):
+        self._make = make
+        self._keys, self._batches, self._others = [], [], {}
+
+    def __dealloc__(self):
+        PyMem_RawFree(self._offsets)
+        PyMem_RawFree(self._numbers)
+        PyMem_RawFree(self._places)
+
+    def add(self, messages, waiter, queue, int64_t first_offset, stored, repeat):
+        cdef Py_ssize_t index, largest = -1
+        cdef uint32_t batch = <uint32_t>len(self._batches)
+        cdef QuickMessage quick
+        for message in messages:
+            if isinstance(message, QuickMessage):
+                quick = <QuickMessage>message
+                if quick.waiter is not waiter:
+                    return False
+                index = quick.index
+            else:
+                if message.waiter is not waiter:
+                    return False
+                index = message.index
+            if index < 0:
+                raise ValueError("a message of a call has a number from 0 on")
+            largest = max(largest, index)
+        self._make_room(largest + 1)
+        self._batches.append((queue, stored, repeat))
+        for message in messages:
+            if isinstance(message, QuickMessage) and self._knows((<QuickMessage>message)._ids):
+                quick = <QuickMessage>message
+                index = quick.index
+                self._keys[index] = quick.key
+                self._numbers[index], self._offsets[index], self._places[index] = quick._number, first_offset, batch
+            else:
+                index = message.index
+                self._others[index] = self._make(
+                    queue, first_offset, message.message_id, message.key, stored, repeat
+                )
+            first_offset += 1
+        return True
+
+    def put(self, Py_ssize_t index, receipt):
+        self._make_room(index + 1)
+        self._others[index] = receipt
+
+    def get(self, Py_ssize_t index):
+        if not 0 <= index < self._room or self._places[index] == OTHER:
+            return self._others[index]
+        queue, stored, repeat = self._batches[self._places[index]]
+        message_id = self._ids.text(self._numbers[index])
+        return self._make(queue, self._offsets[index], message_id, self._keys[index], stored, repeat)
+
+    cdef bint _knows(self, MessageIds ids):
+        """Whether the ids of the table's messages come from here; the first ones decide."""
+        if self._ids is None:
+            self._ids = ids
+        return ids is not None and ids is self._ids
+
+    cdef int _make_room(self, Py_ssize_t count) except -1:
+        cdef Py_ssize_t room = self._room
+        if count <= room:
+            return 0
+        count = max(count, room + room // 2, 1024)
+        self._offsets = <int64_t *>_resized(self._offsets, count * sizeof(int64_t))
+        self._numbers = <uint32_t *>_resized(self._numbers, count * sizeof(uint32_t))
+        self._places = <uint32_t *>_resized(self._places, count * sizeof(uint32_t))
+        memset(self._places + room, 0xFF, (count - room) * sizeof(uint32_t))
+        self._keys.extend([None] * (count - room))
+        self._room = count
+        return 0
+
+
+cdef void *_resized(void *block, size_t size) except NULL:
+    block = PyMem_RawRealloc(block, size)
+    if block == NULL:
+        raise MemoryError
+    return block
 
 
 def settle(messages, make, queue, first_offset, stored, repeat):
@@ -394,9 +465,14 @@ def settle(messages, make, queue, first_offset, stored, repeat):
     for message in messages:
         if isinstance(message, QuickMessage):
             quick = <QuickMessage>message
-            waiter, message_id, key = quick.waiter, quick.message_id, quick.key
+            waiter, key = quick.waiter, quick.key
+            if quick._ids is not None and isinstance(waiter, Submission) and (<Submission>waiter)._made is None:
+                (<Submission>waiter).settle_numbered(quick._ids, quick._number, key, offset, facts)
+                offset += 1
+                continue
         else:
-            waiter, message_id, key = message.waiter, message.message_id, message.key
+            waiter, key = message.waiter, message.key
+        message_id = message.message_id
         if isinstance(waiter, Submission) and (<Submission>waiter)._made is None:
             (<Submission>waiter).settle(message_id, key, offset, facts)
         elif isinstance(waiter, AsyncioFuture):  # as `LoopFuture.stored`
@@ -412,10 +488,9 @@ TWINS = {
     "client.producer.batches.pack_pairs": pack_pairs,
     "client.producer.choosing.sort_chunk": sort_chunk,
     "client.producer.batches.batch_body": batch_body,
-    "client.producer.outcomes.receipts_of": receipts_of,
+    "client.producer.receipts.ReceiptTable": ReceiptTable,
     "client.producer.outcomes.settle": settle,
     "client.producer.batches.total_size": total_size,
     "client.producer.batches.batch_weights": batch_weights,
-    "client.identity.MessageIds": MessageIds,
     "client.producer.inbox.Intake": Intake,
 }

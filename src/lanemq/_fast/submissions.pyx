@@ -56,7 +56,8 @@ cdef class Submission:
     def _result(self):
         if self._receipt is None and self._facts is not None:
             make, queue, stored, repeat = self._facts
-            self._receipt = make(queue, self._offset, self._message_id, self._key, stored, repeat)
+            message_id = self._message_id if self._ids is None else self._ids.text(self._number)
+            self._receipt = make(queue, self._offset, message_id, self._key, stored, repeat)
         return self._receipt
 
     @_result.setter

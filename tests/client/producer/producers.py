@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 from lanemq.client.producer.async_producer import AsyncProducer
@@ -29,13 +29,13 @@ class Blocking:
     def submit(self, topic: str, value: object, **how: Any) -> Pending:
         return self.producer.submit(topic, value, **how)
 
-    def send_many(self, topic: str, messages: Any) -> list[Receipt]:
+    def send_many(self, topic: str, messages: Any) -> Sequence[Receipt]:
         return self.producer.send_many(topic, messages)
 
     def send_oneway(self, topic: str, value: object, **how: Any) -> None:
         self.producer.send_oneway(topic, value, **how)
 
-    def batch(self, topic: str, messages: list[tuple[str, object]]) -> list[Receipt]:
+    def batch(self, topic: str, messages: list[tuple[str, object]]) -> Sequence[Receipt]:
         with self.producer.batch(topic) as batch:
             for key, value in messages:
                 batch.add(value, key=key)
@@ -82,14 +82,14 @@ class OnALoop:
         future = self.run(self.producer.submit(topic, value, **how))
         return asyncio.run_coroutine_threadsafe(_wait(future), self._loop)
 
-    def send_many(self, topic: str, messages: Any) -> list[Receipt]:
+    def send_many(self, topic: str, messages: Any) -> Sequence[Receipt]:
         return self.run(self.producer.send_many(topic, messages))
 
     def send_oneway(self, topic: str, value: object, **how: Any) -> None:
         self.run(self.producer.send_oneway(topic, value, **how))
 
-    def batch(self, topic: str, messages: list[tuple[str, object]]) -> list[Receipt]:
-        async def main() -> list[Receipt]:
+    def batch(self, topic: str, messages: list[tuple[str, object]]) -> Sequence[Receipt]:
+        async def main() -> Sequence[Receipt]:
             async with self.producer.batch(topic) as batch:
                 for key, value in messages:
                     batch.add(value, key=key)

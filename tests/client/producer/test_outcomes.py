@@ -8,6 +8,7 @@ from tests.client.producer.engine_sim import served
 from tests.fast.both import references, twins
 
 from lanemq.client.producer import outcomes
+from lanemq.client.producer import waiters as waiters_module
 from lanemq.client.producer.batches import PendingMessage
 from lanemq.client.producer.outcomes import stored_outcomes
 from lanemq.client.producer.waiters import SubmittedFuture, ThreadBatchWaiter
@@ -27,26 +28,27 @@ def waiter(count: int) -> list[ThreadBatchWaiter]:
     return [ThreadBatchWaiter()] * count
 
 
-def receipts(waiters: Sequence[Any]) -> list[Receipt]:
-    if isinstance(waiters[0], ThreadBatchWaiter):
-        waiters[0].close(len(waiters))
-        return waiters[0].result()
-    return [waiter.result(0) for waiter in waiters]
+def receipts(awaited: Sequence[Any]) -> Sequence[Receipt]:
+    if isinstance(awaited[0], ThreadBatchWaiter):
+        awaited[0].close(len(awaited))
+        return awaited[0].result()
+    return [each.result(0) for each in awaited]
 
 
 @pytest.fixture(params=["current", "reference"])
 def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "reference" and twins:
-        monkeypatch.setattr(outcomes, "receipts_of", references["receipts_of"])
+        monkeypatch.setattr(waiters_module, "ReceiptTable", references["ReceiptTable"])
+        monkeypatch.setattr(outcomes, "settle", references["settle"])
 
 
-def notified(waiters: Sequence[Any], **ext: str) -> list[Receipt]:
+def notified(awaited: Sequence[Any], **ext: str) -> Sequence[Receipt]:
     messages = [
-        PendingMessage(b"", "", f"id{index}", "k", waiter=each, index=index) for index, each in enumerate(waiters)
+        PendingMessage(b"", "", f"id{index}", "k", waiter=each, index=index) for index, each in enumerate(awaited)
     ]
     for outcome in stored_outcomes(messages, QUEUE, Command(0, 0, 1, ext)):
         outcome.notify()
-    return receipts(waiters)
+    return receipts(awaited)
 
 
 @pytest.mark.usefixtures("variant")

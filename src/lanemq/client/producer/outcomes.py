@@ -31,13 +31,10 @@ class Stored:
 
     def notify(self) -> None:
         messages, waiter = self.messages, self.messages[0].waiter
-        facts = Receipt, self.queue, self.first_offset, self.stored, self.repeat
-        if isinstance(waiter, BatchWaiter):
-            receipts, indexes, shared = receipts_of(messages, *facts)
-            if shared:
-                waiter.stored_all(indexes, receipts)
-                return
-        for each, index, receipt in settle(messages, *facts):
+        facts = self.queue, self.first_offset, self.stored, self.repeat
+        if isinstance(waiter, BatchWaiter) and waiter.stored_all(messages, *facts):
+            return
+        for each, index, receipt in settle(messages, Receipt, *facts):
             each.stored(index, receipt)
 
 
@@ -59,24 +56,6 @@ Outcome: TypeAlias = Stored | NotStored
 def _numbered(messages: Sequence[PendingMessage], first_offset: int) -> Iterable[tuple[QueueOffset, PendingMessage]]:
     """Messages with their offsets. A cast for all of them: `QueueOffset(...)` would be a call per message."""
     return cast(Iterable[tuple[QueueOffset, PendingMessage]], enumerate(messages, first_offset))
-
-
-@compiled
-def receipts_of(
-    messages: Sequence[PendingMessage],
-    make: type[Receipt],
-    queue: MessageQueue,
-    first_offset: int,
-    stored: StoredAs,
-    repeat: bool,
-) -> tuple[list[Receipt], list[int], bool]:
-    """The receipts of messages stored one behind the other, their indexes, and whether they share one waiter."""
-    receipts = [
-        make(queue, offset, message.message_id, message.key, stored, repeat)
-        for offset, message in _numbered(messages, first_offset)
-    ]
-    waiter = messages[0].waiter
-    return receipts, [message.index for message in messages], all([message.waiter is waiter for message in messages])
 
 
 @compiled

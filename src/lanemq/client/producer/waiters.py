@@ -14,8 +14,10 @@ from typing import Any, Protocol
 
 from lanemq._fast import compiled
 from lanemq.client.producer.options import ProducerOptions
-from lanemq.client.receipt import Receipt
+from lanemq.client.producer.receipts import ReceiptTable, Sent
+from lanemq.client.receipt import Receipt, Receipts, StoredAs
 from lanemq.model.errors import LaneError, UsageError
+from lanemq.model.queue import MessageQueue
 
 
 class Waiter(Protocol):
@@ -174,12 +176,12 @@ class TaskWaiter(SingleWaiter, LoopFuture):
 class BatchWaiter(ABC):
     """The waiter of `send_many`: collects the receipts of many messages, and wakes the caller when all are settled.
 
-    Their number is known only at `close`, because the first messages are settled while later ones are still read.
-    Receipts are kept as they arrive, a batch at a time, and put in order at the end. Safe for several reader threads.
+    Their number is known only at `close`, because the first messages are settled while later ones are still read. Safe
+    for several reader threads.
     """
 
     def __init__(self) -> None:
-        self._batches: list[tuple[Sequence[int], Sequence[Receipt]]] = []
+        self._receipts = ReceiptTable(Receipt)
         self._settled = 0
         self._guard = threading.Lock()
         self.errors: dict[int, LaneError] = {}
@@ -189,15 +191,22 @@ class BatchWaiter(ABC):
         self.interrupted = False
         """The call ended early; its caller does not learn the outcome."""
 
-    def stored_all(self, indexes: Sequence[int], receipts: Sequence[Receipt]) -> None:
-        """Calls `stored` for each of them."""
+    def stored_all(
+        self, messages: Sequence[Sent], queue: MessageQueue, first_offset: int, stored: StoredAs, repeat: bool
+    ) -> bool:
+        """Messages are stored one behind the other. Does nothing, and returns False, if some are not of this call."""
         with self._guard:
-            self._batches.append((indexes, receipts))
-            self._settled += len(indexes)
+            if not self._receipts.add(messages, self, queue, first_offset, stored, repeat):
+                return False
+            self._settled += len(messages)
             self._check_complete()
+        return True
 
     def stored(self, index: int, receipt: Receipt) -> None:
-        self.stored_all((index,), (receipt,))
+        with self._guard:
+            self._receipts.put(index, receipt)
+            self._settled += 1
+            self._check_complete()
 
     def failed(self, index: int, error: LaneError) -> None:
         with self._guard:
@@ -211,17 +220,13 @@ class BatchWaiter(ABC):
             self._expected = count
             self._check_complete()
 
-    def result(self) -> list[Receipt]:
+    def result(self) -> Receipts:
         """All receipts in order; raises the error of the first message that has none."""
         if self.errors:
             # Not kept here: a raised error refers to frames and their messages, which refer back to this waiter.
             errors, self.errors = self.errors, {}
             raise errors[min(errors)]
-        receipts: list[Any] = [None] * self._settled
-        for indexes, some in self._batches:
-            for index, receipt in zip(indexes, some, strict=True):
-                receipts[index] = receipt
-        return receipts
+        return Receipts(self._receipts.get, self._settled)
 
     def _check_complete(self) -> None:
         if self._settled == self._expected:

@@ -106,5 +106,5 @@ class ProducerProgram:
                 raise each
         return [each for each in ended if isinstance(each, Receipt)]
 
-    async def _many(self, producer: AsyncProducer, topic: str, messages: Sequence[Outgoing]) -> list[Receipt]:
+    async def _many(self, producer: AsyncProducer, topic: str, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         return await producer.send_many(topic, messages)
