@@ -224,7 +224,7 @@ class TestGathered:
                 clock.at += step
                 yield chunk
 
-        found = list(gathered(chunks(), waiter, lambda: wanted, max_bytes, max_ms, clock))
+        found = list(gathered(chunks(), waiter, lambda: wanted, max_bytes, lambda: max_ms, clock))
         assert [message.index for each in found for message in each] == list(range(count))
         return [len(each) for each in found]
 
@@ -244,7 +244,7 @@ class TestGathered:
             raise KeyError("no more")
 
         packer, waiter = Packer(ProducerOptions(codec="bytes")), ThreadBatchWaiter()
-        found = gathered(packer.chunks(failing(), waiter), waiter, lambda: 5_000, 2**30, 20, ManualClock())
+        found = gathered(packer.chunks(failing(), waiter), waiter, lambda: 5_000, 2**30, lambda: 20, ManualClock())
         assert len(next(found)) == 1_000
         with pytest.raises(KeyError):
             next(found)
@@ -256,4 +256,4 @@ class TestGathered:
             yield from packer.chunks([("k", b"x")] * 600, waiter)
             waiter.failed(0, LaneError("gone"))
 
-        assert list(gathered(one_fails(), waiter, lambda: 5_000, 2**30, 20, ManualClock())) == []
+        assert list(gathered(one_fails(), waiter, lambda: 5_000, 2**30, lambda: 20, ManualClock())) == []

@@ -7,10 +7,23 @@ from typing import Any
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault, serving
+from tests.client.producer.engine_sim import served
 from tests.client.producer.producers import Blocking, OnALoop, Open
 
 from lanemq.client.producer.batches import MESSAGE_OVERHEAD, Packer
-from lanemq.client.producer.inbox import KNOWN_KEYS, MAX_BYTES, MAX_KEY, MAX_MESSAGES, Intake, KeyTargets, SendInbox
+from lanemq.client.producer.inbox import (
+    FEW_REQUESTS,
+    KNOWN_KEYS,
+    MAX_BYTES,
+    MAX_HELD_MS,
+    MAX_KEY,
+    MAX_MESSAGES,
+    MESSAGES_PER_QUEUE,
+    MIN_BYTES,
+    Intake,
+    KeyTargets,
+    SendInbox,
+)
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import NO_WAITER, SubmittedFuture
 from lanemq.client.topic_route import TopicRoute
@@ -425,7 +438,7 @@ def test_the_inbox_is_open_only_while_a_reply_is_expected() -> None:
 
 
 def test_the_inbox_is_open_only_while_a_full_inbox_fits_into_the_buffer() -> None:
-    inbox = inbox_of(buffer_bytes=MAX_BYTES + 1000)
+    inbox = inbox_of(buffer_bytes=MIN_BYTES + 1000)
     inbox.adjust(True, 1001)
     assert inbox.take("orders", "k", b"x") is None
     inbox.adjust(True, 1000)
@@ -434,7 +447,40 @@ def test_the_inbox_is_open_only_while_a_full_inbox_fits_into_the_buffer() -> Non
         pass
     messages = [message for queue in inbox._intake.take_out().values() for message in queue]
     assert len(messages) == MAX_MESSAGES
-    assert sum(message.size + MESSAGE_OVERHEAD for message in messages) <= MAX_BYTES
+    assert sum(message.size + MESSAGE_OVERHEAD for message in messages) <= MIN_BYTES
+
+
+@pytest.mark.parametrize(("size", "full"), [(1, MESSAGES_PER_QUEUE * 100), (4000, None)])
+def test_the_inbox_has_room_for_more_messages_of_a_topic_with_many_queues(size: int, full: int | None) -> None:
+    """Until it has a quarter of the buffer, or `MAX_BYTES`."""
+    inbox = inbox_of()
+    inbox.learn(route(100))
+    inbox.adjust(True, 0)
+    for _ in range(2):
+        while inbox.take("orders", "k", b"x" * size) is not None:
+            pass
+        sizes = [message.size for queue in inbox.take_out().values() for message in queue]
+        assert full is None or len(sizes) == full
+        assert full is not None or MAX_BYTES - 10_000 < sum(sizes) <= MAX_BYTES
+
+
+def test_a_reply_leaves_messages_in_the_inbox_while_the_broker_has_enough_to_do() -> None:
+    """With many queues, each reply would otherwise send a request with a message or two to each of them."""
+    engine, inbox = served().engine, inbox_of()
+    inbox.learn(TopicRoute("orders", tuple(MessageQueue("orders", "b", number) for number in range(200)), (), {}))
+    inbox.adjust(True, 0)
+    assert not inbox.is_due(0, lambda: 0), "it is empty"
+    for number in range(1000):
+        assert inbox.take("orders", f"key-{number}", b"x") is not None
+    assert inbox.is_due(FEW_REQUESTS, lambda: 0)
+    assert not inbox.is_due(FEW_REQUESTS + 1, lambda: MAX_HELD_MS - 1)
+    assert inbox.is_due(10_000, lambda: MAX_HELD_MS)
+    requests = len(inbox.move_all(engine, 50)[0].requests)
+    assert requests > 4 * FEW_REQUESTS
+    inbox.take("orders", "k", b"x")
+    assert inbox.is_due(requests // 4, lambda: 50)
+    assert not inbox.is_due(requests // 4 + 1, lambda: MAX_HELD_MS + 49)
+    assert inbox.is_due(requests, lambda: MAX_HELD_MS + 50)
 
 
 def test_lingering_messages_bypass_the_inbox() -> None:

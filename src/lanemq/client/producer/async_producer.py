@@ -37,7 +37,7 @@ from lanemq.client.producer.waiters import (
     Waiter,
     receipt_seconds,
 )
-from lanemq.client.receipt import Receipt
+from lanemq.client.receipt import Receipt, Receipts
 from lanemq.client.routing import AsyncRoutes
 from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock
@@ -136,7 +136,7 @@ class AsyncProducer(ProducerBase):
         """Accepts one message, and does not report its outcome."""
         await self._accept(topic, value, key, arguments, NO_WAITER, sender_waits=True)
 
-    async def send_many(self, topic: str, messages: Many) -> list[Receipt]:
+    async def send_many(self, topic: str, messages: Many) -> Receipts:
         """Stores all messages, those of a key in the order given. The fastest call for more than a few messages.
 
         Raises as `Producer.send_many` does. A cancelled call ends at once; keys of it that fail later are frozen.
@@ -144,7 +144,7 @@ class AsyncProducer(ProducerBase):
         waiter, count, interrupted = TaskBatchWaiter(), 0, True
         try:
             try:
-                for chunk in self._chunks(messages, waiter, lambda: self._known_route(topic), ASYNC_GATHER_MILLIS):
+                for chunk in self._chunks(messages, waiter, lambda: self._known_route(topic), _gather_ms):
                     await self._accept_chunk(topic, chunk)
                     count += len(chunk)
                     await asyncio.sleep(0)  # a long iterable must not keep the loop from reading replies
@@ -336,7 +336,7 @@ class AsyncProducer(ProducerBase):
 
     def _empty_inbox(self) -> None:
         if self._inbox:
-            actions, wake = self._inbox.move_all(self._engine)
+            actions, wake = self._inbox.move_all(self._engine, self._clock.now())
             if wake:
                 self._wake.set()
             self._post(actions.requests)
@@ -360,7 +360,8 @@ class AsyncProducer(ProducerBase):
 
     def _replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> None:
         self._unanswered -= 1
-        self._empty_inbox()
+        if self._inbox.is_due(self._unanswered, self._clock.now):
+            self._empty_inbox()
         actions = self._engine.replied(request, reply, error)
         self._post(actions.requests)
         self._finish(actions)
@@ -457,3 +458,8 @@ class AsyncProducer(ProducerBase):
         if self._links.get(broker) is link:
             self._engine.disconnected(broker)
         self._wake.set()
+
+
+def _gather_ms() -> int:
+    """How long `send_many` may pack messages for many queues."""
+    return ASYNC_GATHER_MILLIS

@@ -33,7 +33,7 @@ from lanemq.client.producer.inbox import SendInbox
 from lanemq.client.producer.options import ProducerOptions, ProducerSettings, producer_options
 from lanemq.client.producer.outcomes import Outcome
 from lanemq.client.producer.waiters import BatchWaiter, SingleWaiter
-from lanemq.client.receipt import Receipt
+from lanemq.client.receipt import Receipt, Receipts
 from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock, SystemClock
 from lanemq.forking import tell_child
@@ -53,8 +53,9 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.2
 """How exact deadlines are. Idle ticks cost next to nothing; waking the maintenance thread for every send would not."""
 
-GATHER_MILLIS, ASYNC_GATHER_MILLIS = 20, 5
-"""How long `send_many` packs messages for many queues before it sends them. On an event loop, other tasks wait."""
+GATHER_MILLIS, BUSY_GATHER_MILLIS, ASYNC_GATHER_MILLIS = 20, 100, 5
+"""How long `send_many` packs messages for many queues before it sends them; longer while the broker has requests to
+answer. On an event loop, other tasks wait."""
 
 CLOSE_SPARE_SECONDS = 1.0
 """How long `close` waits beyond the deadline of the youngest message, because deadlines are not exact."""
@@ -104,7 +105,7 @@ class ProducerBase(ABC):
         self._next_heartbeat = 0
 
     def _chunks(
-        self, messages: Many, waiter: BatchWaiter, route: Callable[[], TopicRoute | None], max_ms: int
+        self, messages: Many, waiter: BatchWaiter, route: Callable[[], TopicRoute | None], max_ms: Callable[[], int]
     ) -> Iterator[list[PendingMessage]]:
         """What `send_many` hands over at once: as much as the topic's queues need for batches worth a request."""
 
@@ -295,7 +296,7 @@ class _Collected:
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self._messages: list[Outgoing] = []
-        self.receipts: list[Receipt] = []
+        self.receipts: Sequence[Receipt] = ()
 
     def add(self, value: object, *, key: Key | None = None, **arguments: Unpack[MessageArguments]) -> None:
         """Adds a message; it is sent at the end of the block."""
@@ -333,8 +334,8 @@ class AsyncBatchBlock(_Collected):
 
 
 class _SendsMany(Protocol):
-    def send_many(self, topic: str, messages: Many) -> list[Receipt]: ...
+    def send_many(self, topic: str, messages: Many) -> Receipts: ...
 
 
 class _SendsManyAsync(Protocol):
-    async def send_many(self, topic: str, messages: Many) -> list[Receipt]: ...
+    async def send_many(self, topic: str, messages: Many) -> Receipts: ...

@@ -56,7 +56,7 @@ CHUNK_MESSAGES, CHUNK_BYTES = 500, 1024 * 1024
 """How much `send_many` hands over at once: enough to fill batches, little enough to let other callers in between. At
 most a quarter of the buffer, so that the next chunk is packed while one is under way."""
 
-GATHERED_PER_QUEUE = 32
+GATHERED_PER_QUEUE = 128
 """Messages per queue of a topic that `send_many` hands over at once, where that is more than a chunk. A request costs
 far more than a message."""
 
@@ -329,7 +329,7 @@ def gathered(
     waiter: BatchWaiter,
     wanted: Callable[[], int],
     max_bytes: int,
-    max_ms: int,
+    max_ms: Callable[[], int],
     clock: Clock,
 ) -> Iterator[list[PendingMessage]]:
     """Joins chunks until they have `wanted` messages or `max_bytes`, or until `max_ms` have passed.
@@ -349,7 +349,7 @@ def gathered(
             break
         whole += chunk
         size += total_size(chunk)
-        if len(whole) >= wanted() or size >= max_bytes or clock.now() - began >= max_ms:
+        if len(whole) >= wanted() or size >= max_bytes or clock.now() - began >= max_ms():
             yield whole
             whole, size, began = [], 0, clock.now()
     if whole and not waiter.errors:

@@ -6,6 +6,9 @@ once (encode the value, check the size, assign the id) and leaves the message he
 thread or the next call that does not use the inbox moves everything to the lanes first; on an event loop, so does the
 loop's next iteration after a `send`.
 
+With many queues, each reply would find a message or two for each of them, and a request costs far more than a message.
+So while the broker has many requests to answer, a reply leaves the messages where they are (`is_due`).
+
 Invariants: there is one line for all topics, and a caller that offers a message to a lane empties the inbox first, so
 no message overtakes another. The inbox is open only while a reply is expected that will empty it, and while the buffer
 has room for a full inbox: no message is left behind, and the buffer never overflows.
@@ -30,13 +33,29 @@ from lanemq.model.queue import MessageQueue
 MAX_MESSAGES = 1024
 """Fewer make small batches; more keep the broker waiting while the caller fills the inbox."""
 
+MESSAGES_PER_QUEUE = 64
+"""Messages for each queue of a topic, where that is more: a request to a queue is worth its cost then."""
+
 MAX_BODY_BYTES, MAX_KEY = 4096, 250
 """Larger messages do not use the inbox, so that a full one is small beside the buffer."""
 
-MAX_BYTES = MAX_MESSAGES * (MAX_BODY_BYTES + 4 * MAX_KEY + 2 * MESSAGE_OVERHEAD)
+_MAX_SIZE = MAX_BODY_BYTES + 4 * MAX_KEY + 2 * MESSAGE_OVERHEAD
 
-MIN_FREE_BYTES = 3 * MAX_BYTES
-"""A smaller buffer is used to its end, without the inbox, rather than be left empty for a good part."""
+MIN_BYTES, MAX_BYTES = MAX_MESSAGES * _MAX_SIZE, 16 * 1024 * 1024
+"""Bytes of a full inbox: a quarter of the buffer, but not less and not more than this."""
+
+MIN_FREE_SHARE = 3
+"""A buffer that leaves less than three times a full inbox free is used to its end, without the inbox, rather than be
+left empty for a good part."""
+
+FEW_REQUESTS = 16
+"""While the broker has no more requests to answer than this, every reply empties the inbox."""
+
+MAX_HELD_MS = 100
+"""How long messages stay in the inbox at most while replies come in."""
+
+QUICK_TEXT = len("__SHARDINGKEY\x01\x02UNIQ_KEY\x01\x02WAIT\x01true\x02")
+"""Characters of the properties of a plain message, without its key and its id."""
 
 KNOWN_KEYS, KNOWN_TOPICS = 16_384, 256
 """Keys of a topic whose queue is remembered, and topics; when they are more, all are forgotten at once."""
@@ -49,15 +68,19 @@ class SendInbox:
         self, options: ProducerOptions, packer: Packer, new_future: Callable[[], Any], empty: Callable[[], None]
     ) -> None:
         max_body = min(MAX_BODY_BYTES, options.compress_above - 1, options.max_body_bytes)
+        max_bytes = max(MIN_BYTES, min(MAX_BYTES, options.buffer_bytes // 4))
         self._intake = Intake(packer.encode, packer.next_id, new_future, empty, max_body, packer.passes_bytes)
+        self._intake.max_bytes = max_bytes - _MAX_SIZE
         # Lingering is counted from the call, which the inbox does not do.
-        self._free = -1 if options.linger else options.buffer_bytes - MAX_BYTES
-        self.full_at = self._free if self._free >= MIN_FREE_BYTES else options.buffer_bytes
+        self._free = -1 if options.linger else options.buffer_bytes - max_bytes
+        self.full_at = self._free if self._free >= MIN_FREE_SHARE * max_bytes else options.buffer_bytes
         """Bytes in the buffer at which calls that send one message wait. Above it the inbox is closed, and every
         message would need the lock; so the last part of a large buffer is left to the inbox."""
         self.take = self._intake.take
         # What `move_all` has taken out and not yet put into lanes.
         self._moving: dict[Target, list[PendingMessage]] = {}
+        # Requests to answer at which a reply empties the inbox, and when it was emptied last.
+        self._few, self._moved_at = FEW_REQUESTS, 0
 
     def __len__(self) -> int:
         return len(self._intake)
@@ -82,6 +105,8 @@ class SendInbox:
             if len(topics) >= KNOWN_TOPICS:
                 topics.clear()
             topics[route.topic] = KeyTargets(route)
+            most_queues = max([len(targets.route.publish) for targets in topics.values()])
+            self._intake.max_messages = max(MAX_MESSAGES, MESSAGES_PER_QUEUE * most_queues)
 
     def forget_old(self, cached: Callable[[str], TopicRoute | None]) -> None:
         """Removes topics whose route has to be asked for again, which only a call without the inbox does."""
@@ -89,7 +114,18 @@ class SendInbox:
         for topic in [each for each, targets in topics.items() if cached(each) is not targets.route]:
             del topics[topic]
 
-    def move_all(self, engine: SendEngine) -> tuple[Actions, bool]:
+    def is_due(self, unanswered: int, now: Callable[[], int]) -> bool:
+        """Whether a reply empties the inbox, with so many requests left to answer.
+
+        Not while most of the requests of the last time are unanswered: the broker has enough to do, and meanwhile more
+        messages join those that are here. Each of those requests is answered or fails, so the inbox does not wait for
+        nothing.
+        """
+        if not self._intake:
+            return False
+        return unanswered <= self._few or now() - self._moved_at >= MAX_HELD_MS
+
+    def move_all(self, engine: SendEngine, now: int = 0) -> tuple[Actions, bool]:
         """Moves everything to the lanes. Returns what to do, and whether the maintenance thread has to wake."""
         actions, wake, moving = Actions(), False, self._intake.take_out()
         self._moving = moving
@@ -99,6 +135,7 @@ class SendInbox:
                 actions.requests += lane.take_requests()
                 wake = wake or lane.needs_wake
         self._moving = {}
+        self._few, self._moved_at = max(FEW_REQUESTS, len(actions.requests) // 4), now
         return actions, wake
 
     def left_over(self, in_lanes: Container[int]) -> list[NotStored]:
@@ -139,15 +176,18 @@ class Intake:
     ) -> None:
         self.topics: dict[str, KeyTargets] = {}
         self.open = False
+        self.max_messages, self.max_bytes = MAX_MESSAGES, MIN_BYTES
         self._encode, self._next_id, self._new_future, self._empty = encode, next_id, new_future, empty
         self._max_body, self._passes_bytes = max_body, passes_bytes
-        self._line: deque[tuple[Target, str, bytes, str, Waiter]] = deque()
+        self._line: deque[tuple[Target, str, bytes, str, Waiter, int]] = deque()
+        # Not exact if threads meet here; it begins anew whenever the line is taken out.
+        self._bytes = 0
 
     def take(self, topic: str, key: str, value: object, waiter: Any = None) -> Any:
         """The waiter of a message that is in the line now, a new future if none is given; None if it cannot use the
         inbox."""
         targets = self.topics.get(topic)
-        if targets is None or not self.open or len(self._line) >= MAX_MESSAGES:
+        if targets is None or not self.open or len(self._line) >= self.max_messages or self._bytes > self.max_bytes:
             return None
         target = targets.get(key) or targets.find(key)
         body = value if self._passes_bytes and type(value) is bytes else self._encode(value)
@@ -155,7 +195,10 @@ class Intake:
             return None
         if waiter is None:
             waiter = self._new_future()
-        self._line.append((target, key, body, self._next_id(), waiter))
+        message_id = self._next_id()
+        size = len(body) + QUICK_TEXT + len(key) + len(message_id) + MESSAGE_OVERHEAD
+        self._line.append((target, key, body, message_id, waiter, size))
+        self._bytes += size
         if not self.open:
             self._empty()  # it was closed in between, so perhaps no other thread will empty it
         return waiter
@@ -166,10 +209,10 @@ class Intake:
     def take_out(self) -> "dict[Target, list[PendingMessage]]":
         """Everything in the line, by target and in order. For one thread at a time."""
         by_target: dict[Target, list[PendingMessage]] = {}
+        self._bytes = 0
         for _ in range(len(self._line)):
-            target, key, body, message_id, waiter = self._line.popleft()
+            target, key, body, message_id, waiter, size = self._line.popleft()
             text = f"__SHARDINGKEY\x01{key}\x02UNIQ_KEY\x01{message_id}\x02WAIT\x01true\x02"
-            size = len(body) + len(text) + MESSAGE_OVERHEAD
             message = PendingMessage(body, text, message_id, key, 0, False, False, waiter, 0, size)
             if target in by_target:
                 by_target[target].append(message)

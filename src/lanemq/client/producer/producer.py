@@ -16,6 +16,7 @@ from functools import partial
 from typing import Self, Unpack
 
 from lanemq.client.producer.base import (
+    BUSY_GATHER_MILLIS,
     GATHER_MILLIS,
     TICK_SECONDS,
     BatchBlock,
@@ -42,7 +43,7 @@ from lanemq.client.producer.waiters import (
     leave_future,
     receipt_seconds,
 )
-from lanemq.client.receipt import Receipt
+from lanemq.client.receipt import Receipt, Receipts
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock
@@ -148,7 +149,7 @@ class Producer(ProducerBase):
         """Accepts one message, and does not report its outcome."""
         self._accept(topic, value, key, arguments, NO_WAITER, sender_waits=True)
 
-    def send_many(self, topic: str, messages: Many) -> list[Receipt]:
+    def send_many(self, topic: str, messages: Many) -> Receipts:
         """Stores all messages, those of a key in the order given. The fastest call for more than a few messages.
 
         If a message fails, raises the error of the first one; no later message of its key is stored, other messages of
@@ -159,7 +160,7 @@ class Producer(ProducerBase):
         waiter, count, interrupted = ThreadBatchWaiter(), 0, True
         try:
             try:
-                for chunk in self._chunks(messages, waiter, lambda: self._routes.cached(topic), GATHER_MILLIS):
+                for chunk in self._chunks(messages, waiter, lambda: self._routes.cached(topic), self._gather_ms):
                     self._accept_chunk(topic, chunk)
                     count += len(chunk)
             except LaneError as error:
@@ -308,6 +309,10 @@ class Producer(ProducerBase):
         if wake:
             self._wake.set()
 
+    def _gather_ms(self) -> int:
+        """How long `send_many` may pack messages for many queues: longer while the broker has something to do."""
+        return BUSY_GATHER_MILLIS if self._unanswered else GATHER_MILLIS
+
     def _route(self, topic: str) -> tuple[TopicRoute, float]:
         """The route of the topic, and how many seconds the call may still wait."""
         if self._closing:
@@ -396,7 +401,7 @@ class Producer(ProducerBase):
         """With the lock held."""
         if self._gave_up:
             return Actions(outcomes=[*self._inbox.left_over(())])
-        actions, wake = self._inbox.move_all(self._engine)
+        actions, wake = self._inbox.move_all(self._engine, self._clock.now())
         if wake:
             self._wake.set()
         if self._closed:  # `close` has already abandoned the rest
@@ -432,7 +437,7 @@ class Producer(ProducerBase):
     def _replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> None:
         with self._lock:
             self._unanswered -= 1
-            moved = self._move_inbox() if self._inbox else NO_ACTIONS
+            moved = self._move_inbox() if self._inbox.is_due(self._unanswered, self._clock.now) else NO_ACTIONS
             actions = self._engine.replied(request, reply, error)
             links = self._line_up((*moved.requests, *actions.requests))
         self._write(links)
