@@ -70,10 +70,7 @@ class Receipts(Sequence[Receipt]):
     def __getitem__(self, index: int | slice) -> Receipt | list[Receipt]:
         if isinstance(index, slice):
             return [self._get(each) for each in range(self._count)[index]]
-        try:
-            return self._get(range(self._count)[index])
-        except IndexError:
-            raise IndexError(f"there is no receipt {index}: the call had {self._count} messages") from None
+        return self._get(range(self._count)[index])
 
     def __iter__(self) -> Iterator[Receipt]:
         return map(self._get, range(self._count))
