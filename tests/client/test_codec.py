@@ -265,6 +265,73 @@ def test_a_model_with_two_names_for_a_field_is_sent_if_it_can_be_read(value: Any
     assert decoder_for(codec, type(value))(codec.encode(value)) == value
 
 
+@pydantic.dataclasses.dataclass
+class Renamed:
+    order: int = pydantic.Field(alias="orderId")
+    seal: bytes = b"paid"
+
+
+@dataclasses.dataclass
+class HoldsRenamed:
+    renamed: list[Renamed]
+    seal: bytes = b"held"
+
+
+class ModelOfRenamed(pydantic.BaseModel):
+    renamed: Renamed
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (Renamed(orderId=5), Renamed),
+        (HoldsRenamed([Renamed(orderId=5)]), HoldsRenamed),
+        ([Renamed(orderId=5)], list[Renamed]),
+        ({"new": Renamed(orderId=5)}, dict[str, Renamed]),
+        (ModelOfRenamed(renamed=Renamed(orderId=5)), ModelOfRenamed),
+    ],
+)
+def test_a_dataclass_of_pydantic_arrives_as_it_was_sent_wherever_it_is(value: Any, wanted: Any) -> None:
+    """By its alias, and with bytes as Pydantic reads them. A plain dataclass around it is read by Pydantic too."""
+    codec = JsonCodec()
+    assert decoder_for(codec, wanted)(codec.encode(value)) == value
+    assert b'"orderId":5,"seal":"paid"' in codec.encode(value)
+
+
+def test_what_stands_beside_a_dataclass_of_pydantic_is_written_too() -> None:
+    sent = JsonCodec().encode({"new": Renamed(orderId=5), "old": Shipped(4), "at": NOON, "n": None})
+    assert msgspec.json.decode(sent) == {
+        "new": {"orderId": 5, "seal": "paid"},
+        "old": {"order": 4},
+        "at": "2026-01-31T12:00:00Z",
+        "n": None,
+    }
+
+
+@pydantic.dataclasses.dataclass
+class UnlikeData:
+    total: int = pydantic.Field(0, validation_alias="sum", serialization_alias="amount")
+
+
+@pydantic.dataclasses.dataclass
+class OnlyReadData:
+    total: int = pydantic.Field(validation_alias="sum")
+
+
+@pytest.mark.parametrize("value", [UnlikeData(sum=5), OnlyReadData(sum=5)])
+def test_a_dataclass_of_pydantic_that_its_handler_could_not_read_is_refused(value: Any) -> None:
+    for each in (value, [value]):
+        with pytest.raises(CodecError, match=r"field total of \w+ is written as '\w+' and read by another name"):
+            JsonCodec().encode(each)
+
+
+def test_a_value_that_contains_itself_is_refused_also_beside_dataclasses_of_pydantic() -> None:
+    endless: list[Any] = [1]
+    endless.append(endless)
+    with pytest.raises(CodecError):
+        JsonCodec().encode(endless)
+
+
 @dataclasses.dataclass
 class Reading:
     celsius: float | None

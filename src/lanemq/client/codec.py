@@ -47,7 +47,7 @@ class JsonCodec:
         if isinstance(value, _NOT_JSON):
             return _bytes_of(value)
         try:
-            body = _encode(value)
+            body = _encode(value) if _DATACLASSES not in sys.modules else _encode_for_pydantic(value)
             if b"null" in body and (number := _non_finite(value)) is not None:
                 raise CodecError(
                     f"cannot encode {type(value).__name__} as JSON: it contains {number}, which JSON does not have and "
@@ -154,6 +154,55 @@ def _foreign(value: Any) -> msgspec.Raw:
 
 
 _encode = msgspec.json.Encoder(enc_hook=_foreign).encode
+
+_SIMPLE = frozenset({str, int, float, bool, bytes, type(None)})
+_DATACLASSES = "pydantic.dataclasses"
+"""The module that makes Pydantic's dataclasses. Programs that only use its models do not import it."""
+
+
+def _encode_for_pydantic(value: Any) -> bytes:
+    """JSON for a value that may contain dataclasses of Pydantic.
+
+    msgspec takes them for plain ones, and writes fields under their names and bytes as base64. Pydantic reads them by
+    alias, and bytes as text. So it writes whatever contains one.
+    """
+    kinds = _pydantic_dataclasses(value)
+    if not kinds:
+        return _encode(value)
+    for kind in kinds:
+        if problem := _alias_problem(kind):
+            raise CodecError(f"cannot encode {kind.__qualname__} as JSON: {problem}")
+    to_json = sys.modules["pydantic_core"].to_json
+    body: bytes = to_json(value, by_alias=True, inf_nan_mode="null", fallback=_builtins_of)
+    return body
+
+
+def _builtins_of(value: Any) -> Any:
+    """What Pydantic does not know, such as a msgspec Struct, as plain values."""
+    return msgspec.to_builtins(value, enc_hook=_foreign_builtins)
+
+
+def _foreign_builtins(value: Any) -> Any:
+    return msgspec.json.decode(_foreign(value))
+
+
+def _pydantic_dataclasses(value: Any) -> set[type]:
+    """The dataclasses of Pydantic in a value. Models write what they contain themselves."""
+    found, seen, left = set[type](), set[int](), [value]
+    for each in left:  # which grows
+        kind = type(each)
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, (dict, list, tuple, set, frozenset)):
+            inside = each.values() if isinstance(each, dict) else each
+            left += () if _SIMPLE.issuperset(map(type, inside)) else inside
+        elif _is_model(kind):
+            if "__is_pydantic_dataclass__" in vars(kind):
+                found.add(kind)
+        elif kind not in _SIMPLE:
+            left += [getattr(each, name, None) for name in _fields(kind)]
+    return found
 
 
 @lru_cache(maxsize=256)
