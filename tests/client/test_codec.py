@@ -325,6 +325,21 @@ def test_a_dataclass_of_pydantic_that_its_handler_could_not_read_is_refused(valu
             JsonCodec().encode(each)
 
 
+@pydantic.dataclasses.dataclass(config=pydantic.ConfigDict(extra="forbid"))
+class ForbidsItself:
+    order: int
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def twice(self) -> int:
+        return 2 * self.order
+
+
+def test_a_dataclass_of_pydantic_that_writes_what_it_forbids_is_refused() -> None:
+    with pytest.raises(CodecError, match=r"twice of ForbidsItself is computed and written"):
+        JsonCodec().encode(ForbidsItself(5))
+
+
 def test_a_value_that_contains_itself_is_refused_also_beside_dataclasses_of_pydantic() -> None:
     endless: list[Any] = [1]
     endless.append(endless)

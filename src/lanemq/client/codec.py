@@ -238,8 +238,9 @@ def _alias_problem(model: Any) -> str:
 
 def _refused_by_itself(model: Any) -> str:
     """The first computed field of a model that forbids fields which it does not have; empty if there is none."""
-    config = getattr(model, "model_config", None) or {}
-    computed = getattr(model, "model_computed_fields", None) or {}
+    config = getattr(model, "model_config", None) or getattr(model, "__pydantic_config__", None) or {}
+    decorators = getattr(model, "__pydantic_decorators__", None)
+    computed = {} if decorators is None else decorators.computed_fields
     return next(iter(computed), "") if config.get("extra") == "forbid" and not _renames_itself(model) else ""
 
 
