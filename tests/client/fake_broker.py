@@ -102,6 +102,13 @@ class FakeBroker:
         self._call(self._close_peers())
 
     @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The broker's process is gone: connections are refused."""
+        self.stop()
+        yield
+        self.start()
+
+    @contextmanager
     def asleep(self) -> Iterator[None]:
         """Stops reading, as a process after SIGSTOP: connections stay open."""
         awake, slept = threading.Event(), threading.Event()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.client.fake_cluster import FakeCluster
-from tests.client.test_routing_requests import HandClock
+from tests.client.virtual_time import ManualClock
 
 from lanemq.client.routing import AsyncRoutes, BlockingRoutes
 from lanemq.client.topic_route import REFRESH_MILLIS, TopicRoute
@@ -22,14 +22,14 @@ Lookup = Callable[..., list[TopicRoute]]
 
 def blocking(cluster: FakeCluster, *between: Change, **options: Any) -> list[TopicRoute]:
     """The route of `orders`, and again after each change."""
-    clock = HandClock()
+    clock = ManualClock()
     routes = BlockingRoutes(parse_addresses(cluster.address), clock, **options)
     found = []
     try:
         found.append(routes.get("orders"))
         for change in between:
             change()
-            clock.millis += REFRESH_MILLIS
+            clock.at += REFRESH_MILLIS
             found.append(routes.get("orders"))
     finally:
         routes.close()
@@ -38,13 +38,13 @@ def blocking(cluster: FakeCluster, *between: Change, **options: Any) -> list[Top
 
 def on_a_loop(cluster: FakeCluster, *between: Change, **options: Any) -> list[TopicRoute]:
     async def main() -> list[TopicRoute]:
-        clock, pool = HandClock(), ConnectionPool()
+        clock, pool = ManualClock(), ConnectionPool()
         routes = AsyncRoutes(parse_addresses(cluster.address), pool, clock, **options)
         try:
             found = [await routes.get("orders")]
             for change in between:
                 change()
-                clock.millis += REFRESH_MILLIS
+                clock.at += REFRESH_MILLIS
                 found.append(await routes.get("orders"))
         finally:
             pool.close()

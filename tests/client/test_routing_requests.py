@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.client.fake_broker import FakeBroker
+from tests.client.virtual_time import ManualClock
 
 from lanemq.client.routing import AsyncRoutes, BlockingRoutes
 from lanemq.client.topic_route import REFRESH_MILLIS, TopicRoute
 from lanemq.model.errors import ConnectFailed, TopicNotFound, TransportError
-from lanemq.model.units import Millis
 from lanemq.net.address import Address
 from lanemq.net.connection import ConnectionPool
 from lanemq.wire.codes import RequestCode
@@ -17,23 +17,12 @@ from lanemq.wire.codes import RequestCode
 NOT_LISTENING = Address("127.0.0.1", 1)
 
 
-class HandClock:
-    def __init__(self) -> None:
-        self.millis = 0
-
-    def now(self) -> Millis:
-        return Millis(self.millis)
-
-    def wall(self) -> Millis:
-        return Millis(self.millis)
-
-
 Steps = list[Callable[[], object]]
 Lookup = Callable[..., list[TopicRoute]]
 
 
 def blocking(
-    servers: list[Address], clock: HandClock, topics: list[tuple[str, bool]], between: Steps
+    servers: list[Address], clock: ManualClock, topics: list[tuple[str, bool]], between: Steps
 ) -> list[TopicRoute]:
     routes = BlockingRoutes(servers, clock)
     found = []
@@ -47,7 +36,7 @@ def blocking(
 
 
 def on_a_loop(
-    servers: list[Address], clock: HandClock, topics: list[tuple[str, bool]], between: Steps
+    servers: list[Address], clock: ManualClock, topics: list[tuple[str, bool]], between: Steps
 ) -> list[TopicRoute]:
     async def main() -> list[TopicRoute]:
         pool = ConnectionPool()
@@ -78,35 +67,35 @@ def broker() -> Iterator[FakeBroker]:
 
 
 def test_a_route_is_asked_for_once_and_then_cached(broker: FakeBroker, lookup: Lookup) -> None:
-    first, second = lookup([broker.address], HandClock(), [("orders", False)] * 2, [lambda: None])
+    first, second = lookup([broker.address], ManualClock(), [("orders", False)] * 2, [lambda: None])
     assert first is second
     assert len(first.publish) == 4
     assert broker.codes[RequestCode.GET_ROUTEINFO_BY_TOPIC] == 1
 
 
 def test_route_is_asked_again_after_thirty_seconds(broker: FakeBroker, lookup: Lookup) -> None:
-    clock = HandClock()
+    clock = ManualClock()
 
     def change() -> None:
         broker.create("orders", queues=6)
-        clock.millis += REFRESH_MILLIS
+        clock.at += REFRESH_MILLIS
 
     first, second = lookup([broker.address], clock, [("orders", False)] * 2, [change])
     assert (len(first.publish), len(second.publish)) == (4, 6)
 
 
 def test_a_dead_name_server_is_skipped(broker: FakeBroker, lookup: Lookup) -> None:
-    (route,) = lookup([NOT_LISTENING, broker.address], HandClock(), [("orders", False)], [])
+    (route,) = lookup([NOT_LISTENING, broker.address], ManualClock(), [("orders", False)], [])
     assert route.ordered
 
 
 def test_a_known_route_stays_in_use_without_name_servers(broker: FakeBroker, lookup: Lookup) -> None:
     """Brokers keep working while all name servers are down."""
-    clock = HandClock()
+    clock = ManualClock()
 
     def silence() -> None:
         broker.stop()
-        clock.millis += REFRESH_MILLIS
+        clock.at += REFRESH_MILLIS
 
     first, second = lookup([broker.address], clock, [("orders", False)] * 2, [silence])
     broker.start()
@@ -115,31 +104,31 @@ def test_a_known_route_stays_in_use_without_name_servers(broker: FakeBroker, loo
 
 def test_without_any_name_server_the_error_names_those_tried(lookup: Lookup) -> None:
     with pytest.raises(ConnectFailed, match=r"no name server answered \(tried 127\.0\.0\.1:1\)"):
-        lookup([NOT_LISTENING], HandClock(), [("orders", False)], [])
+        lookup([NOT_LISTENING], ManualClock(), [("orders", False)], [])
 
 
 def test_unknown_topic_is_refused_with_advice(broker: FakeBroker, lookup: Lookup) -> None:
     with pytest.raises(TopicNotFound, match="lanemq topic create nope"):
-        lookup([broker.address], HandClock(), [("nope", False)], [])
+        lookup([broker.address], ManualClock(), [("nope", False)], [])
 
 
 def test_unknown_topic_may_get_a_provisional_route(broker: FakeBroker, lookup: Lookup) -> None:
-    (route,) = lookup([broker.address], HandClock(), [("nope", True)], [])
+    (route,) = lookup([broker.address], ManualClock(), [("nope", True)], [])
     assert route.provisional
     assert [queue.queue_id for queue in route.publish] == [0, 1, 2, 3]
 
 
 def test_a_cached_provisional_route_does_not_answer_a_strict_request(broker: FakeBroker, lookup: Lookup) -> None:
     with pytest.raises(TopicNotFound):
-        lookup([broker.address], HandClock(), [("nope", True), ("nope", False)], [lambda: None])
+        lookup([broker.address], ManualClock(), [("nope", True), ("nope", False)], [lambda: None])
 
 
 def test_idle_connection_closed_by_the_server_is_replaced(broker: FakeBroker, lookup: Lookup) -> None:
-    clock = HandClock()
+    clock = ManualClock()
 
     def idle() -> None:
         broker.hang_up()
-        clock.millis += REFRESH_MILLIS
+        clock.at += REFRESH_MILLIS
 
     _, second = lookup([broker.address], clock, [("orders", False)] * 2, [idle])
     assert second.ordered
@@ -147,7 +136,7 @@ def test_idle_connection_closed_by_the_server_is_replaced(broker: FakeBroker, lo
 
 def test_a_question_asked_while_the_last_one_fails_is_answered_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a producer that connects again at this moment waits for its route for ever."""
-    routes = BlockingRoutes([NOT_LISTENING], HandClock())
+    routes = BlockingRoutes([NOT_LISTENING], ManualClock())
     usual, asked_again = routes._none_answered, []
 
     def fails(error: TransportError) -> None:

@@ -3,42 +3,31 @@
 import logging
 
 import pytest
+from tests.client.virtual_time import ManualClock
 
 from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, RequestTimedOut
-from lanemq.model.units import Millis
 from lanemq.net.rate_limited_log import MAX_TEXTS, TEXT_CHARS, FewLines, OutageLog, RateLimitedLog
 
 LOG = logging.getLogger("lanemq.outages")
 REFUSED = ConnectFailed("connection refused")
 
 
-class HandClock:
-    def __init__(self) -> None:
-        self.millis = 0
-
-    def now(self) -> Millis:
-        return Millis(self.millis)
-
-    def wall(self) -> Millis:
-        return Millis(self.millis)
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
-
-
-@pytest.fixture
-def outages(clock: HandClock) -> OutageLog:
+def outages(clock: ManualClock) -> OutageLog:
     return OutageLog(LOG, clock)
 
 
 def test_many_failures_are_one_line_until_the_server_answers(
-    clock: HandClock, outages: OutageLog, caplog: pytest.LogCaptureFixture
+    clock: ManualClock, outages: OutageLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(100):
         outages.failed("host:1", REFUSED)
-        clock.millis += 50
+        clock.at += 50
     outages.answered("host:1")
     outages.answered("host:1")
     assert caplog.messages == [
@@ -49,11 +38,11 @@ def test_many_failures_are_one_line_until_the_server_answers(
 
 
 def test_a_long_outage_is_mentioned_every_30_seconds(
-    clock: HandClock, outages: OutageLog, caplog: pytest.LogCaptureFixture
+    clock: ManualClock, outages: OutageLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(1300):
         outages.failed("host:1", REFUSED)
-        clock.millis += 50
+        clock.at += 50
     assert caplog.messages[1:] == [
         "host:1 has not answered for 30 s: connection refused",
         "host:1 has not answered for 60 s: connection refused",
@@ -61,13 +50,13 @@ def test_a_long_outage_is_mentioned_every_30_seconds(
 
 
 def test_a_server_that_comes_and_goes_is_two_lines_in_30_seconds(
-    clock: HandClock, outages: OutageLog, caplog: pytest.LogCaptureFixture
+    clock: ManualClock, outages: OutageLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(100):
         outages.failed("host:1", RequestTimedOut("no answer"))
-        clock.millis += 100
+        clock.at += 100
         outages.answered("host:1")
-        clock.millis += 100
+        clock.at += 100
     assert len(caplog.messages) == 2
 
 
@@ -86,7 +75,7 @@ def test_a_lost_connection_alone_is_no_outage(outages: OutageLog, caplog: pytest
 
 
 def test_a_request_without_an_answer_is_left_to_the_outage_log(
-    clock: HandClock, caplog: pytest.LogCaptureFixture
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = RateLimitedLog(LOG, clock)
     log.failed("queue 1", "pull failed", REFUSED)
@@ -94,7 +83,7 @@ def test_a_request_without_an_answer_is_left_to_the_outage_log(
     assert caplog.messages == ["pull failed: no such queue"]
 
 
-def test_a_text_that_a_client_made_long_is_cut(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_text_that_a_client_made_long_is_cut(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     """A thousand of them are remembered, and each of a client's requests may carry 256 KiB of names."""
     limited = RateLimitedLog(LOG, clock)
     limited.warn("", "x" * 250_000)
@@ -102,7 +91,7 @@ def test_a_text_that_a_client_made_long_is_cut(clock: HandClock, caplog: pytest.
     assert [len(text) for text in caplog.messages] == [TEXT_CHARS]
 
 
-def test_lines_that_differ_are_limited_for_each_subject(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_that_differ_are_limited_for_each_subject(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     lines = FewLines(LOG, clock, limit=2)
     for number in range(10):
         lines.write(logging.WARNING, "group g", f"key {number}")
@@ -113,7 +102,7 @@ def test_lines_that_differ_are_limited_for_each_subject(clock: HandClock, caplog
         "group g: more of these lines are left out, for up to a minute",
         "another",
     ]
-    clock.millis += 60_000
+    clock.at += 60_000
     lines.write(logging.WARNING, "group g", "key 10")
     assert caplog.messages[-1] == "key 10"
     for number in range(2 * MAX_TEXTS):
@@ -121,7 +110,7 @@ def test_lines_that_differ_are_limited_for_each_subject(clock: HandClock, caplog
     assert caplog.messages.count("x") == MAX_TEXTS - 1, "subjects are limited too"
 
 
-def test_without_a_limit_every_line_is_logged(clock: HandClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_limit_every_line_is_logged(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     """Negative control of the test before."""
     lines = FewLines(LOG, clock, limit=1_000)
     for number in range(10):

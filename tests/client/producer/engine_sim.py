@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
+from tests.client.virtual_time import ManualClock
 from tests.wire.encoding import split_batch
 
 from lanemq.client.producer.batches import PendingMessage, RequestBuilder
@@ -23,17 +24,6 @@ from lanemq.wire.command import Command
 from lanemq.wire.properties import find_stamp
 
 QUEUE = MessageQueue("orders", "b", 0)
-
-
-class HandClock:
-    def __init__(self) -> None:
-        self.millis = 0
-
-    def now(self) -> Millis:
-        return Millis(self.millis)
-
-    def wall(self) -> Millis:
-        return Millis(1_700_000_000_000 + self.millis)
 
 
 @dataclass
@@ -96,7 +86,7 @@ class EngineSim:
     """
 
     def __init__(self, *, checks_stamps: bool = True, **options: float) -> None:
-        self.clock, self.history, self.results = HandClock(), RecordingHistory(), RecordingWaiter()
+        self.clock, self.history, self.results = ManualClock(), RecordingHistory(), RecordingWaiter()
         self.checks_stamps = checks_stamps
         settings = ProducerOptions(codec="bytes", history=self.history, **options)  # type: ignore[arg-type]
         self.engine = SendEngine(settings, RequestBuilder("g", "client", "p"), self.clock)
@@ -128,7 +118,7 @@ class EngineSim:
             self.wire += self.engine.connected(broker)
 
     def tick(self, millis: int) -> None:
-        self.clock.millis += millis
+        self.clock.at += millis
         self._do(self.engine.tick())
         self.connect()
 

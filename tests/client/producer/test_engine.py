@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.client.producer.engine_sim import QUEUE, Call, HandClock, RecordingWaiter
+from tests.client.producer.engine_sim import QUEUE, Call, RecordingWaiter
+from tests.client.virtual_time import ManualClock
 from tests.wire.encoding import split_batch
 
 from lanemq.client.producer.batches import PendingMessage, RequestBuilder
@@ -25,7 +26,7 @@ class Rig:
     """An engine and a broker that checks stamps. The test moves every request and reply by hand."""
 
     def __init__(self, *, checks_stamps: bool = True, **options: int | float) -> None:
-        self.clock = HandClock()
+        self.clock = ManualClock()
         self.results = RecordingWaiter()
         self.checks_stamps = checks_stamps
         self.engine = SendEngine(
@@ -56,7 +57,7 @@ class Rig:
             self.wire += self.engine.connected(broker)
 
     def tick(self, millis: int) -> Actions:
-        self.clock.millis += millis
+        self.clock.at += millis
         work = self.engine.tick()
         self._do(work)
         return work
@@ -182,7 +183,7 @@ def test_a_repetition_is_the_same_request() -> None:
     rig.offer()
     rig.connect()
     first = rig.wire[0].command
-    rig.clock.millis += 5000
+    rig.clock.at += 5000
     rig.lose()
     rig.tick(100)
     rig.connect()
@@ -336,8 +337,8 @@ def test_dial_waits_longer_after_every_failure() -> None:
     waits = []
     for _ in range(7):
         while not rig.engine.to_dial():
-            rig.clock.millis += 1
-        waits.append(rig.clock.millis)
+            rig.clock.at += 1
+        waits.append(rig.clock.at)
         assert rig.engine.to_dial() == []
         rig.engine.dial_failed("b", ConnectionLost("refused"))
     pauses = [after - before for before, after in pairwise(waits)]
@@ -350,5 +351,5 @@ def test_the_next_wake_is_always_later_than_now() -> None:
     rig.offer(sender_waits=True)
     rig.connect()
     assert rig.wire
-    rig.clock.millis += 5_000
+    rig.clock.at += 5_000
     assert rig.engine.next_wake() == rig.clock.now() + 1

@@ -92,9 +92,9 @@ def test_a_time_out_freezes_the_keys_in_flight_and_the_others_continue() -> None
 def test_a_message_that_times_out_unsent_freezes_its_key() -> None:
     sim = EngineSim(delivery_timeout=10.0)
     sim.offer("a", "b")
-    sim.clock.millis += 5000
+    sim.clock.at += 5000
     sim.offer("c", "b")
-    sim.clock.millis += 5000
+    sim.clock.at += 5000
     sim._do(sim.engine.tick())
     with pytest.raises(RequestTimedOut, match="was not sent"):
         raise sim.results.errors[0]
@@ -175,7 +175,7 @@ def test_the_first_failure_is_shown_as_the_reason() -> None:
     sim.offer("a", bad=[0])
     sim.heal()
     since = sim.clock.wall()
-    sim.clock.millis += 1000
+    sim.clock.at += 1000
     with pytest.raises(LaneFrozen):
         sim.offer("a")
     (frozen,) = sim.engine.frozen()
@@ -326,7 +326,7 @@ def test_a_request_whose_reply_was_lost_is_not_in_flight() -> None:
     sim = served(request_timeout=3.0)
     sim.offer("a")
     sim.cut()
-    sim.clock.millis += 5000
+    sim.clock.at += 5000
     assert sim.engine.tick().hang_up == []
 
 

@@ -24,7 +24,7 @@ def test_a_silent_stock_broker_under_a_known_name_gets_no_repetition() -> None:
     sim = served(request_timeout=3.0, delivery_timeout=20.0)
     sim.checks_stamps = False
     sim.offer("a")
-    sim.clock.millis += 5000
+    sim.clock.at += 5000
     assert sim.engine.tick().hang_up == []
 
 

@@ -23,14 +23,6 @@ PAUSE = threading.Event()
 
 
 @contextmanager
-def stopped(broker: FakeBroker) -> Iterator[None]:
-    """The broker's process is gone: connections are refused."""
-    broker.stop()
-    yield
-    broker.start()
-
-
-@contextmanager
 def cut_off(broker: FakeBroker) -> Iterator[None]:
     """Requests and replies are lost, connections stay open."""
     usual = broker.received
@@ -40,7 +32,9 @@ def cut_off(broker: FakeBroker) -> Iterator[None]:
 
 
 Outage = Callable[[FakeBroker], AbstractContextManager[None]]
-outages = pytest.mark.parametrize("away", [stopped, FakeBroker.asleep, pytest.param(cut_off, marks=pytest.mark.slow)])
+outages = pytest.mark.parametrize(
+    "away", [FakeBroker.stopped, FakeBroker.asleep, pytest.param(cut_off, marks=pytest.mark.slow)]
+)
 
 
 def stored_by_key(broker: FakeBroker) -> dict[str, list[str]]:
@@ -86,7 +80,7 @@ def test_a_message_that_outlives_its_delivery_timeout_freezes_its_key(broker: Fa
     """The negative control: the same outage, with a broker that is waited for less long."""
     with kind(broker.address, delivery_timeout=0.3) as producer:
         producer.send("orders", 0, key="k")
-        with stopped(broker):
+        with broker.stopped():
             with pytest.raises(RequestTimedOut):
                 producer.submit("orders", 1, key="k").result(30)
             assert [each.key for each in producer.frozen_keys()] == ["k"]
@@ -99,7 +93,7 @@ def test_a_send_that_gives_up_early_keeps_its_place(broker: FakeBroker, kind: Op
     """`timeout` ends the call, not the message: later messages of the key stay behind it."""
     with kind(broker.address, timeout=0.3) as producer:
         producer.submit("orders", 0, key="k").result(30)
-        with stopped(broker):
+        with broker.stopped():
             with pytest.raises(RequestTimedOut, match=r"within 0.3 s: it may be stored or not, and waits"):
                 producer.send("orders", 1, key="k")
             later = producer.submit("orders", 2, key="k")
@@ -113,7 +107,7 @@ def test_memory_is_bounded_while_the_broker_is_away(broker: FakeBroker, kind: Op
     with kind(broker.address, **settings) as producer:
         accepted = [producer.submit("orders", b"0" * 1000, key="k")]
         accepted[0].result(30)
-        with stopped(broker):
+        with broker.stopped():
             more = (producer.submit("orders", b"0" * 1000, key="k") for _ in range(100))
             with pytest.raises(RequestTimedOut, match="the buffer of 20000 bytes stayed full"):
                 accepted.extend(more)

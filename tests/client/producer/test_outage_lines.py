@@ -1,8 +1,8 @@
 """What a producer writes to the log while its broker is away: that it is away, and that it is back."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 from tests.client.fake_broker import FakeBroker, serving
@@ -14,15 +14,6 @@ from lanemq.net import rate_limited_log
 fake = serving()
 
 PAUSE = threading.Event()
-
-
-@contextmanager
-def stopped(broker: FakeBroker) -> Iterator[None]:
-    broker.stop()
-    yield
-    broker.start()
-
-
 Outage = Callable[[FakeBroker], AbstractContextManager[None]]
 
 
@@ -40,7 +31,7 @@ def send_through(fake: FakeBroker, kind: Open, away: Outage, until: Callable[[],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("away", [stopped, FakeBroker.asleep])
+@pytest.mark.parametrize("away", [FakeBroker.stopped, FakeBroker.asleep])
 def test_an_outage_is_two_lines_of_a_producer(
     fake: FakeBroker, kind: Open, away: Outage, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -56,4 +47,4 @@ def test_without_the_limit_every_attempt_is_a_line(
 ) -> None:
     """The negative control."""
     monkeypatch.setattr(rate_limited_log, "REMIND_AFTER", 0)
-    send_through(fake, kind, stopped, lambda: len(warnings_of_clients(caplog)) > 4)
+    send_through(fake, kind, FakeBroker.stopped, lambda: len(warnings_of_clients(caplog)) > 4)
