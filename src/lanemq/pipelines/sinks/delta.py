@@ -42,8 +42,6 @@ from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.model.units import Millis, Seconds, to_seconds
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Batch, Merge, Rows
 from lanemq.pipelines.sinks.exact_sink import (
-    EveryBatches,
-    ExactSink,
     ExtraColumns,
     LedgerEntry,
     ShardRows,
@@ -51,9 +49,9 @@ from lanemq.pipelines.sinks.exact_sink import (
     fit,
     merge_table,
     shards,
-    until_committed,
     without_deletions,
 )
+from lanemq.pipelines.sinks.versioned_table import EveryBatches, VersionedTableSink, until_committed
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +67,7 @@ PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz", "changeD
 _PARTITION_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_date)
 
 
-class DeltaSink(ExactSink):
+class DeltaSink(VersionedTableSink[Callable[[], bool]]):
     """Appends or merges batches.
 
     Args:
@@ -91,8 +89,6 @@ class DeltaSink(ExactSink):
         storage_options: How delta-rs reaches the store, with its names. Default: the settings of Spark that begin
             with `spark.hadoop.fs.s3a.`, and the environment.
     """
-
-    empties = True
 
     def __init__(
         self,
@@ -118,8 +114,6 @@ class DeltaSink(ExactSink):
         self._clock = clock or SystemClock()
         self._table: DeltaTable | None = None
         self._upkeep = EveryBatches(maintain_every)
-        self._stale = 0
-        """Rows that the last attempt to merge left out."""
         self._extra_columns = ExtraColumns(f"table {path}")
 
     def __str__(self) -> str:
@@ -143,35 +137,13 @@ class DeltaSink(ExactSink):
         except DeltaError as error:
             raise StorageError(f"the table {self._path} cannot be read: {error}") from error
 
-    def applied(self) -> int | None:
-        return self._entry(self._opened()).batch
-
-    def write(self, rows: Rows, batch: Batch) -> bool:
-        terms = self._terms_for(batch)
-        self._stale = self.last_stale = 0
-        if not self._entry(terms).admits(batch):
-            return False
-        new = self._commit(self._prepare(rows, batch, terms), batch, terms)
-        if new:
-            self._count_stale(batch, rows.count(), self._stale)
-            self._maintain()
-        return new
-
     def close(self) -> None:
         super().close()
         self._table = None
 
-    def purge_tombstones(self, below: int | str) -> int:
-        """Remove deletions with a sequence below this one, and return how many there were.
-
-        An older change of such a key that arrives afterwards is taken for a new row: choose a sequence so old that no
-        change before it can still arrive.
-        """
-        return self._until_committed(lambda: self._purge(_older(below)), "purging deletions")
-
-    def _purge(self, older: str) -> int:
+    def _purge(self, below: int | str) -> int:
         table = DeltaTable(self._path, storage_options=self._storage or None)
-        return int(table.delete(f"{_quoted(DELETED)} AND {older}")["num_deleted_rows"])
+        return int(table.delete(f"{_quoted(DELETED)} AND {_older(below)}")["num_deleted_rows"])
 
     def _find_table(self, terms: Terms) -> bool:
         self._table = _open_table(self._path, terms, self._partition_by, self._storage, evolve=self._evolve)
@@ -197,7 +169,6 @@ class DeltaSink(ExactSink):
         return _add_columns(self._delta(), terms.schema)
 
     def _entry(self, terms: Terms) -> LedgerEntry:
-        """Read the ledger from the newest version; the next commit is checked against this version."""
         table = self._delta()
         try:
             table.update_incremental()
@@ -209,7 +180,7 @@ class DeltaSink(ExactSink):
         )
 
     def _prepare(self, rows: Rows, batch: Batch, terms: Terms) -> Callable[[], bool]:
-        """Do what is slow and independent of the table's version; the returned commit can be tried repeatedly."""
+        """The returned commit can be tried repeatedly."""
         recorded = [Transaction(batch.query, batch.number), Transaction(_epoch_id(batch.query), batch.epoch)]
         if terms.pipeline:
             recorded.append(Transaction(terms.owner_id, terms.owner))
@@ -225,8 +196,8 @@ class DeltaSink(ExactSink):
         files = _place_files(rows, terms.schema, Path(self._path), self._partition_by, self._clock.wall())
         return lambda: self._append_files(files, named)
 
-    def _commit(self, commit: Callable[[], bool], batch: Batch, terms: Terms) -> bool:
-        return self._until_committed(lambda: self._entry(terms).admits(batch) and commit(), str(batch))
+    def _commit(self, prepared: Callable[[], bool], batch: Batch, terms: Terms) -> bool:
+        return self._until_committed(lambda: self._entry(terms).admits(batch) and prepared(), str(batch))
 
     def _append_files(self, files: list[AddAction], named: CommitProperties) -> bool:
         table = self._delta()
@@ -278,7 +249,6 @@ class DeltaSink(ExactSink):
             raise StorageError(f"{what}: the table {self._path} could not be written: {error}") from error
 
     def _maintain(self) -> None:
-        """Compact and vacuum when it is time. A failure is logged, and the next time tries again."""
         if not self._upkeep.is_due():
             return
         table = self._delta()

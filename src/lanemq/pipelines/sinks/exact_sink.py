@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
 from lanemq.files import Output, StorePath, arrow_source, copy
-from lanemq.model.errors import Closed, InvalidOption, SinkFenced, StateLost, StorageError, UsageError
+from lanemq.model.errors import Closed, InvalidOption, SinkFenced, StateLost, UsageError
 from lanemq.pipelines.parquet_encoding import dictionary_columns
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Batch, FileRows, Merge, Rows, Runs, Sink, run_name
 from lanemq.spark.versions import to_arrow_schema
@@ -33,10 +33,6 @@ from lanemq.spark.versions import to_arrow_schema
 log = logging.getLogger(__name__)
 
 C = TypeVar("C")
-T = TypeVar("T")
-
-MAX_ATTEMPTS = 50
-"""Commits that may fail because other writers change the table, before the batch fails."""
 
 _JSON = msgspec.json.Encoder()
 
@@ -386,38 +382,6 @@ class ExtraColumns:
                 field.name,
                 field.type,
             )
-
-
-# Tables whose commits other writers may refuse, and that need upkeep: Delta and Iceberg.
-
-
-def until_committed(attempt: Callable[[], T], conflict: type[Exception], what: str, table: str) -> T:
-    """Repeat an attempt that raises `conflict` because another writer changed the table, up to MAX_ATTEMPTS times."""
-    for number in range(1, MAX_ATTEMPTS + 1):
-        try:
-            return attempt()
-        except conflict as error:
-            log.info("%s: another writer changed table %s, attempt %d: %s", what, table, number, error)
-            last = error
-    raise StorageError(
-        f"{what}: other writers change the table {table} faster than it can be written; let fewer of them write at once"
-    ) from last
-
-
-class EveryBatches:
-    """Says after which batches the upkeep of a table is due: every `batches`, 0 for never."""
-
-    def __init__(self, batches: int) -> None:
-        self._batches = batches
-        self._since = 0
-
-    def is_due(self) -> bool:
-        """Called once after every batch."""
-        self._since += 1
-        if not self._batches or self._since < self._batches:
-            return False
-        self._since = 0
-        return True
 
 
 def is_nested(kind: pa.DataType) -> bool:

@@ -14,7 +14,7 @@ invisible to readers.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,17 +28,15 @@ from lanemq.model.units import Seconds, to_millis
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, Merge, Rows
 from lanemq.pipelines.sinks.arrow_merge import ArrowMerge
 from lanemq.pipelines.sinks.exact_sink import (
-    EveryBatches,
-    ExactSink,
     ExtraColumns,
     LedgerEntry,
     Terms,
     aligned,
     fit,
     merge_table,
-    until_committed,
     without_deletions,
 )
+from lanemq.pipelines.sinks.versioned_table import EveryBatches, VersionedTableSink, until_committed
 
 if TYPE_CHECKING:
     from lanemq.pipelines.sinks.iceberg_table import IcebergTable, TableChange
@@ -46,9 +44,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Filling: TypeAlias = Callable[["TableChange"], None]
+"""Writes the rows of a batch to a change of the table."""
 
 
-class IcebergSink(ExactSink):
+class IcebergSink(VersionedTableSink[Filling]):
     """Appends or merges batches. Needs the extra `iceberg`.
 
     Args:
@@ -70,7 +70,6 @@ class IcebergSink(ExactSink):
         evolve: Whether a run with new columns, or a row with an undeclared one, may add them to the table.
     """
 
-    empties = True
     packages: Mapping[str, str] = {"pyiceberg": "iceberg"}
 
     def __init__(
@@ -99,8 +98,6 @@ class IcebergSink(ExactSink):
         self._clock = clock or SystemClock()
         self._table: IcebergTable | None = None
         self._upkeep = EveryBatches(maintain_every)
-        self._stale = 0
-        """Rows that the last attempt to merge left out."""
         self._extra_columns = ExtraColumns(f"table {table}")
 
     def __str__(self) -> str:
@@ -115,32 +112,10 @@ class IcebergSink(ExactSink):
         table = self._place.find(self._name)
         return None if table is None else table.batch_of(query)
 
-    def applied(self) -> int | None:
-        return self._entry(self._opened()).batch
-
-    def write(self, rows: Rows, batch: Batch) -> bool:
-        terms = self._terms_for(batch)
-        self._stale = self.last_stale = 0
-        if not self._entry(terms).admits(batch):
-            return False
-        new = self._commit(self._prepare(rows, terms), batch, terms)
-        if new:
-            self._count_stale(batch, rows.count(), self._stale)
-            self._maintain()
-        return new
-
     def close(self) -> None:
         super().close()
         self._table = None
         self._place.close()
-
-    def purge_tombstones(self, below: int | str) -> int:
-        """Remove deletions with a sequence below this one, and return how many there were.
-
-        An older change of such a key that arrives afterwards is taken for a new row: choose a sequence so old that no
-        change before it can still arrive.
-        """
-        return self._until_committed(lambda: self._purge(below), "purging deletions")
 
     def _purge(self, below: int | str) -> int:
         table = self._place.find(self._name)
@@ -191,13 +166,12 @@ class IcebergSink(ExactSink):
         change.commit()
 
     def _entry(self, terms: Terms) -> LedgerEntry:
-        """Read the ledger from the newest snapshot; the next commit is checked against this snapshot."""
         table = self._opened_table()
         table.refresh()
         owner = table.owner_of(terms.pipeline) if terms.pipeline else None
         return LedgerEntry(table.batch_of(terms.query), table.epoch_of(terms.query), owner)
 
-    def _prepare(self, rows: Rows, terms: Terms) -> Callable[["TableChange"], None]:
+    def _prepare(self, rows: Rows, batch: Batch, terms: Terms) -> Filling:
         """Check and load the rows; the returned function writes them to a change, as often as it takes."""
         if isinstance(terms.how, Merge):
             wider = terms.widened(rows) if self.widens else terms
@@ -207,12 +181,12 @@ class IcebergSink(ExactSink):
         table = fit(rows.table(), terms.schema)
         return lambda change: change.add(table)
 
-    def _commit(self, fill: Callable[["TableChange"], None], batch: Batch, terms: Terms) -> bool:
+    def _commit(self, prepared: Filling, batch: Batch, terms: Terms) -> bool:
         def attempt() -> bool:
             if not self._entry(terms).admits(batch):
                 return False
             change = self._opened_table().change()
-            fill(change)
+            prepared(change)
             self._stage(change, terms, batch.number, owner=terms.owner if terms.pipeline else None)
             self._publish(change)
             return True
@@ -253,7 +227,6 @@ class IcebergSink(ExactSink):
         return until_committed(attempt, _library().CommitFailedException, what, self._name)
 
     def _maintain(self) -> None:
-        """Compact and vacuum when it is time. A failure is logged, and the next time tries again."""
         if not self._upkeep.is_due():
             return
         from lanemq.pipelines.sinks import iceberg_maintenance as maintenance
