@@ -9,6 +9,9 @@ JOBS ?= 4
 PARALLEL := -n $(JOBS) --dist loadgroup
 # Without byte code every process of a test run would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
+# What `make check` tests: what needs no server but a broker in its own process (CONTRIBUTING.md).
+FAST := tests/core tests/wire tests/model tests/log tests/net tests/checker tests/fast tests/broker tests/client \
+	tests/pipelines/declare tests/pipelines/stages tests/pipelines/checkpoint
 HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
 
 # Spark finds its Java by this.
@@ -44,7 +47,7 @@ most:
 pure: setup ## the tests of hot paths again, without the compiled module
 	@LANEMQ_PURE=1 LANEMQ_FEWER_EXAMPLES=5 $(BIN)/pytest -q -m "not slow and not extended" $(PARALLEL) $(HOT_PATHS)
 
-check: setup lint ## format, lint, types, import contracts, fast tests
+check: setup lint ## after each edit, about a minute: format, lint, types, import contracts, fast tests
 	@$(MAKE) --no-print-directory -j3 types contracts fast
 
 lint:
@@ -58,7 +61,7 @@ contracts:
 
 # A fifth of the examples of each property; `make test` takes all.
 fast:
-	@LANEMQ_FEWER_EXAMPLES=5 $(BIN)/pytest tests -q -m "not slow and not extended" --maxfail=5 $(PARALLEL)
+	@LANEMQ_FEWER_EXAMPLES=5 $(BIN)/pytest $(FAST) -q -m "not slow and not extended" -p tests.fast_tests --maxfail=5 $(PARALLEL)
 
 slow: setup ## only the slow tests
 	@$(JAVA) $(BIN)/pytest tests -m "slow and not extended"

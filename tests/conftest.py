@@ -40,11 +40,12 @@ SERVER_TARGETS = {"postgres", "topic"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks tests with servers as slow, which `make check` leaves out.
+    """Marks tests with servers as slow, which `make check` leaves out (`tests/fast_tests.py`).
 
     Where tests run in parallel, those that share a Spark session run in one process, and those that start Spark in
-    processes of their own in another, so that at most two of them use Java. Long tests come first: one that started
-    last would run alone.
+    processes of their own in another, so that at most two of them use Java. Tests that share a fixture of their module
+    or folder run in one process too: each process would make it again. Long tests come first: one that started last
+    would run alone.
     """
     _take_fewer_examples(items, int(os.environ.get("LANEMQ_FEWER_EXAMPLES", "1")))
     for item in items:
@@ -53,11 +54,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group("one session for all"))
         elif item.get_closest_marker("driver"):
             item.add_marker(pytest.mark.xdist_group("drivers"))
+        elif not item.get_closest_marker("xdist_group") and (sharing := _sharing(item)) is not None:
+            item.add_marker(pytest.mark.xdist_group(sharing))
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
         _show_groups(items)
+
+
+def _sharing(item: pytest.Item) -> str | None:
+    """The module or folder with whose tests this one shares a fixture; None if there is none."""
+    info = getattr(item, "_fixtureinfo", None)
+    scopes = set() if info is None else {found[-1].scope for found in info.name2fixturedefs.values()}
+    module = item.nodeid.partition("::")[0]
+    if "package" in scopes:
+        return module.rpartition("/")[0]
+    return module if "module" in scopes else None
 
 
 def _take_fewer_examples(items: list[pytest.Item], divisor: int) -> None:

@@ -19,6 +19,7 @@ DOCUMENTS = sorted(
     [
         ROOT / "README.md",
         ROOT / "CHANGELOG.md",
+        ROOT / "CONTRIBUTING.md",
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / folder / name for folder, name in (("examples", "README.md"), ("interop", "README.md"))),
         *(ROOT / "benchmarks").glob("*.md"),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 from tests.broker.conftest import StartProcess
 from tests.broker.raw_client import RawClient, bodies
 from tests.broker.running import BrokerProcess
@@ -38,6 +39,7 @@ def until(what: str, condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_without_descriptors_a_broker_is_busy_and_goes_on_when_they_return(
     start_process: StartProcess, folder: Path
 ) -> None:

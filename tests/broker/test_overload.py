@@ -72,6 +72,7 @@ def unsent(running: RunningBroker) -> int:
 
 
 @pytest.mark.parametrize("is_limited", [True, False])
+@pytest.mark.slow
 def test_unsent_replies_are_bounded_over_all_connections(start: Start, is_limited: bool) -> None:
     """Each of 80 clients asks for eight mebibytes and reads nothing. Without the limit all of them stay connected."""
     running = start()

@@ -31,6 +31,8 @@ from lanemq.net import turns
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 
+pytestmark = pytest.mark.slow
+
 LIMIT_SECONDS = 0.01
 RUNS = 8
 FIXED_WORK_SECONDS = 0.002
@@ -89,8 +91,11 @@ def fixed_work() -> None:
     sum(len(text) for _, text in table.values())
 
 
-def best(full: FullBroker, code: RequestCode, enough: float = LIMIT_SECONDS / 5) -> tuple[Pieces, float]:
-    """The cheapest of several runs, all of which are answered with success, and how slow the machine is."""
+def best(full: FullBroker, code: RequestCode, enough: float = LIMIT_SECONDS / 2) -> tuple[Pieces, float]:
+    """The cheapest of several runs, all of which are answered with success, and how slow the machine is.
+
+    Ends with the first run that takes less than `enough`.
+    """
     runs: list[Pieces] = []
     for _ in range(RUNS):
         full.run += 1
@@ -145,7 +150,11 @@ def test_a_heartbeat_costs_the_same_however_many_members_its_groups_have(full: F
 
     full.running.call(lambda: join(range(25)))
     measured(full, RequestCode.HEART_BEAT, {}, body)  # makes the topics of the groups
-    longest = min(measured(full, RequestCode.HEART_BEAT, {}, body)[0].longest for _ in range(RUNS))
+    longest = float("inf")
+    for _ in range(RUNS):
+        longest = min(longest, measured(full, RequestCode.HEART_BEAT, {}, body)[0].longest)
+        if longest < LIMIT_SECONDS / 2:
+            break
     slow = slowness(full)
     print(f"heartbeat among 25 members: {longest * 1000:.1f} ms, {slow:.1f} times slower than an idle core")
     assert longest < LIMIT_SECONDS * slow
@@ -154,7 +163,7 @@ def test_a_heartbeat_costs_the_same_however_many_members_its_groups_have(full: F
 def test_control_an_answer_about_many_queues_in_one_piece_takes_several_times_as_long(
     full: FullBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sliced, _ = best(full, RequestCode.GET_TOPIC_STATS_INFO)
+    sliced, _ = best(full, RequestCode.GET_TOPIC_STATS_INFO, enough=LIMIT_SECONDS / 5)
     monkeypatch.setattr(sliced_answers, "SLICE_NS", 10**18)
     whole, _ = best(full, RequestCode.GET_TOPIC_STATS_INFO, enough=0.0)
     assert whole.longest > 3 * sliced.longest

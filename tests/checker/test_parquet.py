@@ -20,6 +20,8 @@ from lanemq.checker.parquet_writing import convert
 from lanemq.checker.reading import HistoryReader, find_files
 from lanemq.checker.verdict import Verdict
 
+pytestmark = pytest.mark.slow
+
 
 def converted(folder: Path) -> Path:
     into = folder.parent / f"{folder.name}-parquet"
@@ -38,7 +40,6 @@ def test_converted_events_are_equal(tmp_path: Path) -> None:
     assert {path.suffix for path in again.iterdir()} == {".parquet"}
 
 
-@pytest.mark.slow
 def test_reports_are_equal(tmp_path: Path) -> None:
     for number, (_, script) in enumerate(list(PLANTED.values())[::12]):
         lines = write_history(tmp_path / str(number), parse(script))

@@ -1,4 +1,7 @@
-"""A console for the broker of `stage`, and a browser: one of each for all tests of the console."""
+"""A console for the broker of `stage`, and a browser: one of each for all tests of the console.
+
+Their scope keeps these tests in one process of a parallel run (`tests/conftest.py`).
+"""
 
 import subprocess
 from collections.abc import Iterator
@@ -20,13 +23,13 @@ TOKEN = "the-token"
 BASE = "http://127.0.0.1:9870"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with staged(tmp_path_factory.mktemp("console-stage")) as found:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(stage: Stage) -> Iterator[TestClient]:
     """A browser without scripts, on the console's own machine."""
     settings = ConsoleSettings(stage.address, every=0.2, history=stage.history)

@@ -504,6 +504,7 @@ def test_a_reader_that_may_write_would_take_the_write_ahead_log_away(start_proce
     assert "the newest part of state.db, is missing" in (examine(folder / "data").state_problem or "")
 
 
+@pytest.mark.slow
 def test_a_database_that_changes_all_the_time_is_copied(tmp_path: Path) -> None:
     """In several steps SQLite would begin again after each commit of the broker, and never end."""
     source, stop = tmp_path / "state.db", threading.Event()

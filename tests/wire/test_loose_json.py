@@ -94,13 +94,13 @@ def test_both_ways_to_read_integer_keys_agree(text: str, monkeypatch: pytest.Mon
 )
 def test_no_body_that_a_server_accepts_takes_long_to_read(body: bytes) -> None:
     """Processor time of the best of three; about twenty times as much as an idle core needs."""
-    times = []
     for _ in range(3):
         begin = time.thread_time()
         with contextlib.suppress(BodyError):
             HeartbeatData.of_request(bytes(bytearray(body)))
-        times.append(time.thread_time() - begin)
-    assert min(times) < 0.15
+        if time.thread_time() - begin < 0.15:
+            return
+    pytest.fail("three times, it took 0.15 s or longer")
 
 
 def test_the_body_of_a_request_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:

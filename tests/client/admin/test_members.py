@@ -110,11 +110,11 @@ def test_members_that_do_not_answer_take_few_threads_of_the_broker(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An Apache broker waits ten seconds for each of them, on a thread that others need."""
-    monkeypatch.setattr("lanemq.client.admin.members.TIMEOUT", 0.01)
     clock = ManualClock()
     questions = MemberQuestions(OPEN, clock)
     members = [("g", f"member-{number}", broker.address) for number in range(20)]
-    with broker.asleep():
+    with broker.asleep(), monkeypatch.context() as impatient:
+        impatient.setattr("lanemq.client.admin.members.TIMEOUT", 0.01)
         found = questions.reports(members)
     silent = [name for (_, name), report in found.items() if "did not answer within" in report.why]
     assert MAX_STUCK <= len(silent) < 2 * MAX_STUCK, "those that were under way at once"

@@ -240,6 +240,7 @@ def test_broadcasting_members_all_get_everything(broker: EmbeddedBroker, topic: 
 
 @pytest.mark.row("A46")
 @pytest.mark.row("A12")
+@pytest.mark.slow
 def test_a_second_member_takes_its_share_without_inversion_or_loss(broker: EmbeddedBroker, topic: str) -> None:
     inbox = Inbox()
 

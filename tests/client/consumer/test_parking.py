@@ -22,6 +22,8 @@ from lanemq.core.consuming.retry_policy import KEPT_MESSAGES, HoldKey, Park
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.units import Millis
 
+pytestmark = pytest.mark.slow  # keys fail and are retried for a second
+
 
 @pytest.fixture
 def parking(tmp_path: Path) -> Iterator[ParkingFixture]:
@@ -104,7 +106,6 @@ def test_a_redriven_lane_runs_in_order_before_newer_messages(parking: ParkingFix
     assert report.verdict is Verdict.PASS, report
 
 
-@pytest.mark.slow
 def test_a_lane_that_fails_again_is_parked_again_with_newer_messages(parking: ParkingFixture) -> None:
     parking.member()
     park_bad(parking)
@@ -169,7 +170,6 @@ def test_a_new_owner_parks_newer_messages_behind_and_runs_none(parking: ParkingF
     assert report.verdict is Verdict.PASS, report
 
 
-@pytest.mark.slow
 def test_an_owner_killed_before_its_commit_leaves_a_lane_that_is_neither_run_nor_parked_twice(
     parking: ParkingFixture,
 ) -> None:
@@ -189,7 +189,6 @@ def test_an_owner_killed_before_its_commit_leaves_a_lane_that_is_neither_run_nor
     assert parking.judge("rebalance").verdict is Verdict.PASS
 
 
-@pytest.mark.slow
 def test_an_owner_killed_in_a_redrive_is_continued_where_it_last_reported(parking: ParkingFixture) -> None:
     """It reports every second what is done, also while a message runs."""
     first = parking.member("a")
@@ -217,7 +216,6 @@ def test_an_owner_killed_in_a_redrive_is_continued_where_it_last_reported(parkin
     assert report.verdict is Verdict.PASS, report
 
 
-@pytest.mark.slow
 def test_a_graceful_hand_over_in_a_redrive_repeats_nothing(
     parking: ParkingFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +298,6 @@ def attempts(parking: ParkingFixture) -> int:
     return 0 if lane is None else lane.attempts
 
 
-@pytest.mark.slow
 def test_a_held_lane_keeps_its_attempts_through_a_change_of_owner(parking: ParkingFixture) -> None:
     first = hold_many(parking, "a", retries=30)
     until("it was tried a few times", lambda: attempts(parking) > 5)
@@ -332,7 +329,6 @@ def test_a_held_lane_survives_a_restart_of_the_broker_and_takes_newer_messages(p
     assert parking.judge("parked", "redriven").verdict is Verdict.PASS
 
 
-@pytest.mark.slow
 def test_the_first_message_of_a_held_lane_can_be_discarded(parking: ParkingFixture) -> None:
     def first_fails(message: Message) -> None:
         if message.queue_offset == 0:
@@ -432,7 +428,6 @@ def test_a_reset_leaves_parked_lanes_parked(parking: ParkingFixture) -> None:
     assert (parking.calls["bad"], parking.parked("bad")) == (before, [0, 2, 4])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "reported", "handled"),
     [("last", True, [0, 2, 4]), ("last", False, [0, 0, 2, 4]), ("first", True, [0, 0, 2, 4])],

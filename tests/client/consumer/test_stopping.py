@@ -212,6 +212,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.slow
 def test_sigterm_lets_a_push_consumer_finish_before_it_ends_the_process(real: EmbeddedBroker) -> None:
     command = [sys.executable, "-c", PUSH, real.address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -47,7 +47,7 @@ def test_other_keys_run_ahead_of_a_stuck_key_further_than_the_span(lanemq_broker
 
 def test_a_key_waits_as_long_as_its_handler_asks() -> None:
     """The member keeps its lease all the time, and other keys do not wait."""
-    minutes, waiting, behind = 10, queue(0), 3
+    minutes, waiting, behind = 3, queue(0), 3
 
     async def main() -> tuple[list[float], list[int]]:
         broker, tries, others = FakeBroker([waiting]), list[float](), list[int]()

@@ -237,6 +237,7 @@ def interrupted_program(broker: EmbeddedBroker, topic: str, how: str) -> tuple[b
     return ended.returncode == 0, [int(line) for line in ended.stdout.split()]
 
 
+@pytest.mark.slow
 def test_an_interrupt_on_the_main_thread_ends_the_program_and_its_message_comes_again(
     broker: EmbeddedBroker, topic: str
 ) -> None:
@@ -477,6 +478,7 @@ def test_cancelling_the_app_itself_ends_it_without_complaint(
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "batch"])
+@pytest.mark.slow
 def test_messages_finished_inside_a_run_are_reported_every_second(
     broker: EmbeddedBroker, topic: str, kind: str
 ) -> None:

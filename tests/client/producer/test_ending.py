@@ -18,6 +18,8 @@ from lanemq.client.receipt import Receipt
 from lanemq.model.errors import Closed
 from lanemq.testing.embedded import EmbeddedBroker
 
+pytestmark = pytest.mark.slow  # programs that end
+
 fake = serving()
 
 SECONDS = 60
@@ -85,13 +87,11 @@ def test_a_producer_closed_in_a_signal_handler_stores_what_it_accepted(broker: E
     end_by_signal(broker, new_topic(broker, f"signal-{call}"), call, times=1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_no_signal_of_ten_makes_a_producer_hang(broker: EmbeddedBroker, call: str) -> None:
     end_by_signal(broker, new_topic(broker, f"signals-{call}"), call, times=10)
 
 
-@pytest.mark.slow
 def test_a_handler_that_exits_makes_no_gap(broker: EmbeddedBroker) -> None:
     program = SUBMITS.format(call=CALLS["submit"]).replace("producer.close()\n", "producer.close()\n    sys.exit()\n")
     for stored, accepted, errors in ended_programs(broker, new_topic(broker, "exits"), program, times=10):

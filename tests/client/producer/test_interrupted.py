@@ -211,8 +211,16 @@ def test_a_message_stored_after_the_interruption_freezes_nothing() -> None:
 # memory
 
 
+@pytest.fixture
+def only_new_objects() -> Iterator[None]:
+    """Leaves what exists by now out of `alive`: in a process with many tests, a look at all of it takes a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def alive() -> int:
-    """The number of waiters in memory."""
+    """The number of waiters in memory, of those that the test made."""
     gc.collect()
     kinds = SingleWaiter, BatchWaiter, LoopFuture, SubmittedFuture
     return sum(isinstance(each, kinds) for each in gc.get_objects())
@@ -227,7 +235,7 @@ def fail(producer: Blocking | OnALoop, call: str) -> None:
         producer.submit("orders", "bad", key="k").result(30)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("only_new_objects")
 @pytest.mark.parametrize("call", ["send", "submit", "send_many", "refused"])
 def test_failed_calls_are_garbage_collected(broker: FakeBroker, kind: Open, call: str) -> None:
     """The garbage collector does not track messages: an error that refers back to one would keep it in memory."""
@@ -243,6 +251,7 @@ def test_failed_calls_are_garbage_collected(broker: FakeBroker, kind: Open, call
         assert alive() <= before + 2
 
 
+@pytest.mark.usefixtures("only_new_objects")
 def test_messages_refused_from_the_inbox_are_garbage_collected() -> None:
     engine = served().engine
     engine._lanes[QUEUE].frozen_keys.freeze("a", MessageRefused(13, "bad"), None, wall=Millis(1))
