@@ -5,6 +5,8 @@ import textwrap
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -19,24 +21,31 @@ def load_rows() -> ModuleType:
 
 rows = load_rows()
 TEXT = rows.DOCUMENT.read_text("utf-8")
-MARKS = rows.marked_tests()
+Marks = dict[str, list[str]]
 
 
-def test_every_row_has_a_test() -> None:
+@pytest.fixture(scope="module")
+def marks() -> Marks:
+    """Not read when the module is imported, which every process of a parallel run does: it takes a second."""
+    found: Marks = rows.marked_tests()
+    return found
+
+
+def test_every_row_has_a_test(marks: Marks) -> None:
     """Mark a test with `@pytest.mark.row("A57")` to give the row one."""
-    assert [row for row in rows.ROWS if row not in MARKS] == []
+    assert [row for row in rows.ROWS if row not in marks] == []
 
 
 def test_the_table_holds_every_row_once_and_in_order() -> None:
     assert rows.rows_in(TEXT) == list(rows.ROWS)
 
 
-def test_no_test_is_marked_with_an_unknown_row() -> None:
-    assert set(MARKS) <= set(rows.ROWS)
+def test_no_test_is_marked_with_an_unknown_row(marks: Marks) -> None:
+    assert set(marks) <= set(rows.ROWS)
 
 
-def test_the_test_column_is_up_to_date() -> None:
-    assert rows.rewritten(TEXT, MARKS) == TEXT, "run: python scripts/rows.py"
+def test_the_test_column_is_up_to_date(marks: Marks) -> None:
+    assert rows.rewritten(TEXT, marks) == TEXT, "run: python scripts/rows.py"
 
 
 def test_every_module_in_the_table_exists() -> None:
