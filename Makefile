@@ -12,7 +12,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # What `make check` tests: what needs no server but a broker in its own process (CONTRIBUTING.md).
 FAST := tests/core tests/wire tests/model tests/log tests/net tests/checker tests/fast tests/broker tests/client \
 	tests/pipelines/declare tests/pipelines/stages tests/pipelines/checkpoint
-HOT_PATHS := tests/core tests/wire tests/log tests/client tests/broker/handlers
+# Where a function has a compiled twin, and what calls it.
+HOT_PATHS := tests/core/sending tests/core/consuming tests/wire tests/log tests/client/producer tests/client/consumer \
+	tests/client/test_codec.py tests/broker/handlers
 
 # Spark finds its Java by this.
 JAVA = JAVA_HOME="$$(bash scripts/java.sh --home)"

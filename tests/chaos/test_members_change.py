@@ -52,14 +52,14 @@ def test_rolling_restarts_keep_order_and_redeliver_nothing(system: SystemUnderTe
     running = {n: system.consumer(f"{n}-0", work_ms=2, whole_queue=whole_queue) for n in "abc"}
     for n in "abc":
         system.until(f"{n} works", lambda n=n: works(system, f"{n}-0"))
-    for round in (1, 2, 3):
+    for round in (1, 2):
         for n in "abc":
             system.finish(running[n])
             running[n] = system.consumer(f"{n}-{round}", work_ms=2, whole_queue=whole_queue)
             system.until(f"{n} is back", lambda n=n, round=round: works(system, f"{n}-{round}"))
     report = settle(system, producer, *running.values())
     assert report.verdict is Verdict.PASS, complaint(report)
-    assert report.coverage["rebalance"] >= 9
+    assert report.coverage["rebalance"] >= 6
     assert report.groups["chaos"].redelivered == {}
 
 

@@ -6,7 +6,8 @@ from tests.chaos.system import SystemUnderTest, complaint
 
 from lanemq.checker.verdict import Verdict
 
-pytestmark = pytest.mark.slow
+# `make test` has the same in test_members_change.py; this one keeps the benchmark working.
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 def test_a_rolling_restart_delivers_nothing_twice(system: SystemUnderTest) -> None:
