@@ -1,7 +1,7 @@
 """Settings of all tests, and fixtures of Spark and pipeline tests.
 
 Hypothesis has no deadlines, because they would only measure how busy a machine is. All Spark tests share a session and
-a broker, and each has a topic and a group. All tests share one PostgreSQL server.
+a broker, and each has a topic and a group. Tests of PostgreSQL share a server.
 """
 
 import os
@@ -29,29 +29,25 @@ settings.load_profile("any machine")
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ.update(quick_spark.environment())
 
-SERVERS = {"spark", "postgres"}
-"""Fixtures that start something large; tests that need them wait for it."""
 SLOW_SECONDS = 900
 """Default time limit of a slow test: on a busy machine a JVM takes minutes to start."""
 MIN_EXAMPLES = 20
 """Examples of a property that `make check` takes at least."""
-SERVER_TARGETS = {"postgres", "topic"}
-"""Targets of the sink contract that need one of these servers."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks tests with servers as slow, which `make check` leaves out (`tests/fast_tests.py`).
 
-    Where tests run in parallel, those that share a Spark session run in one process, and those that start Spark in
-    processes of their own in another, so that at most two of them use Java. Tests that share a fixture of their module
-    or folder run in one process too: each process would make it again. Long tests come first: one that started last
-    would run alone.
+    Where tests run in parallel, those that share a Spark session run in one process, those that start Spark in
+    processes of their own in another, so that at most two of them use Java, and those that share a PostgreSQL server in
+    a third. Tests that share a fixture of their module or folder run in one process too: each process would make it
+    again. Long tests come first: one that started last would run alone.
     """
     _take_fewer_examples(items, int(os.environ.get("LANEMQ_FEWER_EXAMPLES", "1")))
     for item in items:
-        if SERVERS & {*getattr(item, "fixturenames", ())} or _target(item) in SERVER_TARGETS:
+        if (server := _server(item)) is not None:
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.xdist_group("one session for all"))
+            item.add_marker(pytest.mark.xdist_group(server))
         elif item.get_closest_marker("driver"):
             item.add_marker(pytest.mark.xdist_group("drivers"))
         elif not item.get_closest_marker("xdist_group") and (sharing := _sharing(item)) is not None:
@@ -61,6 +57,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
         _show_groups(items)
+
+
+def _server(item: pytest.Item) -> str | None:
+    """The group of tests with which this one shares a large server; None if it needs none.
+
+    A sink or a form of a database gets its server by name, from a fixture that does not say which.
+    """
+    fixtures, call = {*getattr(item, "fixturenames", ())}, getattr(item, "callspec", None)
+    target, form = (None, None) if call is None else (call.params.get("target"), call.params.get("form"))
+    if "spark" in fixtures or target == "topic":
+        return "one Spark session"
+    is_postgres = "postgres" in fixtures or target == "postgres"
+    if is_postgres or (form is not None and item.get_closest_marker("slow")):
+        return "one PostgreSQL server"
+    return None
 
 
 def _sharing(item: pytest.Item) -> str | None:
@@ -103,11 +114,6 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
-
-
-def _target(item: pytest.Item) -> object:
-    call = getattr(item, "callspec", None)
-    return None if call is None else call.params.get("target")
 
 
 @pytest.fixture(scope="session")
