@@ -58,6 +58,12 @@ def test_flags_win_over_the_environment_and_that_over_the_file(file: Path) -> No
         ("[broker]\nusers = false\n", "users must be a value, not false"),
         ("[broker]\nmax-body-bytes = 1\nmax_body_bytes = 2\n", "max_body_bytes is given twice"),
         ('[broker]\nretention = "soon"\n', "'soon' is not a duration"),
+        ('[broker]\nretention-bytes = "50 GB"\n', "It is in the file "),
+        ('[broker]\ndata = ""\n', "data is empty; give it a value, or remove it"),
+        ("[broker]\nmax-connections = -3\n", "max_connections=-3 must be at least 1"),
+        ("[broker]\ndefault-queues = 1025\n", "default_queues=1025 must be at most 1024: a topic has no more queues"),
+        ("[broker]\nmax-properties-bytes = 40000\n", "must be at most 32767: a record has no room for more"),
+        ('[broker]\nlisten = "9876"\n', "is a port without a host"),
     ],
 )
 def test_mistakes_in_the_file_are_named(tmp_path: Path, text: str, error: str) -> None:
@@ -73,6 +79,12 @@ def test_an_unknown_variable_and_a_missing_file_are_refused(tmp_path: Path) -> N
     assert result.exit_code == 2
     assert "did you mean LANEMQ_BROKER_LISTEN?" in result.output
     assert "cannot be read" in shown("--config", str(tmp_path / "none.toml")).output
+
+
+def test_a_wrong_value_is_reported_with_its_place() -> None:
+    result = shown(env={"LANEMQ_BROKER_MAX_CONNECTIONS": "many"})
+    assert "It is in the environment, as LANEMQ_BROKER_MAX_CONNECTIONS." in result.output
+    assert "It is in" not in shown("--max-connections", "many").output
 
 
 def test_an_empty_variable_is_refused_and_does_not_mean_the_default() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 
+from lanemq.core.brokering.topic_table import MAX_QUEUES
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import DEFAULT_BROKER_NAME
 from lanemq.net.address import Address
@@ -162,8 +163,11 @@ class BrokerOptions:
             for name, least in _LEAST.items()
             if getattr(self, name) < least
         ]
-        if self.max_body_bytes > 15 * MEBIBYTE:
-            problems.append("max_body_bytes must leave room in a 16 MiB frame: at most 15728640")
+        problems += [
+            f"{name}={getattr(self, name)!r} must be at most {most}: {why}"
+            for name, (most, why) in _MOST.items()
+            if getattr(self, name) > most
+        ]
         if not self.name or "/" in self.name:
             problems.append(f"name={self.name!r} must not be empty or contain '/'")
         if problems:
@@ -196,6 +200,11 @@ class BrokerOptions:
         return found
 
 
+_MOST = {
+    "default_queues": (MAX_QUEUES, "a topic has no more queues"),
+    "max_body_bytes": (15 * MEBIBYTE, "a message must fit into a frame of 16 MiB"),
+    "max_properties_bytes": (32_767, "a record has no room for more"),
+}
 _LEAST = {
     "relaxed_sync": 0.001,
     "default_queues": 1,

@@ -35,8 +35,25 @@ _SOURCES = {
 }
 
 
+class SettingsCommand(click.Command):
+    """A command with `--config`. A value that it does not take is reported with the place where it was given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            name = None if error.param is None else error.param.name
+            source = None if name is None else ctx.get_parameter_source(name)
+            if source is ParameterSource.DEFAULT_MAP:
+                error.message = f"{error.message.rstrip('.')}. It is in the file {ctx.meta.get(FILE)}."
+            elif source is ParameterSource.ENVIRONMENT:
+                variable = f"{PREFIX}_{str(name).upper()}"
+                error.message = f"{error.message.rstrip('.')}. It is in the environment, as {variable}."
+            raise
+
+
 def config_option(command: F) -> F:
-    """Adds `--config`. Use it with `context_settings={"auto_envvar_prefix": PREFIX}`."""
+    """Adds `--config`. Use it with `SettingsCommand` and `context_settings={"auto_envvar_prefix": PREFIX}`."""
     option = click.option(
         "--config",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -94,6 +111,8 @@ def read_settings(path: Path, known: Iterable[str], flags: Iterable[str]) -> dic
     for key, value in found.items():
         if not isinstance(value, str | int | float | bool):
             raise WrongUsage(f"--config {path}: {key} must be text, a number, true or false")
+        if value == "":  # an empty path would be the current folder
+            raise WrongUsage(f"--config {path}: {key} is empty; give it a value, or remove it")
         if isinstance(value, bool) and key not in flags:
             raise WrongUsage(
                 f"--config {path}: {key} must be a value, not {str(value).lower()}; see lanemq broker --help"

@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +30,7 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.cli.listening import BIND_ERRORS, UNKNOWN_HOST, cannot_listen, check_can_listen
 from lanemq.cli.options import CliError, duration
 from lanemq.cli.output import LogFormat, announce, log_audit_to, log_to_stderr
-from lanemq.cli.settings import PREFIX, config_option, origins_of
+from lanemq.cli.settings import PREFIX, SettingsCommand, config_option, origins_of
 from lanemq.clock import SystemClock
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import DEFAULT_BROKER_NAME
@@ -117,7 +117,7 @@ def _more_options(command: F) -> F:
     return cast(F, decorated)
 
 
-@click.command(context_settings={"auto_envvar_prefix": PREFIX})
+@click.command(cls=SettingsCommand, context_settings={"auto_envvar_prefix": PREFIX})
 @config_option
 @click.option(
     "--listen", default="127.0.0.1:9876", show_default=True, metavar="HOST:PORT", help="Address to listen on."
@@ -225,12 +225,12 @@ def broker(
     click.get_current_context().with_resource(_without_hangups())
     form = LogFormat(log_format)
     log_to_stderr(log_level.upper(), form)
-    options = BrokerOptions(
+    options = _options(
         data=data,
-        listen=parse_address(listen),
-        durable=not relaxed,
-        auto_create_topics=not no_auto_create,
-        monitor=None if monitor == "off" else parse_address(monitor, DEFAULT_MONITOR_PORT),
+        listen=listen,
+        relaxed=relaxed,
+        no_auto_create=no_auto_create,
+        monitor=monitor,
         monitor_required=_is_chosen("monitor"),
         origins={_FIELDS.get(name, name): where for name, where in origins_of(click.get_current_context()).items()},
         **settings,
@@ -243,6 +243,22 @@ def broker(
         log_audit_to(options.data / "audit.log" if audit is None else Path(audit))
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         runner.run(serve(options, form))
+
+
+def _options(*, listen: str, relaxed: bool, no_auto_create: bool, monitor: str, **settings: Any) -> BrokerOptions:
+    return BrokerOptions(
+        listen=parse_address(listen),
+        durable=not relaxed,
+        auto_create_topics=not no_auto_create,
+        monitor=None if monitor == "off" else parse_address(monitor, DEFAULT_MONITOR_PORT),
+        **settings,
+    )
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raises `InvalidOption` if a broker refuses these values of its command line; looks at no file."""
+    others = ("tls_cert", "tls_key", "tls_client_ca", "tls_mode", "log_format", "log_level", "audit")
+    _options(**{name: value for name, value in settings.items() if name not in others})
 
 
 def check_start(options: BrokerOptions) -> None:

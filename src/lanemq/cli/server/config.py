@@ -7,7 +7,7 @@ import click
 
 from lanemq.cli.options import InOrder, json_option
 from lanemq.cli.output import Grid, show, size_text
-from lanemq.cli.server.broker import broker
+from lanemq.cli.server.broker import broker, check_settings
 from lanemq.cli.settings import Setting, settings_of
 
 ZERO_MEANS = {
@@ -30,14 +30,17 @@ def show_config(flags: tuple[str, ...], as_json: bool) -> None:
     """Show what `lanemq broker` with the same flags would use, and where each value came from.
 
     Reads the file of --config and the environment as the broker does. Nothing is started, and --data is not needed.
+    Exit code 2 if the broker would refuse a value.
     """
-    found = settings_of(broker_context(flags))
+    context = broker_context(flags)
+    found = settings_of(context)
     rows = [(each.option.replace("_", "-"), _text(each), each.source, each.variable) for each in found]
     show(
         as_json,
         lambda: {each.option: {"value": _plain(each.value), "source": each.source} for each in found},
         Grid(("option", "value", "from", "variable"), rows),
     )
+    check_settings(context.params)
 
 
 def broker_context(flags: Sequence[str]) -> click.Context:
