@@ -250,6 +250,21 @@ def small_backup(folder: Path) -> Path:  # noqa: F811
     return folder / "backup"
 
 
+def test_a_broker_does_not_start_on_a_backup(folder: Path) -> None:  # noqa: F811
+    """It would grant epochs twice, and change what is to be restored. The control: without its manifest it starts."""
+    backup = small_backup(folder)
+    with pytest.raises(StorageError, match=r"is a backup: make a data folder of it with lanemq restore"):
+        Store(backup)
+    assert verify(backup).files
+    restore(backup, folder / "restored", now=0)
+    assert kept(folder / "restored") == ["kept"]
+    (backup / "backup.json").rename(backup / "backup.partial")
+    with pytest.raises(StorageError, match="is a backup"):
+        Store(backup)
+    (backup / "backup.partial").unlink()
+    Store(backup).close()
+
+
 def kept(data: Path) -> list[str]:
     store = Store(data)
     store.recover()

@@ -19,9 +19,10 @@ from lanemq.cli.server.broker import count_users
 from lanemq.cli.server.config import broker_context
 from lanemq.clock import SystemClock, wall_time
 from lanemq.core.brokering.disk_space import LowSpace, Space, log_limit
+from lanemq.log.folder.checks import refuse_backup
 from lanemq.log.folder.examination import Examined, examine, is_read_only
 from lanemq.log.state.database import VERSION, layout_problem
-from lanemq.model.errors import InvalidOption
+from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.net.certificate_end import certificate_end, end_problem
 from lanemq.net.descriptors import raise_soft_limit
 
@@ -145,6 +146,10 @@ def _versions() -> str:
 
 def _folder(data: Path) -> Finding:
     facts = data.stat()
+    try:
+        refuse_backup(data)
+    except StorageError as error:
+        return problem("folder", str(error))
     if is_read_only(data):
         return problem(
             "folder", f"{data} is on a read-only file system: look for its cause in dmesg, mount it writable"

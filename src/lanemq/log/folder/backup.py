@@ -28,15 +28,12 @@ import msgspec
 
 from lanemq.log.commit_log import segment_start
 from lanemq.log.filesystem import NO_SPACE
-from lanemq.log.folder.checks import FOREIGN, RESTORING, lost_state, unfinished_restore
+from lanemq.log.folder.checks import FOREIGN, MANIFEST, PARTIAL, RESTORING, lost_state, unfinished_restore
 from lanemq.log.folder.lock import DataLock, locked_folder
 from lanemq.log.state.database import VERSION, State, Sync, layout_problem
 from lanemq.log.state.recovery_file import RecoveryFile, SavedFacts
 from lanemq.model.errors import DiskFull, LogInUse, StorageError
 
-MANIFEST = "backup.json"
-PARTIAL = "backup.partial"
-"""Marks a folder whose backup was not finished, so that the next one may replace it."""
 STATE = "state.db"
 LOG = "log"
 

@@ -17,6 +17,11 @@ from lanemq.model.errors import StorageError
 RESTORING = "restoring"
 """The folder in a data folder to which a restore copies; it is gone when the restore is finished."""
 
+MANIFEST = "backup.json"
+"""The file of a complete backup that says what is in it. No data folder has it, nor the next one."""
+PARTIAL = "backup.partial"
+"""Marks a folder whose backup was not finished, so that the next one may replace it."""
+
 FOREIGN = frozenset({"lost+found"})
 """Names in an empty folder that the file system made."""
 
@@ -109,6 +114,19 @@ def lost_state(path: Path, *, running: bool) -> str | None:
 def older_state(state: State, facts: SavedFacts) -> bool:
     """Whether the database is an older copy than the one that the broker used last."""
     return state.generation() < facts.generation
+
+
+def refuse_backup(folder: Path) -> None:
+    """Raise `StorageError` if the folder is a backup.
+
+    A broker on it would grant epochs that the saved broker has granted since the backup, and would change the files, so
+    that they could not be restored any more.
+    """
+    if (folder / MANIFEST).exists() or (folder / PARTIAL).exists():
+        raise StorageError(
+            f"{folder} is a backup: make a data folder of it with lanemq restore {folder} --data DIR, and start with "
+            f"that one"
+        )
 
 
 def unfinished_restore(folder: Path) -> bool:
