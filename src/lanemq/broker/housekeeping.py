@@ -14,7 +14,7 @@ from lanemq.clock import nanoseconds_of
 from lanemq.core.brokering.quotas import UNUSED_NAME_MS, Quota
 from lanemq.log.commit_log import Segment
 from lanemq.log.state.space_reserve import SpaceReserve, reserve_bytes
-from lanemq.model.errors import DiskFull, StorageError
+from lanemq.model.errors import DiskFull, StorageError, WriteFailed
 from lanemq.model.names import retry_topic
 from lanemq.model.units import Millis, to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
@@ -33,6 +33,8 @@ GROUPS_EVERY_MS = 1_000
 DELETIONS_EVERY_MS = 2_000
 RESERVE_EVERY_MS = 10_000
 """Not at the start: a broker that lives for seconds, such as one of a test, does without a reserve."""
+FAILURE_EVERY_MS = 60_000
+"""Between two lines about the same failure of the housekeeping."""
 PAUSE_MS = 1_000
 """A longer time between two ticks means that the broker did not run: its process or machine was suspended."""
 PAUSE_AFTER_FULL_MS = 1_000
@@ -70,6 +72,8 @@ class Housekeeping:
         self._last: dict[str, Millis] = {"space": parts.clock.now()}
         self._last_tick = parts.clock.now()
         self._paused_at = Millis(0)
+        self._failed: dict[str, Millis] = {}
+        """Failures of steps that were logged in the last minute, and when."""
 
     async def run(self) -> None:
         """Tick for ever."""
@@ -117,8 +121,13 @@ class Housekeeping:
     def _step(self, step: Callable[[], None]) -> None:
         try:
             step()
-        except Exception:
-            log.exception("housekeeping failed")
+        except Exception as error:
+            # Not at every tick: a disk that cannot be asked would fill the log.
+            now, text = self._parts.clock.now(), f"{type(error).__name__}: {error}"
+            if now - self._failed.get(text, Millis(now - FAILURE_EVERY_MS)) >= FAILURE_EVERY_MS:
+                recent = {each: at for each, at in self._failed.items() if now - at < FAILURE_EVERY_MS}
+                self._failed = {**recent, text: now}
+                log.exception("housekeeping failed")
 
     def _expire_leases_and_members(self, now: Millis) -> None:
         """Expire leases and members and notify their groups, so that the next owner does not wait for its own timer."""
@@ -138,8 +147,13 @@ class Housekeeping:
         self._parts.notices.group_changed(dict.fromkeys((*(group for group, _ in ended), *changed)))
 
     def _watch_disk(self, now: Millis) -> None:
-        """Pause sends while the disk is nearly full, and let them go on by themselves."""
+        """Pause sends while the disk is nearly full, and let them go on by themselves. Stop them if the folder is gone:
+        the files are open, so writes would succeed, and what they write would be lost."""
         parts, group_commit = self._parts, self._parts.group_commit
+        if (lost := parts.store.lost()) is not None:
+            why = f"{lost}, so messages would be lost: put it back or restore a backup, then restart the broker"
+            group_commit.stop_writing(WriteFailed(why))
+            return
         if parts.low_space.look(parts.store.space()):
             if group_commit.paused is None:
                 # Old messages may go now instead of in a while.

@@ -93,6 +93,15 @@ class CommitLog:
         return segments[-1].end if segments else 0
 
     @property
+    def removed(self) -> Path | None:
+        """The newest segment if its file was deleted, though it is open; else None."""
+        segments = self._view.segments
+        try:
+            return segments[-1].path if segments and self._disk.is_removed(segments[-1].fd) else None
+        except OSError:
+            return None  # it was closed a moment ago
+
+    @property
     def newest_size(self) -> int:
         """Bytes in the newest segment."""
         segments = self._view.segments

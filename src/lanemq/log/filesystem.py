@@ -46,6 +46,10 @@ class Disk(Protocol):
 
     def size(self, fd: int) -> int: ...
 
+    def is_removed(self, fd: int) -> bool:
+        """Whether an open file has no name any more: what is written to it is gone when it is closed."""
+        ...
+
     def drop_cache(self, fd: int) -> None:
         """Drop cached pages, so that the next read shows what the device really holds."""
         ...
@@ -99,6 +103,9 @@ class RealDisk:
 
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
+
+    def is_removed(self, fd: int) -> bool:
+        return os.fstat(fd).st_nlink == 0
 
     def drop_cache(self, fd: int) -> None:
         if hasattr(os, "posix_fadvise"):

@@ -167,6 +167,16 @@ class Store:
         """What is left of the disk."""
         return Space(*self._disk.free_space(self._folder))
 
+    def lost(self) -> str | None:
+        """Why what is written now would be lost; None if it would not."""
+        if self._lock.lost():
+            return (
+                f"the data folder {self._folder} is not there any more: it was removed or renamed, or its disk was "
+                f"unmounted"
+            )
+        removed = self._log.removed
+        return None if removed is None else f"{removed}, the newest file of the log, was deleted"
+
     @property
     def open_files(self) -> int:
         """How many files the store keeps open at most, with the segments that it has now."""

@@ -1,5 +1,6 @@
 """On a failing disk, no lost send is acknowledged, every send is answered, and reads go on."""
 
+import shutil
 import sqlite3
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from tests.broker.raw_client import RawClient, bodies
 from tests.broker.running import Gate, ManualClock, RunningBroker
 
 from lanemq.core.brokering.dedup import ProducerTable
+from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -355,3 +357,61 @@ def test_a_failing_answer_does_not_prevent_others(broker: RunningBroker) -> None
     assert outcomes == [None]
     broker.settle()
     assert commits.pending_bytes == 0
+
+
+def lose(kind: str, data: Path) -> None:
+    """What people do by mistake to the folder of a running broker. Its files stay open, so no write fails."""
+    if kind == "log file deleted":
+        max((data / "log").iterdir()).unlink()
+    else:
+        data.rename(data.with_name("gone"))
+        if kind == "another folder":
+            data.mkdir()
+
+
+@pytest.mark.parametrize("kind", ["renamed", "another folder", "log file deleted"])
+def test_no_message_is_acknowledged_once_the_folder_is_gone(start: Start, kind: str) -> None:
+    running = start()
+    data = running.options.data
+    raw = running.connect()
+    raw.create("T", 1)
+    raw.send("T", b"kept", queue=0)
+    lose(kind, data)
+    running.call(running.broker.running.housekeeping.tick)
+    reply = raw.send("T", b"lost", queue=0)
+    assert reply.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "so messages would be lost" in (reply.remark or "")
+    assert bodies(raw.read("T")) == [b"kept"], "what is open can still be read"
+    if kind != "log file deleted":
+        shutil.rmtree(data, ignore_errors=True)
+        data.with_name("gone").rename(data)  # so that the broker can be stopped
+
+
+def test_without_that_look_messages_are_acknowledged_and_lost(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test before."""
+    monkeypatch.setattr(Store, "lost", lambda _: None)
+    with pytest.raises(AssertionError, match="SERVICE_NOT_AVAILABLE"):
+        test_no_message_is_acknowledged_once_the_folder_is_gone(start, "log file deleted")
+
+
+def test_the_file_of_the_lock_alone_may_be_deleted(broker: RunningBroker) -> None:
+    (broker.options.data / "lock").unlink()
+    assert broker.broker.running.parts.store.lost() is None
+
+
+def test_a_step_that_fails_at_every_tick_is_logged_once_a_minute(
+    start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that cannot be asked filled the log with 20 tracebacks a second."""
+    running = start(clock=ManualClock())
+
+    def fail(_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Store, "space", fail)
+    for _ in range(10):
+        running.call(running.broker.running.housekeeping.tick)
+    failures = [record for record in caplog.records if record.message == "housekeeping failed"]
+    assert len(failures) == 1
+    running.advance(60_000)
+    assert len([record for record in caplog.records if record.message == "housekeeping failed"]) == 2

@@ -66,6 +66,10 @@ class DataLock:
     def closed(self) -> bool:
         return not self._fds
 
+    def lost(self) -> bool:
+        """Whether the path leads to another folder, or to none: it was removed or renamed, or its disk is unmounted."""
+        return not any(map(_is_same, self._fds, (self._folder, self._folder / LOCK)))
+
     def close(self) -> None:
         """Release the folder. Repeating it does nothing."""
         while self._fds:
@@ -100,6 +104,15 @@ def holder(folder: Path) -> str | None:
     except OSError:
         return None
     return None
+
+
+def _is_same(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # it cannot be asked, which says nothing
 
 
 def _process_in(folder: Path) -> str:
