@@ -21,7 +21,7 @@ from tests.broker.raw_client import pull_ext
 from tests.broker.running import RunningBroker, retire_now
 from tests.log.conftest import memory_folder
 
-from lanemq.broker import sliced_answers
+from lanemq.broker import body_limits, sliced_answers
 from lanemq.broker.handlers import pull
 from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.brokering.parked_lane_table import LaneName
@@ -136,6 +136,24 @@ def test_a_pull_with_the_longest_expression_holds_the_loop_for_milliseconds(
     monkeypatch.setattr(pull, "MAX_TAGS", 100_000)
     monkeypatch.setattr(pull, "MAX_EXPRESSION_CHARS", 1_000_000)
     assert longest(25_000, 4) > LIMIT_SECONDS
+
+
+def test_a_heartbeat_of_empty_objects_is_refused_before_it_is_decoded(
+    full: FullBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the control: decoded, the objects that fit into one body hold the loop for 30 ms."""
+    objects = ",".join(["{}"] * 43_000)
+
+    def longest(run: int) -> tuple[float, str | None]:
+        body = f'{{"clientID":"c{run}","consumerDataSet":[{{"subscriptionDataSet":[{objects}]}}]}}'.encode()
+        pieces, answer = measured(full, RequestCode.HEART_BEAT, {}, body)
+        return pieces.longest, answer.remark
+
+    took, remark = min(longest(run) for run in range(3))
+    assert "more than 4000 objects" in (remark or "")
+    assert took < LIMIT_SECONDS * slowness(full)
+    monkeypatch.setattr(body_limits, "MAX_OBJECTS", 100_000)
+    assert longest(4)[0] > LIMIT_SECONDS
 
 
 def test_a_heartbeat_costs_the_same_however_many_members_its_groups_have(full: FullBroker) -> None:
