@@ -193,3 +193,9 @@ def test_the_users_and_the_certificate_of_the_settings_are_examined(tmp_path: Pa
     assert (shown["users"]["result"], shown["certificate"]["result"]) == ("PROBLEM", "PROBLEM")
     assert "has expired" in shown["certificate"]["text"]
     assert "cannot be read" in found(tmp_path / "missing", late.key)["certificate"]["text"]
+
+
+def test_a_file_system_without_a_size_is_a_warning_and_not_a_full_disk() -> None:
+    nothing, sizes = Space(0, 0), doctor.DiskSettings(512 << 20, 0, 1 << 20)
+    assert doctor.space_finding(nothing, sizes).result == "warning"
+    assert "set --retention-bytes" in doctor.retention_finding(nothing, 5, sizes).text

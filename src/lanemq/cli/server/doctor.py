@@ -189,6 +189,8 @@ def _space(data: Path) -> Space | Finding:
 
 
 def space_finding(space: Space, sizes: DiskSettings) -> Finding:
+    if not space.total:
+        return warning("disk", "this file system does not tell its size: sends stop when it is full, not before")
     low = LowSpace(sizes.min_free)
     low.look(space)
     limit = f"below {size_text(low.watermark())}" if low.watermark() else "when it is full"
@@ -203,6 +205,8 @@ def space_finding(space: Space, sizes: DiskSettings) -> Finding:
 
 def retention_finding(space: Space, log_bytes: int, sizes: DiskSettings) -> Finding:
     """Whether the log reaches its size limit, at which the oldest messages are deleted, before sends stop."""
+    if not space.total and not sizes.retention:
+        return warning("retention", f"the log has {size_text(log_bytes)} and no size limit: set --retention-bytes")
     low = LowSpace(sizes.min_free)
     low.look(space)
     limit = log_limit(sizes.retention, sizes.segment, space.total)

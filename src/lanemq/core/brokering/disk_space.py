@@ -43,6 +43,13 @@ class LowSpace:
         return self.low
 
 
+NO_LIMIT = 2**62
+
+
 def log_limit(retention_bytes: int, segment_bytes: int, disk_bytes: int) -> int:
-    """The size of the log above which its oldest files are deleted; 0 stands for three quarters of the disk."""
-    return retention_bytes or max(segment_bytes, disk_bytes * 3 // 4)
+    """The size of the log above which its oldest files are deleted; 0 stands for three quarters of the disk.
+
+    Some file systems say that their size is 0. Their log has no limit: of an unknown size there are no three quarters.
+    """
+    by_default = max(segment_bytes, disk_bytes * 3 // 4) if disk_bytes else NO_LIMIT
+    return retention_bytes or by_default
