@@ -4,14 +4,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.certificates import Authority, Identity
+from tests.certificates import Authority
 
-from lanemq.broker.config import BrokerOptions
-from lanemq.cli.server.broker import _warnings
 from lanemq.clock import SystemClock
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis
-from lanemq.net.address import Address
 from lanemq.net.certificate_end import EXPIRED, SOON_MS, certificate_end, end_problem
 from lanemq.net.server_tls import ServerTls, TlsDetector
 
@@ -62,12 +59,12 @@ def test_an_operator_hears_of_a_certificate_two_weeks_before_its_end(end: Millis
     assert said is None if problem is None else problem in (said or "")
 
 
-def test_a_broker_warns_at_its_start_of_a_certificate_that_ends_soon(authority: Authority, tmp_path: Path) -> None:
-    soon, late = authority.issue("start-soon", days=2), authority.issue("start-late")
-    listen = Address("127.0.0.1", 0)
-
-    def warned(made: Identity) -> list[str]:
-        return list(_warnings(BrokerOptions(tmp_path, listen=listen, tls=ServerTls(made.cert, made.key))))
-
-    assert ["start-soon.pem: the certificate expires" in text for text in warned(soon)] == [True]
-    assert warned(late) == []
+def test_a_certificate_that_ends_soon_is_logged_whenever_it_is_read(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = authority.issue("logged")
+    detector = TlsDetector(ServerTls(made.cert, made.key), SystemClock())
+    assert caplog.messages == []
+    authority.issue("logged", days=2)
+    detector.reload()
+    assert "logged.pem: the certificate expires" in caplog.messages[0]

@@ -5,6 +5,7 @@ record, which no frame of the protocol begins with. Invariant: with `enforcing`,
 """
 
 import asyncio
+import logging
 import socket
 import ssl
 from contextlib import suppress
@@ -16,9 +17,11 @@ from typing import NamedTuple
 from lanemq.clock import Clock
 from lanemq.model.errors import ConnectionLost, InvalidOption, RequestTimedOut, TlsFailed
 from lanemq.model.units import Millis
-from lanemq.net.certificate_end import certificate_end
+from lanemq.net.certificate_end import certificate_end, end_problem
 from lanemq.net.fresh_file import FreshFile
 from lanemq.net.security import load_authorities, load_certificate
+
+log = logging.getLogger(__name__)
 
 HANDSHAKE_BYTE = b"\x16"
 """TLS's record type. A frame's first byte is the highest of its length, which the limit of 16 MiB keeps at 0 or 1."""
@@ -90,9 +93,18 @@ class TlsDetector:
 
     def __init__(self, tls: ServerTls, clock: Clock) -> None:
         self._enforcing = tls.mode is TlsMode.ENFORCING
-        self._loaded = FreshFile(tls.files, tls.loaded, clock)
+        self._tls = tls
+        self._clock = clock
+        self._loaded = FreshFile(tls.files, self._load, clock)
         self._waiting: set[asyncio.Future[None]] = set()
         self._closed = False
+
+    def _load(self) -> LoadedTls:
+        loaded = self._tls.loaded()
+        soon = end_problem(loaded.certificate_end, now=self._clock.wall())
+        if soon is not None:
+            log.warning("%s: %s", self._tls.cert, soon)
+        return loaded
 
     async def context_for(self, connection: socket.socket, seconds: float) -> ssl.SSLContext | None:
         """The SSL context to use; None for an accepted plain connection. Raises `TlsFailed` for a plain connection that

@@ -31,11 +31,9 @@ from lanemq.cli.listening import BIND_ERRORS, UNKNOWN_HOST, cannot_listen, check
 from lanemq.cli.options import CliError, duration
 from lanemq.cli.output import LogFormat, announce, log_audit_to, log_to_stderr
 from lanemq.cli.settings import PREFIX, SettingsCommand, config_option, origins_of
-from lanemq.clock import SystemClock
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import DEFAULT_BROKER_NAME
 from lanemq.net.address import parse_address
-from lanemq.net.certificate_end import certificate_end, end_problem
 from lanemq.net.descriptors import raise_soft_limit
 from lanemq.net.freed_memory import keep_freed_memory
 from lanemq.net.server_tls import ServerTls, TlsMode
@@ -297,10 +295,6 @@ def _warnings(options: BrokerOptions) -> Iterator[str]:
             f"{options.listen} can be reached from other machines, and {' and '.join(unprotected)}: "
             f"keep it behind a firewall, or use --listen 127.0.0.1:{options.listen.port}"
         )
-    if options.tls is not None:
-        end = certificate_end(options.tls.cert, options.tls.key)
-        if (soon := end_problem(end, now=SystemClock().wall())) is not None:
-            yield f"{options.tls.cert}: {soon}"
     if options.users is not None and options.users.is_file() and options.users.stat().st_mode & 0o077:
         yield (
             f"{options.users} holds secrets and can be read by other users of this machine: chmod 600 {options.users}"
