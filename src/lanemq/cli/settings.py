@@ -45,11 +45,13 @@ class SettingsCommand(click.Command):
             name = None if error.param is None else error.param.name
             source = None if name is None else ctx.get_parameter_source(name)
             if source is ParameterSource.DEFAULT_MAP:
-                error.message = f"{error.message.rstrip('.')}. It is in the file {ctx.meta.get(FILE)}."
+                place = f"in the file {ctx.meta.get(FILE)}"
             elif source is ParameterSource.ENVIRONMENT:
-                variable = f"{PREFIX}_{str(name).upper()}"
-                error.message = f"{error.message.rstrip('.')}. It is in the environment, as {variable}."
-            raise
+                place = f"in the environment, as {PREFIX}_{str(name).upper()}"
+            else:
+                raise
+            text = f"{error.message.rstrip('.')}. It is {place}."
+            raise click.BadParameter(text, error.ctx, error.param, error.param_hint) from error
 
 
 def config_option(command: F) -> F:
