@@ -211,6 +211,36 @@ def test_deletions_and_resets_under_way_are_limited_by_connection(broker: Runnin
     assert raw.ask(code, fields(7)).code == 0, "what was refused has changed nothing, and can be asked again"
 
 
+@pytest.mark.parametrize("kind", ["delete", "reset"])
+def test_many_groups_are_deleted_or_reset_in_few_transactions(broker: RunningBroker, kind: str) -> None:
+    """With a write for each, a client that deletes a thousand groups would delay the locks of all others by seconds."""
+    raw, state = broker.connect(), broker.broker.running.parts.state
+    raw.create("T", 1)
+    groups = [f"g{number}" for number in range(100)]
+    for group in groups:
+        raw.commit(0, group=group)
+    broker.settle()
+    writes, transaction = list[object](), state.transaction
+
+    def counted(sync: object) -> object:
+        if not state._together:
+            writes.append(sync)
+        return transaction(sync)  # type: ignore[arg-type]
+
+    state.transaction = counted  # type: ignore[method-assign,assignment]
+    code, fields = {
+        "delete": (RequestCode.DELETE_SUBSCRIPTIONGROUP, lambda group: {"groupName": group, "cleanOffset": "true"}),
+        "reset": (
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+            lambda group: {"topic": "T", "group": group, "timestamp": "0", "isForce": "true"},
+        ),
+    }[kind]
+    asked = [raw.frame(code, fields(group)) for group in groups]
+    raw.socket.sendall(b"".join(frame for _, frame in asked))
+    assert [raw.answer(opaque).code for opaque, _ in asked] == [0] * 100
+    assert 1 <= len(writes) < 50
+
+
 def test_without_the_count_of_rows_every_deletion_is_taken(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -298,7 +298,7 @@ class GroupHandler:
             self._parts.end_row(peer)
             answer_saved(peer, request, error)
 
-        self._parts.row_thread.submit(delete, deleted)
+        self._parts.row_thread.submit_rows(self._parts.state, delete, deleted)
 
     def _check_client(self, peer: Peer, request: Command) -> None:
         """Refuse unsupported filters when the client starts, not at each pull.

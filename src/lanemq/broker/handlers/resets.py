@@ -100,7 +100,8 @@ class ResetHandler:
                 self._moved(group, {(queue.topic, queue.queue_id) for queue in table})
 
         # Unlike progress, a reset must not be lost in a crash once it is answered.
-        self._parts.row_thread.submit(lambda: self._parts.state.save_offsets(rows, Sync.FULL), saved)
+        parts = self._parts
+        parts.row_thread.submit_rows(parts.state, lambda: parts.state.save_offsets(rows, Sync.FULL), saved)
 
     def _target(self, header: ResetOffsetHeader, queue_id: int) -> int:
         low, high = self._parts.store.bounds(header.topic, queue_id)
