@@ -444,7 +444,7 @@ def _mentioned(wanted: Any) -> Iterator[type]:
 def _refuse(wanted: Any, why: str) -> NoReturn:
     raise InvalidOption(
         f"{type_name(wanted)} cannot be decoded from JSON: {why}; use a dataclass, a msgspec Struct, a TypedDict, a "
-        f"Pydantic model or plain types such as dict, or give the app a codec of your own"
+        f"Pydantic model, plain types such as dict, or a codec of your own"
     )
 
 

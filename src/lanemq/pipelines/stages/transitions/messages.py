@@ -8,11 +8,12 @@ missing body (null) is poison for every decoder.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, get_origin
 
 import msgspec
 import pyarrow as pa
 
+from lanemq.client.codec import JsonCodec, decoder_for
 from lanemq.clock import wall_time
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines.stages.queue_borders import queue_borders
@@ -128,7 +129,11 @@ Decode: TypeAlias = Callable[[bytes], Any]
 
 
 def decoder(decode: object) -> Decode:
-    """`"json"`, `"text"`, `"bytes"`, a type for JSON (msgspec Struct, dataclass, TypedDict), or a function."""
+    """`"json"`, `"text"`, `"bytes"`, a type for JSON, or a function.
+
+    Types are those of handlers: msgspec Struct, dataclass, TypedDict, Pydantic model, `list[...]` and unions of these.
+    Raises `InvalidOption` for a type that JSON cannot be decoded into.
+    """
     match decode:
         case "json":
             return msgspec.json.Decoder().decode
@@ -136,20 +141,32 @@ def decoder(decode: object) -> Decode:
             return _text
         case "bytes":
             return _same
-        case type():
-            return msgspec.json.Decoder(decode).decode
+        case _ if _is_type(decode):
+            return _json_decoder(decode)
         case _ if callable(decode):
             return decode
         case _:
             raise InvalidOption(f"decode={decode!r} is unknown: use 'json', 'text', 'bytes', a type or a function")
 
 
+def _json_decoder(wanted: object) -> Decode:
+    try:
+        return decoder_for(JsonCodec(), wanted)
+    except InvalidOption as error:
+        raise InvalidOption(f"decode: {error}; decode= takes such a codec as a function of the bytes") from error
+
+
 def empty_decoder(decode: object) -> Callable[[bytes | None], Any]:
     """The decoder for empty and missing bodies."""
-    if decode == "json" or isinstance(decode, type):
+    if decode == "json" or (_is_type(decode) and decode is not bytes):
         return decode_empty_as_none
     decoded = decoder(decode)
     return lambda body: decoded(_present(body))
+
+
+def _is_type(decode: object) -> bool:
+    """Whether it is a class, or an annotation such as `list[Payment]` or `Paid | Refunded`."""
+    return isinstance(decode, type) or get_origin(decode) is not None
 
 
 def decode_empty_as_none(body: bytes | None) -> None:

@@ -73,7 +73,12 @@ from lanemq.pipelines.stages.transitions.rules import (
     UnfitState,
 )
 from lanemq.pipelines.stages.transitions.shard import START, ShardFiles
-from lanemq.pipelines.stages.transitions.state_schema import UpgradeState, check_state_schema, state_schema
+from lanemq.pipelines.stages.transitions.state_schema import (
+    UpgradeState,
+    check_state_schema,
+    check_state_type,
+    state_schema,
+)
 from lanemq.pipelines.stages.transitions.timers import takes_context
 from lanemq.pipelines.stages.transitions.unit_log import (
     Intent,
@@ -119,7 +124,8 @@ class Transitions(Stage):
     Args:
         step: `step(state, event) -> (state, rows)`.
         outputs: Columns of the rows, such as `"order_id string, status string"`.
-        decode: "json", "text", "bytes", a type for JSON (msgspec Struct, dataclass, TypedDict) or a function.
+        decode: "json", "text", "bytes", a type for JSON (msgspec Struct, dataclass, TypedDict, Pydantic model) or a
+            function.
         state_type: The type in which the step gets its state; default: dicts, lists, numbers, texts.
         upgrade_state: `upgrade_state(old) -> new`, for stored states that `state_type` cannot read: a function of the
             state as dicts, lists, numbers and texts.
@@ -460,6 +466,7 @@ def _check(options: StageOptions, shards: object) -> None:
         raise InvalidOption(f"on_expire={options.on_expire!r} cannot be called: give a function of (state, key)")
     if options.on_expire is not None and options.limits.expire_after is None:
         raise InvalidOption("on_expire is never called without limits=StateLimits(expire_after=...): give both")
+    check_state_type(options.state_type)
     if options.upgrade_state is not None and (not callable(options.upgrade_state) or options.state_type is None):
         raise InvalidOption("upgrade_state is a function of the old state, and needs state_type: give both")
     if options.on_timer is not None and not callable(options.on_timer):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
+import msgspec.inspect
 
 from lanemq.model.errors import InvalidOption
 
@@ -27,6 +28,19 @@ def state_schema(state_type: Any) -> Schema | None:
         return msgspec.json.schema(state_type)
     except TypeError:
         return None
+
+
+def check_state_type(state_type: Any) -> None:
+    """`InvalidOption` for a class whose objects cannot be written as a state; every batch would fail later."""
+    try:
+        found = msgspec.inspect.type_info(state_type)
+    except (TypeError, ValueError, NameError):
+        return
+    if isinstance(found, msgspec.inspect.CustomType):
+        raise InvalidOption(
+            f"state_type={found.cls.__qualname__}: its objects cannot be written as a state, and neither can Pydantic "
+            f"models; use a msgspec Struct, a dataclass or a TypedDict, or keep a dict, such as model_dump(mode='json')"
+        )
 
 
 def check_state_schema(old: Schema | None, new: Schema | None, folder: object) -> None:
