@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.cli.conftest import Run
 from tests.pipelines.stages.transitions.dead_letter_fixture import DeadLetterPipeline
 from tests.pipelines.stages.transitions.pipeline_fixture import Sent
 
-from lanemq.pipelines import DeadLetter
+from lanemq.console.views.pipelines import PipelineStatus, StatusAt, pipeline_row
+from lanemq.pipelines import DeadLetter, Park, parked
 
 DEAD_LETTER = "orders/broker-a/0/0"
 
@@ -63,6 +65,25 @@ def test_a_redrive_says_that_it_comes_late_and_is_shown_until_it_is_done(
     ]
     assert states == ["redriven"] * 3 + ["open"] * 3, "they failed again"
     assert json.loads(run("pipeline", "status", place, "--json").stdout)["decided_dead_letters"] == 0
+
+
+def test_settled_notices_are_not_counted_with_what_waits(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanemq.cli.pipeline.status.BROKER_WAIT", "1ms")
+    place, pipeline = str(tmp_path), DeadLetterPipeline(tmp_path, on_failure=Park())
+    pipeline.process(Sent(0, 0, "a", b"{"))
+    assert "1 dead letter in" in run("pipeline", "status", place).stdout
+    pipeline.restart(decode="text", step=lambda state, event: (state, []))
+    parked(tmp_path).redrive("a")
+    pipeline.process_retry_pass()
+    assert "and 1 notice of messages that do not wait any more" in run("pipeline", "status", place).stdout
+    listed = run("pipeline", "dead-letters", "list", place).stdout
+    assert "not listed: 1 settled notice; --all lists all" in listed
+    assert "settled" in run("pipeline", "dead-letters", "list", place, "--all").stdout
+    status = msgspec.json.decode(run("pipeline", "status", place, "--waiting", "--json").stdout, type=PipelineStatus)
+    row = pipeline_row(StatusAt(0, status), None)
+    assert (row.dead_letters, row.gave_up, status.open_letters) == ("0", False, 0)
 
 
 @pytest.mark.usefixtures("kept")

@@ -137,7 +137,7 @@ def test_status_counts_dead_letters_and_names_their_folder(run: Run, tmp_path: P
         pq.write_table(pa.table({"key": ["k"] * rows}), folder / place / name)
     assert f"3 dead letters in {folder}\n" in run("pipeline", "status", str(tmp_path)).stdout
     found = json.loads(run("pipeline", "status", str(tmp_path), "--json").stdout)
-    assert found["dead_letters"] == {"count": 3, "folder": str(folder)}
+    assert found["dead_letters"] == {"count": 3, "settled": 0, "folder": str(folder)}
     assert kept_in(tmp_path) == (3, folder)
 
 

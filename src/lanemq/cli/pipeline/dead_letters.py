@@ -38,7 +38,7 @@ def dead_letters() -> None:
 @FILE_OR_CHECKPOINT
 @NAME
 @click.option("--key", help="Only dead letters of this key.")
-@click.option("--all", "everything", is_flag=True, help="Include dead letters that were redriven.")
+@click.option("--all", "everything", is_flag=True, help="Include dead letters that were redriven, and settled notices.")
 @json_option
 @pipeline_security_options
 def list_dead_letters(place: str, name: str | None, key: str | None, everything: bool, as_json: bool) -> None:
@@ -50,17 +50,19 @@ def list_dead_letters(place: str, name: str | None, key: str | None, everything:
       discarded  by an operator; redriven only by ID or --key
       doubtful   late or a repeat; redriven only by ID, and then perhaps applied twice
       notice     cannot be decoded and waits in its key: see lanemq pipeline parked
+      settled    was a notice; its message does not wait any more
       asked      will be redriven
       redriven   was redriven
     """
-    letters = dead_letters_at(place, name).records(redriven=everything)
-    found = [each for each in letters if key is None or each.key == key]
+    letters = [each for each in dead_letters_at(place, name).records(redriven=True) if key is None or each.key == key]
+    found = [each for each in letters if everything or each.state not in ("redriven", "settled")]
     rows = [(each.id, each.key, each.state.value, each.attempts, each.stored_at, each.reason) for each in found]
     show(
         as_json,
         lambda: [_document(each) for each in found],
         Grid(("dead letter", "key", "state", "attempts", "stored", "reason"), rows, "no dead letters"),
         *([APPLIED_LATER] if any(each.state == "asked" for each in found) else []),
+        *([_not_listed(letters)] if len(found) < len(letters) else []),
     )
 
 
@@ -120,6 +122,13 @@ def redrive(
         f"{plural(len(chosen), 'dead letter')} of {plural(len(keys), 'key')} {would} passed to the step again{when}",
         *([LATE] if chosen else []),
     )
+
+
+def _not_listed(letters: "list[DeadLetterRecord]") -> str:
+    """A line about the dead letters that the list leaves out because nothing is left to do with them."""
+    states = [each.state.value for each in letters]
+    counts = ((states.count("redriven"), "redriven dead letter"), (states.count("settled"), "settled notice"))
+    return f"not listed: {' and '.join(plural(*each) for each in counts if each[0])}; --all lists all"
 
 
 def kept_in(checkpoint: "StorePath") -> "tuple[int | None, StorePath | None]":

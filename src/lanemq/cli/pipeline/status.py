@@ -90,6 +90,8 @@ class _Status:
     waiting: dict[str, int]
     decided: dict[str, str]
     dead: "tuple[int | None, StorePath | None]"
+    settled: int
+    """Dead letters that are notices of messages which do not wait any more."""
     decided_dead: int
     queues: "tuple[QueueLag, ...]"
     lag_error: str | None
@@ -112,7 +114,11 @@ class _Status:
             "waiting_lanes": self.waiting,
             "decided_lanes": self.decided,
             "decided_dead_letters": self.decided_dead,
-            "dead_letters": {"count": count, "folder": str(kept) if kept is not None else None},
+            "dead_letters": {
+                "count": count,
+                "settled": self.settled,
+                "folder": str(kept) if kept is not None else None,
+            },
             "lag": sum(each.messages for each in self.queues) if self.lag_error is None else None,
             "lag_seconds": oldest_age(self.queues),
             "queues": [_document(each, self.lag_error is None) for each in self.queues],
@@ -129,7 +135,7 @@ class _Status:
         yield ", ".join(keys) or "no key is held or parked"
         if self.decided:
             yield f"{plural(len(self.decided), 'key')} with a decision: {APPLIED_LATER}"
-        yield _dead_letters(*self.dead)
+        yield _dead_letters(*self.dead, self.settled)
         if self.decided_dead:
             yield f"{plural(self.decided_dead, 'dead letter')} with a decision: {APPLIED_LATER}"
         yield f"lag {_total(self.queues) if self.lag_error is None else UNKNOWN}"
@@ -137,11 +143,13 @@ class _Status:
 
 def _status_of(lanes: "ParkedLanes", declared: "Pipeline | None") -> _Status:
     from lanemq.pipelines.checkpoint.checkpoint import SparkLog, epoch_of, holder_of, need_identity, stage_folder
+    from lanemq.pipelines.operate.dead_letters import dead_letters
     from lanemq.pipelines.stages.transitions.operator_requests import Redrives
 
     folder = lanes.checkpoint
     identity, log = need_identity(folder), SparkLog(folder)
     done, planned = log.done(), log.planned()
+    dead = kept_in(folder)
     queues, lag_error = _lag(_source(identity.source, declared), log.end_of(done) if done is not None else {})
     return _Status(
         identity,
@@ -152,7 +160,8 @@ def _status_of(lanes: "ParkedLanes", declared: "Pipeline | None") -> _Status:
         planned,
         lanes.counts(),
         lanes.requested(),
-        kept_in(folder),
+        dead,
+        dead_letters(folder).settled() if dead[0] else 0,
         len(Redrives(stage_folder(folder)).pending_dead_letters()),
         queues,
         lag_error,
@@ -187,10 +196,13 @@ def waiting_in(place: str) -> PipelineWaiting:
     return PipelineWaiting(known.name, group, sum(counts.values()), parked, dead)
 
 
-def _dead_letters(count: int | None, folder: object) -> str:
+def _dead_letters(count: int | None, folder: object, settled: int) -> str:
     if count is None:
         return "dead letters go to the sink that the pipeline declares for them; they are not counted here"
-    return f"{plural(count, 'dead letter') if count else 'no dead letters'} in {folder}"
+    left = count - settled
+    return f"{plural(left, 'dead letter') if left else 'no dead letters'} in {folder}" + (
+        f", and {plural(settled, 'notice')} of messages that do not wait any more" if settled else ""
+    )
 
 
 def _waiting(lanes: "ParkedLanes", place: str, name: str | None) -> dict[str, object]:

@@ -31,6 +31,8 @@ class DeadLetterCount(msgspec.Struct):
     """The dead letters of a pipeline; None: they are in a sink of their own."""
 
     count: int | None = None
+    settled: int = 0
+    """Those of them that are notices of messages which do not wait any more."""
     folder: str | None = None
 
 
@@ -228,7 +230,8 @@ def pipeline_row(now: StatusAt, before: StatusAt | None) -> PipelineRow:
     batch = "none yet" if status.batch is None else str(status.batch)
     if status.unfinished_batch is not None:
         batch += f", {status.unfinished_batch} is under way"
-    dead = status.dead_letters.count
+    count = status.dead_letters.count
+    dead = None if count is None else count - status.dead_letters.settled
     return PipelineRow(
         status.pipeline,
         status.checkpoint,
@@ -243,7 +246,7 @@ def pipeline_row(now: StatusAt, before: StatusAt | None) -> PipelineRow:
         parked > 0,
         bool(dead),
         "in a sink of their own" if dead is None else f"{dead:,}",
-        bool(waiting or dead),
+        bool(waiting or count),
         status.note or "",
     )
 

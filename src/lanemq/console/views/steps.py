@@ -120,7 +120,7 @@ class KeyInPipeline:
                 state: StepState = "parked" if self.shown.held.state == "parked" else "held"
                 return state, self.shown.held.reason if place == waiting[0] else f"behind offset {waiting[0][3]}"
         letters = [each for each in self.letters if (each.topic, each.broker, each.queue, each.offset) == place]
-        if any(each.state not in ("redriven", "notice") for each in letters):
+        if any(each.state not in ("redriven", "notice", "settled") for each in letters):
             return "dead letter", letters[-1].reason or NO_REASON
         status = self.pipeline.status
         if status is None or self.unread:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +27,7 @@ from lanemq.clock import wall_ms
 from lanemq.files import StorePath, arrow_source, can_rename, locate
 from lanemq.model.errors import UsageError
 from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder, need_identity, stage_folder
+from lanemq.pipelines.operate.parked import list_parked
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import dead_letter_query
 from lanemq.pipelines.sinks.delta import delta_options, read_table
@@ -42,6 +43,8 @@ from lanemq.pipelines.stages.transitions.operator_requests import (
 )
 from lanemq.pipelines.stages.transitions.rules import DISCARDED, LATE_OR_AGAIN
 
+Place: TypeAlias = tuple[str, str, int, int]
+"""Topic, broker, queue and offset of a message."""
 _UNREADABLE: Final = "cannot be decoded"
 _DOUBTFUL: Final = re.compile(rf"number -?\d+ {LATE_OR_AGAIN}:")
 
@@ -56,7 +59,9 @@ class DeadLetterState(StrEnum):
     DOUBTFUL = "doubtful"
     """Either late or a repeat: redriven only by its id, and then perhaps applied twice."""
     NOTICE = "notice"
-    """The message cannot be decoded and was left in its key; see `parked`."""
+    """The message cannot be decoded and still waits in its key; see `parked`."""
+    SETTLED = "settled"
+    """A notice whose message does not wait any more: it was applied, or has a dead letter of its own."""
     TIMER = "timer"
     """A timer that failed and was given up. It cannot be redriven."""
     ASKED = "asked"
@@ -64,6 +69,8 @@ class DeadLetterState(StrEnum):
     REDRIVEN = "redriven"
 
 
+FINISHED: Final = frozenset({DeadLetterState.REDRIVEN, DeadLetterState.SETTLED})
+"""States of dead letters with which nothing is left to do."""
 UNDECIDED: Final = frozenset({DeadLetterState.OPEN, DeadLetterState.DOUBTFUL, DeadLetterState.TIMER})
 """States of dead letters about which no person has decided."""
 _AMONG_ALL: Final = frozenset({DeadLetterState.OPEN})
@@ -115,9 +122,9 @@ class DeadLetters:
         self._redrives = Redrives(self._stage)
 
     def records(self, *, redriven: bool = False) -> list[DeadLetterRecord]:
-        """All dead letters, oldest first, without bodies; `redriven`: also those that were redriven."""
+        """All dead letters, oldest first, without bodies; `redriven`: also redriven ones and settled notices."""
         found = self._found(bodies=False)
-        return [each for each in found if redriven or each.state is not DeadLetterState.REDRIVEN]
+        return [each for each in found if redriven or each.state not in FINISHED]
 
     def show(self, id: str) -> list[DeadLetterRecord]:
         """One message with its body; one record for each time it was given up, the last one last."""
@@ -161,6 +168,16 @@ class DeadLetters:
         found = [each.state for each in self._found(bodies=False)]
         return {state.value: found.count(state) for state in DeadLetterState if state in found}
 
+    def settled(self) -> int:
+        """The number of settled notices, without reading the other dead letters.
+
+        Older files do not say which dead letters are notices, and are not counted.
+        """
+        tables = (each for each in self._tables(None, bodies=False) if "waits" in each.column_names)
+        rows = [row for each in tables for row in each.filter(pc.field("waits")).to_pylist()]
+        waiting = self._waiting_places() if rows else frozenset()
+        return sum(_place(row) not in waiting for row in rows)
+
     def requested(self) -> int:
         """The number of dead letters that wait to be redriven."""
         return len(self._redrives.pending_dead_letters() - self._redrives.done_dead_letters())
@@ -185,11 +202,28 @@ class DeadLetters:
     ) -> Iterator[DeadLetterRecord]:
         asked = self._redrives.pending_dead_letters()
         done = self._redrives.done_dead_letters()
+        waiting: frozenset[Place] | None = None
         for table in self._tables(units, bodies=bodies):
             for row in table.to_pylist():
                 found = _message(row, asked, done)
-                if only is None or found.id == only:
-                    yield found
+                if only is not None and found.id != only:
+                    continue
+                if found.state is DeadLetterState.NOTICE:
+                    waiting = self._waiting_places() if waiting is None else waiting
+                    found = found if _place(row) in waiting else replace(found, state=DeadLetterState.SETTLED)
+                yield found
+
+    def _waiting_places(self) -> frozenset[Place]:
+        """Where the messages that wait in keys were read.
+
+        Read after the files of dead letters were listed: a message waits before its notice is written, so a notice of
+        a running pipeline is not taken for a settled one.
+        """
+        return frozenset(
+            (each.topic, each.broker, each.queue_id, each.offset)
+            for lane in list_parked(self._stage)
+            for each in lane.messages
+        )
 
     def _tables(self, units: set[int] | None, *, bodies: bool) -> Iterator[pa.Table]:
         """The dead letters of these units of work, or of all, one file at a time."""
@@ -285,6 +319,10 @@ def _state(row: dict[str, Any]) -> DeadLetterState:
     return DeadLetterState.DOUBTFUL if _DOUBTFUL.match(row["reason"]) else DeadLetterState.OPEN
 
 
+def _place(row: dict[str, Any]) -> Place:
+    return row["topic"], row["broker"], row["queue_id"], row["queue_offset"]
+
+
 def _waits_in_key(row: dict[str, Any]) -> bool:
     """Whether the message still waits in its key. Older files lack the column; then undecodable messages do."""
     waits = row.get("waits")
@@ -308,6 +346,11 @@ def _refusal(what: str, found: list[DeadLetterRecord]) -> str:
         return (
             f"dead letter {what} is only a notice: its message still waits in its key {last.key!r}; redrive the key, "
             f"with `lanemq pipeline parked redrive`, or parked()"
+        )
+    if last.state is DeadLetterState.SETTLED:
+        return (
+            f"dead letter {what} was only a notice, and its message does not wait in its key {last.key!r} any more: it "
+            f"was applied, or has a dead letter of its own"
         )
     if last.state is DeadLetterState.TIMER:
         return f"dead letter {what} is a timer that failed: send its key {last.key!r} an event that sets it again"

@@ -228,8 +228,20 @@ def test_a_message_that_waits_in_its_lane_is_not_redriven_as_a_dead_letter(tmp_p
     parked(tmp_path).redrive("a")
     pipeline.process_retry_pass()
     assert pipeline.outputs("a") == [0, 1]
-    with pytest.raises(UsageError, match="waits in its key"):
+    with pytest.raises(UsageError, match="does not wait in its key 'a' any more"):
         pipeline.dead_letters.redrive(LETTER)
+
+
+def test_a_notice_is_settled_when_its_message_does_not_wait_any_more(tmp_path: Path) -> None:
+    pipeline = DeadLetterPipeline(tmp_path, on_failure=Park())
+    pipeline.process(Sent(0, 0, "a", b"{"), Sent(0, 1, "b", b"{"), Sent(0, 2, "a", 2))
+    letters = pipeline.dead_letters
+    assert (letters.counts(), letters.settled()) == ({"notice": 2}, 0)
+    parked(tmp_path).discard("a", first_only=True)
+    pipeline.process_retry_pass()
+    assert (letters.counts(), letters.settled()) == ({"discarded": 1, "notice": 1, "settled": 1}, 1)
+    assert [(each.key, each.state) for each in letters.records()] == [("b", "notice"), ("a", "discarded")]
+    assert [each.state for each in letters.show("orders/broker-a/0/0")] == ["settled", "discarded"]
 
 
 @pytest.mark.parametrize("policy", [SKIP, DeadLetter(skip=True, hold=Hold(retries=1, first=0.001))])
