@@ -14,6 +14,7 @@ import pytest
 import lanemq.checker
 from lanemq.checker import events
 from lanemq.checker.checking import check
+from lanemq.checker.explain import describe
 from lanemq.checker.reading import HistoryReader
 from lanemq.checker.verdict import Report, Verdict
 from lanemq.history import MAX_WHY_CHARS, NO_HISTORY, History, Place, RecordedLease, last_time, open_history
@@ -206,6 +207,21 @@ def test_a_recorded_run_passes(tmp_path: Path) -> None:
     report = check([tmp_path])
     assert report.verdict is Verdict.PASS
     assert report.groups["g"].finished == 3
+
+
+def test_the_account_of_a_pipelines_sink_has_its_effects_and_no_turns(tmp_path: Path) -> None:
+    clock = count(1).__next__
+    member, sink = open_history(tmp_path, "a", clock, role="consumer"), open_history(tmp_path, "pipeline-steps", clock)
+    for offset in range(3):
+        member.turn(Place("g", "orders", 0, offset), "k", f"m{offset}", epoch=1)
+        member.turn_end(Place("g", "orders", 0, offset), "k", "ok", epoch=1)
+        sink.effect(Place("pipeline-steps", "orders", 0, offset), "k", "steps", epoch=1, asked=sink.now())
+    member.close()
+    sink.close()
+    report = check([tmp_path])
+    accounts = {name: (each.finished, each.effects, each.consumes) for name, each in report.groups.items()}
+    assert accounts == {"g": (3, 0, True), "pipeline-steps": (0, 3, False)}
+    assert "group pipeline-steps: 3 effects in a pipeline's sink, which has no turns and no offsets" in describe(report)
 
 
 def test_the_error_of_a_turn_is_cut_and_changes_no_verdict(tmp_path: Path) -> None:

@@ -340,6 +340,7 @@ class EffectRules:
 
     def effect(self, event: Effect) -> Violation | None:
         progress = self._state.effects_of(event)
+        progress.account.effects += 1
         asked = event.asked or event.t
         stale = _stale_effect(progress, event, asked)
         if stale is not None:

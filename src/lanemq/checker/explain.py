@@ -90,11 +90,15 @@ def _hint(report: Report) -> list[str]:
 
 def _account(report: Report, group: str) -> str:
     account = report.groups[group]
+    effects = f"{account.effects:,} effects"
+    if account.effects and not account.consumes:
+        return f"group {group}: {effects} in a pipeline's sink, which has no turns and no offsets"
     again = ", ".join(f"{cause} {count:,}" for cause, count in sorted(account.redelivered.items()))
     return (
         f"group {group}: finished {account.finished:,}, dead-lettered {account.dead_lettered:,}, "
         f"skipped {account.skipped:,}, parked {account.parked:,}, left over {account.backlog:,}, "
         f"delivered again: {again or 'none'}"
+        + (f", {effects}" if account.effects else "")
         + (f", not judged {account.undecided:,} (members without a history)" if account.undecided else "")
     )
 

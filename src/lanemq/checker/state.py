@@ -370,7 +370,7 @@ class CheckerState:
     def progress(self, event: GroupEvent | LeaseEvent) -> GroupProgress:
         """The progress of the event's group, which consumes the event's queue."""
         found = self.effects_of(event)
-        found.consumes = True
+        found.consumes = found.account.consumes = True
         return found
 
     def effects_of(self, event: GroupEvent | LeaseEvent) -> GroupProgress:

@@ -113,6 +113,10 @@ class GroupAccount:
     undecided: int = 0
     """Commits and lanes that cannot be judged, because a member of the group recorded no history."""
     redelivered: dict[str, int] = field(default_factory=dict)
+    effects: int = 0
+    """Effects that its sinks recorded."""
+    consumes: bool = False
+    """Whether the group has turns or offsets. A pipeline's table, `pipeline-NAME`, has only effects."""
 
     def redelivery(self, cause: str) -> None:
         self.redelivered[cause] = self.redelivered.get(cause, 0) + 1
@@ -125,6 +129,8 @@ class GroupAccount:
         self.parked += part.parked
         self.backlog += part.backlog
         self.undecided += part.undecided
+        self.effects += part.effects
+        self.consumes |= part.consumes
         _add(self.redelivered, part.redelivered)
 
 

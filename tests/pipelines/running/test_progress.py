@@ -74,6 +74,18 @@ def test_batches_without_sparks_progress_are_reported_too(reporter: ProgressRepo
     assert [each.applied.batch.spark_batch for each in reported] == [4, 5, 6]
 
 
+def test_the_last_batch_of_a_stopped_run_names_the_messages_that_its_stage_read(
+    reporter: ProgressReporter, reported: list[Progress]
+) -> None:
+    reporter.on_applied(applied(1, outputs=1, seconds=0.5, counts={"events": 3, "keys": 1}))
+    reporter.on_applied(applied(2, outputs=1, seconds=0.5))
+    reporter.close()
+    assert [each.line() for each in reported] == [
+        "orders batch 1: 3 messages, 1 row, 1 key, 0.5 s, 6.0/s",
+        "orders batch 2: 1 row, 0.5 s",
+    ], "a stage of the user's own may count nothing; then the line does not say 0"
+
+
 def test_a_retry_pass_is_reported_at_once(reporter: ProgressReporter, reported: list[Progress]) -> None:
     reporter.on_applied(applied(4, 2, outputs=1, seconds=0.25, counts={"events": 3, "parked": 1}))
     (only,) = reported

@@ -33,6 +33,9 @@ class GroupFacts(msgspec.Struct):
     backlog: int = 0
     undecided: int = 0
     redelivered: dict[str, int] = {}
+    effects: int = 0
+    consumes: bool = True
+    """False: a pipeline's sink, of which only effects are known."""
 
 
 class CheckReport(msgspec.Struct):

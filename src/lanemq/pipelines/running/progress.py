@@ -42,7 +42,7 @@ class Progress:
     pipeline: str
     applied: AppliedBatch
     messages: int = 0
-    """Offsets that the batch advanced; 0 for retry passes."""
+    """Offsets that the batch advanced; 0 for retry passes. Messages that the stage read, if Spark did not report it."""
     seconds: float = 0.0
     """Seconds from planning the batch until Spark recorded it as done."""
     lag: tuple[QueueLag, ...] = ()
@@ -92,7 +92,9 @@ class Progress:
         """For people: a line of a log."""
         applied = self.applied
         unit = f"retry pass {self.retry_pass} after batch" if applied.batch.is_retry_pass else "batch"
-        facts = [counted(self.messages, "messages")] if not applied.batch.is_retry_pass else []
+        # 0 messages beside rows means that they were not counted.
+        known = self.messages or not (applied.outputs or applied.repeated)
+        facts = [counted(self.messages, "messages")] if known and not applied.batch.is_retry_pass else []
         facts += [counted(applied.outputs, "rows")] if not applied.repeated else ["repeated, the sink had it"]
         facts += [counted(count, name) for name, count in applied.counts.items() if count and name != "events"]
         facts += [f"{self.seconds:.1f} s"] + ([_per_second(self.rate)] if self.messages else [])
@@ -139,7 +141,7 @@ class ProgressReporter:
             ready = [self._waiting.pop(number) for number in sorted(self._waiting) if number <= batch]
         for applied in ready:
             if applied.batch.spark_batch < batch:
-                self._publish(Progress(self._name, applied, seconds=applied.seconds, lag=self._lag))
+                self._publish(self._without_spark(applied))
                 continue
             self._lag = self._ages.with_ages(lag_of(progress))
             seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
@@ -156,8 +158,12 @@ class ProgressReporter:
         with self._lock:
             ready, self._waiting = list(self._waiting.values()), {}
         for applied in ready:
-            self._publish(Progress(self._name, applied, seconds=applied.seconds, lag=self._lag))
+            self._publish(self._without_spark(applied))
         self._ages.close()
+
+    def _without_spark(self, applied: AppliedBatch) -> Progress:
+        """The progress of a batch that Spark did not report, such as the last one of a run that was stopped."""
+        return Progress(self._name, applied, applied.counts.get("events", 0), applied.seconds, self._lag)
 
     def _publish(self, progress: Progress) -> None:
         self.last = progress
