@@ -141,6 +141,16 @@ def test_status_counts_dead_letters_and_names_their_folder(run: Run, tmp_path: P
     assert kept_in(tmp_path) == (3, folder)
 
 
+@pytest.mark.usefixtures("parked")
+def test_status_has_the_values_that_became_null(run: Run, tmp_path: Path) -> None:
+    known = {"amount": {"type": "double", "first": "'abc'", "count": 3, "batch": 1, "before": 0}}
+    (stage_folder(tmp_path) / "misfits.json").write_text(json.dumps({"misfits": known}))
+    shown = run("pipeline", "status", str(tmp_path)).stdout
+    assert "3 values of the column amount did not fit double and became null; the first was 'abc'\n" in shown
+    found = json.loads(run("pipeline", "status", str(tmp_path), "--json").stdout)
+    assert found["misfits"] == {"amount": {"count": 3, "type": "double", "first": "'abc'"}}
+
+
 def test_a_run_reports_its_dead_letters_and_their_folder(tmp_path: Path) -> None:
     totals, reported = RunTotals(), list[Progress]()
     report = totals.counting(reported.append)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lanemq.pipelines.checkpoint.checkpoint import CheckpointIdentity
     from lanemq.pipelines.operate.parked import ParkedLanes
     from lanemq.pipelines.pipeline import Pipeline
+    from lanemq.pipelines.stages.cdc.misfits import ColumnMisfits
     from lanemq.spark.lag import QueueLag
 
 BROKER_WAIT = "1s"
@@ -93,6 +94,8 @@ class _Status:
     settled: int
     """Dead letters that are notices of messages which do not wait any more."""
     decided_dead: int
+    misfits: "dict[str, ColumnMisfits]"
+    """Values that `LastState` replaced by null, by column."""
     queues: "tuple[QueueLag, ...]"
     lag_error: str | None
 
@@ -119,6 +122,10 @@ class _Status:
                 "settled": self.settled,
                 "folder": str(kept) if kept is not None else None,
             },
+            "misfits": {
+                column: {"count": each.count, "type": each.type, "first": each.first}
+                for column, each in self.misfits.items()
+            },
             "lag": sum(each.messages for each in self.queues) if self.lag_error is None else None,
             "lag_seconds": oldest_age(self.queues),
             "queues": [_document(each, self.lag_error is None) for each in self.queues],
@@ -138,12 +145,14 @@ class _Status:
         yield _dead_letters(*self.dead, self.settled)
         if self.decided_dead:
             yield f"{plural(self.decided_dead, 'dead letter')} with a decision: {APPLIED_LATER}"
+        yield from (each.line(column) for column, each in self.misfits.items())
         yield f"lag {_total(self.queues) if self.lag_error is None else UNKNOWN}"
 
 
 def _status_of(lanes: "ParkedLanes", declared: "Pipeline | None") -> _Status:
     from lanemq.pipelines.checkpoint.checkpoint import SparkLog, epoch_of, holder_of, need_identity, stage_folder
     from lanemq.pipelines.operate.dead_letters import dead_letters
+    from lanemq.pipelines.stages.cdc.misfits import read_misfits
     from lanemq.pipelines.stages.transitions.operator_requests import Redrives
 
     folder = lanes.checkpoint
@@ -163,6 +172,7 @@ def _status_of(lanes: "ParkedLanes", declared: "Pipeline | None") -> _Status:
         dead,
         dead_letters(folder).settled() if dead[0] else 0,
         len(Redrives(stage_folder(folder)).pending_dead_letters()),
+        read_misfits(stage_folder(folder)),
         queues,
         lag_error,
     )

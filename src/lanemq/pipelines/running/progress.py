@@ -15,7 +15,20 @@ log = logging.getLogger(__name__)
 LEVELS = frozenset({"keys", "lanes_held", "lanes_parked"})
 """Counts that describe the state after a batch, not what the batch did."""
 _PLURALS = frozenset(
-    {"messages", "rows", "events", "repeats", "gaps", "keys", "lanes", "deletes", "changes", "misfits", "letters"}
+    {
+        "messages",
+        "values",
+        "rows",
+        "events",
+        "repeats",
+        "gaps",
+        "keys",
+        "lanes",
+        "deletes",
+        "changes",
+        "misfits",
+        "letters",
+    }
 )
 
 

@@ -40,6 +40,7 @@ from lanemq.pipelines.ports import (
 )
 from lanemq.pipelines.running.progress import counted
 from lanemq.pipelines.stages.cdc.evolving import Evolution, SkippedFields
+from lanemq.pipelines.stages.cdc.misfits import Misfits, combine_misfits
 from lanemq.pipelines.stages.cdc.options import (
     Decimals,
     FormatName,
@@ -50,7 +51,7 @@ from lanemq.pipelines.stages.cdc.options import (
     TimeUnit,
     check_options,
 )
-from lanemq.pipelines.stages.cdc.reading import QueueSummary, fold_task
+from lanemq.pipelines.stages.cdc.reading import REASON, QueueSummary, fold_task
 from lanemq.pipelines.stages.cdc.sequence import before, sequence_type
 from lanemq.pipelines.stages.cdc.shares import (
     FOLDED_BY_TASKS_FROM,
@@ -163,7 +164,7 @@ class LastState(Stage):
         self.how: Append | Merge = Merge(declared.keys)
         self._work: StorePath | None = None
         self._ends, self._fields, self._evolution = QueueEnds(), SkippedFields(), Evolution()
-        self._truncation = Truncation()
+        self._truncation, self._misfits = Truncation(), Misfits()
 
     @property
     def options(self) -> ReplicaOptions:
@@ -187,7 +188,7 @@ class LastState(Stage):
         self._work = folder / "work"
         self._ends, self._fields = QueueEnds(folder / "ends.json"), SkippedFields()
         self._evolution = Evolution(folder / "columns.json" if self.evolves else None)
-        self._truncation = Truncation(folder / "emptied.json")
+        self._truncation, self._misfits = Truncation(folder / "emptied.json"), Misfits(folder)
         remove_tree(self._work)  # left by a run that was killed
 
     def process(self, messages: DataFrame, batch: Batch) -> Results:
@@ -219,8 +220,12 @@ class LastState(Stage):
         remove_tree(self._rows_folder(batch))
 
     def settle(self, batch: Batch, state: str) -> None:
-        """Stores how far each queue was read, if offsets say what is newer, added columns and the last truncation."""
+        """Stores how far each queue was read, if offsets say what is newer, and what is known of rows so far.
+
+        That is: added columns, the last truncation, and misfits.
+        """
         self._truncation.settle(state, batch.epoch)
+        self._misfits.settle(state, batch.epoch)
         if self.evolves:
             self._evolution.settle(state, batch.epoch)
         if not self._options.parts:
@@ -252,6 +257,11 @@ class LastState(Stage):
         if self.evolves and queues:
             state = self._evolution.state_after(fresh, state)
         state = self._truncation.state_after(emptied_below, state)
+        misfits = combine_misfits(each.misfits for each in queues)
+        types = {field.name: field.dataType.simpleString() for field in options.table.schema.fields}
+        declared = {name: found for name, found in misfits.items() if name not in options.added}
+        self._misfits.report(declared, types, batch)
+        state = self._misfits.state_after(misfits, types, state, batch)
         return Results(rows, dead_letters, dict(counts), state, _positions(queues))
 
     def _refuse_disorder(self, queues: Sequence[QueueSummary], counts: Counter[str], batch: Batch) -> None:
@@ -288,6 +298,12 @@ class LastState(Stage):
         assert self._work is not None, "open() comes first"
         return self._work / str(batch.number)
 
+    @property
+    def _checkpoint(self) -> StorePath:
+        """The folder of the pipeline: that of the stage is in the one that LaneMQ has there."""
+        assert self._work is not None, "open() comes first"
+        return self._work.parent.parent.parent
+
     def _rows_folder(self, batch: Batch) -> StorePath:
         """The folder with the rows of a large batch, until the sinks have it."""
         assert self._work is not None, "open() comes first"
@@ -300,8 +316,14 @@ class LastState(Stage):
         found = pa.concat_tables(tables)
         if self._fails:
             raise _unreadable(found, batch)
+        first = found.slice(0, 1).to_pylist()[0]
         log.warning(
-            "%s: %s could not be understood and became dead letters", batch, counted(found.num_rows, "messages")
+            "%s: %s could not be understood and became dead letters, the first at %s queue %s/%s offset %s: %s. "
+            "`lanemq pipeline dead-letters list %s` lists them",
+            batch,
+            counted(found.num_rows, "messages"),
+            *(first[name] for name in ("topic", "broker", "queue_id", "queue_offset", REASON)),
+            self._checkpoint,
         )
         wanted = to_arrow_schema(DEAD_LETTER_SCHEMA)
         more = {"attempts": 1, "batch": batch.number, "message_id": None, "tags": None, "waits": False}

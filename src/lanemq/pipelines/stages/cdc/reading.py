@@ -12,7 +12,7 @@ prove to be superfluous is read.
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lanemq.files import StorePath
+from lanemq.model.wording import shown
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
 from lanemq.pipelines.stages.cdc import documents
 from lanemq.pipelines.stages.cdc.changes import KeyNames, Reading, RowChanges
@@ -30,6 +31,7 @@ from lanemq.pipelines.stages.cdc.fold import fill_left_out, kept_column, newest,
 from lanemq.pipelines.stages.cdc.fold_first import FoldFirst
 from lanemq.pipelines.stages.cdc.formats.debezium import unavailable_marks
 from lanemq.pipelines.stages.cdc.meanings import Columns, SchemaCache, convert_as
+from lanemq.pipelines.stages.cdc.misfits import Found, combine_misfits
 from lanemq.pipelines.stages.cdc.options import ReplicaOptions
 from lanemq.pipelines.stages.cdc.sequence import encode
 from lanemq.pipelines.stages.cdc.shares import QueueRows, write_rows, write_table
@@ -60,6 +62,7 @@ class Folded:
     counts: Counts
     emptied_below: Bound = None
     """The sequence of the newest truncation."""
+    misfits: Found = field(default_factory=dict)
 
 
 Span: TypeAlias = tuple[int, int, int, int]
@@ -88,6 +91,8 @@ class QueueSummary(msgspec.Struct):
     """Fields of its last row that the table does not have."""
     fields: Fields = {}
     """If the table evolves: all fields that it does not have, with their types."""
+    misfits: Found = {}
+    """Values that became null, by column."""
     conflicts: list[str] = []
     """Added columns that values of the task did not fit."""
 
@@ -176,7 +181,9 @@ def _write(queue: str, folded: Folded, span: Span, folder: StorePath, keys: Sequ
     if folded.dead.num_rows:
         dead = f"{uuid4().hex}.dead"
         write_table(folded.dead, folder / dead)
-    return QueueSummary(queue, rows, dead, folded.counts, *span, emptied_below=folded.emptied_below)
+    return QueueSummary(
+        queue, rows, dead, folded.counts, *span, emptied_below=folded.emptied_below, misfits=folded.misfits
+    )
 
 
 def _in_order(messages: pa.Table) -> pa.Table:
@@ -239,7 +246,8 @@ class Reader:
                 counts[name] = counts.get(name, 0) + count
         chosen = newest_rows(rows, self._options.table.keys)
         emptied_below = newer_bound(part.emptied_below for part in parts)
-        return Folded(chosen, pa.concat_tables([part.dead for part in parts]), counts, emptied_below)
+        misfits = combine_misfits(part.misfits for part in parts)
+        return Folded(chosen, pa.concat_tables([part.dead for part in parts]), counts, emptied_below, misfits)
 
     def _read(self, messages: pa.Table) -> Reading:
         decoded = documents.Decoded(documents.listed(messages["value"]), self._decoder)
@@ -349,13 +357,13 @@ class Reader:
         counted = {"key_changes": changes.moved, "ddl": changes.ddl, "ignored": changes.ignored}
         counted["truncations"] = list(reading.truncations)
         counts = {name: sum(message not in unwanted for message in messages) for name, messages in counted.items()}
-        counts |= {"misfits": misfits, "poison": len(dead)}
+        counts |= {"misfits": sum(count for count, _ in misfits.values()), "poison": len(dead)}
         emptied_below = newer_bound(reading.truncations.values())
-        return Folded(rows, _dead(reading.messages, dead), counts, emptied_below)
+        return Folded(rows, _dead(reading.messages, dead), counts, emptied_below, misfits)
 
-    def _rows(self, reading: Reading, keys: pa.Table, indices: pa.Array) -> tuple[pa.Table | None, int]:
-        """Rows for the chosen changes, and the number of misfits. No rows if a left-out column is found only now."""
-        chosen, misfits, columns = indices.to_pylist(), 0, []
+    def _rows(self, reading: Reading, keys: pa.Table, indices: pa.Array) -> tuple[pa.Table | None, Found]:
+        """Rows for the chosen changes, and the misfits. No rows if a left-out column is found only now."""
+        chosen, misfits, columns = indices.to_pylist(), Found(), []
         for name in self._options.table.columns:
             if name in self._options.table.keys:
                 columns.append(keys[name])
@@ -364,10 +372,10 @@ class Reader:
             else:
                 values = self._values(name, reading.changes, chosen)
                 if reading.left is None and _left_out(values, self._marks[name]):
-                    return None, 0
+                    return None, {}
                 column, wrong = self._converted(name, values, reading, chosen)
                 columns.append(column)
-                misfits += len(wrong)
+                misfits |= {name: (len(wrong), shown(values[wrong[0]]))} if wrong else {}
                 self.conflicts |= {name} & {*self._options.added} if wrong else set()
         deleted = pa.array([reading.changes.deleted[index] for index in chosen], pa.bool_())
         rows = pa.table([*columns, keys[SEQUENCE], deleted], names=[*self._options.table.columns, SEQUENCE, DELETED])
