@@ -181,8 +181,8 @@ def test_futures_are_settled_alike() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.sampled_from(["a", "b", "c", "bad", None])))
-def test_runs_are_sorted_alike(keys: list[str | None]) -> None:
+@given(st.lists(st.sampled_from(["a", "b", "c", "bad", None])), st.sets(st.sampled_from("abc")))
+def test_runs_are_sorted_alike(keys: list[str | None], known: set[str]) -> None:
     chunk = [PendingMessage(b"x", "", "id", key, index=index) for index, key in enumerate(keys)]
     chunk += quick_messages(2, ThreadBatchWaiter())
 
@@ -191,6 +191,7 @@ def test_runs_are_sorted_alike(keys: list[str | None]) -> None:
             raise InvalidOption("bad")
         return 4 if key is None else ord(key) % 2
 
-    ended = [outcome(kind["sort_chunk"], queue_of, chunk) for kind in (twins, references)]
+    queues = {key: queue_of(key) for key in known}
+    ended = [outcome(kind["sort_chunk"], queues, queue_of, chunk) for kind in (twins, references)]
     assert ended[0] == ended[1]
     assert list(ended[0]) == list(ended[1])

@@ -217,17 +217,18 @@ cdef bint _is_unicode(str key):
     return True
 
 
-def sort_chunk(queue_of, chunk):
+def sort_chunk(dict known not None, queue_of, chunk):
     """Twin of `client.producer.choosing.sort_chunk`."""
-    cdef dict by_queue = {}, known = {}
+    cdef dict by_queue = {}, by_key = {}
     cdef list messages
     for message in chunk:
         key = (<QuickMessage>message).key if isinstance(message, QuickMessage) else message.key
-        messages = None if key is None else known.get(key)
+        messages = None if key is None else by_key.get(key)
         if messages is None:
-            messages = by_queue.setdefault(queue_of(key), [])
+            queue = None if key is None else known.get(key)
+            messages = by_queue.setdefault(queue_of(key) if queue is None else queue, [])
             if key is not None:
-                known[key] = messages
+                by_key[key] = messages
         messages.append(message)
     return by_queue
 

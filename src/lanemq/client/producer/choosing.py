@@ -5,7 +5,7 @@ nothing.
 """
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from lanemq._fast import compiled
@@ -71,7 +71,8 @@ class QueueChooser:
 
     def sort_out(self, route: TopicRoute, chunk: Iterable[PendingMessage]) -> dict[MessageQueue, list[PendingMessage]]:
         """The messages of a chunk by queue, in order. All queues are chosen before any message takes its place."""
-        return sort_chunk(partial(self.by_key, route), chunk)
+        of_route, known = self._known
+        return sort_chunk(known if of_route is route else {}, partial(self.by_key, route), chunk)
 
     def _learn(self, known: dict[str, MessageQueue], key: str, queue: MessageQueue) -> MessageQueue:
         if len(known) >= KNOWN_KEYS:
@@ -100,18 +101,21 @@ class QueueChooser:
 
 @compiled
 def sort_chunk(
-    queue_of: Callable[[str | None], MessageQueue], chunk: Iterable[PendingMessage]
+    known: Mapping[str, MessageQueue],
+    queue_of: Callable[[str | None], MessageQueue],
+    chunk: Iterable[PendingMessage],
 ) -> dict[MessageQueue, list[PendingMessage]]:
-    """The messages by queue. Calls `queue_of` once for each key, and for each message without one."""
+    """The messages by queue. Calls `queue_of` once for each key that is not `known`, and for messages without one."""
     by_queue: dict[MessageQueue, list[PendingMessage]] = {}
-    known: dict[str, list[PendingMessage]] = {}
+    by_key: dict[str, list[PendingMessage]] = {}
     for message in chunk:
         key = message.key
-        messages = None if key is None else known.get(key)
+        messages = None if key is None else by_key.get(key)
         if messages is None:
-            messages = by_queue.setdefault(queue_of(key), [])
+            queue = None if key is None else known.get(key)
+            messages = by_queue.setdefault(queue_of(key) if queue is None else queue, [])
             if key is not None:
-                known[key] = messages
+                by_key[key] = messages
         messages.append(message)
     return by_queue
 
