@@ -47,9 +47,14 @@ def test_a_name_that_is_not_an_option_is_refused_by_name(make: Make) -> None:
 @every_client
 def test_a_history_that_is_not_a_folder_is_refused_by_name(make: Make, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for wrong in (5, None, tmp_path / "file"):
+    for wrong in (5, tmp_path / "file"):
         with pytest.raises(InvalidOption, match="history="):
             make(history=wrong)
+
+
+@every_client
+def test_none_as_history_records_nothing(make: Make) -> None:
+    make(history=None)
 
 
 @every_client

@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args
 
 from lanemq.clock import Clock, machine_of, nanoseconds_of
-from lanemq.history import History, Role, open_history
+from lanemq.history import NO_HISTORY, History, Role, open_history
 from lanemq.model.checks import MAX_SECONDS
 from lanemq.model.errors import InvalidOption
 from lanemq.model.wording import shown
@@ -61,11 +61,13 @@ def wrong_kinds(options: object, kinds: Mapping[str, Any]) -> list[str]:
 
 
 def opened_history(given: object, client_id: str, clock: Clock, role: Role) -> History:
-    """The history itself, or the one opened in the folder that is given."""
+    """The history itself, or the one opened in the folder that is given; `None` records nothing."""
+    if given is None:
+        return NO_HISTORY
     if isinstance(given, History):
         return given
     if not isinstance(given, (str, os.PathLike)):
-        raise InvalidOption(f"history={shown(given)} is not a folder: give the path of one, or leave it out")
+        raise InvalidOption(f"history={shown(given)} is not a folder: give the path of one, or None")
     try:
         return open_history(Path(given), client_id, nanoseconds_of(clock), role=role, machine=machine_of(clock))
     except OSError as error:

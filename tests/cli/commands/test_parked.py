@@ -105,6 +105,7 @@ def test_a_lane_is_shown_in_the_order_it_will_run(
     ]  # fmt: skip
     people = run("parked", "show", "bad", "--group", parked_group.group, "--limit", "2").stdout
     assert f"lane of key bad, queue 0 of {parked_group.topic}, group {parked_group.group}: parked" in people
+    assert "after 1 attempt: ValueError" in people
     assert "and 1 more" in people
 
 
@@ -172,7 +173,8 @@ def test_a_discard_shows_the_messages_and_asks(run: Run, parked_group: ParkedGro
 
 def test_after_a_discard_why_says_that_the_rest_was_not_tried(run: Run, parked_group: ParkedGroup) -> None:
     group = ("--group", parked_group.group)
-    run("parked", "discard", "bad", *group, "--messages", "1", "--yes")
+    discarded = run("parked", "discard", "bad", *group, "--messages", "1", "--yes").stdout
+    assert "the messages after them stay parked; lanemq parked redrive processes them" in discarded
     said = run("why", "bad", "--topic", parked_group.topic, *group).stdout
     assert "at offset 0 (discarded since): ValueError" in said
     assert "; 2 messages wait from offset" in said
@@ -263,10 +265,10 @@ def test_why_prints_the_command_that_redrives_a_parked_key(run: Run, parked_grou
     assert "when the cause is removed" not in run(*words).stdout, "it is being redriven"
 
 
-def printed_commands(reason: str) -> list[list[str]]:
+def printed_commands(reason: str, attempts: int = 1) -> list[list[str]]:
     queue, first, last = MessageQueue("t", "b", 0), QueueOffset(0), QueueOffset(2)
     since = datetime(2026, 1, 1, tzinfo=UTC)
-    lane = ParkedLaneView("g", queue, "-rf; 'x'", LaneStatus.PARKED, reason, 1, since, 3, first, last)
+    lane = ParkedLaneView("g", queue, "-rf; 'x'", LaneStatus.PARKED, reason, attempts, since, 3, first, last)
     at = GroupQueue(queue, first, last)
     progress = KeyProgress("g", 1, QueueProgress(at, None, None), 0, (), parked=lane)
     with click.Context(key.why, info_name="why") as context:
@@ -284,6 +286,11 @@ def test_for_a_body_that_cannot_be_decoded_discard_is_named_too() -> None:
     redrive, discard = printed_commands("Undecodable('the body is not JSON')")
     assert redrive[:2] == ["parked", "redrive"]
     assert discard[:4] == ["parked", "discard", "--messages", "1"]
+
+
+def test_when_that_body_is_discarded_the_good_message_after_it_is_not_named_for_a_discard() -> None:
+    (redrive,) = printed_commands("offset 4 (discarded since): Undecodable('the body is not JSON')", attempts=0)
+    assert redrive[:2] == ["parked", "redrive"]
 
 
 def test_group_describe_counts_parked_messages(run: Run, parked_group: ParkedGroup) -> None:

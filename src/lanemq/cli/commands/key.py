@@ -121,14 +121,14 @@ def _show(facts: KeyFacts, as_json: bool) -> None:
 
 def _redrive(each: KeyProgress) -> list[str]:
     """The command that processes a parked key again, to be copied into a shell; for a body that cannot be decoded also
-    the one that drops it."""
+    the one that drops it, unless it is dropped already: the messages after it have not been tried."""
     lane = each.parked
     if lane is None or lane.status is not LaneStatus.PARKED:
         return []
     key = ["--keyless"] if lane.key is None else ["--", lane.key] if lane.key.startswith("-") else [lane.key]
     words = shlex.join(["--group", lane.group, "--topic", lane.queue.topic, *_given_server(), *key])
     lines = [f"  when the cause is removed: lanemq parked redrive {words}"]
-    if Undecodable.__name__ in lane.reason:
+    if lane.attempts and Undecodable.__name__ in lane.reason:
         lines.append(
             f"  if the body will never fit, drop that message first: lanemq parked discard --messages 1 {words}"
         )

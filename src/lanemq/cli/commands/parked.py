@@ -10,7 +10,7 @@ from typing import TypeAlias
 import click
 
 from lanemq.cli.options import YES, CliError, InOrder, WrongUsage, asks_server, confirm
-from lanemq.cli.output import Grid, Part, body_for_json, plural, progress, short_text, show
+from lanemq.cli.output import Grid, Part, body_for_json, plural, printable, progress, short_text, show
 from lanemq.client.admin.parked import ANY_KEY, AnyKey, ParkedAdmin, ParkedLaneView
 from lanemq.client.message import Message
 from lanemq.model.errors import OffsetNotFound
@@ -78,7 +78,8 @@ def show_lane(
         as_json,
         lambda: {**lane_document(lane), "parked": list(map(_message_document, messages))},
         _sentence(lane),
-        _message_grid(messages),
+        _failure(lane),
+        _message_grid(messages, whole=True),
         *([f"and {lane.messages - len(messages)} more; see --limit"] if lane.messages > len(messages) else []),
     )
 
@@ -168,10 +169,12 @@ def discard(
         what = f"{plural(count, 'message')} will be discarded: the group can never process {them}"
         confirm(yes, what, *([] if yes else _preview_parts(_first_messages(admin, lanes, limit), "will be discarded")))
         gone = [(lane, admin.discard(lane, through)) for lane, through in upto]
+        any_left = any(count < lane.messages for lane, count in gone)
     show(
         as_json,
         lambda: {"dry_run": False, "discarded": [{**lane_document(lane), "discarded": count} for lane, count in gone]},
         f"{plural(sum(count for _, count in gone), 'message')} of {plural(len(gone), 'lane')} discarded",
+        *(["the messages after them stay parked; lanemq parked redrive processes them"] if any_left else []),
     )
 
 
@@ -260,6 +263,11 @@ def _sentence(lane: ParkedLaneView) -> str:
     return f"lane {name}, queue {queue.queue_id} of {queue.topic}, group {lane.group}: {lane.status.value}"
 
 
+def _failure(lane: ParkedLaneView) -> str:
+    tried = f"after {plural(lane.attempts, 'attempt')}" if lane.attempts else "not tried yet"
+    return printable(f"{tried}: {lane.reason}")
+
+
 def _lane_grid(lanes: Sequence[ParkedLaneView], empty: str) -> Grid:
     columns = ("group", "topic", "queue", "key", "status", "messages", "first offset", "attempts", "since", "reason")
     rows = [
@@ -280,13 +288,13 @@ def _lane_grid(lanes: Sequence[ParkedLaneView], empty: str) -> Grid:
     return Grid(columns, rows, empty)
 
 
-def _message_grid(messages: Sequence[Message]) -> Grid:
+def _message_grid(messages: Sequence[Message], *, whole: bool = False) -> Grid:
     rows = [
         (
             each.queue_offset,
             each.stored_at,
             each.properties.get(PropertyName.TAGS),
-            short_text(_text(each)),
+            _text(each) if whole else short_text(_text(each)),
         )
         for each in messages
     ]

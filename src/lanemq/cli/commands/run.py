@@ -175,16 +175,18 @@ class Supervisor:
         now = self._clock.now()
         for worker in self._workers:
             if worker.process is not None and worker.process.poll() is not None:
-                self._ended(worker, worker.process.returncode, now)
+                self._ended(worker, worker.process.pid, worker.process.returncode, now)
             if worker.process is None and now >= worker.start_at:
                 worker.started = now
                 worker.process = self._children.start(self._words)
 
-    def _ended(self, worker: WorkerProcess, code: int, now: int) -> None:
+    def _ended(self, worker: WorkerProcess, pid: int, code: int, now: int) -> None:
         worker.quick_ends = worker.quick_ends + 1 if now - worker.started < STEADY else 0
         pause = RESTARTS.delay(worker.quick_ends) if worker.quick_ends else 0
         worker.process, worker.start_at = None, now + pause
-        click.echo(f"a worker ended with exit code {code}; the next starts in {pause / 1000:g} s", err=True)
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        when = f"in {pause / 1000:g} s" if pause else "now"
+        click.echo(f"worker {pid} {how}; another starts {when}", err=True)
 
     def _end_all(self) -> None:
         """Passes SIGTERM on and waits; another signal ends the workers at once."""

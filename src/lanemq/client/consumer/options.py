@@ -86,7 +86,7 @@ class ConsumerSettings(TypedDict, total=False):
     tls: TlsOptions | None
     credentials: Credentials | None
     clock: Clock
-    history: History | str | Path
+    history: History | str | Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,7 +156,7 @@ class ProducerSettings(TypedDict, total=False):
     create: str | NewTopic | Iterable[str | NewTopic]
     on_queue_change: Literal["fail", "continue"]
     on_unconfirmed: Literal["accept", "retry"]
-    history: History | str | Path
+    history: History | str | Path | None
 
 
 def producer_options(clock: Clock, client_id: str, /, **settings: Unpack[ProducerSettings]) -> ProducerOptions:
