@@ -124,6 +124,24 @@ def test_home_counts_what_waits_in_pipelines_and_does_not_call_an_unread_one_wel
     assert (failed.answer, failed.level) == ("Unknown", "none")
 
 
+def test_a_pipeline_that_stands_still_is_stuck_and_late() -> None:
+    still = pipeline(lag=151, lag_seconds=240.0)
+    _, stuck, late, *_ = home_view(snapshot(0, group(5, 5)), Trends(), None, [still]).tiles
+    assert (stuck.answer, stuck.level, stuck.link) == ("1 pipeline", "warn", "/pipelines")
+    assert stuck.detail == "pipeline billing does not run and has messages to process"
+    assert (late.detail, late.level, late.link) == ("pipeline billing: 151 behind", "warn", "/pipelines")
+    running = pipeline(lag=151, lag_seconds=2.0, running="host, process 7")
+    _, stuck, late, *_ = home_view(snapshot(0, group(5, 5)), Trends(), None, [running]).tiles
+    assert (stuck.level, late.level, late.detail) == ("good", "good", "pipeline billing: 151 behind")
+
+
+def test_a_pipeline_that_commits_as_a_group_is_counted_once() -> None:
+    name = group(0, 5).name
+    now = snapshot(0, replace(group(0, 5), members=()))
+    stuck = home_view(now, Trends(), None, [pipeline(lag=5, group=name)]).tiles[1]
+    assert stuck.answer == "1 group"
+
+
 def test_a_list_of_waiting_keys_says_that_it_is_not_complete_and_whose_keys_are_missing() -> None:
     unknown = tuple(UnknownMember("shipping", f"worker-{number}", "no answer within 50 ms") for number in range(7))
     view = waiting_view(replace(snapshot(0), unknown=unknown), [pipeline(waiting_lanes={"parked": 9})])

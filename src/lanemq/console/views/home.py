@@ -61,7 +61,7 @@ def home_view(
     now: Snapshot, trends: Trends, verdict: OrderVerdict | None, pipelines: Sequence[PipelineNow] = ()
 ) -> HomeView:
     events = tuple(reversed(trends.events))[:MAX_EVENTS_SHOWN]
-    tiles = (_up(now), _stuck(now, pipelines), _late(now), _failed(now, pipelines), _order(now, verdict))
+    tiles = (_up(now), _stuck(now, pipelines), _late(now, pipelines), _failed(now, pipelines), _order(now, verdict))
     return HomeView(tiles, events, not now.error and not now.topics)
 
 
@@ -99,6 +99,16 @@ def stalled(now: Snapshot) -> Iterator[GroupNow]:
     return (group for group in now.groups if group.lag and not group.members)
 
 
+def stopped(now: Snapshot, pipelines: Sequence[PipelineNow]) -> list[PipelineNow]:
+    """Pipelines that have messages to process and do not run. One whose group is stalled is counted as that group."""
+    counted = {group.name for group in stalled(now)}
+    return [
+        each
+        for each in pipelines
+        if each.status is not None and each.status.lag and not each.status.running and each.group not in counted
+    ]
+
+
 def _stuck(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
     parked = [lane for lane in now.parked if lane.status is LaneStatus.PARKED]
     keys = len(parked) + sum(each.parked for each in pipelines)
@@ -121,6 +131,11 @@ def _stuck(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         group = "1 group has" if without == 1 else f"{without} groups have"
         details.append(f"{group} messages to process and no member online")
         level, link = (level, link) if answers[:-1] else ("warn", "/groups")
+    if still := stopped(now, pipelines):
+        answers.append(plural(len(still), "pipeline"))
+        which = f"pipeline {still[0].name} does" if len(still) == 1 else f"{len(still)} pipelines do"
+        details.append(f"{which} not run and {'has' if len(still) == 1 else 'have'} messages to process")
+        level, link = (level, link) if answers[:-1] else ("warn", "/pipelines")
     unread = _unread(pipelines)
     if unread:
         details.append(unread)
@@ -135,7 +150,7 @@ def _stuck(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
         detail or "no key waits for a person",
         level,
         link,
-        "Keys that are parked after their retries, of groups and pipelines, and groups without a member.",
+        "Keys parked after their retries, groups without a member, and pipelines that are behind and do not run.",
     )
 
 
@@ -147,19 +162,38 @@ def _unread(pipelines: Sequence[PipelineNow]) -> str:
     return f"pipeline {names[0]} was not read" if names else ""
 
 
-def _late(now: Snapshot) -> Tile:
-    behind = [group for group in now.groups if group.lag]
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    """A group or a pipeline that has not finished everything."""
+
+    name: str
+    messages: int
+    seconds: float | None
+    link: str
+
+
+def _behind(now: Snapshot, pipelines: Sequence[PipelineNow]) -> list[_Behind]:
+    groups = [_Behind(each.name, each.lag, each.lag_seconds, "/groups") for each in now.groups if each.lag]
+    named = {group.name for group in now.groups}
+    read = [each.status for each in pipelines if each.status is not None and each.group not in named]
+    return groups + [
+        _Behind(f"pipeline {each.pipeline}", each.lag, each.lag_seconds, "/pipelines") for each in read if each.lag
+    ]
+
+
+def _late(now: Snapshot, pipelines: Sequence[PipelineNow]) -> Tile:
+    behind = _behind(now, pipelines)
     level: Level = "none" if now.error else "good"
-    answer, detail = "0 s", "every group is up to date"
+    answer, detail, link = "0 s", "every group and pipeline is up to date", "/groups"
     if behind:
-        latest = max(behind, key=lambda group: group.lag_seconds or 0)
-        answer = span(latest.lag_seconds)
-        detail = f"{latest.name}: {number(latest.lag)} behind"
-        level = "warn" if (latest.lag_seconds or 0) > LATE_SECONDS else "good"
-        unknown = [group for group in behind if group.lag_seconds is None]
+        latest = max(behind, key=lambda each: each.seconds or 0)
+        answer, link = span(latest.seconds), latest.link
+        detail = f"{latest.name}: {number(latest.messages)} behind"
+        level = "warn" if (latest.seconds or 0) > LATE_SECONDS else "good"
+        unknown = [each for each in behind if each.seconds is None]
         if unknown and level == "good":
-            answer, level = "Unknown", "none"
-            detail = f"{unknown[0].name}: {number(unknown[0].lag)} behind; a broker rebuilds its indexes"
+            answer, level, link = "Unknown", "none", unknown[0].link
+            detail = f"{unknown[0].name}: {number(unknown[0].messages)} behind; its age is not known"
     if now.error:
         answer, detail = "Unknown", _why_unknown(now)
     return Tile(
@@ -168,8 +202,8 @@ def _late(now: Snapshot) -> Tile:
         answer,
         detail,
         level,
-        "/groups",
-        "The age of the oldest message that a group has not finished. Parked messages do not count.",
+        link,
+        "The age of the oldest message that a group or a pipeline has not finished. Parked messages do not count.",
     )
 
 
