@@ -68,7 +68,7 @@ class DataLock:
 
     def lost(self) -> bool:
         """Whether the path leads to another folder, or to none: it was removed or renamed, or its disk is unmounted."""
-        return not any(map(_is_same, self._fds, (self._folder, self._folder / LOCK)))
+        return not self.closed and not any(map(_is_same, self._fds, (self._folder, self._folder / LOCK)))
 
     def close(self) -> None:
         """Release the folder. Repeating it does nothing."""
