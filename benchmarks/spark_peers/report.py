@@ -57,6 +57,9 @@ def publish(rounds: Path, page: Path, spark: str, connector: str) -> None:
     """Writes the section into the page, between its marks, and the plot beside it."""
     records = [json.loads(line) for line in rounds.read_text().splitlines()]
     found = pairs(figures(records))
+    if not found:
+        print(f"no path was measured with both sources yet: {page} stays as it is")
+        return
     image = page.parent / "images" / IMAGE
     draw(found, image)
     text = section(found, records, f"PySpark {spark}, {connector}", image.relative_to(page.parent).as_posix())

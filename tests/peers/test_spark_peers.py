@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from benchmarks.peers.rounds import figures
 from benchmarks.spark_peers import connector
-from benchmarks.spark_peers.report import BEGIN, END, behind, pairs, section
+from benchmarks.spark_peers.report import BEGIN, END, behind, pairs, publish, section
 from benchmarks.spark_peers.sources import LIMIT, Prebuilt, SparkSource
 from interop.maven import UnavailableError
 
@@ -55,6 +55,12 @@ def test_a_path_with_fewer_rounds_than_the_others_says_so() -> None:
 
 def test_a_path_measured_with_one_source_only_is_left_out() -> None:
     assert pairs(figures([record("LaneMQ", 100.0, 4.0)])) == []
+
+
+def test_a_run_that_ended_before_its_first_pair_leaves_the_page_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "rounds.jsonl").write_text("")
+    publish(tmp_path / "rounds.jsonl", tmp_path / "page.md", "4.2.0", "connector")
+    assert not (tmp_path / "page.md").exists()
 
 
 def test_a_pyspark_without_a_connector_is_replaced_by_one_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
