@@ -13,6 +13,7 @@ from tests.pipelines.sinks.targets import CHANGES, KEYED, DeltaTarget, Target, n
 
 from lanemq.pipelines.ports import KEPT, TableRows
 from lanemq.pipelines.sinks import read_table
+from lanemq.pipelines.sinks.delta import _quoted, _updating
 
 ODD = """it's "a" column? 100%"""
 SCHEMA = StructType([*CHANGES.fields, StructField(ODD, StringType()), StructField(KEPT, StringType())])
@@ -45,6 +46,26 @@ def test_a_newer_row_replaces_all_columns_but_those_it_keeps(target: Target) -> 
     sink.write(rows(*((key, "end", 3, False, None, [ODD]) for key in range(4))), named(1, 2))
     sink.write(rows(*((key, None, 4, False, None, ["text", ODD]) for key in range(3))), named(1, 3))
     assert {key: text for key, text in target.changed().items() if key < 4} == dict.fromkeys(range(4), "end")
+
+
+class RecordedMerge:
+    """A merge of delta-rs that records its clauses."""
+
+    def __init__(self) -> None:
+        self.updates: list[dict[str, str]] = []
+
+    def when_matched_update(self, updates: dict[str, str], predicate: str) -> "RecordedMerge":
+        self.updates.append(updates)
+        return self
+
+
+def test_a_merge_into_delta_has_one_clause_for_all_combinations_of_kept_columns() -> None:
+    """Each further clause takes 2 ms, and JSON rows may leave out any combination of columns."""
+    changes = rows((1, None, 1, False, "odd", ["text"]), (2, "a", 1, False, None, [ODD]), (3, "a", 1, False, "b", []))
+    (updates,) = _updating(RecordedMerge(), changes.table(), {"text"}).updates  # type: ignore[arg-type, attr-defined]
+    assert updates['"text"'] == 's."text"', "the table has no such column yet"
+    assert updates['"id"'] == 's."id"'
+    assert updates[_quoted(ODD)].startswith("CASE WHEN strpos(")
 
 
 def test_read_table_shows_kept_values_without_the_kept_column(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import logging
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -47,6 +47,7 @@ from lanemq.pipelines.sinks.exact_sink import (
     ShardRows,
     Terms,
     fit,
+    json_bytes,
     merge_table,
     shards,
     without_deletions,
@@ -229,7 +230,7 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
             )
             if below is not None:
                 merge = _emptying(merge, below)
-            done = _updating(merge, changes).when_not_matched_insert_all().execute()
+            done = _updating(merge, changes, {each.name for each in missing}).when_not_matched_insert_all().execute()
             self._stale = changes.num_rows - done["num_target_rows_inserted"] - done["num_target_rows_updated"]
         if table.transaction_version(batch.query) != batch.number:
             # A merge that changes nothing commits nothing, and the batch would not be recorded.
@@ -306,15 +307,29 @@ def read_table(path: str | StorePath, storage_options: Mapping[str, str] | None 
     return without_deletions(pa.table(rows).cast(pa.schema(found.schema().to_arrow())))
 
 
-def _updating(merge: TableMerger, changes: pa.Table) -> TableMerger:
-    """Newer rows replace older ones, except for the columns that they keep."""
-    newer, kept = f"s.{_quoted(SEQUENCE)} > t.{_quoted(SEQUENCE)}", f"s.{_quoted(KEPT)}"
-    if KEPT not in changes.schema.names:
+def _updating(merge: TableMerger, changes: pa.Table, missing: Collection[str]) -> TableMerger:
+    """Newer rows replace older ones, except for the columns that they keep. `missing`: columns that the table gets now.
+
+    One clause for all rows: with one for each combination of kept columns, a merge takes 2 ms for every combination.
+    """
+    newer = f"s.{_quoted(SEQUENCE)} > t.{_quoted(SEQUENCE)}"
+    if KEPT not in changes.schema.names or changes[KEPT].null_count == changes.num_rows:
         return merge.when_matched_update_all(newer)
-    for names in pc.unique(changes[KEPT].drop_null()).to_pylist():
-        same = f"{newer} AND {kept} = {_text(names)}"
-        merge = merge.when_matched_update_all(same, except_cols=json.loads(names))
-    return merge.when_matched_update_all(f"{newer} AND {kept} IS NULL")
+    kept = {name for text in pc.unique(changes[KEPT].drop_null()).to_pylist() for name in json.loads(text)}
+    return merge.when_matched_update(
+        {
+            _quoted(name): _kept_or_new(name) if name in kept and name not in missing else f"s.{_quoted(name)}"
+            for name in changes.schema.names
+        },
+        newer,
+    )
+
+
+def _kept_or_new(name: str) -> str:
+    """The stored value of a column where a row keeps it. In the JSON of a list, a name follows `[` or `,`."""
+    named, column = json_bytes(name).decode(), _quoted(name)
+    keeps = " OR ".join(f"strpos(s.{_quoted(KEPT)}, {_text(mark + named)}) > 0" for mark in "[,")
+    return f"CASE WHEN {keeps} THEN t.{column} ELSE s.{column} END"
 
 
 def _emptying(merge: TableMerger, below: int | str) -> TableMerger:
