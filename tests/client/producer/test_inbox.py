@@ -84,7 +84,7 @@ def test_messages_in_the_inbox_are_stored_once_and_in_order(broker: FakeBroker, 
     with kind(broker.address) as producer:
         warmed(producer)
         busy = Busy(broker)
-        futures = [producer.submit("orders", str(number), key="k") for number in range(3 * MAX_MESSAGES)]
+        futures = [producer.submit("orders", str(number), key="k") for number in range(2 * MAX_MESSAGES)]
         assert left(producer) > 0
         busy.answer.set()
         offsets = [future.result(20).offset for future in futures]
