@@ -8,7 +8,7 @@ from tests.broker.raw_client import RawClient, pull_ext, send_ext
 from tests.broker.running import Gate, RunningBroker
 
 from lanemq.core.brokering.refusals import RefusalReason
-from lanemq.net import server
+from lanemq.net import peer, server
 from lanemq.net.peer import WRITE_HIGH_WATER_BYTES
 from lanemq.wire.codes import RequestCode, ResponseCode
 
@@ -71,28 +71,39 @@ def unsent(running: RunningBroker) -> int:
     return running.call(count)
 
 
-@pytest.mark.parametrize("is_limited", [True, False])
+@pytest.mark.parametrize(
+    ("smaller", "limited"), [(True, True), (False, True), (False, False)], ids=["", "not smaller", "not limited"]
+)
 @pytest.mark.slow
-def test_unsent_replies_are_bounded_over_all_connections(start: Start, is_limited: bool) -> None:
-    """Each of 80 clients asks for eight mebibytes and reads nothing. Without the limit all of them stay connected."""
+def test_unsent_replies_are_bounded_over_all_connections(
+    start: Start, monkeypatch: pytest.MonkeyPatch, smaller: bool, limited: bool
+) -> None:
+    """Each of 80 clients asks for 32 mebibytes and reads nothing. From half of the limit on they get one small reply
+    each, and all of them stay connected. Controls: with large replies some are closed, and without a limit none is.
+    """
     running = start()
-    listening = running.broker.running.server
-    if not is_limited:
+    listening, closed = running.broker.running.server, running.broker.running.server.refusals.counts
+    if not smaller:
+        monkeypatch.setattr(peer, "CROWDED_BYTES", WRITE_HIGH_WATER_BYTES)
+    if not limited:
         listening.unsent.limit = 1 << 40
     producer = running.connect()
     producer.create("T")
-    producer.send("T", bytes(MIB))
-    deaf = [running.connect() for _ in range(80)]
-    for client in deaf:
+    for _ in range(32):
+        producer.send("T", bytes(MIB // 32))
+    for client in [running.connect() for _ in range(80)]:
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-        pulls = (client.frame(RequestCode.PULL_MESSAGE, pull_ext("T", 0, laneMaxBytes=str(2 * MIB))) for _ in range(8))
+        pulls = (client.frame(RequestCode.PULL_MESSAGE, pull_ext("T", 0, laneMaxBytes=str(2 * MIB))) for _ in range(32))
         client.socket.sendall(b"".join(frame for _, frame in pulls))
-    closed = listening.refusals.counts
-    while not closed[RefusalReason.UNSENT_REPLIES] and unsent(running) < 300 * MIB:
-        pass  # each has about four mebibytes in the broker, until one is closed
+
+    def waiting() -> int:
+        return sum(each.reads_slowly or each.closing for each in listening.peers)
+
+    while running.call(waiting) + closed[RefusalReason.UNSENT_REPLIES] < 80:
+        pass
     assert producer.send("T", b"others are served").code == 0
     most = server.MAX_UNSENT_BYTES + WRITE_HIGH_WATER_BYTES
-    assert (closed[RefusalReason.UNSENT_REPLIES] > 0, unsent(running) < most) == (is_limited, is_limited)
+    assert (closed[RefusalReason.UNSENT_REPLIES] > 0, unsent(running) < most) == (limited and not smaller, limited)
 
 
 @pytest.mark.parametrize("held", [False, True])

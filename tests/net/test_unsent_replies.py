@@ -1,6 +1,6 @@
 """When unsent replies take too much memory, connections of those who do not read are closed."""
 
-from lanemq.net.unsent_replies import UnsentReplies
+from lanemq.net.unsent_replies import MEASURED_EVERY, UnsentReplies
 
 
 class Clients:
@@ -8,8 +8,9 @@ class Clients:
 
     def __init__(self, limit: int) -> None:
         self.unsent: dict[str, int] = {}
+        self.now = 0.0
         self.replies: UnsentReplies[str] = UnsentReplies(
-            limit, self.unsent.__getitem__, lambda name: name.split("/")[0]
+            limit, self.unsent.__getitem__, lambda name: name.split("/")[0], lambda: self.now
         )
 
     def write(self, name: str, size: int) -> str | None:
@@ -49,3 +50,21 @@ def test_control_without_the_second_look_a_client_that_reads_is_closed() -> None
     clients.write("a/1", 9)
     clients.unsent["a/1"] = 0
     assert clients.write("b/1", 9) == "a/1"
+
+
+def test_from_half_of_the_limit_on_replies_are_crowded() -> None:
+    clients = Clients(10)
+    crowded = []
+    for name in ("a/1", "b/1", "c/1"):
+        clients.write(name, 2)
+        crowded.append(clients.replies.crowded)
+    assert crowded == [False, False, True]
+
+
+def test_replies_are_crowded_no_longer_when_clients_have_read_them() -> None:
+    clients = Clients(10)
+    clients.write("a/1", 9)
+    assert clients.replies.crowded
+    clients.unsent["a/1"] = 0
+    clients.now += MEASURED_EVERY
+    assert not clients.replies.crowded

@@ -19,13 +19,25 @@ from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.receiving import received, space_for
 from lanemq.net.turns import Turns
 from lanemq.wire.codes import ResponseCode
-from lanemq.wire.command import BadHeader, Command, Frame, FrameDecoder, decode_command, encode_response
+from lanemq.wire.command import (
+    MAX_FRAME_BYTES,
+    BadHeader,
+    Command,
+    Frame,
+    FrameDecoder,
+    decode_command,
+    encode_response,
+)
 from lanemq.wire.other_protocols import OtherProtocol
 
 log = logging.getLogger(__name__)
 
 WRITE_HIGH_WATER_BYTES = 4 * 1024 * 1024
 """If a peer's unsent replies exceed this, its requests wait: a slow reader slows only itself."""
+
+CROWDED_BYTES = 128 * 1024
+"""Bytes of messages in one reply, and unsent bytes above which the requests of a peer wait, while the unsent replies of
+all peers take more than half of their limit."""
 
 FLUSH_BYTES = 1024 * 1024
 """Replies above this together do not wait for the others of their read. Only what was written counts against the
@@ -83,6 +95,10 @@ class PeerServer(Protocol):
     """Warns about peers that speak another protocol."""
 
     @property
+    def crowded(self) -> bool:
+        """Whether the unsent replies of all peers take more than half of their limit."""
+
+    @property
     def needs_signature(self) -> bool:
         """Whether a peer is known only after a correctly signed request."""
 
@@ -125,6 +141,7 @@ class Peer(asyncio.BufferedProtocol):
         self.is_open = False
         self.reads_slowly = False
         """More replies are unsent than the high-water mark allows."""
+        self._last_write = 0
         self._server = server
         self._decoder = FrameDecoder(server.max_frame_bytes)
         self._unfinished = 0
@@ -158,7 +175,7 @@ class Peer(asyncio.BufferedProtocol):
             self._server.loop.call_soon(self._flush)
         self._outgoing.append(frame)
         self._outgoing_bytes += len(frame)
-        if self._outgoing_bytes > FLUSH_BYTES:
+        if self._outgoing_bytes > FLUSH_BYTES or self._outgoing_bytes > self.max_reply_bytes:
             self._flush()
 
     def close(self, reason: str) -> None:
@@ -217,7 +234,7 @@ class Peer(asyncio.BufferedProtocol):
     def _flush(self) -> None:
         if self._outgoing and self._transport is not None:
             outgoing, size, self._outgoing, self._outgoing_bytes = self._outgoing, self._outgoing_bytes, [], 0
-            if not self.is_open:
+            if not self.is_open or self._transport.is_closing():
                 return
             if len(outgoing) == 1:
                 self._transport.write(outgoing[0])
@@ -225,9 +242,11 @@ class Peer(asyncio.BufferedProtocol):
                 self._transport.write(b"".join(outgoing))
             else:
                 self._transport.writelines(outgoing)  # uvloop's does not copy them
-            unsent = self._transport.get_write_buffer_size()
-            if unsent >= JOINED_BYTES:
-                self._server.count_unsent(self, unsent)
+            self._last_write = size
+            if self._transport.get_write_buffer_size() >= JOINED_BYTES:
+                self._server.count_unsent(self, self.unsent)
+                if self._server.crowded and not self._closing:
+                    self._transport.set_write_buffer_limits(high=CROWDED_BYTES)
 
     # asyncio's callbacks
 
@@ -343,8 +362,15 @@ class Peer(asyncio.BufferedProtocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes of written replies that the client has not read."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        """Bytes of memory that replies take which the client has not read. A reply that is sent in part takes all of
+        its memory until it is sent."""
+        left = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return max(left, self._last_write) if left else 0
+
+    @property
+    def max_reply_bytes(self) -> int:
+        """How many bytes of messages a reply may hold now; one message is always allowed."""
+        return CROWDED_BYTES if self._server.crowded else MAX_FRAME_BYTES
 
     @property
     def _waits(self) -> bool:
@@ -364,6 +390,8 @@ class Peer(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.reads_slowly = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)  # it may have been lowered
         if self.is_open:
             # Later: a handler that replies would write from inside the transport's own write.
             self._server.loop.call_soon(self._continue)

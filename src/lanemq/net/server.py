@@ -121,10 +121,10 @@ class Server:
         self.reads: Reads = reads or NoReads()
         self.max_frame_bytes = max_frame_bytes
         self.unfinished: UnfinishedFrames[Peer] = UnfinishedFrames(max_unfinished_bytes)
-        self.unsent: UnsentReplies[Peer] = UnsentReplies(
-            MAX_UNSENT_BYTES, lambda peer: peer.unsent, lambda peer: peer.origin
-        )
         self.loop = asyncio.get_running_loop()
+        self.unsent: UnsentReplies[Peer] = UnsentReplies(
+            MAX_UNSENT_BYTES, lambda peer: peer.unsent, lambda peer: peer.origin, self.loop.time
+        )
         self.turns = Turns(self.loop, nanoseconds or SystemClock().now_ns)
         self.peers: dict[Peer, None] = {}
         """In the order of connection, so that a simulated run can be repeated exactly."""
@@ -149,6 +149,10 @@ class Server:
         self._refused_peers: set[Peer] = set()
         self._empty = asyncio.Event()
         self._empty.set()
+
+    @property
+    def crowded(self) -> bool:
+        return self.unsent.crowded
 
     @property
     def needs_signature(self) -> bool:

@@ -223,7 +223,7 @@ class PullHandler:
             header.queue_id,
             header.queue_offset,
             max(1, min(header.max_msg_nums, options.max_pull_messages)),
-            max(1, min(max_bytes, options.max_pull_bytes)),
+            max(1, min(max_bytes, options.max_pull_bytes, pull.peer.max_reply_bytes)),
             pull.tags,
         )
         now = self._parts.clock.now()
