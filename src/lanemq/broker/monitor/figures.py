@@ -221,7 +221,7 @@ def storage_problems(parts: Parts) -> list[str]:
     """Why the broker takes no messages; empty if it takes them."""
     group_commit, problems = parts.group_commit, []
     if group_commit.failure is not None:
-        problems.append(f"read-only: {group_commit.failure}; mend the cause, then restart the broker")
+        problems.append(f"read-only: {group_commit.failure}; repair the cause, then restart the broker")
     if group_commit.paused is not None:
         problems.append(f"sends are refused for now: {group_commit.paused}")
     return problems
