@@ -63,9 +63,9 @@ def unsent(running: RunningBroker) -> int:
 
     def count() -> int:
         held = 0
-        for peer in running.broker.running.server.peers:
-            assert peer._transport is not None
-            held += peer._outgoing_bytes + peer._transport.get_write_buffer_size()
+        for each in running.broker.running.server.peers:
+            assert each._transport is not None
+            held += each._outgoing_bytes + each._transport.get_write_buffer_size()
         return held
 
     return running.call(count)

@@ -390,7 +390,7 @@ def confirmed_lane(patch: Patch) -> None:
 def pinned_log(patch: Patch) -> None:
     """Broker: deletes log files with parked messages when retention is due."""
 
-    def all_expired(_: Any, expired: int) -> Iterator[None]:
+    def all_expired(_: Any, expired: int, __: object) -> Iterator[None]:
         yield
         return expired
 

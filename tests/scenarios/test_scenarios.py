@@ -125,7 +125,7 @@ class Stage:
 
     def do_disconnect(self, name: str) -> str:
         self.client(name).connection_lost(now=self.now)
-        shortened = self.table.disconnected(name, grace=GRACE, now=self.now)
+        shortened = filter(None, self.table.disconnected(name, grace=GRACE, now=self.now))
         ends = [f"{label_of(lease.queue)} ends at {clock(lease.expires_at)}" for _, lease in shortened]
         return ", ".join(ends) or "nothing shortened"
 

@@ -140,6 +140,7 @@ class Broker:
         running.server.stop_accepting()
         running.pull.release_all()
         await parts.group_commit.drained()
+        running.checkpoints.stop()
         await parts.search_thread.call(_nothing)  # after all submitted jobs, so that their outcomes are handled
         await parts.thread.call(_nothing)
         await parts.row_thread.call(_nothing)
@@ -232,6 +233,7 @@ class Broker:
             producers=parts.producers,
             offsets=parts.offsets,
             delays=parts.delays,
+            turns=parts.turns,
         )
         housekeeping = Housekeeping(parts, pull, checkpoints, server, space_reserve)
         ticking = asyncio.create_task(housekeeping.run(), name="lanemq-housekeeping")
@@ -275,6 +277,7 @@ class Broker:
             row_thread=threads.rows,
             search_thread=threads.search,
             group_commit=group_commit,
+            turns=turns,
             notices=Notices(members, turns),
             advertised=advertised,
             topics=tables.topics,
@@ -292,7 +295,7 @@ class Broker:
             groups=tables.groups,
             locks=tables.locks,
             offsets=tables.offsets,
-            unread=UnreadMessages(store, tables.offsets),
+            unread=UnreadMessages(store, tables.offsets, clock),
             producers=tables.producers,
             producer_users=tables.producers.users(),
             polls=polls,

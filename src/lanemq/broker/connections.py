@@ -1,5 +1,7 @@
 """What the server calls: a client has connected, sent a command, or is gone."""
 
+from collections.abc import Iterator
+
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.handlers.pull import PullHandler
@@ -29,9 +31,14 @@ class Connections:
         client_id = parts.members.client_of(connection)
         changes = parts.members.disconnected(connection)
         if client_id is not None and not parts.members.connected(client_id):
-            grace = to_millis(parts.options.disconnect_grace)
-            shortened = parts.locks.disconnected(client_id, grace=grace, now=parts.clock.now())
-            if parts.recording.on:
-                for group, lease in shortened:
-                    parts.recording.locked(group, [lease])
+            parts.turns.begin(self._shorten_leases(client_id))
         parts.notices.group_changed(changes.groups)
+
+    def _shorten_leases(self, client_id: str) -> Iterator[None]:
+        """Let the leases of a lost client end soon, in turns: it may have a hundred thousand."""
+        parts, grace = self._parts, to_millis(self._parts.options.disconnect_grace)
+        for shortened in parts.locks.disconnected(client_id, grace=grace, now=parts.clock.now()):
+            if shortened is not None and parts.recording.on:
+                group, lease = shortened
+                parts.recording.locked(group, [lease])
+            yield

@@ -10,7 +10,7 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.index_rebuilding import IndexRebuilding
 from lanemq.broker.storage.pinning import Pinning
-from lanemq.clock import nanoseconds_of
+from lanemq.broker.storage.unread import Unread
 from lanemq.core.brokering.quotas import UNUSED_NAME_MS, Quota
 from lanemq.log.commit_log import Segment
 from lanemq.log.state.space_reserve import SpaceReserve, reserve_bytes
@@ -19,7 +19,6 @@ from lanemq.model.names import retry_topic
 from lanemq.model.units import Millis, to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.server import Server
-from lanemq.net.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +41,8 @@ PAUSE_AFTER_FULL_MS = 1_000
 DELAYS_EVERY_MS = 100
 """As RocketMQ's ScheduleMessageService."""
 RETENTION_WAITS = "; lost indexes are being rebuilt, and retention deletes nothing until that is done"
+MAX_LINES = 64
+"""Lines in the log about members that one tick removes; each costs some ten microseconds."""
 MAX_FORGOTTEN = 100
 """Groups that one tick forgets at most."""
 
@@ -63,8 +64,7 @@ class Housekeeping:
         self._checkpoints = checkpoints
         self._server = server
         self._index_rebuilding = IndexRebuilding(parts.store, parts.search_thread)
-        self._turns = Turns(asyncio.get_running_loop(), nanoseconds_of(parts.clock))
-        self._pinning = Pinning(parts.store, parts.parking, parts.options.max_pinned_bytes, self._turns, parts.clock)
+        self._pinning = Pinning(parts.store, parts.parking, parts.options.max_pinned_bytes, parts.turns, parts.clock)
         self.retiring = False
         """Whether retention looks for files that may be deleted."""
         self._forgotten_groups = UnusedGroups(parts)
@@ -141,9 +141,11 @@ class Housekeeping:
         if self._parts.recording.on:
             self._parts.recording.expired(ended)
         changed = members.expire(now=now).groups
-        for group in changed:
+        for group in changed[:MAX_LINES]:
             left = ", ".join(members.members(group)) or "none"
             log.info("group %s: a member was silent for too long and is removed; members now: %s", group, left)
+        if len(changed) > MAX_LINES:
+            log.info("members of %s further groups were silent for too long and are removed", len(changed) - MAX_LINES)
         self._parts.notices.group_changed(dict.fromkeys((*(group for group, _ in ended), *changed)))
 
     def _watch_disk(self, now: Millis) -> None:
@@ -201,21 +203,32 @@ class Housekeeping:
         self._parts.traffic.today(midnights)
 
     def _retire(self) -> None:
-        """Look for log files to delete, in turns: there may be many parked lanes."""
+        """Look for log files to delete, in turns: there may be many parked lanes, groups and queues."""
         if not self.retiring:
             self.retiring = True
-            self._turns.begin(self._retire_steps(self._parts.clock.now()))
+            self._parts.turns.begin(self._retire_steps(self._parts.clock.now()))
 
     def _retire_steps(self, now: Millis) -> Iterator[None]:
-        store = self._parts.store
+        parts, store = self._parts, self._parts.store
         try:
-            self._parts.producers.expire(now=now)
-            if store.indexes_complete:
-                self._parts.unread.warn(now)
-                count = yield from self._pinning.deletable(store.expired(now))
-                if count:
-                    self._parts.unread.count_below(store.start_after(count), now)
+            yield from parts.producers.expire(now=now)
+            if not store.indexes_complete:
+                return
+            yield from parts.unread.warn(now)
+            lost: Unread | None = None
+            with parts.parking.lanes.noting() as parked_since:
+                expired = yield from store.expired(now)
+                count = yield from self._pinning.deletable(expired, parked_since)
+                while count:
+                    lost = yield from parts.unread.below(store.start_after(count))
+                    # Without a pause from here on: what was counted holds when the log is cut.
+                    free = self._pinning.still_deletable(count, parked_since)
+                    if free == count:
+                        break
+                    count = free
                 self._delete(store.retire(now, count))
+            if count and lost is not None:
+                yield from parts.unread.lose(lost, now)
         except Exception:
             log.exception("housekeeping failed")
         finally:

@@ -37,6 +37,7 @@ from lanemq.net.descriptors import DescriptorReserve
 from lanemq.net.peer import Peer
 from lanemq.net.server import Joining
 from lanemq.net.server_tls import TlsDetector
+from lanemq.net.turns import Turns
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
@@ -99,6 +100,8 @@ class Parts:
     search_thread: DiskThread
     """For searches by key: they take long, and must not delay what the others write."""
     group_commit: GroupCommit
+    turns: Turns
+    """For work that would hold the event loop for long."""
     notices: Notices
     advertised: Address
     topics: TopicTable

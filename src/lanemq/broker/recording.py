@@ -37,6 +37,8 @@ class Recording:
         """Topic and queue to the first offset that was recorded as left by retention."""
 
     def close(self) -> None:
+        """Record nothing any more. Work that is done in turns may still go on."""
+        self.on = False
         self._history.close()
 
     def locked(self, group: str, leases: Iterable[Lease]) -> None:

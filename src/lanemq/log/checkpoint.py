@@ -2,6 +2,9 @@
 
     take (loop) ─▶ write (row thread) ─▶ finish or give_back (loop)
 
+There may be a hundred thousand queues, so `take` and `finish` are also there in steps. Queues may change between two of
+them: entries that come after the step of their queue belong to the next checkpoint.
+
 Invariant: a checkpoint never claims more than is on disk. Index files are synced first; then one transaction records
 the position together with the rows that belong to it. While lost indexes are rebuilt, the request for it is on disk,
 and stands for the entries that are not; the checkpoint after the last of them removes it.
@@ -11,13 +14,14 @@ what is staged. The checkpoint is written only when everything below the mark is
 leave the stamp of a record that never reached the disk, and the producer's repeat would be refused as a duplicate.
 """
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
 from lanemq.log.appender import Appender
 from lanemq.log.queue_index import IndexFiles, IndexPart, QueueTable
 from lanemq.log.state.database import DamageRow, LogCheckpoint, ProducerRow, State
 from lanemq.model.errors import StorageError
+from lanemq.model.steps import in_one_piece
 
 
 class IndexWork(NamedTuple):
@@ -59,14 +63,25 @@ class Checkpointer:
         """How many places of the log are known to be damaged."""
         return len(self._damaged)
 
+    def ready(self, mark: int) -> bool:
+        """Whether all records below a mark are published."""
+        return self._appender.published >= mark
+
     def take(self, mark: int) -> IndexWork | None:
         """On the loop: the work for a mark; None while records below the mark are not published."""
-        if self._appender.published < mark:
-            return None
-        damage = list(self._damage.values())
+        return in_one_piece(self.take_steps(mark)) if self.ready(mark) else None
+
+    def take_steps(self, mark: int) -> Generator[None, None, IndexWork]:
+        """On the loop: the work for a mark that is `ready`, one queue in each step. Take all of them, or close it."""
+        damage, parts = list(self._damage.values()), list[IndexPart]()
         self._damage.clear()
+        try:
+            yield from self._queues.take_parts(parts)
+        except BaseException:  # also if it is closed
+            self._queues.give_back(parts)
+            self.note_damage(damage)
+            raise
         checkpoint = LogCheckpoint(mark, self._appender.last_store_time, clean=False)
-        parts = self._queues.take_parts()
         return IndexWork(checkpoint, parts, damage, self._rebuilding and not self._queues.incomplete())
 
     def write(
@@ -93,7 +108,11 @@ class Checkpointer:
 
     def finish(self, work: IndexWork) -> None:
         """On the loop, after `write` succeeded: free the memory of the entries that are in the files now."""
-        self._queues.finish_parts(work.parts)
+        in_one_piece(self.finish_steps(work))
+
+    def finish_steps(self, work: IndexWork) -> Generator[None, None, None]:
+        """As `finish`, one queue in each step. Take all of them, before anything else is taken."""
+        yield from self._queues.finish_parts(work.parts)
         self.saved = work.mark.position
         if work.ends_rebuild:
             self._rebuilding = False

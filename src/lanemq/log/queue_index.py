@@ -394,6 +394,8 @@ class QueueTable:
         self._files = files
         self._queues: dict[tuple[str, int], QueueIndex] = {}
         self._dirty: dict[QueueIndex, None] = {}
+        self._rebuilds = False
+        """Whether a queue may be `incomplete`. Most brokers never rebuild an index, and there may be many queues."""
         self._next_number = 0
 
     def __iter__(self) -> Iterator[QueueIndex]:
@@ -407,6 +409,7 @@ class QueueTable:
 
     def begin_rebuild(self) -> None:
         """Treat all entries in files as lost."""
+        self._rebuilds = True
         for queue in self._queues.values():
             if queue.first < queue.filed_end:
                 queue.rebuilt = QueueIndex(queue.number, queue.topic, queue.queue_id)
@@ -415,6 +418,8 @@ class QueueTable:
 
     def incomplete(self) -> list[QueueIndex]:
         """The queues of which entries are lost and not rebuilt."""
+        if not self._rebuilds:
+            return []
         return [queue for queue in self._queues.values() if queue.rebuilt is not None]
 
     def find(self, topic: str, queue_id: int) -> QueueIndex | None:
@@ -487,23 +492,28 @@ class QueueTable:
     def entry(self, queue: QueueIndex, offset: int) -> Entry:
         return unpack_entries(self.raw_entries(queue, offset, 1))[0]
 
-    def take_parts(self) -> list[IndexPart]:
-        """Everything that is not in the files yet. A queue that changes from now on becomes dirty again.
+    def take_parts(self, parts: list[IndexPart]) -> Iterator[None]:
+        """Add everything that is not in the files yet to `parts`, one queue in each step.
 
-        No earlier parts may be in the hands of a checkpoint.
+        A queue that changes after its step is dirty again. No earlier parts may be in the hands of a checkpoint.
         """
         for queue in self.incomplete():
             _join_rebuilt(queue)
             self._dirty[queue] = None
-        parts = [self._part(queue) for queue in self._dirty]
-        self._dirty = {}
-        return parts
+            yield
+        for queue in tuple(self._dirty):
+            if not queue.dropped:
+                parts.append(self._part(queue))
+                del self._dirty[queue]
+            yield
 
-    def finish_parts(self, parts: Iterable[IndexPart]) -> None:
-        """Free the memory of parts that are in the files now."""
-        for part in parts:
+    def finish_parts(self, parts: list[IndexPart]) -> Iterator[None]:
+        """Free the memory of parts that are in the files now, and of the list, one part in each step."""
+        while parts:
+            part = parts.pop()
             if not part.queue.dropped:
                 part.source.filed(len(part.entries) // ENTRY_BYTES)
+            yield
 
     def give_back(self, parts: Iterable[IndexPart]) -> None:
         """Mark parts that could not be written, so that the next `take_parts` returns them again."""

@@ -10,7 +10,7 @@ indexes, and one search thread. The log reads no clock: times are arguments.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 
 from lanemq.core.brokering.disk_space import Space
@@ -40,6 +40,7 @@ from lanemq.log.retention import Retention
 from lanemq.log.state.database import DamageRow, ProducerRow, State
 from lanemq.log.state.recovery_file import RecoveryFile
 from lanemq.model.errors import CorruptRecord, DiskFull, NoDescriptors, StorageError, WriteFailed
+from lanemq.model.steps import in_one_piece
 from lanemq.wire.record import HEAD_BYTES
 
 _FILTER_SCAN = 8192
@@ -330,40 +331,42 @@ class Store:
         self.checkpoints.write(work, producers)
         self.checkpoints.finish(work)
 
-    def expired(self, now: int) -> int:
-        """Count the oldest segments that are too old, too many or unused."""
-        return max(self.retention.expired(now), self._unused_segments())
+    def expired(self, now: int) -> Generator[None, None, int]:
+        """Count the oldest segments that are too old, too many or unused, in steps: there may be many queues."""
+        unused = yield from self._unused_segments()
+        return max(self.retention.expired(now), unused)
 
     def retire(self, now: int, count: int | None = None) -> list[Segment]:
         """Remove the oldest segments from view; their queues begin later from now on. `count`: as many as `expired`
         has counted, or fewer; None: count now. Not while `indexes_complete` is false.
         """
         assert self.indexes_complete, "a rebuild of indexes reads these segments"
-        count = self.expired(now) if count is None else count
+        count = in_one_piece(self.expired(now)) if count is None else count
         if count:
             self._may_be_unused = True  # those behind them may be
         return self._log.retire(count) if count else []
 
-    def _unused_segments(self) -> int:
+    def _unused_segments(self) -> Generator[None, None, int]:
         """Count the oldest finished segments that hold messages of deleted topics only.
 
         Those after the last checkpoint stay: a crash may bring back a topic whose deletion is not on disk yet, and its
         queues must not begin again at offsets that they had already. Looks at the queues only after a topic was
-        deleted, and stops at the first one that needs the oldest segment.
+        deleted, and stops at the first one that needs the oldest segment. What is published between two steps lies
+        behind the last checkpoint before the first step.
         """
         segments = self._log.segments
         if not self._may_be_unused or len(segments) < 2:
             return 0
-        needed = segments[-1].start
+        saved, dropped, needed = self.checkpoints.saved, self._dropped, segments[-1].start
         for queue in self._queues:
-            first = self._queues.first(queue)
-            if first < queue.end:
+            if not queue.dropped and (first := self._queues.first(queue)) < queue.end:
                 needed = min(needed, self._queues.entry(queue, first)[0])
                 if needed < segments[1].start:
                     break
+            yield
         unused = [segment.end for segment in segments[:-1] if segment.end <= needed]
-        count = sum(end <= self.checkpoints.saved for end in unused)
-        self._may_be_unused = count < len(unused)
+        count = sum(end <= saved for end in unused)
+        self._may_be_unused = count < len(unused) or self._dropped is not dropped  # a topic was deleted in between
         return count
 
     def start_after(self, segments: int) -> int:

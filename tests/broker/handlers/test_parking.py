@@ -1,7 +1,7 @@
 """Parked lanes over the wire: on disk before they are answered, and kept until an owner or operator removes them."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -14,11 +14,12 @@ from tests.chaos.mutants import pinned_log
 
 from lanemq.broker.handlers import operator_parking
 from lanemq.broker.storage.pinning import Pinning
-from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLaneTable
+from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLaneTable, PlaceName
 from lanemq.core.lane_status import Failure
 from lanemq.log.state.database import Sync
 from lanemq.log.state.parked_rows import ParkedChange, ParkedRows
 from lanemq.model.errors import StorageError
+from lanemq.model.steps import in_one_piece
 from lanemq.model.units import Millis
 from lanemq.net.rate_limited_log import MAX_LINES
 from lanemq.wire.bodies import LaneLease
@@ -309,14 +310,11 @@ def look_while_parking(start: Start, data: Path) -> int:
     lanes, pinning = running.broker.running.parts.parking.lanes, running.broker.running.housekeeping._pinning
 
     def look() -> int:
-        steps = pinning.deletable(2)
-        next(steps)
-        lanes.park(LaneName("g", "T", 0, "meanwhile"), [2], Failure("broken", 1), now=NOW)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                return int(end.value)
+        with lanes.noting() as parked_since:
+            steps = pinning.deletable(2, parked_since)
+            next(steps)
+            lanes.park(LaneName("g", "T", 0, "meanwhile"), [2], Failure("broken", 1), now=NOW)
+            return in_one_piece(steps)
 
     return running.call(look)
 
@@ -335,8 +333,8 @@ def test_a_broker_killed_between_the_copy_and_the_deletion_copies_again(
 ) -> None:
     real = Pinning.deletable
 
-    def nothing(self: Pinning, expired: int) -> Iterator[None]:
-        yield from real(self, expired)
+    def nothing(self: Pinning, expired: int, parked_since: Mapping[PlaceName, int]) -> Iterator[None]:
+        yield from real(self, expired, parked_since)
         return 0
 
     with monkeypatch.context() as patch:

@@ -1,12 +1,13 @@
 """Checkpoints: the log is synced before them; the key index gives way to busy sends, but not indefinitely."""
 
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lanemq.broker.storage.checkpoints import KEY_INDEX_STEP_BYTES, MAX_POSTPONED_TICKS, Checkpoints
-from lanemq.core.brokering.dedup import Unsaved
+from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.model.units import Millis
 
 
@@ -21,7 +22,7 @@ class GrowingLog:
         clock: Any = SimpleNamespace(now=lambda: Millis(0))
         never: Any = SimpleNamespace(save_offsets_every=1e9, checkpoint_every=1e9)
         store_and_thread: Any = self
-        unused: Any = {"topic_keeper": None, "producers": None, "offsets": None, "delays": None}
+        unused: Any = {"topic_keeper": None, "producers": None, "offsets": None, "delays": None, "turns": None}
         self._checkpoints = Checkpoints(
             never,
             clock,
@@ -81,7 +82,10 @@ class RelaxedBroker:
         self.jobs: list[tuple[Any, Any]] = []
         sync = SimpleNamespace(staged=100, sync=lambda: self.happened.append("sync"))
         written: Any = SimpleNamespace(
-            take=lambda mark: mark, write=lambda *_: self.happened.append("checkpoint"), finish=lambda _: None
+            ready=lambda _: True,
+            take_steps=lambda _: iter(()),
+            write=lambda *_: self.happened.append("checkpoint"),
+            finish_steps=lambda _: iter(()),
         )
         store: Any = SimpleNamespace(
             log_end=100, keys_indexed=True, appender=sync, checkpoints=written, options=SimpleNamespace(durable=False)
@@ -95,8 +99,8 @@ class RelaxedBroker:
             undone=0,
             sync=lambda done: self.jobs.append((store.appender.sync, lambda _, error: done(error))),
         )
-        keeper: Any = SimpleNamespace(deletions=0, unfinished_deletions=())
-        producers: Any = SimpleNamespace(dirty=lambda: Unsaved((), ()), saved=lambda _: None)
+        keeper: Any = SimpleNamespace(unfinished_deletions=())
+        turns: Any = SimpleNamespace(begin=lambda steps: deque(steps, maxlen=0))
         unused: Any = {"offsets": None, "delays": None}
         self.checkpoints = Checkpoints(
             options,
@@ -106,7 +110,8 @@ class RelaxedBroker:
             search_thread=thread,
             group_commit=group_commit,
             topic_keeper=keeper,
-            producers=producers,
+            producers=ProducerTable(),
+            turns=turns,
             **unused,
         )
 

@@ -1,14 +1,22 @@
 """Messages that retention deletes before a group has finished them are counted, and nothing else is."""
 
+from collections.abc import Callable, Generator
+
 import pytest
 from tests.broker.conftest import Start
 from tests.broker.handlers.test_parking import Owner
 from tests.broker.raw_client import RawClient
 from tests.broker.running import ManualClock, RunningBroker
 
-from lanemq.core.brokering.group_offsets import SavedOffset
+from lanemq.broker.storage import unread
+from lanemq.broker.storage.pinning import Pinning
+from lanemq.broker.storage.unread import Unread, UnreadMessages
+from lanemq.core.brokering.group_offsets import CommitKind, GroupOffsets, SavedOffset
+from lanemq.core.brokering.parked_lane_table import LaneName
 from lanemq.core.finished_ranges import FinishedRanges
-from lanemq.model.units import QueueOffset
+from lanemq.core.lane_status import Failure
+from lanemq.model.steps import in_one_piece
+from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.codes import RequestCode
 
 HOUR = 3_600_000
@@ -75,3 +83,73 @@ def test_files_that_are_kept_for_parked_messages_are_not_counted_as_deleted(star
     expire(running)
     assert raw.bounds("T") == (0, 40)
     assert deleted(raw)["behind"] == 0
+
+
+def counted_while(running: RunningBroker, change: Callable[[GroupOffsets], object]) -> dict[str, int]:
+    """What groups have not finished of topic T, if something changes after they were looked at."""
+    parts = running.broker.running.parts
+
+    def count() -> dict[str, int]:
+        steps = parts.unread.below(parts.store.log_end)
+        for _ in parts.offsets.groups():
+            next(steps)
+        change(parts.offsets)
+        return {group: count for (group, _), count in in_one_piece(steps).counts.items()}
+
+    return running.call(count)
+
+
+def finish_all(offsets: GroupOffsets) -> None:
+    offsets.commit("behind", "T", 0, QueueOffset(40), kind=CommitKind.FORWARD)
+
+
+@pytest.mark.parametrize("at_once", [unread.AT_ONCE, 0], ids=["in the last step", "in a round of its own"])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (finish_all, {}),
+        (lambda offsets: offsets.reset("done", "T", 0, QueueOffset(0)), {"behind": 37, "done": 40}),
+        (lambda offsets: offsets.forget(group="behind"), {}),
+        (lambda offsets: offsets.forget(topic="T"), {}),
+    ],
+    ids=["finished", "reset", "group deleted", "topic deleted"],
+)
+def test_what_changes_while_groups_are_counted_is_counted_again(
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[GroupOffsets], object],
+    expected: dict[str, int],
+    at_once: int,
+) -> None:
+    monkeypatch.setattr(unread, "AT_ONCE", at_once)
+    running, _ = running_with_commits(start, behind=[])
+    assert counted_while(running, change) == expected
+
+
+def test_control_without_another_look_finished_messages_would_count_as_lost(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread, "MAX_ROUNDS", 0)
+    running, _ = running_with_commits(start, behind=[])
+    assert counted_while(running, finish_all) == {"behind": 37}
+
+
+@pytest.mark.parametrize("looks_again", [True, False], ids=["", "control"])
+def test_a_message_that_is_parked_while_groups_are_counted_keeps_its_file(
+    start: Start, monkeypatch: pytest.MonkeyPatch, looks_again: bool
+) -> None:
+    running, raw = running_with_commits(start, behind=[])
+    parts, below = running.broker.running.parts, UnreadMessages.below
+
+    def park_first(self: UnreadMessages, position: int) -> Generator[None, None, Unread]:
+        parts.parking.park(LaneName("g", "T", 0, "key"), [2], Failure("broken", 1), now=Millis(1))
+        return (yield from below(self, position))
+
+    monkeypatch.setattr(UnreadMessages, "below", park_first)
+    monkeypatch.setattr(UnreadMessages, "warn", lambda *_: iter(()))
+    if not looks_again:
+        monkeypatch.setattr(Pinning, "still_deletable", lambda _self, count, _since: count)
+    expire(running)
+    low, _ = raw.bounds("T")
+    assert (low == 0) is looks_again
+    assert (deleted(raw)["behind"] == 0) is looks_again

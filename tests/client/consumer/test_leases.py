@@ -531,7 +531,7 @@ def test_a_refused_keep_alive_makes_the_member_renew_at_once() -> None:
         broker = FakeBroker([queue(0)])
         member = Member(broker)
         await member.take(queue(0))
-        broker.locks.disconnected("me", grace=Millis(500), now=Millis(0))
+        tuple(broker.locks.disconnected("me", grace=Millis(500), now=Millis(0)))
         await beside(member.keeper.run(), 0.4)
         return [at for at, *_ in broker.what("lock")], member.usable(queue(0))
 
@@ -545,7 +545,7 @@ def test_queues_taken_under_different_serials_are_renewed_together() -> None:
         broker = FakeBroker([queue(0), queue(1)])
         member = Member(broker)
         await member.take(queue(0))
-        broker.locks.disconnected("me", grace=Millis(500), now=Millis(0))
+        tuple(broker.locks.disconnected("me", grace=Millis(500), now=Millis(0)))
         await member.take(queue(1))
         await beside(member.keeper.run(), 0.6)
         return [len(about[1]) for *_, about in broker.what("lock")]
@@ -644,7 +644,7 @@ def test_one_slow_answer_changes_no_timeout_and_a_longer_one_is_waited_for_at_th
             timeouts.append(assigned.usable_until - assigned.lease.asked_at)
         renewing.cancel()
         now = broker.clock.now()
-        broker.locks.disconnected("me", grace=Millis(0), now=now)
+        tuple(broker.locks.disconnected("me", grace=Millis(0), now=now))
         while not broker.locks.acquire("g", [queue(0)], "other", lease=Millis(5_000), now=now).granted:
             now = Millis(now + 50)
         return timeouts, Millis(now - broker.clock.now())

@@ -1,5 +1,8 @@
 """Each stamped message is in the log once, in order, whatever happens on the network."""
 
+from collections import deque
+from collections.abc import Callable, Iterator
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -12,6 +15,8 @@ from lanemq.core.brokering.dedup import (
     Gap,
     Judgement,
     ProducerTable,
+    SavedProducer,
+    Saving,
     Unsaved,
 )
 from lanemq.model.stamp import Stamp
@@ -38,6 +43,13 @@ def store(
 
 def judge(table: ProducerTable, sequence: int, count: int = 1, *, epoch: int = 0, producer: str = "p") -> Judgement:
     return table.judge("t", 0, Stamp(producer, epoch, sequence), count)
+
+
+def expired(table: ProducerTable, now: int) -> int:
+    """How many producers are forgotten because they are idle."""
+    before = len(table)
+    deque(table.expire(now=Millis(now)), maxlen=0)
+    return before - len(table)
 
 
 @pytest.mark.parametrize(
@@ -180,23 +192,87 @@ def test_export_and_restore_give_the_same_judgements() -> None:
     assert copy.dirty() == Unsaved((), ())
 
 
+def save(table: ProducerTable) -> list[int]:
+    """Save everything in one piece; returns the next sequences."""
+    saving = table.begin_saving()
+    deque(table.copy(saving), maxlen=0)
+    rows = list(saving.take_rows())
+    table.saved(saving)
+    return sorted(row.next_sequence for row in rows)
+
+
 def test_row_changed_while_it_was_saved_stays_dirty() -> None:
     table = ProducerTable()
     store(table, 0, 1, 0)
-    writing = table.dirty()
+    saving = table.begin_saving()
     store(table, 1, 1, 1)
-    table.saved(writing)
+    table.saved(saving)
     assert [row.next_sequence for row in table.dirty().rows] == [2]
-    table.saved(table.dirty())
+    assert save(table) == [2]
     assert table.dirty() == Unsaved((), ())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: store(table, 1, 1, 9, producer="b"),
+        lambda table: store(table, 0, 1, 9, producer="b", epoch=1),
+        lambda table: table.undo("t", 0, Stamp("b", 0, 0)),
+        lambda table: [store(table, 0, 1, 9, producer=f"new-{number}") for number in range(4)],
+        lambda table: deque(table.expire(now=Millis(DAY)), maxlen=0),
+    ],
+    ids=["a message", "a new epoch", "an undo", "forgotten for others", "forgotten when idle"],
+)
+def test_a_row_that_changes_before_it_is_copied_is_saved_as_it_was(change: Callable[[ProducerTable], object]) -> None:
+    table = ProducerTable(capacity=4, idle_ms=1)
+    for number, producer in enumerate("abc"):
+        store(table, 0, 1, number, producer=producer)
+    deque(table.expire(now=Millis(0)), maxlen=0)
+    before, saving = set(table.export()), table.begin_saving()
+    copying = table.copy(saving)
+    next(copying)
+    change(table)
+    table._check()
+    deque(copying, maxlen=0)
+    assert set(saving.take_rows()) == before
+    table.saved(saving)
+    table._check()
+
+
+def test_a_topic_that_is_deleted_while_rows_are_copied_is_left_out() -> None:
+    table = ProducerTable()
+    for producer in "abc":
+        store(table, 0, 1, 0, producer=producer)
+        store(table, 0, 1, 0, producer=producer, topic="other")
+    saving = table.begin_saving()
+    copying = table.copy(saving)
+    next(copying)
+    table.forget_topic("t")
+    store(table, 0, 1, 0, epoch=1)  # in a new topic of the same name
+    deque(copying, maxlen=0)
+    assert {row.topic for row in saving.take_rows()} == {"other"}
+    table.saved(saving)
+    assert [row.epoch for row in table.dirty().rows] == [1]
+
+
+def test_a_checkpoint_that_was_not_written_is_part_of_the_next_one() -> None:
+    table = ProducerTable(capacity=2)
+    store(table, 0, 1, 0, producer="gone")
+    store(table, 0, 2, 1, producer="kept")
+    saving = table.begin_saving()
+    store(table, 0, 3, 3, producer="new")
+    assert [row.next_sequence for row in sorted(table.dirty().rows)] == [2, 3], "also at a clean stop in between"
+    table.give_back(saving)
+    assert table.dirty().gone == (("t", 0, "gone"),)
+    assert save(table) == [2, 3]
 
 
 def test_idle_producer_is_forgotten_and_must_start_again() -> None:
     table = ProducerTable(idle_ms=7 * DAY)
     store(table, 0, 1, 0, at=1000)
-    assert table.expire(now=Millis(DAY)) == 0, "it has stored something since the last look"
-    assert table.expire(now=Millis(8 * DAY - 1)) == 0
-    assert table.expire(now=Millis(8 * DAY)) == 1
+    assert expired(table, DAY) == 0, "it has stored something since the last look"
+    assert expired(table, 8 * DAY - 1) == 0
+    assert expired(table, 8 * DAY) == 1
     assert judge(table, 1) == Gap(0)
     assert table.dirty() == Unsaved((), (("t", 0, "p"),))
 
@@ -206,8 +282,8 @@ def test_idle_time_before_a_start_comes_from_the_wall_clock_and_is_not_negative(
     table, copy = ProducerTable(), ProducerTable(idle_ms=7 * DAY)
     store(table, 0, 1, 0, at=100 * DAY)
     copy.restore(table.export(), now=Millis(DAY), wall=Millis((100 + idle) * DAY))
-    assert copy.expire(now=Millis((1 + left) * DAY - 1)) == (1 if idle > 7 else 0)
-    copy.expire(now=Millis((1 + left) * DAY))
+    assert expired(copy, (1 + left) * DAY - 1) == (1 if idle > 7 else 0)
+    expired(copy, (1 + left) * DAY)
     assert len(copy) == 0
 
 
@@ -290,13 +366,15 @@ def test_deleted_topic_forgets_its_producers_only() -> None:
 
 
 class Broker:
-    """A queue whose tail is lost in a crash unless it was flushed."""
+    """A queue whose tail is lost in a crash unless it was flushed. Checkpoints are made in steps."""
 
     def __init__(self) -> None:
         self.log: list[Stamp] = []
         self.flushed = 0
         self.table = ProducerTable()
-        self.checkpoint = (self.table.export(), 0)
+        self.rows: dict[tuple[str, int, str], SavedProducer] = {}
+        self.position = 0
+        self.marked: tuple[int, Saving, Iterator[None]] | None = None
 
     def send(self, first: Stamp, count: int) -> Judgement:
         judgement = self.table.judge("t", 0, first, count)
@@ -310,16 +388,30 @@ class Broker:
     def flush(self) -> None:
         self.flushed = len(self.log)
 
+    def go_on_with_checkpoint(self) -> None:
+        """Begin one, or copy a row of it."""
+        if self.marked is None:
+            saving = self.table.begin_saving()
+            self.marked = (len(self.log), saving, self.table.copy(saving))
+        else:
+            next(self.marked[2], None)
+
     def save_checkpoint(self) -> None:
-        self.flush()
-        self.checkpoint = (self.table.export(), self.flushed)
+        if self.marked is None:
+            self.go_on_with_checkpoint()
+        assert self.marked is not None
+        self.position, saving, copying = self.marked
+        deque(copying, maxlen=0)
+        self.flushed = max(self.flushed, self.position)
+        self.rows.update({row[:3]: row for row in saving.take_rows()})
+        self.table.saved(saving)
+        self.marked = None
 
     def crash(self, *, replay_from_start: bool) -> None:
-        rows, position = self.checkpoint
         del self.log[self.flushed :]
-        self.table = ProducerTable()
-        self.table.restore(rows, now=Millis(0), wall=Millis(0))
-        for offset in range(0 if replay_from_start else position, len(self.log)):
+        self.table, self.marked = ProducerTable(), None
+        self.table.restore(self.rows.values(), now=Millis(0), wall=Millis(0))
+        for offset in range(0 if replay_from_start else self.position, len(self.log)):
             self.table.replay("t", 0, self.log[offset], 1, QueueOffset(offset), stored_at=Millis(0))
 
 
@@ -336,7 +428,7 @@ class Producer:
 
 
 steps = st.tuples(
-    st.sampled_from(["send", "answer lost", "old repeat", "too early", "flush", "checkpoint", "crash"]),
+    st.sampled_from(["send", "answer lost", "old repeat", "too early", "flush", "mark", "checkpoint", "crash"]),
     st.integers(0, 1),
     st.integers(0, 3),
 )
@@ -371,6 +463,8 @@ def test_any_schedule_leaves_each_message_once_and_in_order(
                 assert isinstance(broker.send(*producer.batch(done + 2)), Gap)
             case "flush":
                 broker.flush()
+            case "mark":
+                broker.go_on_with_checkpoint()
             case "checkpoint":
                 broker.save_checkpoint()
             case "crash":

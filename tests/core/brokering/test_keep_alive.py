@@ -1,11 +1,12 @@
 """Queues of a lost connection stay with their owner until it certainly starts no more turns."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.core.brokering.test_lock_table import live_lease
+from tests.core.brokering.test_lock_table import live_lease, shortened
 
 from lanemq.core.brokering.keep_alive import MARGIN, KeepAlives, keep_alive_deadline
 from lanemq.core.brokering.lock_table import LockTable
@@ -28,7 +29,7 @@ def take(table: LockTable, owner: str, now: int, *queues: MessageQueue) -> int:
 
 
 def ends(table: LockTable, owner: str, now: int) -> list[int]:
-    return [lease.expires_at for _, lease in table.disconnected(owner, grace=GRACE, now=at(now))]
+    return [lease.expires_at for _, lease in shortened(table, owner, grace=GRACE, now=at(now))]
 
 
 def test_a_lost_connection_frees_a_queue_at_the_keep_alive_deadline_of_the_last_renewal() -> None:
@@ -66,6 +67,25 @@ def test_after_a_cut_keep_alives_are_refused_until_a_renewal() -> None:
     renewed = take(table, "A", 300)
     assert renewed != serial
     assert table.keep_alive("A", renewed, now=at(400))
+
+
+def test_a_lease_that_is_renewed_before_it_is_reached_is_not_shortened() -> None:
+    """The broker takes the leases of a lost connection one after the other, and serves requests in between."""
+    table = LockTable()
+    take(table, "A", 0, Q0, Q1)
+    steps = table.disconnected("A", grace=GRACE, now=at(2_000))
+    next(steps)
+    serial = take(table, "A", 2_100, Q1)
+    assert list(steps) == [None]
+    assert [queue for queue in (Q0, Q1) if live_lease(table, queue, now=at(3_000))] == [Q1]
+    assert table.keep_alive("A", serial, now=at(2_200))
+
+
+def test_keep_alives_are_refused_from_the_first_shortened_lease_on() -> None:
+    table = LockTable()
+    serial = take(table, "A", 0, Q0, Q1)
+    next(table.disconnected("A", grace=GRACE, now=at(100)))
+    assert not table.keep_alive("A", serial, now=at(100))
 
 
 def test_serials_are_never_reused() -> None:
@@ -110,6 +130,7 @@ class TwoMembers(RuleBasedStateMachine):
         self.leases = {name: {queue: QueueLease(LANE_TIMES.client_lease_ms) for queue in (Q0, Q1)} for name in "AB"}
         self.asked: list[tuple[str, Any, Millis]] = []
         self.answers: list[tuple[str, Any, Any, Millis]] = []
+        self.shortening: list[Iterator[object]] = []
 
     names = st.sampled_from("AB")
     queues = st.sampled_from([(Q0, Q1), (Q0,), (Q1,)])
@@ -163,7 +184,13 @@ class TwoMembers(RuleBasedStateMachine):
 
     @rule(name=names)
     def broker_finds_the_connection_lost(self, name: str) -> None:
-        self.table.disconnected(name, grace=GRACE, now=self.now)
+        self.shortening.append(self.table.disconnected(name, grace=GRACE, now=self.now))
+        self.shorten_the_next_lease(-1)
+
+    @precondition(lambda self: self.shortening)
+    @rule(which=which)
+    def shorten_the_next_lease(self, which: int) -> None:
+        next(self.shortening[which % len(self.shortening)], None)
 
     @rule(name=names, queues=queues)
     def another_takes_over_as_soon_as_it_can(self, name: str, queues: tuple[MessageQueue, ...]) -> None:

@@ -38,6 +38,11 @@ def live_lease(table: LockTable, queue: MessageQueue, *, now: Millis, group: str
     return lease if lease is not None and now < lease.expires_at else None
 
 
+def shortened(table: LockTable, owner: str, *, grace: Millis, now: Millis) -> tuple[tuple[str, Lease], ...]:
+    """The leases that the end of a connection shortens, all at once."""
+    return tuple(each for each in table.disconnected(owner, grace=grace, now=now) if each is not None)
+
+
 def epoch_of(answer: Lease | Refusal) -> Epoch:
     assert isinstance(answer, Lease), answer
     return answer.epoch
@@ -180,7 +185,7 @@ def test_late_release_of_a_former_lease_does_not_end_the_new_one() -> None:
 def test_disconnect_ends_a_lane_lease_after_the_grace_only() -> None:
     table = LockTable()
     take(table, "A", at(0), lease=LANE)
-    assert table.disconnected("A", grace=at(1), now=at(2)) == (("g", Lease(Q0, "A", Epoch(1), at(3))),)
+    assert shortened(table, "A", grace=at(1), now=at(2)) == (("g", Lease(Q0, "A", Epoch(1), at(3))),)
     assert take(table, "B", at(2.5)) == Refusal(Q0, "A", Millis(500))
     assert epoch_of(take(table, "B", at(3))) == 2
 
@@ -188,7 +193,7 @@ def test_disconnect_ends_a_lane_lease_after_the_grace_only() -> None:
 def test_disconnect_never_lengthens_a_lease() -> None:
     table = LockTable()
     take(table, "A", at(0), lease=LANE)
-    assert table.disconnected("A", grace=at(30), now=at(2)) == ()
+    assert shortened(table, "A", grace=at(30), now=at(2)) == ()
     assert epoch_of(take(table, "B", at(5))) == 2
 
 
@@ -196,14 +201,14 @@ def test_disconnect_leaves_a_stock_lease_alone() -> None:
     """A stock client uses its lock for 30 s, connected or not."""
     table = LockTable()
     take(table, "A", at(0))
-    assert table.disconnected("A", grace=at(0), now=at(1)) == ()
+    assert shortened(table, "A", grace=at(0), now=at(1)) == ()
     assert isinstance(take(table, "B", at(59)), Refusal)
 
 
 def test_reconnected_owner_renews_within_the_grace() -> None:
     table = LockTable()
     take(table, "A", at(0), lease=LANE)
-    table.disconnected("A", grace=at(1), now=at(1))
+    shortened(table, "A", grace=at(1), now=at(1))
     assert take(table, "A", at(1.5), lease=LANE) == Lease(Q0, "A", Epoch(1), at(6.5))
 
 
@@ -211,7 +216,7 @@ def test_disconnect_touches_only_queues_still_owned() -> None:
     table = LockTable()
     take(table, "A", at(0), lease=LANE)
     take(table, "B", at(5), lease=LANE)
-    assert table.disconnected("A", grace=at(0), now=at(6)) == ()
+    assert shortened(table, "A", grace=at(0), now=at(6)) == ()
     assert isinstance(take(table, "A", at(7)), Refusal)
 
 
@@ -337,9 +342,9 @@ def test_a_disconnect_shortens_a_restored_lease_only_after_its_full_length() -> 
     """The owner's keep-alive timeout from before the restart is unknown."""
     table = LockTable()
     table.restore([SavedLease("g", Q0, "A", Epoch(7), LANE, False)], now=at(0))
-    assert table.disconnected("A", grace=at(1), now=at(0)) == ()
+    assert shortened(table, "A", grace=at(1), now=at(0)) == ()
     take(table, "A", at(4.5), lease=LANE)
-    assert table.disconnected("A", grace=at(1), now=at(4.6)) != ()
+    assert shortened(table, "A", grace=at(1), now=at(4.6)) != ()
 
 
 def test_leases_of_a_deleted_topic_leave_only_their_highest_epoch() -> None:
@@ -404,7 +409,7 @@ class LockTableMachine(RuleBasedStateMachine):
 
     @rule(owner=owners, grace=st.sampled_from([0, 1_000]))
     def lose_connection(self, owner: str, grace: int) -> None:
-        self.table.disconnected(owner, grace=Millis(grace), now=self.now)
+        shortened(self.table, owner, grace=Millis(grace), now=self.now)
 
     @rule(passed=st.sampled_from([1, 999, 1_000, 4_999, 5_000, 60_000]))
     def wait(self, passed: int) -> None:

@@ -3,11 +3,19 @@
 Committed offsets and delay cursors are written several times a second, indexes and producer stamps every few seconds,
 and the key index while the log hardly grows.
 
-The producer rows of a checkpoint must reflect exactly what is staged up to its log position. They are copied on the
-loop in the same step as the position, and written only after the records below it are on disk (`log/checkpoint`).
+The producer rows of a checkpoint must reflect exactly what is staged up to its log position, its mark. They are written
+only after the records below it are on disk (`log/checkpoint`). There may be tens of thousands of them, and as many
+queues, so the loop works in turns:
+
+    mark ─▶ copy the rows ─▶ records below the mark are on disk ─▶ take the index entries ─▶ row thread ─▶ free them
+
+A row that changes before it is copied is copied first (`core/brokering/dedup`), so all of them are as they were at the
+mark. A topic that is deleted in between is left out, and the checkpoint waits until the deletion is on disk.
 """
 
 import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import msgspec
 
@@ -16,7 +24,7 @@ from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
-from lanemq.core.brokering.dedup import ProducerTable, SavedProducer, SequenceRange, Unsaved
+from lanemq.core.brokering.dedup import ProducerTable, SavedProducer, Saving, SequenceRange
 from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors
 from lanemq.core.brokering.group_offsets import GroupOffsets, SavedOffset
 from lanemq.core.brokering.lock_table import SavedLease
@@ -27,6 +35,7 @@ from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset, to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
+from lanemq.net.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +46,19 @@ MAX_POSTPONED_TICKS = 20
 the log to index first."""
 AFTER_FAILURE_MS = 5_000
 """Pause after a failed write; without it, every tick would try again and log the same error."""
+
+
+@dataclass(slots=True, eq=False)
+class _Mark:
+    """A checkpoint that is being prepared."""
+
+    position: int
+    """Where the log ended when it began, with what was staged."""
+    saving: Saving
+    undone: int
+    """How many messages had been undone until then."""
+    copied: bool = False
+    """Whether all producer rows are copied."""
 
 
 class Checkpoints:
@@ -55,6 +77,7 @@ class Checkpoints:
         producers: ProducerTable,
         offsets: GroupOffsets,
         delays: DelayQueueCursors,
+        turns: Turns,
     ) -> None:
         self._clock = clock
         self._store = store
@@ -65,15 +88,22 @@ class Checkpoints:
         self._producers = producers
         self._offsets = offsets
         self._delays = delays
+        self._turns = turns
         self._failures = RateLimitedLog(log, clock)
         self._saving_offsets = False
         self._saving_index = False
+        """From the first index entry that is taken until all of them are freed."""
         self._syncing = False
         self._synced = 0
         """The log position up to which this object has synced the log; used without `durable`."""
         self._indexing_keys = False
-        self._mark: tuple[int, Unsaved] | None = None
-        self._mark_changes = (0, 0)
+        self._mark: _Mark | None = None
+        """From the first row that is copied until index entries are taken."""
+        self._unwritten: tuple[IndexWork, Saving] | None = None
+        """What the row thread is to write."""
+        self._steps: Iterator[None] = iter(())
+        """Index entries that are taken or freed at the moment."""
+        self._stopped = False
         self._keys_not_before = Millis(0)
         self._postponed_ticks = 0
         self._offsets_every = to_millis(options.save_offsets_every)
@@ -85,14 +115,15 @@ class Checkpoints:
         if now - self._last_offsets >= self._offsets_every and not self._saving_offsets:
             self._last_offsets = now
             self._save_offsets()
-        if now - self._last_index >= self._index_every and not self._saving_index:
+        if self._mark is not None and self._mark.undone != self._group_commit.undone:
+            self._take_mark()  # the old rows contain messages that were undone since
+        elif now - self._last_index >= self._index_every and self._mark is None and not self._saving_index:
             self._last_index = now
             self._take_mark()
         if self._mark is not None:
-            if self._mark_changes != self._changes:
-                # The old rows contain producers of a topic that was deleted since, or of messages that were undone.
-                self._take_mark()
-            self._save_index(*self._mark)
+            self._save_index(self._mark)
+        elif self._unwritten is not None:
+            self._write_index(*self._unwritten)
         if self._has_time_for_keys(now):
             self._index_keys()
 
@@ -123,33 +154,74 @@ class Checkpoints:
         for level, offset in cursors.items():
             self._store.state.put(f"{DELAY_CURSOR}{level}", str(offset))
 
+    def stop(self) -> None:
+        """At a clean stop: begin no checkpoint any more. What is not written is dirty again.
+
+        Called before the last outcomes of the row thread are handled.
+        """
+        self._stopped = True
+        for _ in self._steps:
+            pass
+        if self._unwritten is not None:
+            self._store.checkpoints.give_back(self._unwritten[0])
+            self._unwritten = None
+
     def _take_mark(self) -> None:
-        self._mark = (self._store.appender.staged, self._producers.dirty())
-        self._mark_changes = self._changes
+        if self._mark is not None:
+            self._producers.give_back(self._mark.saving)
+        position, undone = self._store.appender.staged, self._group_commit.undone
+        self._mark = _Mark(position, self._producers.begin_saving(), undone)
+        self._turns.begin(self._copy(self._mark))
 
-    @property
-    def _changes(self) -> tuple[int, int]:
-        return self._topic_keeper.deletions, self._group_commit.undone
+    def _copy(self, mark: _Mark) -> Iterator[None]:
+        yield from self._producers.copy(mark.saving)
+        mark.copied = True
 
-    def _save_index(self, mark: int, unsaved: Unsaved) -> None:
+    def _save_index(self, mark: _Mark) -> None:
+        """Go on with a checkpoint whose rows are copied, if all records below its mark are on disk."""
         if self._group_commit.failure is not None:
             self._mark = None
+            self._producers.give_back(mark.saving)
             return
-        if self._topic_keeper.unfinished_deletions:
-            return  # a crash would bring these topics back, but without what the checkpoint leaves out
-        work = self._store.checkpoints.take(mark) if self._is_synced(mark) else None
-        if work is None:
-            return  # records below the mark are not on disk yet; the next tick tries again
+        if not mark.copied or self._topic_keeper.unfinished_deletions:
+            return
+        if not (self._is_synced(mark.position) and self._store.checkpoints.ready(mark.position)):
+            return  # the next tick tries again
         self._mark = None
         self._saving_index = True
+        self._begin(self._take_entries(mark))
+
+    def _begin(self, steps: Iterator[None]) -> None:
+        self._steps = steps
+        if self._stopped:
+            for _ in steps:
+                pass
+        else:
+            self._turns.begin(steps)
+
+    def _take_entries(self, mark: _Mark) -> Iterator[None]:
+        try:
+            work = yield from self._store.checkpoints.take_steps(mark.position)
+        except Exception:
+            self._saving_index = False
+            self._producers.give_back(mark.saving)
+            log.exception("a checkpoint could not be made, the next one comes in a few seconds")
+            return
+        self._unwritten = (work, mark.saving)
+        self._write_index(work, mark.saving)
+
+    def _write_index(self, work: IndexWork, saving: Saving) -> None:
+        # With an unfinished deletion, a crash would bring a topic back, but without what the checkpoint leaves out.
+        if self._stopped or self._topic_keeper.unfinished_deletions:
+            return  # the next tick tries again
+        self._unwritten = None
 
         def written(_: object, error: StorageError | None) -> None:
-            self._index_written(work, unsaved, error)
+            self._index_written(work, saving, error)
 
         # Encoded on the thread: there may be thousands of producers.
-        self._row_thread.submit(
-            lambda: self._store.checkpoints.write(work, map(producer_row, unsaved.rows), unsaved.gone), written
-        )
+        rows = map(producer_row, saving.take_rows())
+        self._row_thread.submit(lambda: self._store.checkpoints.write(work, rows, saving.gone), written)
 
     def _is_synced(self, mark: int) -> bool:
         """Whether what is published below a mark is synced. Without `durable`, starts the sync for a later call."""
@@ -167,14 +239,19 @@ class Checkpoints:
             self._group_commit.sync(synced)
         return False
 
-    def _index_written(self, work: IndexWork, unsaved: Unsaved, error: StorageError | None) -> None:
-        self._saving_index = False
+    def _index_written(self, work: IndexWork, saving: Saving, error: StorageError | None) -> None:
         if error is not None:
+            self._saving_index = False
             self._failures.warn("checkpoint", f"a checkpoint could not be written: {error}")
             self._store.checkpoints.give_back(work)
+            self._producers.give_back(saving)
             return
-        self._store.checkpoints.finish(work)
-        self._producers.saved(unsaved)
+        self._producers.saved(saving)
+        self._begin(self._free_entries(work))
+
+    def _free_entries(self, work: IndexWork) -> Iterator[None]:
+        yield from self._store.checkpoints.finish_steps(work)
+        self._saving_index = False
 
     def _has_time_for_keys(self, now: Millis) -> bool:
         """Whether to index keys in this tick.

@@ -10,7 +10,7 @@ Invariant: a log file is deleted only when every parked message in it has been c
 """
 
 import logging
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import chain
 
 from lanemq.broker.storage.parking import Parking
@@ -40,18 +40,18 @@ class Pinning:
         self._lines = FewLines(log, clock)
         self._copying = False
 
-    def deletable(self, expired: int) -> Generator[None, None, int]:
+    def deletable(self, expired: int, parked_since: Mapping[PlaceName, int]) -> Generator[None, None, int]:
         """How many of the `expired` oldest files hold no parked message that is only there. Yields between two steps;
-        the answer holds until something else happens on the loop.
+        the answer holds until something else happens on the loop (`still_deletable`).
 
-        If the others are too large together, starts to copy; they can be deleted at a later call.
+        `parked_since` is what `ParkedLaneTable.noting` notes meanwhile. If the other files are too large together, starts to
+        copy; they can be deleted at a later call.
         """
         if not expired or not self._parking.lanes:
-            return expired
+            return self.still_deletable(expired, parked_since)
         needed_from = yield from self._first_position()
-        start_after, free = self._store.start_after, expired
-        while free and start_after(free) > needed_from:
-            free -= 1
+        start_after = self._store.start_after
+        free = self.still_deletable(self._free(expired, needed_from), parked_since)
         release = free
         while release < expired and start_after(expired) - start_after(release) > self._max_bytes:
             release += 1
@@ -60,18 +60,27 @@ class Pinning:
             self._copy_below(start_after(release), self._all_lanes())
         return free
 
+    def still_deletable(self, count: int, parked_since: Mapping[PlaceName, int]) -> int:
+        """How many of the files that were `deletable` hold no message that was parked since."""
+        for place, first in parked_since.items():
+            count = self._free(count, self._position(place, first))
+        return count
+
+    def _free(self, count: int, needed_from: int) -> int:
+        """How many of the oldest files end at or before a position."""
+        while count and self._store.start_after(count) > needed_from:
+            count -= 1
+        return count
+
     def _first_position(self) -> Generator[None, None, int]:
         """The position of the first record that a lane needs from the log."""
         lanes, needed = self._parking.lanes, self._store.log_end
-        with self._parking.lanes.noting() as parked_since:
-            for place in lanes.places():
-                below, first = self._store.bounds(*place[1:])
-                for lane in lanes.of_queue(place):
-                    first = min(first, self._first_uncopied(lane, below, first))
-                    yield
-                needed = min(needed, self._position(place, first))
-            for place, first in parked_since.items():
-                needed = min(needed, self._position(place, first))
+        for place in lanes.places():
+            below, first = self._store.bounds(*place[1:])
+            for lane in lanes.of_queue(place):
+                first = min(first, self._first_uncopied(lane, below, first))
+                yield
+            needed = min(needed, self._position(place, first))
         return needed
 
     def _position(self, place: PlaceName, offset: int) -> int:

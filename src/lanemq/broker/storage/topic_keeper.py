@@ -187,8 +187,6 @@ class TopicKeeper:
         self._clock = clock
         self._last_created = max((topic.created_ms for topic in table.topics()), default=0)
         """The newest time of creation. A new topic gets a later one, even if the clock was set back."""
-        self.deletions = 0
-        """The number of deletions; data copied before a deletion may contain the deleted topic."""
         self._rows = rows
         self._on_failure = on_failure
         self._on_full = on_full
@@ -225,7 +223,6 @@ class TopicKeeper:
         outcome = self._table.delete(name)
         if isinstance(outcome, TopicRefused):
             raise _refusal(name, outcome.why)
-        self.deletions += 1
 
     def forget(self, name: str, delete_contents: Callable[[], None], done: OnWritten) -> None:
         """Remove everything of a deleted topic from disk; called in the same loop step as `delete`.

@@ -3,15 +3,21 @@
 What a group has not finished is known from its commits. A group that has not committed in a queue may have read its
 messages or not, so nothing is counted for it: its figure is missing, and not 0. Parked messages are not lost, because
 retention keeps or copies them.
+
+Thousands of groups with hundreds of queues each take seconds to count, so it is done in steps. Groups commit between
+two of them: what changes after it was counted is counted again, for the last time in the step in which the log is cut.
 """
 
 import logging
+from collections.abc import Container, Generator, Iterator, Mapping
 
-from lanemq.core.brokering.group_offsets import GroupOffsets
+from lanemq.clock import Clock
+from lanemq.core.brokering.group_offsets import GroupOffsets, OffsetKey
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.log.store import Store
 from lanemq.model.names import DEAD_LETTER_PREFIX
 from lanemq.model.units import Millis
+from lanemq.net.rate_limited_log import FewLines
 
 log = logging.getLogger(__name__)
 
@@ -19,14 +25,53 @@ WARN_AT_SHARE = 0.9
 """Share of the retention age at which messages count as about to be deleted. Large: a group has little time left."""
 WARN_AGAIN_AFTER_MS = 3_600_000
 """A group is named again in the log after this time, once for each topic."""
+AT_ONCE, CHARS_AT_ONCE = 32, 100_000
+"""Queues, and characters of their finished ranges, that are counted again in the step in which the log is cut."""
+MAX_ROUNDS = 10
+"""How often changed queues are counted again. Each round is shorter than the one before, because a commit takes longer
+than to count its queue. If commits are too many nevertheless, a figure may include what was finished just in time."""
+
+
+class Unread:
+    """What groups have not finished."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], int] = {}
+        """Group and topic → messages. No zeros."""
+        self.known: set[tuple[str, str]] = set()
+        """Groups and topics with commits."""
+        self._by_queue: dict[OffsetKey, int] = {}
+
+    def put(self, key: OffsetKey, count: int) -> None:
+        """Set the count of one group in one queue."""
+        more = count - self._by_queue.pop(key, 0)
+        if count:
+            self._by_queue[key] = count
+        if more:
+            total = self.counts.get(key[:2], 0) + more
+            if total:
+                self.counts[key[:2]] = total
+            else:
+                del self.counts[key[:2]]
+
+    def emptied(self) -> Iterator[None]:
+        """Free the memory in steps; to free a million entries at once would hold the loop."""
+        for counts in (self._by_queue, self.counts):
+            while counts:
+                counts.popitem()
+                yield
+        while self.known:
+            self.known.pop()
+            yield
 
 
 class UnreadMessages:
     """What groups have lost to retention since the start. On the loop only, and only with complete indexes."""
 
-    def __init__(self, store: Store, offsets: GroupOffsets) -> None:
+    def __init__(self, store: Store, offsets: GroupOffsets, clock: Clock) -> None:
         self._store = store
         self._offsets = offsets
+        self._lines = FewLines(log, clock)
         self._deleted: dict[tuple[str, str], int] = {}
         self._looked_at = 0
         self._warned: dict[tuple[str, str, str], Millis] = {}
@@ -35,7 +80,7 @@ class UnreadMessages:
         """Messages of a topic that were deleted before the group had finished them."""
         return self._deleted.get((group, topic), 0)
 
-    def warn(self, now: Millis) -> None:
+    def warn(self, now: Millis) -> Generator[None, None, None]:
         """Warn about messages that have reached 90 % of their age, so that the group can catch up in time."""
         soon = self._store.start_after(self._store.retention.expired(now, WARN_AT_SHARE))
         # Looks again only when files have been added: with many groups and queues a look takes a while.
@@ -45,39 +90,74 @@ class UnreadMessages:
         due = self._store.start_after(self._store.retention.expired(now))
         if soon == due:
             return
-        lost = self._unread_below(due) if due > self._store.log_start else {}
+        late = (yield from self.below(due)) if due > self._store.log_start else Unread()
+        unread = yield from self.below(soon)
         advice = "soon: let the group catch up, or restart the broker with a longer --retention"
-        for (group, topic), count in self._unread_below(soon).items():
-            if (group, topic) not in lost:  # it is late for that
-                self._write(group, topic, count, advice, now)
+        yield from self._write(unread.counts, advice, now, but=late.counts)
+        yield from late.emptied()
+        yield from unread.emptied()
 
-    def count_below(self, position: int, now: Millis) -> None:
-        """Count what groups lose. Called before the log is cut at this position."""
-        # Without deleted groups and topics.
-        self._deleted = {key: count for key, count in self._deleted.items() if self._offsets.has_topic(*key)}
-        for (group, topic), count in self._unread_below(position).items():
-            self._deleted[group, topic] = self.deleted(group, topic) + count
-            self._write(group, topic, count, "now", now)
+    def below(self, position: int) -> Generator[None, None, Unread]:
+        """What groups have not finished below a log position. Exact until something else happens on the loop."""
+        unread = Unread()
+        with self._offsets.noting() as changed:
+            for group in self._offsets.groups():
+                if group.startswith(DEAD_LETTER_PREFIX):
+                    continue  # it marks discarded dead letters, and does not consume
+                for topic, queue_id in self._offsets.of_group(group):
+                    unread.known.add((group, topic))
+                    unread.put((group, topic, queue_id), self._count(group, topic, queue_id, position))
+                    yield
+            for _ in range(MAX_ROUNDS):
+                if len(changed) <= AT_ONCE and self._chars(changed) <= CHARS_AT_ONCE:
+                    for key in changed:
+                        unread.put(key, self._count(*key, position))
+                    break
+                again = tuple(changed)
+                changed.clear()
+                for key in again:
+                    unread.put(key, self._count(*key, position))
+                    yield
+        return unread
 
-    def _unread_below(self, position: int) -> dict[tuple[str, str], int]:
-        """Group and topic → messages below a log position that are not finished. No zeros."""
-        found: dict[tuple[str, str], int] = {}
-        for group in self._offsets.groups():
-            if group.startswith(DEAD_LETTER_PREFIX):
-                continue  # it marks discarded dead letters, and does not consume
-            for (topic, queue_id), offset in self._offsets.of_group(group).items():
-                unread = self._store.unread_below(topic, queue_id, offset, position)
-                if unread:
-                    text = self._offsets.finished_ranges(group, topic, queue_id)
-                    finished = FinishedRanges.decode(text, offset).above(unread.start - 1).below(unread.stop)
-                    if count := len(unread) - finished.count:
-                        found[group, topic] = found.get((group, topic), 0) + count
-        return found
+    def lose(self, lost: Unread, now: Millis) -> Generator[None, None, None]:
+        """Count what groups have lost. Called after the log was cut where `below` has counted."""
+        for key in tuple(self._deleted):
+            if key not in lost.known:
+                del self._deleted[key]  # the group or the topic was deleted
+            yield
+        for key, count in lost.counts.items():
+            self._deleted[key] = self._deleted.get(key, 0) + count
+            yield
+        yield from self._write(lost.counts, "now", now)
+        yield from lost.emptied()
 
-    def _write(self, group: str, topic: str, count: int, when: str, now: Millis) -> None:
-        self._warned = {key: at for key, at in self._warned.items() if now - at < WARN_AGAIN_AFTER_MS}
-        if (group, topic, when) not in self._warned:
-            self._warned[group, topic, when] = now
-            log.warning(
-                "group %s has not read %s messages of topic %s that retention deletes %s", group, count, topic, when
-            )
+    def _count(self, group: str, topic: str, queue_id: int, position: int) -> int:
+        """What one group has not finished of one queue."""
+        offset = self._offsets.committed(group, topic, queue_id)
+        if offset is None or group.startswith(DEAD_LETTER_PREFIX):
+            return 0
+        unread = self._store.unread_below(topic, queue_id, offset, position)
+        if not unread:
+            return 0
+        text = self._offsets.finished_ranges(group, topic, queue_id)
+        finished = FinishedRanges.decode(text, offset).above(unread.start - 1).below(unread.stop)
+        return len(unread) - finished.count
+
+    def _chars(self, keys: set[OffsetKey]) -> int:
+        return sum(len(self._offsets.finished_ranges(*key)) for key in keys)
+
+    def _write(
+        self, counts: Mapping[tuple[str, str], int], when: str, now: Millis, *, but: Container[tuple[str, str]] = ()
+    ) -> Iterator[None]:
+        """Log what groups have not read, except for those of `but`."""
+        for each in tuple(self._warned):
+            if now - self._warned[each] >= WARN_AGAIN_AFTER_MS:
+                del self._warned[each]
+            yield
+        for (group, topic), count in counts.items():
+            if (group, topic) not in but and (group, topic, when) not in self._warned:
+                self._warned[group, topic, when] = now
+                text = f"group {group} has not read {count} messages of topic {topic} that retention deletes {when}"
+                self._lines.write(logging.WARNING, "messages that retention deletes unread", text)
+            yield

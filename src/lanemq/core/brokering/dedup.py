@@ -20,8 +20,8 @@ producer that continues is answered `Gap(0)` and must start a new epoch. The pri
 batch (sequence 0) that arrives after it was forgotten is stored again, and a replaced producer is no longer fenced.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -104,6 +104,33 @@ class Unsaved(NamedTuple):
     gone: tuple[ProducerKey, ...]
 
 
+@dataclass(slots=True, eq=False)
+class Saving:
+    """The changes that one checkpoint writes, as they were when it began."""
+
+    keys: set[ProducerKey]
+    gone: set[ProducerKey]
+    """Rows to delete."""
+    left: set[ProducerKey]
+    """Those of the keys whose rows are not copied yet."""
+    rows: dict[ProducerKey, SavedProducer] = field(default_factory=dict)
+    dropped: set[str] = field(default_factory=set)
+    """Topics that were deleted since it began. Their rows are left out: they would be written after their deletion."""
+
+    def take_rows(self) -> Iterator[SavedProducer]:
+        """The rows, for another thread. Changes of the table do not reach them any more."""
+        rows, self.rows = list(self.rows.values()), {}
+        return _each(rows, frozenset(self.dropped))
+
+
+def _each(rows: list[SavedProducer], dropped: frozenset[str]) -> Iterator[SavedProducer]:
+    """Empties the list on the way: to free tens of thousands of rows at once takes milliseconds."""
+    while rows:
+        row = rows.pop()
+        if row.topic not in dropped:
+            yield row
+
+
 class _Producer:
     """One producer in one queue. `ranges` are the newest ones, ascending; the last one ends at `next_sequence`.
 
@@ -183,6 +210,8 @@ class ProducerTable:
         # Disjoint: a key is either to be written or to be deleted.
         self._dirty: set[ProducerKey] = set()
         self._gone: set[ProducerKey] = set()
+        # What a checkpoint writes at the moment. What changes since it began is dirty, or gone, again.
+        self._saving: Saving | None = None
 
     def judge(self, topic: str, queue_id: int, first: Stamp, count: int) -> Judgement:
         """Decide about `count` messages with consecutive sequences from `first` on. Changes nothing."""
@@ -273,25 +302,36 @@ class ProducerTable:
         key = (topic, queue_id, lost.producer)
         known = self._producers.get(key)
         if known is not None and known.epoch == lost.epoch and known.next_sequence > lost.sequence:
+            self._copy_if_saving(key)
             known.cut(lost.sequence)
             self._dirty.add(key)
 
-    def expire(self, *, now: Millis) -> int:
-        """Forget the producers that stored nothing for `idle_ms` of elapsed time; returns their number."""
-        idle = []
-        for key, known in self._producers.items():
-            if known.idle_since is None:
-                known.idle_since = now
-            elif now - known.idle_since >= self._idle_ms:
-                idle.append(key)
-        for key in idle:
-            self._forget(key)
-        return len(idle)
+    def expire(self, *, now: Millis) -> Iterator[None]:
+        """Forget the producers that stored nothing for `idle_ms` of elapsed time, one look in each step.
+
+        The table may change between two steps: what stores something in between is not idle.
+        """
+        for key in tuple(self._producers):
+            known = self._producers.get(key)
+            if known is not None:
+                if known.idle_since is None:
+                    known.idle_since = now
+                elif now - known.idle_since >= self._idle_ms:
+                    self._forget(key)
+            yield
 
     def forget_topic(self, topic: str) -> None:
-        """Forget the producers of a deleted topic, whose queues start at offset 0 again."""
+        """Forget the producers of a deleted topic, whose queues start at offset 0 again.
+
+        A checkpoint that is not written yet leaves them out: it comes after the deletion of the topic's rows.
+        """
+        saving = self._saving
         for key in tuple(self._of_topic.get(topic, ())):
+            if saving is not None:
+                saving.left.discard(key)
             self._forget(key)
+        if saving is not None:
+            saving.dropped.add(topic)
 
     def export(self) -> tuple[SavedProducer, ...]:
         """All rows, longest idle first; `restore` of them gives the same table."""
@@ -315,25 +355,61 @@ class ProducerTable:
         return {key[2]: user for key, user in self._users.items()}
 
     def dirty(self) -> Unsaved:
-        """The changes that are not `saved` yet.
+        """The changes that are not `saved` yet, for a checkpoint in one piece.
 
         They may be written only when the log is on disk up to everything recorded. With a checkpoint ahead of the log,
         the repeat of a message lost in a crash would be refused as a duplicate.
         """
-        return Unsaved(tuple(map(self._row, self._dirty)), tuple(self._gone))
+        keys, gone = self._dirty, self._gone
+        if self._saving is not None:
+            keys = keys | self._saving.keys.intersection(self._producers)
+            gone = gone | self._saving.gone.difference(self._producers)
+        return Unsaved(tuple(map(self._row, keys)), tuple(gone))
 
-    def saved(self, unsaved: Unsaved) -> None:
-        """Mark rows as saved. Those that changed again while they were written stay dirty."""
-        for row in unsaved.rows:
-            key = row[:3]
-            if key in self._dirty and self._row(key) == row:
-                self._dirty.discard(key)
-        self._gone.difference_update(unsaved.gone)
+    def begin_saving(self) -> Saving:
+        """Begin a checkpoint of what is recorded by now; one at a time. The steps of `copy` must follow.
+
+        As for `dirty`, the rows may be written only when the log is on disk up to everything recorded by now. There may
+        be tens of thousands of them, so they are not copied here: a row that changes before its turn comes is copied
+        first.
+        """
+        assert self._saving is None, "a checkpoint is under way: end it with `saved` or `give_back`"
+        self._saving = Saving(self._dirty, self._gone, set(self._dirty))
+        self._dirty, self._gone = set(), set()
+        return self._saving
+
+    def copy(self, saving: Saving) -> Iterator[None]:
+        """Copy the rows of a checkpoint, one in each step. The table may change in between."""
+        while saving.left and saving is self._saving:
+            key = saving.left.pop()
+            saving.rows[key] = self._row(key)
+            yield
+
+    def saved(self, saving: Saving) -> None:
+        """End a checkpoint that is on disk. What changed since it began stays dirty."""
+        assert saving is self._saving
+        self._saving = None
+
+    def give_back(self, saving: Saving) -> None:
+        """End a checkpoint that was not written; the next one contains its changes."""
+        assert saving is self._saving
+        self._saving = None
+        self._dirty |= saving.keys.intersection(self._producers)
+        self._gone |= saving.gone.difference(self._producers)
 
     def __len__(self) -> int:
         return len(self._producers)
 
+    def _copy_if_saving(self, key: ProducerKey) -> None:
+        """Called before a row changes: a checkpoint that has not copied it yet needs it as it is."""
+        saving = self._saving
+        if saving is not None and key in saving.left:
+            saving.left.discard(key)
+            saving.rows[key] = self._row(key)
+
     def _remember(self, key: ProducerKey, first: Stamp, count: int, offset: QueueOffset, stored_at: Millis) -> None:
+        if self._saving is not None:
+            self._copy_if_saving(key)
         known = self._producers.pop(key, None)
         if known is None or known.epoch != first.epoch:
             known = _Producer(first.epoch, first.sequence)
@@ -350,6 +426,7 @@ class ProducerTable:
             self._forget(next(iter(self._producers)))
 
     def _forget(self, key: ProducerKey) -> None:
+        self._copy_if_saving(key)
         del self._producers[key]
         of_topic = self._of_topic[key[0]]
         del of_topic[key]
@@ -373,6 +450,9 @@ class ProducerTable:
         assert all(0 < len(held) <= self._user_capacity for held in self._of_user.values())
         assert not self._dirty & self._gone
         assert self._dirty <= self._producers.keys()
+        if self._saving is not None:
+            assert self._saving.left <= self._saving.keys & self._producers.keys()
+            assert self._saving.rows.keys() <= self._saving.keys
         for known in self._producers.values():
             ends = [each.sequence + each.length for each in known.ranges]
             assert not ends or ends[-1] == known.next_sequence

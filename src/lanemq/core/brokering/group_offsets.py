@@ -17,7 +17,8 @@ are replaced by the next one; a reset deletes them, and so does a commit of anot
 ranges.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeAlias
@@ -110,6 +111,17 @@ class GroupOffsets:
         self._dirty: set[OffsetKey] = set()
         self._finished_chars: dict[str, int] = {}
         """Group → length of all its finished ranges; no zeros."""
+        self._noted: set[OffsetKey] | None = None
+
+    @contextmanager
+    def noting(self) -> Iterator[set[OffsetKey]]:
+        """The keys that change until the end of the block; one block at a time. The caller may remove keys."""
+        assert self._noted is None, "changes are noted already"
+        self._noted = set()
+        try:
+            yield self._noted
+        finally:
+            self._noted = None
 
     def commit(
         self,
@@ -160,7 +172,7 @@ class GroupOffsets:
         key = (group, topic, queue_id)
         if key in self._finished:
             self._set_finished(key, "")
-            self._dirty.add(key)
+            self._changed(key)
 
     def cut_offsets(self, end_of: Callable[[str, int], int]) -> None:
         """After a crash, move offsets beyond a queue's end back to it: new messages there must not be skipped.
@@ -250,6 +262,8 @@ class GroupOffsets:
         for key in gone:
             self._pending.pop(key, None)
             self._set_finished(key, "")
+        if self._noted is not None:
+            self._noted.update(gone)
         return tuple(gone)
 
     def dirty(self) -> tuple[SavedOffset, ...]:
@@ -284,7 +298,7 @@ class GroupOffsets:
     def _put(self, key: OffsetKey, offset: QueueOffset, finished: str = "") -> None:
         group, topic, queue_id = key
         self._groups.setdefault(group, {})[topic, queue_id] = offset
-        self._dirty.add(key)
+        self._changed(key)
         self._set_finished(key, finished)
 
     def _set_finished(self, key: OffsetKey, finished: str) -> None:
@@ -295,6 +309,11 @@ class GroupOffsets:
             chars = self._finished_chars.pop(key[0], 0) + len(finished) - len(before)
             if chars:
                 self._finished_chars[key[0]] = chars
+
+    def _changed(self, key: OffsetKey) -> None:
+        self._dirty.add(key)
+        if self._noted is not None:
+            self._noted.add(key)
 
     def _row(self, key: OffsetKey) -> SavedOffset:
         group, topic, queue_id = key

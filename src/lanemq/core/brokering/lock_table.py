@@ -112,7 +112,7 @@ class _Entry:
 
     __slots__ = (
         "epoch", "expires_at", "group", "keep_alive_deadline", "keep_alive_timeout", "lease_ms",
-        "owner", "queue", "stock", "wake_at",
+        "owner", "queue", "serial", "stock", "wake_at",
     )  # fmt: skip
 
     def __init__(self, group: str, queue: MessageQueue, epoch: Epoch) -> None:
@@ -127,6 +127,8 @@ class _Entry:
         """How long after a request the owner starts turns."""
         self.keep_alive_deadline = Millis(0)
         """When it stops, keep-alives aside. Never moves back while the owner stays the same."""
+        self.serial = 0
+        """The owner's serial at its last request for this queue; 0 if that was before the broker's start."""
         self.wake_at: Millis | None = None
         """The entry's time in the heap, never after `expires_at`; None once `expire` returned the lease."""
 
@@ -179,6 +181,7 @@ class LockTable:
         granted: list[Lease] = []
         refused: list[Refusal] = []
         changes: list[SavedLease] = []
+        serial = 0
         for queue in queues:
             entry = held.get(queue)
             if entry is None:
@@ -195,8 +198,9 @@ class LockTable:
                 changes.append(entry.row())
             self._extend(entry, Millis(now + lease_ms))
             self._extend_deadline(entry, timeout, now)
+            # Not before a queue is granted: an owner without leases has no serial.
+            entry.serial = serial = serial or self._keep_alives.serial(owner)
             granted.append(entry.lease(changed=changed))
-        serial = self._keep_alives.serial(owner) if granted else 0
         return LockGrant(tuple(granted), tuple(refused), tuple(changes), serial)
 
     def count_new(self, group: str, queues: Iterable[MessageQueue]) -> int:
@@ -254,26 +258,32 @@ class LockTable:
         """Whether the owner may go on starting turns in what it was granted under the serial. Extends no lease."""
         return self._keep_alives.keep_alive(owner, serial, now=now)
 
-    def disconnected(self, owner: str, *, grace: Millis, now: Millis) -> tuple[tuple[str, Lease], ...]:
+    def disconnected(self, owner: str, *, grace: Millis, now: Millis) -> Iterator[tuple[str, Lease] | None]:
         """Shorten a LaneMQ owner's leases: they end when it certainly starts no more turns, at least `grace` from now.
 
-        A renewal in time undoes it. Returns the groups and leases that were shortened. The owner may not know that its
-        connection is lost, so it continues until its keep-alive deadline. Stock clients use their locks in any case, so
-        their leases do not change.
+        Each step takes one lease, because an owner may have a hundred thousand, and yields its group and the lease if
+        it was shortened. The table may change between two steps. A lease that is renewed in between keeps its length,
+        and one that is not reached yet only ends later than it could. So that the owner does not start turns in a lease
+        that another step has shortened, the first step makes it renew its leases before its next keep-alive counts.
+
+        A renewal in time undoes it. The owner may not know that its connection is lost, so it continues until its
+        keep-alive deadline. Stock clients use their locks in any case, so their leases do not change.
         """
-        shortened = []
-        for entry in self._by_owner.get(owner, {}).values():
-            end = max(
-                Millis(now + grace), self._keep_alives.until(owner, entry.keep_alive_timeout, entry.keep_alive_deadline)
-            )
-            if entry.stock or entry.expires_at <= end:
-                continue
-            entry.expires_at = end
-            self._watch(entry)
-            shortened.append((entry.group, entry.lease()))
-        if shortened:
-            self._keep_alives.cut(owner)
-        return tuple(shortened)
+        own = tuple(self._by_owner.get(owner, {}).values())
+        if not own:
+            return
+        self._keep_alives.cut(owner)
+        cut, earliest = self._keep_alives.serial(owner), Millis(now + grace)
+        for entry in own:
+            shortened = None
+            if entry.owner == owner and entry.serial < cut and not entry.stock:
+                stops = self._keep_alives.until(owner, entry.keep_alive_timeout, entry.keep_alive_deadline)
+                end = max(earliest, stops)
+                if entry.expires_at > end:
+                    entry.expires_at = end
+                    self._watch(entry)
+                    shortened = (entry.group, entry.lease())
+            yield shortened
 
     def verdict(self, group: str, queue: MessageQueue, owner: str, epoch: Epoch | None, *, now: Millis) -> Verdict:
         """Whether a pull or commit comes from the queue's owner.
