@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.broker.conftest import Start
 
 from lanemq.broker.storage.checkpoints import KEY_INDEX_STEP_BYTES, MAX_POSTPONED_TICKS, Checkpoints
 from lanemq.core.brokering.dedup import ProducerTable
@@ -137,3 +138,22 @@ def test_control_a_checkpoint_that_does_not_ask_for_the_sync_comes_first(monkeyp
     broker = RelaxedBroker()
     broker.tick()
     assert broker.happened == ["checkpoint"]
+
+
+def test_a_broker_that_stops_while_index_entries_are_taken_finds_all_of_them_again(start: Start) -> None:
+    running = start(checkpoint_every=1e6)
+    raw, checkpoints = running.connect(), running.broker.running.checkpoints
+    for queue in range(3):
+        raw.send("T", b"x", queue=queue)
+
+    def take_one() -> None:
+        turns: Any = SimpleNamespace(begin=lambda steps: next(steps, None))
+        checkpoints._turns = turns
+        checkpoints._take_mark()
+        assert checkpoints._mark is not None
+        checkpoints._save_index(checkpoints._mark)
+        assert checkpoints._saving_index
+
+    running.call(take_one)
+    running.restart()
+    assert [running.connect().bounds("T", queue) for queue in range(3)] == [(0, 1)] * 3
