@@ -142,7 +142,7 @@ def test_a_message_that_is_parked_while_groups_are_counted_keeps_its_file(
     parts, below = running.broker.running.parts, UnreadMessages.below
 
     def park_first(self: UnreadMessages, position: int) -> Generator[None, None, Unread]:
-        parts.parking.park(LaneName("g", "T", 0, "key"), [2], Failure("broken", 1), now=Millis(1))
+        parts.parking.lanes.park(LaneName("g", "T", 0, "key"), [2], Failure("broken", 1), now=Millis(1))
         return (yield from below(self, position))
 
     monkeypatch.setattr(UnreadMessages, "below", park_first)

@@ -44,8 +44,8 @@ class Pinning:
         """How many of the `expired` oldest files hold no parked message that is only there. Yields between two steps;
         the answer holds until something else happens on the loop (`still_deletable`).
 
-        `parked_since` is what `ParkedLaneTable.noting` notes meanwhile. If the other files are too large together, starts to
-        copy; they can be deleted at a later call.
+        `parked_since` is what `ParkedLaneTable.noting` notes in between. If the other files are too large together,
+        starts to copy; they can be deleted at a later call.
         """
         if not expired or not self._parking.lanes:
             return self.still_deletable(expired, parked_since)
