@@ -143,7 +143,15 @@ class RunningBroker:
 def retire_now(running: RunningBroker) -> None:
     """Let retention look, and wait until the files that it chose are deleted."""
     housekeeping = running.broker.running.housekeeping
-    running.call(housekeeping._retire)
+
+    def begin() -> bool:
+        if housekeeping.retiring:
+            return False  # a look that began earlier may have missed what is due now
+        housekeeping._retire()
+        return True
+
+    while not running.call(begin):
+        pass
     while running.call(lambda: housekeeping.retiring):
         pass
     running.settle()
