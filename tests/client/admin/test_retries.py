@@ -126,3 +126,23 @@ def test_each_delayed_message_is_read_once_and_those_beyond_the_limit_are_counte
     assert read(1, 9) == (3, 5)
     assert read(9, 9) == (0, 0)
     assert Reader.reads == [(0, 2), (2, 4), (4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("version", "reported", "expected"),
+    [("V4_9_7", {}, 2), ("V4_9_7", {"scheduleMessageOffset_3": "1,2"}, 1), ("V5_3_3", {}, 0)],
+    ids=["RocketMQ 4, nothing delivered", "RocketMQ 4, one delivered", "RocketMQ 5, nothing delayed"],
+)
+def test_a_level_of_which_rocketmq_4_reports_nothing_has_delivered_nothing(
+    monkeypatch: pytest.MonkeyPatch, version: str, reported: dict[str, str], expected: int
+) -> None:
+    """RocketMQ 4 reports a delay level only after the first message of that level has come due."""
+    stored = [copy(LEVEL_3, offset, f"id-{offset}") for offset in range(2)]
+
+    def read(_: Reader, queue: MessageQueue, start: int, end: int) -> list[Message]:
+        return [each for each in stored if each.queue == queue and start <= each.queue_offset < end]
+
+    monkeypatch.setattr(retries, "TopicReader", Reader)
+    monkeypatch.setattr(Reader, "read", read)
+    now = DelayedRetries("b:1").read([("b", {"brokerVersionDesc": version, **reported})])
+    assert (len(now.retries), now.left_out) == (expected, 0)

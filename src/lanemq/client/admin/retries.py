@@ -4,7 +4,8 @@ Such a message is finished in its own queue. The broker stores a copy with a del
 retry topic when it is due; there it counts as lag like any other message. Until then no queue of the group has it.
 
 The copies are read like other messages: by key with the brokers' index, or all of them from the queues of the delay
-levels. Brokers report up to where they have delivered each of these queues.
+levels. Brokers report up to where they have delivered each of these queues. RocketMQ 4 does so only once it has
+delivered a message of that level: until then all messages of the queue wait.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.client.admin.views import GroupDescription
 from lanemq.client.message import Message
-from lanemq.core.brokering.delay import delay_of
+from lanemq.core.brokering.delay import MAX_LEVEL, delay_of
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.errors import BrokerRefused
 from lanemq.model.names import RETRY_PREFIX, SCHEDULE_TOPIC, retry_topic
@@ -27,6 +28,8 @@ MAX_READ = 1_000
 """Delayed messages that one reading looks at, those of the shortest delays first. The others are counted only."""
 MAX_READ_BYTES = 16 * 1024 * 1024
 """Bytes of bodies after which a reading stops; the next one goes on."""
+_OPEN_END = 1 << 62
+"""The end of a queue of which the broker reports nothing."""
 _FIGURE = "scheduleMessageOffset_"
 """A broker's figure for each delay level: the next message to deliver, and the end of the level's queue."""
 
@@ -114,11 +117,15 @@ def _retry(group: str, copy: Message) -> GroupRetry:
 def _positions(figures: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[tuple[MessageQueue, tuple[int, int]]]:
     """The queue of each delay level, its next message to deliver, and its end."""
     for broker, table in figures:
+        if table.get("brokerVersionDesc", "").startswith("V4"):
+            for level in range(1, MAX_LEVEL + 1):
+                if f"{_FIGURE}{level}" not in table:
+                    yield MessageQueue(SCHEDULE_TOPIC, broker, level - 1), (0, _OPEN_END)
         for name, value in table.items():
-            level = name.removeprefix(_FIGURE)
-            if level != name and level.isdecimal():
+            number = name.removeprefix(_FIGURE)
+            if number != name and number.isdecimal():
                 start, _, end = value.partition(",")
-                yield MessageQueue(SCHEDULE_TOPIC, broker, int(level) - 1), (int(start), int(end))
+                yield MessageQueue(SCHEDULE_TOPIC, broker, int(number) - 1), (int(start), int(end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +167,10 @@ class DelayedRetries:
         except BrokerRefused as error:
             return RetriesNow(unknown=str(error))
         known = [retry for queue in self._known.values() for retry in queue.values()]
-        total = sum(end - start for start, end in waiting.values())
-        return RetriesNow(tuple(each for each in known if each is not None), max(0, total - len(known)))
+        left_out = sum(
+            max(0, end - start - len(self._known[queue])) for queue, (start, end) in waiting.items() if end < _OPEN_END
+        )
+        return RetriesNow(tuple(each for each in known if each is not None), left_out)
 
     def _read(self, waiting: Mapping[MessageQueue, tuple[int, int]]) -> None:
         room, size = MAX_READ, 0
