@@ -30,6 +30,7 @@ from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey
 from lanemq.model.names import dead_letter_topic
 from lanemq.net.blocking import BlockingConnection
+from lanemq.wire.bodies import ConsumerData, HeartbeatData
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendBackHeader
@@ -145,6 +146,15 @@ def give_up_as_rocketmq_does(address: str, broker: str) -> None:
         with contextlib.closing(BlockingConnection(found.route.master(broker))) as link:
             reply = link.request(Command(RequestCode.CONSUMER_SEND_MSG_BACK, 0, ext=header.to_ext()))
     assert reply.code == 0, reply.remark
+
+
+def was_online(shop: Shop, group: str) -> None:
+    """A member joins a group and leaves. RocketMQ 4 lists no group that has offsets and never had a member."""
+    beat = HeartbeatData(client_id="short@1", consumer_data_set=[ConsumerData(group_name=group)])
+    with TopicReader(shop.address, "returns") as found:
+        address = found.route.master(shop.broker)
+    with contextlib.closing(BlockingConnection(address)) as link:
+        assert link.request(Command(RequestCode.HEART_BEAT, 0, body=beat.encode())).code == 0
 
 
 class Visitor:
@@ -272,11 +282,10 @@ def test_a_key_that_is_parked_in_a_member_is_listed_with_its_member_and_its_erro
     assert "parked keys wait in the memory of their members, and are let go there with App.resume" in page
     assert "in the memory of shipper@1" in page
     assert "no carrier takes order-7" in page
-    journey = visitor.get("/key", topic="orders", key="order-7")
+    journey = visitor.until("/key", "readers done", topic="orders", key="order-7")
     assert "3 messages" in journey
     assert "parked in its owner's memory at offset" in journey
     assert "Owner shipper@1 Lease left – Epoch –" in journey
-    assert "readers done" in journey
 
 
 def test_a_held_key_says_what_it_waits_for(visitor: Visitor, shop: Shop) -> None:
@@ -354,6 +363,7 @@ def test_a_topic_is_created_and_deleted_after_its_preview(visitor: Visitor, shop
 
 
 def test_an_online_group_is_reset_as_a_whole_and_in_one_queue(visitor: Visitor, shop: Shop) -> None:
+    """RocketMQ 4 moves single queues of offline groups only, and the page says so."""
     asked = {"topic": "orders", "to": "first", "queue": ""}
     path = "/groups/readers/reset"
     preview = visitor.until(path, "6 messages will be processed again, 0 messages will be skipped", **asked)
@@ -367,6 +377,9 @@ def test_an_online_group_is_reset_as_a_whole_and_in_one_queue(visitor: Visitor, 
         again = queue.messages - 1
         visitor.until(path, f"{again} messages will be processed again, 0 messages will be skipped", **where)
         done = visitor.submit(path, where)
+        if admin.figures()[0].table["brokerVersionDesc"].startswith("V4"):
+            assert "this broker moves single queues only while it is not: stop its members first" in text_of(done.text)
+            return
         assert f"Group readers was reset: {again} messages are repeated" in text_of(done.text)
     eventually(lambda: shop.read.total() == 12 + again or None, PATIENCE, "one queue is read again from its second")
 
@@ -374,6 +387,7 @@ def test_an_online_group_is_reset_as_a_whole_and_in_one_queue(visitor: Visitor, 
 def test_an_offline_group_is_reset_to_an_offset(visitor: Visitor, shop: Shop) -> None:
     with Admin(shop.address) as admin:
         (queue, *_) = (each.queue for each in admin.describe_topic("returns").queues)
+        was_online(shop, "offline")
         admin.commit("offline", queue, 2)
         asked = {"topic": "returns", "to": "1", "queue": "0"}
         visitor.until("/groups/offline/reset", "1 message will be processed again", **asked)
