@@ -92,6 +92,14 @@ def test_an_apache_broker_shows_what_it_reports() -> None:
     assert next(iter(status._lines(apache))) == ("messages", "2.0/s in, 5.0/s out in the last minute")
 
 
+def test_an_apache_broker_in_its_first_minute_has_no_line_without_a_figure() -> None:
+    table = {"putTps": "0.0", "commitLogDirCapacity": "Free : 2 GiB."}
+    shown = list(status.screen(BrokerFigures("b", "h:1", False, table)))
+    assert isinstance(shown[1], output.Grid)
+    assert [name for name, _ in shown[1].rows] == ["copies", "disk"]
+    assert shown[-1] == "b does not report how far groups are behind: see lanemq group list"
+
+
 @pytest.mark.parametrize(
     ("replicas", "text"),
     [(0, "1: the name servers know no replica, so this disk is the only copy"), (1, "2: the master and 1 replica")],

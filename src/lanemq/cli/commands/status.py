@@ -55,6 +55,8 @@ def screen(broker: BrokerFigures) -> Iterator[Part]:
             groups[:MAX_GROUPS],
             "no group has committed an offset",
         )
+    else:
+        yield f"{broker.broker} does not report how far groups are behind: see lanemq group list"
     if len(groups) > MAX_GROUPS:
         yield f"and {plural(len(groups) - MAX_GROUPS, 'more row')} with less lag: lanemq group list"
 
@@ -72,13 +74,9 @@ def _lines(broker: BrokerFigures) -> Iterator[tuple[str, str]]:
     rates = {name: broker.table.get(name, "").split()[1:2] for name in ("putTps", "getTransferredTps")}
     if broker.lane:
         yield "health", _health(broker)
-    yield (
-        "messages",
-        ", ".join(
-            f"{float(rate[0]):,.1f}/s {way}" for way, rate in zip(("in", "out"), rates.values(), strict=True) if rate
-        )
-        + " in the last minute",
-    )
+    known = [f"{float(rate[0]):,.1f}/s {way}" for way, rate in zip(("in", "out"), rates.values(), strict=True) if rate]
+    # An Apache broker has no rates in its first minute.
+    yield "messages", f"{', '.join(known)} in the last minute" if known else ""
     if not broker.lane:
         yield "copies", _copies(broker)
         yield "disk", broker.table.get("commitLogDirCapacity", "")
