@@ -136,7 +136,7 @@ interop: setup ## every client against every broker: Java, Go, C++, Node and Rus
 
 interop-cluster: setup ## a real Apache cluster whose processes are killed and frozen under load: make interop-cluster ROUNDS=20
 	@LANEMQ_CLUSTER_ROUNDS=$(or $(ROUNDS),3) $(BIN)/python -m pytest -s -q --no-header interop/cluster
-	@$(BIN)/python -m pytest -q --no-header interop/spark interop/mirror --backend cluster
+	@$(BIN)/python -m pytest -q --no-header interop/spark interop/mirror interop/console --backend cluster
 
 clean: ## remove .venv and everything generated
 	rm -rf $(VENV) var dist src/lanemq/console/documents .mypy_cache .ruff_cache .pytest_cache .hypothesis
