@@ -77,7 +77,7 @@ INTERNAL = {
     "disk_space": {"MAX_SHARE"},
     "disk_thread": {"MAX_ROW_JOBS"},
     "health": {"MAX_SILENCE_MS"},
-    "housekeeping": {"MAX_FORGOTTEN"},
+    "housekeeping": {"MAX_FORGOTTEN", "MAX_LINES"},
     "index_rebuilding": {"MAX_UNFILED_BYTES"},
     "lock_table": {"MAX_LOOKS"},
     "locks": {"MAX_FINISHED_CHARS", "MAX_LINES", "MAX_QUEUE_ID"},
@@ -90,6 +90,7 @@ INTERNAL = {
     "send": {"MAX_ANSWERED_IDS", "MAX_BURST_FRAMES"},
     "membership": {"MAX_LOOKS"},
     "server": {"MAX_ACCEPTED", "MAX_CLOSED", "MAX_LOOKS"},
+    "unread": {"MAX_ROUNDS"},
     "waking": {"MAX_TAG_CODES"},
 }
 """Constants that no client meets: steps of work, sizes of answers that go on with the next request, defaults of
@@ -102,6 +103,7 @@ OTHERS = {
     "finished_ranges.MAX_RANGES": MAX_RANGES,
     "names.MAX_GROUP_CHARS": names.MAX_GROUP_CHARS,
     "names.MAX_TOPIC_CHARS": names.MAX_TOPIC_CHARS,
+    "peer.CROWDED_BYTES": peer.CROWDED_BYTES,
     "peer.WRITE_HIGH_WATER_BYTES": peer.WRITE_HIGH_WATER_BYTES,
 }
 """Limits with other names, or in modules that have no other limit of a broker."""
