@@ -69,6 +69,9 @@ def test_the_shell_completes_commands_and_options() -> None:
 def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
     assert "Did you mean 'topic'?" in lanemq("topc").stderr
     assert "Did you mean 'list'?" in lanemq("topic", "lst").stderr
+    assert "Did you mean 'delete'?" in lanemq("topic", "rm", "orders").stderr
+    assert "Did you mean 'dead'?" in lanemq("dlq").stderr
+    assert "To run handlers: 'lanemq run'." in lanemq("consume").stderr
     assert lanemq("topc").exit_code == 2
     assert "Parked lanes: 'lanemq parked redrive'" in lanemq("redrive").stderr
 

@@ -27,6 +27,13 @@ def test_a_text_that_is_no_duration_is_refused(text: str) -> None:
         parse_duration(text)
 
 
+@pytest.mark.parametrize("text", ["99999999d", "9" * 400])
+def test_a_text_of_more_than_a_hundred_years_is_refused_and_not_shown_in_full(text: str) -> None:
+    with pytest.raises(InvalidOption, match="is too long a duration: at most 36500d") as found:
+        parse_duration(text)
+    assert len(str(found.value)) < 200
+
+
 def test_a_spark_option_without_a_unit_is_seconds() -> None:
     given = {"servers": "h:1", "topic": "t", "brokerWait": "30", "maxTriggerDelay": "2m"}
     options = parse_read_options(given, streaming=True)

@@ -68,11 +68,26 @@ COMMANDS = {
 """The commands in the order of the help. A test compares each line with the command's own help."""
 
 
+_LISTS = "Topics: 'lanemq topic list'. Groups: 'lanemq group list'."
+_READS = "To look at messages: 'lanemq tail'. To run handlers: 'lanemq run'."
+_STARTS = "A broker: 'lanemq broker --data DIR'. A broker and its console: 'lanemq up'."
 ELSEWHERE = {
-    command: f"Parked lanes: 'lanemq parked {command}'. Dead letters: 'lanemq dead {command}'."
-    for command in ("redrive", "discard")
+    **{
+        command: f"Parked lanes: 'lanemq parked {command}'. Dead letters: 'lanemq dead {command}'."
+        for command in ("redrive", "discard")
+    },
+    **dict.fromkeys(("list", "ls"), _LISTS),
+    **dict.fromkeys(("consume", "consumer", "read", "subscribe"), _READS),
+    **dict.fromkeys(("start", "serve", "server"), _STARTS),
+    **dict.fromkeys(("produce", "producer", "publish"), "Did you mean 'send'?"),
+    **dict.fromkeys(("dlq", "dead-letter", "dead-letters"), "Did you mean 'dead'?"),
+    "create": "Did you mean 'topic create'?",
+    "delete": "Topics: 'lanemq topic delete'. Groups: 'lanemq group delete'.",
+    "reset": "Did you mean 'group reset'?",
+    "lag": "Did you mean 'status'?",
+    "version": "Did you mean '--version'?",
 }
-"""Commands of several groups that people look for at the top."""
+"""What people look for at the top: commands of groups, and words of other systems."""
 
 
 class LazyCommands(CommandGroup):

@@ -18,6 +18,7 @@ from lanemq.cli.output import Part, print_parts, printable
 from lanemq.cli.security import ConnectingCommand, as_flags, with_security_options
 from lanemq.model.errors import ConnectFailed, InvalidOption, LaneError, MissingKey, UsageError
 from lanemq.model.units import parse_duration
+from lanemq.model.wording import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,6 +49,27 @@ class InOrder(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; for a word of other tools (`topic rm`) it names the command of this group."""
+        meant = SYNONYMS.get(args[0])
+        if args[0] not in self.commands and meant in self.commands:
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {meant!r}?", ctx)
+        return super().resolve_command(ctx, args)
+
+
+SYNONYMS = {
+    **dict.fromkeys(("rm", "remove", "drop"), "delete"),
+    **dict.fromkeys(("add", "new", "make"), "create"),
+    **dict.fromkeys(("ls", "all"), "list"),
+    **dict.fromkeys(("info", "get", "stats"), "describe"),
+    "view": "show",
+    "start": "run",
+    "retry": "redrive",
+}
+"""Commands of groups by the names that other tools have for them."""
 
 
 class CommandGroup(InOrder):
@@ -153,11 +175,12 @@ def parse_time(text: str, option: str) -> datetime:
     """A point in time: ISO 8601 (local time unless it has a zone), or a span before now: `10m`, `2h ago`."""
     span = text.removesuffix("ago").rstrip()
     if not span[-1:].isdigit():
-        with contextlib.suppress(InvalidOption):
+        with contextlib.suppress(InvalidOption, OverflowError):
             return datetime.now().astimezone() - timedelta(seconds=parse_duration(span))
     try:
         return datetime.fromisoformat(text).astimezone()
     except ValueError:
         raise click.UsageError(
-            f"{option} {text!r} is not a time: write 2026-01-31T12:00, 2026-01-31T12:00Z, or 10m for ten minutes ago"
+            f"{option} {shown(text)} is not a time: write 2026-01-31T12:00, 2026-01-31T12:00Z, or 10m for ten "
+            f"minutes ago"
         ) from None

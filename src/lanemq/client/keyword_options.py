@@ -13,8 +13,8 @@ from typing import Any, get_args
 
 from lanemq.clock import Clock, machine_of, nanoseconds_of
 from lanemq.history import NO_HISTORY, History, Role, open_history
-from lanemq.model.checks import MAX_SECONDS
 from lanemq.model.errors import InvalidOption
+from lanemq.model.units import MAX_SECONDS
 from lanemq.model.wording import shown
 from lanemq.net.security import TlsOptions
 from lanemq.wire.signing import Credentials

@@ -9,12 +9,9 @@ from typing import Any
 
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Seconds, to_seconds
+from lanemq.model.units import MAX_SECONDS, Seconds, to_seconds
 from lanemq.model.wording import shown
 
-MAX_SECONDS = 100 * 365 * 86400.0
-"""The longest duration, a hundred years. The timers of the operating system fail at about three times as much, and at
-infinity."""
 MAX_WHOLE = 2**63 - 1
 """The largest number that messages and requests can hold."""
 

@@ -19,6 +19,10 @@ Epoch = NewType("Epoch", int)
 """Grows with every change of a queue's owner; a stale owner is known by its smaller one. 0 means none."""
 
 
+MAX_SECONDS: Final = 100 * 365 * 86400.0
+"""The longest duration, a hundred years. The timers of the operating system fail at about three times as much, and at
+infinity."""
+
 _DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*")
 _UNIT_SECONDS: Final = {None: 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -27,8 +31,11 @@ def parse_duration(text: str) -> float:
     """The seconds of a text such as `90`, `500ms`, `30s`, `15m`, `72h` or `3d`. A number without a unit is seconds."""
     found = _DURATION.fullmatch(text)
     if found is None:
-        raise InvalidOption(f"{text!r} is not a duration: write seconds (90), or a unit: 500ms, 90s, 10m, 72h, 3d")
-    return float(found[1]) * _UNIT_SECONDS[found[2]]
+        raise InvalidOption(f"{shown(text)} is not a duration: write seconds (90), or a unit: 500ms, 90s, 10m, 72h, 3d")
+    span = float(found[1]) * _UNIT_SECONDS[found[2]]
+    if span > MAX_SECONDS:
+        raise InvalidOption(f"{shown(text)} is too long a duration: at most 36500d")
+    return span
 
 
 class TimeSpan(Protocol):

@@ -168,7 +168,8 @@ def test_unknown_topic_names_the_fix(run: Run) -> None:
     assert "lanemq topic create nowhere" in result.stderr
 
 
-def test_unreadable_time_is_a_usage_error(run: Run) -> None:
-    result = run("tail", "letters", "--from", "yesterday")
+@pytest.mark.parametrize("time", ["yesterday", "99999999999999d"])
+def test_unreadable_time_is_a_usage_error(run: Run, time: str) -> None:
+    result = run("tail", "letters", "--from", time)
     assert result.exit_code == 2
     assert "10m for ten minutes ago" in result.stderr
