@@ -102,6 +102,16 @@ def test_a_wrong_target_is_a_wrong_command_line(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["run", "shop_missing:app", "--folder", str(tmp_path)]).exit_code == 2
 
 
+def test_an_error_in_the_module_is_shown_without_the_frames_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "shop_broken.py").write_text("def price():\n    return nonsense\n\nprice()\n")
+    result = CliRunner().invoke(main, ["run", "shop_broken:app", "--folder", str(tmp_path)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Traceback (most recent call last)")
+    assert re.findall(r'File "(.*)", line', result.stderr) == [str(tmp_path / "shop_broken.py")] * 2
+    last = ["NameError: name 'nonsense' is not defined", "Error: module 'shop_broken' cannot be imported"]
+    assert result.stderr.splitlines()[-2:] == last
+
+
 def test_changes_of_python_files_are_seen(tmp_path: Path) -> None:
     for name in ("a.py", "pack/b.py", "c.txt", ".hidden/d.py", "env/pyvenv.cfg", "env/lib/e.py", "node_modules/f.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from lanemq.cli.options import CliError, WrongUsage
 from lanemq.cli.output import log_to_stderr, plural
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.backoff import Backoff
+from lanemq.model.errors import LaneError
 from lanemq.signals import ChildProcesses, handled
 
 if TYPE_CHECKING:
@@ -101,18 +103,34 @@ def load_app(target: str, folder: Path) -> "App":
     sys.path.insert(0, str(folder.resolve()))
     try:
         loaded = importlib.import_module(module)
-    except ModuleNotFoundError as missing:
-        if missing.name is None or not (module == missing.name or module.startswith(f"{missing.name}.")):
-            raise
-        raise WrongUsage(
-            f"there is no module {module!r} in {folder.resolve()}: use --folder, or another name"
-        ) from None
+    except LaneError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's module
+        name_missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if name_missing is not None and f"{module}.".startswith(f"{name_missing}."):
+            raise WrongUsage(
+                f"there is no module {module!r} in {folder.resolve()}: use --folder, or another name"
+            ) from None
+        click.echo(own_traceback(error), err=True)
+        raise CliError(f"module {module!r} cannot be imported") from None
     found = getattr(loaded, name or "app", None)
     if isinstance(found, App):
         return found
     apps = [each for each, value in vars(loaded).items() if isinstance(value, App)]
     hint = f"it has {', '.join(apps)}" if apps else "it has no App"
     raise WrongUsage(f"{name or 'app'!r} in module {module!r} is not an App: {hint}")
+
+
+def own_traceback(error: BaseException) -> str:
+    """The traceback of an error in the user's module, without the frames of the import and of this program."""
+    frames = error.__traceback__
+    while frames is not None and _is_importing(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(error.with_traceback(frames))).rstrip()
+
+
+def _is_importing(file: str) -> bool:
+    return file == __file__ or "importlib" in file
 
 
 @dataclass(slots=True)
