@@ -105,6 +105,17 @@ def run(snippet: Snippet, address: str, folder: Path) -> str:
     return printed + rest
 
 
+def test_a_snippet_that_is_not_run_here_names_the_test_that_runs_it() -> None:
+    """Except where it needs machines that a page describes. The test reads the page, or it would run something else."""
+    for snippet in PYTHON:
+        if snippet.not_run is None or snippet.not_run.endswith("of this page"):
+            continue
+        file = re.search(r"tests/[\w/]+\.py", snippet.not_run)
+        assert file is not None, f"{snippet.name} is run by no test: {snippet.not_run}"
+        text = (ROOT / file[0]).read_text("utf-8")
+        assert snippet.document.name in text or file[0] in text, f"{file[0]} does not run {snippet.name}"
+
+
 def test_comments_in_front_of_a_fence_say_how_it_is_run() -> None:
     text = "\n".join(
         [

@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.certificates import Authority, new_authority
+from tests.documents import snippets
 
 from lanemq import (
     Admin,
@@ -46,6 +48,11 @@ access_key = "shop"
 secret_key = "shop's secret"
 topics = { orders = "PUB|SUB", audit = "PUB" }
 groups = { other = "DENY", reader = "SUB", async = "SUB", app = "SUB", push = "SUB", pull = "SUB", dead = "SUB" }
+
+[[user]]
+access_key = "billing"
+secret_key = "s3cret-of-billing"
+topics = { orders = "PUB" }
 
 [[user]]
 access_key = "guest"
@@ -97,6 +104,15 @@ def _read(broker: EmbeddedBroker, tls: TlsOptions, count: int) -> list[Message]:
             consumer.done(message)
             found.append(message)
     return found
+
+
+def test_the_producer_of_the_guide_sends(broker: EmbeddedBroker, authority: Authority) -> None:
+    (shown,) = [each for each in snippets("python") if "tests/client/test_security.py" in (each.not_run or "")]
+    names: dict[str, Any] = {}
+    code = shown.code.replace("broker.example.com:9876", broker.address).replace("ca.pem", str(authority.ca))
+    exec(compile(code, shown.name, "exec"), names)
+    with names["producer"] as producer:
+        assert producer.send("orders", {"id": 42}, key="guide").queue.topic == "orders"
 
 
 def test_asyncio_clients_work_encrypted_and_signed(broker: EmbeddedBroker, tls: TlsOptions) -> None:
