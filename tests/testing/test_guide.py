@@ -14,7 +14,11 @@ from tests.documents import ROOT, snippets
 def test_the_tests_of_the_guide_pass(tmp_path: Path) -> None:
     shown = [each for each in snippets("python") if each.document == ROOT / "docs" / "guides" / "testing.md"]
     for number, snippet in enumerate(shown):
-        (tmp_path / f"test_guide_{number}.py").write_text(snippet.code, "utf-8")
+        imports, _, program = snippet.code.partition("# in shop.py\n")
+        program, _, test = program.partition("# in test_shop.py\n")
+        if program:
+            (tmp_path / "shop.py").write_text(imports + program, "utf-8")
+        (tmp_path / f"test_guide_{number}.py").write_text(imports + test, "utf-8")
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "lanemq.testing.plugin"]
     done = subprocess.run(
         [*words, "--strict-markers", "-W", "error", "--rootdir", tmp_path, tmp_path],
@@ -25,7 +29,7 @@ def test_the_tests_of_the_guide_pass(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
+    assert "5 passed" in done.stdout
 
 
 def test_pytest_finds_the_plugin_of_an_installed_package() -> None:
