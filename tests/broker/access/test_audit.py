@@ -192,7 +192,9 @@ def test_a_change_that_is_not_saved_is_logged_as_failed_and_not_as_done(
     monkeypatch.setattr(state, "save_offsets", fail)
     with caplog.at_level(logging.INFO, "lanemq.audit"):
         raw.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET)
-    assert outcomes(caplog) == [("INVOKE_BROKER_TO_RESET_OFFSET", "failed: the disk is gone")]
+    # The line of the topic may be late as well.
+    resets = [each for each in outcomes(caplog) if each[0] == "INVOKE_BROKER_TO_RESET_OFFSET"]
+    assert resets == [("INVOKE_BROKER_TO_RESET_OFFSET", "failed: the disk is gone")]
 
 
 def test_an_unexpected_error_is_logged_as_failed_once(caplog: pytest.LogCaptureFixture) -> None:
