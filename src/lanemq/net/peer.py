@@ -175,7 +175,7 @@ class Peer(asyncio.BufferedProtocol):
             self._server.loop.call_soon(self._flush)
         self._outgoing.append(frame)
         self._outgoing_bytes += len(frame)
-        if self._outgoing_bytes > FLUSH_BYTES or self._outgoing_bytes > self.max_reply_bytes:
+        if self._outgoing_bytes > CROWDED_BYTES and (self._outgoing_bytes > FLUSH_BYTES or self._server.crowded):
             self._flush()
 
     def close(self, reason: str) -> None:
