@@ -96,6 +96,9 @@ def kind_of(verdict: Verdict, *, stock: bool) -> CommitKind:
     return CommitKind.ANY_WAY if stock else CommitKind.FORWARD
 
 
+_NO_TOPICS: dict[str, dict[int, QueueOffset]] = {}
+_NO_QUEUES: dict[int, QueueOffset] = {}
+
 OFFSET_BYTES = 350
 """Memory of the offset of one group in one queue."""
 
@@ -104,7 +107,12 @@ class GroupOffsets:
     """The committed offsets of all groups of one broker."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, dict[tuple[str, int], QueueOffset]] = {}
+        self._groups: dict[str, dict[str, dict[int, QueueOffset]]] = {}
+        """Group → topic → queue id → offset; nothing is empty."""
+        self._groups_of: dict[str, dict[str, None]] = {}
+        """Topic → the groups with offsets in it, so that its deletion costs by what it had."""
+        self._counts: dict[str, int] = {}
+        """Group → how many offsets it has."""
         # All three contain only keys that have an offset. Finished ranges are text, never empty.
         self._finished: dict[OffsetKey, str] = {}
         self._pending: dict[OffsetKey, bool] = {}  # whether a pull was answered with it
@@ -154,7 +162,7 @@ class GroupOffsets:
 
     def committed(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
         """The group's next offset; None if it never committed in this queue."""
-        return self._groups.get(group, {}).get((topic, queue_id))
+        return self._groups.get(group, _NO_TOPICS).get(topic, _NO_QUEUES).get(queue_id)
 
     def finished_ranges(self, group: str, topic: str, queue_id: int) -> str:
         """What is finished above the committed offset, as `FinishedRanges.encode` writes it."""
@@ -162,7 +170,7 @@ class GroupOffsets:
 
     def bytes(self, group: str) -> int:
         """About how much memory the offsets and finished ranges of a group take."""
-        return OFFSET_BYTES * len(self._groups.get(group, ())) + self._finished_chars.get(group, 0)
+        return OFFSET_BYTES * self._counts.get(group, 0) + self._finished_chars.get(group, 0)
 
     def forget_finished(self, group: str, topic: str, queue_id: int) -> None:
         """Delete finished ranges, because the queue's owner does not know them and repeats what they cover.
@@ -179,8 +187,8 @@ class GroupOffsets:
 
         Only a power cut without durable writes moves an end back.
         """
-        for group, held in self._groups.items():
-            for (topic, queue_id), offset in list(held.items()):
+        for group in self._groups:
+            for (topic, queue_id), offset in self.of_group(group).items():
                 end = QueueOffset(end_of(topic, queue_id))
                 if offset > end:
                     self._put((group, topic, queue_id), end)
@@ -189,7 +197,7 @@ class GroupOffsets:
         """After a restart, cut finished ranges at the queue's end."""
         for key, text in list(self._finished.items()):
             group, topic, queue_id = key
-            offset = self._groups[group][topic, queue_id]
+            offset = self._groups[group][topic][queue_id]
             finished = FinishedRanges.decode(text, offset)
             left = finished.below(end_of(topic, queue_id))
             if left != finished:
@@ -236,7 +244,8 @@ class GroupOffsets:
 
     def of_group(self, group: str) -> Mapping[tuple[str, int], QueueOffset]:
         """A copy: (topic, queue id) → offset."""
-        return dict(self._groups.get(group, {}))
+        topics = self._groups.get(group, _NO_TOPICS)
+        return {(topic, queue_id): offset for topic, held in topics.items() for queue_id, offset in held.items()}
 
     def groups(self) -> tuple[str, ...]:
         """The groups that ever committed anything, sorted."""
@@ -244,20 +253,26 @@ class GroupOffsets:
 
     def has_topic(self, group: str, topic: str) -> bool:
         """Whether the group ever committed in the topic."""
-        return any(name == topic for name, _ in self._groups.get(group, ()))
+        return topic in self._groups.get(group, _NO_TOPICS)
 
     def forget(self, *, group: str | None = None, topic: str | None = None) -> tuple[OffsetKey, ...]:
         """Remove the offsets of a deleted group, a deleted topic, or both; returns the keys to delete on disk."""
-        gone = [
-            (name, held_topic, queue_id)
-            for name in (self._groups if group is None else (group,))
-            for held_topic, queue_id in self._groups.get(name, ())
-            if topic in (None, held_topic)
+        if group is not None:
+            names: Iterable[str] = (group,)
+        else:
+            names = self._groups if topic is None else self._groups_of.get(topic, ())
+        held = [
+            (name, each)
+            for name in names
+            for each in (self._groups.get(name, _NO_TOPICS) if topic is None else (topic,))
         ]
-        for name, held_topic, queue_id in gone:
-            del self._groups[name][held_topic, queue_id]
-            if not self._groups[name]:
-                del self._groups[name]
+        gone = [
+            (name, each, queue_id)
+            for name, each in held
+            for queue_id in self._groups.get(name, _NO_TOPICS).get(each, _NO_QUEUES)
+        ]
+        for name, each in held:
+            self._forget_topic(name, each)
         self._dirty.difference_update(gone)
         for key in gone:
             self._pending.pop(key, None)
@@ -279,7 +294,7 @@ class GroupOffsets:
 
     def restore(self, rows: Iterable[SavedOffset]) -> None:
         for row in rows:
-            self._groups.setdefault(row.group, {})[row.topic, row.queue_id] = row.offset
+            self._set(row[:3], row.offset)
             if row.reset_pending:
                 self._pending[row[:3]] = False
             self._set_finished(row[:3], row.finished)
@@ -296,10 +311,29 @@ class GroupOffsets:
         return True
 
     def _put(self, key: OffsetKey, offset: QueueOffset, finished: str = "") -> None:
-        group, topic, queue_id = key
-        self._groups.setdefault(group, {})[topic, queue_id] = offset
+        self._set(key, offset)
         self._changed(key)
         self._set_finished(key, finished)
+
+    def _set(self, key: OffsetKey, offset: QueueOffset) -> None:
+        group, topic, queue_id = key
+        held = self._groups.setdefault(group, {}).setdefault(topic, {})
+        if queue_id not in held:
+            self._counts[group] = self._counts.get(group, 0) + 1
+            self._groups_of.setdefault(topic, {})[group] = None
+        held[queue_id] = offset
+
+    def _forget_topic(self, group: str, topic: str) -> None:
+        """Remove the offsets of a group in a topic, if it has any."""
+        topics = self._groups.get(group, _NO_TOPICS)
+        if topic not in topics:
+            return
+        self._counts[group] -= len(topics.pop(topic))
+        del self._groups_of[topic][group]
+        if not topics:
+            del self._groups[group], self._counts[group]
+        if not self._groups_of[topic]:
+            del self._groups_of[topic]
 
     def _set_finished(self, key: OffsetKey, finished: str) -> None:
         before = self._finished.pop(key, "")
@@ -318,7 +352,7 @@ class GroupOffsets:
     def _row(self, key: OffsetKey) -> SavedOffset:
         group, topic, queue_id = key
         finished = self._finished.get(key, "")
-        return SavedOffset(*key, self._groups[group][topic, queue_id], key in self._pending, finished)
+        return SavedOffset(*key, self._groups[group][topic][queue_id], key in self._pending, finished)
 
     @staticmethod
     def _refuse_negative(offset: QueueOffset) -> None:
@@ -333,4 +367,8 @@ class GroupOffsets:
         for (group, _, _), text in self._finished.items():
             chars[group] = chars.get(group, 0) + len(text)
         assert chars == self._finished_chars
-        assert all(self._groups.values())
+        assert all(topics and all(topics.values()) for topics in self._groups.values())
+        assert self._counts == {group: len(self.of_group(group)) for group in self._groups}
+        pairs = {(topic, group) for group, topics in self._groups.items() for topic in topics}
+        assert pairs == {(topic, group) for topic, groups in self._groups_of.items() for group in groups}
+        assert all(self._groups_of.values())
