@@ -24,6 +24,7 @@ WORK = ROOT / "var" / "site"
 PAGES = {
     "README.md": "readme.md",
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
     "examples/README.md": "examples.md",
     "benchmarks/RESULTS.md": "measurements.md",
 }
@@ -137,6 +138,7 @@ def add_order(files: dict[Path, bytes]) -> None:
             "benchmarks",
             "measurements",
             "examples",
+            "contributing",
             "changelog",
         ],
     }
