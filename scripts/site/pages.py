@@ -20,6 +20,17 @@ API = {
 FIRST = ("App", "Producer", "AsyncProducer", "Consumer", "AsyncConsumer", "Admin", "Message", "Pipeline", "once")
 """What readers look for comes first; the rest follows by name."""
 
+MACHINERY = {
+    "App": ("prepared", "subscriptions"),
+    "Message": ("decoded_by", "source"),
+    "Producer": ("forked", "end_with_program"),
+    "AsyncProducer": ("forked", "end_with_program"),
+    "PullConsumer": ("forked",),
+    "AsyncAdmin": ("call_blocking",),
+    "AsyncParkedAdmin": ("call_blocking",),
+}
+"""Methods of public classes that only other modules of LaneMQ call; readers would take them for something to call."""
+
 
 def api_pages() -> Iterator[tuple[str, str]]:
     """Path below `reference/` and text of each page of the API, the list of them last."""
@@ -49,7 +60,8 @@ def _directive(module: str, name: str, value: object) -> str:
     if issubclass(value, Exception):
         return f".. autoclass:: {module}.{name}\n   :show-inheritance:"
     bases = "dict, ABC, Enum, Struct, object"
-    return f".. autoclass:: {module}.{name}\n   :members:\n   :inherited-members: {bases}"
+    left_out = f"\n   :exclude-members: {', '.join(MACHINERY[name])}" if name in MACHINERY else ""
+    return f".. autoclass:: {module}.{name}\n   :members:\n   :inherited-members: {bases}{left_out}"
 
 
 def commands_page() -> str:

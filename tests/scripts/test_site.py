@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from scripts.site.build import FILES, PAGES, collect, listed, seal, turn_links, update
 from scripts.site.conf import as_rest
+from scripts.site.pages import MACHINERY, api_pages
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 from tests.documents import ROOT
 
+import lanemq
 from lanemq.console.app import document_routes
 from scripts import plot_results
 
@@ -23,6 +25,14 @@ def test_the_overviews_list_every_guide_and_every_page_of_the_reference() -> Non
         found = listed({path: (ROOT / "docs" / path).read_bytes()}, folder)
         there = {f"{folder}/{page.stem}" for page in (ROOT / "docs" / folder).glob("*.md")} - {f"{folder}/README"}
         assert there <= {*found}
+
+
+def test_the_api_leaves_out_methods_that_are_not_for_users_and_that_exist() -> None:
+    page = dict(api_pages())["api/client.md"]
+    for name, methods in MACHINERY.items():
+        assert [each for each in methods if not hasattr(getattr(lanemq, name), each)] == []
+        assert f"autoclass:: lanemq.{name}\n   :members:" in page
+    assert page.count(":exclude-members: ") == len(MACHINERY)
 
 
 def test_links_lead_to_the_same_things_on_the_site() -> None:
