@@ -35,7 +35,7 @@ from lanemq.wire.route_bodies import (
     SubscriptionGroupTable,
     TopicList,
 )
-from lanemq.wire.stats_bodies import ConsumeStats
+from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats
 
 
 @pytest.fixture(scope="module")
@@ -368,6 +368,21 @@ def test_an_apache_broker_reports_no_leases_and_the_note_says_so() -> None:
         "fake is not a LaneMQ broker: owners are as the members report them, and there are no leases, epochs or keys "
         "parked at a broker."
     )
+
+
+def test_a_group_that_has_committed_nothing_at_an_apache_broker_has_no_known_lag() -> None:
+    """The broker leaves its queues out, so they would count as a lag of 0."""
+    online = ConsumerConnection(subscription_table={each: SubscriptionData(topic=each) for each in ("t", "%RETRY%g")})
+    with FakeBroker(lane=False) as stock:
+        cluster = ClusterInfo(
+            broker_addr_table={"fake": BrokerData(broker_name="fake", broker_addrs={0: str(stock.address)})}
+        )
+        stock.answers[RequestCode.GET_BROKER_CLUSTER_INFO] = lambda command: (0, {}, cluster.encode())
+        stock.answers[RequestCode.GET_CONSUMER_CONNECTION_LIST] = lambda command: (0, {}, online.encode())
+        stock.answers[RequestCode.GET_CONSUME_STATS] = lambda command: (0, {}, ConsumeStats().encode())
+        with Admin(str(stock.address)) as admin:
+            described = admin.describe_group("g")
+    assert described.note.endswith("Nothing is committed in t yet, so the lag there is not known.")
 
 
 def test_a_topic_that_a_broker_deletes_with_an_error_is_gone_from_the_name_servers() -> None:

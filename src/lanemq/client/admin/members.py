@@ -20,6 +20,7 @@ from lanemq.client.admin.views import GroupDescription, GroupQueue, LaneStateVie
 from lanemq.clock import Clock
 from lanemq.forking import tell_child
 from lanemq.model.errors import LaneError, ProtocolError, RequestTimedOut
+from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset, Seconds, to_millis, to_seconds
 from lanemq.model.wording import plural
@@ -233,7 +234,7 @@ def name_owners(
     return replace(
         group,
         queues=tuple(_owned(each, leased.get(each.queue), reported.get(each.queue)) for each in group.queues),
-        note=group.note or (owners_note(silent, missing) if silent else ""),
+        note=group.note or (owners_note(silent, missing) + _uncommitted_note(group) if silent else ""),
         owners_unknown=missing,
     )
 
@@ -255,6 +256,13 @@ def owners_note(silent: Collection[str], missing: str) -> str:
         f"{which}: owners are as the members report them, and there are no leases, epochs or keys parked at a broker."
     )
     return f"{text} Owners may be missing: {missing}." if missing else text
+
+
+def _uncommitted_note(group: GroupDescription) -> str:
+    """An Apache broker reports a group's queues of a topic only after the group's first commit there."""
+    known = {each.queue.topic for each in group.queues}
+    topics = sorted(each for each in group.subscriptions if each not in known and not each.startswith(RETRY_PREFIX))
+    return f" Nothing is committed in {', '.join(topics)} yet, so the lag there is not known." if topics else ""
 
 
 def lane_view(answer: LaneStateAnswer) -> LaneStateView:
