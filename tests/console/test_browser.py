@@ -236,6 +236,25 @@ def test_a_page_that_gets_no_event_stream_says_so_and_gets_one_later(
     assert all("503" in each for each in window.problems)
 
 
+def test_a_page_that_cannot_reach_the_console_says_so_and_gets_its_event_stream_later(window: Window) -> None:
+    """As one that was opened while the console restarts."""
+    tries = list[str]()
+
+    def once_away(route: "playwright.Route") -> None:
+        tries.append(route.request.url)
+        if len(tries) == 1:
+            route.abort("connectionrefused")
+        else:
+            route.continue_()
+
+    window.page.route("**/live/topics", once_away)
+    window.open("/topics")
+    window.page.get_by_text("This page is not kept up to date. The console does not answer.").wait_for()
+    window.page.locator("#live-refused").wait_for(state="hidden")
+    assert len(tries) == 2
+    assert window.page.locator(".age").is_visible()
+
+
 def test_a_person_creates_a_topic_after_its_preview(window: Window, stage: Stage) -> None:
     window.open("/topic/new")
     window.page.get_by_label("Name").fill("made-in-a-browser")

@@ -17,7 +17,8 @@ document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest
 // What a person has opened stays open when the page is brought up to date.
 htmx.config.morphIgnore.push("open");
 
-// The event stream of a page is refused while too many are open. The page says so, keeps what it shows, and tries again.
+// The event stream of a page is refused while too many are open, or cannot be reached while the console restarts. The
+// page says so, keeps what it shows, and tries again.
 const RETRY_MS = 10000;
 const live = document.getElementById("live");
 const refused = document.getElementById("live-refused");
@@ -28,11 +29,22 @@ function notLive(why) {
   refused.hidden = false;
 }
 
+function connectLater() {
+  setTimeout(() => {
+    if (!live._htmx?.sse) htmx.ajax("GET", live.getAttribute("hx-sse:connect"), { source: live });
+  }, RETRY_MS);
+}
+
 live?.addEventListener("htmx:response:error", (event) => {
   const { status, raw } = event.detail.ctx.response;
   if (status !== 503) return;
   notLive(raw.headers.get("content-type")?.startsWith("text/plain") ? event.detail.ctx.text : "The console is busy.");
-  setTimeout(() => htmx.ajax("GET", live.getAttribute("hx-sse:connect"), { source: live }), RETRY_MS);
+  connectLater();
+});
+live?.addEventListener("htmx:error", (event) => {
+  if (event.target !== live || live._htmx?.sse) return;
+  notLive("The console does not answer.");
+  connectLater();
 });
 // htmx itself tries again after a stream that was open has ended.
 live?.addEventListener("htmx:sse:error", (event) => {
