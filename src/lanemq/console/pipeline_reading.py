@@ -7,6 +7,8 @@ an open page shows it when it is done.
 """
 
 import asyncio
+import math
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -22,9 +24,11 @@ from lanemq.console.views.pipelines import (
     PipelineDeadLetter,
     PipelineLane,
     PipelineNow,
+    PipelineRow,
     PipelineStatus,
     ShownLane,
     StatusAt,
+    pipeline_row,
 )
 from lanemq.console.views.steps import KeyInPipeline
 from lanemq.model.errors import LaneError
@@ -35,6 +39,8 @@ STATUS_AGE = 10.0
 """Seconds after which a status is read again, if a page asks; longer if reading it takes long."""
 STATUS_SECONDS = 60.0
 """A child process that takes longer is ended."""
+READ_ALONE = 3
+"""Child processes that the page of one pipeline takes: its status, its keys, its dead letters."""
 MAX_SHOWN_AGE = 60.0
 """Seconds up to which a page shows the last status without waiting for a newer one."""
 MAX_WAIT = 5.0
@@ -65,45 +71,70 @@ def dead_letters_of(place: str, key: str | None = None) -> list[PipelineDeadLett
     return ask_pipeline(list[PipelineDeadLetter], "dead-letters", "list", "--all", *only, "--json", "--", place)
 
 
-async def read_lists(console: Console, place: str) -> tuple[list[PipelineLane], list[PipelineDeadLetter] | LaneError]:
-    """The keys that wait and the dead letters of a pipeline, both as old as its status may be.
+@dataclass(frozen=True, slots=True)
+class PipelinePage:
+    """What the page of a pipeline shows, read at one moment: its figures fit its lists."""
 
-    Dead letters in a sink of the pipeline's own cannot be listed; the error says so.
-    """
-    lanes, letters = await asyncio.gather(
-        console.pipeline_reading.ask(
-            ("pipeline lanes", place), partial(lanes_of, place), max_age=_max_age(console, place)
-        ),
-        console.pipeline_reading.ask(
-            ("pipeline letters", place), partial(_letters_or_error, place), max_age=_max_age(console, place)
-        ),
+    status: StatusAt
+    lanes: list[PipelineLane]
+    """Parked ones first, each kind by age."""
+    letters: list[PipelineDeadLetter] | LaneError
+    """Dead letters in a sink of the pipeline's own cannot be listed; the error says so."""
+
+
+async def read_page(console: Console, place: Path) -> tuple[PipelinePage, PipelineRow]:
+    """The page and its figures; waits for it if it is due. The rate is between the last two readings of any page."""
+    page = await console.pipeline_reading.ask(
+        ("pipeline page", place), partial(_read_page, console, place), max_age=_max_age(console, str(place), READ_ALONE)
     )
-    return lanes, letters
+    if isinstance(page, LaneError):
+        raise page
+    rate = pipeline_row(*_noted(console, place, page.status)).rate
+    return page, replace(pipeline_row(page.status, None), rate=rate)
 
 
-def _letters_or_error(place: str) -> list[PipelineDeadLetter] | LaneError:
+def _read_page(console: Console, place: Path) -> PipelinePage | LaneError:
     """An error is an answer too, as in `_read`."""
+    status = _read(console, place)
+    if isinstance(status, LaneError):
+        return status
     try:
-        return dead_letters_of(place)
+        lanes = lanes_of(str(place))
     except LaneError as error:
         return error
+    letters: list[PipelineDeadLetter] | LaneError
+    try:
+        letters = dead_letters_of(str(place))
+    except LaneError as error:
+        letters = error
+    return PipelinePage(status, sorted(lanes, key=_age), letters)
 
 
-def _max_age(console: Console, place: str) -> float:
-    """Seconds after which a pipeline is read again, if a page asks."""
+def _age(lane: PipelineLane) -> tuple[bool, float, str]:
+    return lane.state != "parked", math.inf if lane.since is None else lane.since.timestamp(), lane.key
+
+
+def _max_age(console: Console, place: str, children: int = 1) -> float:
+    """Seconds after which a pipeline is read again, if a page asks. `children`: processes that a reading takes."""
     known = console.pipelines.get(place)
-    return STATUS_AGE if known is None else max(STATUS_AGE, SHARE_OF_TIME * known[0].took)
+    return STATUS_AGE if known is None else max(STATUS_AGE, SHARE_OF_TIME * children * known[0].took)
 
 
 async def read_status(console: Console, place: Path) -> tuple[StatusAt, StatusAt | None]:
-    """The newest status and the one before it; waits for it if it is due."""
-    now = await console.pipeline_reading.ask(
-        ("pipeline", place), partial(_read, console, place), max_age=_max_age(console, str(place))
-    )
+    """The newest status and the one before it, also if a page of this pipeline read it; waits for it if it is due."""
+    max_age, known = _max_age(console, str(place)), console.pipelines.get(str(place))
+    if known is not None and console.clock.wall() - known[0].at < max_age * 1000:
+        return known
+    now = await console.pipeline_reading.ask(("pipeline", place), partial(_read, console, place), max_age=max_age)
     if isinstance(now, LaneError):
         raise now
+    return _noted(console, place, now)
+
+
+def _noted(console: Console, place: Path, now: StatusAt) -> tuple[StatusAt, StatusAt | None]:
+    """Keeps a status if it is newer than those that are known; the newest, and the one before it."""
     newest, before = console.pipelines.get(str(place), (now, None))
-    if newest.at != now.at:
+    if now.at > newest.at:
         newest, before = now, newest
     console.pipelines[str(place)] = newest, before
     return newest, before

@@ -91,7 +91,7 @@ const SERIES = {
 
 function axis(unit) {
   return { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false },
-    font: "12px system-ui, sans-serif", size: unit === "y" ? 52 : 36 };
+    font: "12px system-ui, sans-serif", size: unit === "y" ? 52 : 26 };
 }
 
 // Steps between the lines of a plot of whole things.

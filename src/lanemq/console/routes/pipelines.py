@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lanemq.console.links import of_form, pipeline_link
-from lanemq.console.pipeline_reading import ask_pipeline, dead_letters_of, lanes_of, read_lists, read_status
+from lanemq.console.pipeline_reading import ask_pipeline, dead_letters_of, lanes_of, read_page, read_status
 from lanemq.console.screens import Console, Context, Screen, back, console_of, routes_of
 from lanemq.console.views.pipelines import (
     PipelineAction,
@@ -76,15 +76,14 @@ def _name(console: Console, place: str) -> str:
 
 
 async def _one(console: Console, request: Request) -> Context:
-    number, place = _place(console, request)
-    newest, before = await read_status(console, console.settings.pipelines[number])
-    row = pipeline_row(newest, before)
-    lanes, letters = await read_lists(console, place)
+    number, _ = _place(console, request)
+    page, row = await read_page(console, console.settings.pipelines[number])
+    letters = page.letters
     problem = str(letters) if isinstance(letters, LaneError) else ""
     return {
-        "title": f"Pipeline {row.name}", "number": number, "row": row, "lanes": lanes,
+        "title": f"Pipeline {row.name}", "number": number, "row": row, "lanes": page.lanes,
         "letters": [] if isinstance(letters, LaneError) else letters, "problem": problem,
-        "max_shown": MAX_SHOWN, "spark_page": console.settings.spark_page, "status_at": newest.at,
+        "max_shown": MAX_SHOWN, "spark_page": console.settings.spark_page, "status_at": page.status.at,
     }  # fmt: skip
 
 

@@ -229,7 +229,7 @@ def pipeline_row(now: StatusAt, before: StatusAt | None) -> PipelineRow:
     waiting = ", ".join(f"{plural(count, 'key')} {why}" for why, count in status.waiting_lanes.items() if count)
     batch = "none yet" if status.batch is None else str(status.batch)
     if status.unfinished_batch is not None:
-        batch += f", {status.unfinished_batch} is under way"
+        batch += f", now {status.unfinished_batch}"
     count = status.dead_letters.count
     dead = None if count is None else count - status.dead_letters.settled
     return PipelineRow(
