@@ -86,12 +86,14 @@ from lanemq.pipelines import DeadLetter, Park, ParquetSink, Pipeline, Topic, Tra
 def ship(state, event):
     if event.value["kind"] == "packed" and event.key.endswith("7"):
         raise ValueError(f"no carrier takes {event.key}: the address has no postal code")
-    return state, [{"order": event.key, "kind": event.value["kind"]}]
+    place = {"topic": event.topic, "queue_id": event.queue_id, "queue_offset": event.offset, "key": event.key}
+    return state, [{"kind": event.value["kind"], **place}]
 
 
 def declared(name, policy):
     source = Topic("SERVER", "orders", group=name, startingOffsets="earliest")
-    stage = Transitions(step=ship, outputs="order string, kind string", on_failure=policy)
+    outputs = "kind string, topic string, queue_id int, queue_offset bigint, key string"  # for the history
+    stage = Transitions(step=ship, outputs=outputs, on_failure=policy)
     return Pipeline(name, source, stage, ParquetSink(f"{name}-rows"), name)
 
 
@@ -131,15 +133,17 @@ def demo(folder: Path) -> Iterator[Demo]:
         until("a key to be parked", lambda: "parked</span>" in _text(found, "/waiting"), 120)
         until("a dead letter", lambda: "/dead?group=mail" in _text(found, "/waiting"), 120)
         (folder / "pipelines.py").write_text(PIPELINES.replace("SERVER", found.server))
-        for name in ("shipments", "notices"):
-            words = ("--name", name, "--master", "local[1]", "--quiet", "--history", "history")
-            _start(running, folder, "pipeline", "run", "pipelines.py", *words)
+        words = ("--master", "local[1]", "--quiet", "--history", "history")
+        runs = [
+            _start(running, folder, "pipeline", "run", "pipelines.py", "--name", name, *words)
+            for name in ("shipments", "notices")
+        ]
         chosen = ("--pipeline", "shipments", "--pipeline", "notices", "--history", "history")
         second = _start(
             running, folder, "console", "--server", found.server, "--listen", "127.0.0.1:0", "--every", "1s", *chosen
         )
         found = Demo(_line(second, r"console on (\S+)/"), found.server, _line(second, r"token for changes: (\S+)"))
-        until("both pipelines to run", lambda: _text(found, "/pipelines").count(">running</span>") == 2, 200)
+        until("both pipelines to run", lambda: _both_run(found, runs), 200)
         until("keys that wait in a pipeline", lambda: "parked</dd>" in _text(found, "/pipelines"), 200)
         until("the order to be checked", lambda: "0 violations" in _text(found, "/"), 120)
         time.sleep(20)  # so that the plots show something
@@ -169,6 +173,12 @@ def _line(process: "subprocess.Popen[str]", pattern: str) -> str:
         if found := re.search(pattern, line):
             return found[1]
     raise AssertionError(f"the process ended without {pattern}")
+
+
+def _both_run(demo: Demo, runs: "list[subprocess.Popen[str]]") -> bool:
+    for each in runs:
+        assert each.poll() is None, f"a pipeline has ended: {each.stdout.read() if each.stdout else ''}"
+    return _text(demo, "/pipelines").count(">running</span>") == 2
 
 
 def _text(demo: Demo, path: str) -> str:
@@ -235,6 +245,7 @@ def _shoot(page: "Page", demo: Demo, screens: dict[str, str], width: int, suffix
             page.locator(".uplot").first.wait_for(timeout=60_000)
         if name == "key":  # the states of pipelines arrive later
             page.get_by_text("it is still being read").first.wait_for(state="detached", timeout=120_000)
+            page.get_by_text("Waits for a batch of the pipeline").first.wait_for(state="detached", timeout=120_000)
         yield _save(page, name, width, suffix)
 
 
