@@ -43,6 +43,11 @@ HEIGHTS = {1280: (560, 1150), 390: (844, 1600)}
 """The least and the largest height of an image, by its width. A longer page is cut between two rows of its list."""
 WHOLE = {"key": 2600, "group": 2000, "check-violation": 2000, "redrive-keys": 1600}
 """The largest height of pages whose lower part is what their image is for: the journey, owners and members, events."""
+NOT_YET = {
+    "key": ("it is still being read", "Waits for a batch of the pipeline", "was not read in time"),
+    "pipelines": ("none yet",),
+}
+"""What a page says while the console has not read the pipelines, or has read them before their first batch."""
 LEFT = 4
 """Parked keys that are left in the group `shipping`, so that the page of the group shows more than them."""
 FOLDER = Path("/tmp/shop")
@@ -243,9 +248,8 @@ def _shoot(page: "Page", demo: Demo, screens: dict[str, str], width: int, suffix
         page.wait_for_load_state("load")
         if name in ("home", "group"):
             page.locator(".uplot").first.wait_for(timeout=60_000)
-        if name == "key":  # the states of pipelines arrive later
-            page.get_by_text("it is still being read").first.wait_for(state="detached", timeout=120_000)
-            page.get_by_text("Waits for a batch of the pipeline").first.wait_for(state="detached", timeout=120_000)
+        for text in NOT_YET.get(name, ()):
+            page.get_by_text(text).first.wait_for(state="detached", timeout=200_000)
         yield _save(page, name, width, suffix)
 
 
