@@ -266,6 +266,7 @@ def test_a_pull_asks_for_a_limited_number_of_tags(broker: RunningBroker) -> None
 
 def test_the_hash_of_a_long_tag_is_not_remembered() -> None:
     """And the control: a broker that remembered all of them would keep as much as the clients invent."""
+    java_string_hash.cache_clear()
     before = java_string_hash.cache_info().currsize
     assert tag_code("x" * (REMEMBERED_CHARS + 1)) == java_string_hash.__wrapped__("x" * (REMEMBERED_CHARS + 1))
     assert java_string_hash.cache_info().currsize == before
