@@ -58,7 +58,7 @@ def test_messages_use_the_inbox_while_the_default_buffer_is_full(stored_at: str)
     with Counted(stored_at, codec="bytes") as producer:
         for number in range(25_000):
             producer.submit("orders", b"x" * 4000, key=str(number % 9))
-    assert producer.accepted < 2_500
+    assert producer.accepted < 10_000, "with a buffer that is filled to its end it is more than 15,000"
 
 
 def test_messages_use_the_inbox_while_the_default_buffer_is_full_on_a_loop(stored_at: str) -> None:
