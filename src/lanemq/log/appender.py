@@ -68,7 +68,8 @@ _FIRST = slice(None, 1)
 
 
 class Positions(Sequence[int]):
-    """The positions of records that are in one piece. Most senders are told only the first."""
+    """The positions of records that are in one piece. The broker answers most senders with the first one only, so
+    the others are computed when somebody reads them."""
 
     __slots__ = ("_count", "_first", "_records")
 

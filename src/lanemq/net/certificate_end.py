@@ -1,7 +1,7 @@
 """When a server's certificate expires: an expired one shuts out every client, and nothing fails before that.
 
-The standard library tells this about certificates that it has verified. So the certificate is shown to a client in this
-process, which trusts it, and which is told when it ends, or that it has ended.
+Python's ssl module gives the dates of a certificate only after a handshake has verified it. So this module makes a
+handshake in memory: a server presents the certificate, and a client that trusts it reads its end.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def end_problem(end: Millis | None, *, now: int) -> str | None:
 
 
 def _shown(serving: ssl.SSLContext, asking: ssl.SSLContext) -> Mapping[str, object] | None:
-    """What the client of a handshake between the two is told about the server's certificate."""
+    """The server's certificate as the client sees it after a handshake; None if the handshake does not end."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = asking.wrap_bio(to_client, to_server)
     server = serving.wrap_bio(to_server, to_client, server_side=True)

@@ -76,16 +76,7 @@ def list_groups(pipelines: Sequence[str], server: str, as_json: bool) -> None:
     own = {each.group for each in checkpoints}  # their members hold no keys: the checkpoint has them
     show(
         as_json,
-        lambda: [
-            {
-                "group": each.group,
-                "members": len(each.members),
-                "topics": _topics(each),
-                "lag": None if each.broadcasting else each.lag,
-                **dict(zip(("held", "parked", "dead"), waiting[each.group], strict=True)),
-            }
-            for each in found
-        ],
+        lambda: [_listed_document(each, waiting[each.group]) for each in found],
         Grid(
             ("group", "members", "lag", "held", "parked", "dead", "topics"),
             rows,
@@ -100,6 +91,16 @@ def list_groups(pipelines: Sequence[str], server: str, as_json: bool) -> None:
         *(f"broker {each.name}: messages in retry are not counted: {each.error}" for each in brokers if each.error),
         *(_not_listed(each) for each in checkpoints if each.group not in waiting),
     )
+
+
+def _listed_document(each: GroupDescription, waiting: Sequence[int | None]) -> dict[str, object]:
+    return {
+        "group": each.group,
+        "members": len(each.members),
+        "topics": _topics(each),
+        "lag": None if each.broadcasting else each.lag,
+        **dict(zip(("held", "parked", "dead"), waiting, strict=True)),
+    }
 
 
 def _read_checkpoints(places: Sequence[str]) -> "list[PipelineWaiting]":

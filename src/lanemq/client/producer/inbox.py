@@ -117,9 +117,9 @@ class SendInbox:
     def is_due(self, unanswered: int, now: Callable[[], int]) -> bool:
         """Whether a reply empties the inbox, with so many requests left to answer.
 
-        Not while most of the requests of the last time are unanswered: the broker has enough to do, and meanwhile more
-        messages join those that are here. Each of those requests is answered or fails, so the inbox does not wait for
-        nothing.
+        It does not while the broker still has to answer most of the requests that the last emptying made: more messages
+        gather here, and the next requests are larger. Every one of those requests is answered or fails, so the inbox
+        does not wait in vain.
         """
         if not self._intake:
             return False
