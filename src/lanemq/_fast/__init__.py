@@ -23,6 +23,7 @@ PARTS = (
     "sends",
     "ids",
     "submissions",
+    "loop_futures",
     "producer",
     "messages",
     "lanes",

@@ -17,6 +17,7 @@ from libc.string cimport memchr, memcpy, memset
 
 from lanemq._fast.bytes cimport lane_put16, lane_put32
 from lanemq._fast.ids cimport MessageIds
+from lanemq._fast.loop_futures cimport LoopFuture, new_loop_future
 from lanemq._fast.submissions cimport Submission, new_future
 
 from lanemq._fast.submissions import SubmittedFuture
@@ -109,10 +110,10 @@ cdef class Intake:
     cdef public bint open
     cdef public Py_ssize_t max_messages, max_bytes
     cdef Py_ssize_t _bytes
-    cdef object _encode, _next_id, _new_future, _empty
+    cdef object _encode, _next_id, _new_future, _empty, _loop
     cdef MessageIds _ids
     cdef Py_ssize_t _max_body
-    cdef bint _passes_bytes, _makes_submitted
+    cdef bint _passes_bytes, _makes_submitted, _makes_loop_futures
     cdef list _line
 
     def __init__(self, encode, next_id, new_future, empty, Py_ssize_t max_body, bint passes_bytes):
@@ -120,7 +121,7 @@ cdef class Intake:
         self.max_messages, self.max_bytes = MAX_IN_LINE, MIN_INBOX_BYTES
         self._line = []
         self._encode, self._next_id, self._new_future, self._empty = encode, next_id, new_future, empty
-        self._makes_submitted = new_future is SubmittedFuture
+        self._makes_submitted, self._makes_loop_futures = new_future is SubmittedFuture, new_future is LoopFuture
         self._ids = _source(next_id)
         self._max_body, self._passes_bytes = max_body, passes_bytes
 
@@ -135,7 +136,7 @@ cdef class Intake:
         if target is None or type(body) is not bytes or PyBytes_GET_SIZE(body) > self._max_body:
             return None
         if waiter is None:
-            waiter = new_future() if self._makes_submitted else self._new_future()
+            waiter = new_future() if self._makes_submitted else self._new_waiter()
         cdef QuickMessage message = _new_message(body, key, self._ids, self._next_id, waiter)
         message._target = target
         self._line.append(message)
@@ -143,6 +144,16 @@ cdef class Intake:
         if not self.open:
             self._empty()
         return waiter
+
+    cdef object _new_waiter(self):
+        """A producer on an event loop uses one loop all its life, so it is looked up once."""
+        if not self._makes_loop_futures:
+            return self._new_future()
+        if self._loop is None:
+            from asyncio import get_running_loop
+
+            self._loop = get_running_loop()
+        return new_loop_future(self._loop)
 
     def __len__(self):
         return len(self._line)
@@ -457,8 +468,6 @@ cdef void *_resized(void *block, size_t size) except NULL:
 
 def settle(messages, make, queue, first_offset, stored, repeat):
     """Twin of `client.producer.outcomes.settle`."""
-    from asyncio import Future as AsyncioFuture  # loaded long before, by the waiters; commands need none of this
-
     cdef list rest = []
     cdef tuple facts = (make, queue, stored, repeat)
     cdef int64_t offset = first_offset
@@ -471,14 +480,17 @@ def settle(messages, make, queue, first_offset, stored, repeat):
                 (<Submission>waiter).settle_numbered(quick._ids, quick._number, key, offset, facts)
                 offset += 1
                 continue
+            if quick._ids is not None and isinstance(waiter, LoopFuture):
+                (<LoopFuture>waiter).settle_numbered(quick._ids, quick._number, key, offset, facts)
+                offset += 1
+                continue
         else:
             waiter, key = message.waiter, message.key
         message_id = message.message_id
         if isinstance(waiter, Submission) and (<Submission>waiter)._made is None:
             (<Submission>waiter).settle(message_id, key, offset, facts)
-        elif isinstance(waiter, AsyncioFuture):  # as `LoopFuture.stored`
-            if not waiter.done():
-                waiter.set_result(make(queue, offset, message_id, key, stored, repeat))
+        elif isinstance(waiter, LoopFuture):
+            (<LoopFuture>waiter).settle(message_id, key, offset, facts)
         else:
             rest.append((waiter, message.index, make(queue, offset, message_id, key, stored, repeat)))
         offset += 1

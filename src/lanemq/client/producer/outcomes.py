@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from lanemq._fast import compiled
 from lanemq.client.producer.batches import PendingMessage, delay_of
@@ -19,9 +19,8 @@ from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_KNOWN_OFFSET, LANE_SKIP
 _STORED_AS = {each.value: each for each in StoredAs}
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Messages that were stored one behind the other."""
+class Stored(NamedTuple):
+    """Messages that were stored one behind the other. A tuple, because there is one per reply."""
 
     messages: Sequence[PendingMessage]
     queue: MessageQueue
@@ -112,7 +111,7 @@ def _placed(stored: Stored) -> list[Stored]:
     """If the broker no longer knows the offsets, one outcome per message: none is known to follow another."""
     if stored.first_offset >= 0:
         return [stored]
-    return [replace(stored, messages=(message,)) for message in stored.messages]
+    return [stored._replace(messages=(message,)) for message in stored.messages]
 
 
 def without(outcomes: Sequence[Stored], given_up: Collection[int]) -> list[Stored]:
