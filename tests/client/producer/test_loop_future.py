@@ -12,9 +12,11 @@ import pytest
 from tests.fast.both import needs_twins, references, twins
 
 from lanemq.client.producer.batches import PendingMessage
+from lanemq.client.producer.inbox import Intake, KeyTargets
 from lanemq.client.producer.outcomes import Stored
 from lanemq.client.producer.waiters import LoopFuture, SingleWaiter, TaskWaiter
 from lanemq.client.receipt import Receipt, StoredAs
+from lanemq.client.topic_route import TopicRoute
 from lanemq.model.errors import RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
@@ -251,20 +253,24 @@ async def test_it_ends_once(kind: Future) -> None:
 
 @on_a_loop
 async def test_a_failed_one_whose_error_refers_to_it_is_garbage_collected(kind: Future) -> None:
+    """The garbage collector does not track what the inbox makes, until it fails."""
+    intake = Intake(bytes, lambda: "id", kind, lambda: None, 100, True)
+    intake.topics["orders"] = KeyTargets(TopicRoute("orders", (QUEUE,), (), {}))
+    intake.open = True
+
     async def fails() -> weakref.ref[Any]:
-        future = kind()
+        future = intake.take("orders", "k", b"x")
         future.failed(0, RequestTimedOut("late"))
         try:
             await future
         except RequestTimedOut as error:
-            kept.append(weakref.ref(future))
             cycle = error  # noqa: F841 - the error refers to this frame, and the frame to error and future
-        return kept[0]
+        return weakref.ref(future)
 
-    kept: list[weakref.ref[Any]] = []
-    found = await fails()
+    gone = await fails()
+    intake.take_out()
     gc.collect()
-    assert found() is None
+    assert gone() is None
 
 
 @on_a_loop
