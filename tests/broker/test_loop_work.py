@@ -1,4 +1,5 @@
-"""Work that no request waits for does not hold the event loop either: disconnects, retention, checkpoints.
+"""Work that no request waits for does not hold the event loop either: disconnects, retention, checkpoints, and what
+deleted topics and groups leave in memory.
 
 Each test has its control: in one piece, the same work takes several times as long. `LANEMQ_LOOP_SIZE=100` takes as many
 leases, groups and producers as a broker admits of one party.
@@ -15,11 +16,15 @@ from tests.broker.running import RunningBroker, retire_now
 from tests.log.conftest import memory_folder
 
 from lanemq.broker.parts import Parts
-from lanemq.core.brokering.group_offsets import SavedOffset
+from lanemq.broker.storage import checkpoints as checkpoints_module
+from lanemq.core.brokering.group_offsets import CommitKind, SavedOffset
+from lanemq.core.brokering.parked_lane_table import LaneName
+from lanemq.core.lane_status import Failure
 from lanemq.model.queue import MessageQueue
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net import turns
+from lanemq.wire.codes import RequestCode
 
 SIZE = int(os.environ.get("LANEMQ_LOOP_SIZE", "5"))
 LEASES, PRODUCERS, GROUPS = 1_000 * SIZE, min(65_500, 1_310 * SIZE), 20 * SIZE
@@ -103,6 +108,74 @@ def test_the_disconnect_of_a_client_with_many_leases_is_handled_in_turns(
         return locks.latest("g", queue)
 
     loaded.compare(f"the disconnect of a client with {LEASES} leases", take, lose, monkeypatch)
+
+
+def hold_much(loaded: Loaded, group: str, topic: str) -> None:
+    """A group has leases, committed offsets and parked lanes in a topic."""
+    parts, queues = loaded.parts, [MessageQueue(topic, "b", number) for number in range(LEASES // 2)]
+    now = parts.clock.now()
+    parts.locks.acquire(group, queues, "member", lease=Millis(60_000), keep_alive_timeout=Millis(800), now=now)
+    for number in range(2 * LEASES):
+        parts.offsets.commit(group, topic, number, QueueOffset(1), kind=CommitKind.FORWARD)
+    for number in range(LEASES // 4):
+        parts.parking.lanes.park(LaneName(group, topic, 0, f"k{number}"), [number], Failure("broken", 1), now=now)
+
+
+def delete_topic(loaded: Loaded) -> None:
+    loaded.raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "D"})
+    assert not loaded.parts.locks.holds_any("d", now=loaded.parts.clock.now())
+
+
+def forget_unused_group(loaded: Loaded) -> None:
+    parts, unused = loaded.parts, loaded.running.broker.running.housekeeping._forgotten_groups
+    loaded.call(lambda: parts.parking.lanes.forget(group="d"))
+    parts.group_use.forget("d")
+    parts.group_use.used("d", Millis(0))
+    parts.group_use.keep("d")
+    loaded.call(lambda: unused.forget(Millis(10**12)))
+    loaded.wait_until(lambda: "d" not in parts.locks.groups())
+    assert not parts.offsets.has_group("d")
+
+
+@pytest.mark.parametrize("delete", [delete_topic, forget_unused_group])
+def test_what_a_deleted_topic_or_group_leaves_is_freed_in_turns(
+    loaded: Loaded, delete: Callable[[Loaded], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill() -> None:
+        loaded.raw.create("D", 1)
+        loaded.call(lambda: hold_much(loaded, "d", "D"))
+
+    def work() -> None:
+        delete(loaded)
+        loaded.wait_until(lambda: not loaded.parts.turns._waiting)
+
+    loaded.compare(f"{delete.__name__} with {LEASES // 2} leases, {2 * LEASES} offsets", fill, work, monkeypatch)
+
+
+def test_many_changed_offsets_are_saved_in_several_writes(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    offsets, checkpoints = loaded.parts.offsets, loaded.running.broker.running.checkpoints
+
+    def commit() -> None:
+        for number in range(LEASES):
+            offsets.commit("many", "T", number, QueueOffset(loaded.run), kind=CommitKind.FORWARD)
+
+    def begin() -> None:
+        checkpoints._last_offsets = Millis(0)
+        checkpoints.tick(loaded.parts.clock.now())
+
+    def save() -> None:
+        while loaded.running.call(lambda: bool(offsets.dirty(1))):
+            loaded.call(begin)
+            loaded.wait_until(lambda: not checkpoints._saving_offsets)
+
+    prepare = lambda: loaded.call(commit)  # noqa: E731
+    monkeypatch.setattr(checkpoints_module, "MAX_OFFSETS", LEASES // 5)
+    in_parts = min(loaded.longest(prepare, save) for _ in range(RUNS))
+    monkeypatch.setattr(checkpoints_module, "MAX_OFFSETS", 10**9)
+    whole = loaded.longest(prepare, save)
+    print(f"{LEASES} changed offsets: {in_parts * 1000:.1f} ms in parts, {whole * 1000:.1f} ms in one piece")
+    assert in_parts < LIMIT_SECONDS
+    assert whole > 2 * in_parts
 
 
 def fall_behind(loaded: Loaded) -> None:

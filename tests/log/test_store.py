@@ -425,6 +425,7 @@ def test_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert state.offsets() == [OffsetRow("g", "t", 0, 5), OffsetRow("h", "t", 0, 6, True, "1,2")]
     assert state.leases() == [lease]
     state.delete_group("g")
+    state.delete_group_offsets("g")
     assert (state.groups(), state.offsets()) == ({}, [OffsetRow("h", "t", 0, 6, True, "1,2")])
     state.close()
 

@@ -266,24 +266,50 @@ class UnusedGroups:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._forgetting = False
 
     def forget(self, now: Millis) -> None:
-        """Forget some of the groups that are due; the next calls take the others."""
-        parts, use, expiry = self._parts, self._parts.group_use, to_millis(self._parts.options.group_expiry)
-        names = use.unused_since(Millis(now - min(UNUSED_NAME_MS, expiry)), MAX_FORGOTTEN)
-        kept = use.kept_since(Millis(now - expiry), MAX_FORGOTTEN)
-        for group in (*names, *kept):
-            if parts.members.members(group) or group in parts.groups or parts.parking.lanes.weight(group):
-                use.used(group, now)
-            elif parts.traffic.group_moved(group, UNUSED_NAME_MS, now=now):
-                use.used(group, now)  # readers that choose their own offsets pull without being members
-            elif group in kept:
-                log.warning("group %s was not used for %s s: its offsets are deleted", group, expiry // 1000)
-                self._forget(group)
-            elif parts.offsets.of_group(group) or parts.locks.holds_any(group, now=now):
-                use.keep(group)
-            else:
-                self._forget(group)
+        """Forget the groups that are due, in turns: each may have a hundred thousand leases."""
+        if not self._forgetting:
+            self._forgetting = True
+            self._parts.turns.begin(self._steps(now))
+
+    def _steps(self, now: Millis) -> Iterator[None]:
+        """Look at one group in each step, at up to `MAX_FORGOTTEN`; the next call takes the others.
+
+        Each step asks anew which group is due: one that is used in between is not due any more.
+        """
+        use, expiry = self._parts.group_use, to_millis(self._parts.options.group_expiry)
+        names_until, kept_until = Millis(now - min(UNUSED_NAME_MS, expiry)), Millis(now - expiry)
+        try:
+            for _ in range(MAX_FORGOTTEN):
+                for group in use.unused_since(names_until, 1):
+                    self._look(group, now)
+                for group in use.kept_since(kept_until, 1):
+                    self._look(group, now, kept_for=expiry)
+                yield
+        except Exception:
+            log.exception("housekeeping failed")
+        finally:
+            self._forgetting = False
+
+    def _look(self, group: str, now: Millis, *, kept_for: Millis | None = None) -> None:
+        """Forget a group that was not used for long, unless there is a reason to keep it.
+
+        `kept_for` is how long it was kept already; None: offsets and leases are a reason to keep it for longer.
+        """
+        parts, use = self._parts, self._parts.group_use
+        if parts.members.members(group) or group in parts.groups or parts.parking.lanes.weight(group):
+            use.used(group, now)
+        elif parts.traffic.group_moved(group, UNUSED_NAME_MS, now=now):
+            use.used(group, now)  # readers that choose their own offsets pull without being members
+        elif kept_for is not None:
+            log.warning("group %s was not used for %s s: its offsets are deleted", group, kept_for // 1000)
+            self._forget(group)
+        elif parts.offsets.has_group(group) or parts.locks.holds_any(group, now=now):
+            use.keep(group)
+        else:
+            self._forget(group)
 
     def _forget(self, group: str) -> None:
         parts = self._parts
@@ -292,12 +318,11 @@ class UnusedGroups:
         parts.quotas.let_go(Quota.LEASES, group)
         parts.traffic.forget_group(group)
         parts.forget_offsets(group=group)
-        ended, floor, state = parts.locks.forget_group(group), parts.locks.floor, parts.state
-        if parts.recording.on:
-            parts.recording.withdrawn(ended)
+        floor, state = parts.forget_leases(group=group), parts.state
 
         def delete() -> None:
             state.delete_group(group)
+            state.delete_group_offsets(group)
             state.forget_group_leases(group, floor)
 
         parts.row_thread.submit_rows(state, delete, _log_failure)

@@ -18,8 +18,8 @@ from lanemq.clock import Clock
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.delay import DelayQueueCursors
 from lanemq.core.brokering.disk_space import LowSpace
-from lanemq.core.brokering.group_offsets import OFFSET_BYTES, GroupOffsets
-from lanemq.core.brokering.lock_table import LockTable, Verdict
+from lanemq.core.brokering.group_offsets import OFFSET_BYTES, Forgotten, GroupOffsets
+from lanemq.core.brokering.lock_table import ForgottenLeases, LockTable, Verdict
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.membership import ConnectionId, Membership
 from lanemq.core.brokering.quotas import GroupUse, OverQuota, Quota, Quotas
@@ -238,8 +238,37 @@ class Parts:
 
     def forget_offsets(self, *, group: str | None = None, topic: str | None = None) -> None:
         """Remove the offsets of a deleted group or topic from memory, and what they were charged with."""
-        gone = self.offsets.forget(group=group, topic=topic)
-        self.give_back_offsets(dict.fromkeys(key[0] for key in gone))
+        if group is not None:
+            self._free_offsets(self.offsets.forget_group(group))
+        if topic is not None:
+            self._free_offsets(self.offsets.forget_topic(topic))
+
+    def _free_offsets(self, forgotten: Forgotten) -> None:
+        self.give_back_offsets(forgotten.groups)
+        self.turns.begin_later(forgotten.steps)
+
+    def forget_parked(self, *, group: str | None = None, topic: str | None = None) -> None:
+        """Remove the parked lanes of a deleted group or topic."""
+        self.turns.begin_later(self.parking.forget(group=group, topic=topic))
+
+    def forget_leases(self, *, group: str | None = None, topic: str | None = None) -> Epoch:
+        """Remove the leases of a deleted group or topic from memory, and what they were charged with.
+
+        Returns the floor of the epochs, which must be saved before their rows are deleted.
+        """
+        if group is not None:
+            self._free_leases(self.locks.forget_group(group))
+        if topic is not None:
+            self._free_leases(self.locks.forget_topic(topic))
+        return self.locks.floor
+
+    def _free_leases(self, forgotten: ForgottenLeases) -> None:
+        for group in forgotten.groups:
+            self.quotas.lower(Quota.LEASES, group, self.locks.count(group))
+        if self.recording.on:  # at once: in the history, the end of a lease is before the next owner's
+            self.recording.withdrawn(row for row in forgotten.steps if row is not None)
+        else:
+            self.turns.begin_later(forgotten.steps)
 
     def charge_parked(self, peer: Peer, request: Command, group: str, more: int) -> OverQuota | None:
         """Charge what a request would park more in a group; the refusal if its party has too much.

@@ -59,6 +59,10 @@ class Turns:
         if work(self.end() if end is None else end):
             self.add(work)
 
+    def begin_later(self, steps: Iterator[object]) -> None:
+        """Take steps in later turns only: for work that nothing waits for."""
+        self.add(partial(self._step, steps))
+
     def _step(self, steps: Iterator[object], end: int) -> bool:
         return any(self.nanoseconds() >= end for _ in steps)
 

@@ -103,16 +103,22 @@ def finish_all(offsets: GroupOffsets) -> None:
     offsets.commit("behind", "T", 0, QueueOffset(40), kind=CommitKind.FORWARD)
 
 
+def begin_anew(offsets: GroupOffsets) -> None:
+    offsets.forget_group("behind")
+    offsets.commit("behind", "T", 0, QueueOffset(35), kind=CommitKind.FORWARD)
+
+
 @pytest.mark.parametrize("at_once", [unread.AT_ONCE, 0], ids=["in the last step", "in a round of its own"])
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         (finish_all, {}),
         (lambda offsets: offsets.reset("done", "T", 0, QueueOffset(0)), {"behind": 37, "done": 40}),
-        (lambda offsets: offsets.forget(group="behind"), {}),
-        (lambda offsets: offsets.forget(topic="T"), {}),
+        (lambda offsets: offsets.forget_group("behind"), {}),
+        (lambda offsets: offsets.forget_topic("T"), {}),
+        (begin_anew, {"behind": 5}),
     ],
-    ids=["finished", "reset", "group deleted", "topic deleted"],
+    ids=["finished", "reset", "group deleted", "topic deleted", "group deleted, which commits again"],
 )
 def test_what_changes_while_groups_are_counted_is_counted_again(
     start: Start,

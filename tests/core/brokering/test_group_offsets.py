@@ -1,6 +1,8 @@
 """Committed offsets only move forward, except by a reset or by a stock owner."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -11,6 +13,7 @@ from lanemq.core.brokering.group_offsets import (
     Commit,
     CommitKind,
     Committed,
+    Forgotten,
     GroupOffsets,
     Ignored,
     SavedOffset,
@@ -174,7 +177,7 @@ def test_plain_reset_replaces_a_pending_one() -> None:
 def test_deleting_a_group_deletes_its_pending_reset() -> None:
     offsets = GroupOffsets()
     offsets.reset_at_next_pull("g", "t", 0, QueueOffset(3))
-    offsets.forget(group="g")
+    offsets.forget_group("g")
     assert commit(offsets, 1) == Committed(None)
 
 
@@ -220,11 +223,76 @@ def test_offsets_are_listed_by_group_and_topic_until_they_are_deleted() -> None:
         offsets.commit(group, topic, 1, QueueOffset(5), kind=CommitKind.FORWARD)
     assert offsets.of_group("g") == {("t", 1): 5, ("u", 1): 5}
     assert [group for group in offsets.groups() if offsets.has_topic(group, "t")] == ["g", "h"]
-    assert offsets.forget(topic="t") == (("g", "t", 1), ("h", "t", 1))
+    assert offsets.forget_topic("t").groups == ("g", "h")
     assert not any(offsets.has_topic(group, "t") for group in ("g", "h"))
-    assert offsets.forget(group="g") == (("g", "u", 1),)
+    assert offsets.forget_group("g").groups == ("g",)
+    assert not offsets.has_group("g")
     assert offsets.dirty() == ()
     offsets._check()
+
+
+def of_a_group() -> GroupOffsets:
+    """Group g has a finished range and a pending reset in topic t, and an offset in topic u."""
+    offsets = GroupOffsets()
+    finished = FinishedRanges.of([(12, 15)])
+    offsets.commit("g", "t", 0, QueueOffset(10), kind=CommitKind.FORWARD, finished=finished)
+    offsets.reset_at_next_pull("g", "t", 1, QueueOffset(4))
+    offsets.commit("g", "u", 0, QueueOffset(7), kind=CommitKind.FORWARD)
+    return offsets
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 2, 3])
+@pytest.mark.parametrize("forget", [lambda it: it.forget_group("g"), lambda it: it.forget_topic("t")])
+def test_a_group_that_commits_again_while_its_old_offsets_are_freed_begins_anew(
+    forget: Callable[[GroupOffsets], Forgotten], steps_before: int
+) -> None:
+    """Neither finished ranges nor a reset of the deleted group apply to it, and freeing takes nothing of it away."""
+    offsets = of_a_group()
+    freeing = forget(offsets).steps
+    for _ in islice(freeing, steps_before):
+        pass
+    for queue_id in (0, 1):
+        assert offsets.finished_ranges("g", "t", queue_id) == ""
+        committed = offsets.commit("g", "t", queue_id, QueueOffset(2), kind=CommitKind.FORWARD)
+        assert committed == Committed(None)
+    offsets._check()
+    for _ in freeing:
+        offsets._check()
+    assert offsets.committed("g", "t", 0) == offsets.committed("g", "t", 1) == 2
+    assert {row[:4] for row in offsets.dirty()} >= {("g", "t", 0, 2), ("g", "t", 1, 2)}
+    assert offsets.forget_topic("t").groups == ("g",), "the topic still knows its groups"
+
+
+def test_what_was_forgotten_leaves_nothing_behind() -> None:
+    offsets = of_a_group()
+    for steps in (offsets.forget_group("g").steps, offsets.forget_topic("t").steps):
+        assert sum(1 for _ in steps) < 10
+    assert offsets.dirty() == ()
+    assert vars(offsets) == vars(GroupOffsets())
+
+
+def test_a_row_that_is_deleted_behind_its_write_is_written_again() -> None:
+    """The deletion of the group's rows is behind the write: a commit that looks as before is not on disk."""
+    offsets = at_ten()
+    writing = offsets.dirty()
+    offsets.forget_group("g")
+    commit(offsets, 10)
+    offsets.saved(writing)
+    assert [row.offset for row in offsets.dirty()] == [10]
+    offsets.saved(offsets.dirty())
+    assert offsets.dirty() == ()
+
+
+def test_rows_are_saved_a_limited_number_at_a_time_in_the_order_of_their_changes() -> None:
+    offsets = GroupOffsets()
+    for queue_id in range(5):
+        offsets.commit("g", "t", queue_id, QueueOffset(1), kind=CommitKind.FORWARD)
+    writing = offsets.dirty(2)
+    assert [row.queue_id for row in writing] == [0, 1]
+    offsets.commit("g", "t", 0, QueueOffset(2), kind=CommitKind.FORWARD)
+    offsets.saved(writing)
+    assert [row.queue_id for row in offsets.dirty(3)] == [2, 3, 4], "one that changes often does not delay the others"
+    assert [row.queue_id for row in offsets.dirty()] == [2, 3, 4, 0]
 
 
 # What is finished above the offset
@@ -311,7 +379,7 @@ def test_deleted_finished_ranges_are_deleted_on_disk_too() -> None:
     assert finished(offsets) == []
     assert [row.finished for row in offsets.dirty()] == [""]
     offsets = at_ten_with_finished()
-    offsets.forget(topic="t")
+    offsets.forget_topic("t")
     commit(offsets, 10)
     assert finished(offsets) == []
 
@@ -363,7 +431,7 @@ def test_an_offset_beyond_the_end_of_its_queue_is_cut_after_a_restart() -> None:
     assert offsets.of_group("g") == {("t", 0): 5, ("t", 1): 3}
 
 
-class Unwalkable(dict[str, dict[str, dict[int, QueueOffset]]]):
+class Unwalkable(dict[str, Any]):
     """A table in which single entries can be looked up."""
 
     def __iter__(self) -> Iterator[str]:
@@ -376,6 +444,6 @@ def test_a_deleted_topic_costs_by_the_offsets_that_it_had() -> None:
     for group, topic in (("g", "t"), ("g", "u"), ("h", "u")):
         offsets.commit(group, topic, 0, QueueOffset(1), kind=CommitKind.ANY_WAY)
     offsets._groups = Unwalkable(offsets._groups)
-    assert offsets.forget(topic="t") == (("g", "t", 0),)
-    assert offsets.forget(topic="t") == ()
+    assert offsets.forget_topic("t").groups == ("g",)
+    assert offsets.forget_topic("t").groups == ()
     assert (offsets.has_topic("g", "t"), offsets.has_topic("g", "u")) == (False, True)

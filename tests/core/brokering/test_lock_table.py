@@ -1,5 +1,9 @@
 """One owner per group and queue, and epochs that only grow."""
 
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
@@ -353,12 +357,55 @@ def test_leases_of_a_deleted_topic_leave_only_their_highest_epoch() -> None:
     take(table, "A", at(0))
     take(table, "B", at(61))
     take(table, "A", at(61), queue=other)
-    assert table.forget_topic("orders") == (SavedLease("g", Q0, "B", Epoch(2), at(60), True),)
+    assert [*table.forget_topic("orders").steps] == [SavedLease("g", Q0, "B", Epoch(2), at(60), True)]
     assert isinstance(table.verdict("g", Q0, "B", Epoch(2), now=at(62)), Stale)
     assert table.verdict("g", other, "A", Epoch(1), now=at(62)) == Current(Epoch(1))
     assert epoch_of(take(table, "B", at(62), group="another")) == 3, "for any group"
-    assert table.forget_topic("bills") != ()
+    assert table.forget_topic("bills").groups == ("g",)
     assert table._groups.keys() == {"another"}
+
+
+def test_an_owner_that_locks_again_while_its_old_leases_are_freed_keeps_the_new_ones() -> None:
+    """The new lease has a higher epoch, ends when its owner disconnects, and keeps its keep-alives."""
+    table = LockTable()
+    ask: Any = {"lease": LANE, "keep_alive_timeout": TIMEOUT}
+    old = table.acquire("g", [Q0, Q1], "A", now=at(0), **ask)
+    freeing = table.forget_group("g").steps
+    assert isinstance(table.verdict("g", Q0, "A", old.granted[0].epoch, now=at(1)), Stale), "before anything is freed"
+    assert table.count("g") == 0
+    new = table.acquire("g", [Q0], "A", now=at(1), **ask)
+    assert epoch_of(new.granted[0]) > max(lease.epoch for lease in old.granted)
+    rows = [*freeing]
+    assert {row.queue for row in rows if row is not None} == {Q0, Q1}
+    table._check()
+    assert table.count("g") == 1
+    assert table.keep_alive("A", new.serial, now=at(1))
+    assert [lease.queue for _, lease in shortened(table, "A", grace=at(1), now=at(1))] == [Q0]
+
+
+def test_a_disconnect_does_not_shorten_a_lease_that_was_forgotten_and_is_not_freed_yet() -> None:
+    table = LockTable()
+    table.acquire("g", [Q0], "A", lease=LANE, keep_alive_timeout=TIMEOUT, now=at(0))
+    freeing = table.forget_topic("orders").steps
+    assert shortened(table, "A", grace=at(1), now=at(0)) == ()
+    assert len([*freeing]) == 1
+    assert table._by_owner == {}
+
+
+def test_a_deleted_topic_costs_by_the_groups_that_had_it() -> None:
+    table = LockTable()
+    take(table, "A", at(0))
+    take(table, "A", at(0), queue=MessageQueue("bills", "a", 0), group="another")
+    table._groups = Unwalkable(table._groups)
+    assert table.forget_topic("orders").groups == ("g",)
+    assert table.forget_topic("orders").groups == ()
+
+
+class Unwalkable(dict[str, Any]):
+    """A table in which single entries can be looked up."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all groups are looked at")
 
 
 def test_an_empty_lock_request_leaves_nothing_behind() -> None:
@@ -380,6 +427,7 @@ class LockTableMachine(RuleBasedStateMachine):
         self.now = Millis(0)
         self.disk: dict[tuple[str, MessageQueue], SavedLease] = {}
         self.granted: dict[MessageQueue, list[tuple[Epoch, str]]] = {Q0: [], Q1: []}
+        self.freeing: list[Iterator[object]] = []
 
     @rule(owner=owners, queues=queues, lease=st.sampled_from([None, 1_000, 5_000, 90_000]))
     def ask(self, owner: str, queues: list[MessageQueue], lease: int | None) -> None:
@@ -426,10 +474,17 @@ class LockTableMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.table = LockTable()
         self.table.restore(self.disk.values(), floor=self.floor, now=self.now)
+        self.freeing.clear()
 
-    @rule()
-    def delete_topic(self) -> None:
-        self.table.forget_topic("orders")
+    @rule(steps=st.integers(1, 3))
+    def free(self, steps: int) -> None:
+        for each in self.freeing:
+            for _ in islice(each, steps):
+                pass
+
+    @rule(topic=st.booleans())
+    def delete(self, topic: bool) -> None:
+        self.freeing.append((self.table.forget_topic("orders") if topic else self.table.forget_group("g")).steps)
         self.floor = self.table.floor
         self.disk.clear()
         assert all(live_lease(self.table, queue, now=self.now) is None for queue in (Q0, Q1))
@@ -438,7 +493,7 @@ class LockTableMachine(RuleBasedStateMachine):
     def no_live_lease_without_a_deadline(self) -> None:
         for queue in (Q0, Q1):
             if (lease := live_lease(self.table, queue, now=self.now)) is not None:
-                wake_at = self.table._groups["g"][queue].wake_at
+                wake_at = self.table._groups["g"]["orders"][queue].wake_at
                 assert wake_at is not None
                 assert wake_at <= lease.expires_at
 

@@ -12,7 +12,6 @@ from lanemq.broker.sliced_answers import SlicedAnswers, Steps
 from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.brokering.quotas import MAX_CLIENT_ID_CHARS, MAX_HEARTBEAT_NAMES, Quota
 from lanemq.core.brokering.refusals import RefusalReason
-from lanemq.log.state.database import OffsetRow, Sync
 from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, StorageError
 from lanemq.model.names import check_group, check_topic, retry_topic
 from lanemq.model.units import Millis, to_millis
@@ -285,20 +284,21 @@ class GroupHandler:
         self._parts.groups.pop(group, None)
         self._parts.group_use.forget(group)
         self._parts.quotas.let_go(Quota.GROUPS, group)
-        if header.clean_offset or header.remove_offset:
+        state, with_offsets = self._parts.state, header.clean_offset or header.remove_offset
+        if with_offsets:
             self._parts.forget_offsets(group=group)
-            self._parts.parking.forget(group=group)
-        kept = [OffsetRow(group, *key, offset) for key, offset in self._parts.offsets.of_group(group).items()]
+            self._parts.forget_parked(group=group)
 
         def delete() -> None:
-            self._parts.state.delete_group(group)
-            self._parts.state.save_offsets(kept, Sync.FULL)
+            state.delete_group(group)
+            if with_offsets:
+                state.delete_group_offsets(group)
 
         def deleted(_: object, error: StorageError | None) -> None:
             self._parts.end_row(peer)
             answer_saved(peer, request, error)
 
-        self._parts.row_thread.submit_rows(self._parts.state, delete, deleted)
+        self._parts.row_thread.submit_rows(state, delete, deleted)
 
     def _check_client(self, peer: Peer, request: Command) -> None:
         """Refuse unsupported filters when the client starts, not at each pull.

@@ -133,8 +133,7 @@ class StatsHandler:
             return [topic]
         view = self._parts.members.snapshot(group)
         named = {item.topic for item in view.subscriptions} if view is not None else set()
-        committed = {name for name, _ in self._parts.offsets.of_group(group)}
-        return sorted(named | committed | self._parts.locks.owned_topics(group))
+        return sorted(named.union(self._parts.offsets.topics(group)) | self._parts.locks.owned_topics(group))
 
     def _queues(self, topic: TopicConfig) -> list[MessageQueue]:
         count = topic.queues
@@ -257,7 +256,7 @@ class StatsHandler:
         size = 0
         for group in tuple(self._parts.offsets.groups()):
             by_topic: dict[str, dict[int, int]] = {}
-            for number, ((topic, queue_id), offset) in enumerate(tuple(self._parts.offsets.of_group(group).items())):
+            for number, (topic, queue_id, offset) in enumerate(self._parts.offsets.in_steps(group)):
                 by_topic.setdefault(topic, {})[queue_id] = offset
                 if number % OFFSETS_AT_ONCE == 0:
                     yield

@@ -10,7 +10,6 @@ from functools import partial
 from lanemq.broker.dispatch import Handler, answer, answer_saved
 from lanemq.broker.parts import Parts
 from lanemq.broker.sliced_answers import SlicedAnswers, Steps
-from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.topic_table import Permission, TopicConfig, TopicOrder
 from lanemq.model.errors import DiskFull, LaneError, StorageError
 from lanemq.model.names import check_topic
@@ -105,13 +104,8 @@ class TopicHandler:
         parts.producers.forget_topic(name)
         parts.traffic.forget_topic(name)
         parts.forget_offsets(topic=name)
-        parts.parking.forget(topic=name)
-        ended = parts.locks.forget_topic(name)
-        floor = parts.locks.floor
-        for group in dict.fromkeys(row.group for row in ended):
-            parts.quotas.lower(Quota.LEASES, group, parts.locks.count(group))
-        if parts.recording.on:
-            parts.recording.withdrawn(ended)
+        parts.forget_parked(topic=name)
+        floor = parts.forget_leases(topic=name)
 
         def forget() -> None:
             # After a checkpoint that may be in progress, which could write rows of the topic again.

@@ -44,6 +44,8 @@ KEY_INDEX_STEP_BYTES = 256 * 1024
 MAX_POSTPONED_TICKS = 20
 """How many ticks in a row the key index waits for busy sends. Few: sends are slower. Many: the next query has more of
 the log to index first."""
+MAX_OFFSETS = 2_000
+"""Offsets that one write takes; it takes about a microsecond to copy one. The next tick takes more."""
 AFTER_FAILURE_MS = 5_000
 """Pause after a failed write; without it, every tick would try again and log the same error."""
 
@@ -132,7 +134,7 @@ class Checkpoints:
         self._write_offsets(self._offsets.dirty(), dict(self._delays.dirty()), Sync.FULL)
 
     def _save_offsets(self) -> None:
-        rows = self._offsets.dirty()
+        rows = self._offsets.dirty(MAX_OFFSETS)
         cursors = dict(self._delays.dirty())
         if not rows and not cursors:
             return
@@ -163,6 +165,8 @@ class Checkpoints:
         for _ in self._steps:
             pass
         if self._unwritten is not None:
+                if len(rows) == MAX_OFFSETS:
+                    self._last_offsets = Millis(self._last_offsets - self._offsets_every)
             self._store.checkpoints.give_back(self._unwritten[0])
             self._unwritten = None
 

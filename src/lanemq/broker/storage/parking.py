@@ -8,7 +8,7 @@ A record is read from the log, or from its copy in the database if retention has
 """
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from lanemq.broker.recording import Recording
@@ -121,11 +121,16 @@ class Parking:
 
         self._thread.submit(lambda: self.rows.apply(changes), written)
 
-    def forget(self, *, group: str | None = None, topic: str | None = None) -> None:
-        """Remove the lanes of a deleted topic or group, in memory now and on disk soon."""
-        if self.lanes.forget(group=group, topic=topic):
+    def forget(self, *, group: str | None = None, topic: str | None = None) -> Iterator[None]:
+        """Remove the lanes of a deleted topic or group, in memory now and on disk soon.
+
+        Returns steps that free the memory.
+        """
+        forgotten = self.lanes.forget(group=group, topic=topic)
+        if forgotten:
             self._unsaved.append((ForgottenLanes(group, topic), _nothing))
             self.settled(_ignored)
+        return _freed(forgotten)
 
     # records
 
@@ -218,6 +223,13 @@ def _fitting(records: Records, max_bytes: int) -> Records:
 def _log_missing(name: LaneName, offsets: Sequence[int]) -> None:
     for offset in offsets:
         log.error("group %s: parked offset %d of %s/%s cannot be read", name.group, offset, *name[1:3])
+
+
+def _freed(forgotten: Iterable[dict[str | None, ParkedLane]]) -> Iterator[None]:
+    for lanes in forgotten:
+        while lanes:
+            lanes.popitem()
+            yield
 
 
 def _ignored(_: StorageError | None) -> None:

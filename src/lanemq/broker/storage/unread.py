@@ -10,6 +10,7 @@ two of them: what changes after it was counted is counted again, for the last ti
 
 import logging
 from collections.abc import Container, Generator, Iterator, Mapping
+from itertools import chain
 
 from lanemq.clock import Clock
 from lanemq.core.brokering.group_offsets import GroupOffsets, OffsetKey
@@ -40,22 +41,35 @@ class Unread:
         """Group and topic → messages. No zeros."""
         self.known: set[tuple[str, str]] = set()
         """Groups and topics with commits."""
-        self._by_queue: dict[OffsetKey, int] = {}
+        self._by_queue: dict[tuple[str, str], dict[int, int]] = {}
+        """Group and topic → queue id → messages. No zeros."""
+        self._dropped: list[dict[int, int]] = []
 
     def put(self, key: OffsetKey, count: int) -> None:
         """Set the count of one group in one queue."""
-        more = count - self._by_queue.pop(key, 0)
+        pair, queue_id = key[:2], key[2]
+        queues = self._by_queue.setdefault(pair, {})
+        more = count - queues.pop(queue_id, 0)
         if count:
-            self._by_queue[key] = count
+            queues[queue_id] = count
         if more:
-            total = self.counts.get(key[:2], 0) + more
+            total = self.counts.get(pair, 0) + more
             if total:
-                self.counts[key[:2]] = total
+                self.counts[pair] = total
             else:
-                del self.counts[key[:2]]
+                del self.counts[pair]
+
+    def drop(self, group: str, topic: str) -> None:
+        """Count nothing for a group in a topic, because one of them was deleted."""
+        self.counts.pop((group, topic), None)
+        self._dropped.append(self._by_queue.pop((group, topic), {}))
 
     def emptied(self) -> Iterator[None]:
         """Free the memory in steps; to free a million entries at once would hold the loop."""
+        for queues in chain(self._dropped, self._by_queue.values()):
+            while queues:
+                queues.popitem()
+                yield
         for counts in (self._by_queue, self.counts):
             while counts:
                 counts.popitem()
@@ -104,16 +118,18 @@ class UnreadMessages:
             for group in self._offsets.groups():
                 if group.startswith(DEAD_LETTER_PREFIX):
                     continue  # it marks discarded dead letters, and does not consume
-                for topic, queue_id in self._offsets.of_group(group):
+                for topic, queue_id, _ in self._offsets.in_steps(group):
                     unread.known.add((group, topic))
                     unread.put((group, topic, queue_id), self._count(group, topic, queue_id, position))
                     yield
             for _ in range(MAX_ROUNDS):
-                if len(changed) <= AT_ONCE and self._chars(changed) <= CHARS_AT_ONCE:
-                    for key in changed:
+                for pair in changed.forgotten:
+                    unread.drop(*pair)
+                if len(changed.keys) <= AT_ONCE and self._chars(changed.keys) <= CHARS_AT_ONCE:
+                    for key in changed.keys:
                         unread.put(key, self._count(*key, position))
                     break
-                again = tuple(changed)
+                again = tuple(changed.keys)
                 changed.clear()
                 for key in again:
                     unread.put(key, self._count(*key, position))

@@ -323,15 +323,19 @@ class ProducerTable:
     def forget_topic(self, topic: str) -> None:
         """Forget the producers of a deleted topic, whose queues start at offset 0 again.
 
-        A checkpoint that is not written yet leaves them out: it comes after the deletion of the topic's rows.
+        A checkpoint that is not written yet leaves them out: it comes after the deletion of the topic's rows. All of
+        them at once: a topic has an eighth of the table at most, and one takes half a microsecond.
         """
-        saving = self._saving
-        for key in tuple(self._of_topic.get(topic, ())):
-            if saving is not None:
-                saving.left.discard(key)
-            self._forget(key)
-        if saving is not None:
-            saving.dropped.add(topic)
+        keys = self._of_topic.pop(topic, {})
+        for key in keys:
+            del self._producers[key]
+            if key in self._users:
+                self._uncharge(key)
+        self._dirty.difference_update(keys)
+        self._gone.update(keys)
+        if self._saving is not None:
+            self._saving.left.difference_update(keys)
+            self._saving.dropped.add(topic)
 
     def export(self) -> tuple[SavedProducer, ...]:
         """All rows, longest idle first; `restore` of them gives the same table."""

@@ -15,12 +15,16 @@ Offsets are the next one to read. This table does not know owners: `kind_of` tra
 An offset may have finished ranges: what is finished above it. They belong to that offset. They come with a commit and
 are replaced by the next one; a reset deletes them, and so does a commit of another offset by a client without finished
 ranges.
+
+A deleted group or topic may have a hundred thousand offsets. It is forgotten at once, by taking away what leads to
+them; what they occupy is freed in steps.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from lanemq.core.brokering.lock_table import Stale, Verdict
@@ -96,8 +100,51 @@ def kind_of(verdict: Verdict, *, stock: bool) -> CommitKind:
     return CommitKind.ANY_WAY if stock else CommitKind.FORWARD
 
 
-_NO_TOPICS: dict[str, dict[int, QueueOffset]] = {}
-_NO_QUEUES: dict[int, QueueOffset] = {}
+class _Held:
+    """The offsets of one group in one topic, by queue id."""
+
+    __slots__ = ("chars", "finished", "offsets", "pending")
+
+    def __init__(self) -> None:
+        self.offsets: dict[int, QueueOffset] = {}
+        # Both contain only queues that have an offset. Finished ranges are text, never empty.
+        self.finished: dict[int, str] = {}
+        self.pending: dict[int, bool] = {}  # whether a pull was answered with it
+        self.chars = 0
+        """Length of all finished ranges."""
+
+    def freed(self) -> Iterator[None]:
+        """Free the memory, one queue in each step."""
+        while self.offsets:
+            queue_id, _ = self.offsets.popitem()
+            self.finished.pop(queue_id, None)
+            self.pending.pop(queue_id, None)
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What has changed. Its reader handles `forgotten` first: the same queues may have new offsets, in `keys`."""
+
+    keys: set[OffsetKey]
+    forgotten: set[tuple[str, str]]
+    """Groups and topics all of whose offsets were forgotten."""
+
+    def clear(self) -> None:
+        self.keys.clear()
+        self.forgotten.clear()
+
+
+class Forgotten(NamedTuple):
+    """What a deletion has removed from a table."""
+
+    groups: tuple[str, ...]
+    """The groups that had anything."""
+    steps: Iterator[None]
+    """Frees the memory, a little in each step. The table may change in between."""
+
+
+_NO_TOPICS: dict[str, _Held] = {}
 
 OFFSET_BYTES = 350
 """Memory of the offset of one group in one queue."""
@@ -107,25 +154,26 @@ class GroupOffsets:
     """The committed offsets of all groups of one broker."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, dict[str, dict[int, QueueOffset]]] = {}
-        """Group → topic → queue id → offset; nothing is empty."""
+        self._groups: dict[str, dict[str, _Held]] = {}
+        """Group → topic → offsets; nothing is empty."""
         self._groups_of: dict[str, dict[str, None]] = {}
-        """Topic → the groups with offsets in it, so that its deletion costs by what it had."""
+        """Topic → the groups with offsets in it, so that its deletion costs by what it had. While a forgotten group is
+        being freed, it may still be here."""
         self._counts: dict[str, int] = {}
         """Group → how many offsets it has."""
-        # All three contain only keys that have an offset. Finished ranges are text, never empty.
-        self._finished: dict[OffsetKey, str] = {}
-        self._pending: dict[OffsetKey, bool] = {}  # whether a pull was answered with it
-        self._dirty: set[OffsetKey] = set()
         self._finished_chars: dict[str, int] = {}
         """Group → length of all its finished ranges; no zeros."""
-        self._noted: set[OffsetKey] | None = None
+        self._dirty: dict[OffsetKey, None] = {}
+        """Longest unsaved first. It may contain keys that were forgotten."""
+        self._forgot = False
+        """Whether anything was forgotten since the last `dirty`."""
+        self._noted: Noted | None = None
 
     @contextmanager
-    def noting(self) -> Iterator[set[OffsetKey]]:
-        """The keys that change until the end of the block; one block at a time. The caller may remove keys."""
+    def noting(self) -> Iterator[Noted]:
+        """What changes until the end of the block; one block at a time. The caller may remove what it has handled."""
         assert self._noted is None, "changes are noted already"
-        self._noted = set()
+        self._noted = Noted(set(), set())
         try:
             yield self._noted
         finally:
@@ -149,11 +197,11 @@ class GroupOffsets:
             return Ignored(WhyIgnored.FENCED)
         stored = self.committed(group, topic, queue_id)
         # With finished ranges it stems from before the reset, and would hide messages that are to run again.
-        if key in self._pending and (_has_ranges(finished) or not self._has_arrived(key, offset)):
+        if self.is_pending(*key) and (_has_ranges(finished) or not self._has_arrived(key, offset)):
             return Ignored(WhyIgnored.RESET_PENDING)
         if stored is not None and offset < stored and kind is CommitKind.FORWARD:
             return Backward(stored)
-        before = self._finished.get(key, "")
+        before = self.finished_ranges(group, topic, queue_id)
         kept = before if offset == stored else ""
         after = kept if finished is None else finished.lowest(MAX_RANGES).encode(offset)
         if offset != stored or after != before:
@@ -162,11 +210,13 @@ class GroupOffsets:
 
     def committed(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
         """The group's next offset; None if it never committed in this queue."""
-        return self._groups.get(group, _NO_TOPICS).get(topic, _NO_QUEUES).get(queue_id)
+        held = self._groups.get(group, _NO_TOPICS).get(topic)
+        return None if held is None else held.offsets.get(queue_id)
 
     def finished_ranges(self, group: str, topic: str, queue_id: int) -> str:
         """What is finished above the committed offset, as `FinishedRanges.encode` writes it."""
-        return self._finished.get((group, topic, queue_id), "")
+        held = self._groups.get(group, _NO_TOPICS).get(topic)
+        return "" if held is None else held.finished.get(queue_id, "")
 
     def bytes(self, group: str) -> int:
         """About how much memory the offsets and finished ranges of a group take."""
@@ -177,10 +227,9 @@ class GroupOffsets:
 
         Otherwise the next owner would skip messages whose repeat was started and not finished.
         """
-        key = (group, topic, queue_id)
-        if key in self._finished:
-            self._set_finished(key, "")
-            self._changed(key)
+        if self.finished_ranges(group, topic, queue_id):
+            self._set_finished((group, topic, queue_id), "")
+            self._changed((group, topic, queue_id))
 
     def cut_offsets(self, end_of: Callable[[str, int], int]) -> None:
         """After a crash, move offsets beyond a queue's end back to it: new messages there must not be skipped.
@@ -195,25 +244,24 @@ class GroupOffsets:
 
     def cut_finished(self, end_of: Callable[[str, int], int]) -> None:
         """After a restart, cut finished ranges at the queue's end."""
-        for key, text in list(self._finished.items()):
-            group, topic, queue_id = key
-            offset = self._groups[group][topic][queue_id]
-            finished = FinishedRanges.decode(text, offset)
-            left = finished.below(end_of(topic, queue_id))
-            if left != finished:
-                self._put(key, offset, left.encode(offset))
+        for group, topics in self._groups.items():
+            for topic, held in topics.items():
+                for queue_id, text in list(held.finished.items()):
+                    offset = held.offsets[queue_id]
+                    finished = FinishedRanges.decode(text, offset)
+                    left = finished.below(end_of(topic, queue_id))
+                    if left != finished:
+                        self._put((group, topic, queue_id), offset, left.encode(offset))
 
     def reset(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
         """Set the offset, in either direction, for a group without members."""
         self._refuse_negative(offset)
-        self._pending.pop((group, topic, queue_id), None)
-        self._put((group, topic, queue_id), offset)
+        self._put((group, topic, queue_id), offset).pending.pop(queue_id, None)
 
     def reset_at_next_pull(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
         """Set the offset and ignore commits until a pull has moved the running members there."""
         self._refuse_negative(offset)
-        self._pending[group, topic, queue_id] = False
-        self._put((group, topic, queue_id), offset)
+        self._put((group, topic, queue_id), offset).pending[queue_id] = False
 
     def pending_reset(
         self,
@@ -230,22 +278,41 @@ class GroupOffsets:
         A client that `decides` itself where it reads is answered so once, and may continue elsewhere. One that
         `commits` the offset it has moved to is answered so until it has.
         """
-        key = (group, topic, queue_id)
-        if key not in self._pending:
+        held = self._groups.get(group, _NO_TOPICS).get(topic)
+        if held is None or queue_id not in held.pending:
             return None
+        key = (group, topic, queue_id)
         if (decides or not commits) and self._has_arrived(key, pulled_from, decides=decides):
             return None
-        self._pending[key] = True
-        return self.committed(*key)
+        held.pending[queue_id] = True
+        return held.offsets[queue_id]
 
     def is_pending(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether a reset is pending."""
-        return (group, topic, queue_id) in self._pending
+        held = self._groups.get(group, _NO_TOPICS).get(topic)
+        return held is not None and queue_id in held.pending
 
     def of_group(self, group: str) -> Mapping[tuple[str, int], QueueOffset]:
         """A copy: (topic, queue id) → offset."""
         topics = self._groups.get(group, _NO_TOPICS)
-        return {(topic, queue_id): offset for topic, held in topics.items() for queue_id, offset in held.items()}
+        return {
+            (topic, queue_id): offset for topic, held in topics.items() for queue_id, offset in held.offsets.items()
+        }
+
+    def in_steps(self, group: str) -> Iterator[tuple[str, int, QueueOffset]]:
+        """Topic, queue id and offset, one in each step. The table may change in between."""
+        for topic in self.topics(group):
+            held = self._groups.get(group, _NO_TOPICS).get(topic)
+            for queue_id, offset in () if held is None else tuple(held.offsets.items()):
+                yield topic, queue_id, offset
+
+    def topics(self, group: str) -> tuple[str, ...]:
+        """The topics in which a group ever committed."""
+        return tuple(self._groups.get(group, _NO_TOPICS))
+
+    def has_group(self, group: str) -> bool:
+        """Whether the group ever committed anything."""
+        return group in self._groups
 
     def groups(self) -> tuple[str, ...]:
         """The groups that ever committed anything, sorted."""
@@ -255,48 +322,77 @@ class GroupOffsets:
         """Whether the group ever committed in the topic."""
         return topic in self._groups.get(group, _NO_TOPICS)
 
-    def forget(self, *, group: str | None = None, topic: str | None = None) -> tuple[OffsetKey, ...]:
-        """Remove the offsets of a deleted group, a deleted topic, or both; returns the keys to delete on disk."""
-        if group is not None:
-            names: Iterable[str] = (group,)
-        else:
-            names = self._groups if topic is None else self._groups_of.get(topic, ())
-        held = [
-            (name, each)
-            for name in names
-            for each in (self._groups.get(name, _NO_TOPICS) if topic is None else (topic,))
-        ]
-        gone = [
-            (name, each, queue_id)
-            for name, each in held
-            for queue_id in self._groups.get(name, _NO_TOPICS).get(each, _NO_QUEUES)
-        ]
-        for name, each in held:
-            self._forget_topic(name, each)
-        self._dirty.difference_update(gone)
-        for key in gone:
-            self._pending.pop(key, None)
-            self._set_finished(key, "")
+    def forget_group(self, group: str) -> Forgotten:
+        """Remove all offsets of a deleted group. The caller deletes its rows on disk, behind those being written."""
+        gone = self._groups.pop(group, {})
+        self._counts.pop(group, None)
+        self._finished_chars.pop(group, None)
+        self._forgot = self._forgot or bool(gone)
         if self._noted is not None:
-            self._noted.update(gone)
-        return tuple(gone)
+            self._noted.forgotten.update((group, topic) for topic in gone)
+        return Forgotten((group,) if gone else (), self._free_group(group, gone))
 
-    def dirty(self) -> tuple[SavedOffset, ...]:
-        """The rows that are not `saved` yet."""
-        return tuple(map(self._row, self._dirty))
+    def forget_topic(self, topic: str) -> Forgotten:
+        """Remove the offsets of all groups in a deleted topic. The caller deletes its rows on disk, as above."""
+        gone: dict[str, _Held] = {}
+        for group in self._groups_of.pop(topic, ()):
+            topics = self._groups.get(group, {})
+            held = topics.pop(topic, None)
+            if held is None:
+                continue
+            gone[group] = held
+            self._counts[group] -= len(held.offsets)
+            self._count_chars(group, -held.chars)
+            if not topics:
+                del self._groups[group], self._counts[group]
+            if self._noted is not None:
+                self._noted.forgotten.add((group, topic))
+        self._forgot = self._forgot or bool(gone)
+        return Forgotten(tuple(gone), _free_topic(gone))
+
+    def _free_group(self, group: str, gone: dict[str, _Held]) -> Iterator[None]:
+        while gone:
+            topic, held = gone.popitem()
+            if not self.has_topic(group, topic):
+                groups = self._groups_of.get(topic, {})
+                groups.pop(group, None)
+                if not groups:
+                    self._groups_of.pop(topic, None)
+            yield
+            yield from held.freed()
+
+    def dirty(self, limit: int | None = None) -> tuple[SavedOffset, ...]:
+        """The rows that are not `saved` yet, or up to `limit` of them, the longest unsaved first."""
+        rows, forgotten = [], []
+        for key in islice(self._dirty, limit):
+            row = self._row(key)
+            if row is None:
+                forgotten.append(key)
+            else:
+                rows.append(row)
+        for key in forgotten:
+            del self._dirty[key]
+        self._forgot = False
+        return tuple(rows)
 
     def saved(self, rows: Iterable[SavedOffset]) -> None:
-        """Mark rows as saved. Those that changed again while they were written stay dirty."""
+        """Mark rows as saved. Those that changed again while they were written stay dirty.
+
+        If something was forgotten in between, all of them do: its rows are deleted behind those that were written, and
+        what has been committed again since would be missing on disk.
+        """
         for row in rows:
             key = row[:3]
-            if key in self._dirty and self._row(key) == row:
-                self._dirty.discard(key)
+            if key in self._dirty:
+                del self._dirty[key]
+                if self._forgot or self._row(key) != row:
+                    self._dirty[key] = None
 
     def restore(self, rows: Iterable[SavedOffset]) -> None:
         for row in rows:
-            self._set(row[:3], row.offset)
+            held = self._set(row[:3], row.offset)
             if row.reset_pending:
-                self._pending[row[:3]] = False
+                held.pending[row.queue_id] = False
             self._set_finished(row[:3], row.finished)
 
     def _has_arrived(self, key: OffsetKey, offset: QueueOffset, *, decides: bool = False) -> bool:
@@ -304,55 +400,61 @@ class GroupOffsets:
 
         Without such an answer a member may be there by chance, while it still has messages from before the reset.
         """
-        if not self._pending[key] or not (decides or offset == self.committed(*key)):
+        group, topic, queue_id = key
+        held = self._groups[group][topic]
+        if not held.pending[queue_id] or not (decides or offset == held.offsets[queue_id]):
             return False
-        del self._pending[key]
-        self._dirty.add(key)
+        del held.pending[queue_id]
+        self._dirty[key] = None
         return True
 
-    def _put(self, key: OffsetKey, offset: QueueOffset, finished: str = "") -> None:
-        self._set(key, offset)
+    def _put(self, key: OffsetKey, offset: QueueOffset, finished: str = "") -> _Held:
+        held = self._set(key, offset)
         self._changed(key)
         self._set_finished(key, finished)
+        return held
 
-    def _set(self, key: OffsetKey, offset: QueueOffset) -> None:
+    def _set(self, key: OffsetKey, offset: QueueOffset) -> _Held:
         group, topic, queue_id = key
-        held = self._groups.setdefault(group, {}).setdefault(topic, {})
-        if queue_id not in held:
-            self._counts[group] = self._counts.get(group, 0) + 1
+        topics = self._groups.setdefault(group, {})
+        held = topics.get(topic)
+        if held is None:
+            held = topics[topic] = _Held()
             self._groups_of.setdefault(topic, {})[group] = None
-        held[queue_id] = offset
-
-    def _forget_topic(self, group: str, topic: str) -> None:
-        """Remove the offsets of a group in a topic, if it has any."""
-        topics = self._groups.get(group, _NO_TOPICS)
-        if topic not in topics:
-            return
-        self._counts[group] -= len(topics.pop(topic))
-        del self._groups_of[topic][group]
-        if not topics:
-            del self._groups[group], self._counts[group]
-        if not self._groups_of[topic]:
-            del self._groups_of[topic]
+        if queue_id not in held.offsets:
+            self._counts[group] = self._counts.get(group, 0) + 1
+        held.offsets[queue_id] = offset
+        return held
 
     def _set_finished(self, key: OffsetKey, finished: str) -> None:
-        before = self._finished.pop(key, "")
+        """Replace the finished ranges of a queue that has an offset."""
+        group, topic, queue_id = key
+        held = self._groups[group][topic]
+        before = held.finished.pop(queue_id, "")
         if finished:
-            self._finished[key] = finished
+            held.finished[queue_id] = finished
         if len(finished) != len(before):
-            chars = self._finished_chars.pop(key[0], 0) + len(finished) - len(before)
-            if chars:
-                self._finished_chars[key[0]] = chars
+            held.chars += len(finished) - len(before)
+            self._count_chars(group, len(finished) - len(before))
+
+    def _count_chars(self, group: str, more: int) -> None:
+        chars = self._finished_chars.pop(group, 0) + more
+        if chars:
+            self._finished_chars[group] = chars
 
     def _changed(self, key: OffsetKey) -> None:
-        self._dirty.add(key)
+        self._dirty[key] = None
         if self._noted is not None:
-            self._noted.add(key)
+            self._noted.keys.add(key)
 
-    def _row(self, key: OffsetKey) -> SavedOffset:
+    def _row(self, key: OffsetKey) -> SavedOffset | None:
+        """The row of a key; None if it was forgotten."""
         group, topic, queue_id = key
-        finished = self._finished.get(key, "")
-        return SavedOffset(*key, self._groups[group][topic][queue_id], key in self._pending, finished)
+        held = self._groups.get(group, _NO_TOPICS).get(topic)
+        offset = None if held is None else held.offsets.get(queue_id)
+        if held is None or offset is None:
+            return None
+        return SavedOffset(*key, offset, queue_id in held.pending, held.finished.get(queue_id, ""))
 
     @staticmethod
     def _refuse_negative(offset: QueueOffset) -> None:
@@ -360,15 +462,24 @@ class GroupOffsets:
             raise InvalidOption(f"offset {offset} cannot be reset to: use 0 or more")
 
     def _check(self) -> None:
-        for group, topic, queue_id in self._pending.keys() | self._dirty | self._finished.keys():
-            assert self.committed(group, topic, queue_id) is not None
-        assert all(self._finished.values())
-        chars: dict[str, int] = {}
-        for (group, _, _), text in self._finished.items():
-            chars[group] = chars.get(group, 0) + len(text)
-        assert chars == self._finished_chars
-        assert all(topics and all(topics.values()) for topics in self._groups.values())
-        assert self._counts == {group: len(self.of_group(group)) for group in self._groups}
-        pairs = {(topic, group) for group, topics in self._groups.items() for topic in topics}
-        assert pairs == {(topic, group) for topic, groups in self._groups_of.items() for group in groups}
+        assert all(self._groups.values())
+        for group, topics in self._groups.items():
+            assert self._counts[group] == sum(len(held.offsets) for held in topics.values())
+            assert self._finished_chars.get(group, 0) == sum(held.chars for held in topics.values())
+            for topic, held in topics.items():
+                assert group in self._groups_of[topic]
+                assert held.offsets
+                assert held.finished.keys() | held.pending.keys() <= held.offsets.keys()
+                assert all(held.finished.values())
+                assert held.chars == sum(map(len, held.finished.values()))
+        assert self._counts.keys() == self._groups.keys()
+        assert self._finished_chars.keys() <= self._groups.keys()
+        assert all(self._finished_chars.values())
         assert all(self._groups_of.values())
+
+
+def _free_topic(gone: dict[str, _Held]) -> Iterator[None]:
+    while gone:
+        _, held = gone.popitem()
+        yield
+        yield from held.freed()

@@ -9,8 +9,8 @@ When the epoch grows:
      client, so that a late release of the former lease cannot end the new one;
   2. another owner takes over an expired lease: new epoch;
   3. the owner renews, even late, and no other was granted the queue in between: the epoch stays;
-  4. a topic is deleted: its leases are removed (`forget_topic`), but the highest epoch is kept, and queues of a new
-     topic of that name start above it.
+  4. a topic or a group is deleted: its leases are removed (`forget_topic`, `forget_group`), and every queue that has no
+     lease yet starts above the highest epoch that was ever granted until then.
 
 A lease is live while `now < expires_at`. Stock RocketMQ clients use their lock for 30 s without asking, so theirs lives
 60 s and survives a lost connection. LaneMQ clients choose the length of their lease. It ends early when their
@@ -18,11 +18,15 @@ connection is lost, but not before they certainly start no more turns (`keep_ali
 
 The caller must save `LockGrant.changes` before it answers: an epoch that was answered and then lost could be given out
 twice.
+
+A deleted group or topic may have a hundred thousand leases. They end at once, because nothing leads to them any more;
+what they occupy is freed in steps.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from lanemq.core.brokering.keep_alive import KeepAlives, keep_alive_deadline
@@ -79,6 +83,16 @@ class LockGrant(NamedTuple):
     """The rows to save before the answer is sent. Empty for a plain renewal."""
     serial: int = 0
     """The serial that keep-alives name (`keep_alive`)."""
+
+
+class ForgottenLeases(NamedTuple):
+    """What a deletion has removed from the table."""
+
+    groups: tuple[str, ...]
+    """The groups that had a lease."""
+    steps: Iterator[SavedLease | None]
+    """Frees the memory, one lease in each step, and yields the lease if it had an owner. The table may change in
+    between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +156,26 @@ class _Entry:
         return SavedLease(self.group, self.queue, self.owner, self.epoch, self.lease_ms, self.stock)
 
 
+_NO_TOPICS: dict[str, dict[MessageQueue, _Entry]] = {}
+
+
 class LockTable:
     """All leases of one broker."""
 
     def __init__(self, stock_lease_ms: int = STOCK_LEASE_MS, first_serial: int = 1) -> None:
         self._stock_lease_ms = Millis(stock_lease_ms)
         self.floor = NO_EPOCH
-        """The highest epoch of any removed lease; every new queue starts above it."""
-        self._groups: dict[str, dict[MessageQueue, _Entry]] = {}
-        # Owner → exactly its entries, so that a disconnect touches no others.
+        """At least the highest epoch of any removed lease; every new queue starts above it."""
+        self._highest = NO_EPOCH
+        """The highest epoch that was ever granted."""
+        self._groups: dict[str, dict[str, dict[MessageQueue, _Entry]]] = {}
+        """Group → topic → queue → its lease; nothing is empty."""
+        self._groups_of: dict[str, dict[str, None]] = {}
+        """Topic → the groups with leases in it, so that its deletion costs by what it had. While a forgotten group is
+        being freed, it may still be here."""
+        self._counts: dict[str, int] = {}
+        """Group → how many leases it has."""
+        # Owner → its entries, so that a disconnect touches no others; also forgotten ones that are not freed yet.
         self._by_owner: dict[str, dict[tuple[str, MessageQueue], _Entry]] = {}
         self._keep_alives = KeepAlives(first_serial)
         # Renewals do not change the heap: an item that is due early is put back with the lease's real end.
@@ -177,16 +202,12 @@ class LockTable:
             raise InvalidOption(f"a lease of {lease} ms was refused: ask for 1 ms or more")
         lease_ms = self._stock_lease_ms if lease is None else min(lease, self._stock_lease_ms)
         timeout = lease_ms if keep_alive_timeout is None else min(keep_alive_timeout, lease_ms)
-        held = self._groups.get(group, {})
         granted: list[Lease] = []
         refused: list[Refusal] = []
         changes: list[SavedLease] = []
         serial = 0
         for queue in queues:
-            entry = held.get(queue)
-            if entry is None:
-                held = self._groups.setdefault(group, held)
-                entry = held[queue] = _Entry(group, queue, self.floor)
+            entry = self._find(group, queue) or self._add(group, queue, self.floor)
             if entry.owner != owner and entry.live(now):
                 refused.append(Refusal(queue, entry.owner, Millis(entry.expires_at - now)))
                 continue
@@ -205,20 +226,58 @@ class LockTable:
 
     def count_new(self, group: str, queues: Iterable[MessageQueue]) -> int:
         """How many of the queues the group never had a lease of."""
-        held = self._groups.get(group)
-        return len(set(queues)) if held is None else sum(queue not in held for queue in set(queues))
+        return sum(self._find(group, queue) is None for queue in set(queues))
 
     def count(self, group: str) -> int:
         """How many leases of a group are remembered, those that ended included."""
-        return len(self._groups.get(group, ()))
+        return self._counts.get(group, 0)
 
-    def forget_group(self, group: str) -> tuple[SavedLease, ...]:
+    def forget_group(self, group: str) -> ForgottenLeases:
         """Remove the leases of a group that is gone; its rows may be deleted from disk once `floor` is saved."""
-        gone = tuple(self._groups.pop(group, {}).values())
-        for entry in gone:
-            self._disown(entry)
-            self.floor = max(self.floor, entry.epoch)
-        return tuple(entry.row() for entry in gone if entry.owner != NO_OWNER)
+        gone = self._groups.pop(group, {})
+        if not gone:
+            return ForgottenLeases((), iter(()))
+        del self._counts[group]
+        self.floor = self._highest
+        return ForgottenLeases((group,), self._free_group(group, gone))
+
+    def forget_topic(self, topic: str) -> ForgottenLeases:
+        """Remove the leases of a deleted topic; their rows may be deleted from disk once `floor` is saved.
+
+        With their old epochs, the owners would continue in a new topic of that name at the offset where the old one
+        ended, and skip everything before it.
+        """
+        gone: dict[str, dict[MessageQueue, _Entry]] = {}
+        for group in self._groups_of.pop(topic, ()):
+            topics = self._groups.get(group, {})
+            held = topics.pop(topic, None)
+            if held is None:
+                continue
+            gone[group] = held
+            self._counts[group] -= len(held)
+            if not topics:
+                del self._groups[group], self._counts[group]
+        if gone:
+            self.floor = self._highest
+        return ForgottenLeases(tuple(gone), self._free(list(gone.values())))
+
+    def _free_group(self, group: str, gone: dict[str, dict[MessageQueue, _Entry]]) -> Iterator[SavedLease | None]:
+        while gone:
+            topic, held = gone.popitem()
+            if topic not in self._groups.get(group, {}):
+                groups = self._groups_of.get(topic, {})
+                groups.pop(group, None)
+                if not groups:
+                    self._groups_of.pop(topic, None)
+            yield from self._free([held])
+
+    def _free(self, gone: list[dict[MessageQueue, _Entry]]) -> Iterator[SavedLease | None]:
+        while gone:
+            held = gone.pop()
+            while held:
+                _, entry = held.popitem()
+                self._disown(entry)
+                yield entry.row() if entry.owner != NO_OWNER else None
 
     def release(
         self, group: str, queues: Iterable[MessageQueue], owner: str, *, epoch: Epoch | None, now: Millis
@@ -227,10 +286,9 @@ class LockTable:
 
         A LaneMQ client names the epoch that it releases. For a stock client the client id alone decides.
         """
-        held = self._groups.get(group, {})
         released = []
         for queue in queues:
-            entry = held.get(queue)
+            entry = self._find(group, queue)
             if entry is None or entry.owner != owner or epoch not in (None, entry.epoch):
                 continue
             self._disown(entry)
@@ -238,21 +296,6 @@ class LockTable:
             entry.expires_at = min(entry.expires_at, now)
             released.append(entry.row())
         return tuple(released)
-
-    def forget_topic(self, topic: str) -> tuple[SavedLease, ...]:
-        """Remove the leases of a deleted topic; their rows may be deleted from disk once `floor` is saved.
-
-        With their old epochs, the owners would continue in a new topic of that name at the offset where the old one
-        ended, and skip everything before it.
-        """
-        gone = [entry for held in self._groups.values() for queue, entry in list(held.items()) if queue.topic == topic]
-        for entry in gone:
-            self._disown(entry)
-            self.floor = max(self.floor, entry.epoch)
-            del self._groups[entry.group][entry.queue]
-            if not self._groups[entry.group]:
-                del self._groups[entry.group]
-        return tuple(entry.row() for entry in gone if entry.owner != NO_OWNER)
 
     def keep_alive(self, owner: str, serial: int, *, now: Millis) -> bool:
         """Whether the owner may go on starting turns in what it was granted under the serial. Extends no lease."""
@@ -276,7 +319,7 @@ class LockTable:
         cut, earliest = self._keep_alives.serial(owner), Millis(now + grace)
         for entry in own:
             shortened = None
-            if entry.owner == owner and entry.serial < cut and not entry.stock:
+            if entry.owner == owner and entry.serial < cut and not entry.stock and self._knows(entry):
                 stops = self._keep_alives.until(owner, entry.keep_alive_timeout, entry.keep_alive_deadline)
                 end = max(earliest, stops)
                 if entry.expires_at > end:
@@ -292,7 +335,7 @@ class LockTable:
         the queue was granted to no other, its commits are harmless. A release ends the epoch for good.
         Without an epoch (stock), the client id alone decides, and a queue without a live owner is Unowned.
         """
-        entry = self._groups.get(group, {}).get(queue)
+        entry = self._find(group, queue)
         if entry is None:
             return Unowned() if epoch is None else Stale(NO_OWNER, Epoch(0))
         if entry.owner == owner and epoch in (None, entry.epoch):
@@ -303,16 +346,16 @@ class LockTable:
 
     def latest(self, group: str, queue: MessageQueue) -> Lease | None:
         """The last lease of a queue, live or not."""
-        entry = self._groups.get(group, {}).get(queue)
+        entry = self._find(group, queue)
         return entry.lease() if entry is not None else None
 
     def holds_any(self, group: str, *, now: Millis) -> bool:
         """Whether the group has a live lease, so it consumes in order; decides about its dead letters (see `delay`)."""
-        return any(entry.live(now) for entry in self._groups.get(group, {}).values())
+        return any(entry.live(now) for entry in self._entries(group))
 
     def has_owner(self, group: str) -> bool:
         """Whether a member of the group owns a queue, or owned it last and may come back to continue (`Current`)."""
-        return any(entry.owner != NO_OWNER for entry in self._groups.get(group, {}).values())
+        return any(entry.owner != NO_OWNER for entry in self._entries(group))
 
     def groups(self) -> tuple[str, ...]:
         """The groups that ever had a lease and are not forgotten."""
@@ -320,7 +363,8 @@ class LockTable:
 
     def owned_topics(self, group: str) -> set[str]:
         """The topics of the queues that have an owner, or had one that may come back to continue."""
-        return {queue.topic for queue, entry in self._groups.get(group, {}).items() if entry.owner != NO_OWNER}
+        topics = self._groups.get(group, _NO_TOPICS)
+        return {topic for topic, held in topics.items() if any(entry.owner != NO_OWNER for entry in held.values())}
 
     def expire(self, *, now: Millis) -> tuple[tuple[str, Lease], ...]:
         """Groups and leases that expired, each once. Their queues have been free since their time, reported or not.
@@ -332,7 +376,7 @@ class LockTable:
             if not self._ends or self._ends[0][0] > now:
                 break
             wake_at, group, queue = self._ends[0]
-            entry = self._groups.get(group, {}).get(queue)
+            entry = self._find(group, queue)
             if entry is not None and entry.wake_at == wake_at and entry.owner != NO_OWNER:
                 if entry.expires_at > wake_at:
                     entry.wake_at = entry.expires_at
@@ -351,11 +395,12 @@ class LockTable:
         member that asks would share the queue with it.
         """
         self.floor = max(self.floor, floor)
+        self._highest = max(self._highest, self.floor)
         for row in rows:
-            held = self._groups.setdefault(row.group, {})
-            entry = held.setdefault(row.queue, _Entry(row.group, row.queue, NO_EPOCH))
+            entry = self._find(row.group, row.queue) or self._add(row.group, row.queue, NO_EPOCH)
             self._disown(entry)
             entry.owner, entry.epoch = row.owner, max(entry.epoch, row.epoch)
+            self._highest = max(self._highest, entry.epoch)
             entry.lease_ms, entry.stock = row.lease_ms, row.stock
             if row.owner != NO_OWNER:
                 self._by_owner.setdefault(row.owner, {})[row.group, row.queue] = entry
@@ -365,28 +410,53 @@ class LockTable:
     def in_steps(self, group: str | None, *, now: Millis) -> Iterator[tuple[str, Lease | None]]:
         """The live leases of a group, or of all; None stands for one that is not. The table may change in between."""
         for name in tuple(self._groups) if group is None else (group,):
-            for entry in tuple(self._groups.get(name, {}).values()):
+            for entry in tuple(self._entries(name)):
                 yield name, entry.lease() if entry.live(now) else None
 
     def snapshot(self, *, now: Millis) -> dict[str, tuple[Lease, ...]]:
         """The live leases of every group, for operators."""
         return {
-            group: tuple(entry.lease() for _, entry in sorted(held.items()) if entry.live(now))
-            for group, held in self._groups.items()
+            group: tuple(
+                entry.lease() for entry in sorted(self._entries(group), key=lambda each: each.queue) if entry.live(now)
+            )
+            for group in self._groups
         }
+
+    def _find(self, group: str, queue: MessageQueue) -> _Entry | None:
+        held = self._groups.get(group, _NO_TOPICS).get(queue.topic)
+        return None if held is None else held.get(queue)
+
+    def _knows(self, entry: _Entry) -> bool:
+        """Whether a lease has not been forgotten."""
+        return self._find(entry.group, entry.queue) is entry
+
+    def _entries(self, group: str) -> Iterator[_Entry]:
+        """All of a group."""
+        return chain.from_iterable(held.values() for held in self._groups.get(group, _NO_TOPICS).values())
+
+    def _add(self, group: str, queue: MessageQueue, epoch: Epoch) -> _Entry:
+        topics = self._groups.setdefault(group, {})
+        held = topics.get(queue.topic)
+        if held is None:
+            held = topics[queue.topic] = {}
+            self._groups_of.setdefault(queue.topic, {})[group] = None
+        self._counts[group] = self._counts.get(group, 0) + 1
+        entry = held[queue] = _Entry(group, queue, epoch)
+        return entry
 
     def _hand_over(self, entry: _Entry, owner: str) -> None:
         self._disown(entry)
         entry.owner = owner
         entry.epoch = Epoch(entry.epoch + 1)
+        self._highest = max(self._highest, entry.epoch)
         entry.keep_alive_deadline = Millis(0)
         self._by_owner.setdefault(owner, {})[entry.group, entry.queue] = entry
 
     def _disown(self, entry: _Entry) -> None:
-        own = self._by_owner.get(entry.owner)
-        if own is None:
-            return
-        own.pop((entry.group, entry.queue), None)
+        own, key = self._by_owner.get(entry.owner), (entry.group, entry.queue)
+        if own is None or own.get(key) is not entry:
+            return  # it has no owner, or it was forgotten, and its owner has a new lease of that queue
+        del own[key]
         if not own:
             del self._by_owner[entry.owner]
             self._keep_alives.forget(entry.owner)
@@ -408,14 +478,22 @@ class LockTable:
     def _check(self) -> None:
         owned = {
             (group, queue): entry
-            for group, held in self._groups.items()
+            for group, topics in self._groups.items()
+            for held in topics.values()
             for queue, entry in held.items()
             if entry.owner != NO_OWNER
         }
-        indexed = [(entry.owner, key) for own in self._by_owner.values() for key, entry in own.items()]
+        indexed = [
+            (entry.owner, key) for own in self._by_owner.values() for key, entry in own.items() if self._knows(entry)
+        ]
         assert sorted(indexed) == sorted((entry.owner, key) for key, entry in owned.items())
         assert all(self._by_owner.values())
         assert self._keep_alives.known() <= self._by_owner.keys()
+        assert all(topics and all(topics.values()) for topics in self._groups.values())
+        assert self._counts == {group: len(list(self._entries(group))) for group in self._groups}
+        assert all(group in self._groups_of[topic] for group, topics in self._groups.items() for topic in topics)
+        assert all(self._groups_of.values())
+        assert self._highest >= max([self.floor, *(entry.epoch for entry in owned.values())])
         for (group, queue), entry in owned.items():
             assert entry.epoch > 0
             if entry.wake_at is not None:

@@ -258,15 +258,18 @@ class ParkedLaneTable:
                 self._weigh(lane)
         return removed
 
-    def forget(self, *, group: str | None = None, topic: str | None = None) -> int:
-        """Remove the lanes of a deleted group, a deleted topic, or both; returns how many. There may be thousands."""
-        count = 0
+    def forget(self, *, group: str | None = None, topic: str | None = None) -> list[dict[str | None, ParkedLane]]:
+        """Remove the lanes of a deleted group, a deleted topic, or both, and return them.
+
+        There may be tens of thousands, so the caller frees them little by little.
+        """
+        forgotten = []
         for place in [each for each in self._places if group in (None, each[0]) and topic in (None, each[1])]:
             gone = self._places.pop(place)
-            count += len(gone)
+            forgotten.append(gone)
             self._add_weight(place[0], -sum([lane.weight for lane in gone.values()]))
             self._changed(place)
-        return count
+        return forgotten
 
     def _weigh(self, lane: ParkedLane) -> None:
         """Count the weight of a lane that may have changed or ended."""

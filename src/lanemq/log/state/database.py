@@ -199,10 +199,8 @@ class State:
         self._write("REPLACE INTO groups VALUES (?, ?)", [(name, settings)], Sync.FULL)
 
     def delete_group(self, name: str) -> None:
-        """Delete the group and its offsets; its epochs stay, because epochs only grow."""
-        with self.transaction(Sync.FULL) as db:
-            db.execute("DELETE FROM groups WHERE name = ?", (name,))
-            db.execute("DELETE FROM offsets WHERE grp = ?", (name,))
+        """Delete a group's settings."""
+        self._write("DELETE FROM groups WHERE name = ?", [(name,)], Sync.FULL)
 
     # Committed offsets and lease epochs.
 
@@ -215,6 +213,9 @@ class State:
 
     def delete_offsets(self, topic: str) -> None:
         self._write("DELETE FROM offsets WHERE topic = ?", [(topic,)], Sync.FULL)
+    def delete_group_offsets(self, group: str) -> None:
+        self._write("DELETE FROM offsets WHERE grp = ?", [(group,)], Sync.FULL)
+
 
     def leases(self) -> list[LeaseRow]:
         rows = self.rows("SELECT grp, topic, broker, queue_id, owner, epoch, lease_ms, stock FROM leases")
