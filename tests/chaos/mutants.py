@@ -207,7 +207,7 @@ def saved_offsets(patch: Patch) -> None:
 
 def offsets_at_stop(patch: Patch) -> None:
     """Broker: does not write the newest offsets at a clean stop."""
-    patch(Checkpoints, "save_offsets_now", lambda self: None)
+    patch(Checkpoints, "save_now", lambda self: None)
 
 
 def flush_before_ack(patch: Patch) -> None:

@@ -5,7 +5,6 @@ import fcntl
 import os
 import sqlite3
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -273,32 +272,33 @@ def test_the_oldest_segments_are_deleted_that_are_too_old_or_too_many() -> None:
     assert expired_segments([SegmentFacts(4000, 0)] * 4, 1000, 10_000) == 2
 
 
-@pytest.mark.parametrize(("ahead", "kept_for"), [(0, 600), (-400, 1000), (400, 200), (-9999, 1000)])
-def test_a_segment_found_at_the_start_grows_older_with_elapsed_time(
-    open_store: OpenStore, ahead: int, kept_for: int
-) -> None:
-    """Stored at 5000; at the start the wall clock shows 5400, or is wrong by `ahead`."""
+def test_a_segment_continues_with_its_saved_age_after_a_restart(open_store: OpenStore) -> None:
+    options = StoreOptions(segment_bytes=4096, retention_ms=1000)
+    store = open_store(options=options)
+    store.retention.begin(now=100, ages={})
+    for _ in range(12):
+        send(store, "x" * 400, store_time=5000)
+    store.retention.note_if_grown(200)
+    store.state.save_ages(store.retention.ages(600), wall=9)
+    store.close()
+    store = open_store(options=options)
+    assert (store.state.ages(), store.state.last_run()) == ({0: 400}, 9)
+    store.retention.begin(now=50, ages=store.state.ages())
+    assert store.retire(650) == []
+    assert store.retire(651) != []
+
+
+def test_a_segment_without_a_saved_age_counts_from_the_start(open_store: OpenStore) -> None:
     options = StoreOptions(segment_bytes=4096, retention_ms=1000)
     store = open_store(options=options)
     for _ in range(12):
         send(store, "x" * 400, store_time=5000)
     store.close()
     store = open_store(options=options)
-    store.retention.begin(now=50, wall=5400 + ahead)
-    assert store.retire(50 + kept_for) == []
-    assert store.retire(51 + kept_for) != []
-
-
-def test_a_segment_whose_age_cannot_be_read_counts_from_the_start(open_store: OpenStore, tmp_path: Path) -> None:
-    options = StoreOptions(segment_bytes=4096, retention_ms=1000)
-    store = open_store(options=options)
-    for _ in range(12):
-        send(store, "x" * 400, store_time=5000)
-    store.close()
-    os.truncate(log_files(tmp_path / "data")[-1], 0)
-    store = open_store(options=replace(options, recover=True))
-    store.retention.begin(now=0, wall=9_999_999)
-    assert store.retire(1000) == []
+    assert (store.state.ages(), store.state.last_run()) == ({}, 0)
+    store.retention.begin(now=50, ages=store.state.ages())
+    assert store.retire(1050) == []
+    assert store.retire(1051) != []
 
 
 def test_unread_messages_below_a_position_are_counted(open_store: OpenStore) -> None:

@@ -147,7 +147,7 @@ class Broker:
         await running.server.close()
         saved = False
         try:
-            running.checkpoints.save_offsets_now()
+            running.checkpoints.save_now()
             saved = True
         finally:
             for thread in (parts.search_thread, parts.thread, parts.row_thread):

@@ -60,7 +60,8 @@ class BrokerOptions:
     """Size of one log file in bytes. Small: many files. Large: retention frees space in coarse steps."""
 
     retention: float = 72 * 3600.0
-    """Seconds after which log files are deleted (RocketMQ: fileReservedTime). Too short: unread messages are lost."""
+    """Seconds after which log files are deleted (RocketMQ: fileReservedTime); only time in which a broker runs counts.
+    Too short: unread messages are lost."""
 
     retention_bytes: int = 0
     """Log size in bytes above which the oldest files are deleted, read or not; 0: three quarters of the disk, whatever

@@ -23,6 +23,7 @@ from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.core.brokering.lock_table import LockTable
 from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.log.recovery import RecoveryReport
+from lanemq.log.retention import clock_problem
 from lanemq.log.store import Store
 from lanemq.model.names import reply_topic
 from lanemq.model.stamp import Stamp
@@ -66,7 +67,7 @@ def recovered(
     delays = DelayQueueCursors()
     delays.restore(restored_cursors(state))
     producers = ProducerTable()
-    producers.restore(map(restored_producer, state.producers()), now=clock.now(), wall=clock.wall())
+    producers.restore(map(restored_producer, state.producers()), now=clock.now())
     report = _replay_log(store, producers)
 
     def end_of(topic: str, queue_id: int) -> int:
@@ -77,7 +78,9 @@ def recovered(
     offsets.cut_finished(end_of)
     parking = Parking(store, row_thread, recording, clock.wall())
     parking.recover(end_of)
-    store.retention.begin(now=clock.now(), wall=clock.wall())
+    store.retention.begin(now=clock.now(), ages=state.ages())
+    if (problem := clock_problem(state.last_run(), clock.wall())) is not None:
+        log.warning("%s", problem)
     if recording.on:
         held = locks.snapshot(now=clock.now())
         if not report.clean:

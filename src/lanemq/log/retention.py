@@ -1,23 +1,43 @@
 """Retention: which of the oldest segments are deleted.
 
-Invariant: no record is deleted because of its age before that much time has really passed. Ages are measured on the
-monotonic clock, so a wall clock that jumps ahead deletes nothing, and one that jumps back keeps nothing too long. Only
-the age that a segment has at the start of the broker comes from the wall clock: from then on it grows with the time
-that passes.
+Invariant: no record is deleted because of its age before a broker has run for that long since it was stored. Ages are
+measured on the monotonic clock and saved from time to time, and a restart continues with the saved ages. So no wall
+clock deletes anything, whether it jumps or is wrong at the start. Time in which no broker runs does not count: how long
+it was only the wall clock could tell, and no consumer could read then.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lanemq.log.commit_log import CommitLog, Segment
 from lanemq.log.options import StoreOptions
-from lanemq.log.record_bytes import store_time_at
-from lanemq.wire.record import HEAD_BYTES
+
+LONG_STOP_MS = 30 * 24 * 3_600_000
+"""A broker that seems to have been stopped for longer than this has probably started with a wrong clock."""
+CLOCK_SLACK_MS = 1_000
+
+
+def clock_problem(last_run: int, wall: int) -> str | None:
+    """What is wrong with the wall clock, judged by when a broker last ran on the folder; None if it may be right."""
+    if not last_run:
+        return None
+    hours = abs(wall - last_run) // 3_600_000
+    if wall - last_run > LONG_STOP_MS:
+        return (
+            f"by this machine's clock, no broker has run on this folder for {hours // 24} days: if that is not so, "
+            f"stop the broker, set the clock and start again. Retention deletes nothing because of it, but delayed "
+            f"messages from before are due at once, and new messages get the wrong time"
+        )
+    if last_run > wall + CLOCK_SLACK_MS:
+        return (
+            f"this machine's clock is behind the last run of a broker on this folder, by {hours} hours or more: set "
+            f"it. Until then, new messages get the time of the newest one"
+        )
+    return None
 
 
 class SegmentFacts(NamedTuple):
-    """A finished segment: its size, and the time since its last record was stored, at least."""
+    """A finished segment: its size, and for how long a broker has run since it was finished, at most."""
 
     size: int
     age: int
@@ -33,15 +53,17 @@ class Retention:
         self._finished_at: dict[int, int] = {}
         """Start of a finished segment → the monotonic time of its last record, or a later one."""
 
-    def begin(self, *, now: int, wall: int) -> None:
-        """Note the segments found at the start. Their age is never negative, whatever the wall clock says."""
+    def begin(self, *, now: int, ages: Mapping[int, int]) -> None:
+        """Note the segments found at the start, with the ages that were saved, by their start. One without an age was
+        finished after they were saved, or by a version that saved none: it begins with 0."""
         segments = self._log.segments
-        for segment, following in pairwise(segments):
-            # The first record of the next segment is not older than the last one of this segment.
-            head = self._log.read(following.start, HEAD_BYTES)
-            age = max(0, wall - store_time_at(head)) if len(head) == HEAD_BYTES else 0
-            self._finished_at[segment.start] = now - age
+        self._finished_at = {each.start: now - max(0, ages.get(each.start, 0)) for each in segments[:-1]}
         self._noted = segments
+
+    def ages(self, now: int) -> dict[int, int]:
+        """The ages of the finished segments, by their start, for `begin` of the next start."""
+        self.note_if_grown(now)
+        return {start: now - finished for start, finished in self._finished_at.items()}
 
     def note_if_grown(self, now: int) -> None:
         """Note that every segment but the last one is finished by now. Called often: ages count from here."""

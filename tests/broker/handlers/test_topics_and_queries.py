@@ -270,6 +270,46 @@ def test_retention_by_wall_time_would_follow_the_clock(start: Start, monkeypatch
     assert raw.bounds("T")[0] > 30
 
 
+@pytest.mark.parametrize("ahead", [4000 * DAY, -4000 * DAY, 0])
+def test_only_time_in_which_the_broker_runs_counts_for_retention(
+    start: Start, ahead: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A clock that is wrong after a boot looks like a long stop, so neither deletes anything. What follows does."""
+    running = start(clock=ManualClock(), segment_bytes=64 * 1024)
+    clock = running.clock
+    assert clock is not None
+    fill(running.connect())
+    running.advance(71 * HOUR)
+    running.stop()
+    clock.wall_ahead = ahead
+    running.restart()
+    raw = running.connect()
+    running.advance(20_000)
+    assert raw.bounds("T") == (0, 40)
+    assert ("no broker has run on this folder for 40" in caplog.text) is (ahead > 0)
+    assert ("clock is behind the last run" in caplog.text) is (ahead < 0)
+    fill(raw)  # with the wrong time, which the next start must not believe
+    running.stop()
+    clock.wall_ahead = 0
+    running.restart()
+    raw = running.connect()
+    running.advance(20_000)
+    assert raw.bounds("T") == (0, 80)
+    running.advance(HOUR)
+    assert 30 < raw.bounds("T")[0] < 80
+
+
+def test_after_a_crash_a_log_file_is_younger_by_a_minute_at_most(start: Start) -> None:
+    running = start(clock=ManualClock(), segment_bytes=64 * 1024)
+    fill(running.connect())
+    running.advance(50 * HOUR)
+    running.advance(100)
+    state = running.broker.running.parts.state
+    while not running.call(state.ages):
+        pass
+    assert min(running.call(state.ages).values()) >= 50 * HOUR
+
+
 def test_groups_that_lose_unread_messages_are_named_before(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     running = start(clock=ManualClock(), segment_bytes=64 * 1024)
     raw = running.connect()

@@ -167,6 +167,9 @@ def test_the_disk_is_measured_by_the_settings_of_the_broker(tmp_path: Path, monk
         (doctor.layout_finding(Examined(layout=1)), "ok"),
         (doctor.clock_finding(Examined(last_store_time=10_000), now=5_000), "PROBLEM"),
         (doctor.clock_finding(Examined(last_store_time=10_000), now=10_000), "ok"),
+        (doctor.clock_finding(Examined(last_store_time=10_000, last_run=20_000), now=29 * 86_400_000), "ok"),
+        (doctor.clock_finding(Examined(last_store_time=10_000, last_run=20_000), now=31 * 86_400_000), "warning"),
+        (doctor.clock_finding(Examined(last_store_time=10_000, last_run=20_000), now=15_000), "warning"),
     ],
 )
 def test_results(finding: doctor.Finding | None, result: str) -> None:
@@ -198,4 +201,5 @@ def test_the_users_and_the_certificate_of_the_settings_are_examined(tmp_path: Pa
 def test_a_file_system_without_a_size_is_a_warning_and_not_a_full_disk() -> None:
     nothing, sizes = Space(0, 0), doctor.DiskSettings(512 << 20, 0, 1 << 20)
     assert doctor.space_finding(nothing, sizes).result == "warning"
-    assert "set --retention-bytes" in doctor.retention_finding(nothing, 5, sizes).text
+    unlimited = doctor.retention_finding(nothing, 5, sizes)
+    assert (unlimited.result, "no size limit: set --retention-bytes" in unlimited.text) == ("warning", True)

@@ -1,7 +1,7 @@
 """Checkpoints: writes to disk, in the background, what a restart needs.
 
 Committed offsets and delay cursors are written several times a second, indexes and producer stamps every few seconds,
-and the key index while the log hardly grows.
+the ages of log files every minute, and the key index while the log hardly grows.
 
 The producer rows of a checkpoint must reflect exactly what is staged up to its log position, its mark. They are written
 only after the records below it are on disk (`log/checkpoint`). There may be tens of thousands of them, and as many
@@ -44,6 +44,8 @@ KEY_INDEX_STEP_BYTES = 256 * 1024
 MAX_POSTPONED_TICKS = 20
 """How many ticks in a row the key index waits for busy sends. Few: sends are slower. Many: the next query has more of
 the log to index first."""
+AGES_EVERY_MS = 60_000
+"""A crash makes log files younger by up to this time."""
 MAX_OFFSETS = 2_000
 """Offsets that one write takes; it takes about a microsecond to copy one. The next tick takes more."""
 AFTER_FAILURE_MS = 5_000
@@ -111,7 +113,8 @@ class Checkpoints:
         self._offsets_every = to_millis(options.save_offsets_every)
         self._index_every = to_millis(options.checkpoint_every)
         self._last_end = store.log_end
-        self._last_index = self._last_offsets = clock.now()
+        self._last_index = self._last_offsets = self._last_ages = clock.now()
+        self._saving_ages = False
 
     def tick(self, now: Millis) -> None:
         if now - self._last_offsets >= self._offsets_every and not self._saving_offsets:
@@ -128,10 +131,25 @@ class Checkpoints:
             self._write_index(*self._unwritten)
         if self._has_time_for_keys(now):
             self._index_keys()
+        if now - self._last_ages >= AGES_EVERY_MS and not self._saving_ages:
+            self._last_ages = now
+            self._save_ages(now)
 
-    def save_offsets_now(self) -> None:
-        """At a clean stop: write committed offsets and delay cursors, and wait for the disk."""
+    def _save_ages(self, now: Millis) -> None:
+        state, ages, wall = self._store.state, self._store.retention.ages(now), self._clock.wall()
+        self._saving_ages = True
+
+        def written(_: object, error: StorageError | None) -> None:
+            self._saving_ages = False
+            if error is not None:
+                self._failures.warn("ages", f"the ages of log files could not be saved: {error}")
+
+        self._row_thread.submit_rows(state, lambda: state.save_ages(ages, wall), written)
+
+    def save_now(self) -> None:
+        """At a clean stop: write committed offsets, delay cursors and ages, and wait for the disk."""
         self._write_offsets(self._offsets.dirty(), dict(self._delays.dirty()), Sync.FULL)
+        self._store.state.save_ages(self._store.retention.ages(self._clock.now()), self._clock.wall())
 
     def _save_offsets(self) -> None:
         rows = self._offsets.dirty(MAX_OFFSETS)
@@ -145,6 +163,8 @@ class Checkpoints:
             if error is None:
                 self._offsets.saved(rows)
                 self._delays.saved(cursors)
+                if len(rows) == MAX_OFFSETS:
+                    self._last_offsets = Millis(self._last_offsets - self._offsets_every)
             else:
                 self._last_offsets = Millis(self._clock.now() + AFTER_FAILURE_MS)
                 self._failures.warn("offsets", f"offsets could not be saved: {error}")
@@ -165,8 +185,6 @@ class Checkpoints:
         for _ in self._steps:
             pass
         if self._unwritten is not None:
-                if len(rows) == MAX_OFFSETS:
-                    self._last_offsets = Millis(self._last_offsets - self._offsets_every)
             self._store.checkpoints.give_back(self._unwritten[0])
             self._unwritten = None
 

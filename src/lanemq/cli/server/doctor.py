@@ -21,6 +21,7 @@ from lanemq.clock import SystemClock, wall_time
 from lanemq.core.brokering.disk_space import LowSpace, Space, log_limit
 from lanemq.log.folder.checks import refuse_backup
 from lanemq.log.folder.examination import Examined, examine, is_read_only
+from lanemq.log.retention import CLOCK_SLACK_MS, clock_problem
 from lanemq.log.state.database import VERSION, layout_problem
 from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.net.certificate_end import certificate_end, end_problem
@@ -28,7 +29,6 @@ from lanemq.net.descriptors import raise_soft_limit
 
 FEW_FILES = 4096
 """Open files below which a broker with many clients or queues may run out of them."""
-CLOCK_SLACK_MS = 1_000
 
 
 class Finding(NamedTuple):
@@ -252,6 +252,8 @@ def clock_finding(found: Examined, now: int | None = None) -> Finding | None:
     newest = time_text(wall_time(found.last_store_time))
     if found.last_store_time > now + CLOCK_SLACK_MS:
         return problem("clock", f"the newest record is from {newest}, which is in the future: set this machine's clock")
+    if (text := clock_problem(found.last_run, now)) is not None:
+        return warning("clock", text)
     return ok("clock", f"the newest record known is from {newest}")
 
 

@@ -341,12 +341,13 @@ class ProducerTable:
         """All rows, longest idle first; `restore` of them gives the same table."""
         return tuple(self._row(key) for key in self._producers)
 
-    def restore(self, rows: Iterable[SavedProducer], *, now: Millis, wall: Millis) -> None:
-        """Enter saved rows. How long a producer has been idle is known from the wall clock only; it is not negative."""
+    def restore(self, rows: Iterable[SavedProducer], *, now: Millis) -> None:
+        """Enter saved rows. Every producer is idle from now on: how long it was before, only the wall clock could tell,
+        which may be wrong after a boot."""
         for row in rows:
             known = _Producer(row.epoch, row.next_sequence)
             known.last_stored = row.last_stored
-            known.idle_since = Millis(now - max(0, wall - row.last_stored))
+            known.idle_since = now
             known.ranges = list(row.ranges)
             key = (row.topic, row.queue_id, row.producer)
             self._producers[key] = known

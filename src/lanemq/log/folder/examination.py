@@ -13,7 +13,7 @@ from lanemq.log.folder.checks import lost_state
 from lanemq.log.folder.lock import DataLock, holder
 from lanemq.log.recovery import Damaged
 from lanemq.log.recovery import scan as scan_log
-from lanemq.log.state.database import DamageRow
+from lanemq.log.state.database import LAST_RUN, DamageRow
 from lanemq.model.errors import LogInUse
 
 
@@ -32,6 +32,8 @@ class Examined:
     """Groups with committed offsets."""
     last_store_time: int = 0
     """Of the newest record at the last checkpoint, in milliseconds since 1970."""
+    last_run: int = 0
+    """When a broker last ran on the folder, to about a minute, in milliseconds since 1970; 0 if that is not known."""
     damage: list[DamageRow] = field(default_factory=list)
     torn_files: int = 0
     log_bytes: int = 0
@@ -130,6 +132,8 @@ def _read_state(path: Path, found: Examined) -> int:
             (found.groups,) = db.execute("SELECT count(DISTINCT grp) FROM offsets").fetchone()
             row = db.execute("SELECT last_store_time, position FROM checkpoint").fetchone()
             found.last_store_time, position = row or (0, 0)
+            row = db.execute("SELECT value FROM kv WHERE name = ?", (LAST_RUN,)).fetchone()
+            found.last_run = 0 if row is None else int(row[0])
             found.damage = [DamageRow(*row) for row in db.execute("SELECT position, length, reason FROM damage")]
     except sqlite3.Error as error:
         found.state_problem = f"{path} cannot be read: {error}"

@@ -11,7 +11,7 @@ import enum
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,8 @@ from lanemq.model.errors import DiskFull, NoDescriptors, StorageError
 
 EPOCH_FLOOR = "epoch-floor"
 GENERATION = "generation"
+LAST_RUN = "last run"
+_AGES = "ages of log files"
 _REBUILD = "rebuild indexes"
 
 VERSION = 5
@@ -211,11 +213,11 @@ class State:
     def save_offsets(self, rows: Iterable[OffsetRow], sync: Sync = Sync.NORMAL) -> None:
         self._write("REPLACE INTO offsets VALUES (?, ?, ?, ?, ?, ?)", rows, sync)
 
-    def delete_offsets(self, topic: str) -> None:
-        self._write("DELETE FROM offsets WHERE topic = ?", [(topic,)], Sync.FULL)
     def delete_group_offsets(self, group: str) -> None:
         self._write("DELETE FROM offsets WHERE grp = ?", [(group,)], Sync.FULL)
 
+    def delete_offsets(self, topic: str) -> None:
+        self._write("DELETE FROM offsets WHERE topic = ?", [(topic,)], Sync.FULL)
 
     def leases(self) -> list[LeaseRow]:
         rows = self.rows("SELECT grp, topic, broker, queue_id, owner, epoch, lease_ms, stock FROM leases")
@@ -331,6 +333,20 @@ class State:
 
     def put(self, name: str, value: str) -> None:
         self._write("REPLACE INTO kv VALUES (?, ?)", [(name, value)], Sync.FULL)
+
+    def save_ages(self, ages: Mapping[int, int], wall: int) -> None:
+        """Save the ages of the log's segments in milliseconds, by their start, and when that was."""
+        text = ",".join(f"{start}:{age}" for start, age in ages.items())
+        self._write("REPLACE INTO kv VALUES (?, ?)", [(_AGES, text), (LAST_RUN, str(wall))], Sync.FULL)
+
+    def ages(self) -> dict[int, int]:
+        """What `save_ages` saved; empty if it never did."""
+        pairs = (each.split(":") for each in (self.get(_AGES) or "").split(",") if each)
+        return {int(start): int(age) for start, age in pairs}
+
+    def last_run(self) -> int:
+        """When a broker last said that it runs, in milliseconds since 1970; 0 if it never did."""
+        return int(self.get(LAST_RUN) or 0)
 
     def request_rebuild(self, *, wanted: bool = True) -> None:
         """Make the next start rebuild every index from the log."""
