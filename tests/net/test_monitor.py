@@ -58,6 +58,31 @@ def test_paths_and_methods(running: Monitor) -> None:
     assert status_of(running, "/live", "HEAD") == 200
 
 
+class Crowded(Program):
+    """A program with as many samples as a broker with hundreds of groups."""
+
+    def samples(self) -> list[MetricSample]:
+        return [MetricSample(TEMPERATURE, number, (f"place {number}",)) for number in range(300)]
+
+
+@pytest.mark.parametrize(("work_ns", "least", "most"), [(0, 900, 900), (10**12, 0, 0)], ids=["paced", "control"])
+def test_the_text_of_many_samples_is_written_with_pauses_for_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, work_ns: int, least: int, most: int
+) -> None:
+    """In each of three passes: sorting the samples, making families, writing lines."""
+    monkeypatch.setattr(monitor, "WORK_NS", work_ns)
+    pauses: list[float] = []
+    monkeypatch.setattr(monitor, "_pause", pauses.append)
+    served = Monitor(Address("127.0.0.1", 0), Crowded())
+    try:
+        with urllib.request.urlopen(f"http://{served.address}/metrics", timeout=60) as reply:
+            text = reply.read().decode()
+    finally:
+        served.close()
+    assert text.count("lanemq_temperature{") == 300
+    assert least <= len(pauses) <= most
+
+
 def test_silent_connections_take_few_threads_and_only_for_a_while(
     running: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,10 @@
 It runs beside the program's event loop and asks it for nothing but the figures, so `/live` is also answered when the
 loop hangs. The server is the standard library's (`wsgiref`), the format comes from `prometheus-client`, which is
 imported with the first request for metrics.
+
+The threads of a process share one interpreter lock. A thread that only computes keeps it for 5 ms whenever another one
+wants it, so writing the text of ten thousand groups, which takes half a second, would delay every request of that time.
+So it pauses after each piece of `WORK_NS`.
 """
 
 import contextlib
@@ -17,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from socketserver import TCPServer, ThreadingMixIn
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from lanemq.clock import SystemClock
@@ -33,9 +37,14 @@ MAX_REQUESTS = 8
 REQUEST_SECONDS = 5.0
 """How long a client may take to send its whole request, and then to read the answer."""
 
+WORK_NS, PAUSE_SECONDS = 500_000, 0.0005
+"""How long the text of the metrics is written without a pause, and the pause. Long work delays the program's event
+loop, long pauses delay the answer."""
+
 STOP_CHECK_SECONDS = 0.1
 """How long `close` takes at most. Short: the idle thread wakes up often."""
 
+Item = TypeVar("Item")
 StartResponse = Callable[..., Any]
 Environ = dict[str, Any]
 
@@ -123,11 +132,43 @@ class _Collected:
         self._samples = samples
 
     def collect(self) -> Iterator[Any]:
-        for metric, samples in grouped(self._samples).items():
-            yield _family(metric, samples)
+        pace = _Pace()
+        for metric, samples in grouped(pace.over(self._samples)).items():
+            family = _family(metric, pace.over(samples))
+            family.samples = _PacedList(family.samples, pace)
+            yield family
 
 
-def _family(metric: Metric, samples: list[MetricSample]) -> Any:
+_pause = time.sleep
+
+
+class _Pace:
+    """Lets the other threads of the process run between two samples."""
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self._until = self._clock.now_ns() + WORK_NS
+
+    def over(self, items: Iterable[Item]) -> Iterator[Item]:
+        for item in items:
+            yield item
+            if self._clock.now_ns() >= self._until:
+                _pause(PAUSE_SECONDS)
+                self._until = self._clock.now_ns() + WORK_NS
+
+
+class _PacedList(list[Any]):
+    """Samples that are written with pauses in between."""
+
+    def __init__(self, samples: list[Any], pace: _Pace) -> None:
+        super().__init__(samples)
+        self._pace = pace
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._pace.over(super().__iter__())
+
+
+def _family(metric: Metric, samples: Iterable[MetricSample]) -> Any:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     kinds: dict[Kind, Any] = {

@@ -31,12 +31,19 @@ SLICE_NS = 1_000_000
 """Time on the event loop after which other work gets a turn. Large: sends wait. Small: a scrape takes longer."""
 
 
+MAX_TIMES = 10_000
+"""Times of messages that one reading remembers. Many: memory. Few: a time is read again for each group."""
+
+
 class Lag(NamedTuple):
     """How far a group is behind in one topic."""
 
     messages: int
     seconds: float | None
     """Age of the oldest message that is not committed; None if it is not known."""
+
+
+_NO_LAG = Lag(0, 0.0)
 
 
 class Figures:
@@ -163,15 +170,16 @@ class Figures:
         )
 
     def _lags(self) -> Iterator[MetricSample | None]:
+        times: dict[tuple[str, int, int], int | None] = {}  # groups often wait for the same message
         for group in self._parts.offsets.groups():
             if group.startswith(DEAD_LETTER_PREFIX):
                 continue  # it marks discarded dead letters, and does not consume
             lags: dict[str, Lag] = {}
             wall = self._parts.clock.wall()
-            for (topic, queue_id), offset in tuple(self._parts.offsets.of_group(group).items()):
+            for topic, queue_id, offset in self._parts.offsets.in_steps(group):
                 finished = count_finished(self._parts.offsets.finished_ranges(group, topic, queue_id))
-                one = self._lag_of_queue(topic, queue_id, offset, finished, wall)
-                lags[topic] = _both(lags.get(topic, Lag(0, 0.0)), one)
+                one = self._lag_of_queue(topic, queue_id, offset, finished, wall, times)
+                lags[topic] = _both(lags.get(topic, _NO_LAG), one)
                 yield None
             for topic, lag in lags.items():
                 yield MetricSample(names.LAG_MESSAGES, lag.messages, (group, topic))
@@ -179,14 +187,28 @@ class Figures:
                     yield MetricSample(names.LAG_SECONDS, lag.seconds, (group, topic))
                 yield MetricSample(names.UNREAD_DELETED, self._parts.unread.deleted(group, topic), (group, topic))
 
-    def _lag_of_queue(self, topic: str, queue_id: int, offset: int, finished: int, wall: Millis) -> Lag:
+    def _lag_of_queue(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        finished: int,
+        wall: Millis,
+        times: dict[tuple[str, int, int], int | None],
+    ) -> Lag:
+        """`times` has when messages were stored that other groups wait for."""
         low, high = self._parts.store.bounds(topic, queue_id)
         if high <= max(offset, low):
-            return Lag(0, 0.0)
-        try:
-            stored = self._parts.store.times.first_from(topic, queue_id, offset)
-        except (StillRebuilding, NoDescriptors):
-            stored = None
+            return _NO_LAG
+        oldest = (topic, queue_id, max(offset, low))
+        if oldest not in times:
+            if len(times) >= MAX_TIMES:
+                times.clear()
+            try:
+                times[oldest] = self._parts.store.times.first_from(*oldest)
+            except (StillRebuilding, NoDescriptors):
+                times[oldest] = None
+        stored = times[oldest]
         return Lag(max(0, high - max(offset, low) - finished), None if stored is None else max(0, wall - stored) / 1000)
 
     def _lanes(self) -> Iterator[MetricSample | None]:

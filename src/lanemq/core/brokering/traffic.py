@@ -7,6 +7,7 @@ A window therefore begins at a sample, and may be longer than its name says by o
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
 from lanemq.model.units import Millis
@@ -196,17 +197,16 @@ class Traffic:
         """How many messages were stored within each of `LATENCY_LIMITS_MS`, and later, since the start."""
         return [tally.total for tally in self._put_times]
 
-    def topics(self) -> list[tuple[str, int, int]]:
-        """Each topic with the messages and bytes stored for it."""
-        return [(topic, messages.total, size.total) for topic, (messages, size) in self._put_of.items()]
+    def topics(self) -> Iterator[tuple[str, int, int]]:
+        """Each topic with the messages and bytes stored for it. The figures may change between two of them."""
+        for topic, (messages, size) in tuple(self._put_of.items()):
+            yield topic, messages.total, size.total
 
-    def groups(self) -> list[tuple[str, str, int, int]]:
-        """Each group and topic with the messages and bytes that the group received."""
-        return [
-            (group, topic, messages.total, size.total)
-            for group, topics in self._got_of.items()
-            for topic, (messages, size) in topics.items()
-        ]
+    def groups(self) -> Iterator[tuple[str, str, int, int]]:
+        """Each group and topic with the messages and bytes that the group received. As above."""
+        for group, topics in tuple(self._got_of.items()):
+            for topic, (messages, size) in tuple(topics.items()):
+                yield group, topic, messages.total, size.total
 
     def forget_topic(self, topic: str) -> None:
         self._put_of.pop(topic, None)
