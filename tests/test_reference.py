@@ -70,12 +70,13 @@ def test_the_other_tables_name_only_options_that_a_broker_has() -> None:
 
 INTERNAL = {
     "audit": {"MAX_ADDRESSES", "MAX_CHARS", "MAX_UNKNOWN_CHARS"},
-    "checkpoints": {"MAX_POSTPONED_TICKS"},
+    "checkpoints": {"MAX_OFFSETS", "MAX_POSTPONED_TICKS"},
     "dedup": {"MAX_SEQUENCE_RANGES"},
     "delay": {"MAX_RETRIES", "MAX_STEP_MS"},
     "delays": {"MAX_BYTES", "MAX_MESSAGES"},
     "disk_space": {"MAX_SHARE"},
     "disk_thread": {"MAX_ROW_JOBS"},
+    "figures": {"MAX_TIMES"},
     "health": {"MAX_SILENCE_MS"},
     "housekeeping": {"MAX_FORGOTTEN", "MAX_LINES"},
     "index_rebuilding": {"MAX_UNFILED_BYTES"},
