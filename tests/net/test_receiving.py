@@ -11,7 +11,7 @@ from tests.net.echo_server import EchoServer
 
 from lanemq.net.blocking import BlockingConnection, DuplexConnection
 from lanemq.net.connection import open_connection
-from lanemq.net.receiving import received, space_for
+from lanemq.net.receiving import FIRST_READ_BYTES, READ_BYTES, received, space_for
 from lanemq.wire.command import Command, Frame, FrameDecoder, pack_frame
 
 BODIES = [random.Random(size).randbytes(size) for size in (1, 70_000, 0, 3_000_000, 12, 33_000, 200)]
@@ -70,3 +70,22 @@ def test_the_rest_of_a_large_frame_is_received_into_its_body() -> None:
     assert received(decoder, 50_000) == []
     space_for(decoder)[:] = data[60_000:]
     assert received(decoder, len(data) - 60_000) == [Frame(0, b"h", body)]
+
+
+@pytest.mark.parametrize("in_pieces", [True, False])
+def test_after_a_large_frame_of_a_server_little_is_read_of_the_next(in_pieces: bool) -> None:
+    """What is read before the body has its own memory is copied; the next frame is probably large too."""
+    decoder, large, small = FrameDecoder(trusted=True), pack_frame(0, b"h", bytes(100_000)), pack_frame(0, b"h", b"b")
+    sizes = [len(space_for(decoder))]
+    for part in (large[:500], large[500:]) if in_pieces else (large,):
+        decoder.feed(part)
+    sizes.append(len(space_for(decoder)))
+    decoder.feed(small)
+    assert [*sizes, len(space_for(decoder))] == [READ_BYTES, FIRST_READ_BYTES, READ_BYTES]
+
+
+def test_a_server_reads_as_much_as_it_can_of_every_frame() -> None:
+    """Its peers get memory for a frame only when a part of it is there, which must not take many reads."""
+    decoder, large = FrameDecoder(), pack_frame(0, b"h", bytes(100_000))
+    decoder.feed(large)
+    assert len(space_for(decoder)) == READ_BYTES

@@ -148,6 +148,22 @@ def test_memory_of_a_large_frame_is_reserved_when_a_sixteenth_of_it_has_arrived(
     assert decoder.pending == len(large), "what is reserved counts"
 
 
+def test_memory_of_a_large_frame_of_a_chosen_server_is_reserved_with_its_header() -> None:
+    large, decoder = pack_frame(0, b"head", bytes(160_000)), FrameDecoder(trusted=True)
+    assert decoder.feed(large[:11]) == []
+    assert decoder.body is None, "the header is not whole"
+    assert decoder.feed(large[11:13]) == []
+    assert decoder.body is not None
+    assert decoder.feed(large[13:]) == [Frame(0, b"head", bytes(160_000))]
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_body_of_one_byte_below_a_large_header_is_read(trusted: bool) -> None:
+    large, decoder = pack_frame(0, bytes(40_000), b"b"), FrameDecoder(trusted=trusted)
+    assert decoder.feed(large[:-1]) == []
+    assert decoder.feed(large[-1:] + ONE) == [Frame(0, bytes(40_000), b"b"), *FrameDecoder().feed(ONE)]
+
+
 def test_a_large_frame_is_whole_only_with_its_last_byte() -> None:
     large, decoder = pack_frame(1, b"head", bytes(range(256)) * 256), FrameDecoder()
     assert decoder.feed(large[:50_000]) == []

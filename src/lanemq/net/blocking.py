@@ -96,7 +96,7 @@ class BlockingConnection:
 
     def __init__(self, address: Address, *, timeout: float = CONNECT_SECONDS, security: Security = OPEN) -> None:
         self.address = address
-        self._decoder = FrameDecoder()
+        self._decoder = FrameDecoder(trusted=True)
         self._arrived: list[Command] = []
         self._opaques = itertools.count(1)
         self._encode = request_encoder(security)

@@ -65,7 +65,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._on_request = on_request
         self._on_lost = on_lost
-        self._decoder = FrameDecoder()
+        self._decoder = FrameDecoder(trusted=True)
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, tuple[OnReply, asyncio.TimerHandle]] = {}
         self._last_opaque = 0

@@ -14,11 +14,17 @@ READ_BYTES = 256 * 1024
 thread."""
 
 
+FIRST_READ_BYTES = 16 * 1024
+"""How much is read of a frame that is probably large (`FrameDecoder.large_next`): what is read here is copied twice,
+the rest of the frame not at all. Smaller: several small frames that come instead take more reads."""
+
+
 class _SharedBuffer(threading.local):
     """A thread's buffer. It is in use from `space_for` to `received`, between which the thread does nothing else."""
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(READ_BYTES))
+        self.start = self.view[:FIRST_READ_BYTES]
 
 
 _shared = _SharedBuffer()
@@ -26,7 +32,9 @@ _shared = _SharedBuffer()
 
 def space_for(decoder: FrameDecoder) -> memoryview:
     """Where the next bytes of a connection belong."""
-    return _shared.view if decoder.body is None else decoder.body.space()
+    if decoder.body is not None:
+        return decoder.body.space()
+    return _shared.start if decoder.large_next else _shared.view
 
 
 def received(decoder: FrameDecoder, count: int) -> list[Frame]:

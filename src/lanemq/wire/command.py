@@ -98,12 +98,19 @@ class FrameDecoder:
 
     Bytes come through `feed`. While `body` is not None, they can also be written to its `space` directly, which saves
     copies of large frames; `body_filled` follows then.
+
+    `trusted` says that the peer is a server that this side has chosen: memory for a large frame is reserved as soon as
+    its header is there, so `MAX_RESERVED` does not apply.
     """
 
-    __slots__ = ("_head", "_limit", "_needed", "_rest", "body", "pending")
+    __slots__ = ("_head", "_limit", "_needed", "_rest", "_trusted", "body", "large_next", "pending")
 
-    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
+    def __init__(self, limit: int = MAX_FRAME_BYTES, *, trusted: bool = False) -> None:
         self._limit = limit
+        self._trusted = trusted
+        self.large_next = False
+        """Whether the next frame is probably large, as the last one of a trusted peer was. Then it pays to read little
+        at first, and the rest of it into its own memory."""
         self._rest: list[bytes | bytearray] = []
         self._needed = 0
         """With fewer bytes than this in `_rest`, there is no reason to look at it."""
@@ -151,6 +158,7 @@ class FrameDecoder:
             return []
         self.body = None
         self.pending = 0
+        self.large_next = self._trusted
         return [Frame(*self._head, body.take())]
 
     def _begin_frame(self, data: bytes, position: int) -> None:
@@ -159,8 +167,8 @@ class FrameDecoder:
         if self._needed >= LARGE_FRAME_BYTES:
             _, mark = _FRAME_HEAD.unpack_from(data, position)
             body_at = 8 + (mark & 0xFFFFFF)
-            enough = max(body_at, self._needed // MAX_RESERVED)
-            if arrived >= enough:
+            enough = body_at if self._trusted else max(body_at, self._needed // MAX_RESERVED)
+            if arrived >= enough and self._needed - body_at > 1:
                 body_at += position
                 self._head = (mark >> 24, data[position + 8 : body_at])
                 self.pending = self._needed
@@ -183,7 +191,9 @@ class FrameDecoder:
     def _take_frames(self, data: bytes, frames: list[Frame]) -> int:
         """Appends the complete frames of `data` and returns where the unfinished one begins."""
         whole, position, self._needed = split_frames(data, self._limit, Frame)
-        frames += whole
+        if whole:
+            self.large_next = self._trusted and len(whole[-1].body) >= LARGE_FRAME_BYTES
+            frames += whole
         return position
 
 
