@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Raw, Struct
 from tests.core.consuming.scheduler_fixture import Msg, Q
 from tests.fast.both import damaged, needs_twins, outcome, references, twins
 from tests.fast.test_key_twins import LOGS, MESSAGES, log_of
@@ -14,8 +15,11 @@ from tests.wire.encoding import encode_record
 
 from lanemq.client.codec import BytesCodec, decoder_for
 from lanemq.client.codec import JsonCodec as Json
+from lanemq.client.consumer.turns.counting import TurnTimes
+from lanemq.client.consumer.turns.handler import Stop
+from lanemq.client.consumer.turns.in_progress import Worker
 from lanemq.client.message import Message, MessageSource
-from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneRun, RunPermit
+from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, LaneRun, RunPermit
 from lanemq.model.errors import CodecError, Undecodable
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
@@ -88,6 +92,69 @@ def test_events_are_decoded_and_passed_alike(message_at: int, body: bytes) -> No
 
     for decode in (decoder_for(Json(), dict[str, int]), decoder_for(Json(), bytes)):
         assert called(twins["event_call"], decode) == called(references["event_call"], decode)
+
+
+def run_all(chosen: dict[str, Any], bodies: list[bytes], wanted: Any, message_at: int, handler: Any) -> list[Any]:
+    """Runs the handler for a message of each body; returns what stopped it: the errors with their causes."""
+    log = b"".join(log_of([("T", body, "__SHARDINGKEY\x01k\x02")]) for body in bodies)
+    messages = chosen["make_messages"](Message, SOURCE, log, True)
+    stops: list[Any] = []
+
+    def stop_after(error: BaseException, batch: Any) -> None:
+        causes = [error]
+        while causes[-1].__cause__ is not None:
+            causes.append(causes[-1].__cause__)
+        stops.append(([(type(each), str(each)) for each in causes], [each.body for each in batch]))
+
+    worker, decode = Worker(), decoder_for(Json(), wanted)
+    call = chosen["event_call"](
+        handler, decode, message_at, (CodecError,), lambda message, error: Undecodable(str(error))
+    )
+    worker.waiting.append(LaneRun(Q, "k", tuple(messages), 1, 1, RunPermit(NO_LEASE_NEEDED), 9))
+    plain = chosen["plain_handler"](call, False, stop_after, lambda result: None)
+    chosen["run_waiting"](worker, plain, 1, lambda: 0, Stop(FAILED), TurnTimes())
+    return stops
+
+
+@pytest.mark.parametrize("message_at", [-1, 0, 1])
+def test_workers_pass_events_and_report_what_cannot_be_decoded_alike(message_at: int) -> None:
+    def outcomes(chosen: dict[str, Any]) -> Any:
+        seen: list[Any] = []
+
+        def handler(*given: Any) -> None:
+            seen.append([each.body if isinstance(each, Message) else each for each in given])
+            if {"a": 3} in given:
+                raise KeyError("of the handler")
+
+        bodies = [b'{"a":1}', b"no JSON", b"", b'{"a":"text"}', b'{"a":3}', b'{"a":4}']
+        return run_all(chosen, bodies, dict[str, int], message_at, handler), seen
+
+    assert outcomes(twins) == outcomes(references)
+    stops, seen = outcomes(twins)
+    assert (len(stops), len(seen)) == (4, 3)
+
+
+def test_an_event_that_refers_to_its_bytes_keeps_them() -> None:
+    """The twin decodes a body where it lies in the pull; such an event must not change with the next message."""
+    kept: list[Raw] = []
+    bodies = [b'{"n":%d}' % number for number in range(5)]
+    run_all(twins, bodies, Raw, -1, kept.append)
+    assert [bytes(each) for each in kept] == bodies
+
+
+def test_an_event_that_keeps_its_bytes_while_it_is_refused_leaves_them_valid() -> None:
+    kept: list[Raw] = []
+
+    class Refusing(Struct):
+        n: Raw
+
+        def __post_init__(self) -> None:
+            kept.append(self.n)
+            raise ValueError("refused")
+
+    bodies = [b'{"n":%d}' % number for number in range(1000, 1005)]
+    assert len(run_all(twins, bodies, Refusing, -1, pytest.fail)) == len(bodies)
+    assert [bytes(each) for each in kept] == [body[5:-1] for body in bodies]
 
 
 def test_an_error_of_the_decoder_keeps_its_cause() -> None:

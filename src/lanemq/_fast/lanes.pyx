@@ -20,7 +20,8 @@ from libc.string cimport memcmp, memmove, memset
 
 from lanemq._fast.bytes cimport Part
 from lanemq._fast.messages cimport (
-    EventCall, MessageBase, call_with_event, find_key_bytes, key_of, set_key, track
+    BodyView, CheckedDecoder, EventCall, MessageBase, call_with_event, find_key_bytes, key_of, lend_body, lent_event,
+    set_key, track
 )
 
 
@@ -448,6 +449,40 @@ cdef inline object called(PlainHandler handler, given, batch):
     return None
 
 
+cdef object called_with_lent(PlainHandler handler, EventCall call, MessageBase message, BodyView view):
+    """As `called`, for a message whose body was lent to `view`."""
+    cdef CheckedDecoder decoder = <CheckedDecoder>call.decode
+    cdef bint is_decoded = False
+    try:
+        event = lent_event(decoder, message, view)
+        is_decoded = True
+        if call.message_at < 0:
+            result = call.handler(event)
+        elif call.message_at:
+            result = call.handler(event, message)
+        else:
+            result = call.handler(message, event)
+        if result is not None:
+            handler.check_result(result)
+        return None
+    except BaseException as error:
+        if is_decoded or not isinstance(error, decoder.errors):
+            return handler.stop_after(error, (message,))
+        problem = error
+    return undecodable(handler, call, message, problem)
+
+
+cdef object undecodable(PlainHandler handler, EventCall call, message, problem):
+    """Stops with the error that `call_with_event` would have raised."""
+    try:
+        try:
+            raise (<CheckedDecoder>call.decode).explain(problem) from problem
+        except call.errors as error:
+            raise call.explain(message, error) from error
+    except BaseException as error:
+        return handler.stop_after(error, (message,))
+
+
 def plain_handler(call, bint batched, stop_after, check_result):
     """Twin of `client.consumer.turns.handler.plain_handler`."""
     cdef PlainHandler handler = PlainHandler.__new__(PlainHandler)
@@ -466,6 +501,11 @@ def run_waiting(worker, handler, Py_ssize_t batch_size, now, withdrawn, times):
     cdef bint own_clock = now is OUR_CLOCK and lane_running_ns() >= 0
     cdef PlainHandler plain = <PlainHandler>handler if type(handler) is PlainHandler else None
     cdef bint single = plain is not None and not plain.batched and batch_size == 1
+    cdef EventCall events = <EventCall>plain.call if single and type(plain.call) is EventCall else None
+    cdef CheckedDecoder decoder = None
+    cdef BodyView view = BodyView.__new__(BodyView)
+    if events is not None and type(events.decode) is CheckedDecoder:
+        decoder = <CheckedDecoder>events.decode
     waiting = worker.waiting
     first, end = waiting.popleft, worker.ended.append
     open_turns(&turns, times)
@@ -490,7 +530,11 @@ def run_waiting(worker, handler, Py_ssize_t batch_size, now, withdrawn, times):
                     run.began = time // 1000000
                 began = time
                 if single:
-                    stop = called(plain, batch[done], None)
+                    message = batch[done]
+                    if decoder is not None and isinstance(message, MessageBase) and lend_body(decoder, <MessageBase>message, view):
+                        stop = called_with_lent(plain, events, <MessageBase>message, view)
+                    else:
+                        stop = called(plain, message, None)
                 else:
                     if batch_size < count:
                         batch = run.messages[done:done + batch_size]

@@ -1,6 +1,6 @@
 from libc.stdint cimport int32_t, int64_t
 
-from lanemq._fast.bytes cimport Part
+from lanemq._fast.bytes cimport Bytes, Part
 
 
 cdef class MessageBase:
@@ -15,6 +15,17 @@ cdef class MessageBase:
     cdef object _key
 
 
+cdef class BodyView:
+    cdef object owner
+    cdef Bytes at
+    cdef Py_ssize_t size
+
+
+cdef class CheckedDecoder:
+    cdef object decode, errors, explain
+    cdef bint lends
+
+
 cdef class EventCall:
     cdef object handler, decode, errors, explain
     cdef int message_at
@@ -24,4 +35,6 @@ cdef object key_of(MessageBase message)
 cdef bint find_key_bytes(MessageBase message, Part *value) noexcept
 cdef void set_key(MessageBase message, key)
 cdef object call_with_event(EventCall call, message)
+cdef bint lend_body(CheckedDecoder decoder, MessageBase message, BodyView view) noexcept
+cdef object lent_event(CheckedDecoder decoder, MessageBase message, BodyView view)
 cdef int track(tuple messages) except -1

@@ -10,6 +10,9 @@ include "guard.pxi"
 from collections.abc import Mapping
 from struct import Struct
 
+from msgspec.json import Decoder as JsonDecoder
+
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
@@ -28,6 +31,7 @@ cdef extern from *:
         object (*tp_new)(object kind, object arguments, PyObject *names)
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
     bint PyUnicode_IS_ASCII(object text)
+    Py_ssize_t Py_REFCNT(object counted)
     bint PyObject_GC_IsTracked(object tracked)
     void PyObject_GC_Track(void *tracked)
     void PyObject_GC_UnTrack(void *tracked)
@@ -258,10 +262,15 @@ cdef int track(tuple messages) except -1:
 # --- decoding bodies
 
 
+cdef class BodyView:
+    """Lends a body to a decoder where it lies in the bytes of a pull, which saves a copy for each message."""
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, <void *>self.at, self.size, 1, flags)
+
+
 cdef class CheckedDecoder:
     """What `checked_decoder` makes."""
-
-    cdef object decode, errors, explain
 
     def __call__(self, body):
         return decoded(self, body)
@@ -278,7 +287,34 @@ def checked_decoder(decode, errors, explain):
     """Twin of `client.codec.checked_decoder`."""
     cdef CheckedDecoder decoder = CheckedDecoder.__new__(CheckedDecoder)
     decoder.decode, decoder.errors, decoder.explain = decode, errors, explain
+    decoder.lends = type(getattr(decode, "__self__", None)) is JsonDecoder
     return decoder
+
+
+cdef bint lend_body(CheckedDecoder decoder, MessageBase message, BodyView view) noexcept:
+    """Lets `view` show the body of a message, if the decoder can read it there; nothing else may refer to `view`."""
+    cdef Part topic, properties
+    cdef Bytes record
+    if not decoder.lends or Py_REFCNT(view) > 1:
+        return False
+    record = record_of(message)
+    if record == NULL or record[39] & COMPRESSED or not record_parts(record, message.size, &topic, &properties):
+        return False
+    view.owner, view.at, view.size = message._buffer, record + HEAD + 4, <int32_t>lane_get32(record + HEAD)
+    return True
+
+
+cdef object lent_event(CheckedDecoder decoder, MessageBase message, BodyView view):
+    """What the decoder makes of a body that was lent; raises its errors as they are.
+
+    An event may refer to what it was decoded from (`msgspec.Raw`) and would keep a whole pull in memory. Its decoder
+    gets a copy of each body from then on.
+    """
+    event = decoder.decode(view)
+    if Py_REFCNT(view) > 1:
+        decoder.lends = False
+        event = decoder.decode(body_of(message))
+    return event
 
 
 cdef class EventCall:
