@@ -1,5 +1,6 @@
 """The compiled twins of what a handler reads, and of decoding its event, do what their references do."""
 
+import sys
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -94,10 +95,13 @@ def test_events_are_decoded_and_passed_alike(message_at: int, body: bytes) -> No
         assert called(twins["event_call"], decode) == called(references["event_call"], decode)
 
 
-def run_all(chosen: dict[str, Any], bodies: list[bytes], wanted: Any, message_at: int, handler: Any) -> list[Any]:
-    """Runs the handler for a message of each body; returns what stopped it: the errors with their causes."""
-    log = b"".join(log_of([("T", body, "__SHARDINGKEY\x01k\x02")]) for body in bodies)
-    messages = chosen["make_messages"](Message, SOURCE, log, True)
+def pull_of(*bodies: bytes) -> bytes:
+    return log_of([("T", body, "__SHARDINGKEY\x01k\x02") for body in bodies])
+
+
+def run_all(chosen: dict[str, Any], pulls: list[bytes], wanted: Any, message_at: int, handler: Any) -> list[Any]:
+    """Runs the handler for all messages of the pulls; returns what stopped it: the errors with their causes."""
+    messages = [each for pull in pulls for each in chosen["make_messages"](Message, SOURCE, pull, True)]
     stops: list[Any] = []
 
     def stop_after(error: BaseException, batch: Any) -> None:
@@ -126,23 +130,26 @@ def test_workers_pass_events_and_report_what_cannot_be_decoded_alike(message_at:
             if {"a": 3} in given:
                 raise KeyError("of the handler")
 
-        bodies = [b'{"a":1}', b"no JSON", b"", b'{"a":"text"}', b'{"a":3}', b'{"a":4}']
-        return run_all(chosen, bodies, dict[str, int], message_at, handler), seen
+        pull = pull_of(b'{"a":1}', b"no JSON", b"", b'{"a":"text"}', b'{"a":3}', b'{"a":4}')
+        return run_all(chosen, [pull], dict[str, int], message_at, handler), seen
 
     assert outcomes(twins) == outcomes(references)
     stops, seen = outcomes(twins)
     assert (len(stops), len(seen)) == (4, 3)
 
 
-def test_an_event_that_refers_to_its_bytes_keeps_them() -> None:
-    """The twin decodes a body where it lies in the pull; such an event must not change with the next message."""
+def test_an_event_that_refers_to_its_bytes_keeps_them_and_not_the_pull() -> None:
+    """The twin decodes a body where it lies in the pull, unless the event goes on using it."""
     kept: list[Raw] = []
     bodies = [b'{"n":%d}' % number for number in range(5)]
-    run_all(twins, bodies, Raw, -1, kept.append)
+    pull = pull_of(*bodies)
+    before = sys.getrefcount(pull)
+    run_all(twins, [pull], Raw, -1, kept.append)
     assert [bytes(each) for each in kept] == bodies
+    assert sys.getrefcount(pull) == before
 
 
-def test_an_event_that_keeps_its_bytes_while_it_is_refused_leaves_them_valid() -> None:
+def test_what_an_event_refers_to_stays_in_memory_even_if_the_event_is_refused() -> None:
     kept: list[Raw] = []
 
     class Refusing(Struct):
@@ -152,9 +159,11 @@ def test_an_event_that_keeps_its_bytes_while_it_is_refused_leaves_them_valid() -
             kept.append(self.n)
             raise ValueError("refused")
 
-    bodies = [b'{"n":%d}' % number for number in range(1000, 1005)]
-    assert len(run_all(twins, bodies, Refusing, -1, pytest.fail)) == len(bodies)
-    assert [bytes(each) for each in kept] == [body[5:-1] for body in bodies]
+    pulls = [pull_of(b'{"n":%d}' % number) for number in range(1000, 1003)]
+    before = [sys.getrefcount(pull) for pull in pulls]
+    assert len(run_all(twins, pulls, Refusing, -1, pytest.fail)) == len(pulls)
+    assert [bytes(each) for each in kept] == [b"1000", b"1001", b"1002"]
+    assert [sys.getrefcount(pull) for pull in pulls] == [before[0] + 1, *before[1:]], "the first one was lent"
 
 
 def test_an_error_of_the_decoder_keeps_its_cause() -> None:
