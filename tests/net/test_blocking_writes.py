@@ -3,13 +3,14 @@
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from lanemq.model.errors import ConnectionLost, LaneError
 from lanemq.net.address import Address
 from lanemq.net.blocking import DuplexConnection
-from lanemq.wire.command import Command
+from lanemq.wire.command import RESPONSE_BIT, Command, FrameDecoder, encode_command
 
 MUCH = bytes(32 * 1024 * 1024)
 """More than the buffers of a connection hold."""
@@ -72,3 +73,43 @@ def test_a_queued_request_on_a_lost_connection_ends_with_an_error_even_if_no_thr
     link.line_up(Command(1, 0), lambda reply, error: answered.set())
     link.flush_aside()
     assert answered.wait(10)
+
+
+class Recorded:
+    """A socket, and the sizes of what is written to it."""
+
+    def __init__(self, inner: socket.socket) -> None:
+        self._inner = inner
+        self.writes: list[int] = []
+
+    def sendall(self, data: bytes) -> None:
+        self.writes.append(len(data))
+        self._inner.sendall(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize(("size", "requests", "writes"), [(100, 3, 1), (100, 1, 1), (70_000, 3, 3)])
+def test_small_requests_that_the_replies_of_one_read_cause_leave_in_one_write(
+    size: int, requests: int, writes: int
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        link = DuplexConnection(Address(*listening.getsockname()), on_lost=lambda _: None)
+        peer, _ = listening.accept()
+
+        def post_next(reply: Command | None, error: LaneError | None) -> None:
+            if reply is not None and reply.opaque in opaques[:requests]:
+                link.post(Command(2, 0, body=bytes(size)), lambda reply, error: None)
+
+        opaques = [link.post(Command(1, 0), post_next) for _ in range(3)]
+        recorded: Any = Recorded(link._socket)  # type: ignore[arg-type]
+        link._socket = recorded
+        peer.sendall(b"".join(encode_command(Command(0, opaque, RESPONSE_BIT)) for opaque in opaques))
+        decoder, arrived = FrameDecoder(), 0
+        peer.settimeout(10)
+        while arrived < 3 + requests:
+            arrived += len(decoder.feed(peer.recv(1 << 20)))
+        peer.close()
+        link.close()
+    assert len(recorded.writes) == writes

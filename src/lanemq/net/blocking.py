@@ -46,6 +46,10 @@ from lanemq.wire.other_protocols import OtherProtocol
 CONNECT_SECONDS = 3.0
 WRITE_SECONDS = 3.0
 
+HELD_BYTES = 64 * 1024
+"""While the replies of one read are handled, requests wait for each other up to this size, and leave in one write.
+Larger: the peer waits longer for the first of them. Smaller: a system call for each."""
+
 OnReply = Callable[[Command | None, LaneError | None], None]
 Wire: TypeAlias = socket.socket | TlsSocket
 
@@ -182,6 +186,8 @@ class DuplexConnection:
         self._outgoing: deque[bytes] = deque()
         self._opaques = itertools.count(1)
         self._writing = threading.Lock()
+        self._replies_left = 0
+        """Replies of the current read that the reader has not handled yet; it does not write until then."""
         self._encode = request_encoder(security)
         self._closed_early_hint = closed_early_hint(security)
         self._socket = connect_with(security, address, timeout, write_timeout)
@@ -205,7 +211,12 @@ class DuplexConnection:
         return opaque
 
     def flush(self) -> None:
-        """Writes everything queued. If another thread is writing already, it also writes what was queued here."""
+        """Writes everything queued. If another thread is writing already, it also writes what was queued here.
+
+        The reader leaves a few small requests in the queue while it has more replies to handle (`HELD_BYTES`).
+        """
+        if self._replies_left and threading.current_thread() is self._reader and self._is_little():
+            return
         while self._outgoing:
             if not self._writing.acquire(blocking=False):
                 # The writer checks the queue again after it releases the lock, so it finds what was queued before.
@@ -216,6 +227,9 @@ class DuplexConnection:
                 self._writing.release()
         if not self.is_open:
             self._fail_all()
+
+    def _is_little(self) -> bool:
+        return sum(map(len, tuple(self._outgoing))) < HELD_BYTES
 
     def flush_aside(self) -> None:
         """`flush` for a thread that must not wait for the peer: the current writer or a new thread writes."""
@@ -265,11 +279,15 @@ class DuplexConnection:
         try:
             while count := self._socket.recv_into(space_for(self._decoder)):
                 self._closed_early_hint = ""
-                for frame in received(self._decoder, count):
+                frames = received(self._decoder, count)
+                for left, frame in enumerate(frames, 1 - len(frames)):
+                    self._replies_left = -left
                     self._received(decode_command(frame))
+                self.flush()
         except (OSError, ProtocolError):
             pass  # both end the connection; waiting requests fail below
         finally:
+            self._replies_left = 0
             self._shut()
             # A writer may be inside sendall; a closed socket's number could already be another file's.
             with self._writing:

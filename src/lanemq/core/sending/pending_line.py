@@ -93,15 +93,20 @@ class PendingLine(Generic[M]):
         sizes: list[int] = []
         left = max_bytes
         while self._parts and len(messages) < max_count:
-            part = self._parts[0]
-            some = part.sizes[: max_count - len(messages)]
+            part, room = self._parts[0], max_count - len(messages)
+            some = part.sizes if len(part.sizes) <= room else part.sizes[:room]
             total = sum(some)
-            fits = len(some) if total <= left else bisect_right(list(accumulate(some)), left)
-            count = fits or (0 if messages else 1)
-            messages += part.messages[:count]
-            sizes += some[:count]
+            if some is part.sizes and total <= left:  # all of it, as usual
+                messages += part.messages
+                sizes += some
+                part.messages = part.sizes = ()
+            else:
+                fits = len(some) if total <= left else bisect_right(list(accumulate(some)), left)
+                count = fits or (0 if messages else 1)
+                messages += part.messages[:count]
+                sizes += some[:count]
+                part.messages, part.sizes = part.messages[count:], part.sizes[count:]
             left -= total
-            part.messages, part.sizes = part.messages[count:], part.sizes[count:]
             self._drop_empty()
             if left < 0:
                 break
