@@ -10,6 +10,7 @@ from tests.broker.running import Gate, RunningBroker
 from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.net import peer, server
 from lanemq.net.peer import WRITE_HIGH_WATER_BYTES
+from lanemq.net.unwritten_replies import UnwrittenReplies
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 MIB = 1024 * 1024
@@ -198,3 +199,14 @@ def test_unfinished_frame_of_a_lost_connection_is_not_counted(broker: RunningBro
     while broker.call(lambda: len(listening.peers)):
         pass
     assert broker.call(lambda: listening.unfinished.total) == 0
+
+
+def test_a_send_is_answered_by_its_group_commit_and_not_behind_the_work_of_others(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = broker.connect()
+    raw.create("T")
+    # Nothing is written at the end of an iteration, as if other work had come first for ever.
+    raw.socket.settimeout(10)
+    monkeypatch.setattr(UnwrittenReplies, "_iteration_ends", lambda _: None)
+    assert raw.send("T", b"x").code == ResponseCode.SUCCESS

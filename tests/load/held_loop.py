@@ -16,12 +16,14 @@ from tests.broker.loop_pieces import LONG_SECONDS, loop_pieces
 from tests.broker.running import RunningBroker
 from tests.load.abuses import TOPIC
 
+from lanemq.cli.server.broker import SWITCH_SECONDS
+
 SECONDS = 6.0
 
 
 def held(abuse: str, folder: Path) -> dict[str, object]:
     running = RunningBroker(folder / "data")
-    sys.setswitchinterval(0.0005)  # as `lanemq broker`
+    sys.setswitchinterval(SWITCH_SECONDS)  # as `lanemq broker`
     gc.freeze()
     raw = running.connect()
     raw.create(TOPIC)

@@ -65,6 +65,7 @@ from lanemq.net.descriptors import DescriptorReserve
 from lanemq.net.server import ConnectionLimits, Listener, Server
 from lanemq.net.server_tls import TlsDetector
 from lanemq.net.turns import Turns
+from lanemq.net.unwritten_replies import UnwrittenReplies
 from lanemq.wire.record import RecordView, pack_host
 
 if TYPE_CHECKING:
@@ -253,7 +254,8 @@ class Broker:
         options, clock = self.options, self._clock
         advertised = Address(options.advertised_host, self.address.port)
         polls: LongPolls[HeldPull] = LongPolls(capacity=options.max_held_pulls)
-        turns = Turns(asyncio.get_running_loop(), nanoseconds_of(clock))
+        loop = asyncio.get_running_loop()
+        turns, unwritten = Turns(loop, nanoseconds_of(clock)), UnwrittenReplies(loop)
         waking = Waking(polls, turns)
         counters, topic_rows = Counters(), TopicRows(store.state, threads.rows)
         group_commit = GroupCommit(
@@ -264,6 +266,7 @@ class Broker:
             options.max_pending_bytes,
             rows=topic_rows,
             refusals=counters.refusals,
+            on_answered=unwritten.write,
             on_arrivals=waking.arrived,
             on_undone=partial(undo_stamps, tables.producers),
         )
@@ -277,6 +280,7 @@ class Broker:
             row_thread=threads.rows,
             search_thread=threads.search,
             group_commit=group_commit,
+            unwritten=unwritten,
             turns=turns,
             notices=Notices(members, turns),
             advertised=advertised,
@@ -345,6 +349,7 @@ class Broker:
             joining=parts.counters.joining,
             together=bursts.take if options.users is None else None,  # every request must be checked
             reads=parts.group_commit,
+            unwritten=parts.unwritten,
             tls_detector=parts.tls,
         )
 

@@ -38,6 +38,7 @@ from lanemq.net.peer import Peer
 from lanemq.net.server import Joining
 from lanemq.net.server_tls import TlsDetector
 from lanemq.net.turns import Turns
+from lanemq.net.unwritten_replies import UnwrittenReplies
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
@@ -100,6 +101,7 @@ class Parts:
     search_thread: DiskThread
     """For searches by key: they take long, and must not delay what the others write."""
     group_commit: GroupCommit
+    unwritten: UnwrittenReplies
     turns: Turns
     """For work that would hold the event loop for long."""
     notices: Notices

@@ -18,6 +18,7 @@ from lanemq.net.address import Address, origin_of
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.receiving import received, space_for
 from lanemq.net.turns import Turns
+from lanemq.net.unwritten_replies import UnwrittenReplies
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import (
     MAX_FRAME_BYTES,
@@ -90,6 +91,7 @@ class PeerServer(Protocol):
     together: Together | None
     reads: Reads
     turns: Turns
+    unwritten: UnwrittenReplies
     max_frame_bytes: int
     other_protocols: RateLimitedLog
     """Warns about peers that speak another protocol."""
@@ -172,7 +174,7 @@ class Peer(asyncio.BufferedProtocol):
         """Queues a frame, or its parts in turn; all that is queued in one read or one loop iteration leaves in one
         write."""
         if not self._outgoing and not self._reading:
-            self._server.loop.call_soon(self._flush)
+            self._server.unwritten.add(self._flush)
         self._outgoing.append(frame)
         self._outgoing_bytes += len(frame)
         if self._outgoing_bytes > CROWDED_BYTES and (self._outgoing_bytes > FLUSH_BYTES or self._server.crowded):

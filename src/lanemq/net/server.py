@@ -24,6 +24,7 @@ from lanemq.net.server_tls import CLOSING_ALERT_SECONDS, TlsDetector
 from lanemq.net.turns import Turns
 from lanemq.net.unfinished_frames import UnfinishedFrames
 from lanemq.net.unsent_replies import UnsentReplies
+from lanemq.net.unwritten_replies import UnwrittenReplies
 from lanemq.wire.command import MAX_FRAME_BYTES
 
 log = logging.getLogger(__name__)
@@ -49,8 +50,9 @@ MAX_CLOSED = 100
 BACKLOG = 1024
 """Connections that wait to be accepted (RocketMQ's NettyServerConfig)."""
 
-MAX_ACCEPTED = 16
-"""Connections accepted in one iteration of the loop; each costs about a tenth of a millisecond."""
+MAX_ACCEPTED = 4
+"""Connections accepted in one iteration of the loop; each costs a quarter of a millisecond with its first requests.
+Many: other clients wait for all of them. Few: more time goes to iterations of the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class Server:
         max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
         together: Together | None = None,
         reads: Reads | None = None,
+        unwritten: UnwrittenReplies | None = None,
         tls_detector: TlsDetector | None = None,
         nanoseconds: Callable[[], int] | None = None,
     ) -> None:
@@ -125,6 +128,7 @@ class Server:
         self.unsent: UnsentReplies[Peer] = UnsentReplies(
             MAX_UNSENT_BYTES, lambda peer: peer.unsent, lambda peer: peer.origin, self.loop.time
         )
+        self.unwritten = unwritten or UnwrittenReplies(self.loop)
         self.turns = Turns(self.loop, nanoseconds or SystemClock().now_ns)
         self.peers: dict[Peer, None] = {}
         """In the order of connection, so that a simulated run can be repeated exactly."""

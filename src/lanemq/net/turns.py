@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 
-TURN_NS = 1_000_000
+TURN_NS = 500_000
 """Length of a turn. Long: other clients wait longer. Short: more time goes to iterations of the loop."""
 
 Work = Callable[[int], bool]

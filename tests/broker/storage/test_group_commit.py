@@ -85,10 +85,13 @@ class CountedCommits:
             1 << 20,
             rows=self.rows,
             refusals=RefusalCounts(),
-            on_arrivals=lambda _: None,
+            on_answered=lambda: self.steps.append("written"),
+            on_arrivals=lambda _: self.steps.append("readers woken"),
             on_undone=lambda _: None,
         )
         self.acknowledged: list[bytes] = []
+        self.steps: list[str] = []
+        """What follows the acknowledgements of a group."""
 
     def _counted_flush(self, pending: Pending, now: Millis | None = None) -> None:
         self.flushes += 1
@@ -138,6 +141,19 @@ def test_a_lone_sender_is_answered_at_the_end_of_its_read(tmp_path: Path) -> Non
         assert counted.flushes == 2
 
     on_a_loop(tmp_path, test)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_answers_of_a_group_are_written_at_once_before_readers_are_woken(tmp_path: Path, durable: bool) -> None:
+    async def test(counted: CountedCommits) -> None:
+        counted.read(ANN, b"1")
+        counted.read(BOB, b"2")
+        await loop_iteration()
+        counted.thread.run_all()
+        assert counted.acknowledged == [b"1", b"2"]
+        assert counted.steps == ["written", "readers woken"]
+
+    on_a_loop(tmp_path, test, durable=durable)
 
 
 def test_peers_that_send_at_the_same_time_share_a_write(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`lanemq broker` leaves what its start made out of garbage collections, which would stop the event loop."""
+"""`lanemq broker` leaves what its start made out of garbage collections, and hands over between threads in time."""
 
 import asyncio
 import gc
@@ -14,6 +14,9 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.cli.output import LogFormat
 from lanemq.cli.server import broker
 from lanemq.net.address import Address
+
+ANSWER_TO_A_SMALL_PULL = 0.0003
+"""Seconds; 128 KiB of messages, the answer that is given while many clients do not read."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +45,15 @@ def frozen_while_it_serves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int
 
 def test_what_the_start_made_is_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert frozen_while_it_serves(tmp_path, monkeypatch) > 10_000
+
+
+def test_the_log_thread_gets_the_interpreter_sooner_than_one_pull_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 0.5 ms, sends beside pulls of 128 KiB waited up to 94 ms for it: the wait began anew with every pull."""
+    frozen_while_it_serves(tmp_path, monkeypatch)
+    assert sys.getswitchinterval() == pytest.approx(broker.SWITCH_SECONDS)
+    assert broker.SWITCH_SECONDS <= ANSWER_TO_A_SMALL_PULL / 2
 
 
 def test_control_without_the_freeze_every_collection_walks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,11 +95,13 @@ class GroupCommit:
         *,
         rows: RowsFirst,
         refusals: RefusalCounts,
+        on_answered: Callable[[], None],
         on_arrivals: Callable[[Sequence[Arrival]], None],
         on_undone: Callable[[Sequence[bytes]], None],
     ) -> None:
         """`store_host` is the broker's address in every record: RocketMQ's clients find a message by it.
 
+        `on_answered` is called when all senders of a group are answered.
         `on_arrivals` is called with what can be read from now on, after the senders are answered.
         `on_undone` is called with the records of an undone group, before their senders are answered.
         """
@@ -121,6 +123,7 @@ class GroupCommit:
         self._log = store.appender
         self._thread = thread
         self._clock = clock
+        self._on_answered = on_answered
         self._on_arrivals = on_arrivals
         self._store_host = store_host
         self._max_pending_bytes = max_pending_bytes
@@ -316,6 +319,7 @@ class GroupCommit:
         for done, size in waiting:
             self.pending_bytes -= size
             _call(done, error)
+        self._on_answered()
         if arrivals:
             self._on_arrivals(arrivals)
         if self._waiting:

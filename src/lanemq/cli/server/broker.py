@@ -50,6 +50,13 @@ _FIELDS = {"relaxed": "durable", "no_auto_create": "auto_create_topics", "tls_ce
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+SWITCH_SECONDS = 0.0001
+"""How long the log thread waits for the interpreter, which the event loop holds, before the event loop must hand it
+over. The wait starts again each time the event loop lets go of the interpreter and takes it back, as it does for every
+read of a file. So it must be shorter than the answer to one pull (0.3 to 0.5 ms): otherwise the log thread gets no
+turn while pulls are answered, and sends wait for up to 90 ms. Much shorter: threads change more often than they work.
+"""
+
 
 def _tls_options(command: F) -> F:
     """Adds `--tls-*` and `--users`; the command gets `tls` and `users`."""
@@ -305,8 +312,7 @@ async def serve(options: BrokerOptions, form: LogFormat) -> None:
     """Runs the broker until SIGTERM or SIGINT; a second signal ends the process at once."""
     running = Broker(options)
     raise_soft_limit()
-    # With the default of 5 ms, the log thread would wait that long for the busy event loop after each disk access.
-    sys.setswitchinterval(0.0005)
+    sys.setswitchinterval(SWITCH_SECONDS)
     keep_freed_memory()
     with _stop_signal() as stop:
         await _start(running, options)

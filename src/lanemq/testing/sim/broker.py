@@ -25,7 +25,7 @@ from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
 from lanemq.net.descriptors import DescriptorReserve
-from lanemq.net.peer import Dispatcher, Peer, Reads, Together
+from lanemq.net.peer import Dispatcher, Peer, Together
 from lanemq.net.server import Listener, Server
 from lanemq.testing.sim.disk import SimDisk, SimState, StateImage
 from lanemq.testing.sim.histories import Histories
@@ -95,9 +95,15 @@ class SimListener(Listener):
 class SimServer(Server):
     """Listens on the simulated network."""
 
-    def __init__(self, dispatcher: Dispatcher, host: Host, network: Network, together: Together, reads: Reads) -> None:
+    def __init__(self, dispatcher: Dispatcher, host: Host, network: Network, together: Together, parts: Parts) -> None:
         # Virtual time stands still while requests are handled, so no turn ends early.
-        super().__init__(dispatcher, together=together, reads=reads, nanoseconds=lambda: 0)
+        super().__init__(
+            dispatcher,
+            together=together,
+            reads=parts.group_commit,
+            unwritten=parts.unwritten,
+            nanoseconds=lambda: 0,
+        )
         self._host = host
         self._network = network
 
@@ -147,7 +153,7 @@ class SimBroker(Broker):
         return DescriptorReserve(wanted=wanted, files=lambda: store.open_files, limit=lambda: 2**31)
 
     def _new_server(self, parts: Parts, connections: Connections, bursts: SendBursts) -> Server:
-        return SimServer(connections, self._host, self._machine.network, bursts.take, parts.group_commit)
+        return SimServer(connections, self._host, self._machine.network, bursts.take, parts)
 
     def _open_history(self) -> Recording:
         alive = self._machine.histories.last_of("broker")
