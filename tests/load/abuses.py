@@ -8,6 +8,7 @@ import contextlib
 import os
 import random
 import resource
+import selectors
 import socket
 import ssl
 import sys
@@ -22,7 +23,7 @@ from lanemq.wire.codes import RequestCode
 
 MIB = 1024 * 1024
 SILENT = 1_100
-DEAF = 300
+CROWD = 300
 TOPIC = "good"
 HANDSHAKE_BEGUN = b"\x16\x03\x01\x02"
 
@@ -96,7 +97,7 @@ def deaf_readers(address: str) -> None:
     announced = False
     while True:
         held = [each for each in held if not _closed(each)]
-        while len(held) < DEAF:
+        while len(held) < CROWD:
             try:
                 each = RawClient(address)
             except (OSError, LaneError):
@@ -112,6 +113,46 @@ def deaf_readers(address: str) -> None:
             announced = True
             ready()
         time.sleep(0.2)
+
+
+def greedy_readers(address: str) -> None:
+    """Ask for as much as a pull can hold, read the answers, and ask again, all of them at the same time."""
+
+    def pull(raw: RawClient) -> bytes:
+        return raw.frame(RequestCode.PULL_MESSAGE, pull_ext(TOPIC, 0, most=4096, laneMaxBytes=str(4 * MIB)))[1]
+
+    _many(address, pull)
+
+
+def eager_senders(address: str) -> None:
+    """Send messages of 4 KB one by one, and the next one as soon as one is acknowledged, all at the same time."""
+
+    def send(raw: RawClient) -> bytes:
+        return raw.frame(RequestCode.SEND_MESSAGE_V2, send_ext(TOPIC), b"x" * 4_000)[1]
+
+    _many(address, send)
+
+
+def _many(address: str, request: Callable[[RawClient], bytes]) -> None:
+    """Repeat a request on many connections, each as soon as it is answered."""
+    waiting, buffer = selectors.DefaultSelector(), bytearray(MIB)
+    left: dict[socket.socket, int] = {}
+    for _ in range(CROWD):
+        each = RawClient(address)
+        each.socket.setblocking(True)
+        frame = request(each)
+        each.socket.sendall(frame)
+        waiting.register(each.socket, selectors.EVENT_READ, (each, frame))
+    ready()
+    while True:
+        for key, _ in waiting.select():
+            each, frame = key.data
+            if (due := left.get(each.socket, 0)) == 0:
+                due = int.from_bytes(each.socket.recv(4, socket.MSG_WAITALL), "big")
+            due -= each.socket.recv_into(buffer, min(due, MIB))
+            left[each.socket] = due
+            if due == 0:
+                each.socket.sendall(frame)
 
 
 def malformed(address: str) -> None:
@@ -213,6 +254,8 @@ ABUSES: dict[str, Callable[[str], None]] = {
         handshakes,
         slow_frames,
         deaf_readers,
+        greedy_readers,
+        eager_senders,
         malformed,
         loose_json,
         invented_groups,

@@ -43,14 +43,17 @@ STORED = {"searches": 100_000}
 FEW_STORED = 10_000
 """Messages in the log before the abuse begins; searches look through them."""
 MAX_RATIO = 5.0
+SHARED = {"eager_senders"}
+"""Crowds of clients that do what the good one does: all have the same share of a full broker, so the ratio has no goal.
+"""
 MAX_MEMORY = 512 * MIB
 DESCRIPTORS = 1_024
 """The soft limit that most shells give; `lanemq broker` raises it to the hard one."""
 PATIENT = 60.0
 
 PLAIN = (
-    "silent_connections", "slow_frames", "deaf_readers", "malformed", "loose_json", "invented_groups", "lock_flood",
-    "searches", "topic_creations",
+    "silent_connections", "slow_frames", "deaf_readers", "greedy_readers", "eager_senders", "malformed", "loose_json",
+    "invented_groups", "lock_flood", "searches", "topic_creations",
 )  # fmt: skip
 CASES = [
     *(("plain", name) for name in PLAIN),
@@ -201,4 +204,4 @@ def test_a_good_client_goes_on_beside(variant: str, name: str, serve: Callable[[
     print(json.dumps({**shown, **counts}))
     assert good.failed == 0, good.errors
     assert memory < MAX_MEMORY
-    assert ratio < MAX_RATIO
+    assert ratio < MAX_RATIO or name in SHARED

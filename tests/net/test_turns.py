@@ -8,7 +8,7 @@ from tests.net.test_server_reads import Wire, request
 
 from lanemq.net.peer import Peer
 from lanemq.net.server import Server
-from lanemq.net.turns import TURN_NS, Turns
+from lanemq.net.turns import COSTLY_NS, TURN_NS, RecentCost, Turns
 from lanemq.wire.command import Command, encode_response
 
 
@@ -29,7 +29,7 @@ class Slow:
         self.clock = Ticking()
         self.server = Server(self, nanoseconds=self.clock)
         self.handled: list[tuple[Peer, int]] = []
-        self._share = share
+        self.share = share
 
     def connected(self, peer: Peer) -> None: ...
 
@@ -37,7 +37,7 @@ class Slow:
 
     def received(self, peer: Peer, command: Command) -> None:
         self.handled.append((peer, command.opaque))
-        self.clock.time += int(TURN_NS * self._share)
+        self.clock.time += int(TURN_NS * self.share)
         peer.send(encode_response(command.opaque))
 
     def connect(self) -> tuple[Peer, Wire]:
@@ -126,7 +126,7 @@ def test_newcomers_share_one_turn_and_a_known_client_does_not_wait_for_them() ->
 
 
 def test_control_if_newcomers_did_not_share_a_turn_each_would_have_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "for_newcomer", lambda _: True)
+    monkeypatch.setattr(Turns, "may_begin", lambda *_, **__: True)
 
     async def test() -> None:
         slow = Slow(0.6)
@@ -135,6 +135,107 @@ def test_control_if_newcomers_did_not_share_a_turn_each_would_have_its_own(monke
         assert len(slow.handled) == 20
 
     on_loop(test)
+
+
+async def greedy(slow: Slow, count: int) -> list[Peer]:
+    """Connections that have made several requests, each of which took more than a turn."""
+    peers = [slow.connect()[0] for _ in range(count)]
+    for number in range(4):
+        for peer in peers:
+            peer.data_received(request(number))
+            await iterations(2)
+    slow.handled.clear()
+    return peers
+
+
+def test_costly_requests_of_many_clients_share_a_turn_and_a_client_with_short_ones_does_not_wait_for_them() -> None:
+    async def test() -> None:
+        slow = Slow(1.5)
+        peers = await greedy(slow, 20)
+        short, wire = slow.connect()
+        slow.share = 0.1
+        short.data_received(request(1))
+        await iterations(2)
+        slow.handled.clear()
+        slow.share = 1.5
+        for peer in peers:
+            peer.data_received(request(7))
+        assert [peer for peer, _ in slow.handled] == peers[:1], "in one iteration"
+        short.data_received(request(2))
+        assert wire.writes[-1] == encode_response(2), "handled at once"
+        for done in range(1, 21):
+            await asyncio.sleep(0)
+            assert len(slow.handled) - 1 == done + 1, "one turn in each iteration"
+            if done == 1:
+                peers[0].data_received(request(8))
+        assert [peer for peer, _ in slow.handled if peer is not short] == [*peers, peers[0]], "in the order of asking"
+
+    on_loop(test)
+
+
+def test_control_if_costly_requests_did_not_share_a_turn_all_would_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecentCost, "costly", False)
+
+    async def test() -> None:
+        slow = Slow(1.5)
+        for peer in await greedy(slow, 20):
+            peer.data_received(request(7))
+        assert len(slow.handled) == 20
+
+    on_loop(test)
+
+
+def test_a_client_with_costly_requests_begins_at_once_while_no_other_has_one() -> None:
+    async def test() -> None:
+        slow = Slow(1.5)
+        (peer,) = await greedy(slow, 1)
+        for number in range(3):
+            peer.data_received(request(number))
+            assert len(slow.handled) == number + 1
+            await asyncio.sleep(0)
+
+    on_loop(test)
+
+
+def test_readers_that_catch_up_at_the_same_time_share_a_turn_too() -> None:
+    async def test() -> None:
+        slow = Slow(1.5)
+        peers = await greedy(slow, 5)
+        for peer in peers:
+            peer.pause_writing()
+            peer.data_received(request(7))
+            await iterations(2)
+        assert slow.handled == []
+        for peer in peers:
+            peer.resume_writing()
+        await asyncio.sleep(0)
+        assert len(slow.handled) <= 2, "one at once, and one turn"
+        await iterations(5)
+        assert [peer for peer, _ in slow.handled] == peers
+
+    on_loop(test)
+
+
+def test_one_long_read_among_short_ones_does_not_make_a_client_costly() -> None:
+    cost = RecentCost()
+    for _ in range(10):
+        cost.add(COSTLY_NS // 3)
+    cost.add(100 * TURN_NS)
+    assert not cost.costly
+    cost.add(100 * TURN_NS)
+    assert cost.costly
+    for _ in range(5):
+        cost.add(COSTLY_NS // 3)
+    assert not cost.costly
+
+
+def test_a_client_that_mixes_long_and_short_requests_is_costly() -> None:
+    cost, seen = RecentCost(), []
+    for _ in range(10):
+        for nanoseconds in (TURN_NS, COSTLY_NS // 4):
+            cost.add(nanoseconds)
+            seen.append(cost.costly)
+    assert all(seen[-4:])
 
 
 def test_without_turns_all_requests_of_a_read_come_first() -> None:

@@ -17,7 +17,7 @@ from lanemq.model.errors import ProtocolError
 from lanemq.net.address import Address, origin_of
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.receiving import received, space_for
-from lanemq.net.turns import Turns
+from lanemq.net.turns import RecentCost, Turns
 from lanemq.net.unwritten_replies import UnwrittenReplies
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import (
@@ -129,6 +129,8 @@ class Peer(asyncio.BufferedProtocol):
     origin = ""
     """Its address or network (`origin_of`): limits of an address count by it."""
 
+    _cut_off: asyncio.TimerHandle | None = None
+
     def __init__(self, server: "PeerServer", joining: asyncio.Task[None] | None = None) -> None:
         self.number = next(self._numbers)
         self.joining = joining
@@ -154,7 +156,6 @@ class Peer(asyncio.BufferedProtocol):
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
         self._closing = False
-        self._cut_off: asyncio.TimerHandle | None = None
         self._stopped = False
         self._reading = False
         """True while a read is handled: replies queued during it are written at its end."""
@@ -166,6 +167,7 @@ class Peer(asyncio.BufferedProtocol):
         """Whether its last requests took more than a turn: then the next ones wait for a turn from the start."""
         self._new = True
         """Whether none of its requests were handled within a turn yet."""
+        self._cost = RecentCost()
 
     def __str__(self) -> str:
         return f"peer {self.number} at {self.remote}"
@@ -286,7 +288,8 @@ class Peer(asyncio.BufferedProtocol):
         """Handles what was read, and replies in one write. `read` is the bytes, or how many were written to the buffer;
         `end` is the end of the turn; 0: it begins now.
         """
-        reads = self._server.reads
+        reads, nanoseconds = self._server.reads, self._server.turns.nanoseconds
+        began, worked = nanoseconds(), False
         # A write for what was queued before is already scheduled.
         self._reading = not self._outgoing
         reads.begin()
@@ -302,11 +305,11 @@ class Peer(asyncio.BufferedProtocol):
             self._count_unfinished(begun=bool(frames))
             if self._waits_for_turn:
                 pass  # TLS may pass on what it had read before
-            elif end or not (self._long or (frames and self._new and not self._server.turns.for_newcomer())):
+            elif end or not (frames and self._must_wait):
+                worked = bool(frames or end)
                 self._work(end)
             else:
-                self._wait_for_turn()
-                self._server.turns.add(self._take_turn)
+                self._wait_in_line()
         except ProtocolError as error:
             self._close_other_protocol(error)
         finally:
@@ -316,6 +319,15 @@ class Peer(asyncio.BufferedProtocol):
                 if self._reading:
                     self._reading = False
                     self._flush()
+                if worked:
+                    self._cost.add(nanoseconds() - began)
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether what was received waits in line for a turn, so that it does not delay others."""
+        if self._long:
+            return True
+        return (self._new or self._cost.costly) and not self._server.turns.may_begin(new=self._new)
 
     def _work(self, end: int = 0) -> None:
         """Handles received requests for a turn, as long as the peer reads its replies."""
@@ -338,14 +350,19 @@ class Peer(asyncio.BufferedProtocol):
                     received(self, command)
             if incoming and turns.nanoseconds() >= end:
                 self._turns += 1
-                self._wait_for_turn()
                 if is_first:
-                    turns.add(self._take_turn)
+                    self._wait_in_line()
+                else:
+                    self._wait_for_turn()
                 return
         self._long = self._turns > 0
         self._new = self._new and self._long
         self._turns = 0
         self._read_or_wait()
+
+    def _wait_in_line(self) -> None:
+        self._wait_for_turn()
+        self._server.turns.add(self._take_turn)
 
     def _wait_for_turn(self) -> None:
         self._waits_for_turn = True
@@ -400,6 +417,9 @@ class Peer(asyncio.BufferedProtocol):
 
     def _continue(self) -> None:
         if not self.is_open or self._waits_for_turn:
+            return
+        if self._incoming and self._must_wait:
+            self._wait_in_line()
             return
         try:
             self._work()

@@ -4,6 +4,10 @@ A read may hold hundreds of requests, and each of them may take a tenth of a mil
 delay all other clients by their sum. So a connection works for one turn at a time. Those that need more take their
 turns one after the other, one turn in each iteration of the loop: however many they are, a client with a single
 request waits for one turn, not for all of them. (Turns of consumers, which are calls of a handler, are another thing.)
+
+Hundreds of connections may be ready in the same iteration, each with a single request that takes a millisecond, such as
+a large pull. So connections whose requests take long share one turn in each iteration as well, and the others wait in
+line (`RecentCost`). Connections with short requests, such as sends, never wait in that line.
 """
 
 import asyncio
@@ -14,8 +18,33 @@ from functools import partial
 TURN_NS = 500_000
 """Length of a turn. Long: other clients wait longer. Short: more time goes to iterations of the loop."""
 
+COSTLY_NS = TURN_NS * 2 // 5
+"""Average time that the requests of one read take, above which they are costly. A send takes 50 to 150 microseconds, a
+pull of a mebibyte 500 to 1,000. Low: sends wait in line behind pulls. High: hundreds of pulls in one iteration of the
+loop delay a send."""
+
 Work = Callable[[int], bool]
 """Does a piece of work until a time in nanoseconds is reached; returns whether there is more."""
+
+
+class RecentCost:
+    """How long the requests of one connection take: a moving average in which each read has a weight of a quarter.
+
+    No read counts for more than a turn, because the operating system may stop the broker in the middle of a short one:
+    one such read alone does not make a connection costly.
+    """
+
+    __slots__ = ("_average",)
+
+    def __init__(self) -> None:
+        self._average = 0
+
+    def add(self, nanoseconds: int) -> None:
+        self._average += (min(nanoseconds, TURN_NS) - self._average) // 4
+
+    @property
+    def costly(self) -> bool:
+        return self._average > COSTLY_NS
 
 
 class Turns:
@@ -26,26 +55,30 @@ class Turns:
         self.nanoseconds = nanoseconds
         self._loop = loop
         self._waiting: deque[Work] = deque()
-        self._newcomers_until: int | None = None
-        """When the turn that newcomers share in this iteration of the loop is over; None: it has not begun."""
+        self._shared_until: int | None = None
+        """When the turn is over that new and costly connections share in this iteration of the loop; None: it has not
+        begun."""
 
     def end(self) -> int:
         """When a turn that begins now is over."""
         return self.nanoseconds() + TURN_NS
 
-    def for_newcomer(self) -> bool:
-        """Whether a connection of which nothing is known yet may begin at once.
+    def may_begin(self, *, new: bool) -> bool:
+        """Whether a connection may begin at once of which nothing is known yet (`new`), or whose requests are costly.
 
         In one iteration of the loop, all of them share one turn: a client that connects again and again, each time
-        with a long request, would otherwise delay the others by as many turns as connections.
+        with a long request, would otherwise delay the others by as many turns as connections. A costly connection does
+        not overtake those that wait for a turn.
         """
-        if self._newcomers_until is None:
-            self._newcomers_until = self.end()
+        if self._waiting and not new:
+            return False
+        if self._shared_until is None:
+            self._shared_until = self.end()
             self._loop.call_soon(self._next_iteration)
-        return self.nanoseconds() < self._newcomers_until
+        return self.nanoseconds() < self._shared_until
 
     def _next_iteration(self) -> None:
-        self._newcomers_until = None
+        self._shared_until = None
 
     def add(self, work: Work) -> None:
         """Wait for a turn, behind all others; it comes in a later iteration of the loop."""
