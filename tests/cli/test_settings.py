@@ -64,6 +64,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(file: Path) -> No
         ("[broker]\ndefault-queues = 1025\n", "default_queues=1025 must be at most 1024: a topic has no more queues"),
         ("[broker]\nmax-properties-bytes = 40000\n", "must be at most 32767: a record has no room for more"),
         ('[broker]\nlisten = "9876"\n', "is a port without a host"),
+        ('[broker]\ntls-key = "key.pem"\n', "--tls-mode need --tls-cert"),
     ],
 )
 def test_mistakes_in_the_file_are_named(tmp_path: Path, text: str, error: str) -> None:

@@ -58,15 +58,21 @@ turn while pulls are answered, and sends wait for up to 90 ms. Much shorter: thr
 """
 
 
+TLS_OPTIONS = ("tls_cert", "tls_key", "tls_client_ca", "tls_mode")
+
+
+def _tls(cert: Path | None, key: Path | None, ca: Path | None, mode: str | None) -> ServerTls | None:
+    if cert is None and (key or ca or mode):
+        raise click.UsageError("--tls-key, --tls-client-ca and --tls-mode need --tls-cert")
+    return None if cert is None else ServerTls(cert, key, ca, TlsMode(mode or TlsMode.ENFORCING.value))
+
+
 def _tls_options(command: F) -> F:
     """Adds `--tls-*` and `--users`; the command gets `tls` and `users`."""
 
     @functools.wraps(command)
     def with_tls(*args: Any, **options: Any) -> Any:
-        cert, key, ca, mode = (options.pop(name) for name in ("tls_cert", "tls_key", "tls_client_ca", "tls_mode"))
-        if cert is None and (key or ca or mode):
-            raise click.UsageError("--tls-key, --tls-client-ca and --tls-mode need --tls-cert")
-        tls = None if cert is None else ServerTls(cert, key, ca, TlsMode(mode or TlsMode.ENFORCING.value))
+        tls = _tls(*(options.pop(name) for name in TLS_OPTIONS))
         return command(*args, tls=tls, **options)
 
     file = click.Path(path_type=Path, dir_okay=False)
@@ -261,9 +267,10 @@ def _options(*, listen: str, relaxed: bool, no_auto_create: bool, monitor: str, 
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raises `InvalidOption` if a broker refuses these values of its command line; looks at no file."""
-    others = ("tls_cert", "tls_key", "tls_client_ca", "tls_mode", "log_format", "log_level", "audit")
+    """Raises an error if a broker refuses these values of its command line; looks at no file."""
+    others = (*TLS_OPTIONS, "log_format", "log_level", "audit")
     _options(**{name: value for name, value in settings.items() if name not in others})
+    _tls(*(settings[name] for name in TLS_OPTIONS))
 
 
 def check_start(options: BrokerOptions) -> None:
