@@ -118,6 +118,25 @@ def test_the_values_are_true(busy: RunningBroker) -> None:
     assert shown["lanemq_flush_seconds_count", ()] >= 9
 
 
+@pytest.mark.parametrize("remembered", [figures.MAX_TIMES, 1])
+def test_each_group_has_the_age_of_the_message_that_it_waits_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch, remembered: int
+) -> None:
+    """One reading looks up the time of a message once for all groups that wait for it."""
+    monkeypatch.setattr(figures, "MAX_TIMES", remembered)
+    running = start(clock=ManualClock())
+    raw, clock = running.connect(), running.clock
+    assert clock is not None
+    for _ in range(3):
+        raw.send("T")
+        clock.passed += 1_000
+    for group, offset in (("a", 0), ("b", 1), ("c", 0), ("d", 2), ("e", 3)):
+        running.broker.running.parts.offsets.reset(group, "T", 0, QueueOffset(offset))
+    shown = running.wait_for(running.broker.running.figures.read())
+    ages = {each.labels[0]: each.value for each in shown if each.metric is catalogue.LAG_SECONDS}
+    assert ages == {"a": 3, "b": 2, "c": 3, "d": 1, "e": 0}
+
+
 def test_runtime_info_has_the_same_figures(busy: RunningBroker) -> None:
     runtime = busy.connect().runtime()
     assert runtime['lanemq_lag_seconds{group="g",topic="T"}'] == "7"
