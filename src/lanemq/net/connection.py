@@ -45,6 +45,8 @@ CONNECT_SECONDS = 3.0
 OnRequest = Callable[["Connection", Command], None]
 OnLost = Callable[["Connection"], None]
 OnReply = Callable[[Command | None, LaneError | None], None]
+Following = Callable[[Command], Command | None]
+"""The request that follows a reply; None: no other."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -91,6 +93,42 @@ class Connection(asyncio.BufferedProtocol):
             return await future
         except asyncio.CancelledError:
             self._drop(command.opaque)
+            raise
+
+    async def converse(self, command: Command, timeout: float, following: Following) -> None:
+        """Sends a request, and after each reply the request that `following` returns, until it returns None.
+
+        `following` is called while the reply is read, so the next request leaves in the same iteration of the event
+        loop, and no task is woken in between. What it raises is raised here. `timeout` is that of each request.
+        """
+        ended: asyncio.Future[None] = self._loop.create_future()
+        latest = command
+
+        def replied(reply: Command | None, error: LaneError | None) -> None:
+            nonlocal latest
+            if ended.done():
+                return
+            if reply is None:
+                ended.set_exception(error or ConnectionLost("the connection ended"))
+                return
+            try:
+                next_one = following(reply)
+            except Exception as raised:  # noqa: BLE001 - raised again by the task that waits
+                ended.set_exception(raised)
+                return
+            if ended.done():
+                return  # it was cancelled by what `following` did
+            if next_one is None:
+                ended.set_result(None)
+            else:
+                latest = next_one
+                self.post(next_one, replied, timeout)
+
+        self.post(command, replied, timeout)
+        try:
+            await ended
+        except asyncio.CancelledError:
+            self._drop(latest.opaque)
             raise
 
     def post(self, command: Command, on_reply: OnReply, timeout: float) -> None:
@@ -302,6 +340,21 @@ class ConnectionPool:
         if self.outages.away:
             self.outages.answered(address)
         return reply
+
+    async def converse(self, address: Address, command: Command, timeout: float, following: Following) -> None:
+        """As `Connection.converse`, to an address."""
+        connection = await self.get(address)
+
+        def answered(reply: Command) -> Command | None:
+            if self.outages.away:
+                self.outages.answered(address)
+            return following(reply)
+
+        try:
+            await connection.converse(command, timeout, answered)
+        except TransportError as error:
+            self.outages.failed(address, error)
+            raise
 
     def close_silent(self, address: Address, seconds: float) -> bool:
         """Closes the connection to an address if nothing has arrived on it for so long; the next `get` dials again.

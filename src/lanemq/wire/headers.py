@@ -153,6 +153,11 @@ class PullHeader(Header, frozen=True, kw_only=True):
     lane_epoch: Int64 | None = None
     lane_max_bytes: Int32 | None = None
 
+    @staticmethod
+    def at(offset: int, fields: dict[str, str]) -> dict[str, str]:
+        """The ext fields of the same pull at another offset; writing all of them again takes ten times as long."""
+        return {**fields, "queueOffset": str(offset)}
+
 
 class PullResponse(Header, frozen=True, kw_only=True):
     """Sent with every answer to a pull, whatever the response code."""

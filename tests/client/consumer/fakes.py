@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
+from msgspec.structs import replace
 from tests.client.virtual_time import VirtualClock
 from tests.wire.encoding import encode_record
 
@@ -189,7 +190,15 @@ class FakeCalls:
         self.broker.finished[where] = finished
         return True
 
-    async def pull(self, header: Any, broker: str) -> Pulled:
+    async def pull(self, header: Any, broker: str, following: Any = lambda _: None) -> Pulled:
+        while True:
+            pulled = await self._pull(header, broker)
+            offset = following(pulled)
+            if offset is None:
+                return pulled
+            header = replace(header, queue_offset=offset)
+
+    async def _pull(self, header: Any, broker: str) -> Pulled:
         where = MessageQueue(header.topic, broker, header.queue_id)
         self.broker.note(self.client_id, "pull", (where, header.queue_offset))
         self.broker.last_pull = header

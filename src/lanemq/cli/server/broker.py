@@ -35,6 +35,7 @@ from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import DEFAULT_BROKER_NAME
 from lanemq.net.address import parse_address
 from lanemq.net.descriptors import raise_soft_limit
+from lanemq.net.fast_loop import fast_loop
 from lanemq.net.freed_memory import keep_freed_memory
 from lanemq.net.server_tls import ServerTls, TlsMode
 
@@ -252,7 +253,7 @@ def broker(
     _make_folder(data)
     if audit != "off":
         log_audit_to(options.data / "audit.log" if audit is None else Path(audit))
-    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(serve(options, form))
 
 
@@ -422,15 +423,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """A faster event loop where it is installed (extra `fast`)."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 def _on_signal(stop: asyncio.Event) -> None:

@@ -3,7 +3,7 @@
 What LaneMQ brokers get in addition (lease length, epoch, client id) travels in extra fields that other brokers ignore.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from lanemq.client.consumer.options import ConsumerOptions
@@ -88,6 +88,10 @@ class Pulled(NamedTuple):
     min_offset: QueueOffset
     max_offset: QueueOffset
     body: bytes
+
+
+def _no_other(_: Pulled) -> None:
+    """After this answer, no other pull follows."""
 
 
 class ConsumerCalls:
@@ -215,22 +219,30 @@ class ConsumerCalls:
         reply = await self._request(self.address(queue.topic, queue.broker), command, self._timeout)
         return LANE_IGNORED not in reply.ext
 
-    async def pull(self, header: PullHeader, broker: str) -> Pulled:
-        """Pulls messages; the broker may hold the request for as long as the header allows."""
-        address = self.address(header.topic, broker)
+    async def pull(
+        self, header: PullHeader, broker: str, following: Callable[[Pulled], QueueOffset | None] = _no_other
+    ) -> Pulled:
+        """Pulls messages; the broker may hold the request for as long as the header allows.
+
+        `following` is called with each answer while it is read. It returns the offset of the next pull, which is
+        otherwise the same and leaves at once, or None. Returns the last answer.
+        """
+        topic, fields = header.topic, header.to_ext()
+        address = self.address(topic, broker)
         timeout = (header.suspend_timeout_millis + PULL_MARGIN_MS) / 1000
-        command = Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext())
-        reply = await self._pool.request(address, command, timeout)
-        if reply.code not in _PULL_ANSWERS:
-            raise error_for(reply.code, reply.remark)
-        answer = PullResponse.from_ext(reply.ext)
-        return Pulled(
-            reply.code,
-            QueueOffset(answer.next_begin_offset),
-            QueueOffset(answer.min_offset),
-            QueueOffset(answer.max_offset),
-            reply.body,
-        )
+        pulled: Pulled | None = None
+
+        def answered(reply: Command) -> Command | None:
+            nonlocal pulled
+            pulled = _pulled(reply)
+            offset = following(pulled)
+            if offset is None or not self._is_master(topic, broker, address):
+                return None
+            return Command(RequestCode.PULL_MESSAGE, 0, ext=PullHeader.at(offset, fields))
+
+        await self._pool.converse(address, Command(RequestCode.PULL_MESSAGE, 0, ext=fields), timeout, answered)
+        assert pulled is not None, "a conversation ends after an answer, or by an error"
+        return pulled
 
     async def heartbeat(self, address: Address, body: bytes, expiry: Millis | None) -> None:
         """Joins the group. `expiry`: how long a LaneMQ broker waits for the next keep-alive."""
@@ -260,9 +272,28 @@ class ConsumerCalls:
     async def _request(self, address: Address, command: Command, timeout: float) -> Command:
         return checked(await self._pool.request(address, command, timeout))
 
+    def _is_master(self, topic: str, broker: str, address: Address) -> bool:
+        """Whether the master of the broker is still at this address."""
+        route = self._routes.known(topic)
+        return route is not None and route.master_of(broker) == address
+
     def _lock_request(self, queues: Iterable[MessageQueue]) -> LockRequest:
         bodies = [QueueBody.of(queue) for queue in queues]
         return LockRequest(client_id=self.client_id, consumer_group=self._group, mq_set=bodies)
+
+
+def _pulled(reply: Command) -> Pulled:
+    """The answer to a pull; raises what any other answer means."""
+    if reply.code not in _PULL_ANSWERS:
+        raise error_for(reply.code, reply.remark)
+    answer = PullResponse.from_ext(reply.ext)
+    return Pulled(
+        reply.code,
+        QueueOffset(answer.next_begin_offset),
+        QueueOffset(answer.min_offset),
+        QueueOffset(answer.max_offset),
+        reply.body,
+    )
 
 
 def _granted(lease: LaneLease | None, serial: int) -> Granted:

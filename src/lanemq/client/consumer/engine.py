@@ -46,6 +46,7 @@ from lanemq.model.errors import Closed, GroupConflict, InvalidOption, LaneError,
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.connection import Connection
+from lanemq.net.fast_loop import fast_loop
 from lanemq.wire.command import Command
 
 log = logging.getLogger(__name__)
@@ -411,7 +412,8 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._main())
+            with asyncio.Runner(loop_factory=fast_loop()) as runner:
+                runner.run(self._main())
         except BaseException as error:  # raised again in the thread that starts or stops the consumer
             self._error = error
             if self._ready.is_set():  # the program may not look for days, so the log must show it

@@ -2,6 +2,10 @@
 
 One loop per queue. Before each pull it checks the lease (A56) and the room in the cache (`flow_control`).
 Then the messages go into their lanes and the offset moves on, also past messages that a filter left out (A61).
+
+An answer goes into its lanes while it is read from the socket, and the next pull leaves before the event loop does
+anything else. The loop's task wakes up only if the next pull must wait, or after an unusual answer: a wake-up for each
+message would delay its handler.
 """
 
 import asyncio
@@ -10,14 +14,14 @@ import logging
 
 from msgspec.structs import replace
 
-from lanemq.client.consumer.calls import ConsumerCalls
+from lanemq.client.consumer.calls import ConsumerCalls, Pulled
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.heartbeat import Heartbeat
 from lanemq.client.consumer.queues.offsets import OffsetKeeper
 from lanemq.client.consumer.queues.parking import LaneParker
 from lanemq.client.message import Message, read_messages, read_waiting
-from lanemq.core.consuming.flow_control import WaitFor, verdict
+from lanemq.core.consuming.flow_control import PullNow, WaitFor, verdict
 from lanemq.core.consuming.repeats import SeenStamps
 from lanemq.core.consuming.runs import Order
 from lanemq.history import Place
@@ -99,36 +103,67 @@ class Puller:
             await self._wait(assigned, to_millis(self._options.pull_retry))
             return
         scheduler, queue = assigned.scheduler, assigned.queue
-        limits = self._limits[assigned.lane]
-        room = verdict(scheduler.cached(queue), limits, out_of_order=_span_counts(assigned))
+        room = self._room(assigned)
         if isinstance(room, WaitFor):
-            scheduler.call_below(queue, limits.messages // 2, lambda: self._wake(assigned))
+            limit = self._limits[assigned.lane].messages // 2
+            scheduler.call_below(queue, limit, lambda: self._wake(assigned))
             await self._wait(assigned, room.delay)
             return
         offset = scheduler.next_offset(queue)
         if offset is not None:
             await self._pull(assigned, offset)
 
+    def _room(self, assigned: AssignedQueue) -> PullNow | WaitFor:
+        cached, limits = assigned.scheduler.cached(assigned.queue), self._limits[assigned.lane]
+        return verdict(cached, limits, out_of_order=_span_counts(assigned))
+
     async def _pull(self, assigned: AssignedQueue, offset: QueueOffset) -> None:
+        """Pulls as long as one answer can be followed by the next pull at once."""
         queue = assigned.queue
         await self._heartbeat.send_to(self._calls.address(queue.topic, queue.broker))
         if self._options.drop_repeats and assigned.seen is None and not assigned.lane:
             assigned.seen = await self._look_back(assigned, offset)
-        asked_at = assigned.last_pull = self._clock.now()
-        pulled = await self._calls.pull(self._header(assigned, offset), queue.broker)
+        header, pulled_from = self._header(assigned, offset), offset
+        assigned.last_pull = self._clock.now()
+
+        def following(pulled: Pulled) -> QueueOffset | None:
+            nonlocal pulled_from
+            if assigned.released or not self._take(assigned, pulled, pulled_from):
+                return None
+            next_one = self._next_at_once(assigned)
+            if next_one is not None:
+                pulled_from = next_one
+            return next_one
+
+        pulled = await self._calls.pull(header, queue.broker, following)
         if assigned.released:
             return
+        if pulled.code == ResponseCode.PULL_OFFSET_MOVED:
+            await self._move(assigned, pulled.next_offset)
+        elif pulled.code == ResponseCode.PULL_NOT_FOUND and self._clock.now() - assigned.last_pull < EMPTY_PAUSE_MS:
+            await asyncio.sleep(EMPTY_PAUSE_MS / 1000)
+
+    def _take(self, assigned: AssignedQueue, pulled: Pulled, pulled_from: QueueOffset) -> bool:
+        """Puts the messages of an answer into their lanes; False if it is an answer of another kind."""
         assigned.end = pulled.max_offset
-        match pulled.code:
-            case ResponseCode.SUCCESS:
-                messages = self._accepted(assigned, pulled.body)
-                assigned.scheduler.put(queue, messages, pulled.next_offset, offset)
-            case ResponseCode.PULL_RETRY_IMMEDIATELY:
-                assigned.scheduler.put(queue, [], pulled.next_offset, offset)
-            case ResponseCode.PULL_OFFSET_MOVED:
-                await self._move(assigned, pulled.next_offset)
-            case _ if self._clock.now() - asked_at < EMPTY_PAUSE_MS:
-                await asyncio.sleep(EMPTY_PAUSE_MS / 1000)
+        if pulled.code == ResponseCode.SUCCESS:
+            messages = self._accepted(assigned, pulled.body)
+        elif pulled.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+            messages = []
+        else:
+            return False
+        assigned.scheduler.put(assigned.queue, messages, pulled.next_offset, pulled_from)
+        return True
+
+    def _next_at_once(self, assigned: AssignedQueue) -> QueueOffset | None:
+        """Where to pull next, if that may happen now; the lease has the same epoch as before, or the queue is lost."""
+        now = self._clock.now()
+        if assigned.released or assigned.moving is not None:
+            return None
+        if not assigned.may_pull(now=now) or isinstance(self._room(assigned), WaitFor):
+            return None
+        assigned.last_pull = now
+        return assigned.scheduler.next_offset(assigned.queue)
 
     def _header(self, assigned: AssignedQueue, offset: QueueOffset) -> PullHeader:
         queue, lane = assigned.queue, assigned.lane
