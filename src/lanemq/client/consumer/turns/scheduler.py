@@ -70,6 +70,8 @@ class Scheduler:
             now = self._clock.now()
             self._in_progress.end(worker, now, returned_ns)
             filled = not self._closed and self._fill(worker, now)
+            if not (filled or self._closed or self._has_effects()):
+                self._sleep_until_changed(pause_of(self._lanes.wait(), None, now))
         return filled or self._wait_to_fill(worker)
 
     def leave(self, worker: Worker) -> None:
@@ -284,6 +286,10 @@ class Scheduler:
             self._in_progress.to_wake = 0
         return self._in_progress.take_callbacks()
 
+    def _has_effects(self) -> bool:
+        """Whether workers must be woken, or callbacks called, before this worker sleeps."""
+        return bool(self._in_progress.to_wake or self._in_progress.callbacks)
+
     def _fill(self, worker: Worker, now: Millis) -> bool:
         filled = self._in_progress.fill(worker, now)
         if filled and not (self._watched or self._woken) and (filled > 1 or self._is_more_for_others(worker)):
@@ -300,7 +306,7 @@ class Scheduler:
             with self._effects:
                 now = self._clock.now()
                 filled = self._fill(worker, now)
-                if not (filled or self._closed or self._in_progress.callbacks):
+                if not (filled or self._closed or self._has_effects()):
                     self._sleep_until_changed(pause_of(self._lanes.wait(), None, now))
         return filled
 
