@@ -127,6 +127,39 @@ def test_the_request_after_a_reply_leaves_while_the_reply_is_read() -> None:
     assert asyncio.run(main()) == [(1, b"one"), (2, b"1two"), (3, b"2three")]
 
 
+def test_a_reply_in_parts_is_followed_by_the_next_request_after_its_last_part() -> None:
+    part = {"laneMore": "true"}
+
+    async def main() -> tuple[list[bytes], int]:
+        link, wire, seen = Connection(Address("h", 1), None, None), Wire(), list[bytes]()
+        link.connection_made(wire)
+
+        def following(reply: Command) -> Command | None:
+            seen.append(reply.body)
+            return None if reply.body == b"d" else Command(EchoServer.ECHO, 0)
+
+        task = asyncio.create_task(link.converse(Command(EchoServer.ECHO, 0), 5, following))
+        alone = asyncio.create_task(link.request(Command(EchoServer.ECHO, 0), 5))
+        await asyncio.sleep(0)
+        for body in (b"a", b"b"):
+            link.data_received(encode_response(1, ext=part, body=body))
+        assert len(wire.written) == 2
+        link.data_received(encode_response(1, body=b"c"))
+        assert len(wire.written) == 3
+        link.data_received(encode_response(3, ext=part, body=b"d"))  # its caller wants no more of it
+        link.data_received(encode_response(3, body=b"e"))
+        link.data_received(encode_response(2, ext=part))  # nothing was said about parts here
+        await asyncio.gather(task, alone)
+        failing = asyncio.create_task(link.converse(Command(EchoServer.ECHO, 0), 5, lambda _: Command(1 // 0, 0)))
+        await asyncio.sleep(0)
+        link.data_received(encode_response(4, ext=part))
+        with pytest.raises(ZeroDivisionError):
+            await failing
+        return seen, len(link._waiting)
+
+    assert asyncio.run(main()) == ([b"a", b"b", b"c", b"d"], 0)
+
+
 def test_a_conversation_ends_by_what_its_caller_raises_or_by_a_lost_connection(server: EchoServer) -> None:
     async def main() -> None:
         link = await open_connection(server.address)
@@ -161,6 +194,10 @@ def test_a_cancelled_conversation_is_forgotten_and_its_reply_is_ignored() -> Non
         link.data_received(encode_response(2))  # before the task has noticed
         with pytest.raises(asyncio.CancelledError):
             await task
+        task = asyncio.create_task(link.converse(Command(EchoServer.ECHO, 0), 5, following))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
         assert not link._waiting
         return replies
 

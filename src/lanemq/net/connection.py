@@ -36,6 +36,7 @@ from lanemq.net.security import (
     request_encoder,
 )
 from lanemq.wire.command import ONEWAY_BIT, Command, FrameDecoder, decode_command, encode_command
+from lanemq.wire.lane_fields import LANE_MORE
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._decoder = FrameDecoder(trusted=True)
         self._transport: asyncio.Transport | None = None
-        self._waiting: dict[int, tuple[OnReply, asyncio.TimerHandle]] = {}
+        self._waiting: dict[int, tuple[OnReply, asyncio.TimerHandle, bool]] = {}
         self._last_opaque = 0
         self._writable = asyncio.Event()
         self._writable.set()
@@ -100,6 +101,9 @@ class Connection(asyncio.BufferedProtocol):
 
         `following` is called while the reply is read, so the next request leaves in the same iteration of the event
         loop, and no task is woken in between. What it raises is raised here. `timeout` is that of each request.
+
+        A LaneMQ broker may reply in parts (`laneMore`). `following` is called with each of them; what it returns is
+        sent after the last one only.
         """
         ended: asyncio.Future[None] = self._loop.create_future()
         latest = command
@@ -114,31 +118,36 @@ class Connection(asyncio.BufferedProtocol):
             try:
                 next_one = following(reply)
             except Exception as raised:  # noqa: BLE001 - raised again by the task that waits
+                self._drop(latest.opaque)
                 ended.set_exception(raised)
                 return
             if ended.done():
                 return  # it was cancelled by what `following` did
             if next_one is None:
+                self._drop(latest.opaque)
                 ended.set_result(None)
-            else:
+            elif LANE_MORE not in reply.ext:
                 latest = next_one
-                self.post(next_one, replied, timeout)
+                self.post(next_one, replied, timeout, in_parts=True)
 
-        self.post(command, replied, timeout)
+        self.post(command, replied, timeout, in_parts=True)
         try:
             await ended
         except asyncio.CancelledError:
             self._drop(latest.opaque)
             raise
 
-    def post(self, command: Command, on_reply: OnReply, timeout: float) -> None:
-        """Sends at once; `on_reply` is called exactly once, with the reply or the error."""
+    def post(self, command: Command, on_reply: OnReply, timeout: float, *, in_parts: bool = False) -> None:
+        """Sends at once; `on_reply` is called exactly once, with the reply or the error.
+
+        With `in_parts`, the reply may come in parts, and `on_reply` is called with each.
+        """
         if not self.is_open or self._transport is None:
             on_reply(None, ConnectionLost(f"the connection to {self.address} is closed"))
             return
         command.opaque = self._next_opaque()
         timer = self._loop.call_later(timeout, self._timed_out, command.opaque, command.code, timeout)
-        self._waiting[command.opaque] = (on_reply, timer)
+        self._waiting[command.opaque] = (on_reply, timer, in_parts)
         self._transport.write(self._encode(command))
 
     def post_oneway(self, command: Command) -> None:
@@ -222,9 +231,13 @@ class Connection(asyncio.BufferedProtocol):
             if self._on_request is not None:
                 self._on_request(self, command)
             return
-        on_reply = self._drop(command.opaque)
-        if on_reply is not None:
-            on_reply(command, None)
+        waiting = self._waiting.get(command.opaque)
+        if waiting is None:
+            return
+        on_reply, _, in_parts = waiting
+        if not in_parts or LANE_MORE not in command.ext:
+            self._drop(command.opaque)
+        on_reply(command, None)
 
     def pause_writing(self) -> None:
         self._writable.clear()

@@ -152,6 +152,7 @@ class PullHeader(Header, frozen=True, kw_only=True):
     lane_client: str | None = None
     lane_epoch: Int64 | None = None
     lane_max_bytes: Int32 | None = None
+    lane_parts: bool | None = None
 
     @staticmethod
     def at(offset: int, fields: dict[str, str]) -> dict[str, str]:
@@ -166,6 +167,20 @@ class PullResponse(Header, frozen=True, kw_only=True):
     next_begin_offset: Int64
     min_offset: Int64
     max_offset: Int64
+    lane_more: bool | None = None
+
+    @staticmethod
+    def ext_of(next_begin_offset: int, min_offset: int, max_offset: int, *, more: bool = False) -> dict[str, str]:
+        """The fields of an answer, without making a header: a broker writes one for each message that comes alone."""
+        ext = {
+            "suggestWhichBrokerId": "0",
+            "nextBeginOffset": str(next_begin_offset),
+            "minOffset": str(min_offset),
+            "maxOffset": str(max_offset),
+        }
+        if more:
+            ext["laneMore"] = "true"
+        return ext
 
 
 class QueryOffsetHeader(Header, frozen=True, kw_only=True):

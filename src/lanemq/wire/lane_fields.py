@@ -35,6 +35,12 @@ LANE_PASS_ON: Final = "lanePassOn"
 and stores the message in the next queue of the retry topic, which another member reads."""
 LANE_MAX_BYTES: Final = "laneMaxBytes"
 """Maximum bytes of messages in the answer to a pull."""
+LANE_PARTS: Final = "laneParts"
+"""In a pull under a lease: while it is held, the broker may answer it in parts, which all have its opaque. Together
+they have no more messages than the pull asks for, and end with the one that reaches its bytes. The last part comes at
+the deadline at the latest."""
+LANE_MORE: Final = "laneMore"
+"""In a part of the answer to a pull: another one follows. Its messages begin at the `nextBeginOffset` of this one."""
 LANE_DUPLICATE: Final = "laneDuplicate"
 """In a send response: the messages had been stored before."""
 LANE_SKIPPED: Final = "laneSkipped"

@@ -72,6 +72,8 @@ class FakeBroker:
         self.removed: set[str] = set()
         """Members that were silent for too long; `remove` adds them."""
         self.last_pull: PullHeader | None = None
+        self.in_parts = False
+        """Answers pulls in parts, without an end."""
         self.first = 0
         """Everything before this offset was deleted."""
         self.time_names = 1
@@ -191,17 +193,20 @@ class FakeCalls:
         return True
 
     async def pull(self, header: Any, broker: str, following: Any = lambda _: None) -> Pulled:
+        where, more = MessageQueue(header.topic, broker, header.queue_id), False
         while True:
-            pulled = await self._pull(header, broker)
+            if not more:
+                self.broker.note(self.client_id, "pull", (where, header.queue_offset))
+                self.broker.last_pull = header
+            pulled = await self._pull(header, where)
+            more = self.broker.in_parts and bool(header.lane_parts) and pulled.code == 0
+            pulled = pulled._replace(more=more)
             offset = following(pulled)
             if offset is None:
                 return pulled
             header = replace(header, queue_offset=offset)
 
-    async def _pull(self, header: Any, broker: str) -> Pulled:
-        where = MessageQueue(header.topic, broker, header.queue_id)
-        self.broker.note(self.client_id, "pull", (where, header.queue_offset))
-        self.broker.last_pull = header
+    async def _pull(self, header: Any, where: MessageQueue) -> Pulled:
         stored = self.broker.messages[where]
         until = asyncio.get_running_loop().time() + header.suspend_timeout_millis / 1000
         while header.queue_offset >= len(stored) and asyncio.get_running_loop().time() < until:

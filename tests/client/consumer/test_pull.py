@@ -12,7 +12,7 @@ from lanemq.client.message import Message
 from lanemq.core.consuming.flow_control import FlowLimits
 from lanemq.core.consuming.retry_policy import HoldQueue
 from lanemq.core.consuming.runs import Order
-from lanemq.model.units import Millis
+from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.properties import LANE_STAMP
 
 WHOLE_QUEUE = {"order": Order.QUEUE, "policy": HoldQueue()}
@@ -42,6 +42,24 @@ def test_a_queue_whose_lease_ran_out_is_not_pulled_until_it_is_renewed() -> None
 
     stopped, still = run_virtual(main)
     assert stopped == still
+
+
+@pytest.mark.row("A56")
+def test_an_answer_that_comes_after_the_end_of_the_lease_is_not_followed_by_a_pull() -> None:
+    async def main() -> tuple[list[int], list[int]]:
+        broker = FakeBroker([queue(0)])
+        seen = Seen()
+        async with member(broker, "me", seen, pull_suspend=60):
+            broker.faults.append(lambda _, name, __: no_answer() if name == "lock" else None)
+            await asyncio.sleep(5)
+            broker.store(queue(0), record(0))
+            await asyncio.sleep(1)
+            late = [about[1] for _, _, _, about in broker.what("pull")]
+            broker.faults.clear()
+            await until(lambda: seen)
+        return late, list(seen)
+
+    assert run_virtual(main) == ([0], [0])
 
 
 def test_a_queue_is_read_from_the_committed_offset() -> None:
@@ -117,6 +135,38 @@ def test_messages_are_handled_in_the_order_of_their_offsets_across_pulls() -> No
         return list(seen)
 
     assert run_virtual(main) == list(range(100))
+
+
+def test_the_parts_of_an_answer_are_handled_in_order_and_need_one_pull() -> None:
+    async def main() -> tuple[list[int], list[int]]:
+        broker = FakeBroker([queue(0)])
+        broker.in_parts = True
+        seen = Seen()
+        async with member(broker, "me", seen, plan=WHOLE_QUEUE):
+            for number in range(5):
+                broker.store(queue(0), record(number))
+                await until(lambda count=number: len(seen) > count)
+        return list(seen), [about[1] for _, _, _, about in broker.what("pull")]
+
+    assert run_virtual(main) == ([0, 1, 2, 3, 4], [0])
+
+
+def test_a_part_that_does_not_continue_the_lanes_is_ignored_and_the_next_pull_is_right() -> None:
+    async def main() -> tuple[list[int], list[int]]:
+        broker = FakeBroker([queue(0)])
+        broker.in_parts = True
+        seen = Seen()
+        async with member(broker, "me", seen, plan=WHOLE_QUEUE) as engine:
+            broker.store(queue(0), record(0))
+            await until(lambda: seen)
+            (assigned,) = engine.assignment
+            assigned.scheduler.drop(queue(0))
+            assigned.scheduler.add(queue(0), QueueOffset(2), assigned.usable_until)
+            broker.store(queue(0), record(1), record(2))
+            await until(lambda: len(seen) == 2, seconds=1)  # not at the deadline of the pull
+        return list(seen), [about[1] for _, _, _, about in broker.what("pull")]
+
+    assert run_virtual(main) == ([0, 2], [0, 2])
 
 
 def test_a_full_cache_stops_pulling_and_room_starts_it_again() -> None:

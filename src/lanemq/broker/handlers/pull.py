@@ -3,6 +3,9 @@
 A pull that finds nothing may be held. It is answered exactly once: when a message arrives that it wants, or at its
 deadline. A pull that carries a lease's epoch is refused once the queue has another owner, so that a member that lost
 its queue without knowing receives nothing more.
+
+The owner of a queue may allow an answer in parts (`laneParts`): while messages arrive one by one, each leaves in a part
+of its own, and client and broker are spared a request for each. The lease is checked again for every part.
 """
 
 import logging
@@ -39,6 +42,10 @@ REBUILD_HOLD_MS = 2_000
 REBUILD_LOOK_MS = 100
 """Time between two looks for an index entry that is being rebuilt."""
 
+PART_AFTER_MS = 1
+"""A held pull is answered in parts only if no message came for so long. Messages that come faster share the answer to
+the next pull, which costs both sides less than a part for each."""
+
 MAX_TAGS = 1_000
 MAX_EXPRESSION_CHARS = 32_767
 """Limits of the expression in a pull: hashing more takes longer than one request may hold the event loop."""
@@ -57,6 +64,9 @@ _CODES = {
 }
 
 
+_NEVER = Millis(0)
+
+
 @dataclass(slots=True, eq=False)
 class _Pull:
     """A pull request with what is needed to run it again."""
@@ -66,6 +76,16 @@ class _Pull:
     request: Command
     header: PullHeader
     tags: frozenset[int] | None
+    offset: int
+    """Where the next part of the answer begins."""
+    messages: int
+    bytes: int
+    """What the answer may still have."""
+    in_parts: bool
+    """Whether its answer may come in parts."""
+    held_at: Millis = _NEVER
+    deadline: Millis = _NEVER
+    """Until when it is held for messages."""
     rebuilt_by: Millis | None = None
     """Until when it waits for a lost index entry at most; None if it does not."""
     topic_deleted: bool = False
@@ -107,6 +127,7 @@ class PullHandler:
         held = tuple(self._held)
         self._parts.polls.forget(held)
         for pull in held:
+            pull.in_parts = False
             self.answer_held(pull)
 
     def disconnected(self, peer: Peer) -> None:
@@ -122,7 +143,18 @@ class PullHandler:
         self._check_topic(header)
         if header.consumer_group not in self._parts.group_use or header.sys_flag & PULL_COMMIT_OFFSET:
             self._parts.use_group(peer, request, header.consumer_group)
-        pull = _Pull(self, peer, request, header, self._wanted_tags(header))
+        max_bytes = STOCK_PULL_BYTES if header.lane_max_bytes is None else header.lane_max_bytes
+        pull = _Pull(
+            self,
+            peer,
+            request,
+            header,
+            self._wanted_tags(header),
+            header.queue_offset,
+            header.max_msg_nums,
+            max_bytes,
+            in_parts=bool(header.lane_parts and header.lane_epoch),
+        )
         if not self._may_pull(pull):
             return
         if header.sys_flag & PULL_COMMIT_OFFSET:
@@ -217,13 +249,12 @@ class PullHandler:
 
     def _read(self, pull: _Pull) -> ReadResult:
         header, options, began = pull.header, self._parts.options, self._parts.clock.now()
-        max_bytes = STOCK_PULL_BYTES if header.lane_max_bytes is None else header.lane_max_bytes
         result = self._parts.store.read(
             header.topic,
             header.queue_id,
-            header.queue_offset,
-            max(1, min(header.max_msg_nums, options.max_pull_messages)),
-            max(1, min(max_bytes, options.max_pull_bytes, pull.peer.max_reply_bytes)),
+            pull.offset,
+            max(1, min(pull.messages, options.max_pull_messages)),
+            max(1, min(pull.bytes, options.max_pull_bytes, pull.peer.max_reply_bytes)),
             pull.tags,
         )
         now = self._parts.clock.now()
@@ -239,12 +270,14 @@ class PullHandler:
         wants = header.sys_flag & PULL_SUSPEND and header.suspend_timeout_millis > 0
         if not wants or pull.request.is_oneway:
             return False
-        return self._hold_until(pull, Millis(self._parts.clock.now() + min(header.suspend_timeout_millis, MAX_HOLD_MS)))
+        pull.deadline = Millis(self._parts.clock.now() + min(header.suspend_timeout_millis, MAX_HOLD_MS))
+        return self._hold_until(pull, pull.deadline)
 
     def _hold_until(self, pull: _Pull, deadline: Millis) -> bool:
         """Hold a pull; False if the broker holds too many, and raises `BrokerBusy` if its client does."""
         header = pull.header
-        offset = QueueOffset(header.queue_offset)
+        offset = QueueOffset(pull.offset)
+        pull.held_at = self._parts.clock.now()
         chars = sum(map(len, pull.request.ext.values()))
         pull.weight = 1 + chars // CHARS_OF_ONE + len(pull.tags or ()) // TAGS_OF_ONE
         over = self._parts.begin_held(pull.peer, pull.request, pull.weight)
@@ -261,21 +294,29 @@ class PullHandler:
         """Answer a pull that is no longer among the long polls."""
         if pull not in self._held:
             return  # its connection was closed a moment ago
-        del self._held[pull], self._by_peer[pull.peer.number][pull]
-        self._parts.end_held(pull.peer, pull.weight)
         try:
-            self._answer_now(pull)
+            if self._answer_now(pull):
+                return
         except StillRebuilding as error:
+            self._no_longer_held(pull)
             self._wait_for_index(pull, error)
+            return
         except LaneError as error:
             answer_error(pull.peer, pull.request, error)
         except Exception:
             log.exception("a held pull of %s failed", pull.peer)
             answer_code(pull.peer, pull.request, ResponseCode.SYSTEM_ERROR, "internal error; ask again")
+        self._no_longer_held(pull)
 
-    def _answer_now(self, pull: _Pull) -> None:
+    def _no_longer_held(self, pull: _Pull) -> None:
+        if self._held.pop(pull, self) is not self:
+            del self._by_peer[pull.peer.number][pull]
+            self._parts.end_held(pull.peer, pull.weight)
+
+    def _answer_now(self, pull: _Pull) -> bool:
+        """Answer a pull, or a part of it; whether it is held for another part."""
         if not self._may_pull(pull):
-            return
+            return False
         if pull.topic_deleted or self._parts.topics.get(pull.header.topic) is None:
             ext = PullResponse(next_begin_offset=0, min_offset=0, max_offset=0).to_ext()
             answer_code(pull.peer, pull.request, ResponseCode.PULL_OFFSET_MOVED, "the topic was deleted", ext)
@@ -283,18 +324,43 @@ class PullHandler:
             # The client does not read its earlier answers: it gets the data when it asks again.
             self._empty(pull)
         elif not self._was_moved(pull):
-            self._answer(pull, self._read(pull))
+            result = self._read(pull)
+            more = pull.in_parts and self._hold_again(pull, result)
+            self._answer(pull, result, more=more)
+            return more
+        return False
+
+    def _hold_again(self, pull: _Pull, result: ReadResult) -> bool:
+        """Hold a pull whose answer comes in parts, behind the messages of this part; False if this is the last one.
+
+        It stays among the held pulls in between, and goes on counting as one of its client.
+        """
+        header, now = pull.header, self._parts.clock.now()
+        is_last = (
+            result.status is not ReadStatus.FOUND
+            or result.next_offset < result.max_offset  # the rest is there already
+            or result.count >= pull.messages
+            or len(result.data) >= pull.bytes
+            or now - pull.held_at < PART_AFTER_MS
+            or now >= pull.deadline
+        )
+        if is_last:
+            return False
+        pull.offset = result.next_offset
+        pull.messages -= result.count
+        pull.bytes -= len(result.data)
+        pull.held_at = now
+        offset = QueueOffset(pull.offset)
+        return self._parts.polls.hold(pull, header.topic, header.queue_id, offset, pull.tags, pull.deadline)
 
     def _empty(self, pull: _Pull) -> None:
-        offset = pull.header.queue_offset
+        offset = pull.offset
         low, high = self._parts.store.bounds(pull.header.topic, pull.header.queue_id)
         ext = PullResponse(next_begin_offset=offset, min_offset=low, max_offset=high).to_ext()
         answer_code(pull.peer, pull.request, ResponseCode.PULL_NOT_FOUND, "read your answers faster", ext)
 
-    def _answer(self, pull: _Pull, result: ReadResult) -> None:
-        ext = PullResponse(
-            next_begin_offset=result.next_offset, min_offset=result.min_offset, max_offset=result.max_offset
-        ).to_ext()
+    def _answer(self, pull: _Pull, result: ReadResult, *, more: bool = False) -> None:
+        ext = PullResponse.ext_of(result.next_offset, result.min_offset, result.max_offset, more=more)
         code = _CODES[result.status]
         answer_code(pull.peer, pull.request, code, result.status.value, ext, result.data)
 
@@ -306,14 +372,14 @@ class PullHandler:
             header.consumer_group,
             header.topic,
             header.queue_id,
-            QueueOffset(header.queue_offset),
+            QueueOffset(pull.offset),
             # Consumers set SUSPEND; a client that does not has chosen the range that it reads.
             decides=not header.sys_flag & PULL_SUSPEND,
             commits=bool(header.lane_epoch),
         )
         if offset is None:
             if waits:  # may be a new member, which never was at another offset
-                parts.recording.arrived(header.consumer_group, header.topic, header.queue_id, header.queue_offset)
+                parts.recording.arrived(header.consumer_group, header.topic, header.queue_id, pull.offset)
             return False
         low, high = self._parts.store.bounds(header.topic, header.queue_id)
         ext = PullResponse(next_begin_offset=offset, min_offset=low, max_offset=high).to_ext()

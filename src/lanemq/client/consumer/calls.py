@@ -88,6 +88,8 @@ class Pulled(NamedTuple):
     min_offset: QueueOffset
     max_offset: QueueOffset
     body: bytes
+    more: bool = False
+    """This is a part of the answer, and another one follows."""
 
 
 def _no_other(_: Pulled) -> None:
@@ -224,12 +226,13 @@ class ConsumerCalls:
     ) -> Pulled:
         """Pulls messages; the broker may hold the request for as long as the header allows.
 
-        `following` is called with each answer while it is read. It returns the offset of the next pull, which is
-        otherwise the same and leaves at once, or None. Returns the last answer.
+        `following` is called with each answer, and with each part of one, while it is read. It returns the offset of
+        the next pull, which is otherwise the same and leaves after the last part, or None. Returns the last answer.
         """
         topic, fields = header.topic, header.to_ext()
         address = self.address(topic, broker)
         timeout = (header.suspend_timeout_millis + PULL_MARGIN_MS) / 1000
+        first = Command(RequestCode.PULL_MESSAGE, 0, ext=fields)
         pulled: Pulled | None = None
 
         def answered(reply: Command) -> Command | None:
@@ -238,9 +241,11 @@ class ConsumerCalls:
             offset = following(pulled)
             if offset is None or not self._is_master(topic, broker, address):
                 return None
+            if pulled.more:
+                return first
             return Command(RequestCode.PULL_MESSAGE, 0, ext=PullHeader.at(offset, fields))
 
-        await self._pool.converse(address, Command(RequestCode.PULL_MESSAGE, 0, ext=fields), timeout, answered)
+        await self._pool.converse(address, first, timeout, answered)
         assert pulled is not None, "a conversation ends after an answer, or by an error"
         return pulled
 
@@ -293,6 +298,7 @@ def _pulled(reply: Command) -> Pulled:
         QueueOffset(answer.min_offset),
         QueueOffset(answer.max_offset),
         reply.body,
+        bool(answer.lane_more),
     )
 
 

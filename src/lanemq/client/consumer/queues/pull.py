@@ -130,7 +130,8 @@ class Puller:
             nonlocal pulled_from
             if assigned.released or not self._take(assigned, pulled, pulled_from):
                 return None
-            next_one = self._next_at_once(assigned)
+            # There is room for another part: together they are no more than the pull has asked for.
+            next_one = pulled.next_offset if pulled.more else self._next_at_once(assigned)
             if next_one is not None:
                 pulled_from = next_one
             return next_one
@@ -144,7 +145,10 @@ class Puller:
             await asyncio.sleep(EMPTY_PAUSE_MS / 1000)
 
     def _take(self, assigned: AssignedQueue, pulled: Pulled, pulled_from: QueueOffset) -> bool:
-        """Puts the messages of an answer into their lanes; False if it is an answer of another kind."""
+        """Puts the messages of an answer, or of a part of one, into their lanes.
+
+        False if they do not continue what is there, or if it is an answer of another kind.
+        """
         assigned.end = pulled.max_offset
         if pulled.code == ResponseCode.SUCCESS:
             messages = self._accepted(assigned, pulled.body)
@@ -152,8 +156,7 @@ class Puller:
             messages = []
         else:
             return False
-        assigned.scheduler.put(assigned.queue, messages, pulled.next_offset, pulled_from)
-        return True
+        return assigned.scheduler.put(assigned.queue, messages, pulled.next_offset, pulled_from)
 
     def _next_at_once(self, assigned: AssignedQueue) -> QueueOffset | None:
         """Where to pull next, if that may happen now; the lease has the same epoch as before, or the queue is lost."""
@@ -182,6 +185,7 @@ class Puller:
             lane_client=self._calls.client_id if lane else None,
             lane_epoch=assigned.epoch or None,
             lane_max_bytes=LANE_PULL_BYTES if lane else None,
+            lane_parts=True if lane and assigned.epoch else None,
         )
 
     def _accepted(self, assigned: AssignedQueue, body: bytes) -> list[Message]:
