@@ -15,7 +15,8 @@ from lanemq.pipelines.ports import KEPT, TableRows
 from lanemq.pipelines.sinks import read_table
 from lanemq.pipelines.sinks.delta import _quoted, _updating
 
-ODD = """it's "a" column? 100%"""
+ODD = """it's "a" column? 100% "text"""
+"""Its JSON ends in that of another column's name."""
 SCHEMA = StructType([*CHANGES.fields, StructField(ODD, StringType()), StructField(KEPT, StringType())])
 
 merging = pytest.mark.parametrize("target", MERGING, indirect=True)
@@ -46,6 +47,14 @@ def test_a_newer_row_replaces_all_columns_but_those_it_keeps(target: Target) -> 
     sink.write(rows(*((key, "end", 3, False, None, [ODD]) for key in range(4))), named(1, 2))
     sink.write(rows(*((key, None, 4, False, None, ["text", ODD]) for key in range(3))), named(1, 3))
     assert {key: text for key, text in target.changed().items() if key < 4} == dict.fromkeys(range(4), "end")
+
+
+@merging
+def test_a_column_is_replaced_although_the_kept_one_has_its_name_behind_a_quote(target: Target) -> None:
+    sink = opened(target)
+    sink.write(rows((1, "old", 1, False, "odd", [])), named(1, 0))
+    sink.write(rows((1, "new", 2, False, None, [ODD])), named(1, 1))
+    assert target.changed() == {1: "new"}
 
 
 class RecordedMerge:

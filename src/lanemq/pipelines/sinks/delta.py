@@ -47,7 +47,7 @@ from lanemq.pipelines.sinks.exact_sink import (
     ShardRows,
     Terms,
     fit,
-    json_bytes,
+    kept_marks,
     merge_table,
     shards,
     without_deletions,
@@ -326,9 +326,9 @@ def _updating(merge: TableMerger, changes: pa.Table, missing: Collection[str]) -
 
 
 def _kept_or_new(name: str) -> str:
-    """The stored value of a column where a row keeps it. In the JSON of a list, a name follows `[` or `,`."""
-    named, column = json_bytes(name).decode(), _quoted(name)
-    keeps = " OR ".join(f"strpos(s.{_quoted(KEPT)}, {_text(mark + named)}) > 0" for mark in "[,")
+    """The stored value of a column where a row keeps it."""
+    column = _quoted(name)
+    keeps = " OR ".join(f"strpos(s.{_quoted(KEPT)}, {_text(mark)}) > 0" for mark in kept_marks(name))
     return f"CASE WHEN {keeps} THEN t.{column} ELSE s.{column} END"
 
 

@@ -396,3 +396,13 @@ def json_column(column: pa.ChunkedArray) -> pa.Array:
 
 def json_bytes(value: Any) -> bytes:
     return _JSON.encode(value)
+
+
+def kept_marks(name: str) -> tuple[str, str]:
+    """Two texts: a row keeps this column if its `_kept` has one of them.
+
+    A name in a JSON list follows `[` or `,`. The name alone is not enough: it may also be the end of a longer name with
+    a quote in it, where a backslash precedes the quote.
+    """
+    named = json_bytes(name).decode()
+    return f"[{named}", f",{named}"

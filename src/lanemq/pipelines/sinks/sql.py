@@ -28,7 +28,7 @@ from lanemq.pipelines.sinks.exact_sink import (
     ExtraColumns,
     LedgerEntry,
     Terms,
-    json_bytes,
+    kept_marks,
     merge_table,
     shard_tables,
 )
@@ -253,8 +253,8 @@ class SqlSink(ExactSink, ABC):
         """What a newer row stores in a column: its own value, or the old one if the row keeps it."""
         if KEPT not in terms.schema.names or name in (SEQUENCE, DELETED, KEPT):
             return f"excluded.{quoted(name)}"
-        named = json_bytes(name).decode().replace("'", "''")
-        keeps = f"{self.position_in_text}(excluded.{quoted(KEPT)}, '{named}') > 0"
+        marks = [mark.replace("'", "''") for mark in kept_marks(name)]
+        keeps = " OR ".join(f"{self.position_in_text}(excluded.{quoted(KEPT)}, '{mark}') > 0" for mark in marks)
         return f"CASE WHEN {keeps} THEN held.{quoted(name)} ELSE excluded.{quoted(name)} END"
 
     def _locked_entry(self, connection: Any, terms: Terms) -> LedgerEntry:
