@@ -12,8 +12,11 @@ files:
 - `parquet-1`, `parquet-8`: append; the same rows in 1 file and in 8. `parquet-8-dictionaries`: with a dictionary for
   every column. A batch before the measured one loads what is loaded once.
 
-`memory` is the peak resident size in MiB, beside that after the imports, `memory_before`. PostgreSQL runs without
-fsync.
+`memory` is the peak resident size in MiB, beside that after the imports, `memory_before`. With tasks also: `jvm` and
+`worker`, the peak resident size of Spark's JVM and of the largest Python worker; `heap`, what the JVM's heap holds
+before and after the batch, when the garbage collector has run; and where the time goes, `copy_seconds` of the tasks and
+`merge_seconds` of the statement that merges. `all_cpu` is the CPU time of driver, JVM and workers, without the server.
+PostgreSQL runs without fsync.
 """
 
 import json
@@ -23,10 +26,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +37,9 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 from tests import postgres_server
 
+from benchmarks.harness import commit
+from benchmarks.memory_watch import Watch
+from benchmarks.spark_common import cpu_seconds
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Batch, FileRows, Merge, RowFile
 from lanemq.pipelines.sinks import DeltaSink, ParquetSink, PostgresSink, parquet
 
@@ -87,13 +93,68 @@ def write(way: str, rows: int, folder: Path, dsn: str) -> None:
         before = _memory()
         if way.startswith("parquet"):
             sink.write(_batch(folder, 0), Batch("bench", 0, 1))
+        tasks = stack.enter_context(TaskCosts(spark)) if spark is not None else None
         began, used = time.perf_counter(), time.process_time()
         assert sink.write(batch, Batch("bench", 1, 1))
         seconds, cpu = time.perf_counter() - began, time.process_time() - used
         assert not sink.last_stale
+        figures: dict[str, Any] = {"seconds": round(seconds, 2), "cpu": round(cpu, 2)}
+        figures |= {"memory": _memory(), "memory_before": before}
+        if tasks is not None:
+            figures |= tasks.figures() | sink.seconds
         sink.close()
-    figures = {"seconds": round(seconds, 2), "cpu": round(cpu, 2), "memory": _memory(), "memory_before": before}
-    print(json.dumps({"name": f"large/{way}", "rows": rows, **figures}), flush=True)
+    load = round(os.getloadavg()[0], 1)
+    print(json.dumps({"name": f"large/{way}", "rows": rows, **figures, "commit": commit(), "load": load}), flush=True)
+
+
+class TimedSink(PostgresSink):
+    """Records how long the copies and the merge take."""
+
+    def __init__(self, dsn: str, table: str) -> None:
+        super().__init__(dsn, table)
+        self.seconds: dict[str, float] = {}
+
+    def _copy_files(self, *arguments: Any) -> Any:
+        return self._timed("copy_seconds", lambda: super(TimedSink, self)._copy_files(*arguments))
+
+    def _apply_staged(self, *arguments: Any) -> Any:
+        return self._timed("merge_seconds", lambda: super(TimedSink, self)._apply_staged(*arguments))
+
+    def _timed(self, name: str, work: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.seconds[name] = round(time.perf_counter() - began, 2)
+
+
+class TaskCosts:
+    """Memory and CPU time of Spark's processes during a batch."""
+
+    def __init__(self, spark: Any) -> None:
+        self._jvm = spark._jvm  # noqa: SLF001
+        self._heap: list[int] = []
+        self._cpu = 0.0
+
+    def __enter__(self) -> Self:
+        self._heap.append(self._used_heap())
+        self._watch = Watch(0)
+        self._cpu = cpu_seconds()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.close()
+
+    def figures(self) -> dict[str, Any]:
+        used = cpu_seconds() - self._cpu
+        self._heap.append(self._used_heap())
+        peaks = {role: self._watch.peak(role) for role in ("jvm", "worker")}
+        return {"all_cpu": round(used, 1), **peaks, "heap": self._heap}
+
+    def _used_heap(self) -> int:
+        runtime = self._jvm.java.lang.Runtime.getRuntime()
+        self._jvm.java.lang.System.gc()
+        return round((runtime.totalMemory() - runtime.freeMemory()) / 2**20)
 
 
 def _spark() -> Any:
@@ -114,7 +175,7 @@ def _sink(way: str, folder: Path, dsn: str) -> Any:
         if way.endswith("dictionaries"):
             parquet.dictionary_columns = lambda rows: True  # type: ignore[assignment, return-value]
         return ParquetSink(folder / "table")
-    return PostgresSink(dsn, "rows") if "tasks" in way else PostgresSink(dsn, "rows", copies=0)
+    return TimedSink(dsn, "rows") if "tasks" in way else PostgresSink(dsn, "rows", copies=0)
 
 
 def _files(folder: Path, number: int, rows: int, files: int) -> None:

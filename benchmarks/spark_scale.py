@@ -1,4 +1,4 @@
-"""The cost of a row as topics grow: more messages in four queues, and the same messages in more queues.
+"""The cost of a row as topics grow: more messages in eight queues, and the same messages in more queues.
 
 Every turn is a batch read of a whole topic to nowhere, or an available-now stream; its count is checked. `value` is the
 greatest CPU time per row divided by the smallest, of driver, JVM and Python workers together; `us` has the medians
@@ -6,9 +6,12 @@ behind it, `broker_us` the broker's, `seconds` the wall time of a read.
 
     python -m benchmarks.spark_scale [messages, default 1000000,3000000,10000000] [queues, default 8,64,256] [rounds, 3]
 
-The first list grows one topic: messages are added between the sizes. The second list has a topic each, with as many
-messages as the middle of the first list, which take turns. Each of these topics is also read with a task for each queue
-(`minPartitions`), to show what packing queues into tasks is worth. An empty list leaves its part out.
+The first list grows one topic: messages are added between the sizes, and a line is printed for each. Beside it, a topic
+of the first size is read in turns (`small_us`), because a machine that others use is not the same a quarter of an hour
+later. These messages have a key and no other property, so that 100 million of them need 25 GB; a topic of more than
+30 million messages is read once. The second list has a topic each, with as many messages as the middle of the first
+list, which take turns. Each of these topics is also read with a task for each queue (`minPartitions`), to show what
+packing queues into tasks is worth. An empty list leaves its part out.
 """
 
 import statistics
@@ -17,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.functions import count, lit
@@ -24,10 +28,22 @@ from pyspark.sql.functions import count, lit
 from benchmarks.harness import BrokerProcess, report
 from benchmarks.spark_common import cpu_seconds, session
 from lanemq.client.admin.admin import Admin
+from lanemq.client.producer.batches import PendingMessage, RequestBuilder
+from lanemq.client.topics import checked
+from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
+from lanemq.net.address import parse_address
+from lanemq.net.blocking import BlockingConnection
 from lanemq.spark.write.sending import OutgoingRow, TaskSender
+from lanemq.wire.batch import BATCH_FRAME_BYTES, BATCH_HEAD, BATCH_LENGTH
+from lanemq.wire.command import Command
+from lanemq.wire.properties import PropertyName
 
 KEYS = 10_000
+QUEUES = 8
+"""Of the topic that grows."""
+READ_ROWS = 30_000_000
+"""Rows after which a size of the growing topic is not read again."""
 BODY = b"x" * 100
 WARM_UP = 3
 """Turns that do not count: the JVM compiles what they run."""
@@ -73,35 +89,77 @@ def stream(spark: SparkSession, address: str, topic: str, **options: int) -> int
     return sum(rows)
 
 
-def add(address: str, topic: str, first: int, end: int) -> None:
-    """Adds messages to a topic by the way that is quickest."""
-    sender = TaskSender(address, f"fill-{topic}-{first}", 0, Millis(10_000))
-    for number in range(first, end):
+def add(address: str, topic: str, count: int) -> None:
+    """Adds messages with all properties that a Spark task gives them."""
+    sender = TaskSender(address, f"fill-{topic}", 0, Millis(10_000))
+    for number in range(count):
         sender.send(OutgoingRow(topic, BODY, f"key-{number % KEYS}"))
     sender.flush()
     sender.close()
 
 
+def add_small(address: str, topic: str, count: int) -> None:
+    """Adds messages that have a key and no other property, by requests that are encoded once."""
+    with BlockingConnection(parse_address(address)) as connection:
+        every_key = _requests(topic, KEYS)
+        for _ in range(count // KEYS):
+            for request in every_key:
+                checked(connection.request(request, timeout=60.0))
+        for request in _requests(topic, count % KEYS):
+            checked(connection.request(request, timeout=60.0))
+
+
+def _requests(topic: str, messages: int) -> list[Command]:
+    """A request for each queue. A key is always in the same queue."""
+    builder, unused = RequestBuilder("bench", "bench-client", "bench-producer"), PendingMessage(BODY, "", "")
+    found = []
+    for number in range(min(QUEUES, messages)):
+        queue = MessageQueue(topic, "broker", number)
+        request = builder.send(queue, (unused, unused), epoch=0, sequence=0, born=1_700_000_000_000, creates=False)
+        request.body = b"".join(_framed(f"{key:x}") for key in range(number, messages, QUEUES))
+        found.append(request)
+    return found
+
+
+def _framed(key: str) -> bytes:
+    text = f"{PropertyName.KEY}\x01{key}\x02".encode()
+    head = BATCH_HEAD.pack(BATCH_FRAME_BYTES + len(BODY) + len(text), 0, 0, 0, len(BODY))
+    return head + BODY + BATCH_LENGTH.pack(len(text)) + text
+
+
 def growing(spark: SparkSession, broker: BrokerProcess, sizes: Sequence[int], rounds: int) -> None:
+    small = sizes[0]
     with Admin(broker.address) as admin:
-        admin.create_topic("growing", 4)
+        for topic in ("growing", "small"):
+            admin.create_topic(topic, QUEUES)
+    add_small(broker.address, "small", small)
+    read_small = partial(batch, spark, broker.address, "small")
+    for _ in range(WARM_UP):
+        Turn(broker, "small", small, read_small)
     taken: dict[int, list[Turn]] = {}
+    beside: dict[int, list[Turn]] = {}
     held = 0
     for size in sizes:
-        add(broker.address, "growing", held, size)
-        warm_up = 1 if held else WARM_UP
-        held = size
-        read = partial(batch, spark, broker.address, "growing")
-        turns = [Turn(broker, "growing", size, read) for _ in range(warm_up + rounds)]
-        taken[size] = turns[warm_up:]
-    _report("spark_scale_messages", taken, GOAL, queues=4)
+        began = time.perf_counter()
+        add_small(broker.address, "growing", size - held)
+        filled, held = round(time.perf_counter() - began), size
+        taken[size], beside[size] = [], []
+        for _ in range(max(1, min(rounds, READ_ROWS // size))):
+            beside[size].append(Turn(broker, "small", small, read_small))
+            taken[size].append(Turn(broker, "growing", size, partial(batch, spark, broker.address, "growing")))
+        beside[size].append(Turn(broker, "small", small, read_small))
+        us, small_us = (statistics.median(each.us for each in turns[size]) for turns in (taken, beside))
+        more = {"us": round(us, 2), "small_us": round(small_us, 2), "small": small, "fill_seconds": filled}
+        report(f"spark_scale_{size}_messages", us / small_us, "x", **more, turns=len(taken[size]))
+    small_us = {str(size): round(statistics.median(each.us for each in turns), 2) for size, turns in beside.items()}
+    _report("spark_scale_messages", taken, GOAL, queues=QUEUES, small_us=small_us)
 
 
 def spreading(spark: SparkSession, broker: BrokerProcess, queues: Sequence[int], messages: int, rounds: int) -> None:
     for number in queues:
         with Admin(broker.address) as admin:
             admin.create_topic(f"queues-{number}", number)
-        add(broker.address, f"queues-{number}", 0, messages)
+        add(broker.address, f"queues-{number}", messages)
     ways: dict[str, tuple[Callable[..., int], Callable[[int], dict[str, int]]]] = {
         "spark_scale_queues": (batch, lambda number: {}),
         "spark_scale_queues_stream": (stream, lambda number: {}),
@@ -119,7 +177,7 @@ def spreading(spark: SparkSession, broker: BrokerProcess, queues: Sequence[int],
         _report(way, turns, None if "minPartitions" in ways[way][1](1) else GOAL, messages=messages)
 
 
-def _report(name: str, taken: dict[int, list[Turn]], goal: float | None, **more: int) -> None:
+def _report(name: str, taken: dict[int, list[Turn]], goal: float | None, **more: Any) -> None:
     def medians(of: str, digits: int = 2) -> dict[str, float]:
         found = {at: [getattr(turn, of) for turn in turns] for at, turns in taken.items()}
         return {str(at): round(statistics.median(values), digits) for at, values in found.items()}

@@ -1,13 +1,19 @@
 """Every transition: `Transitions` against the same step written plainly with Spark's own state, on RocksDB.
 
-`plain` is `transformWithStateInPandas`, `applied` the older `applyInPandasWithState`. All read the same Parquet files
-as a stream (a file per queue and batch), decode the same JSON, run the same step for every event of a key in order, and
-write a row per event to Parquet. Every key occurs equally often, in a random order, so that `keys / rows` batches touch
-all keys. The first batch warms up and is not counted; the figure is rows per second of the median batch, as Spark's
-progress tells its duration. All must reach the same final state of every key. One JSON line per number of keys; `value`
-is ours, `ratio_to_*` is ours to another. `keys_seen` are the keys that have a state at the end.
+`by_row` is `transformWithState` (PySpark 4.1), `plain` is `transformWithStateInPandas`, `applied` the older
+`applyInPandasWithState`. All read the same Parquet files as a stream (a file per queue and batch), decode the same
+JSON, run the same step for every event of a key in order, and write a row per event to Parquet. Every key occurs
+equally often, in a random order, so that `keys / rows` batches touch all keys. The first batch warms up and is not
+counted.
 
-    python -m benchmarks.spark_transitions --rows 100000 --batches 4 --keys 10000,1000000 --kinds ours,plain,applied
+A JSON line for every batch, as soon as it is done, and one for each number of keys. There, `value` is the rows per
+second of our median batch, as Spark's progress reports its duration; `NAME_cpu_us` is the CPU time per row of driver,
+JVM and Python workers, of the batches that count; `ratio_to_NAME` is our rate to another's, and `cpu_ratio_to_NAME`
+its CPU time to ours. `keys_seen` are the keys that have a state at the end. All must write the same rows, which hold
+the state of a key after every event (`same_rows_as_NAME` counts them). A kind that takes longer than `--minutes` is
+stopped, and the rows of the batches that it has finished are compared with ours of the same batches.
+
+    python -m benchmarks.spark_transitions --rows 100000 --batches 4 --keys 10000,1000000 --kinds ours,by_row,plain
 """
 
 import argparse
@@ -16,16 +22,18 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from benchmarks.harness import report
@@ -38,9 +46,11 @@ from lanemq.spark.columns import arrow_schema, select_columns
 
 QUEUES = 4
 KEYS = (10_000, 1_000_000)
-KINDS = ("ours", "plain", "applied")
+KINDS = ("ours", "by_row", "plain", "applied")
 OUTPUTS = "order_id string, status string, events long, total long"
 STATE = "status string, events long, total long"
+LOOK_SECONDS = 0.3
+"""How often we look whether a batch is done."""
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -51,8 +61,36 @@ def step(state: dict[str, Any] | None, event: Event) -> tuple[dict[str, Any], li
     return order, [{"order_id": event.key, **order}]
 
 
+class Done(NamedTuple):
+    """One batch that a query has finished."""
+
+    rows: int
+    seconds: float
+    cpu: float
+    """CPU seconds of driver, JVM and Python workers since the batch before."""
+
+
+class RowStep(StatefulProcessor):
+    """The same step as a user of Spark would write it with rows."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._order = handle.getValueState("order", STATE)
+        self._decode = msgspec.json.Decoder().decode
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
+        status, events, total = self._order.get() if self._order.exists() else ("", 0, 0)
+        for row in sorted(rows, key=lambda row: (row.queue_id, row.queue_offset)):
+            event = self._decode(bytes(row.value))
+            status, events, total = event["status"], events + 1, total + event["amount"]
+            yield Row(order_id=key[0], status=status, events=events, total=total)
+        self._order.update((status, events, total))
+
+    def close(self) -> None:
+        pass
+
+
 class PlainStep(StatefulProcessor):
-    """The same step as a user of Spark would write it."""
+    """The same with data frames of pandas."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._order = handle.getValueState("order", STATE)
@@ -120,15 +158,47 @@ def stream(spark: SparkSession, folder: Path) -> DataFrame:
     return reader.parquet(str(folder))
 
 
-def finish(writer: Any, place: Path) -> list[float]:
-    """Rows per second of every batch but the first."""
-    query = writer.option("checkpointLocation", str(place / "checkpoint")).trigger(availableNow=True).start()
-    query.awaitTermination()
-    done = [each for each in query.recentProgress if each.numInputRows]
-    return [each.numInputRows / each.batchDuration * 1_000 for each in done[1:]]
+class Watched:
+    """Runs queries, and reports each batch of theirs when it is done."""
+
+    def __init__(self, kind: str, keys: int, minutes: float) -> None:
+        self._kind, self._keys, self._limit = kind, keys, minutes * 60
+
+    def finish(self, writer: Any, place: Path) -> list[Done]:
+        """The batches up to the end of the input, or those that were done within the limit."""
+        began, cpu = time.perf_counter(), cpu_seconds()
+        query = writer.option("checkpointLocation", str(place / "checkpoint")).trigger(availableNow=True).start()
+        done: list[Done] = []
+        ended = False
+        while not ended:
+            ended = bool(query.awaitTermination(LOOK_SECONDS))
+            found = [each for each in query.recentProgress if each.numInputRows]
+            for each in found[len(done) :]:
+                used = cpu_seconds()
+                done.append(Done(each.numInputRows, each.batchDuration / 1_000, used - cpu))
+                cpu = used
+                self._report(done)
+            if not ended and time.perf_counter() - began > self._limit:
+                print(f"{self._keys} keys, {self._kind}: stopped after {len(done)} batches", file=sys.stderr)
+                query.stop()
+                ended = True
+        if not done:
+            sys.exit(f"{self._kind}: no batch was done in time; give it more minutes, or batches of fewer rows")
+        return done
+
+    def _report(self, done: Sequence[Done]) -> None:
+        last = done[-1]
+        more = {
+            "keys": self._keys,
+            "batch": len(done),
+            "rows": last.rows,
+            "rows_so_far": sum(each.rows for each in done),
+        }
+        cpu_us = round(last.cpu / last.rows * 1e6, 1)
+        report(f"spark_transitions_batch_{self._kind}", last.rows / last.seconds, "rows/s", cpu_us=cpu_us, **more)
 
 
-def ours(spark: SparkSession, source: Path, place: Path) -> list[float]:
+def ours(spark: SparkSession, source: Path, place: Path, watched: Watched) -> list[Done]:
     stage = Transitions(step=step, outputs=OUTPUTS)
     (place / "stage").mkdir(parents=True)
     stage.open(spark, place / "stage")
@@ -143,40 +213,28 @@ def ours(spark: SparkSession, source: Path, place: Path) -> list[float]:
             file.path.rename(folder / file.path.name)
         stage.finished(batch)
 
-    return finish(stream(spark, source).writeStream.foreachBatch(run), place)
+    return watched.finish(stream(spark, source).writeStream.foreachBatch(run), place)
 
 
-def plain(spark: SparkSession, source: Path, place: Path) -> list[float]:
-    made = (
-        stream(spark, source)
-        .select("key", "queue_id", "queue_offset", "value")
-        .groupBy("key")
-        .transformWithStateInPandas(PlainStep(), OUTPUTS, "Append", "None")
-    )
-
-    def run(rows: DataFrame, number: int) -> None:
-        rows.write.parquet(str(place / "rows" / str(number)))
-
-    return finish(made.writeStream.foreachBatch(run).outputMode("append"), place)
+SPARK_STATE: dict[str, Callable[[GroupedData], DataFrame]] = {
+    "by_row": lambda groups: groups.transformWithState(RowStep(), OUTPUTS, "Append", "None"),
+    "plain": lambda groups: groups.transformWithStateInPandas(PlainStep(), OUTPUTS, "Append", "None"),
+    "applied": lambda groups: groups.applyInPandasWithState(applied_step, OUTPUTS, STATE, "append", "NoTimeout"),
+}
 
 
-def applied(spark: SparkSession, source: Path, place: Path) -> list[float]:
-    made = (
-        stream(spark, source)
-        .select("key", "queue_id", "queue_offset", "value")
-        .groupBy("key")
-        .applyInPandasWithState(applied_step, OUTPUTS, STATE, "append", "NoTimeout")
-    )
+def theirs(kind: str, spark: SparkSession, source: Path, place: Path, watched: Watched) -> list[Done]:
+    groups = stream(spark, source).select("key", "queue_id", "queue_offset", "value").groupBy("key")
 
     def run(rows: DataFrame, number: int) -> None:
         rows.write.parquet(str(place / "rows" / str(number)))
 
-    return finish(made.writeStream.foreachBatch(run).outputMode("append"), place)
+    return watched.finish(SPARK_STATE[kind](groups).writeStream.foreachBatch(run).outputMode("append"), place)
 
 
-def final_states(spark: SparkSession, place: Path) -> DataFrame:
-    rows = spark.read.schema(OUTPUTS).option("recursiveFileLookup", "true").parquet(str(place / "rows"))
-    return rows.groupBy("order_id").agg({"events": "max", "total": "max", "*": "count"})
+def written(spark: SparkSession, place: Path, batches: int) -> DataFrame:
+    """The rows of so many batches: a row for every event, with the state of its key after it."""
+    return spark.read.schema(OUTPUTS).parquet(*(str(place / "rows" / str(number)) for number in range(batches)))
 
 
 def session() -> SparkSession:
@@ -199,40 +257,60 @@ def session() -> SparkSession:
 def check_protobuf() -> None:
     """Spark's workers talk protobuf to the state store; pyspark does not install it."""
     if find_spec("google") is None or find_spec("google.protobuf") is None:
-        sys.exit("transformWithStateInPandas needs the package protobuf: install it, or measure `ours` alone")
+        sys.exit("transformWithState needs the package protobuf: install it, or measure `ours` alone")
+
+
+def compare(spark: SparkSession, folder: Path, kinds: Sequence[str], done: dict[str, list[Done]]) -> dict[str, Any]:
+    """The figures of all kinds, after a check that they agree about the state of every key after every event."""
+    figures: dict[str, Any] = {}
+    rates, cpu = {}, {}
+    for kind in kinds:
+        counted = done[kind][1:] or done[kind]
+        each = [batch.rows / batch.seconds for batch in counted]
+        rates[kind] = statistics.median(each)
+        cpu[kind] = sum(batch.cpu for batch in counted) / sum(batch.rows for batch in counted) * 1e6
+        figures |= {
+            f"{kind}_rate": round(rates[kind]),
+            f"{kind}_best": round(max(each)),
+            f"{kind}_cpu_us": round(cpu[kind], 1),
+        }
+        figures[f"{kind}_batches"] = len(done[kind])
+    first = kinds[0]
+    for kind in kinds[1:]:
+        batches = min(len(done[first]), len(done[kind]))
+        left, right = (written(spark, folder / each, batches) for each in (first, kind))
+        assert left.exceptAll(right).isEmpty(), f"states differ: {kind}"
+        assert right.exceptAll(left).isEmpty(), f"states differ: {kind}"
+        figures |= {
+            f"ratio_to_{kind}": round(rates[first] / rates[kind], 2),
+            f"cpu_ratio_to_{kind}": round(cpu[kind] / cpu[first], 2),
+            f"same_rows_as_{kind}": left.count(),
+        }
+    return figures
 
 
 def main(
-    rows: int = 400_000, batches: int = 4, kinds: Sequence[str] = ("ours", "plain"), keys_of: Sequence[int] = ()
+    rows: int = 400_000,
+    batches: int = 4,
+    kinds: Sequence[str] = ("ours", "plain"),
+    keys_of: Sequence[int] = (),
+    minutes: float = 60.0,
 ) -> None:
-    if "plain" in kinds:
+    if {"by_row", "plain"} & set(kinds):
         check_protobuf()
     spark = session()
+    runs = {"ours": ours, **{kind: partial(theirs, kind) for kind in SPARK_STATE}}
     for keys in keys_of or KEYS:
         folder = Path(tempfile.mkdtemp(prefix="lanemq-bench-"))
         try:
             source = folder / "input"
             source.mkdir()
             make_input(source, keys, rows, batches)
-            more: dict[str, Any] = {"rows": rows, "batches": batches, "keys_seen": min(keys, rows * batches)}
-            value: dict[str, float] = {}
-            for kind in kinds:
-                began = cpu_seconds()
-                rates = {"ours": ours, "plain": plain, "applied": applied}[kind](spark, source, folder / kind)
-                value[kind] = statistics.median(rates)
-                more |= {kind: round(value[kind]), f"{kind}_best": round(max(rates))}
-                more[f"{kind}_cpu_us"] = round((cpu_seconds() - began) / (rows * batches) * 1e6, 1)
-                print(
-                    f"{keys} keys, {kind}: {more[kind]} rows/s, {more[f'{kind}_cpu_us']} us",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            for kind in kinds[1:]:
-                left, right = (final_states(spark, folder / each) for each in (kinds[0], kind))
-                assert left.exceptAll(right).isEmpty(), f"final states differ: {kind}"
-                assert right.exceptAll(left).isEmpty(), f"final states differ: {kind}"
-                more[f"ratio_to_{kind}"] = round(value[kinds[0]] / value[kind], 2)
-            report(f"spark_transitions_{keys}_keys", value[kinds[0]], "rows/s", **more)
+            done = {kind: runs[kind](spark, source, folder / kind, Watched(kind, keys, minutes)) for kind in kinds}
+            figures = compare(spark, folder, kinds, done)
+            seen = min(keys, rows * batches)
+            name = f"spark_transitions_{keys}_keys"
+            report(name, figures[f"{kinds[0]}_rate"], "rows/s", rows=rows, batches=batches, keys_seen=seen, **figures)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     spark.stop()
@@ -246,5 +324,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--kinds", default="ours,plain", help=f"of {', '.join(KINDS)}; the first is compared with others"
     )
+    parser.add_argument("--minutes", type=float, default=60.0, help="a kind that takes longer is stopped")
     given = parser.parse_args()
-    main(given.rows, given.batches, given.kinds.split(","), [int(each) for each in given.keys.split(",")])
+    keys_of = [int(each) for each in given.keys.split(",")]
+    main(given.rows, given.batches, given.kinds.split(","), keys_of, given.minutes)
