@@ -420,3 +420,67 @@ def test_withdrawn_messages_free_their_sequences() -> None:
     assert sender.withdraw("a") == ("a1",)
     batch = take(sender, count=9)
     assert (batch.epoch, batch.first_sequence, batch.messages) == (1, 1, ("b0", "c0"))
+
+
+EVENTS = st.sampled_from(["stored", "stored", "stored", "unanswered", "later", *SendError])
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(EVENTS, st.integers(0, 2)), max_size=12))
+def test_a_message_sent_alone_is_sent_and_acknowledged_as_any_other(events: list[tuple[str | SendError, int]]) -> None:
+    """Replies may be late: they may concern a batch of an earlier epoch, or one that is to be sent again."""
+    ordinary, alone, now = lane(timeout=5_000), lane(timeout=5_000), Millis(0)
+    sent: list[SendBatch[str]] = []
+    for number, (event, which) in enumerate(events):
+        message, batch = f"{'ab'[number % 2]}{number}", None
+        if event == "later":
+            now = Millis(now + 700)
+        elif ordinary.frozen is not None:
+            assert alone.send_alone(message, 10, now=now) is None
+        else:
+            ordinary.offer(message, 10, now=now)
+            batch = alone.send_alone(message, 10, now=now)
+            if batch is None:
+                alone.offer(message, 10, now=now)
+        taken = ordinary.take_batch(max_count=2, max_bytes=100, now=now)
+        if batch is None:
+            batch = alone.take_batch(max_count=2, max_bytes=100, now=now)
+        assert batch == taken
+        sent += [] if taken is None else [taken]
+        answered = sent[-1 - which] if which < len(sent) else None
+        if event == "stored" and answered is not None:
+            known = alone.acknowledged_alone(answered) or alone.acknowledged(answered)
+            assert ordinary.acknowledged(answered) == known
+        elif isinstance(event, SendError) and event is not SendError.TOO_LATE and answered is not None:
+            assert alone.failed(answered, event, now=now) == ordinary.failed(answered, event, now=now)
+        assert alone.expire(now=now) == ordinary.expire(now=now)
+        for each in (alone, ordinary):
+            if each.must_renew:
+                each.renew()
+        one, other = (
+            (each.idle, each.epoch, each.open_span, each.next_deadline(), each.waiting()) for each in (alone, ordinary)
+        )
+        assert one == other
+
+
+def test_a_message_is_not_sent_alone_before_the_back_off_of_an_earlier_failure_is_over() -> None:
+    sender = lane()
+    first = sender.send_alone("m0", 10, now=NOW)
+    assert first is not None
+    sender.failed(first, SendError.RETRY, now=NOW)
+    assert sender.acknowledged_alone(first)  # a late reply
+    assert sender.send_alone("m1", 10, now=NOW) is None
+    assert full(sender)
+
+
+def test_a_late_reply_of_an_earlier_epoch_does_not_acknowledge_a_message_sent_alone() -> None:
+    sender = lane()
+    first = sender.send_alone("m0", 10, now=NOW)
+    assert first is not None
+    sender.failed(first, SendError.FATAL, now=NOW)
+    sender.resume()
+    second = sender.send_alone("m1", 10, now=NOW)
+    assert second is not None
+    assert (first.first_sequence, second.first_sequence) == (0, 0)
+    assert not sender.acknowledged_alone(first)
+    assert sender.acknowledged_alone(second)

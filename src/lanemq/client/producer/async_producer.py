@@ -8,7 +8,7 @@ place before an earlier one.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Self, TypeAlias, Unpack
 
@@ -52,7 +52,7 @@ from lanemq.wire.command import Command
 
 log = logging.getLogger(__name__)
 
-Offer: TypeAlias = Callable[[TopicRoute], list[QueueLane]]
+Offer: TypeAlias = Callable[[TopicRoute], Sequence[QueueLane]]
 """Offers messages to the lanes of a route."""
 
 
@@ -259,12 +259,16 @@ class AsyncProducer(ProducerBase):
     ) -> None:
         message, choice = self._packer.one(value, key, arguments, waiter, sender_waits=sender_waits)
 
-        def offer(route: TopicRoute) -> list[QueueLane]:
+        def offer(route: TopicRoute) -> Sequence[QueueLane]:
             if message.alone:
                 refuse_delay(route, message)
-            lane = self._engine.offer_one(self._chooser.choose(route, value, key, choice), message, route)
+            queue = self._chooser.choose(route, value, key, choice)
+            request = self._engine.send_alone(queue, message, route) if sender_waits else None
+            if request is not None:
+                self._post((request,))
+            lanes = () if request is not None else (self._engine.offer_one(queue, message, route),)
             self._inbox.learn(route)
-            return [lane]
+            return lanes
 
         await self._wait_in_line(topic, message.size, offer, self._inbox.full_at)
 
@@ -362,6 +366,13 @@ class AsyncProducer(ProducerBase):
 
     def _replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> None:
         self._unanswered -= 1
+        receipt = None if self._inbox else self._engine.stored_alone(request, reply)
+        if receipt is not None:
+            self._adjust_inbox()
+            request.batch.messages[0].waiter.stored(0, receipt)
+            self._settled.set()
+            self._has_answered(request)
+            return
         if self._inbox.is_due(self._unanswered, self._clock.now):
             self._empty_inbox()
         actions = self._engine.replied(request, reply, error)
@@ -369,7 +380,11 @@ class AsyncProducer(ProducerBase):
         self._finish(actions)
         if not actions.outcomes:
             self._wake.set()  # the batch will be sent again later
-        if reply is not None and self._routes.outages.away:
+        if reply is not None:
+            self._has_answered(request)
+
+    def _has_answered(self, request: SendRequest) -> None:
+        if self._routes.outages.away:
             self._routes.outages.answered(self._links[request.broker].address)
             self._routes.outages.answered(request.broker)
 

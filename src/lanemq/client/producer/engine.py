@@ -28,10 +28,12 @@ from lanemq.client.producer.outcomes import (
     failed_outcomes,
     forgotten,
     may_be_stored,
+    receipt_of,
     stored_outcomes,
     without,
 )
 from lanemq.client.producer.waiters import BatchWaiter, SingleWaiter
+from lanemq.client.receipt import Receipt
 from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock
 from lanemq.core.sending.frozen_keys import Freeze, FrozenKeys
@@ -49,7 +51,7 @@ from lanemq.model.errors import (
 )
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, to_millis
-from lanemq.wire.codes import LATE_CODES, STORED_CODES, error_for, unconfirmed
+from lanemq.wire.codes import LATE_CODES, STORED_CODES, ResponseCode, error_for, unconfirmed
 from lanemq.wire.command import Command
 from lanemq.wire.lane_fields import LANE_EXPECTED
 from lanemq.wire.properties import PropertyName, find_property
@@ -123,6 +125,35 @@ class SendEngine:
         stamps, lingers = route.is_lane(queue.broker), not message.sender_waits
         return self.offer(queue, (message,), checks_stamps=stamps, creates=route.provisional, lingers=lingers)
 
+    def send_alone(self, queue: MessageQueue, message: PendingMessage, route: TopicRoute) -> "SendRequest | None":
+        """As `offer_one` and `take_requests`, for a message whose sender waits and that would be sent at once.
+
+        None if anything about its lane is unusual, or not idle; nothing is changed then.
+        """
+        lane = self._lanes.get(queue)
+        if (
+            lane is None
+            or lane.waiting
+            or lane.in_flight
+            or lane.has_repeats
+            or lane.recovering
+            or lane.freeze is not None
+            or lane.frozen_keys
+            or message.alone
+            or not lane.broker.connected
+            or lane.checks_stamps is not route.is_lane(queue.broker)
+        ):
+            return None
+        now, size = self._clock.now(), message.size
+        batch = lane.sender.send_alone(message, size, now=now)
+        if batch is None:
+            return None
+        lane.creates, lane.linger_until = route.provisional, 0
+        lane.accepted += 1
+        self.unsettled.accepted(queue, (message,), size)
+        self._active[lane] = None
+        return lane.request(batch, now)
+
     def offer_all(
         self, by_queue: Mapping[MessageQueue, Sequence[PendingMessage]], route: TopicRoute
     ) -> "list[QueueLane]":
@@ -170,6 +201,30 @@ class SendEngine:
             self._not_stored(request, problem, reply, actions)
         self._continue(lane, actions)
         return actions
+
+    def stored_alone(self, request: "SendRequest", reply: Command | None) -> Receipt | None:
+        """As `replied`, for the reply "stored" to a `send` in whose lane nothing else waits or is unanswered.
+
+        Returns the receipt for the caller; None if it is not so, and nothing is changed then.
+        """
+        lane, batch = request.lane, request.batch
+        message = batch.messages[0]
+        if (
+            reply is None
+            or reply.code != ResponseCode.SUCCESS
+            or len(batch.messages) != 1
+            or message.alone
+            or not isinstance(message.waiter, SingleWaiter)
+            or lane.freeze is not None
+            or not lane.sender.acknowledged_alone(batch)
+        ):
+            return None
+        lane.in_flight.clear()
+        lane.commands.clear()
+        self._active.pop(lane, None)
+        receipt = receipt_of(message, lane.queue, reply)
+        self.unsettled.stored_one(message, receipt)
+        return receipt
 
     def _stored(self, request: "SendRequest", reply: Command, actions: "Actions") -> None:
         lane, batch = request.lane, request.batch
@@ -410,7 +465,7 @@ class QueueLane:
             )
             if batch is None:
                 break
-            requests.append(self._request(batch, now))
+            requests.append(self.request(batch, now))
             if batch.attempt == 1:
                 self.has_repeats = False
                 self.recovering = max(0, self.recovering - len(batch.messages))
@@ -437,7 +492,8 @@ class QueueLane:
                 return False
         return self.broker.connected
 
-    def _request(self, batch: SendBatch[PendingMessage], now: Millis) -> "SendRequest":
+    def request(self, batch: SendBatch[PendingMessage], now: Millis) -> "SendRequest":
+        """The request of a batch that is sent now."""
         queue, first, born = self.queue, batch.first_sequence, self.clock.wall()
         command = self.commands.get(first) or self.builder.send(
             queue, batch.messages, epoch=batch.epoch, sequence=first, born=born, creates=self.creates
@@ -600,6 +656,14 @@ class Unsettled:
             for offset, message in enumerate(outcome.messages, outcome.first_offset):
                 key, id = message.key or "", message.message_id
                 self._history.acked(queue.topic, key, id, queue.queue_id, offset, broker=queue.broker)
+
+    def stored_one(self, message: PendingMessage, receipt: Receipt) -> None:
+        """As `stored`, for one message."""
+        self.bytes -= message.size
+        self.stored_messages += 1
+        if self._records:
+            queue, key, id = receipt.queue, message.key or "", message.message_id
+            self._history.acked(queue.topic, key, id, queue.queue_id, receipt.offset, broker=queue.broker)
 
     def given_up(self, queue: MessageQueue, failed: Failed[PendingMessage]) -> None:
         self.bytes -= total_size(failed.everything)

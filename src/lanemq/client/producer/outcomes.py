@@ -98,6 +98,15 @@ def stored_outcomes(messages: Sequence[PendingMessage], queue: MessageQueue, rep
     ]
 
 
+def receipt_of(message: PendingMessage, queue: MessageQueue, reply: Command) -> Receipt:
+    """The receipt of a message that was sent alone and is stored; it is not delayed."""
+    ext = reply.ext
+    offset = QueueOffset(_number(ext, "queueOffset", -1))
+    stored_as = _STORED_AS.get(ext.get(LANE_STORED, ""), StoredAs.UNKNOWN)
+    repeat = ext.get(LANE_DUPLICATE) == "true"
+    return Receipt(queue, offset, message.message_id, message.key, stored_as, repeat)
+
+
 def _number(ext: Mapping[str, str], name: str, default: int) -> int:
     """The number, or `default` if it cannot be read: the message is stored all the same, as the code says."""
     try:

@@ -10,7 +10,7 @@ One lock guards the engine; it is never held while writing.
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import Self, Unpack
@@ -274,11 +274,15 @@ class Producer(ProducerBase):
             if self._closing:
                 raise closed()
             try:
-                lane = engine.offer_one(queue, message, route)
-                if not sender_waits:
-                    self._inbox.learn(route)
-                requests, wake = lane.take_requests(), lane.needs_wake
-                links = self._line_up(requests)
+                request = engine.send_alone(queue, message, route) if sender_waits else None
+                if request is not None:
+                    links, wake = self._line_up((request,)), False
+                else:
+                    lane = engine.offer_one(queue, message, route)
+                    if not sender_waits:
+                        self._inbox.learn(route)
+                    requests, wake = lane.take_requests(), lane.needs_wake
+                    links = self._line_up(requests)
             except LaneError:
                 raise
             except BaseException as error:
@@ -435,17 +439,34 @@ class Producer(ProducerBase):
                 link.flush()
 
     def _replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> None:
+        actions = moved = NO_ACTIONS
+        links: Collection[DuplexConnection] = ()
         with self._lock:
             self._unanswered -= 1
-            moved = self._move_inbox() if self._inbox.is_due(self._unanswered, self._clock.now) else NO_ACTIONS
-            actions = self._engine.replied(request, reply, error)
-            links = self._line_up((*moved.requests, *actions.requests))
+            receipt = None if self._inbox else self._engine.stored_alone(request, reply)
+            if receipt is not None:
+                self._adjust_inbox()
+            else:
+                if self._inbox.is_due(self._unanswered, self._clock.now):
+                    moved = self._move_inbox()
+                actions = self._engine.replied(request, reply, error)
+                links = self._line_up((*moved.requests, *actions.requests))
+        if receipt is not None:
+            request.batch.messages[0].waiter.stored(0, receipt)
+            if self._waiting or self._outages.away:
+                self._finish(NO_ACTIONS)
+                self._has_answered(request)
+            return
         self._write(links)
         self._finish(actions)
         self._finish(moved)
         if not actions.outcomes:
             self._wake.set()  # the batch will be sent again later
-        if reply is not None and self._outages.away:
+        if reply is not None:
+            self._has_answered(request)
+
+    def _has_answered(self, request: SendRequest) -> None:
+        if self._outages.away:
             self._outages.answered(self._links[request.broker].address)
             self._outages.answered(request.broker)
 

@@ -158,6 +158,25 @@ class SendLane(Generic[M]):
         self._next_sequence = first + len(messages)
         return first
 
+    def send_alone(self, message: M, size: int, *, now: Millis) -> SendBatch[M] | None:
+        """`offer` and `take_batch` in one step, for a lane that is idle and has no failure behind it; otherwise None,
+        and nothing is changed.
+        """
+        sent = self._sent
+        if (
+            self._pending
+            or sent.batches
+            or sent.hole is not None
+            or self._frozen is not None
+            or self._retry_at is not None
+            or self._max_count is not None
+        ):
+            return None
+        first = self._next_sequence
+        self._next_sequence = first + 1
+        deadline = Millis(now + self._options.delivery_timeout)
+        return sent.add(SentBatch(first, (message,), [size], deadline), self._epoch)
+
     def take_batch(self, *, max_count: int, max_bytes: int, now: Millis) -> SendBatch[M] | None:
         """The next batch to send, or None: nothing to send, window full, or waiting after a failure.
 
@@ -186,6 +205,25 @@ class SendLane(Generic[M]):
         self._failures = 0
         if self._max_count is not None:
             self._max_count *= 2
+        return True
+
+    def acknowledged_alone(self, batch: SendBatch[M]) -> bool:
+        """As `acknowledged`, for the only batch of a lane in which nothing waits and nothing has failed: the lane is
+        idle afterwards. False if it is not so, and nothing is changed.
+        """
+        batches = self._sent.batches
+        if len(batches) != 1 or self._pending or self._sent.hole is not None or self._max_count is not None:
+            return False
+        (found,) = batches
+        if (
+            batch.epoch != self._epoch
+            or found.first_sequence != batch.first_sequence
+            or len(found.messages) != len(batch.messages)
+            or found.given_up
+        ):
+            return False
+        batches.clear()
+        self._failures = 0
         return True
 
     def failed(self, batch: SendBatch[M], error: SendError, *, now: Millis) -> Failed[M] | None:
