@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twins for single sends that arrive together: reading a burst of them, and encoding its replies.
+"""Twins for single sends: reading a burst of them, encoding its replies, and reading one that comes alone.
 
-The references are in `wire/send_bursts.py`, with what everything means. The reference reads the first send. The headers of
-the others must be equal to the first except for three values, so no JSON has to be parsed here.
+The references are in `wire/send_bursts.py` and `wire/single_sends.py`, with what everything means. The references read the
+first send. The headers of the others must be equal to the first except for a few values, so no JSON has to be parsed here.
 """
 
 include "guard.pxi"
@@ -12,9 +12,9 @@ from cpython.list cimport PyList_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy
 
-from lanemq._fast.bytes cimport lane_put32
+from lanemq._fast.bytes cimport lane_get32, lane_put32
 
 
 cdef enum:
@@ -283,6 +283,121 @@ cdef Py_ssize_t _skip_value(Bytes text, Py_ssize_t at, Py_ssize_t end, int name,
     return at
 
 
+# sends that come alone
+
+
+cdef enum:
+    ALONE_OPAQUE = 0
+    ALONE_QUEUE = 1
+    ALONE_BORN = 2
+    ALONE_PROPERTIES = 3
+    STAMP_NAME = 11
+    INT32_LIMIT = 0x7FFFFFFF
+
+
+def read_alike(data, tuple shape not None):
+    """Twin of `wire.single_sends.read_alike`."""
+    if type(data) is not bytes:
+        return references["read_alike"](data, shape)
+    return _read_alone(data, shape[0], shape[1], shape[2], _scratch)
+
+
+cdef tuple _read_alone(bytes data, bytes model, tuple spans, bytes prefix, unsigned char *scratch):
+    cdef Bytes whole = <Bytes>PyBytes_AS_STRING(data), mine = <Bytes>PyBytes_AS_STRING(model), other
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), model_end = PyBytes_GET_SIZE(model)
+    cdef Py_ssize_t at = 0, model_at = 0, end, start, stop, length = 0, same
+    cdef int64_t[3] numbers = [0, 0, 0]
+    cdef int64_t sequence
+    cdef int place, name, tagged
+    if size < 8:
+        return None
+    end = lane_get32(whole + 4)
+    if <int64_t>lane_get32(whole) + 4 != size or end > MAX_HEADER or 8 + end > size or len(spans) != 12:
+        return None
+    other = whole + 8
+    for place in range(0, 12, 3):
+        name, start = spans[place], spans[place + 1]
+        same = start - model_at
+        if same < 0 or start > model_end or end - at < same or memcmp(mine + model_at, other + at, same):
+            return None
+        at += same
+        if name == ALONE_PROPERTIES:
+            stop = _unescape(other, at, end, scratch, &length)
+        elif 0 <= name < ALONE_PROPERTIES:
+            stop = _number(other, at, end, &numbers[name])
+        else:
+            return None
+        if stop < 0:
+            return None
+        at, model_at = stop, spans[place + 2]
+    if model_at > model_end or end - at != model_end - model_at or memcmp(mine + model_at, other + at, end - at):
+        return None
+    if numbers[ALONE_OPAQUE] > INT32_LIMIT or numbers[ALONE_QUEUE] > INT32_LIMIT:
+        return None
+    sequence = _sequence(scratch, length, <Bytes>PyBytes_AS_STRING(prefix), PyBytes_GET_SIZE(prefix))
+    tagged = _maybe_tagged(scratch, length)
+    if sequence < -1 or tagged < 0:
+        return None
+    return (
+        numbers[ALONE_OPAQUE],
+        numbers[ALONE_QUEUE],
+        numbers[ALONE_BORN],
+        PyBytes_FromStringAndSize(<char *>scratch, length),
+        PyBytes_FromStringAndSize(<char *>whole + 8 + end, size - 8 - end),
+        sequence,
+        tagged == 1,
+    )
+
+
+cdef int64_t _sequence(Bytes text, Py_ssize_t size, Bytes prefix, Py_ssize_t prefix_size) noexcept:
+    """The sequence number behind the prefix, -1 for a message without a stamp; -2 for anything else."""
+    cdef Py_ssize_t start = size - 1
+    cdef int64_t number = 0
+    cdef Bytes found = text
+    if not prefix_size:
+        while size - (found - text) >= STAMP_NAME:
+            found = <Bytes>memchr(found, b"L", size - (found - text) - STAMP_NAME + 1)
+            if found == NULL:
+                return -1
+            if not memcmp(found, b"LANE_STAMP\x01", STAMP_NAME):
+                return -2
+            found += 1
+        return -1
+    if size < 1 or text[size - 1] != 2:
+        return -2
+    while start > 0 and DIGIT <= text[start - 1] <= DIGIT + 9:
+        start -= 1
+    if _number(text, start, size - 1, &number) != size - 1:
+        return -2
+    if start < prefix_size or memcmp(text + start - prefix_size, prefix, prefix_size):
+        return -2
+    return number
+
+
+cdef int _maybe_tagged(Bytes text, Py_ssize_t size) noexcept:
+    """1 if a name ends as that of a tag, 0 if none does; -1 if one asks for something special."""
+    cdef Bytes entry = text
+    cdef Bytes end = text + size
+    cdef Bytes at = text
+    cdef Py_ssize_t before
+    cdef int tagged = 0
+    while at < end:
+        if at[0] == 2:
+            entry = at + 1
+        elif at[0] == 1:
+            before = at - text
+            if at - entry >= 6 and not memcmp(entry, b"TIMER_", 6):
+                return -1
+            if before >= 5 and not memcmp(at - 5, b"DELAY", 5):
+                return -1
+            if before >= 15 and not memcmp(at - 15, b"REPLY_TO_CLIENT", 15):
+                return -1
+            if before >= 4 and not memcmp(at - 4, b"TAGS", 4):
+                tagged = 1
+        at += 1
+    return tagged
+
+
 # replies
 
 
@@ -348,4 +463,5 @@ cdef inline unsigned char *_put_number(unsigned char *at, int64_t number) noexce
 TWINS = {
     "wire.send_bursts.read_sends": read_sends,
     "wire.send_bursts.encode_send_answers": encode_send_answers,
+    "wire.single_sends.read_alike": read_alike,
 }

@@ -32,6 +32,7 @@ from lanemq.broker.handlers.resets import ResetHandler
 from lanemq.broker.handlers.retries import RetryHandler
 from lanemq.broker.handlers.routes import RouteHandler
 from lanemq.broker.handlers.send import SendBursts, SendHandler
+from lanemq.broker.handlers.single_sends import SingleSends
 from lanemq.broker.handlers.stats import StatsHandler
 from lanemq.broker.handlers.topics import TopicHandler
 from lanemq.broker.housekeeping import Housekeeping
@@ -222,7 +223,8 @@ class Broker:
         dispatch = Dispatch(served, parts.notices.answered, parts.counters.refusals, ADMINISTRATIVE, audit.watched)
         guard = None if self.options.users is None else self._new_guard(dispatch, parts, audit)
         guarded = dispatch if guard is None else guard
-        server = self._new_server(parts, Connections(parts, guarded, pull, groups), SendBursts(parts, dispatch))
+        connections = Connections(parts, guarded, pull, groups)
+        server = self._new_server(parts, connections, SendBursts(parts, dispatch), SingleSends(parts))
         checkpoints = Checkpoints(
             self.options,
             self._clock,
@@ -339,15 +341,16 @@ class Broker:
         """Simulations override this with one that needs no socket."""
         return Listener(self.options.listen)
 
-    def _new_server(self, parts: Parts, connections: Connections, bursts: SendBursts) -> Server:
+    def _new_server(self, parts: Parts, connections: Connections, bursts: SendBursts, singles: SingleSends) -> Server:
         """Simulations override this with one on a simulated network."""
-        options = self.options
+        open_to_all = self.options.users is None  # otherwise every request must be checked
         return Server(
             connections,
             limits=self._connection_limits(parts.reserve),
             refusals=parts.counters.refusals,
             joining=parts.counters.joining,
-            together=bursts.take if options.users is None else None,  # every request must be checked
+            together=bursts.take if open_to_all else None,
+            alone=singles.take if open_to_all else None,
             reads=parts.group_commit,
             unwritten=parts.unwritten,
             tls_detector=parts.tls,

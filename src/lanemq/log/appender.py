@@ -198,6 +198,43 @@ class Appender:
         queue.staged_end += len(records)
         return Staged(first, positions, store_time, self._pending.end - position)
 
+    def store_one(
+        self, queue: QueueIndex, item: RecordParts, *, store_time: int, born_host: bytes, store_host: bytes
+    ) -> Staged | None:
+        """On the loop, without `durable`: stage, flush and publish one record in one step.
+
+        None if it must be staged as usual, because other records are staged or a new file begins; nothing was done
+        then. If the write fails, raises the error of `flush`; the record is staged then, for the caller to take it.
+        """
+        pending, segments, limit = self._pending, self._log.segments, self._options.segment_bytes
+        if self.failed is not None or not segments or pending.end != pending.start or queue.end != queue.staged_end:
+            return None
+        segment, position, offset = segments[-1], pending.end, queue.end
+        if segment.start != self._segment:
+            return None
+        store_time = max(store_time, self.last_store_time)
+        place = queue.topic_bytes, queue.queue_id, offset, position, born_host, store_time, store_host
+        record = seal_records((item,), *place)[0]
+        size = len(record)
+        if segment.size + size > limit:
+            return None
+        try:
+            self._log.append_one(segment, record)
+        except StorageError as error:
+            self.stage(
+                queue.topic, queue.queue_id, (item,), store_time=store_time, born_host=born_host, store_host=store_host
+            )
+            if isinstance(error, WriteFailed):
+                self.failed = error
+            raise
+        if segment.size > limit // 2:
+            self._log.prepare_next()
+        self.last_store_time = store_time
+        pending.start = pending.end = self.published = position + size
+        queue.staged_end += 1
+        self._queues.publish(queue, pack_entry(offset, position, size, item[2]))
+        return Staged(offset, (position,), store_time, size)
+
     def _stage_batch(self, queue: QueueIndex, records: bytes, count: int, store_time: int) -> Staged:
         """Stage sealed records without tags, which are in one piece."""
         first, position = queue.staged_end, self._pending.end
@@ -239,6 +276,10 @@ class Appender:
         if not parts or parts[-1][0] != self._segment:
             parts.append((self._segment, []))
         return parts[-1][1]
+
+    def find_queue(self, topic: str, queue_id: int) -> QueueIndex | None:
+        """The queue, if it has stored anything."""
+        return self._queues.find(topic, queue_id)
 
     def take_pending(self) -> Pending:
         """Hand over what was staged. The caller flushes and publishes in the order of taking."""

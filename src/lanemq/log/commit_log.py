@@ -142,13 +142,24 @@ class CommitLog:
             for start, chunks in parts:
                 self._append_part(start, bytearray().join(chunks))
         except OSError as error:
-            if error.errno in NO_SPACE:
-                self.cut(position)
-                raise DiskFull(f"no space left in {self.folder}: free some, and sends go on by themselves") from error
-            if error.errno in NO_DESCRIPTORS:
-                self.cut(position)
-                raise NoDescriptors(f"no descriptor for the next file in {self.folder}: {error}; try again") from error
-            raise WriteFailed(f"writing to {self.folder} failed: {error}; replace the disk, restart") from error
+            raise self._refusal(position, error) from error
+
+    def append_one(self, last: Segment, record: bytes) -> None:
+        """As `append`, for one record that goes to the end of `last`, the newest segment."""
+        try:
+            self._write(last, bytearray(record) if self._synced == last.start + last.size else record)
+        except OSError as error:
+            raise self._refusal(last.end, error) from error
+
+    def _refusal(self, position: int, error: OSError) -> StorageError:
+        """The error of an append at `position` that failed. What can be undone is undone."""
+        if error.errno in NO_SPACE:
+            self.cut(position)
+            return DiskFull(f"no space left in {self.folder}: free some, and sends go on by themselves")
+        if error.errno in NO_DESCRIPTORS:
+            self.cut(position)
+            return NoDescriptors(f"no descriptor for the next file in {self.folder}: {error}; try again")
+        return WriteFailed(f"writing to {self.folder} failed: {error}; replace the disk, restart")
 
     def prepare_next(self) -> None:
         """Create the file of the next segment ahead. If that fails, the roll tries again."""
@@ -226,8 +237,11 @@ class CommitLog:
 
     def _append_part(self, start: int, data: bytearray) -> None:
         segments = self._view.segments
-        last = segments[-1] if segments and segments[-1].start == start else self._roll(start)
-        if self._synced == last.end:
+        self._write(segments[-1] if segments and segments[-1].start == start else self._roll(start), data)
+
+    def _write(self, last: Segment, data: bytes | bytearray) -> None:
+        """Write at the end of the newest segment. Data that may have to be marked is a bytearray."""
+        if isinstance(data, bytearray) and self._synced == last.end:
             mark_synced(data)
         write_fully(self._disk, last.fd, data, last.size)
         with self._changing:

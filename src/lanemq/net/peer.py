@@ -10,13 +10,13 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
 from lanemq.model.errors import ProtocolError
 from lanemq.net.address import Address, origin_of
 from lanemq.net.rate_limited_log import RateLimitedLog
-from lanemq.net.receiving import received, space_for
+from lanemq.net.receiving import received, space_for, take_shared
 from lanemq.net.turns import RecentCost, Turns
 from lanemq.net.unwritten_replies import UnwrittenReplies
 from lanemq.wire.codes import ResponseCode
@@ -54,6 +54,11 @@ Together = Callable[["Peer", deque[Frame]], int]
 """Handles several frames together and returns how many; 0 if the first must be handled alone."""
 
 
+Alone = Callable[["Peer", bytes], bytes | None]
+"""Handles a read that is one request of a usual kind, and returns the reply; empty: it is sent already, or follows
+later. None if the read must be handled as any other; nothing was done then."""
+
+
 class Reads(Protocol):
     """Called before and after the server handles one socket read. Every `begin` is followed by an `end`."""
 
@@ -89,6 +94,7 @@ class PeerServer(Protocol):
     loop: asyncio.AbstractEventLoop
     dispatcher: Dispatcher
     together: Together | None
+    alone: Alone | None
     reads: Reads
     turns: Turns
     unwritten: UnwrittenReplies
@@ -130,6 +136,12 @@ class Peer(asyncio.BufferedProtocol):
     """Its address or network (`origin_of`): limits of an address count by it."""
 
     _cut_off: asyncio.TimerHandle | None = None
+
+    senders: Sequence[Any] = ()
+    """For a handler of single requests: what it knows of those of this peer."""
+
+    left_alone = 0
+    """For the same: how many of the next reads it leaves to the others."""
 
     def __init__(self, server: "PeerServer", joining: asyncio.Task[None] | None = None) -> None:
         self.number = next(self._numbers)
@@ -181,6 +193,12 @@ class Peer(asyncio.BufferedProtocol):
         self._outgoing_bytes += len(frame)
         if self._outgoing_bytes > CROWDED_BYTES and (self._outgoing_bytes > FLUSH_BYTES or self._server.crowded):
             self._flush()
+
+    def write(self, frame: bytes) -> None:
+        """Writes a frame at once, behind those that are queued."""
+        self._outgoing.append(frame)
+        self._outgoing_bytes += len(frame)
+        self._flush()
 
     def close(self, reason: str) -> None:
         """Closes the connection after queued bytes are written, or after `CLOSE_SECONDS`."""
@@ -269,13 +287,43 @@ class Peer(asyncio.BufferedProtocol):
         return space_for(self._decoder)
 
     def buffer_updated(self, nbytes: int) -> None:
-        if not self._closing:
+        if self._closing:
+            return
+        if self._decoder.body is not None:
             self._handle(nbytes, 0)
+        else:
+            self.data_received(take_shared(nbytes))
 
     def data_received(self, data: bytes) -> None:
         """As `buffer_updated`, for a transport that has the bytes already."""
-        if not self._closing:
+        if not self._closing and not self._handle_alone(data):
             self._handle(data, 0)
+
+    def _handle_alone(self, data: bytes) -> bool:
+        """Handles a read that is one request of a usual kind in one step; False if it was not such a one."""
+        server = self._server
+        if (
+            server.alone is None
+            or self._new
+            or self._long
+            or self._incoming
+            or self._outgoing
+            or self._waits_for_turn
+            or self._decoder.pending
+            or len(data) > server.max_frame_bytes
+            or self._waits
+            or self._cost.costly
+        ):
+            return False
+        began = server.turns.nanoseconds()
+        reply = server.alone(self, data)
+        if reply is None:
+            return False
+        self._cost.add(server.turns.nanoseconds() - began)
+        self.last_seen = server.loop.time()
+        if reply:
+            self.write(reply)
+        return True
 
     def _take_turn(self, end: int) -> bool:
         """Handles requests that waited for a turn, until `end`; whether there are more."""

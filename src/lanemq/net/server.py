@@ -18,7 +18,7 @@ from lanemq.clock import SystemClock
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import RequestTimedOut, TlsFailed, TransportError
 from lanemq.net.address import Address, origin_of
-from lanemq.net.peer import Dispatcher, NoReads, Peer, Reads, Together
+from lanemq.net.peer import Alone, Dispatcher, NoReads, Peer, Reads, Together
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.server_tls import CLOSING_ALERT_SECONDS, TlsDetector
 from lanemq.net.turns import Turns
@@ -113,6 +113,7 @@ class Server:
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
         together: Together | None = None,
+        alone: Alone | None = None,
         reads: Reads | None = None,
         unwritten: UnwrittenReplies | None = None,
         tls_detector: TlsDetector | None = None,
@@ -121,6 +122,7 @@ class Server:
         """`nanoseconds` measures the turns of the peers."""
         self.dispatcher = dispatcher
         self.together = together
+        self.alone = alone
         self.reads: Reads = reads or NoReads()
         self.max_frame_bytes = max_frame_bytes
         self.unfinished: UnfinishedFrames[Peer] = UnfinishedFrames(max_unfinished_bytes)

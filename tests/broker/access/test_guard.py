@@ -306,6 +306,16 @@ def test_a_body_that_cannot_be_read_is_refused_and_the_connection_lives(guarded:
         assert link.request(Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0)).code == ResponseCode.SUCCESS
 
 
+def test_a_send_without_a_signature_is_refused_behind_signed_ones_of_the_same_connection(
+    guarded: RunningBroker,
+) -> None:
+    """Every request is checked, also one that looks like those before it."""
+    with BlockingConnection(parse_address(guarded.address), security=Security(credentials=WRITER)) as link:
+        assert [link.request(send()).code for _ in range(4)] == [ResponseCode.SUCCESS] * 4
+        link._encode = encode_command
+        assert link.request(send()).code == ResponseCode.NO_PERMISSION
+
+
 def test_a_changed_file_counts_without_a_restart(guarded: RunningBroker, ask: Ask, users: Path) -> None:
     assert ask(READER, send()).code == ResponseCode.NO_PERMISSION
     users.write_text(USERS.replace('orders = "SUB"', 'orders = "PUB|SUB"'))

@@ -20,6 +20,7 @@ from typing import TypeAlias
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error, code_for
 from lanemq.broker.parts import Parts
 from lanemq.broker.storage.delays import DELAY_LEVEL, TIMER, SendRoute, delay_level, route_delayed
+from lanemq.broker.storage.group_commit import RECORD_OVERHEAD_BYTES
 from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap
 from lanemq.core.brokering.delay import RouteToDeadLetter, route_retry_send
 from lanemq.core.brokering.refusals import RefusalReason
@@ -72,9 +73,6 @@ MAX_PRODUCER_USERS = 100_000
 
 MAX_ANSWERED_IDS = 4_000
 """Message ids in the answer to a batch; more would not fit into a header, and clients show them at most."""
-
-RECORD_OVERHEAD_BYTES = 128
-"""Approximate memory of a record beside its body and properties."""
 
 MAX_BURST_FRAMES = 1024
 """Frames examined at once for bursts; afterwards the server checks again whether the peer reads its answers."""

@@ -23,7 +23,7 @@ from typing import Protocol
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
-from lanemq.log.appender import Arrival, NewRecords, Pending, Staged
+from lanemq.log.appender import Arrival, NewRecords, Pending, RecordParts, Staged
 from lanemq.log.queue_index import QueueIndex
 from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, DiskFull, NoDescriptors, StorageError
@@ -36,10 +36,15 @@ log = logging.getLogger(__name__)
 BARRIER_BYTES = 512
 """What a barrier counts as, so that callers that store nothing are bounded too."""
 
+RECORD_OVERHEAD_BYTES = 128
+"""Approximate memory of a record beside its body and properties."""
+
 WAITED_FOR = 10
 """Without `durable`, writes go on during a sync, except for one of so many. Only a record that is written while all
 before it is synced carries the mark by which recovery tells damage from a torn end (`commit_log`). Large: after a
 crash, damage in the records of more seconds is taken for a torn end. Small: more sends wait for a sync."""
+
+_UNTAGGED = frozenset((0,))
 
 Done = Callable[[StorageError | None], None]
 """Called with None when the group is on disk, or with the error that prevented it."""
@@ -158,6 +163,50 @@ class GroupCommit:
         self._wait(done, size)
         return staged
 
+    def store_alone(
+        self, sender: int, topic: str, queue_id: int, item: RecordParts, born_host: bytes
+    ) -> Staged | StorageError | None:
+        """Store one record at once, without `durable`: append, write and publish in one step.
+
+        None if it must be appended as usual, because it would not be written at once; nothing was done then. Returns
+        the error of a failed write, after everything that follows from it is done. The caller answers the sender, and
+        calls `arrived` if the record is stored.
+        """
+        if (
+            self._options.durable
+            or self._refusing
+            or self._waiting
+            or self.pending_bytes
+            or self._flushing
+            or self._kicked
+            or sender != self._last_sender
+            or self._thread.in_progress != self._shared_syncs
+        ):
+            return None
+        queue, times = self._log.find_queue(topic, queue_id), self.times
+        if queue is None or self._rows.needed_by((queue,)):
+            return None
+        began, wall = times.nanoseconds(), self._clock.wall()
+        try:
+            staged = self._log.store_one(queue, item, store_time=wall, born_host=born_host, store_host=self._store_host)
+        except StorageError as error:
+            self.appended += 1
+            self._flushed(self._log.take_pending(), [], error)
+            return self.failure or error
+        if staged is not None:
+            seconds = (times.nanoseconds() - began) / 1e9
+            times.flush.add(seconds)
+            times.commit.add(seconds)
+            self.appended += 1
+            if self._unsynced_since is None:
+                self._unsynced_since = self._clock.now()
+        return staged
+
+    def arrived(self, topic: str, queue_id: int, max_offset: int, tag_code: int) -> None:
+        """Report a message that `store_alone` has stored, after its sender is answered."""
+        codes = frozenset((tag_code,)) if tag_code else _UNTAGGED
+        self._on_arrivals((Arrival(topic, queue_id, max_offset, codes),))
+
     def barrier(self, done: Done) -> None:
         """Call `done` once everything appended so far is on disk."""
         self.refuse_if_failed()
@@ -203,8 +252,15 @@ class GroupCommit:
             self.paused = None
             self._refusing = self.failure is not None
 
+    def accepts(self, size: int) -> bool:
+        """Whether `append` would accept so many bytes. Counts no refusal."""
+        return not self._refusing and not self._is_full(size)
+
+    def _is_full(self, size: int) -> bool:
+        return self.pending_bytes > 0 and self.pending_bytes + size > self._max_pending_bytes
+
     def _refuse_if_full(self, size: int) -> None:
-        if self.pending_bytes and self.pending_bytes + size > self._max_pending_bytes:
+        if self._is_full(size):
             self._refusals.add(RefusalReason.BUSY)
             raise BrokerBusy(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST] too much waits for the disk; try again")
 

@@ -14,6 +14,7 @@ from lanemq.broker.app import Broker, Threads
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
 from lanemq.broker.handlers.send import SendBursts
+from lanemq.broker.handlers.single_sends import SingleSends
 from lanemq.broker.parts import Parts
 from lanemq.broker.recording import Recording
 from lanemq.broker.storage.disk_thread import DiskThread, RowTransactions, outcome_of
@@ -25,7 +26,7 @@ from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
 from lanemq.net.descriptors import DescriptorReserve
-from lanemq.net.peer import Dispatcher, Peer, Together
+from lanemq.net.peer import Dispatcher, Peer
 from lanemq.net.server import Listener, Server
 from lanemq.testing.sim.disk import SimDisk, SimState, StateImage
 from lanemq.testing.sim.histories import Histories
@@ -95,11 +96,20 @@ class SimListener(Listener):
 class SimServer(Server):
     """Listens on the simulated network."""
 
-    def __init__(self, dispatcher: Dispatcher, host: Host, network: Network, together: Together, parts: Parts) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        host: Host,
+        network: Network,
+        bursts: SendBursts,
+        singles: SingleSends,
+        parts: Parts,
+    ) -> None:
         # Virtual time stands still while requests are handled, so no turn ends early.
         super().__init__(
             dispatcher,
-            together=together,
+            together=bursts.take,
+            alone=singles.take,
             reads=parts.group_commit,
             unwritten=parts.unwritten,
             nanoseconds=lambda: 0,
@@ -152,8 +162,8 @@ class SimBroker(Broker):
         wanted = self.options.max_connections
         return DescriptorReserve(wanted=wanted, files=lambda: store.open_files, limit=lambda: 2**31)
 
-    def _new_server(self, parts: Parts, connections: Connections, bursts: SendBursts) -> Server:
-        return SimServer(connections, self._host, self._machine.network, bursts.take, parts)
+    def _new_server(self, parts: Parts, connections: Connections, bursts: SendBursts, singles: SingleSends) -> Server:
+        return SimServer(connections, self._host, self._machine.network, bursts, singles, parts)
 
     def _open_history(self) -> Recording:
         alive = self._machine.histories.last_of("broker")
