@@ -27,7 +27,9 @@ class Slow:
 
     def __init__(self, share: float) -> None:
         self.clock = Ticking()
-        self.server = Server(self, nanoseconds=self.clock)
+        self.processor = Ticking()
+        self.server = Server(self, nanoseconds=self.clock, worked=self.processor)
+        self.preempted = False
         self.handled: list[tuple[Peer, int]] = []
         self.share = share
 
@@ -38,6 +40,8 @@ class Slow:
     def received(self, peer: Peer, command: Command) -> None:
         self.handled.append((peer, command.opaque))
         self.clock.time += int(TURN_NS * self.share)
+        if not self.preempted:
+            self.processor.time += int(TURN_NS * self.share)
         peer.send(encode_response(command.opaque))
 
     def connect(self) -> tuple[Peer, Wire]:
@@ -197,6 +201,17 @@ def test_a_client_with_costly_requests_begins_at_once_while_no_other_has_one() -
     on_loop(test)
 
 
+def test_clients_whose_requests_only_wait_for_the_processor_do_not_stand_in_line() -> None:
+    async def test() -> None:
+        slow = Slow(1.5)
+        slow.preempted = True
+        for peer in await greedy(slow, 20):
+            peer.data_received(request(7))
+        assert len(slow.handled) == 20
+
+    on_loop(test)
+
+
 def test_readers_that_catch_up_at_the_same_time_share_a_turn_too() -> None:
     async def test() -> None:
         slow = Slow(1.5)
@@ -232,7 +247,7 @@ def test_one_long_read_among_short_ones_does_not_make_a_client_costly() -> None:
 def test_a_client_that_mixes_long_and_short_requests_is_costly() -> None:
     cost, seen = RecentCost(), []
     for _ in range(10):
-        for nanoseconds in (TURN_NS, COSTLY_NS // 4):
+        for nanoseconds in (TURN_NS, COSTLY_NS // 2):
             cost.add(nanoseconds)
             seen.append(cost.costly)
     assert all(seen[-4:])

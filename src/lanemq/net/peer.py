@@ -336,8 +336,8 @@ class Peer(asyncio.BufferedProtocol):
         """Handles what was read, and replies in one write. `read` is the bytes, or how many were written to the buffer;
         `end` is the end of the turn; 0: it begins now.
         """
-        reads, nanoseconds = self._server.reads, self._server.turns.nanoseconds
-        began, worked = nanoseconds(), False
+        reads, worked = self._server.reads, self._server.turns.worked
+        before, counts = worked(), False
         # A write for what was queued before is already scheduled.
         self._reading = not self._outgoing
         reads.begin()
@@ -354,7 +354,7 @@ class Peer(asyncio.BufferedProtocol):
             if self._waits_for_turn:
                 pass  # TLS may pass on what it had read before
             elif end or not (frames and self._must_wait):
-                worked = bool(frames or end)
+                counts = bool(frames or end)
                 self._work(end)
             else:
                 self._wait_in_line()
@@ -367,8 +367,8 @@ class Peer(asyncio.BufferedProtocol):
                 if self._reading:
                     self._reading = False
                     self._flush()
-                if worked:
-                    self._cost.add(nanoseconds() - began)
+                if counts:
+                    self._cost.add(worked() - before)
 
     @property
     def _must_wait(self) -> bool:

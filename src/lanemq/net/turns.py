@@ -15,13 +15,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from lanemq.clock import worked_ns
+
 TURN_NS = 500_000
 """Length of a turn. Long: other clients wait longer. Short: more time goes to iterations of the loop."""
 
-COSTLY_NS = TURN_NS * 2 // 5
-"""Average time that the requests of one read take, above which they are costly. A send takes 50 to 150 microseconds, a
-pull of a mebibyte 500 to 1,000. Low: sends wait in line behind pulls. High: hundreds of pulls in one iteration of the
-loop delay a send."""
+COSTLY_NS = TURN_NS // 2
+"""Average processor time that the requests of one read take, above which they are costly. A send takes 50 to 150
+microseconds, a pull of a mebibyte 500 to 1,000. Low: sends wait in line behind pulls. High: hundreds of pulls in one
+iteration of the loop delay a send."""
 
 Work = Callable[[int], bool]
 """Does a piece of work until a time in nanoseconds is reached; returns whether there is more."""
@@ -30,8 +32,9 @@ Work = Callable[[int], bool]
 class RecentCost:
     """How long the requests of one connection take: a moving average in which each read has a weight of a quarter.
 
-    No read counts for more than a turn, because the operating system may stop the broker in the middle of a short one:
-    one such read alone does not make a connection costly.
+    It is processor time. By the time that passes, every connection would be costly on a machine with other work, and
+    its sends would wait in line. No read counts for more than a turn, because a collection of garbage may fall into a
+    short one: such a read alone does not make a connection costly.
     """
 
     __slots__ = ("_average",)
@@ -50,9 +53,14 @@ class RecentCost:
 class Turns:
     """What waits for a turn, in order."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, nanoseconds: Callable[[], int]) -> None:
-        """`nanoseconds` is the time. A clock that stands still makes every turn endless: nothing is cut in pieces."""
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, nanoseconds: Callable[[], int], worked: Callable[[], int] = worked_ns
+    ) -> None:
+        """`nanoseconds` is the time. A clock that stands still makes every turn endless: nothing is cut in pieces.
+        `worked` is the processor time of the loop's thread.
+        """
         self.nanoseconds = nanoseconds
+        self.worked = worked
         self._loop = loop
         self._waiting: deque[Work] = deque()
         self._shared_until: int | None = None
