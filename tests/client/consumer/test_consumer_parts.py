@@ -106,7 +106,7 @@ def test_rocketmqs_times_are_used_in_compat_mode_and_shorter_ones_with_apache_br
     assert plain.times(plain.speaks_lane(False)) == CLUSTER_TIMES
     compat = ConsumerOptions(servers="h:1", group="g", compat="rocketmq")
     assert compat.times(compat.speaks_lane(True)) == ROCKETMQ_TIMES
-    assert (plain.batch_from(True), plain.batch_from(False)) == (4_000, 32)
+    assert (plain.batch_from(True), plain.batch_from(False)) == (1_000, 32)
 
 
 def test_all_problems_of_the_options_are_reported_together() -> None:

@@ -31,14 +31,11 @@ STRATEGIES: dict[str, Allocate] = {
 }
 """Allocation strategies that need no arguments, by name."""
 
-LANE_PULL_BATCH = 4_000
-"""A pull costs as much as a hundred messages. Larger pulls save little and are limited by `LANE_PULL_BYTES`."""
-LANE_CACHED_MESSAGES = 4_000
-"""How many cached messages of a queue keep a LaneMQ broker from being asked for more. Smaller: workers wait for pulls.
-Larger: memory."""
+LANE_PULL_BATCH = 1_000
+"""Larger pulls save the broker time and cost the consumer more: a worker needs longer than the interpreter's switch
+interval for one, and the messages leave the processor's cache before they are handled."""
 ROCKETMQ_PULL_BATCH = 32
 """The default of RocketMQ's DefaultMQPushConsumer; its brokers return no more, however many are requested."""
-ROCKETMQ_CACHED_MESSAGES = 1_000
 
 
 class Sharing(Enum):
@@ -125,7 +122,7 @@ class ConsumerOptions:
     """How bodies become values: "json", "text", "bytes", or an object with `encode` and `decode`."""
 
     pull_batch: int | None = None
-    """Maximum number of messages per pull; None: 4000 from a LaneMQ broker, 32 from an Apache one."""
+    """Maximum number of messages per pull; None: 1000 from a LaneMQ broker, 32 from an Apache one."""
 
     drop_repeats: bool = False
     """Leaves out messages that an Apache broker stored twice because an answer was lost, as their producer stamps
@@ -135,8 +132,7 @@ class ConsumerOptions:
     """How long the broker may hold an empty pull (RocketMQ's DefaultMQPushConsumerImpl). Short: idle traffic."""
 
     flow: FlowLimits | None = None
-    """Cache limits per queue; None: 4000 messages from a LaneMQ broker, RocketMQ's 1000 from an Apache one; with
-    `pull_batch` four pulls, at least 1000."""
+    """Cache limits per queue; None: RocketMQ's 1000 messages, or four pulls where pulls are larger."""
 
     request_timeout: float = 3.0
     """How long a request waits for its answer (RocketMQ's ClientConfig.mqClientApiTimeout)."""
@@ -268,8 +264,7 @@ class ConsumerOptions:
     def limits(self, lane: bool) -> FlowLimits:
         if self.flow is not None:
             return self.flow
-        usual = LANE_CACHED_MESSAGES if lane else ROCKETMQ_CACHED_MESSAGES
-        messages = usual if self.pull_batch is None else max(ROCKETMQ_CACHED_MESSAGES, 4 * self.pull_batch)
+        messages = max(1_000, 4 * self.batch_from(lane))
         return FlowLimits(messages=messages, span=2 * messages)
 
 
