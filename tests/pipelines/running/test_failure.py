@@ -3,7 +3,7 @@
 import pytest
 
 from lanemq.model.errors import ConnectFailed
-from lanemq.pipelines.running.failure import PipelineFailed, sentence_of
+from lanemq.pipelines.running.failure import PipelineFailed, advice_for, sentence_of
 
 SOURCE = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PYTHON_DATA_SOURCE_ERROR] \
 Failed when Python streaming data source perform latestOffset: Traceback (most recent call last):
@@ -63,3 +63,42 @@ def test_the_whole_error_is_kept_as_trace() -> None:
     failed = PipelineFailed("orders", RuntimeError(SOURCE), "batch 3")
     assert str(failed).startswith("pipeline 'orders' failed in batch 3: cannot connect")
     assert failed.trace == SOURCE
+
+
+class Py4JJavaError(Exception):
+    """As py4j's: its text is a Java trace."""
+
+
+def test_the_innermost_java_cause_is_the_sentence() -> None:
+    error = Py4JJavaError(
+        "An error occurred while calling o61.start.\n: java.lang.RuntimeException: wrapped\n\tat a.b(C.java:1)\n"
+        "Caused by: java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found\n\tat d"
+    )
+    assert sentence_of(error) == "ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found"
+    assert "hadoop-aws" in advice_for(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (OSError("Generic S3 error: Error performing PUT: <Code>NoSuchBucket</Code>"), "has no such bucket"),
+        (RuntimeError("NoSuchMethodError: resolveEnum"), "the driver's version of Spark"),
+        (RuntimeError("Traceback ...\nModuleNotFoundError: No module named 'pyarrow'"), "lanemq spark pack"),
+        (ModuleNotFoundError("No module named 'mine'"), ""),  # missing in this process, not on an executor
+        (ConnectFailed("the bucket does not exist"), ""),  # LaneMQ's own errors have their advice
+        (ValueError("something else"), ""),
+    ],
+)
+def test_usual_mistakes_get_advice(error: BaseException, advice: str) -> None:
+    assert advice in advice_for(error)
+    assert bool(advice_for(error)) == bool(advice)
+    assert str(PipelineFailed("orders", error)).endswith(advice_for(error))
+
+
+def test_the_trace_of_an_error_of_this_process_has_its_lines() -> None:
+    try:
+        raise OSError("no such place")
+    except OSError as error:
+        failed = PipelineFailed("orders", error, "its start")
+    assert "in its start: OSError: no such place" in str(failed)
+    assert __file__ in failed.trace

@@ -12,7 +12,13 @@ from lanemq.model.environment import install_extra
 from lanemq.model.errors import UsageError
 from lanemq.pipelines import IcebergSink, ParquetSink
 from lanemq.pipelines.running import preflight, program
-from lanemq.pipelines.running.preflight import check_java, check_packages, jars_to_download, missing_needs
+from lanemq.pipelines.running.preflight import (
+    check_archives,
+    check_java,
+    check_packages,
+    jars_to_download,
+    missing_needs,
+)
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -84,3 +90,12 @@ def test_jars_that_spark_has_downloaded_before_are_not_named(tmp_path: Path) -> 
     }
     assert jars_to_download(settings) == ["org.example:client:1.3", "org.example:other:1.2"]
     assert jars_to_download({**settings, "spark.jars.packages": ""}) == []
+
+
+def test_an_archive_that_is_not_there_is_refused_before_spark_is_started(tmp_path: Path) -> None:
+    there = tmp_path / "pack.zip"
+    there.touch()
+    check_archives({"spark.archives": f"{there}#pack,s3a://lanes/other.zip#other"})
+    check_archives({})
+    with pytest.raises(UsageError, match=r"gone\.zip, which does not exist: write it with `lanemq spark pack"):
+        check_archives({"spark.archives": f"{there}#pack, {tmp_path}/gone.zip#gone"})

@@ -16,6 +16,7 @@ from lanemq.model.errors import CheckpointInUse, ConnectFailed, TopicNotFound, U
 from lanemq.pipelines import ParquetSink, Pipeline, Project, Topic
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.running import program, runner, session
+from lanemq.pipelines.running.failure import PipelineFailed
 from lanemq.pipelines.running.program import check_topic
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -221,10 +222,10 @@ class Session:
 def test_sparks_output_goes_to_a_file_and_our_warnings_to_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    session, levels = Session(), []
+    session, outputs = Session(), []
 
-    def opened(pipeline: Pipeline, master: str, conf: Any, level: str) -> Session:
-        levels.append(level)
+    def opened(pipeline: Pipeline, master: str, conf: Any, output: Path) -> Session:
+        outputs.append(output)
         os.write(2, b"Using Spark's default log4j profile\n")
         return session
 
@@ -240,7 +241,7 @@ def test_sparks_output_goes_to_a_file_and_our_warnings_to_the_terminal(
         program.run(declared(tmp_path), spark_output=tmp_path / "words")
     assert (tmp_path / "words").read_text().startswith("Using Spark's")
     assert caplog.messages == ["topic t: no answer yet"]
-    assert (session.stopped, levels) == (True, ["ERROR"])
+    assert (session.stopped, outputs) == (True, [tmp_path / "words"])
 
 
 @pytest.mark.parametrize("new", [True, False])
@@ -255,7 +256,7 @@ def test_new_sink_and_new_checkpoint_are_passed_on_to_start(
         raise ValueError("not here")
 
     monkeypatch.setattr(program, "start", start)
-    with pytest.raises(ValueError, match="not here"):
+    with pytest.raises(PipelineFailed, match="'orders' failed in its start: ValueError: not here"):
         program.run(declared(tmp_path), Session(), **{option: new})  # type: ignore[arg-type]
     assert said == [new]
 

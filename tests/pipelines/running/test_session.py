@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lanemq.files import locate
-from lanemq.pipelines.running.session import inherited_stderr, repeat_warnings, spark_output_file
+from lanemq.pipelines.running.session import inherited_stderr, not_started, repeat_warnings, spark_output_file
 from lanemq.spark import worker_process
 
 LOUD = "import sys; print('Exception in thread main', file=sys.stderr)"
@@ -141,3 +141,17 @@ def test_a_process_of_spark_ends_without_being_taken_apart(module: str, code: in
     run = subprocess.run([sys.executable, "-c", ENDING, module], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout.split("\n")[:-1]) == (code, said.replace(" taken", "\ntaken").split("\n"))
     assert "the last line" in run.stderr
+
+
+def test_a_failed_download_is_named_and_java_is_not_blamed(tmp_path: Path) -> None:
+    said = (
+        "\t\t::          UNRESOLVED DEPENDENCIES         ::\n"
+        "\t\t:: org.apache.hadoop#hadoop-aws;9.9.9: not found\n"
+        "Exception: [unresolved dependency: org.apache.hadoop#hadoop-aws;9.9.9: not found]\n"
+    )
+    output = tmp_path / "spark.log"
+    text = not_started("[JAVA_GATEWAY_EXITED] Java gateway process exited", said, output)
+    assert text.startswith("Spark could not download org.apache.hadoop#hadoop-aws;9.9.9")
+    assert str(output) in text
+    other = not_started("[JAVA_GATEWAY_EXITED] Java gateway process exited\nmore", "", output)
+    assert other == f"Spark did not start: [JAVA_GATEWAY_EXITED] Java gateway process exited (Spark's output: {output})"

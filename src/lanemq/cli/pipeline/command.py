@@ -118,7 +118,8 @@ def run(
     """Run the pipeline that FILE declares.
 
     SIGTERM or Ctrl-C stops it after the current batch; a second signal ends it at once. Spark's own output goes to
-    lanemq/spark.log in the checkpoint, unless --verbose is given.
+    lanemq/spark.log in the checkpoint, or to the folder for temporary files if the checkpoint is in a store, unless
+    --verbose is given.
 
     Relative paths in FILE are relative to the working directory, not to FILE.
 
@@ -175,7 +176,7 @@ def check(file: Path, as_json: bool) -> None:
         as_json,
         lambda: [dict(zip(columns, map(str, row), strict=True)) for row in rows],
         Grid(columns, rows),
-        *([] if missing else ["no errors found (Spark and the broker were not used)"]),
+        *([] if missing else ["no errors found (Spark, the broker and the store were not used)"]),
     )
     if missing:
         raise CliError("; ".join(missing))

@@ -1,6 +1,7 @@
-"""`PipelineFailed`: why a running pipeline ended, in one sentence."""
+"""`PipelineFailed`: why a pipeline did not start or ended, in one sentence, with advice about the usual causes."""
 
 import re
+import traceback
 from typing import Final
 
 from lanemq.model.errors import LaneError
@@ -10,7 +11,30 @@ _RAISED: Final = re.compile(
 )
 _STATE: Final = re.compile(r"\s*SQLSTATE: \w+\s*$")
 _WRAPPERS: Final = ("py4j.", "pyspark.", "org.", "java.", "scala.")
+_JAVA: Final = re.compile(r"^(?:Caused by: |: )(?P<kind>[\w.$]+)(?:: (?P<message>.+))?$", re.M)
+_MODULE: Final = re.compile(r"No module named '(?P<name>\w+)")
 _MAX_LENGTH: Final = 500
+
+_ADVICE: Final = (
+    (
+        re.compile(r"NoSuchBucket|specified bucket does not exist|bucket .* does not exist", re.I),
+        "the store has no such bucket: create it, or correct the address",
+    ),
+    (
+        re.compile(r"S3AFileSystem not found|No FileSystem for scheme"),
+        "Spark has no file system for this address: add its package to spark.jars.packages, for s3a:// hadoop-aws in "
+        "the version of Spark's Hadoop client",
+    ),
+    (
+        re.compile(r"NoSuchMethodError|NoClassDefFoundError|InvalidClassException|incompatible protocol"),
+        "jars or machines have different versions: the cluster must run the driver's version of Spark, and jars must "
+        "be those for it",
+    ),
+)
+_MISSING_ON_EXECUTORS: Final = (
+    "executors lack Python packages that the pipeline needs: install them there, or let them travel with the job "
+    "(`lanemq spark pack`)"
+)
 
 
 class PipelineFailed(LaneError):
@@ -21,9 +45,9 @@ class PipelineFailed(LaneError):
 
     def __init__(self, name: str, error: BaseException, during: str = "") -> None:
         self.name = name
-        self.trace = str(error)
+        self.trace = str(error) if "\n" in str(error) else "".join(traceback.format_exception(error))
         where = f" in {during}" if during else ""
-        super().__init__(f"pipeline {name!r} failed{where}: {sentence_of(error)}")
+        super().__init__(f"pipeline {name!r} failed{where}: {sentence_of(error)}{advice_for(error)}")
 
 
 def sentence_of(error: BaseException) -> str:
@@ -40,8 +64,24 @@ def sentence_of(error: BaseException) -> str:
         if found is not None:
             return found
     kind = type(error).__name__
+    causes = list(_JAVA.finditer(text)) if kind.startswith("Py4J") else []
+    if causes:
+        kind, text = causes[-1]["kind"].rpartition(".")[2], causes[-1]["message"] or ""
     first = _STATE.sub("", text.strip().split("\n\n")[0].split("\nJVM stacktrace")[0]).strip().splitlines()
     return f"{kind}: {first[0][:_MAX_LENGTH]}" if first else kind
+
+
+def advice_for(error: BaseException) -> str:
+    """What to do about the usual mistakes with stores, jars and executors, as the end of a sentence; else nothing."""
+    text = str(error)
+    if isinstance(error, LaneError):
+        return ""
+    for pattern, advice in _ADVICE:
+        if pattern.search(text):
+            return f"; {advice}"
+    if not isinstance(error, ImportError) and _MODULE.search(text):
+        return f"; {_MISSING_ON_EXECUTORS}"
+    return ""
 
 
 def _innermost(text: str) -> str | None:

@@ -48,6 +48,17 @@ def check_java() -> None:
         )
 
 
+def check_archives(settings: Mapping[str, str]) -> None:
+    """`UsageError` if `spark.archives` names a local file that is not there; Spark says so after its start."""
+    for each in settings.get("spark.archives", "").split(","):
+        path = each.strip().partition("#")[0].removeprefix("file://")
+        if path and "://" not in path and not Path(path).exists():
+            raise UsageError(
+                f"spark.archives names {path}, which does not exist: write it with `lanemq spark pack --output "
+                f"{path}`, or correct the path"
+            )
+
+
 def missing_needs(pipelines: Iterable[Pipeline]) -> list[str]:
     """A sentence for each thing that is missing, without repetitions."""
     missing = [sentence for each in pipelines for sentence in missing_packages(each)]

@@ -17,16 +17,15 @@ from types import FrameType
 
 from pyspark.sql import SparkSession
 
-from lanemq.model.errors import TopicNotFound
+from lanemq.model.errors import LaneError, TopicNotFound
 from lanemq.pipelines.checkpoint.checkpoint import CheckpointLock, SparkLog, holder_of, in_use, own_identity
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.running.batch_trace import BatchTrace
-from lanemq.pipelines.running.preflight import check_java, check_packages
+from lanemq.pipelines.running.failure import PipelineFailed
+from lanemq.pipelines.running.preflight import check_archives, check_java, check_packages
 from lanemq.pipelines.running.progress import Report
 from lanemq.pipelines.running.runner import start
 from lanemq.pipelines.running.session import (
-    IN_FILE,
-    ON_TERMINAL,
     inherited_stderr,
     open_session,
     repeat_warnings,
@@ -70,16 +69,17 @@ def run(
         _run_in(spark, pipeline, once, report, new_sink, new_checkpoint, trace)
         return
     check_packages(pipeline)
+    check_archives(pipeline.spark)
     check_java()
     check_topic(pipeline)
     with contextlib.ExitStack() as ends:
         lock = CheckpointLock(pipeline.folder)
         ends.callback(lock.release)
         if spark_output is None:
-            own = open_session(pipeline, master, conf or {}, ON_TERMINAL)
+            own = open_session(pipeline, master, conf or {})
         else:
             with inherited_stderr(spark_output):
-                own = open_session(pipeline, master, conf or {}, IN_FILE)
+                own = open_session(pipeline, master, conf or {}, spark_output)
             ends.enter_context(repeat_warnings(spark_output))
         ends.callback(stop_session, own)
         _run_in(own, pipeline, once, report, new_sink, new_checkpoint, trace, lock)
@@ -97,16 +97,21 @@ def _run_in(
 ) -> None:
     asked = threading.Event()
     with stop_on_signals(asked):
-        running = start(
-            pipeline,
-            spark,
-            once=once,
-            report=report,
-            new_sink=new_sink,
-            new_checkpoint=new_checkpoint,
-            trace=trace,
-            lock=lock,
-        )
+        try:
+            running = start(
+                pipeline,
+                spark,
+                once=once,
+                report=report,
+                new_sink=new_sink,
+                new_checkpoint=new_checkpoint,
+                trace=trace,
+                lock=lock,
+            )
+        except LaneError:
+            raise
+        except Exception as error:
+            raise PipelineFailed(pipeline.name, error, "its start") from error
         with running:
             while not running.await_end(0.2) and not asked.is_set():
                 pass

@@ -11,6 +11,7 @@ terminal shows only one line per batch. LaneMQ's own warnings from those process
 import contextlib
 import logging
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -39,12 +40,18 @@ reports it in one sentence, and `PipelineFailed.trace` has the rest."""
 REMOTE_SETTINGS: Final = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
 """Settings for a checkpoint that is not on a local disk: Hadoop's S3 file system needs this class for its buffers."""
 
+_NOT_DOWNLOADED: Final = re.compile(r"(?:unresolved dependency|download failed): ([^\s\]]+)")
+
 _leave_group = False
 _hooked = False
 
 
-def open_session(pipeline: Pipeline, master: str, conf: Mapping[str, str], level: str = ON_TERMINAL) -> SparkSession:
-    """A session with the recommended settings, overridden by the pipeline's, overridden by `conf`."""
+def open_session(pipeline: Pipeline, master: str, conf: Mapping[str, str], output: Path | None = None) -> SparkSession:
+    """A session with the recommended settings, overridden by the pipeline's, overridden by `conf`.
+
+    `output` is the file for Spark's output, if that does not go to the terminal.
+    """
+    level = ON_TERMINAL if output is None else IN_FILE
     quiet = {"spark.ui.showConsoleProgress": "false", "spark.log.level": level}
     elsewhere = {} if isinstance(pipeline.folder, Path) else REMOTE_SETTINGS
     settings = {**quiet, **elsewhere, **pipeline.spark, **conf}
@@ -57,9 +64,17 @@ def open_session(pipeline: Pipeline, master: str, conf: Mapping[str, str], level
         with children_in_own_group():
             return builder.getOrCreate()
     except PySparkException as error:
-        raise UsageError(
-            f"Spark did not start: {str(error).splitlines()[0]}; is JAVA_HOME a Java 17 or newer?"
-        ) from error
+        said = "" if output is None else output.read_text("utf-8", "replace")
+        raise UsageError(not_started(str(error), said, output)) from error
+
+
+def not_started(error: str, said: str, output: Path | None) -> str:
+    """Why Spark did not start, by its error and its output. Java itself was checked before."""
+    where = "" if output is None else f" (Spark's output: {output})"
+    missing = list(dict.fromkeys(_NOT_DOWNLOADED.findall(said)))
+    if missing:
+        return f"Spark could not download {', '.join(missing)}: check spark.jars.packages and the network{where}"
+    return f"Spark did not start: {error.splitlines()[0]}{where}"
 
 
 def stop_session(session: SparkSession) -> None:
