@@ -153,8 +153,7 @@ def growing(spark: SparkSession, broker: BrokerProcess, sizes: Sequence[int], ro
         more = {"us": round(us, 2), "small_us": round(small_us, 2), "small": small, "fill_seconds": filled}
         report(f"spark_scale_{size}_messages", us / small_us, "x", **more, turns=len(taken[size]))
     small_us = {str(size): round(statistics.median(each.us for each in turns), 2) for size, turns in beside.items()}
-    if len(sizes) > 1:
-        _report("spark_scale_messages", taken, GOAL, queues=QUEUES, small_us=small_us)
+    _report("spark_scale_messages", taken, GOAL, queues=QUEUES, small_us=small_us)
 
 
 def spreading(spark: SparkSession, broker: BrokerProcess, queues: Sequence[int], messages: int, rounds: int) -> None:
@@ -185,7 +184,7 @@ def _report(name: str, taken: dict[int, list[Turn]], goal: float | None, **more:
         return {str(at): round(statistics.median(values), digits) for at, values in found.items()}
 
     us = medians("us")
-    ratio = max(larger / smaller for smaller, larger in combinations(us.values(), 2))
+    ratio = max((larger / smaller for smaller, larger in combinations(us.values(), 2)), default=1.0)
     broker_us, seconds = medians("broker_us"), medians("seconds")
     report(name, ratio, "x", goal=goal, us=us, broker_us=broker_us, seconds=seconds, **more)
 
