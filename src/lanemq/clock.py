@@ -53,11 +53,6 @@ else:
             return time.monotonic_ns()
 
 
-def worked_ns() -> int:
-    """Processor time that the calling thread has used so far: other threads and processes do not count."""
-    return time.thread_time_ns()
-
-
 MAX_WHEN = 253402300800.0
 """Seconds from 1970 to the year 10000, where a `datetime` ends."""
 

@@ -8,7 +8,7 @@ from tests.net.test_server_reads import Wire, request
 
 from lanemq.net.peer import Peer
 from lanemq.net.server import Server
-from lanemq.net.turns import COSTLY_NS, TURN_NS, RecentCost, Turns
+from lanemq.net.turns import COSTLY_BYTES, TURN_NS, RecentCost, Turns
 from lanemq.wire.command import Command, encode_response
 
 
@@ -27,9 +27,8 @@ class Slow:
 
     def __init__(self, share: float) -> None:
         self.clock = Ticking()
-        self.processor = Ticking()
-        self.server = Server(self, nanoseconds=self.clock, worked=self.processor)
-        self.preempted = False
+        self.server = Server(self, nanoseconds=self.clock)
+        self.answer = b""
         self.handled: list[tuple[Peer, int]] = []
         self.share = share
 
@@ -40,9 +39,7 @@ class Slow:
     def received(self, peer: Peer, command: Command) -> None:
         self.handled.append((peer, command.opaque))
         self.clock.time += int(TURN_NS * self.share)
-        if not self.preempted:
-            self.processor.time += int(TURN_NS * self.share)
-        peer.send(encode_response(command.opaque))
+        peer.send(encode_response(command.opaque, body=self.answer))
 
     def connect(self) -> tuple[Peer, Wire]:
         peer, wire = Peer(self.server), Wire()
@@ -142,7 +139,8 @@ def test_control_if_newcomers_did_not_share_a_turn_each_would_have_its_own(monke
 
 
 async def greedy(slow: Slow, count: int) -> list[Peer]:
-    """Connections that have made several requests, each of which took more than a turn."""
+    """Connections that have made several requests with large answers, each of which took more than a turn."""
+    slow.answer = bytes(2 * COSTLY_BYTES)
     peers = [slow.connect()[0] for _ in range(count)]
     for number in range(4):
         for peer in peers:
@@ -157,7 +155,7 @@ def test_costly_requests_of_many_clients_share_a_turn_and_a_client_with_short_on
         slow = Slow(1.5)
         peers = await greedy(slow, 20)
         short, wire = slow.connect()
-        slow.share = 0.1
+        slow.share, slow.answer = 0.1, b""
         short.data_received(request(1))
         await iterations(2)
         slow.handled.clear()
@@ -201,13 +199,16 @@ def test_a_client_with_costly_requests_begins_at_once_while_no_other_has_one() -
     on_loop(test)
 
 
-def test_clients_whose_requests_only_wait_for_the_processor_do_not_stand_in_line() -> None:
+def test_clients_with_small_answers_do_not_stand_in_line_however_long_their_requests_take() -> None:
     async def test() -> None:
         slow = Slow(1.5)
-        slow.preempted = True
-        for peer in await greedy(slow, 20):
-            peer.data_received(request(7))
-        assert len(slow.handled) == 20
+        peers = [slow.connect()[0] for _ in range(20)]
+        for number in range(5):
+            for peer in peers:
+                peer.data_received(request(number))
+            if number == 0:
+                await iterations(25)
+            assert len(slow.handled) == 20 * (number + 1)
 
     on_loop(test)
 
@@ -231,24 +232,24 @@ def test_readers_that_catch_up_at_the_same_time_share_a_turn_too() -> None:
     on_loop(test)
 
 
-def test_one_long_read_among_short_ones_does_not_make_a_client_costly() -> None:
+def test_one_large_answer_among_small_ones_does_not_make_a_client_costly() -> None:
     cost = RecentCost()
     for _ in range(10):
-        cost.add(COSTLY_NS // 3)
-    cost.add(100 * TURN_NS)
+        cost.add(COSTLY_BYTES // 3)
+    cost.add(100 * COSTLY_BYTES)
     assert not cost.costly
-    cost.add(100 * TURN_NS)
+    cost.add(100 * COSTLY_BYTES)
     assert cost.costly
     for _ in range(5):
-        cost.add(COSTLY_NS // 3)
+        cost.add(COSTLY_BYTES // 3)
     assert not cost.costly
 
 
-def test_a_client_that_mixes_long_and_short_requests_is_costly() -> None:
+def test_a_client_that_mixes_large_and_small_answers_is_costly() -> None:
     cost, seen = RecentCost(), []
     for _ in range(10):
-        for nanoseconds in (TURN_NS, COSTLY_NS // 2):
-            cost.add(nanoseconds)
+        for size in (100 * COSTLY_BYTES, COSTLY_BYTES // 2):
+            cost.add(size)
             seen.append(cost.costly)
     assert all(seen[-4:])
 

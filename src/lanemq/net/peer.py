@@ -136,6 +136,8 @@ class Peer(asyncio.BufferedProtocol):
     """Its address or network (`origin_of`): limits of an address count by it."""
 
     _cut_off: asyncio.TimerHandle | None = None
+    _answered = 0
+    """Bytes of replies since its last requests."""
 
     senders: Sequence[Any] = ()
     """For a handler of single requests: what it knows of those of this peer."""
@@ -191,6 +193,7 @@ class Peer(asyncio.BufferedProtocol):
             self._server.unwritten.add(self._flush)
         self._outgoing.append(frame)
         self._outgoing_bytes += len(frame)
+        self._answered += len(frame)
         if self._outgoing_bytes > CROWDED_BYTES and (self._outgoing_bytes > FLUSH_BYTES or self._server.crowded):
             self._flush()
 
@@ -336,8 +339,7 @@ class Peer(asyncio.BufferedProtocol):
         """Handles what was read, and replies in one write. `read` is the bytes, or how many were written to the buffer;
         `end` is the end of the turn; 0: it begins now.
         """
-        reads, worked = self._server.reads, self._server.turns.worked
-        before, counts = worked(), False
+        reads, counts = self._server.reads, False
         # A write for what was queued before is already scheduled.
         self._reading = not self._outgoing
         reads.begin()
@@ -368,7 +370,8 @@ class Peer(asyncio.BufferedProtocol):
                     self._reading = False
                     self._flush()
                 if counts:
-                    self._cost.add(worked() - before)
+                    self._cost.add(self._answered)
+                    self._answered = 0
 
     @property
     def _must_wait(self) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from lanemq.clock import SystemClock, worked_ns
+from lanemq.clock import SystemClock
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import RequestTimedOut, TlsFailed, TransportError
 from lanemq.net.address import Address, origin_of
@@ -118,9 +118,8 @@ class Server:
         unwritten: UnwrittenReplies | None = None,
         tls_detector: TlsDetector | None = None,
         nanoseconds: Callable[[], int] | None = None,
-        worked: Callable[[], int] | None = None,
     ) -> None:
-        """`nanoseconds` measures the turns of the peers, `worked` the processor time of their requests."""
+        """`nanoseconds` measures the turns of the peers."""
         self.dispatcher = dispatcher
         self.together = together
         self.alone = alone
@@ -132,7 +131,7 @@ class Server:
             MAX_UNSENT_BYTES, lambda peer: peer.unsent, lambda peer: peer.origin, self.loop.time
         )
         self.unwritten = unwritten or UnwrittenReplies(self.loop)
-        self.turns = Turns(self.loop, nanoseconds or SystemClock().now_ns, worked or worked_ns)
+        self.turns = Turns(self.loop, nanoseconds or SystemClock().now_ns)
         self.peers: dict[Peer, None] = {}
         """In the order of connection, so that a simulated run can be repeated exactly."""
         self.limits = limits or ConnectionLimits()

@@ -5,9 +5,9 @@ delay all other clients by their sum. So a connection works for one turn at a ti
 turns one after the other, one turn in each iteration of the loop: however many they are, a client with a single
 request waits for one turn, not for all of them. (Turns of consumers, which are calls of a handler, are another thing.)
 
-Hundreds of connections may be ready in the same iteration, each with a single request that takes a millisecond, such as
-a large pull. So connections whose requests take long share one turn in each iteration as well, and the others wait in
-line (`RecentCost`). Connections with short requests, such as sends, never wait in that line.
+Hundreds of connections may be ready in the same iteration, each with a single request that takes a millisecond: a large
+pull. So connections with large answers share one turn in each iteration as well, and the others wait in line
+(`RecentCost`). Connections with small answers, such as those to sends, never wait in that line.
 """
 
 import asyncio
@@ -15,26 +15,26 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from lanemq.clock import worked_ns
-
 TURN_NS = 500_000
 """Length of a turn. Long: other clients wait longer. Short: more time goes to iterations of the loop."""
 
-COSTLY_NS = TURN_NS // 2
-"""Average processor time that the requests of one read take, above which they are costly. A send takes 50 to 150
-microseconds, a pull of a mebibyte 500 to 1,000. Low: sends wait in line behind pulls. High: hundreds of pulls in one
-iteration of the loop delay a send."""
+COSTLY_BYTES = 64 * 1024
+"""Average size of the answers to one read, above which they are costly: they take a quarter of a millisecond and more.
+Low: clients with small answers wait in line behind large pulls. High: hundreds of pulls in one iteration of the loop
+delay a send."""
+
+MOST_BYTES = 2 * COSTLY_BYTES
+"""What one read counts at most, so that a client is not costly any more after a few small answers."""
 
 Work = Callable[[int], bool]
 """Does a piece of work until a time in nanoseconds is reached; returns whether there is more."""
 
 
 class RecentCost:
-    """How long the requests of one connection take: a moving average in which each read has a weight of a quarter.
+    """How large the answers of one connection are: a moving average in which each read has a weight of a quarter.
 
-    It is processor time. By the time that passes, every connection would be costly on a machine with other work, and
-    its sends would wait in line. No read counts for more than a turn, because a collection of garbage may fall into a
-    short one: such a read alone does not make a connection costly.
+    Not how long they take: on a machine with other work the broker waits for a processor in the middle of a short
+    request. Then a client that only sends would be costly, and would wait in line behind large pulls.
     """
 
     __slots__ = ("_average",)
@@ -42,25 +42,20 @@ class RecentCost:
     def __init__(self) -> None:
         self._average = 0
 
-    def add(self, nanoseconds: int) -> None:
-        self._average += (min(nanoseconds, TURN_NS) - self._average) // 4
+    def add(self, size: int) -> None:
+        self._average += (min(size, MOST_BYTES) - self._average) // 4
 
     @property
     def costly(self) -> bool:
-        return self._average > COSTLY_NS
+        return self._average > COSTLY_BYTES
 
 
 class Turns:
     """What waits for a turn, in order."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, nanoseconds: Callable[[], int], worked: Callable[[], int] = worked_ns
-    ) -> None:
-        """`nanoseconds` is the time. A clock that stands still makes every turn endless: nothing is cut in pieces.
-        `worked` is the processor time of the loop's thread.
-        """
+    def __init__(self, loop: asyncio.AbstractEventLoop, nanoseconds: Callable[[], int]) -> None:
+        """`nanoseconds` is the time. A clock that stands still makes every turn endless: nothing is cut in pieces."""
         self.nanoseconds = nanoseconds
-        self.worked = worked
         self._loop = loop
         self._waiting: deque[Work] = deque()
         self._shared_until: int | None = None
@@ -72,7 +67,7 @@ class Turns:
         return self.nanoseconds() + TURN_NS
 
     def may_begin(self, *, new: bool) -> bool:
-        """Whether a connection may begin at once of which nothing is known yet (`new`), or whose requests are costly.
+        """Whether a connection may begin at once of which nothing is known yet (`new`), or whose answers are costly.
 
         In one iteration of the loop, all of them share one turn: a client that connects again and again, each time
         with a long request, would otherwise delay the others by as many turns as connections. A costly connection does

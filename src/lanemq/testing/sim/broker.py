@@ -113,7 +113,6 @@ class SimServer(Server):
             reads=parts.group_commit,
             unwritten=parts.unwritten,
             nanoseconds=lambda: 0,
-            worked=lambda: 0,
         )
         self._host = host
         self._network = network
