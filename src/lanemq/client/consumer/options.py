@@ -32,8 +32,7 @@ STRATEGIES: dict[str, Allocate] = {
 """Allocation strategies that need no arguments, by name."""
 
 LANE_PULL_BATCH = 1_000
-"""Larger pulls save the broker time and cost the consumer more: a worker needs longer than the interpreter's switch
-interval for one, and the messages leave the processor's cache before they are handled."""
+"""Larger pulls save the broker time, but cost a busy consumer more in most measurements (`benchmarks/RESULTS.md`)."""
 ROCKETMQ_PULL_BATCH = 32
 """The default of RocketMQ's DefaultMQPushConsumer; its brokers return no more, however many are requested."""
 
