@@ -213,6 +213,24 @@ def test_clients_with_small_answers_do_not_stand_in_line_however_long_their_requ
     on_loop(test)
 
 
+def test_many_small_answers_between_two_reads_are_not_a_large_one() -> None:
+    async def test() -> None:
+        slow = Slow(1.5)
+        peers = [slow.connect()[0] for _ in range(5)]
+        for number in range(5):
+            for peer in peers:
+                peer.data_received(request(number))
+            await iterations(8)
+            for peer in peers:
+                peer.send(bytes(2 * COSTLY_BYTES))
+            assert len(slow.handled) == 5 * (number + 1)
+        for peer in peers:
+            peer.data_received(request(9))
+        assert len(slow.handled) == 30
+
+    on_loop(test)
+
+
 def test_readers_that_catch_up_at_the_same_time_share_a_turn_too() -> None:
     async def test() -> None:
         slow = Slow(1.5)

@@ -137,7 +137,8 @@ class Peer(asyncio.BufferedProtocol):
 
     _cut_off: asyncio.TimerHandle | None = None
     _answered = 0
-    """Bytes of replies since its last requests."""
+    """Bytes of replies since its last read began. Those of earlier reads do not count: a thousand small ones that were
+    made later, as those of sends are, would look like a large one."""
 
     senders: Sequence[Any] = ()
     """For a handler of single requests: what it knows of those of this peer."""
@@ -340,6 +341,7 @@ class Peer(asyncio.BufferedProtocol):
         `end` is the end of the turn; 0: it begins now.
         """
         reads, counts = self._server.reads, False
+        self._answered = 0
         # A write for what was queued before is already scheduled.
         self._reading = not self._outgoing
         reads.begin()
@@ -371,7 +373,6 @@ class Peer(asyncio.BufferedProtocol):
                     self._flush()
                 if counts:
                     self._cost.add(self._answered)
-                    self._answered = 0
 
     @property
     def _must_wait(self) -> bool:
