@@ -319,11 +319,10 @@ class Peer(asyncio.BufferedProtocol):
             or self._cost.costly
         ):
             return False
-        began = server.turns.nanoseconds()
         reply = server.alone(self, data)
         if reply is None:
             return False
-        self._cost.add(server.turns.nanoseconds() - began)
+        self._cost.add(len(reply))
         self.last_seen = server.loop.time()
         if reply:
             self.write(reply)
