@@ -192,7 +192,7 @@ class Owners(RuleBasedStateMachine):
     def restart_broker(self) -> None:
         rows, self.table = self.table.dirty(), GroupOffsets()  # never saved before, so all of them
         self.table.restore(rows)
-        self.table._dirty.update(row[:3] for row in rows)
+        self.table._dirty.update(dict.fromkeys(row[:3] for row in rows))
 
     @invariant()
     def finished_messages_of_a_key_are_its_first_ones(self) -> None:
