@@ -41,6 +41,8 @@ class FakeStage(Stage):
         self.steps = steps if steps is not None else []
         self.waiting: list[Results] = []
         """The results of the next retry passes."""
+        self.put_off = 0.0
+        """Seconds by which they are put off."""
         self.unfinished: int | None = None
         self.dead: TableRows | None = None
         self.before_run: Callable[[Batch], None] = lambda batch: None
@@ -56,7 +58,7 @@ class FakeStage(Stage):
         return Results(rows_of(*found), self.dead, {"events": len(found)})  # type: ignore[arg-type]
 
     def due(self, now: datetime) -> float | None:
-        return 0.0 if self.waiting else None
+        return self.put_off if self.waiting else None
 
     def process_retry_pass(self, batch: Batch) -> Results | None:
         self.steps.append(f"pass {batch.number}")

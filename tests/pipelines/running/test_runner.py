@@ -238,6 +238,18 @@ def test_once_runs_the_retry_passes_that_are_due(
     ]
 
 
+def test_once_does_not_put_off_what_is_due_after_the_last_batch(
+    spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare
+) -> None:
+    """One retry pass, not more: timers that it sets itself, for the same moment, are left to the next start."""
+    send(broker.address, topic, range(5))
+    stage, sink = FakeStage(), FakeSink()
+    stage.put_off = 3600.0
+    stage.before_run = lambda batch: None if batch.is_retry_pass else stage.waiting.extend([Results(rows_of(ROW))] * 2)
+    assert start(declare(stage=stage, sink=sink), spark, once=True).await_end(600)
+    assert sink.numbers == [batch_number(0), batch_number(0, 1)]
+
+
 @pytest.mark.parametrize("once", [True, False])
 def test_an_operators_request_is_carried_out_before_a_batch_that_fails_without_it(
     spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare, once: bool

@@ -296,9 +296,11 @@ class RunningPipeline:
                 if not self._once and not self._stopping.is_set() and self._is_time_to_check():
                     self._process_retry_pass()
             self._read_progress()
-            # With `once`, an operator's requests are carried out after the last batch.
-            while self._once and not self._stopping.is_set() and self._process_retry_pass():
-                pass
+            # With `once`, an operator's requests are carried out after the last batch, and timers that it set and that
+            # are due are called. No later batch would call them, so they are not put off to spare retry passes.
+            first = True
+            while self._once and not self._stopping.is_set() and self._process_retry_pass(put_off=not first):
+                first = False
         except Exception as error:  # noqa: BLE001
             if not self._stopping.is_set():
                 self._fail(error, "")
@@ -339,14 +341,17 @@ class RunningPipeline:
                 self._reporter.on_spark_progress(progress)
         self._reporter.on_spark_progress(last)
 
-    def _process_retry_pass(self) -> bool:
+    def _process_retry_pass(self, *, put_off: bool = True) -> bool:
         """Process a retry pass if one is due; returns whether it did something.
+
+        A stage may put off a retry pass although something is due, to spare passes; not with `put_off=False`.
 
         Waits for the running batch and then for Spark's record of it. If it only tried when neither is under way, it
         would never run in a busy pipeline.
         """
         with self._working:
-            if self._stopping.is_set() or self._processor.due() != 0 or not self._await_record(self._last):
+            due = self._processor.due()
+            if self._stopping.is_set() or due is None or (put_off and due) or not self._await_record(self._last):
                 return False
             done = self._checkpoint.log.done()
             if done is None:
