@@ -91,6 +91,7 @@ INTERNAL = {
     "send": {"MAX_ANSWERED_IDS", "MAX_BURST_FRAMES"},
     "membership": {"MAX_LOOKS"},
     "server": {"MAX_ACCEPTED", "MAX_CLOSED", "MAX_LOOKS"},
+    "single_sends": {"MAX_FORMS"},
     "unread": {"MAX_ROUNDS"},
     "waking": {"MAX_TAG_CODES"},
 }
