@@ -83,7 +83,6 @@ class AsyncProducer(ProducerBase):
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
         self._maintenance: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     def _leave_to_parent(self) -> None:
         """The connections belong to the parent's event loop, which does not run here."""
@@ -97,7 +96,7 @@ class AsyncProducer(ProducerBase):
 
         If cancelled, the message may still be sent; if it then fails, its key is frozen.
         """
-        waiter, began = TaskWaiter(loop=self._loop), self._clock.now() if self._may_time_out else 0
+        waiter, began = TaskWaiter(), self._clock.now() if self._may_time_out else 0
         try:
             if arguments or key is None or self._left_in_inbox(topic, key, value, waiter) is None:
                 await self._accept(topic, value, key, arguments, waiter, sender_waits=True)
@@ -286,8 +285,7 @@ class AsyncProducer(ProducerBase):
         if self._closing:
             self._check_open()
         if self._maintenance is None:
-            self._loop = asyncio.get_running_loop()
-            self._maintenance = self._loop.create_task(self._maintain())
+            self._maintenance = asyncio.get_running_loop().create_task(self._maintain())
         self._empty_inbox()
         most_before = full_at - min(size, full_at)  # more than the whole buffer cannot become free
         route = self._known_route(topic)
