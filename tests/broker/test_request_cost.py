@@ -168,14 +168,14 @@ def test_a_heartbeat_costs_the_same_however_many_members_its_groups_have(full: F
 
     full.running.call(lambda: join(range(25)))
     measured(full, RequestCode.HEART_BEAT, {}, body)  # makes the topics of the groups
-    longest = float("inf")
+    longest = float("inf")  # at the speed of an idle core; other tests may slow this one down at any moment
     for _ in range(RUNS):
-        longest = min(longest, measured(full, RequestCode.HEART_BEAT, {}, body)[0].longest)
+        slow = slowness(full)
+        longest = min(longest, measured(full, RequestCode.HEART_BEAT, {}, body)[0].longest / max(slow, slowness(full)))
         if longest < LIMIT_SECONDS / 2:
             break
-    slow = slowness(full)
-    print(f"heartbeat among 25 members: {longest * 1000:.1f} ms, {slow:.1f} times slower than an idle core")
-    assert longest < LIMIT_SECONDS * slow
+    print(f"heartbeat among 25 members: {longest * 1000:.1f} ms")
+    assert longest < LIMIT_SECONDS
 
 
 def test_control_an_answer_about_many_queues_in_one_piece_takes_several_times_as_long(

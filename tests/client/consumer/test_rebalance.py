@@ -120,6 +120,27 @@ def test_a_lost_notification_is_made_up_for_within_twenty_seconds() -> None:
     assert run_virtual(main) <= 20_010
 
 
+def test_a_broker_that_restarted_after_the_heartbeat_is_joined_again_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> set[MessageQueue]:
+        broker = FakeBroker([queue(0)])
+
+        def forget_once(member: str, name: str, about: object) -> None:
+            if name == "members":
+                broker.faults.remove(forget_once)
+                broker.members.clear()
+                raise BrokerRefused(ResponseCode.SYSTEM_ERROR, "no consumer for this group, g")
+
+        broker.faults.append(forget_once)
+        async with member(broker, "me", nothing) as engine:
+            assert broker.members == ["me"]
+            return held(engine)
+
+    assert run_virtual(main) == {queue(0)}
+    assert not caplog.records
+
+
 @pytest.mark.row("A46")
 @pytest.mark.row("A4")
 def test_two_members_divide_the_queues_and_each_queue_has_one_owner() -> None:

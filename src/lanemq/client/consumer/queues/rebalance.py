@@ -27,7 +27,7 @@ from lanemq.client.topic_route import TopicRoute
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.rebalance import QueueEvent, QueueStage, queue_changes
 from lanemq.core.consuming.runs import Order
-from lanemq.model.errors import GroupConflict, LaneError, TopicNotFound, TransportError
+from lanemq.model.errors import BrokerRefused, GroupConflict, LaneError, TopicNotFound, TransportError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, to_millis
@@ -178,8 +178,8 @@ class Rebalancer:
         failure: LaneError | None = None
         for broker in sorted(route.brokers):
             try:
-                members = await self._calls.members(route.topic, broker)
-                if self._calls.client_id not in members:  # it was silent for too long
+                members = await self._known_members(route.topic, broker)
+                if self._calls.client_id not in members:  # it was silent for too long, or the broker restarted
                     await self._heartbeat.send_again_to(route.master(broker))
                     members = await self._calls.members(route.topic, broker)
                 if len(members) > 1 and not self._options.speaks_lane(route.is_lane(broker)):
@@ -188,6 +188,18 @@ class Rebalancer:
             except LaneError as error:
                 failure = error
         raise failure or TopicNotFound(ResponseCode.TOPIC_NOT_EXIST, f"topic {route.topic!r} has no broker: start one")
+
+    async def _known_members(self, topic: str, broker: str) -> list[str]:
+        """The members that a broker knows; none if it knows no member of the group, which brokers answer as an error.
+
+        A broker that restarted after this member's heartbeat knows none until the next one.
+        """
+        try:
+            return await self._calls.members(topic, broker)
+        except BrokerRefused as error:
+            if error.code != ResponseCode.SYSTEM_ERROR:
+                raise
+            return []
 
     async def _warn_of_other_topics(self, topic: str, broker: str) -> None:
         """Warns if another member subscribes to other topics: an Apache broker does not say which member has which.
