@@ -1,8 +1,10 @@
 """Every form of the port does the same."""
 
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +21,7 @@ from lanemq.files import (
     is_address,
     locate,
     move,
+    objects,
     remove_files,
     remove_tree,
     write_durably,
@@ -199,3 +202,14 @@ def test_an_error_of_the_store_says_what_to_check(monkeypatch: pytest.MonkeyPatc
     for change in (path.read_bytes, path.exists, path.unlink, lambda: path.put(b"x"), lambda: path.create(b"x")):
         with pytest.raises(StorageError, match=r"memory:///refused: .* 403 Forbidden; check its address"):
             change()
+
+
+def test_threads_that_open_a_store_at_the_same_time_get_the_same_one() -> None:
+    settings, together = (("spark.hadoop.test", uuid4().hex),), threading.Barrier(8)
+
+    def opened(_: int) -> object:
+        together.wait()
+        return objects._store("memory://", settings)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(map(id, pool.map(opened, range(8))))) == 1

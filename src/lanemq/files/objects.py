@@ -8,6 +8,7 @@ from the environment (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ...) and from the 
 """
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -150,8 +151,17 @@ def store_config(root: str, settings: tuple[tuple[str, str], ...]) -> tuple[dict
     return config, {"allow_http": True} if endpoint.startswith("http://") else {}
 
 
-@lru_cache(maxsize=16)
+_opening = threading.Lock()
+
+
 def _store(root: str, settings: tuple[tuple[str, str], ...]) -> Any:
+    """The store of an address: the same one for all threads, also for those that ask for it first at the same time."""
+    with _opening:
+        return _cached_store(root, settings)
+
+
+@lru_cache(maxsize=16)
+def _cached_store(root: str, settings: tuple[tuple[str, str], ...]) -> Any:
     try:
         from obstore.store import from_url
     except ImportError as error:
