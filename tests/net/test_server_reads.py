@@ -4,37 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from tests.net.wire import Wire
+
 from lanemq.net.peer import Peer
 from lanemq.net.server import Server
 from lanemq.wire.command import Command, encode_command, encode_response
-
-
-class Wire(asyncio.Transport):
-    """Keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes: list[bytes] = []
-        self.lines: list[list[bytes]] = []
-
-    def writelines(self, list_of_data: Any) -> None:
-        self.lines.append(list(list_of_data))
-        super().writelines(list_of_data)
-
-    def write(self, data: Any) -> None:
-        self.writes.append(bytes(data))
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return False
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
 
 
 class Broker:

@@ -272,6 +272,7 @@ class Broker:
             on_arrivals=waking.arrived,
             on_undone=partial(undo_stamps, tables.producers),
         )
+        on_failure, on_full = group_commit.stop_writing, group_commit.pause
         reserve, members = self._new_reserve(store), Membership(expiry_ms=to_millis(options.member_expiry))
         return Parts(
             options=options,
@@ -287,13 +288,7 @@ class Broker:
             notices=Notices(members, turns),
             advertised=advertised,
             topics=tables.topics,
-            topic_keeper=TopicKeeper(
-                tables.topics,
-                topic_rows,
-                on_failure=group_commit.stop_writing,
-                on_full=group_commit.pause,
-                clock=clock,
-            ),
+            topic_keeper=TopicKeeper(tables.topics, topic_rows, on_failure=on_failure, on_full=on_full, clock=clock),
             counters=counters,
             low_space=LowSpace(options.min_free_bytes),
             group_use=GroupUse({*tables.groups, *tables.offsets.groups(), *tables.locks.groups()}, now=clock.now()),

@@ -68,8 +68,8 @@ _FIRST = slice(None, 1)
 
 
 class Positions(Sequence[int]):
-    """The positions of records that are in one piece. The broker answers most senders with the first one only, so
-    the others are computed when somebody reads them."""
+    """The positions of records that are in one piece. A reply to a sender usually needs only the first one, so this
+    class computes each position when a caller reads it."""
 
     __slots__ = ("_count", "_first", "_records")
 

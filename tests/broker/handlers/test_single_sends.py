@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.broker.raw_client import pull_ext, send_ext
 from tests.broker.running import ManualClock
 from tests.log.conftest import memory_folder
+from tests.net.wire import Wire
 
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
@@ -58,29 +59,6 @@ class SilentServer(Server):
     def accept_from(self, listener: Listener) -> None: ...
 
 
-class Wire(asyncio.Transport):
-    """Keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__({"peername": ("10.0.0.9", 4711)})
-        self.written = b""
-
-    def write(self, data: Any) -> None:
-        self.written += bytes(data)
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return False
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-
 class OneBroker(Broker):
     """A broker without sockets and without housekeeping."""
 
@@ -114,7 +92,7 @@ class OneBroker(Broker):
         )
 
     def connect(self) -> None:
-        peer, wire = Peer(self.running.server), Wire()
+        peer, wire = Peer(self.running.server), Wire(peername=("10.0.0.9", 4711))
         peer.number = len(self.peers) + 1
         peer.connection_made(wire)
         self.peers.append((peer, wire))
@@ -437,7 +415,8 @@ def test_a_send_that_relies_on_rows_waits_for_them(pair: Pair) -> None:
         pair.send(more=stamped(number))
     broker, rows = pair.short, LateRows()
     peer, wire = broker.peers[0]
-    before, wire.written = broker.state()["log"], b""
+    before = broker.state()["log"]
+    wire.writes.clear()
     broker.parts.group_commit._rows, kept = rows, broker.parts.group_commit._rows
     data = encode_command(Command(310, 99, 0, send_ext("T") | stamped(3), b"b"))
     pair.on_loop(partial(peer.data_received, data))
@@ -455,7 +434,8 @@ def test_a_send_waits_while_the_log_thread_may_change_the_log(pair: Pair) -> Non
         pair.send(more=stamped(number))
     broker, opened = pair.short, threading.Event()
     peer, wire = broker.peers[0]
-    before, wire.written = broker.state()["log"], b""
+    before = broker.state()["log"]
+    wire.writes.clear()
     data = encode_command(Command(310, 99, 0, send_ext("T") | stamped(3), b"b"))
     try:
         pair.on_loop(partial(broker.parts.thread.submit, opened.wait, lambda *_: None))

@@ -16,13 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from lanemq.client.producer.batches import PendingMessage, RequestBuilder, batch_weights, delay_of, total_size
+from lanemq.client.producer.batches import PendingMessage, RequestBuilder, batch_weights, total_size
 from lanemq.client.producer.freezes import Freezes, Frozen, frozen_of
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.outcomes import (
     NotStored,
     Outcome,
-    Stored,
     all_unknown,
     dropped,
     failed_outcomes,
@@ -32,6 +31,7 @@ from lanemq.client.producer.outcomes import (
     stored_outcomes,
     without,
 )
+from lanemq.client.producer.unsettled import Unsettled
 from lanemq.client.producer.waiters import BatchWaiter, SingleWaiter
 from lanemq.client.receipt import Receipt
 from lanemq.client.topic_route import TopicRoute
@@ -39,7 +39,6 @@ from lanemq.clock import Clock
 from lanemq.core.sending.frozen_keys import Freeze, FrozenKeys
 from lanemq.core.sending.send_lane import SendLane, SendOptions
 from lanemq.core.sending.sent_window import Failed, SendBatch, SendError
-from lanemq.history import History
 from lanemq.model.errors import (
     BrokerBusy,
     BrokerReadOnly,
@@ -54,7 +53,6 @@ from lanemq.model.units import Epoch, Millis, to_millis
 from lanemq.wire.codes import LATE_CODES, STORED_CODES, ResponseCode, error_for, unconfirmed
 from lanemq.wire.command import Command
 from lanemq.wire.lane_fields import LANE_EXPECTED
-from lanemq.wire.properties import PropertyName, find_property
 
 log = logging.getLogger(__name__)
 
@@ -623,65 +621,6 @@ def _kind_of(problem: LaneError, reply: Command | None) -> SendError:
         forgot = reply is not None and reply.ext.get(LANE_EXPECTED) == "0"
         return SendError.FORGOTTEN if forgot else SendError.GAP
     return SendError.FATAL
-
-
-class Unsettled:
-    """The messages that a producer has accepted and not settled: their bytes, and their lines in the history.
-
-    Every message is added once when it is accepted, and removed once when it is stored, refused, given up or dropped.
-    Called under the lock that decides the order of a lane, so that history and lane agree.
-    """
-
-    def __init__(self, history: History) -> None:
-        self._records = history.on
-        self._history = history
-        self.bytes = 0
-        self.stored_messages = 0
-        self.failed_messages = 0
-
-    def accepted(self, queue: MessageQueue, messages: Sequence[PendingMessage], size: int) -> None:
-        self.bytes += size
-        if self._records:
-            for message in messages:
-                key, delay = message.key or "", delay_of(message)
-                tag = find_property(message.properties, PropertyName.TAGS) or ""
-                self._history.send(queue.topic, key, message.message_id, delay=delay, tag=tag)
-
-    def stored(self, outcome: Stored) -> None:
-        """Records offset -1 for a message whose place is not known; it comes alone."""
-        self.bytes -= total_size(outcome.messages)
-        self.stored_messages += len(outcome.messages)
-        if self._records:
-            queue = outcome.queue
-            for offset, message in enumerate(outcome.messages, outcome.first_offset):
-                key, id = message.key or "", message.message_id
-                self._history.acked(queue.topic, key, id, queue.queue_id, offset, broker=queue.broker)
-
-    def stored_one(self, message: PendingMessage, receipt: Receipt) -> None:
-        """As `stored`, for one message."""
-        self.bytes -= message.size
-        self.stored_messages += 1
-        if self._records:
-            queue, key, id = receipt.queue, message.key or "", message.message_id
-            self._history.acked(queue.topic, key, id, queue.queue_id, receipt.offset, broker=queue.broker)
-
-    def given_up(self, queue: MessageQueue, failed: Failed[PendingMessage]) -> None:
-        self.bytes -= total_size(failed.everything)
-        self.failed_messages += len(failed.everything)
-        if self._records:
-            for message in (*failed.unknown, *failed.behind):
-                self._history.send_unknown(queue.topic, message.key or "", message.message_id)
-            self._failed(queue, (*failed.refused, *failed.unsent, *failed.blocked))
-
-    def dropped(self, queue: MessageQueue, messages: Sequence[PendingMessage]) -> None:
-        self.bytes -= total_size(messages)
-        self.failed_messages += len(messages)
-        if self._records:
-            self._failed(queue, messages)
-
-    def _failed(self, queue: MessageQueue, messages: Iterable[PendingMessage]) -> None:
-        for message in messages:
-            self._history.send_failed(queue.topic, message.key or "", message.message_id)
 
 
 class FlushMark:
