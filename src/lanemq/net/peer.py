@@ -235,6 +235,11 @@ class Peer(asyncio.BufferedProtocol):
         self._held = True
         self._read_or_wait()
 
+    def hold_for(self, seconds: float) -> None:
+        """Handle no further request of this peer for a while; none of its requests may be under way."""
+        self.hold()
+        self._server.loop.call_later(seconds, self.release)
+
     def release(self) -> None:
         """Go on with the requests of this peer."""
         self._held = False

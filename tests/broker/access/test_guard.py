@@ -1,5 +1,6 @@
 """A broker with users, as honest and dishonest clients see it."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from lanemq.broker.access.permissions import _NEEDS, _OPEN, Need, needs
 from lanemq.broker.access.users import Right, User, read_users
 from lanemq.broker.handlers.send import SendHandler
 from lanemq.core.brokering.dedup import ProducerTable
+from lanemq.core.brokering.refusal_pace import MAX_REFUSALS, WINDOW_MS
 from lanemq.model.errors import InvalidOption
 from lanemq.net.address import parse_address
 from lanemq.net.blocking import BlockingConnection, connect
@@ -148,14 +150,16 @@ def test_without_that_check_another_user_fences_the_producer(ask: Ask, monkeypat
     assert ask(WRITER, stamped("orders", "p.0.1")).code != ResponseCode.SUCCESS
 
 
-def wrongly_signed(raw: RawClient, codes: list[int]) -> tuple[int, list[object]]:
+def wrongly_signed(guarded: RunningBroker, raw: RawClient, codes: list[int]) -> tuple[int, list[object]]:
     """How many requests were sent with every kind of missing or wrong signature, and those that passed."""
+    assert guarded.clock is not None
     stranger, wrong = Credentials("stranger", "no secret"), Credentials("root", "not the secret")
     fields = {"topic": "orders", "queueId": "0", "consumerGroup": "g", "group": "g", "clientId": "c", "offset": "0"}
     bodies = (b"", b"{}", b'{"clientID":"c","clientId":"c","consumerGroup":"g","mqSet":[]}')
     passed: list[object] = []
     asked = 0
     for code in codes:
+        guarded.clock.passed += WINDOW_MS  # those of one code are within the allowance of a window
         for body in bodies:
             forms = [
                 fields,
@@ -174,7 +178,7 @@ def wrongly_signed(raw: RawClient, codes: list[int]) -> tuple[int, list[object]]
 
 def test_no_request_of_any_code_passes_without_a_right_signature(guarded: RunningBroker) -> None:
     codes, raw = [*map(int, RequestCode), 0, 1, 99_999, 2**31 - 1], guarded.connect()
-    asked, passed = wrongly_signed(raw, codes)
+    asked, passed = wrongly_signed(guarded, raw, codes)
     print(f"{asked} requests of {len(codes)} codes without a right signature: {len(passed)} passed")
     assert passed == []
     listed = raw.ask(RequestCode.GET_ALL_TOPIC_CONFIG, signed({}, b"", ROOT))
@@ -184,7 +188,7 @@ def test_no_request_of_any_code_passes_without_a_right_signature(guarded: Runnin
 def test_without_the_guard_they_pass(guarded: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the test before."""
     monkeypatch.setattr(Guard, "_refusal", lambda *_: None)
-    asked, passed = wrongly_signed(guarded.connect(), [int(RequestCode.GET_ALL_TOPIC_CONFIG)])
+    asked, passed = wrongly_signed(guarded, guarded.connect(), [int(RequestCode.GET_ALL_TOPIC_CONFIG)])
     assert len(passed) == asked
 
 
@@ -224,6 +228,36 @@ def test_sends_that_arrive_together_are_checked_one_by_one(guarded: RunningBroke
     codes = [raw.answer(opaque).code for opaque in range(1, 21)]
     raw.close()
     assert codes == [ResponseCode.NO_PERMISSION] * 10 + [ResponseCode.SUCCESS] * 10
+
+
+def test_beyond_the_allowance_each_unsigned_request_waits_for_the_next_window(guarded: RunningBroker) -> None:
+    """The broker's clock stands still, so every further request waits for a whole window."""
+    begun, waiting = time.monotonic(), 3
+    answer_unsigned(guarded.connect(), MAX_REFUSALS + 1 + waiting)
+    assert time.monotonic() - begun > waiting * WINDOW_MS / 1000 * 0.9
+
+
+def test_without_the_pace_they_do_not_wait(guarded: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test before: the same number of requests as would take more than a minute with it."""
+    monkeypatch.setattr(Guard, "_slow_down", lambda *_: None)
+    begun, many = time.monotonic(), 400
+    answer_unsigned(guarded.connect(), many)
+    assert time.monotonic() - begun < (many - MAX_REFUSALS - 1) * WINDOW_MS / 1000
+
+
+def test_signed_requests_of_the_same_address_never_wait(guarded: RunningBroker) -> None:
+    answer_unsigned(guarded.connect(), MAX_REFUSALS + 1)
+    raw, begun, many = guarded.connect(), time.monotonic(), 400
+    for _ in range(many // 2):
+        allowed = raw.ask(RequestCode.GET_BROKER_CLUSTER_INFO, signed({}, b"", ROOT))
+        forbidden = raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, signed({"topic": "orders"}, b"", WRITER))
+        assert (allowed.code, forbidden.code) == (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION)
+    assert time.monotonic() - begun < many * WINDOW_MS / 1000
+
+
+def answer_unsigned(raw: RawClient, count: int) -> None:
+    pending = [raw.post(RequestCode.GET_BROKER_CLUSTER_INFO) for _ in range(count)]
+    assert {raw.answer(opaque).code for opaque in pending} == {ResponseCode.NO_PERMISSION}
 
 
 def test_a_oneway_request_without_the_right_does_nothing(guarded: RunningBroker, ask: Ask) -> None:

@@ -2,6 +2,8 @@
 
 Invariant: a handler sees a request only if it carries the signature of a user that has the needed permissions; a
 request that cannot be checked is refused. A broker without users has no guard and no cost.
+
+A client without a valid signature is answered slowly (`core/brokering/refusal_pace`), so that it delays nobody else.
 """
 
 import logging
@@ -13,6 +15,7 @@ from lanemq.broker.access.users import Users, read_users
 from lanemq.broker.body_limits import SMALL_BODY, body_problem
 from lanemq.broker.dispatch import Handler, answer_code, answer_error
 from lanemq.clock import Clock
+from lanemq.core.brokering.refusal_pace import RefusalPace
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import LaneError
 from lanemq.net.fresh_file import FreshFile
@@ -46,6 +49,8 @@ class Guard:
         self._next_handler = next_handler
         self._topic_at = topic_at
         self._rate_limited = RateLimitedLog(log, clock)
+        self._clock = clock
+        self._pace = RefusalPace(clock.now())
 
     def reload(self) -> None:
         """Read the file of users again."""
@@ -81,13 +86,21 @@ class Guard:
         """Why the request is refused; None if it is allowed."""
         name = request.ext.get(ACCESS_KEY)
         if name is None:
+            self._slow_down(peer)
             return "this broker takes signed requests only: connect with credentials (access key and secret key)"
         user = self._users.value().get(name)
         if not is_signed(request, user.secret_key if user is not None else UNKNOWN_USER_SECRET) or user is None:
+            self._slow_down(peer)
             return f"the access key {name[:64]!r} is unknown or the signature is wrong: check access key and secret key"
         peer.known = True
         missing = next((need for need in needs(request, self._topic_at) if not need.given_to(user)), None)
         return None if missing is None else _not_allowed(name, missing)
+
+    def _slow_down(self, peer: Peer) -> None:
+        """Lets a connection without a right signature wait, if its address has had its share of refusals."""
+        wait = self._pace.refused(peer.origin, self._clock.now())
+        if wait:
+            peer.hold_for(wait / 1000)
 
 
 def _not_allowed(name: str, missing: Need) -> str:
