@@ -4,6 +4,10 @@ The abuser's ramp-up counts: a thousand connections at once are as much of an ab
 timed before and after the abuse as well; its quiet p99 is that of both, because a machine that is shared is not equally
 fast all the time. There is no lower bound for it: the clock counts nanoseconds.
 
+An abuser and the broker that serves it keep a core busy each. Where there are no more cores than that, the good client
+waits for one, whatever they do. So it is also timed beside as many processes as there are cores that compute and never
+talk to the broker. A ratio above the goal is accepted if the client is hardly slower than beside those.
+
 `make abuse` prints a line of JSON for each; `docs/reference/evidence.md` has the figures. A short form is in
 `tests/broker/test_limits.py`.
 """
@@ -43,6 +47,7 @@ STORED = {"searches": 100_000}
 FEW_STORED = 10_000
 """Messages in the log before the abuse begins; searches look through them."""
 MAX_RATIO = 5.0
+MAX_RATIO_TO_BUSY_MACHINE = 1.5
 SHARED = {"eager_senders"}
 """Crowds of clients that do what the good one does: all have the same share of a full broker, so the ratio has no goal.
 """
@@ -168,6 +173,17 @@ def p99(times: list[float]) -> float:
     return sorted(times)[-max(1, len(times) // 100)]
 
 
+def send_beside_computing(good: GoodClient, seconds: float) -> list[float]:
+    """Milliseconds of each send while every core has something else to do."""
+    computing = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        return good.send_for(seconds)
+    finally:
+        for each in computing:
+            each.kill()
+            each.wait()
+
+
 def peak_memory(pid: int) -> int:
     """The most bytes that a process ever had in memory (VmHWM), so that no phase is left out."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -195,13 +211,18 @@ def test_a_good_client_goes_on_beside(variant: str, name: str, serve: Callable[[
         abuser.communicate()
     memory = peak_memory(served.pid)
     quiet += good.send_for(SECONDS / 2)
+    machine = send_beside_computing(good, SECONDS / 2)
     good.close()
     beside = ramp_up + busy
     ratio = p99(beside) / p99(quiet)
-    figures = {"quiet p99 ms": p99(quiet), "p99 ms": p99(beside), "worst ms": max(beside), "ratio": ratio}
+    figures = {
+        "quiet p99 ms": p99(quiet), "busy machine p99 ms": p99(machine), "p99 ms": p99(beside),
+        "worst ms": max(beside), "ratio": ratio,
+    }  # fmt: skip
     shown = {"abuse": name, "variant": variant, **{key: round(value, 1) for key, value in figures.items()}}
     counts = {"sends": len(beside), "in ramp-up": len(ramp_up), "peak MiB": memory // MIB, "failed": good.failed}
     print(json.dumps({**shown, **counts}))
     assert good.failed == 0, good.errors
     assert memory < MAX_MEMORY
-    assert ratio < MAX_RATIO or name in SHARED
+    is_machine = p99(beside) < MAX_RATIO_TO_BUSY_MACHINE * p99(machine)
+    assert ratio < MAX_RATIO or is_machine or name in SHARED
