@@ -262,7 +262,7 @@ class AsyncProducer(ProducerBase):
             if message.alone:
                 refuse_delay(route, message)
             queue = self._chooser.choose(route, value, key, choice)
-            request = self._engine.send_alone(queue, message, route) if sender_waits else None
+            request = self._engine.send_alone(queue, message, route)
             if request is not None:
                 self._post((request,))
             lanes = () if request is not None else (self._engine.offer_one(queue, message, route),)

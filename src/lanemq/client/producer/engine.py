@@ -124,9 +124,9 @@ class SendEngine:
         return self.offer(queue, (message,), checks_stamps=stamps, creates=route.provisional, lingers=lingers)
 
     def send_alone(self, queue: MessageQueue, message: PendingMessage, route: TopicRoute) -> "SendRequest | None":
-        """As `offer_one` and `take_requests`, for a message whose sender waits and that would be sent at once.
+        """As `offer_one` and `take_requests`, for a message that would be sent at once.
 
-        None if anything about its lane is unusual, or not idle; nothing is changed then.
+        None if anything about its lane is unusual, or not idle, or if the message lingers; nothing is changed then.
         """
         lane = self._lanes.get(queue)
         if (
@@ -138,6 +138,7 @@ class SendEngine:
             or lane.freeze is not None
             or lane.frozen_keys
             or message.alone
+            or (self._linger_ms and not message.sender_waits)
             or not lane.broker.connected
             or lane.checks_stamps is not route.is_lane(queue.broker)
         ):

@@ -30,8 +30,9 @@ from lanemq.model.errors import Closed, LaneFrozen
 from lanemq.model.keys import is_unicode
 from lanemq.model.queue import MessageQueue
 
-MAX_MESSAGES = 1024
-"""Fewer make small batches; more keep the broker waiting while the caller fills the inbox."""
+MAX_MESSAGES = 4096
+"""In a full inbox, if they are small. Fewer: a caller that is quicker than the replies finds it full more often, and
+that call takes the lock. More: the lanes get so many at once that the broker waits for them."""
 
 MESSAGES_PER_QUEUE = 64
 """Messages for each queue of a topic, where that is more: a request to a queue is worth its cost then."""
@@ -41,7 +42,7 @@ MAX_BODY_BYTES, MAX_KEY = 4096, 250
 
 _MAX_SIZE = MAX_BODY_BYTES + 4 * MAX_KEY + 2 * MESSAGE_OVERHEAD
 
-MIN_BYTES, MAX_BYTES = MAX_MESSAGES * _MAX_SIZE, 16 * 1024 * 1024
+MIN_BYTES, MAX_BYTES = 1024 * _MAX_SIZE, 16 * 1024 * 1024
 """Bytes of a full inbox: a quarter of the buffer, but not less and not more than this."""
 
 MIN_FREE_SHARE = 3

@@ -274,15 +274,15 @@ class Producer(ProducerBase):
             if self._closing:
                 raise closed()
             try:
-                request = engine.send_alone(queue, message, route) if sender_waits else None
+                request = engine.send_alone(queue, message, route)
                 if request is not None:
-                    links, wake = self._line_up((request,)), False
+                    requests, wake = [request], False
                 else:
                     lane = engine.offer_one(queue, message, route)
-                    if not sender_waits:
-                        self._inbox.learn(route)
                     requests, wake = lane.take_requests(), lane.needs_wake
-                    links = self._line_up(requests)
+                if not sender_waits:
+                    self._inbox.learn(route)
+                links = self._line_up(requests)
             except LaneError:
                 raise
             except BaseException as error:
