@@ -210,3 +210,22 @@ def test_a_send_is_answered_by_its_group_commit_and_not_behind_the_work_of_other
     raw.socket.settimeout(10)
     monkeypatch.setattr(UnwrittenReplies, "_iteration_ends", lambda _: None)
     assert raw.send("T", b"x").code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_held_pull_is_answered_by_the_group_commit_and_not_behind_the_work_of_others(
+    start: Start, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    broker = start(durable=durable)
+    sender, reader = broker.connect(), broker.connect()
+    sender.create("T")
+    for _ in range(3):  # the later ones take the short path
+        assert sender.send("T", b"x").code == ResponseCode.SUCCESS
+    pull = reader.post_pull("T", 3, hold=20_000)
+    polls = broker.broker.running.parts.polls
+    while not broker.call(lambda: len(polls)):
+        pass
+    monkeypatch.setattr(UnwrittenReplies, "_iteration_ends", lambda _: None)
+    reader.socket.settimeout(10)
+    assert sender.send("T", b"y").code == ResponseCode.SUCCESS
+    assert reader.answer(pull).code == ResponseCode.SUCCESS

@@ -106,7 +106,7 @@ class GroupCommit:
     ) -> None:
         """`store_host` is the broker's address in every record: RocketMQ's clients find a message by it.
 
-        `on_answered` is called when all senders of a group are answered.
+        `on_answered` is called when all senders of a group are answered, and again after `on_arrivals`.
         `on_arrivals` is called with what can be read from now on, after the senders are answered.
         `on_undone` is called with the records of an undone group, before their senders are answered.
         """
@@ -206,6 +206,7 @@ class GroupCommit:
         """Report a message that `store_alone` has stored, after its sender is answered."""
         codes = frozenset((tag_code,)) if tag_code else _UNTAGGED
         self._on_arrivals((Arrival(topic, queue_id, max_offset, codes),))
+        self._on_answered()
 
     def barrier(self, done: Done) -> None:
         """Call `done` once everything appended so far is on disk."""
@@ -382,6 +383,8 @@ class GroupCommit:
             self._kick()
         else:
             self._idle.set()
+        if arrivals:
+            self._on_answered()  # after the next group is on its way to the disk
 
     def _undo(self, pending: Pending, waiting: list[tuple[Done, int]], error: StorageError) -> None:
         """Discard a group of which nothing was stored, and everything staged behind it; ask all senders to repeat."""
