@@ -4,9 +4,9 @@ The abuser's ramp-up counts: a thousand connections at once are as much of an ab
 timed before and after the abuse as well; its quiet p99 is that of both, because a machine that is shared is not equally
 fast all the time. There is no lower bound for it: the clock counts nanoseconds.
 
-An abuser and the broker that serves it keep a core busy each. Where there are no more cores than that, the good client
-waits for one, whatever they do. So it is also timed beside as many processes as there are cores that compute and never
-talk to the broker. A ratio above the goal is accepted if the client is hardly slower than beside those.
+An abuser and the broker that serves it keep a core busy each. On a machine with two cores the good client waits for
+one, whatever they do. So there it is also timed beside two processes that compute and never talk to the broker. A ratio
+above the goal is accepted if the client is hardly slower than beside those.
 
 `make abuse` prints a line of JSON for each; `docs/reference/evidence.md` has the figures. A short form is in
 `tests/broker/test_limits.py`.
@@ -48,6 +48,10 @@ FEW_STORED = 10_000
 """Messages in the log before the abuse begins; searches look through them."""
 MAX_RATIO = 5.0
 MAX_RATIO_TO_BUSY_MACHINE = 1.5
+BUSY_CORES = 2
+"""Cores that an abuser and the broker keep busy; with more, the good client has one for itself."""
+PACED = {("users", "loose_json"), ("users", "lock_flood"), ("users", "topic_creations")}
+"""Cases in which the abuser's requests wait, so that the broker is not busy with them."""
 SHARED = {"eager_senders"}
 """Crowds of clients that do what the good one does: all have the same share of a full broker, so the ratio has no goal.
 """
@@ -174,8 +178,8 @@ def p99(times: list[float]) -> float:
 
 
 def send_beside_computing(good: GoodClient, seconds: float) -> list[float]:
-    """Milliseconds of each send while every core has something else to do."""
-    computing = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    """Milliseconds of each send while other processes compute."""
+    computing = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY_CORES)]
     try:
         return good.send_for(seconds)
     finally:
@@ -211,7 +215,7 @@ def test_a_good_client_goes_on_beside(variant: str, name: str, serve: Callable[[
         abuser.communicate()
     memory = peak_memory(served.pid)
     quiet += good.send_for(SECONDS / 2)
-    machine = send_beside_computing(good, SECONDS / 2)
+    machine = send_beside_computing(good, SECONDS)
     good.close()
     beside = ramp_up + busy
     ratio = p99(beside) / p99(quiet)
@@ -224,5 +228,6 @@ def test_a_good_client_goes_on_beside(variant: str, name: str, serve: Callable[[
     print(json.dumps({**shown, **counts}))
     assert good.failed == 0, good.errors
     assert memory < MAX_MEMORY
-    is_machine = p99(beside) < MAX_RATIO_TO_BUSY_MACHINE * p99(machine)
-    assert ratio < MAX_RATIO or is_machine or name in SHARED
+    small = len(os.sched_getaffinity(0)) <= BUSY_CORES and (variant, name) not in PACED
+    as_on_busy_machine = small and p99(beside) < MAX_RATIO_TO_BUSY_MACHINE * p99(machine)
+    assert ratio < MAX_RATIO or as_on_busy_machine or name in SHARED

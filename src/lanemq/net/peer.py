@@ -236,7 +236,7 @@ class Peer(asyncio.BufferedProtocol):
         self._read_or_wait()
 
     def hold_for(self, seconds: float) -> None:
-        """Handle no further request of this peer for a while; none of its requests may be under way."""
+        """Handle no further request of this peer for a while. It must not be held already."""
         self.hold()
         self._server.loop.call_later(seconds, self.release)
 
@@ -434,6 +434,11 @@ class Peer(asyncio.BufferedProtocol):
     def closing(self) -> bool:
         """Whether the connection is being closed."""
         return self._closing
+
+    @property
+    def unhandled(self) -> int:
+        """Requests that were received and have to wait."""
+        return len(self._incoming)
 
     @property
     def unsent(self) -> int:

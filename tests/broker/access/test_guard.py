@@ -9,15 +9,16 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient
 from tests.broker.running import ManualClock, RunningBroker
 
-from lanemq.broker.access.guard import Guard
+from lanemq.broker.access.guard import MAX_UNHANDLED, Guard
 from lanemq.broker.access.permissions import _NEEDS, _OPEN, Need, needs
 from lanemq.broker.access.users import Right, User, read_users
 from lanemq.broker.handlers.send import SendHandler
 from lanemq.core.brokering.dedup import ProducerTable
-from lanemq.core.brokering.refusal_pace import MAX_REFUSALS, WINDOW_MS
+from lanemq.core.brokering.refusal_pace import INTERVAL_MS, MAX_REFUSALS
 from lanemq.model.errors import InvalidOption
 from lanemq.net.address import parse_address
 from lanemq.net.blocking import BlockingConnection, connect
+from lanemq.net.peer import Peer
 from lanemq.net.security import OPEN, Security
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, SubscriptionData
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -49,6 +50,9 @@ secret_key = "reader's secret"
 topics = { orders = "SUB", others = "DENY" }
 groups = { audit = "DENY", mine = "SUB" }
 """
+
+SHORT_SECONDS = 30.0
+"""Far more than the requests of a test take, far less than they would take if they waited."""
 
 Ask = Callable[..., Command]
 
@@ -159,7 +163,7 @@ def wrongly_signed(guarded: RunningBroker, raw: RawClient, codes: list[int]) -> 
     passed: list[object] = []
     asked = 0
     for code in codes:
-        guarded.clock.passed += WINDOW_MS  # those of one code are within the allowance of a window
+        guarded.clock.passed += 1_000  # the address has its whole allowance again
         for body in bodies:
             forms = [
                 fields,
@@ -230,29 +234,53 @@ def test_sends_that_arrive_together_are_checked_one_by_one(guarded: RunningBroke
     assert codes == [ResponseCode.NO_PERMISSION] * 10 + [ResponseCode.SUCCESS] * 10
 
 
-def test_beyond_the_allowance_each_unsigned_request_waits_for_the_next_window(guarded: RunningBroker) -> None:
-    """The broker's clock stands still, so every further request waits for a whole window."""
-    begun, waiting = time.monotonic(), 3
-    answer_unsigned(guarded.connect(), MAX_REFUSALS + 1 + waiting)
-    assert time.monotonic() - begun > waiting * WINDOW_MS / 1000 * 0.9
+def test_beyond_the_allowance_a_connection_waits_after_each_unsigned_request(guarded: RunningBroker) -> None:
+    """The broker's clock stands still, so each wait is an interval longer than the one before."""
+    begun, waiting = time.monotonic(), 10
+    answer_unsigned(guarded.connect(), MAX_REFUSALS + waiting + 1)
+    assert time.monotonic() - begun > sum(range(1, waiting + 1)) * INTERVAL_MS / 1000 * 0.9
 
 
-def test_without_the_pace_they_do_not_wait(guarded: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control of the test before: the same number of requests as would take more than a minute with it."""
+def test_without_the_pace_it_does_not_wait(guarded: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test before: 200 requests, which take minutes with the pace."""
     monkeypatch.setattr(Guard, "_slow_down", lambda *_: None)
-    begun, many = time.monotonic(), 400
-    answer_unsigned(guarded.connect(), many)
-    assert time.monotonic() - begun < (many - MAX_REFUSALS - 1) * WINDOW_MS / 1000
+    begun = time.monotonic()
+    answer_unsigned(guarded.connect(), MAX_UNHANDLED)
+    assert time.monotonic() - begun < SHORT_SECONDS
 
 
 def test_signed_requests_of_the_same_address_never_wait(guarded: RunningBroker) -> None:
+    """Nor do those of users without the right."""
     answer_unsigned(guarded.connect(), MAX_REFUSALS + 1)
-    raw, begun, many = guarded.connect(), time.monotonic(), 400
-    for _ in range(many // 2):
+    raw, begun = guarded.connect(), time.monotonic()
+    for _ in range(MAX_UNHANDLED):
         allowed = raw.ask(RequestCode.GET_BROKER_CLUSTER_INFO, signed({}, b"", ROOT))
         forbidden = raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, signed({"topic": "orders"}, b"", WRITER))
         assert (allowed.code, forbidden.code) == (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION)
-    assert time.monotonic() - begun < many * WINDOW_MS / 1000
+    assert time.monotonic() - begun < SHORT_SECONDS
+
+
+def test_with_the_pace_for_all_refusals_they_would(guarded: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test before, with a few requests."""
+    refusal = Guard._refusal
+
+    def slow(guard: Guard, peer: Peer, request: Command) -> str | None:
+        guard._slow_down(peer)
+        return refusal(guard, peer, request)
+
+    monkeypatch.setattr(Guard, "_refusal", slow)
+    raw, begun, waiting = guarded.connect(), time.monotonic(), 10
+    for _ in range(MAX_REFUSALS + waiting + 1):
+        raw.ask(RequestCode.GET_BROKER_CLUSTER_INFO, signed({}, b"", ROOT))
+    assert time.monotonic() - begun > sum(range(1, waiting + 1)) * INTERVAL_MS / 1000 * 0.9
+
+
+def test_a_connection_that_sends_too_many_unsigned_requests_ahead_is_closed(guarded: RunningBroker) -> None:
+    raw = guarded.connect()
+    frames = [raw.frame(RequestCode.GET_BROKER_CLUSTER_INFO)[1] for _ in range(MAX_REFUSALS + MAX_UNHANDLED + 10)]
+    raw.socket.sendall(b"".join(frames))
+    with pytest.raises(EOFError):
+        raw.answer(raw.opaque)
 
 
 def answer_unsigned(raw: RawClient, count: int) -> None:

@@ -3,7 +3,8 @@
 Invariant: a handler sees a request only if it carries the signature of a user that has the needed permissions; a
 request that cannot be checked is refused. A broker without users has no guard and no cost.
 
-A client without a valid signature is answered slowly (`core/brokering/refusal_pace`), so that it delays nobody else.
+After a request without a right signature, the next one of its connection may have to wait
+(`core/brokering/refusal_pace`), so that clients without credentials do not delay others.
 """
 
 import logging
@@ -26,6 +27,9 @@ from lanemq.wire.command import Command
 from lanemq.wire.signing import ACCESS_KEY, is_signed
 
 log = logging.getLogger(__name__)
+
+MAX_UNHANDLED = 200
+"""Requests that a connection without a right signature may have sent ahead while it waits; they take memory."""
 
 UNKNOWN_USER_SECRET = "unknown"
 """Checked for users that do not exist, so that their refusal takes as long as that of a wrong signature."""
@@ -50,7 +54,7 @@ class Guard:
         self._topic_at = topic_at
         self._rate_limited = RateLimitedLog(log, clock)
         self._clock = clock
-        self._pace = RefusalPace(clock.now())
+        self._pace = RefusalPace()
 
     def reload(self) -> None:
         """Read the file of users again."""
@@ -63,6 +67,8 @@ class Guard:
         if len(request.body) > SMALL_BODY and (problem := body_problem(request)) is not None:
             self._refusals.add(RefusalReason.BODY)
             self._on_refused(peer, request, problem)
+            if not peer.known:
+                self._slow_down(peer)
             answer_code(peer, request, ResponseCode.INVALID_PARAMETER, problem)
             return
         try:
@@ -73,6 +79,7 @@ class Guard:
             return
         except Exception:
             log.exception("request %s from %s could not be checked", request.code, peer)
+            self._slow_down(peer)
             refusal = "the request cannot be read, so it cannot be checked; the broker's log has the details"
         if refusal is None:
             self._next_handler(peer, request)
@@ -97,9 +104,11 @@ class Guard:
         return None if missing is None else _not_allowed(name, missing)
 
     def _slow_down(self, peer: Peer) -> None:
-        """Lets a connection without a right signature wait, if its address has had its share of refusals."""
+        """Lets a connection wait after a request without a right signature, if its address had too many of them."""
         wait = self._pace.refused(peer.origin, self._clock.now())
-        if wait:
+        if wait and not peer.known and peer.unhandled > MAX_UNHANDLED:
+            peer.close(f"more than {MAX_UNHANDLED} requests ahead without a right signature")
+        elif wait:
             peer.hold_for(wait / 1000)
 
 

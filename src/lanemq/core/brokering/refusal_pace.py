@@ -1,31 +1,48 @@
 """How fast a broker refuses requests that carry no right signature.
 
 A refusal costs the broker as much time as a small request. Without a limit, a client without credentials could keep the
-event loop busy with refusals, and could try secrets as fast as the broker checks them. So the requests of one address
-that are refused for their signature share an allowance for each window of time. A connection that is refused beyond it
-waits for the next window before the broker looks at its next request. Connections with right signatures never wait, not
-even those of the same address.
+event loop busy with refusals. So each address may have a number of refusals at once, and then one in each interval.
+After a refusal beyond that, the connection waits until the address may have the next one; the broker does not look at
+its next request before. Connections of the same address wait one behind the other, so they do not go on all at once.
+
+A request with a right signature waits only behind wrong ones of its own connection. A connection that is opened for
+each request never waits: it is limited by what opening it costs.
 """
 
 from lanemq.model.units import Millis
 
-WINDOW_MS = 200
 MAX_REFUSALS = 20
-"""In one window, for all connections of an address. Low: a program with a wrong secret and many requests under way gets
+"""Of an address, before its connections wait. Low: a program with a wrong secret and many requests under way gets
 time-outs before it gets the reason. High: refusals delay the requests of others."""
+
+INTERVAL_MS = 10
+"""Between two further refusals of an address."""
+
+MAX_WAIT_MS = 10_000
+"""Longest wait of a connection, however many wait."""
+
+FEW_ADDRESSES = 1_000
+"""Addresses that are kept without looking which of them can be forgotten."""
+
+_ALLOWANCE_MS = MAX_REFUSALS * INTERVAL_MS
 
 
 class RefusalPace:
-    """Counts refusals by address, in the present window."""
+    """When each address may have its next refusal."""
 
-    def __init__(self, now: Millis) -> None:
-        self._began = now
-        self._counts: dict[str, int] = {}
+    def __init__(self) -> None:
+        self._next: dict[str, Millis] = {}
+        self._clean_at = FEW_ADDRESSES
 
     def refused(self, address: str, now: Millis) -> Millis:
         """Counts a refusal; returns for how long its connection has to wait, 0 within the allowance."""
-        if not 0 <= now - self._began < WINDOW_MS:
-            self._began = now
-            self._counts.clear()
-        count = self._counts[address] = self._counts.get(address, 0) + 1
-        return Millis(0) if count <= MAX_REFUSALS else Millis(self._began + WINDOW_MS - now)
+        if len(self._next) >= self._clean_at:
+            self._forget_old(now)
+        after = max(self._next.get(address, 0), now - _ALLOWANCE_MS) + INTERVAL_MS
+        after = self._next[address] = Millis(min(after, now + MAX_WAIT_MS))
+        return Millis(max(0, after - now))
+
+    def _forget_old(self, now: Millis) -> None:
+        """Forgets addresses that have their whole allowance again."""
+        self._next = {address: time for address, time in self._next.items() if time > now - _ALLOWANCE_MS}
+        self._clean_at = max(FEW_ADDRESSES, 2 * len(self._next))
