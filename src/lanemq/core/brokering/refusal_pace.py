@@ -18,8 +18,10 @@ time-outs before it gets the reason. High: refusals delay the requests of others
 INTERVAL_MS = 10
 """Between two further refusals of an address."""
 
-MAX_WAIT_MS = 10_000
-"""Longest wait of a connection, however many wait."""
+MAX_WAIT_MS = 1_000
+"""Longest wait of a connection, however many wait. Long: a client that opens connections and leaves them fills the
+connections of its address, because the broker does not notice the end of one that waits. Short: with thousands of
+connections, refusals take more of the broker's time."""
 
 FEW_ADDRESSES = 1_000
 """Addresses that are kept without looking which of them can be forgotten."""
