@@ -38,6 +38,13 @@ def test_a_case_without_a_good_round_has_a_verdict_and_no_figure() -> None:
     assert troubles(rounds) == {Case("consume", "relaxed", 100, "x"): "lost 3 of 100,000 (2 of 2 rounds)"}
 
 
+def test_files_that_grew_by_less_than_their_messages_do_not_count() -> None:
+    grown = [record(value, "B", path="disk") for value in (195.0, -116.0, 195.0)]
+    (figure,) = figures(grown).values()
+    assert (figure.value, figure.trouble) == (195.0, "the server rewrote its files (1 of 3 rounds)")
+    assert figures([record(99.0, "B", path="disk")]) == {}
+
+
 def test_a_failed_round_has_no_value_and_a_case_of_failed_rounds_no_figure() -> None:
     failed = {"path": "consume", "mode": "relaxed", "bytes": 100, "contender": "x", "failed": "no server"}
     assert figures([failed]) == {}
