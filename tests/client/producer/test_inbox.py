@@ -10,6 +10,7 @@ from tests.client.fake_broker import FakeBroker, Fault, serving
 from tests.client.producer.engine_sim import served
 from tests.client.producer.producers import Blocking, OnALoop, Open
 
+from lanemq.client.producer import inbox as inbox_module
 from lanemq.client.producer.batches import Packer
 from lanemq.client.producer.inbox import (
     FEW_REQUESTS,
@@ -80,12 +81,17 @@ def warmed(producer: Blocking | OnALoop) -> None:
 # order and completeness
 
 
-def test_messages_in_the_inbox_are_stored_once_and_in_order(broker: FakeBroker, kind: Open) -> None:
+def test_messages_in_the_inbox_are_stored_once_and_in_order(
+    broker: FakeBroker, kind: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is full, and goes on to be filled."""
+    full = 500
+    monkeypatch.setattr(inbox_module, "MAX_MESSAGES", full)
     with kind(broker.address) as producer:
         warmed(producer)
         busy = Busy(broker)
-        futures = [producer.submit("orders", str(number), key="k") for number in range(2 * MAX_MESSAGES)]
-        assert left(producer) > 0
+        futures = [producer.submit("orders", str(number), key="k") for number in range(2 * full)]
+        assert 0 < left(producer) <= full
         busy.answer.set()
         offsets = [future.result(20).offset for future in futures]
     assert offsets == list(range(1, len(futures) + 1))
