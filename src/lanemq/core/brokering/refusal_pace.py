@@ -5,8 +5,8 @@ event loop busy with refusals. So each address may have a number of refusals at 
 After a refusal beyond that, the connection waits until the address may have the next one; the broker does not look at
 its next request before. Connections of the same address wait one behind the other, so they do not go on all at once.
 
-A request with a right signature waits only behind wrong ones of its own connection. A connection that is opened for
-each request never waits: it is limited by what opening it costs.
+A request with a right signature waits only behind wrong ones of its own connection. Not limited are connections that
+are opened for each request, frames whose header cannot be read, and responses, which ask for nothing.
 """
 
 from lanemq.model.units import Millis
