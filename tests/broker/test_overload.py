@@ -7,9 +7,10 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, pull_ext, send_ext
 from tests.broker.running import Gate, RunningBroker
 
+from lanemq.broker.connections import Connections
 from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.net import peer, server
-from lanemq.net.peer import WRITE_HIGH_WATER_BYTES
+from lanemq.net.peer import WRITE_HIGH_WATER_BYTES, Peer
 from lanemq.net.unwritten_replies import UnwrittenReplies
 from lanemq.wire.codes import RequestCode, ResponseCode
 
@@ -149,6 +150,20 @@ def test_connections_beyond_the_limit_are_closed(start: Start) -> None:
     while running.call(lambda: len(running.broker.running.server.peers)) > 1:
         pass
     assert running.connect().send("T").code == 0
+
+
+def test_a_connection_counts_once_while_the_task_that_accepts_it_ends(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, refusals, connected = start(max_connections=2), list[object](), Connections.connected
+
+    def connect(connections: Connections, peer: Peer) -> None:
+        connected(connections, peer)
+        refusals.append(running.broker.running.server._full(peer.origin))
+
+    monkeypatch.setattr(Connections, "connected", connect)
+    assert running.connect().send("T").code == 0
+    assert refusals == [None]
 
 
 def test_silent_connection_is_closed(start: Start) -> None:

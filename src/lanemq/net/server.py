@@ -194,10 +194,11 @@ class Server:
     def _full(self, host: str) -> tuple[RefusalReason, str] | None:
         """Why one more connection of this host is refused; None if it is not.
 
-        A handshake counts as a connection, or endless handshakes would have no limit.
+        A handshake counts as a connection, or endless handshakes would have no limit. A connection that is a peer
+        already counts once, also while the task that accepted it has not ended.
         """
         limits = self.limits
-        if len(self.peers) + len(self._joining) >= limits.total:
+        if len(self.peers) + self.joining.count >= limits.total:
             return RefusalReason.CONNECTIONS, f"already {limits.total} connections; raise --max-connections"
         if self._of_address.get(host, 0) >= limits.of_one_address:
             return (
