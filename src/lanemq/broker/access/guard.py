@@ -4,7 +4,7 @@ Invariant: a handler sees a request only if it carries the signature of a user t
 request that cannot be checked is refused. A broker without users has no guard and no cost.
 
 After a request without a right signature, the next one of its connection may have to wait
-(`core/brokering/refusal_pace`), so that clients without credentials do not delay others.
+(`core/brokering/refusal_pace`), so that refusals do not keep the broker from other clients.
 """
 
 import logging
