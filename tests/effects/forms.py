@@ -78,6 +78,14 @@ class Form:
     def forget(self, **which: Any) -> None:
         forget(self.engine, **which)
 
+    def execute(self, sql: str) -> None:
+        """Runs a statement on the connection, or session, that is given to `once`."""
+        self._write(self.engine, sql)
+
+    def roll_back(self) -> None:
+        """Ends the transaction that `execute` has begun."""
+        self.engine.rollback()
+
     def effects(self) -> list[str]:
         """What was committed."""
         return sorted(row[0] for row in self.query("SELECT value FROM effects_of_the_test"))
@@ -106,6 +114,12 @@ class AwaitedForm(Form):
 
     def forget(self, **which: Any) -> None:
         self.runner.run(forget_async(self.engine, **which))
+
+    def execute(self, sql: str) -> None:
+        self.runner.run(self._write(self.engine, sql))
+
+    def roll_back(self) -> None:
+        self.runner.run(self.engine.rollback() if hasattr(self.engine, "rollback") else self.engine.execute("ROLLBACK"))
 
 
 # what blocks

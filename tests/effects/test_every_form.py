@@ -5,9 +5,11 @@ from tests.effects import forms
 from tests.effects.forms import Form
 from tests.effects.messages import HOUR, QUEUE, WallClock, delivered
 
+from lanemq import Skip
 from lanemq.client.copies import OriginalPlace
 from lanemq.client.message import Message
 from lanemq.effects import AlreadyApplied, EffectRefused, transaction
+from lanemq.effects.statements import EffectTables, Statement
 from lanemq.errors import LeaseLost, UsageError
 from lanemq.model.queue import MessageQueue
 
@@ -225,7 +227,13 @@ def test_a_block_that_commits_and_goes_on_to_write_has_failed(form: Form) -> Non
     assert form.effects()[0] == "committed"  # a connection with autocommit has stored the second write too
 
 
-@pytest.mark.parametrize("form", ["sqlite3", "session-sqlite"], indirect=True)
+both_kinds = pytest.mark.parametrize(
+    "form", ["sqlite3", "session-sqlite", "aiosqlite", "async-session-sqlite"], indirect=True
+)
+"""What blocks and what is awaited, for rules that do not depend on the database."""
+
+
+@both_kinds
 def test_a_block_that_commits_and_then_raises_is_an_error_in_the_log(
     form: Form, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -234,14 +242,46 @@ def test_a_block_that_commits_and_then_raises_is_an_error_in_the_log(
     assert "ended its transaction itself and then failed" in caplog.text
 
 
-@pytest.mark.parametrize("form", ["sqlite3", "session-sqlite", "sqlalchemy-connection"], indirect=True)
-def test_a_connection_inside_a_transaction_is_refused(form: Form) -> None:
-    form._write(form.engine, forms.INSERT.format("mine"))
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("sqlite3", "session-sqlite", "sqlalchemy-connection", "aiosqlite", "async-session-sqlite"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("psycopg", "session-postgres", "async-psycopg", "asyncpg")
+        ),
+    ],
+    indirect=True,
+)
+def test_a_connection_inside_a_transaction_is_refused(form: Form, request: pytest.FixtureRequest) -> None:
+    if "[asyncpg]" in request.node.name:  # its transactions do not begin by themselves
+        form.execute("BEGIN")
+    form.execute(forms.INSERT.format("mine"))
     with pytest.raises(UsageError, match="inside a transaction"):
         form.apply(delivered(5), "late")
-    form.engine.rollback()
+    form.roll_back()
     form.apply(delivered(5), "first")
     assert form.effects() == ["first"]
+
+
+@both_kinds
+def test_an_exception_that_names_a_message_knows_whose_writes_were_undone(form: Form) -> None:
+    batch = [delivered(1), delivered(2)]
+    verdict = Skip(message=batch[1])
+    with pytest.raises(Skip):
+        form.apply(batch, "undone", verdict)
+    assert verdict.rolled_back == tuple(batch)
+
+
+@both_kinds
+def test_a_cleaning_that_fails_does_not_fail_the_effect(
+    form: Form, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(EffectTables, "clean", lambda *_: Statement("DELETE FROM does_not_exist"))
+    form.apply(delivered(5), "first")
+    form.apply(delivered(6), "on the same connection")
+    assert form.effects() == ["first", "on the same connection"]
+    assert "could not be deleted" in caplog.text
 
 
 @pytest.mark.slow

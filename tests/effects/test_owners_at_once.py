@@ -13,16 +13,14 @@ from typing import Any
 
 import psycopg
 import pytest
-import sqlalchemy
 from tests.chaos.members import until
 from tests.chaos.mutants import shared_epoch
-from tests.effects.forms import Form, postgres_form, url_of
+from tests.effects.forms import Form, postgres_form
 from tests.effects.messages import HOUR, WallClock, delivered
 from tests.postgres_server import Server
 
 from lanemq.effects import AlreadyApplied, once, statements, steps, table_definition
-from lanemq.effects.statements import EffectTables, Statement
-from lanemq.errors import LeaseLost, UsageError
+from lanemq.errors import LeaseLost
 
 WAITS = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
@@ -139,13 +137,6 @@ def test_many_may_create_the_tables_at_once(postgres: Server) -> None:
         assert form.effects() == [str(number) for number in range(8)]
 
 
-def test_autocommit_of_an_engine_is_refused(postgres: Server) -> None:
-    engine = sqlalchemy.create_engine(url_of(postgres.dsn), isolation_level="AUTOCOMMIT")
-    with pytest.raises(UsageError, match="AUTOCOMMIT"), once(delivered(5), engine):
-        pass
-    engine.dispose()
-
-
 def test_in_sqlite_a_new_owner_waits_for_the_file(tmp_path: Path) -> None:
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(tmp_path / "shop.db", timeout=0.0)
@@ -208,15 +199,3 @@ def test_rows_are_deleted_in_portions_until_none_is_left(tmp_path: Path, monkeyp
                 pass
             left.append(connection.execute("SELECT count(*) FROM lanemq_effects").fetchone()[0])
     assert left == [7, 3, 1, 1]
-
-
-def test_a_cleaning_that_fails_does_not_fail_the_effect(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(EffectTables, "clean", lambda *_: Statement("DELETE FROM does_not_exist"))
-    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
-        with once(delivered(5), connection):
-            connection.execute("CREATE TABLE effects (value TEXT)")
-        assert not connection.in_transaction
-        assert connection.execute("SELECT count(*) FROM effects").fetchone() == (0,)
-    assert "could not be deleted" in caplog.text

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import sqlalchemy
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import create_async_engine
 from tests.effects.messages import delivered
 from tests.test_shape import ROOT
 
@@ -127,12 +126,6 @@ def test_mypy_knows_what_the_block_gets(tmp_path: Path) -> None:
 def test_what_is_no_database_is_refused_with_what_would_be(given: Any) -> None:
     with pytest.raises(InvalidOption, match="pass a SQLAlchemy engine"), once(delivered(1), given):
         pytest.fail("no database")
-
-
-def test_a_connection_that_is_awaited_is_refused_by_with(tmp_path: Path) -> None:
-    engine: Any = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
-    with pytest.raises(InvalidOption, match="async with"), once(delivered(1), engine):
-        pytest.fail("not awaited")
 
 
 def test_messages_that_no_consumer_delivered_and_batches_of_several_queues_are_refused() -> None:

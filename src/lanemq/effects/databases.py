@@ -1,117 +1,67 @@
-"""What `once` needs of a driver, blocking or awaited, and the loops that perform steps with it."""
+"""What `once` needs of a database, for connections that block and for those that are awaited.
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+Everything is written once, as coroutines. What a driver returns is awaited if it is awaitable (`settled`). With a
+driver that blocks, a coroutine never waits for an event loop, so `run_blocking` runs it to its end in one go.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from lanemq.effects.statements import Dialect, Statement
-from lanemq.effects.steps import BeginTransaction, Commit, Execute, RollBack, Rows, Step, Steps, T
 from lanemq.model.errors import InvalidOption, UsageError
 
-READING: Rows = [(1,)]
-"""The answer to `BeginTransaction` for a transaction that is only reading so far."""
+Rows: TypeAlias = Sequence[tuple[Any, ...]]
+T = TypeVar("T")
 
 
-class EffectDatabase(Protocol):
-    """One connection for one call of `once`."""
-
-    dialect: Dialect
-    handle: Any
-    """What the caller's block works with."""
-
-    def begin(self) -> Rows: ...
-    def execute(self, statement: Statement) -> Rows: ...
-    def check_open(self) -> None:
-        """Raises if the block has ended the transaction, or PostgreSQL would not commit it. Called before `commit`."""
-
-    def commit(self) -> None: ...
-    def roll_back(self) -> None: ...
-    def close(self) -> None:
-        """Gives back what this object has opened, and nothing else."""
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """The result of work with a database that blocks."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a connection that should block was awaited")
 
 
-def perform(steps: Steps[T], database: EffectDatabase) -> T:
-    """Does what the steps say, and returns their result."""
-    answer: Rows = ()
-    error: Exception | None = None
-    step = next(steps, None)
-    assert step is not None
-    while True:
-        try:
-            answer, error = _perform_step(step, database), None
-        except Exception as raised:  # noqa: BLE001 - the steps decide
-            error = raised
-        try:
-            step = steps.send(answer) if error is None else steps.throw(error)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+async def settled(result: Any) -> Any:
+    """What a driver's call returned, awaited if the driver is."""
+    return await result if hasattr(result, "__await__") else result
 
 
-def _perform_step(step: Step, database: EffectDatabase) -> Rows:
-    match step:
-        case BeginTransaction():
-            return database.begin()
-        case Execute(statement):
-            return database.execute(statement)
-        case Commit():
-            database.commit()
-        case RollBack():
-            database.roll_back()
-    return ()
-
-
-class AsyncEffectDatabase(Protocol):
-    """One connection for one call of `once` with `async with`."""
+class EffectDatabase(ABC):
+    """One connection for one call of `once`; a subclass for each driver."""
 
     dialect: Dialect
-    handle: Any
-    """What the caller's block works with."""
 
-    async def begin(self) -> Rows: ...
+    def __init__(self, handle: Any, give_back: Callable[[], Any] | None = None) -> None:
+        self.handle = handle
+        """What the caller's block works with."""
+        self._give_back = give_back
+        """Called at the end if the connection was opened, or borrowed, for this call."""
+
+    @abstractmethod
+    async def begin(self) -> bool:
+        """Begins a transaction. True if it is only reading so far, and others may still write (SQLite)."""
+
+    @abstractmethod
     async def execute(self, statement: Statement) -> Rows: ...
+
+    @abstractmethod
     async def check_open(self) -> None:
         """Raises if the block has ended the transaction, or PostgreSQL would not commit it. Called before `commit`."""
 
-    async def commit(self) -> None: ...
-    async def roll_back(self) -> None: ...
+    async def commit(self) -> None:
+        await settled(self.handle.commit())
+
+    async def roll_back(self) -> None:
+        await settled(self.handle.rollback())
+
     async def close(self) -> None:
-        """Gives back what this object has opened, and nothing else."""
+        if self._give_back is not None:
+            await settled(self._give_back())
 
-
-async def perform_async(steps: Steps[T], database: AsyncEffectDatabase) -> T:
-    """`perform`, for event loops."""
-    answer: Rows = ()
-    error: Exception | None = None
-    step = next(steps, None)
-    assert step is not None
-    while True:
-        try:
-            answer, error = await _perform_step_async(step, database), None
-        except Exception as raised:  # noqa: BLE001 - the steps decide
-            error = raised
-        try:
-            step = steps.send(answer) if error is None else steps.throw(error)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-
-async def _perform_step_async(step: Step, database: AsyncEffectDatabase) -> Rows:
-    match step:
-        case BeginTransaction():
-            return await database.begin()
-        case Execute(statement):
-            return await database.execute(statement)
-        case Commit():
-            await database.commit()
-        case RollBack():
-            await database.roll_back()
-    return ()
-
-
-SET_SAVEPOINT, RELEASE_SAVEPOINT = "SAVEPOINT lanemq_once", "RELEASE lanemq_once"
-"""A savepoint of SQLite, set at the beginning, which ends with its transaction. So a block is noticed that commits and
-then writes, which begins another transaction by itself (`with connection:` and `executescript` commit)."""
 
 SELECT_ONE = Statement("SELECT 1")
 """Fails in a transaction that PostgreSQL has aborted."""
@@ -148,21 +98,16 @@ def transaction_ended() -> TransactionEnded:
     )
 
 
-def transaction_aborted() -> UsageError:
-    """PostgreSQL answers a commit of such a transaction with a rollback, and most drivers do not notice."""
-    return UsageError(
-        "the block caught an error of the database, after which PostgreSQL stores nothing of the transaction: let the "
-        "error pass, or use a savepoint"
-    )
-
-
 def check_status(connection: Any) -> None:
     """`check_open` for a connection of psycopg, which knows the state of its transaction."""
     match connection.info.transaction_status.name:
         case "IDLE":
             raise transaction_ended()
-        case "INERROR":
-            raise transaction_aborted()
+        case "INERROR":  # PostgreSQL answers a commit of it with a rollback, and most drivers do not notice
+            raise UsageError(
+                "the block caught an error of the database, after which PostgreSQL stores nothing of the transaction: "
+                "let the error pass, or use a savepoint"
+            )
 
 
 def plain_rows(found: Any) -> Rows:

@@ -1,152 +1,198 @@
-"""Connections that block: how each driver begins, executes and ends a transaction.
+"""How each driver begins, executes and ends a transaction; SQLAlchemy is in `sqlalchemy_drivers`.
 
-`database_for` chooses the adapter by the object that the user gave. Nothing is imported for this: an object of a
+`open_database` chooses the adapter by the object that the user gave. Nothing is imported for this: an object of a
 library can only be given if the program has imported the library.
 """
 
-import contextlib
+import inspect
 import sqlite3
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from lanemq.effects.databases import (
-    READING,
-    RELEASE_SAVEPOINT,
     SELECT_ONE,
-    SET_SAVEPOINT,
     EffectDatabase,
+    Rows,
     check_status,
     inside_transaction,
     libraries_of,
     not_a_database,
     plain_rows,
+    settled,
     transaction_ended,
 )
 from lanemq.effects.statements import Dialect, Placeholders, Statement, named_values, written_for
-from lanemq.effects.steps import Rows
 from lanemq.model.errors import UsageError
 
 POSTGRESQL_DRIVERS = frozenset({"psycopg", "psycopg2", "pg8000", "pgdb"})
 
 
-def database_for(given: Any) -> EffectDatabase:
-    """The adapter for an object that can reach a database, opened if it has to be."""
-    found = _adapter(given)
+async def open_database(given: Any, *, awaited: bool) -> EffectDatabase:
+    """The adapter for an object that can reach a database, opened if it has to be.
+
+    `awaited`: whether `once` was entered with `async with`, or `forget_async` was called.
+    """
+    found = _adapter(given, awaited)
     if found is not None:
         return found
-    if hasattr(given, "connection") and "psycopg_pool" in libraries_of(given):
-        return _Borrowed(given.connection())
-    if callable(given):
+    libraries = libraries_of(given)
+    give_back: Callable[[Any], Any] = _close
+    if "psycopg_pool" in libraries and hasattr(given, _entered_with(awaited)):
+        opened, give_back = given.getconn(), given.putconn
+    elif awaited and "asyncpg" in libraries and hasattr(given, "acquire"):
+        opened, give_back = given.acquire(), given.release
+    elif callable(given) and not isinstance(given, sqlite3.Connection):  # which can be called, to no purpose here
         opened = given()
-        found = _adapter(opened)
-        if found is not None:
-            return _Borrowed(contextlib.closing(opened))
+    else:
+        raise not_a_database(given)
+    if awaited and inspect.isawaitable(opened):
+        opened = await opened
+    found = _adapter(opened, awaited, partial(give_back, opened))
+    if found is None:
         raise not_a_database(opened)
-    raise not_a_database(given)
+    return found
 
 
-def _adapter(given: Any) -> EffectDatabase | None:
-    if isinstance(given, sqlite3.Connection):
-        return _Sqlite(given)
+def _close(connection: Any) -> Any:
+    return connection.close()
+
+
+def _adapter(given: Any, awaited: bool, give_back: Callable[[], Any] | None = None) -> EffectDatabase | None:
     libraries = libraries_of(given)
     if "sqlalchemy" in libraries:
         from lanemq.effects.sqlalchemy_drivers import sqlalchemy_database
 
-        return sqlalchemy_database(given)
-    if "psycopg" in libraries and hasattr(given, "pgconn") and hasattr(given, "__enter__"):
-        return _Psycopg(given)
+        return sqlalchemy_database(given, awaited, give_back)
+    if "psycopg" in libraries and hasattr(given, "pgconn") and hasattr(given, _entered_with(awaited)):
+        return _Psycopg(given, give_back)
+    if awaited:
+        if "asyncpg" in libraries and hasattr(given, "is_in_transaction"):
+            return _Asyncpg(given, give_back)
+        return _Sqlite(given, give_back) if "aiosqlite" in libraries and hasattr(given, "in_transaction") else None
+    if isinstance(given, sqlite3.Connection):
+        return _Sqlite(given, give_back)
     if all(hasattr(given, name) for name in ("cursor", "commit", "rollback")) and not hasattr(given, "__aenter__"):
-        return _DbApi(given)
+        return _DbApi(given, give_back)
     return None
 
 
-class _Borrowed:
-    """A connection that a pool lends, or that a function has opened, for one call."""
-
-    def __init__(self, lending: AbstractContextManager[Any]) -> None:
-        self._lending = lending
-        connection = lending.__enter__()
-        try:
-            found = _adapter(connection)
-            if found is None:
-                raise not_a_database(connection)
-        except BaseException:
-            lending.__exit__(*sys.exc_info())
-            raise
-        self._database = found
-        self.dialect = found.dialect
-        self.handle = found.handle
-        self.begin: Callable[[], Rows] = found.begin
-        self.execute: Callable[[Statement], Rows] = found.execute
-        self.check_open: Callable[[], None] = found.check_open
-        self.commit: Callable[[], None] = found.commit
-        self.roll_back: Callable[[], None] = found.roll_back
-
-    def close(self) -> None:
-        self._lending.__exit__(None, None, None)
+def _entered_with(awaited: bool) -> str:
+    return "__aenter__" if awaited else "__enter__"
 
 
-class _Sqlite:
-    """Python's sqlite3. The transaction begins as a writer, so what it reads cannot change before it ends."""
+class _Sqlite(EffectDatabase):
+    """Python's sqlite3, and aiosqlite, which is the same on a thread.
+
+    The transaction begins as a writer, so what it reads cannot change before it ends. A savepoint, set at the
+    beginning, ends with it. So a block is noticed that commits and then writes, which begins another transaction by
+    itself (`with connection:` and `executescript` commit).
+    """
 
     dialect = Dialect.SQLITE
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.handle = connection
-
-    def begin(self) -> Rows:
-        if not self.handle.in_transaction:
-            self.handle.execute("BEGIN IMMEDIATE")
-            self.handle.execute(SET_SAVEPOINT)
-            return ()
+    async def begin(self) -> bool:
+        begun: bool = self.handle.in_transaction
+        if not begun:
+            await settled(self.handle.execute("BEGIN IMMEDIATE"))
         # With autocommit=False (Python 3.12) there is always a transaction, and whether it has begun cannot be seen.
-        if getattr(self.handle, "autocommit", None) is not False:
+        elif getattr(self.handle, "autocommit", None) is not False:
             raise inside_transaction()
-        self.handle.execute(SET_SAVEPOINT)
-        return READING
+        await settled(self.handle.execute("SAVEPOINT lanemq_once"))
+        return begun
 
-    def execute(self, statement: Statement) -> Rows:
-        cursor = self.handle.cursor()
+    async def execute(self, statement: Statement) -> Rows:
+        cursor = await settled(self.handle.cursor())
         cursor.row_factory = None
         try:
-            return cursor.execute(statement.sql, statement.values).fetchall()
+            await settled(cursor.execute(statement.sql, statement.values))
+            rows: Rows = await settled(cursor.fetchall())
+            return rows
         finally:
-            cursor.close()
+            await settled(cursor.close())
 
-    def check_open(self) -> None:
+    async def check_open(self) -> None:
         try:
-            self.handle.execute(RELEASE_SAVEPOINT)
+            await settled(self.handle.execute("RELEASE lanemq_once"))
         except sqlite3.OperationalError as error:
             raise transaction_ended() from error
 
-    def commit(self) -> None:
-        self.handle.commit()
 
-    def roll_back(self) -> None:
-        self.handle.rollback()
+class _Psycopg(EffectDatabase):
+    """psycopg 3, blocking and awaited, with and without autocommit."""
 
-    def close(self) -> None: ...
+    dialect = Dialect.POSTGRESQL
+
+    async def begin(self) -> bool:
+        if self.handle.info.transaction_status.name != "IDLE":
+            raise inside_transaction()
+        if self.handle.autocommit:
+            await settled(self.handle.execute("BEGIN"))
+        return False
+
+    async def execute(self, statement: Statement) -> Rows:
+        cursor = self.handle.cursor(row_factory=lambda _: tuple)
+        try:
+            await settled(cursor.execute(written_for(Placeholders.FORMAT, statement.sql), statement.values or None))
+            rows: Rows = await settled(cursor.fetchall()) if cursor.description else ()
+            return rows
+        finally:
+            await settled(cursor.close())
+
+    async def check_open(self) -> None:
+        check_status(self.handle)
 
 
-class _DbApi:
+class _Asyncpg(EffectDatabase):
+    """asyncpg, which commits each statement outside a transaction object."""
+
+    dialect = Dialect.POSTGRESQL
+    _transaction: Any = None
+
+    async def begin(self) -> bool:
+        if self.handle.is_in_transaction():
+            raise inside_transaction()
+        transaction = self.handle.transaction()
+        await transaction.start()
+        self._transaction = transaction
+        return False
+
+    async def execute(self, statement: Statement) -> Rows:
+        return plain_rows(await self.handle.fetch(written_for(Placeholders.DOLLAR, statement.sql), *statement.values))
+
+    async def check_open(self) -> None:
+        if not self.handle.is_in_transaction():
+            raise transaction_ended()
+        await self.execute(SELECT_ONE)
+
+    async def commit(self) -> None:
+        transaction, self._transaction = self._transaction, None
+        await transaction.commit()
+
+    async def roll_back(self) -> None:
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None and not self.handle.is_closed():
+            await transaction.rollback()
+
+
+class _DbApi(EffectDatabase):
     """Any connection after PEP 249 whose transactions begin by themselves."""
 
-    def __init__(self, connection: Any) -> None:
-        self.handle = connection
-        known = not POSTGRESQL_DRIVERS.isdisjoint(libraries_of(connection))
+    def __init__(self, handle: Any, give_back: Callable[[], Any] | None) -> None:
+        super().__init__(handle, give_back)
+        known = not POSTGRESQL_DRIVERS.isdisjoint(libraries_of(handle))
         self.dialect = Dialect.POSTGRESQL if known else Dialect.OTHER
-        self._style = _placeholders(connection)
+        self._style = _placeholders(handle)
 
-    def begin(self) -> Rows:
+    async def begin(self) -> bool:
         if getattr(self.handle, "autocommit", False) is True:
             raise UsageError(
                 "the connection commits each statement (autocommit): `once` needs transactions, turn it off"
             )
-        return ()
+        return False
 
-    def execute(self, statement: Statement) -> Rows:
+    async def execute(self, statement: Statement) -> Rows:
         cursor = self.handle.cursor()
         try:
             values: Any = named_values(statement.values) if self._style is Placeholders.NAMED else statement.values
@@ -155,17 +201,9 @@ class _DbApi:
         finally:
             cursor.close()
 
-    def check_open(self) -> None:
+    async def check_open(self) -> None:
         if self.dialect is Dialect.POSTGRESQL:
-            self.execute(SELECT_ONE)
-
-    def commit(self) -> None:
-        self.handle.commit()
-
-    def roll_back(self) -> None:
-        self.handle.rollback()
-
-    def close(self) -> None: ...
+            await self.execute(SELECT_ONE)
 
 
 def _placeholders(connection: Any) -> Placeholders:
@@ -178,23 +216,3 @@ def _placeholders(connection: Any) -> Placeholders:
                 return Placeholders.FORMAT if style == "pyformat" else Placeholders(style)
             module = module.rpartition(".")[0]
     return Placeholders.FORMAT
-
-
-class _Psycopg(_DbApi):
-    """psycopg 3, with and without autocommit."""
-
-    def begin(self) -> Rows:
-        if self.handle.info.transaction_status.name != "IDLE":
-            raise inside_transaction()
-        if self.handle.autocommit:
-            self.handle.execute("BEGIN")
-        return ()
-
-    def execute(self, statement: Statement) -> Rows:
-        cursor = self.handle.cursor(row_factory=lambda _: tuple)
-        with cursor:
-            cursor.execute(written_for(Placeholders.FORMAT, statement.sql), statement.values or None)
-            return cursor.fetchall() if cursor.description else ()
-
-    def check_open(self) -> None:
-        check_status(self.handle)

@@ -3,161 +3,98 @@
 An engine becomes a session. A session or connection that the user gives stays open; what is made here is closed.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.engine.interfaces import Dialect as SqlalchemyDialect
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from lanemq.effects.databases import (
-    READING,
     SELECT_ONE,
+    EffectDatabase,
+    Rows,
     check_status,
     inside_transaction,
     libraries_of,
+    plain_rows,
+    settled,
     transaction_ended,
 )
 from lanemq.effects.statements import Dialect, Placeholders, Statement, named_values, written_for
-from lanemq.effects.steps import Rows
 from lanemq.model.errors import UsageError
 
 _DIALECTS = {"sqlite": Dialect.SQLITE, "postgresql": Dialect.POSTGRESQL}
 
 
-def sqlalchemy_database(given: Any) -> "_Sqlalchemy | None":
+def sqlalchemy_database(given: Any, awaited: bool, give_back: Callable[[], Any] | None) -> EffectDatabase | None:
+    handle = given
     match given:
-        case Engine():
-            return _Sqlalchemy(Session(given), own=True)
-        case sessionmaker():
-            return _Sqlalchemy(given(), own=True)
+        case Engine() | AsyncEngine():
+            handle = AsyncSession(given) if isinstance(given, AsyncEngine) else Session(given)
+            give_back = handle.close
+        case sessionmaker() | async_sessionmaker():
+            handle = given()
+            give_back = handle.close
         case scoped_session():
-            return _Sqlalchemy(given(), own=False)
-        case Session() | Connection():
-            return _Sqlalchemy(given, own=False)
-    return None
+            handle = given()
+    kinds = (AsyncSession, AsyncConnection) if awaited else (Session, Connection)
+    return _Sqlalchemy(handle, give_back) if isinstance(handle, kinds) else None
 
 
-def async_sqlalchemy_database(given: Any) -> "_AsyncSqlalchemy | None":
-    match given:
-        case AsyncEngine():
-            return _AsyncSqlalchemy(AsyncSession(given), own=True)
-        case async_sessionmaker():
-            return _AsyncSqlalchemy(given(), own=True)
-        case AsyncSession() | AsyncConnection():
-            return _AsyncSqlalchemy(given, own=False)
-    return None
-
-
-def _kind(dialect: SqlalchemyDialect) -> Dialect:
-    return _DIALECTS.get(dialect.name, Dialect.OTHER)
-
-
-def _refuse_autocommit(connection: Connection | None) -> None:
-    if connection is None:
-        return
-    level = connection.get_execution_options().get("isolation_level")
-    if level == "AUTOCOMMIT" or getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
-        raise UsageError('isolation level "AUTOCOMMIT" has no transactions, and `once` needs one: choose another')
-
-
-def _checked_by_status(connection: Connection) -> bool:
-    """`check_open` for a connection of psycopg, without a round trip; False, unchecked, for other drivers."""
-    driver = connection.connection.driver_connection
-    if driver is None or "psycopg" not in libraries_of(driver):
-        return False
-    check_status(driver)
-    return True
-
-
-class _Sqlalchemy:
-    def __init__(self, handle: "Session | Connection", *, own: bool) -> None:
-        self.handle = handle
-        self._own = own
+class _Sqlalchemy(EffectDatabase):
+    def __init__(self, handle: Any, give_back: Callable[[], Any] | None) -> None:
+        super().__init__(handle, give_back)
+        self._is_session = isinstance(handle, Session | AsyncSession)
         self._transaction: object = None
-        self.dialect = _kind(handle.get_bind().dialect if isinstance(handle, Session) else handle.dialect)
+        bound = handle.get_bind() if self._is_session else handle
+        self.dialect = _DIALECTS.get(bound.dialect.name, Dialect.OTHER)
 
-    @property
-    def _connection(self) -> Connection:
-        return self.handle.connection() if isinstance(self.handle, Session) else self.handle
+    async def _connection(self) -> Any:
+        return await settled(self.handle.connection()) if self._is_session else self.handle
 
-    def begin(self) -> Rows:
+    async def begin(self) -> bool:
         if self.handle.in_transaction():
             raise inside_transaction()
-        self._transaction = self.handle.begin()
-        connection = self._connection
-        _refuse_autocommit(connection)
-        if self.dialect is not Dialect.SQLITE:
-            return ()
-        if getattr(connection.connection.dbapi_connection, "in_transaction", False):
-            return READING
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-        return ()
-
-    def execute(self, statement: Statement) -> Rows:
-        prepared = text(written_for(Placeholders.NAMED, statement.sql))
-        result = self._connection.execute(prepared, named_values(statement.values))
-        return [tuple(row) for row in result.all()] if result.returns_rows else ()
-
-    def check_open(self) -> None:
-        if self.handle.get_transaction() is not self._transaction:
-            raise transaction_ended()
-        if self.dialect is Dialect.POSTGRESQL and not _checked_by_status(self._connection):
-            self.execute(SELECT_ONE)
-
-    def commit(self) -> None:
-        self.handle.commit()
-
-    def roll_back(self) -> None:
-        self.handle.rollback()
-
-    def close(self) -> None:
-        if self._own:
-            self.handle.close()
-
-
-class _AsyncSqlalchemy:
-    def __init__(self, handle: "AsyncSession | AsyncConnection", *, own: bool) -> None:
-        self.handle = handle
-        self._own = own
-        self._transaction: object = None
-        self.dialect = _kind(handle.get_bind().dialect if isinstance(handle, AsyncSession) else handle.dialect)
-
-    async def _connection(self) -> AsyncConnection:
-        return await self.handle.connection() if isinstance(self.handle, AsyncSession) else self.handle
-
-    async def begin(self) -> Rows:
-        if self.handle.in_transaction():
-            raise inside_transaction()
-        self._transaction = await self.handle.begin()
+        self._transaction = await settled(self.handle.begin())
         connection = await self._connection()
-        _refuse_autocommit(connection.sync_connection)
+        _refuse_autocommit(_blocking(connection))
         if self.dialect is not Dialect.SQLITE:
-            return ()
-        raw = await connection.get_raw_connection()
-        if getattr(raw.driver_connection, "in_transaction", False):
-            return READING
-        await connection.exec_driver_sql("BEGIN IMMEDIATE")
-        return ()
+            return False
+        begun: bool = getattr(_driver(connection), "in_transaction", False)
+        if not begun:
+            await settled(connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        return begun
 
     async def execute(self, statement: Statement) -> Rows:
+        connection = await self._connection()
         prepared = text(written_for(Placeholders.NAMED, statement.sql))
-        result = await (await self._connection()).execute(prepared, named_values(statement.values))
-        return [tuple(row) for row in result.all()] if result.returns_rows else ()
+        result = await settled(connection.execute(prepared, named_values(statement.values)))
+        return plain_rows(result.all()) if result.returns_rows else ()
 
     async def check_open(self) -> None:
         if self.handle.get_transaction() is not self._transaction:
             raise transaction_ended()
-        connection = (await self._connection()).sync_connection
-        if self.dialect is Dialect.POSTGRESQL and connection is not None and not _checked_by_status(connection):
+        if self.dialect is not Dialect.POSTGRESQL:
+            return
+        driver = _driver(await self._connection())
+        if "psycopg" in libraries_of(driver):
+            check_status(driver)  # without a round trip
+        else:
             await self.execute(SELECT_ONE)
 
-    async def commit(self) -> None:
-        await self.handle.commit()
 
-    async def roll_back(self) -> None:
-        await self.handle.rollback()
+def _blocking(connection: Any) -> Connection:
+    """The connection itself, or the one inside a connection that is awaited."""
+    found: Connection = getattr(connection, "sync_connection", connection)
+    return found
 
-    async def close(self) -> None:
-        if self._own:
-            await self.handle.close()
+
+def _driver(connection: Any) -> Any:
+    return _blocking(connection).connection.driver_connection
+
+
+def _refuse_autocommit(connection: Connection) -> None:
+    level = connection.get_execution_options().get("isolation_level")
+    if level == "AUTOCOMMIT" or getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
+        raise UsageError('isolation level "AUTOCOMMIT" has no transactions, and `once` needs one: choose another')

@@ -1,7 +1,4 @@
-"""What `once` does with a database, step by step, without doing it: a generator of steps, for any driver.
-
-A driver performs each step and sends back the rows, or throws the error in. So threads and event loops share one
-sequence, and tests run it without a database.
+"""What `once` does with a database, step by step, whatever the driver is (`databases`).
 
     begin ─ epoch ─┬─ older than the database's: roll back, `LeaseLost`
                    ├─ newer: roll back, store it in a transaction of its own, begin again
@@ -12,9 +9,9 @@ The epoch has a transaction of its own, because the first message of a new owner
 for as long as its handler runs, and all other keys of the queue would wait.
 """
 
-from collections.abc import Generator, Sequence
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
 
 from lanemq.client.consumer.turns.handler import AlreadyApplied
 from lanemq.client.message import Message
@@ -32,36 +29,9 @@ from lanemq.core.effects import (
     judge_owner,
     leading_repeats,
 )
+from lanemq.effects.databases import EffectDatabase, Rows
 from lanemq.effects.statements import CLEAN_ROWS, Dialect, EffectScope, EffectTables, Statement
 from lanemq.model.errors import EffectRefused, LeaseLost
-
-
-@dataclass(frozen=True, slots=True)
-class BeginTransaction:
-    """Begins a transaction. A row comes back if it is only reading so far, and others may still write (SQLite)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Execute:
-    """Runs a statement; its rows are sent back."""
-
-    statement: Statement
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Commits the transaction."""
-
-
-@dataclass(frozen=True, slots=True)
-class RollBack:
-    """Ends the transaction without its changes."""
-
-
-Rows: TypeAlias = Sequence[tuple[Any, ...]]
-T = TypeVar("T")
-Step: TypeAlias = BeginTransaction | Execute | Commit | RollBack
-Steps: TypeAlias = Generator[Step, Rows, T]
 
 MAX_ROUNDS = 6
 """How often `begin_effect` begins: the tables may be missing, and other owners may store epochs at the same time."""
@@ -81,7 +51,7 @@ class EffectBatch:
     """The queues of the originals, if some messages are copies that a mirror made."""
 
 
-def begin_effect(tables: EffectTables, batch: EffectBatch) -> Steps[None]:
+async def begin_effect(database: EffectDatabase, tables: EffectTables, batch: EffectBatch) -> None:
     """Leaves the transaction open for the caller's writes, with the places of the batch stored in it.
 
     Raises:
@@ -92,111 +62,102 @@ def begin_effect(tables: EffectTables, batch: EffectBatch) -> Steps[None]:
     created = False
     first, *others = by_lane(batch.effects)
     for _ in range(MAX_ROUNDS):
-        reading = yield BeginTransaction()
+        reading = await database.begin()
         try:
             if reading:
-                yield Execute(tables.write_lock())
-            found = yield Execute(tables.locked_epoch(batch.scope, batch.epoch, first, batch.expiry_hour))
+                await database.execute(tables.write_lock())
+            found = await database.execute(tables.locked_epoch(batch.scope, batch.epoch, first, batch.expiry_hour))
         except Exception as error:
-            yield RollBack()
+            await database.roll_back()
             if created:
                 raise
-            yield from _create(tables, error)
+            await _create(database, tables, error)
             created = True
             continue
         highest = found[0][0] if found else None
         owner = judge_owner(highest, batch.epoch)
         if owner is EffectOwner.CURRENT:
-            unknown = yield from _unknown_queues(tables, batch)
-            if unknown:
-                yield RollBack()
-                yield from _add_queues(tables, unknown)
-                continue
-            taken = len(found[0]) > 1 and found[0][1]
-            yield from _take_places(tables, batch, others if taken else [first, *others])
-            return
-        yield RollBack()
+            unknown = await _unknown_queues(database, tables, batch)
+            if not unknown:
+                taken = len(found[0]) > 1 and found[0][1]
+                await _take_places(database, tables, batch, others if taken else [first, *others])
+                return
+            await database.roll_back()
+            # Epoch 0 is replaced by any owner. In a transaction of its own: all keys of the queue would wait.
+            await _transact(database, [each for scope in unknown for each in tables.raise_epoch(scope, 0, there=False)])
+            continue
+        await database.roll_back()
         if owner is EffectOwner.STALE:
             raise _stale(batch, highest)
-        yield from _raise_epoch(tables, batch, highest is not None)
+        await _raise_epoch(database, tables, batch, highest is not None)
     raise LeaseLost(f"{batch.messages[0]}: owners of its queue change faster than a transaction begins; try again")
 
 
-def _create(tables: EffectTables, because: Exception) -> Steps[None]:
+async def _transact(database: EffectDatabase, statements: Sequence[Statement]) -> Rows:
+    """Runs the statements in a transaction of their own; returns the rows of the last."""
+    rows: Rows = ()
+    try:
+        await database.begin()
+        for statement in statements:
+            rows = await database.execute(statement)
+        await database.commit()
+    except BaseException:
+        with contextlib.suppress(Exception):  # a lost connection rolls back by itself
+            await database.roll_back()
+        raise
+    return rows
+
+
+async def _create(database: EffectDatabase, tables: EffectTables, because: Exception) -> None:
     """Creates the tables: most likely they are the reason why the first statement failed."""
     try:
-        yield BeginTransaction()
-        for statement in tables.creation():
-            yield Execute(statement)
-        yield Commit()
+        await _transact(database, tables.creation())
     except Exception as error:
-        yield RollBack()
         raise because from error
 
 
-def _raise_epoch(tables: EffectTables, batch: EffectBatch, there: bool) -> Steps[None]:
+async def _raise_epoch(database: EffectDatabase, tables: EffectTables, batch: EffectBatch, there: bool) -> None:
     """Stores the epoch. Waits for running transactions of older owners, and ends them if their clients are silent."""
-    may_end = tables.dialect is Dialect.POSTGRESQL
-    while True:
-        yield BeginTransaction()
-        try:
-            for statement in tables.raise_epoch(batch.scope, batch.epoch, there):
-                yield Execute(statement)
-            yield Commit()
-            return
-        except Exception as error:
-            yield RollBack()
-            if not may_end or sql_state(error) != "55P03":
-                raise
-        may_end = False
-        yield BeginTransaction()
-        yield Execute(tables.end_older_owners(batch.scope, batch.epoch))
-        yield Commit()
-
-
-def _unknown_queues(tables: EffectTables, batch: EffectBatch) -> Steps[list[EffectScope]]:
-    """The queues of originals that have no row yet. `forget` finds the lanes of a queue by it."""
-    unknown = []
-    for scope in batch.originals:
-        if not (yield Execute(tables.known_queue(scope))):
-            unknown.append(scope)
-    return unknown
-
-
-def _add_queues(tables: EffectTables, scopes: Sequence[EffectScope]) -> Steps[None]:
-    """Stores epoch 0, which any owner replaces, in a transaction of its own: all keys of the queue would wait."""
-    yield BeginTransaction()
+    storing = tables.raise_epoch(batch.scope, batch.epoch, there)
     try:
-        for scope in scopes:
-            for statement in tables.raise_epoch(scope, 0, there=False):
-                yield Execute(statement)
-        yield Commit()
-    except Exception:
-        yield RollBack()
-        raise
+        await _transact(database, storing)
+    except Exception as error:
+        if tables.dialect is not Dialect.POSTGRESQL or sql_state(error) != "55P03":
+            raise
+        await _transact(database, [tables.end_older_owners(batch.scope, batch.epoch)])
+        await _transact(database, storing)
 
 
-def _take_places(tables: EffectTables, batch: EffectBatch, lanes: Sequence[LaneEffects]) -> Steps[None]:
+async def _unknown_queues(database: EffectDatabase, tables: EffectTables, batch: EffectBatch) -> list[EffectScope]:
+    """The queues of originals that have no row yet. `forget` finds the lanes of a queue by it."""
+    return [scope for scope in batch.originals if not await database.execute(tables.known_queue(scope))]
+
+
+async def _take_places(
+    database: EffectDatabase, tables: EffectTables, batch: EffectBatch, lanes: Sequence[LaneEffects]
+) -> None:
     refused: dict[tuple[int, str], LogPlace | None] = {}
     for lane in lanes:
-        place = yield from _take_place(tables, batch, lane)
+        place = await _take_place(database, tables, batch, lane)
         if place is not None:
             refused[lane.queue, lane.lane] = place
     if refused:
-        yield RollBack()
+        await database.roll_back()
         raise _refusal(batch, [judge_effect(refused.get((each.queue, each.lane)), each) for each in batch.effects])
 
 
-def _take_place(tables: EffectTables, batch: EffectBatch, lane: LaneEffects) -> Steps[LogPlace | None]:
+async def _take_place(
+    database: EffectDatabase, tables: EffectTables, batch: EffectBatch, lane: LaneEffects
+) -> LogPlace | None:
     """Stores the place of a lane; returns the last applied message if the lane's first one is not new."""
     upsert = tables.take_place(lane, batch.expiry_hour)
-    if upsert is not None and (yield Execute(upsert)):
+    if upsert is not None and await database.execute(upsert):
         return None
-    found = yield Execute(tables.locked_place(lane.queue, lane.lane))
+    found = await database.execute(tables.locked_place(lane.queue, lane.lane))
     applied = LogPlace(*found[0]) if found else None
     if judge_effect(applied, lane.first) is not NEW:
         return applied
-    yield Execute(tables.store_place(lane, batch.expiry_hour, applied is not None))
+    await database.execute(tables.store_place(lane, batch.expiry_hour, applied is not None))
     return None
 
 
@@ -225,29 +186,29 @@ def _stale(batch: EffectBatch, highest: int | None) -> LeaseLost:
     )
 
 
-def clean_tables(tables: EffectTables, hour: int) -> Steps[bool]:
+async def clean_tables(database: EffectDatabase, tables: EffectTables, hour: int) -> bool:
     """Deletes rows whose time is over; True if there may be more."""
-    yield BeginTransaction()
-    deleted = yield Execute(tables.clean(hour))
-    yield Commit()
-    return len(deleted) >= CLEAN_ROWS
+    return len(await _transact(database, [tables.clean(hour)])) >= CLEAN_ROWS
 
 
-def forget_effects(
-    tables: EffectTables, group: str, topic: str, unordered: EffectScope, lane: str | None
-) -> Steps[None]:
+async def forget_effects(
+    database: EffectDatabase, tables: EffectTables, group: str, topic: str, unordered: EffectScope, lane: str | None
+) -> None:
     """Deletes what the tables know of one lane, or of all lanes of a topic."""
-    yield BeginTransaction()
     try:
-        found = yield Execute(tables.queues(group, topic))
+        found = await _transact(database, [tables.queues(group, topic)])
     except Exception as error:  # noqa: BLE001 - raised again unless the tables were missing
-        yield RollBack()
-        yield from _create(tables, error)
+        await _create(database, tables, error)
         return
-    for queue in sorted({unordered.number, *(row[0] for row in found)}):
-        for statement in tables.forget_queue(queue) if lane is None else tables.forget_lane(queue, lane):
-            yield Execute(statement)
-    yield Commit()
+    queues = sorted({unordered.number, *(row[0] for row in found)})
+    await _transact(
+        database,
+        [
+            statement
+            for queue in queues
+            for statement in (tables.forget_queue(queue) if lane is None else tables.forget_lane(queue, lane))
+        ],
+    )
 
 
 def sql_state(error: BaseException) -> str | None:

@@ -11,7 +11,7 @@ way, and code behind the block does not run either.
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from types import TracebackType
@@ -22,9 +22,8 @@ from lanemq.client.copies import original_place
 from lanemq.client.message import Message
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.effects import LogPlace, PendingEffect
-from lanemq.effects.async_drivers import async_database_for
-from lanemq.effects.databases import AsyncEffectDatabase, EffectDatabase, TransactionEnded, perform, perform_async
-from lanemq.effects.drivers import database_for
+from lanemq.effects.databases import EffectDatabase, TransactionEnded, run_blocking
+from lanemq.effects.drivers import open_database
 from lanemq.effects.statements import Dialect, EffectScope, lane_name, scope_of, tables_for
 from lanemq.effects.steps import EffectBatch, begin_effect, clean_tables, forget_effects
 from lanemq.model.errors import InvalidOption, UsageError
@@ -146,135 +145,86 @@ class Once:
         messages = (message,) if isinstance(message, Message) else tuple(message)
         self._batch = effect_batch(messages, _expiry_hour(clock.wall(), keep))
         self._database: EffectDatabase | None = None
-        self._async_database: AsyncEffectDatabase | None = None
 
     def __enter__(self) -> Any:
-        if self._database is not None:
-            raise UsageError("this `once` is entered already: call once(...) for each block")
-        database = self._database = database_for(self._engine)
-        try:
-            perform(begin_effect(tables_for(database.dialect, self._table), self._batch), database)
-        except BaseException:
-            self._give_up(database)
-            raise
-        return database.handle
+        return run_blocking(self._enter(awaited=False))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        database = self._database
-        assert database is not None
-        if kind is not None:
-            with contextlib.suppress(Exception), _ending_noticed(self._batch):
-                database.check_open()
-            self._give_up(database)
-            self._mark_rolled_back(error)
-            return
-        try:
-            database.check_open()
-            database.commit()
-        except BaseException:
-            self._give_up(database)
-            raise
-        try:
-            self._clean(database)
-        finally:
-            self._database = None
-            database.close()
-
-    def _give_up(self, database: EffectDatabase) -> None:
-        self._database = None
-        with contextlib.suppress(Exception):  # a lost connection rolls back by itself
-            database.roll_back()
-        with contextlib.suppress(Exception):
-            database.close()
-
-    def _mark_rolled_back(self, error: BaseException | None) -> None:
-        """Notes in an exception that names a message that those before it are not done: their writes were undone."""
-        if isinstance(error, HandlerVerdict):
-            error.rolled_back = (*error.rolled_back, *self._batch.messages)
-
-    def _clean(self, database: EffectDatabase) -> None:
-        now = self._clock.wall()
-        if not CLEANING.is_due(database.dialect, self._table, now):
-            return
-        try:
-            more = perform(clean_tables(tables_for(database.dialect, self._table), now // _HOUR_MS), database)
-        except Exception as error:  # noqa: BLE001 - the effect is committed; the next cleaning tries again
-            _cleaning_failed(self._table, error)
-            with contextlib.suppress(Exception):
-                database.roll_back()
-        else:
-            CLEANING.done(database.dialect, self._table, now, more=more)
+        run_blocking(self._exit(error))
 
     async def __aenter__(self) -> Any:
-        if self._async_database is not None:
-            raise UsageError("this `once` is entered already: call once(...) for each block")
-        database = self._async_database = await async_database_for(self._engine)
-        try:
-            await perform_async(begin_effect(tables_for(database.dialect, self._table), self._batch), database)
-        except BaseException:
-            await self._give_up_async(database)
-            raise
-        return database.handle
+        return await self._enter(awaited=True)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        database = self._async_database
+        await self._exit(error)
+
+    async def _enter(self, *, awaited: bool) -> Any:
+        if self._database is not None:
+            raise UsageError("this `once` is entered already: call once(...) for each block")
+        database = self._database = await open_database(self._engine, awaited=awaited)
+        try:
+            await begin_effect(database, tables_for(database.dialect, self._table), self._batch)
+        except BaseException:
+            await self._give_up(database)
+            raise
+        return database.handle
+
+    async def _exit(self, error: BaseException | None) -> None:
+        database = self._database
         assert database is not None
-        if kind is not None:
-            with contextlib.suppress(Exception), _ending_noticed(self._batch):
-                await database.check_open()
-            await self._give_up_async(database)
-            self._mark_rolled_back(error)
+        if error is not None:
+            with contextlib.suppress(Exception):
+                await self._notice_ending(database)
+            await self._give_up(database)
+            if isinstance(error, HandlerVerdict):  # the messages before the one that it names are not done either
+                error.rolled_back = (*error.rolled_back, *self._batch.messages)
             return
         try:
             await database.check_open()
             await database.commit()
         except BaseException:
-            await self._give_up_async(database)
+            await self._give_up(database)
             raise
         try:
-            await self._clean_async(database)
+            await self._clean(database)
         finally:
-            self._async_database = None
+            self._database = None
             await database.close()
 
-    async def _give_up_async(self, database: AsyncEffectDatabase) -> None:
-        self._async_database = None
-        with contextlib.suppress(Exception):
+    async def _notice_ending(self, database: EffectDatabase) -> None:
+        """Logs that a block has ended its transaction before it raised: a retry may find the message applied."""
+        try:
+            await database.check_open()
+        except TransactionEnded:
+            log.error(
+                "%s: the block of `once` ended its transaction itself and then failed. If it committed, the message "
+                "counts as applied and the rest of the block is never written: leave commit and rollback to `once`",
+                self._batch.messages[0],
+            )
+
+    async def _give_up(self, database: EffectDatabase) -> None:
+        self._database = None
+        with contextlib.suppress(Exception):  # a lost connection rolls back by itself
             await database.roll_back()
         with contextlib.suppress(Exception):
             await database.close()
 
-    async def _clean_async(self, database: AsyncEffectDatabase) -> None:
+    async def _clean(self, database: EffectDatabase) -> None:
         now = self._clock.wall()
         if not CLEANING.is_due(database.dialect, self._table, now):
             return
         try:
-            tables = tables_for(database.dialect, self._table)
-            more = await perform_async(clean_tables(tables, now // _HOUR_MS), database)
+            more = await clean_tables(database, tables_for(database.dialect, self._table), now // _HOUR_MS)
         except Exception as error:  # noqa: BLE001 - the effect is committed; the next cleaning tries again
-            _cleaning_failed(self._table, error)
-            with contextlib.suppress(Exception):
-                await database.roll_back()
+            log.warning(
+                "table %s: rows whose time is over could not be deleted, trying again later: %s", self._table, error
+            )
         else:
             CLEANING.done(database.dialect, self._table, now, more=more)
-
-
-@contextlib.contextmanager
-def _ending_noticed(batch: EffectBatch) -> Iterator[None]:
-    """Logs that a block has ended its transaction before it raised: a retry may find the message applied."""
-    try:
-        yield
-    except TransactionEnded:
-        log.error(
-            "%s: the block of `once` ended its transaction itself and then failed. If it committed, the message counts "
-            "as applied and the rest of the block is never written: leave commit and rollback to `once`",
-            batch.messages[0],
-        )
-        raise
 
 
 def effect_batch(messages: tuple[Message, ...], expiry_hour: int) -> EffectBatch:
@@ -355,40 +305,26 @@ class _Cleaning:
 CLEANING = _Cleaning()
 
 
-def _cleaning_failed(table: str, error: Exception) -> None:
-    log.warning("table %s: rows whose time is over could not be deleted, trying again later: %s", table, error)
-
-
 def forget(engine: Any, *, group: str, topic: str, key: Key | None = None, table: str = TABLE) -> None:
     """Forgets what a group applied of a topic, so that it is applied again when it is delivered again.
 
     Without `key`, everything of the topic, epochs included: stop the group's consumers before. A topic that the group
     consumes concurrently can only be forgotten as a whole.
     """
-    database = database_for(engine)
-    try:
-        lane = None if key is None else lane_name(key_text(key))
-        steps = forget_effects(tables_for(database.dialect, table), group, topic, unordered_scope(group, topic), lane)
-        perform(steps, database)
-    except BaseException:
-        with contextlib.suppress(Exception):
-            database.roll_back()
-        raise
-    finally:
-        database.close()
+    run_blocking(_forget(engine, group, topic, key, table, awaited=False))
 
 
 async def forget_async(engine: Any, *, group: str, topic: str, key: Key | None = None, table: str = TABLE) -> None:
     """`forget`, for connections that are awaited."""
-    database = await async_database_for(engine)
+    await _forget(engine, group, topic, key, table, awaited=True)
+
+
+async def _forget(engine: Any, group: str, topic: str, key: Key | None, table: str, *, awaited: bool) -> None:
+    database = await open_database(engine, awaited=awaited)
     try:
         lane = None if key is None else lane_name(key_text(key))
-        steps = forget_effects(tables_for(database.dialect, table), group, topic, unordered_scope(group, topic), lane)
-        await perform_async(steps, database)
-    except BaseException:
-        with contextlib.suppress(Exception):
-            await database.roll_back()
-        raise
+        tables = tables_for(database.dialect, table)
+        await forget_effects(database, tables, group, topic, unordered_scope(group, topic), lane)
     finally:
         await database.close()
 
