@@ -29,6 +29,7 @@ FIELDS = {
     "turn": ("turn", "offset", "key"),
     "end": ("turn_end", "offset", "key", "outcome"),
     "filtered": ("filtered", "offset", "tags"),
+    "subscribed": ("subscribed", "tags"),
     "dead": ("dead_lettered", "offset", "key"),
     "skip": ("skipped", "offset", "key"),
     "parked": ("parked", "offset", "key"),
@@ -48,7 +49,7 @@ FIELDS = {
 }
 COMMON: dict[str, object] = {"group": "g", "topic": "orders", "queue": 0}
 TIMES = {"until", "asked", "alive", "ended"}
-TEXTS = {"id", "key", "broker", "member", "outcome", "kind", "group", "topic", "sink", "reason", "tag", "tags"}
+TEXTS = {"id", "key", "broker", "member", "outcome", "kind", "group", "topic", "sink", "reason", "tag", "tags", "lost"}
 
 
 def parse(script: str) -> list[HistoryEvent]:

@@ -31,6 +31,8 @@ def write_everything(history: History) -> None:
     history.turn(PLACE, "k", "m1", epoch=3, attempt=1, batch=2, copy=True)
     history.turn_end(PLACE, "k", "retry", epoch=3, ended=5, why="ValueError('no carrier')")
     history.filtered(PLACE, ["paid", "shipped"])
+    history.subscribed("g", "orders", 0, "paid||shipped")
+    history.subscribed("g", "orders", 0, "paid", lost="b")
     history.dead_lettered(PLACE, "k", "m1", 16)
     history.skipped(PLACE, "k", "filter")
     history.parked(PLACE, "k")

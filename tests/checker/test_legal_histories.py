@@ -30,6 +30,27 @@ LEGAL = {
         "a end 0 k ok epoch=1\nbroker commit 1 epoch=1\na turn 3 k id=m3 epoch=1\na end 3 k ok epoch=1\n"
         "broker commit 4 epoch=1"
     ),
+    "a filter leaves out what was sent before another member subscribed to it": (
+        "a granted a 1\na filtered 0 paid\np send m0 k tag=sent\np acked m0 k 0\nbroker subscribed paid||sent\n"
+        "broker commit 1 epoch=1\na turn 1 j epoch=1\na end 1 j ok epoch=1"
+    ),
+    "a filter leaves out what a member that has left had subscribed to": (
+        "a granted a 1\na filtered 0 paid\nbroker subscribed *\np send m0 k tag=sent\np acked m0 k 0\n"
+        "broker subscribed paid\nbroker commit 1 epoch=1\na turn 1 j epoch=1\na end 1 j ok epoch=1"
+    ),
+    "a filter leaves out what was sent after a lost member was given up": (
+        "a granted a 1\na filtered 0 paid\nbroker subscribed *\np send m0 k tag=paid\np acked m0 k 0\n"
+        "broker subscribed paid lost=b\np send m1 k tag=sent\np acked m1 k 1\na turn 0 k id=m0 epoch=1\n"
+        "a end 0 k ok epoch=1\nbroker commit 2 epoch=1"
+    ),
+    "a filter leaves out what neither member subscribed to": (
+        "a granted a 1\na filtered 0 paid\nbroker subscribed paid||sent\np send m0 k tag=lost\np acked m0 k 0\n"
+        "broker commit 1 epoch=1\na turn 1 j epoch=1\na end 1 j ok epoch=1"
+    ),
+    "a filter leaves out what a member had subscribed to that a restarted broker does not know yet": (
+        "a granted a 1\na filtered 0 paid\nbroker subscribed *\np send m0 k tag=sent\np acked m0 k 0\n"
+        "broker2 commit 1 epoch=1\na turn 1 j epoch=1\na end 1 j ok epoch=1"
+    ),
     "a message that a tag filter leaves out is acknowledged late": (
         "p send m0 k tag=sent\na filtered 0 paid\na turn 1 j\na end 1 j ok\na commit 0\na commit 2 asked=60\n"
         "p acked m0 k 0"
@@ -299,6 +320,20 @@ LEGAL = {
         "a granted a 1\na turn 0 k epoch=1\na end 0 k ok\nb granted b 2\nb turn 1 k epoch=2\nb end 1 k ok\n"
         "b commit 2 epoch=2\na commit 1 epoch=1 asked=35"
     ),
+    "a lease ends with its topic, and its owner records nothing": (
+        "broker granted a 1 until=900\na granted a 1 until=900\na turn 0 k epoch=1\nbroker expired a 1\nbroker deleted"
+    ),
+    "a lease is given back by a member that never used it and recorded nothing of it": (
+        "broker granted a 1 until=900\nbroker released a 1\nbroker granted b 2 until=900\nb granted b 2 until=900\n"
+        "b turn 0 k epoch=2"
+    ),
+    "a member gives the queue back while a turn of its former lease still runs": (
+        "a granted a 1 until=900\na turn 0 k epoch=1\na expired a 1\na granted a 2 until=900\na turn 1 j epoch=2\n"
+        "a end 1 j ok epoch=2\na released a 2\na end 0 k abandoned epoch=1\nb granted b 3 until=900"
+    ),
+    "without the broker's history, the next owner comes when the former one has stopped": (
+        "a granted a 1 until=15\na turn 0 k epoch=1\na end 0 k ok epoch=1\nb granted b 2 until=900\nb turn 1 k epoch=2"
+    ),
     "grant line of a paused member comes late": "b granted b 2\na granted a 1 asked=5\nb turn 0 k epoch=2",
     "broker and member both report the lease": (
         "broker granted a 1 until=90\na granted a 1 until=60 asked=5\na turn 0 k epoch=1\na end 0 k ok\n"
@@ -484,9 +519,25 @@ def test_first_occurrence_rule_decides_the_five_classic_cases(judge: Judge, rece
         "p send m0 k\np acked m0 k 0\nx effect 0 k group=table\na turn 0 k id=m0\na end 0 k ok\na commit 1",
         "p send m0 k\np acked m0 k 0\na turn 0 k id=m0\na end 0 k ok\na commit 1\nbroker granted a 1 queue=1",
         "p send m0 k delay=1\np acked m0 k 0 queue=1\na turn 0 j\na end 0 j ok\na commit 1",
+        "p send m0 k\np acked m0 k 0\na turn 0 k id=m0\na end 0 k ok\na commit 1\n"
+        "z turn 0 k id=m0 group=late\nz end 0 k ok group=late\nz commit 1 group=late",
+        "p send m0 k\np acked m0 k 0\na turn 0 k id=m0\na end 0 k ok\na commit 1\nz reset 1 group=late",
+        "p send m0 k\np acked m0 k 0\na turn 0 k id=m0\na end 0 k ok\na commit 1\n"
+        "broker trimmed 1\nz commit 1 group=late",
+        "p send m0 k\np acked m0 k 0\na turn 0 k id=m0\na end 0 k ok\na commit 1\nz filtered 0 paid group=late\n"
+        "z commit 1 group=late",
         "p send m0 k\np acked m0 k 0\nbroker trimmed 1\na turn 0 j queue=1\na end 0 j ok queue=1\na commit 1 queue=1",
     ],
-    ids=["a table that only has effects", "an empty queue", "a queue with a delayed message", "a trimmed queue"],
+    ids=[
+        "a table that only has effects",
+        "an empty queue",
+        "a queue with a delayed message",
+        "a group that comes late",
+        "a late group that begins at the end",
+        "a late group after retention",
+        "a late group with a filter",
+        "a trimmed queue",
+    ],
 )
 def test_a_drained_run_has_nothing_left(judge: Judge, script: str) -> None:
     report = judge(script, CheckOptions(drained=True))

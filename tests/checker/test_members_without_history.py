@@ -87,6 +87,13 @@ def test_a_group_that_records_everything_is_judged_beside_one_that_does_not(judg
     assert (found.invariant, found.group) == ("S1", "g")
 
 
+def test_a_group_without_a_history_that_comes_after_the_others_were_done_is_unknown(judge: Judge) -> None:
+    others = "p send m0 k\np acked m0 k 0\na turn 0 k id=m0\na end 0 k ok\na commit 1"
+    report = judge(f"{others}\nbroker commit 1 group=late epoch=1", CheckOptions(drained=True))
+    assert report.verdict is Verdict.UNKNOWN
+    assert "group 'late'" in report.reasons[0]
+
+
 def test_groups_are_named_in_the_order_of_their_names_whatever_their_queues(tmp_path: Path) -> None:
     """A reason is made of the account of all queues, so that parts of a history can be added up."""
     script = SENT + "a turn 0 k id=m0\na end 0 k ok\np send n0 j\np acked n0 j 0 queue=1\n"

@@ -118,6 +118,7 @@ class Checker:
             e.Turn: delivering.turn,
             e.TurnEnd: delivering.turn_end,
             e.TagsFiltered: owning.filtered,
+            e.TagsSubscribed: owning.subscribed,
             e.DeadLettered: self._settling.dead_lettered,
             e.Skipped: self._settling.skipped,
             e.MessageParked: parking.parked,
@@ -130,8 +131,8 @@ class Checker:
             e.Recovered: crashes.recovered,
             e.LeaseGranted: owning.granted,
             e.LeaseRenewed: owning.renewed,
-            e.LeaseReleased: owning.ended,
-            e.LeaseExpired: owning.ended,
+            e.LeaseReleased: owning.released,
+            e.LeaseExpired: owning.expired,
             e.Effect: EffectRules(state).effect,
         }
 

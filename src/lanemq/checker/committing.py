@@ -139,7 +139,8 @@ class CommitRules:
         found: Violation | None = None
         undecided, unknown = 0, list[int]()
         stored, finished, started = progress.queue.stored, progress.finished, progress.started
-        for offset in offsets_between([*stored, *started], low, event.offset):
+        forgotten = progress.forgotten(low, event.offset)
+        for offset in offsets_between([*stored, *started, *forgotten], low, event.offset):
             done = finished.get(offset)
             if done is not None and (done <= asked or offset not in started):
                 continue
@@ -147,14 +148,14 @@ class CommitRules:
                 continue
             if offset in started:
                 found = found or _passed_unfinished(event, offset, done)
-            elif offset not in stored:
+            elif offset not in stored and offset not in forgotten:
                 unknown.append(offset)
             elif progress.leaves_out(offset):
-                continue
+                found = found or _skipped_for_another(event, progress, offset)
             elif progress.may_be_done_unrecorded(offset):
                 undecided = 1
             else:
-                found = found or lost(event, progress, offset, stored[offset].id)
+                found = found or lost(event, progress, offset, stored[offset].id if offset in stored else "a message")
         progress.account.undecided += undecided if found is None else 0
         return found, unknown if event.topic in self._state.sent else []
 
@@ -168,6 +169,26 @@ class CommitRules:
         passed = tuple(map(progress.passed, offsets_between([*progress.started, *progress.finished], old, offset)))
         self._crashes.changed(progress, CommittedChange(t, before, passed), asked)
         self._state.forget_committed(progress.queue, t)
+
+
+def _skipped_for_another(event: OffsetCommitted, progress: GroupProgress, offset: int) -> Violation | None:
+    """The owner's filter left a message out that the filter of another member selects.
+
+    Judged by the broker that knows the other member: another run of it may not know it yet.
+    """
+    message = progress.queue.stored.get(offset)
+    for selection in (progress.selection, progress.given_up) if message is not None else ():
+        if message is None or selection is None or selection.by != event.process or not selection.selects(message):
+            continue
+        member = f"the lost member {selection.lost}" if selection.lost else "another member"
+        return violation(
+            "S1",
+            event,
+            f"{message.id} at offset {offset} is acknowledged, and group {progress.group!r} committed past it: the "
+            f"owner's filter left out its tag {message.tag!r}, which {member} had subscribed to before it was sent "
+            f"(tags {' || '.join(sorted(selection.tags)) or '*'!r})",
+        )
+    return None
 
 
 def _confirmed(progress: GroupProgress, event: OffsetCommitted, asked: int) -> Violation | None:

@@ -181,6 +181,19 @@ class TagsFiltered(GroupEvent, tag="filtered"):
     tags: str
 
 
+class TagsSubscribed(QueueLineEvent, tag="subscribed"):
+    """From now on a member of the group selects these `tags`, joined by `||`, or `*`; empty if none is left.
+
+    A broker writes it for every queue of a topic that members of the group filter differently: members with fewer tags
+    must not commit past messages that these select. `lost` is the member that selected more until now, if the broker
+    has given it up: it did not say that it leaves.
+    """
+
+    group: str
+    tags: str
+    lost: str = ""
+
+
 class DeadLettered(GroupEvent, tag="dead_lettered"):
     """The dead letter is on disk."""
 
@@ -301,6 +314,7 @@ class Effect(GroupEvent, tag="effect"):
 
 AnyEvent = (
     Begin | Fault | Send | SendFailed | SendUnknown | Acked | LogRecord | Trimmed | TopicDeleted | Turn | TurnEnd
-    | TagsFiltered | DeadLettered | Skipped | MessageParked | Redriven | Discarded | OffsetCommitted | CommitRefused
-    | Reset | BrokerCrashed | Recovered | LeaseGranted | LeaseRenewed | LeaseReleased | LeaseExpired | Effect
+    | TagsFiltered | TagsSubscribed | DeadLettered | Skipped | MessageParked | Redriven | Discarded | OffsetCommitted
+    | CommitRefused | Reset | BrokerCrashed | Recovered | LeaseGranted | LeaseRenewed | LeaseReleased | LeaseExpired
+    | Effect
 )  # fmt: skip

@@ -4,8 +4,19 @@ A broker's lines about leases are exact. A member writes its lines after the ans
 between. So between two members a violation needs one that asked after the other already owned the queue.
 """
 
-from lanemq.checker.events import LeaseEvent, LeaseGranted, LeaseRenewed, Outcome, Role, TagsFiltered, Turn, TurnEnd
-from lanemq.checker.state import CheckerState, GroupProgress, SuspectTurn
+from lanemq.checker.events import (
+    LeaseEvent,
+    LeaseGranted,
+    LeaseReleased,
+    LeaseRenewed,
+    Outcome,
+    Role,
+    TagsFiltered,
+    TagsSubscribed,
+    Turn,
+    TurnEnd,
+)
+from lanemq.checker.state import CheckerState, GroupProgress, Selection, SuspectTurn
 from lanemq.checker.verdict import Violation, violation
 
 
@@ -36,6 +47,14 @@ class OwnershipRules:
         """The member left out a message on purpose if its tag is not among these."""
         self._state.progress(event).tags = frozenset(event.tags.split("||"))
 
+    def subscribed(self, event: TagsSubscribed) -> None:
+        """Members with fewer tags may not skip what these select (`committing`)."""
+        tags = frozenset[str]() if event.tags == "*" else frozenset(event.tags.split("||"))
+        progress = self._state.effects_of(event)
+        if event.lost and progress.selection is not None:
+            progress.given_up = progress.selection._replace(lost=event.lost, end=event.t)
+        progress.selection = Selection(tags, event.t, event.process) if event.tags else None
+
     def renewed(self, event: LeaseRenewed) -> Violation | None:
         progress = self._state.progress(event)
         _note_writer(progress, event)
@@ -49,12 +68,29 @@ class OwnershipRules:
         _note_until(progress, event)
         return None
 
-    def ended(self, event: LeaseEvent) -> None:
-        """The lease was released or expired: the next grant need not wait."""
+    def released(self, event: LeaseReleased) -> Violation | None:
+        """The member gave the lease back: the next grant need not wait."""
+        progress = self._state.progress(event)
+        if event.epoch != progress.epoch or event.member != progress.owner:
+            return None
+        if event.process.role is Role.BROKER:
+            progress.broker_until = 0
+            recorded = 0 < event.epoch == progress.granted_by_member
+            return _release_not_recorded(event) if recorded and progress.ended_by_member != event.epoch else None
+        self.expired(event)
+        return _released_while_running(progress, event)
+
+    def expired(self, event: LeaseEvent) -> None:
+        """The lease ended: the next grant need not wait.
+
+        A member's line does not speak for the broker, which may not have received its request.
+        """
         progress = self._state.progress(event)
         if event.epoch == progress.epoch and event.member == progress.owner:
-            progress.broker_until = 0
-            if event.process.role is not Role.BROKER:
+            if event.process.role is Role.BROKER:
+                progress.broker_until = 0
+            else:
+                progress.ended_by_member, progress.member_until = event.epoch, 0
                 # If its request is lost, the broker gives it the same lease again, and it starts over.
                 progress.tenure += 1
 
@@ -115,11 +151,12 @@ class OwnershipRules:
         found = None
         if progress.owner and progress.owner != event.member:
             self._state.count("rebalance")
-            if event.t + self._slack < progress.broker_until:
+            until = progress.broker_until if progress.leases_by_broker else progress.member_until
+            if event.t + self._slack < until:
                 found = violation(
                     "C1",
                     event,
-                    f"{event.member} got the queue {_millis(progress.broker_until - event.t)} before "
+                    f"{event.member} got the queue {_millis(until - event.t)} before "
                     f"the lease of {progress.owner} (epoch {progress.epoch}) ended",
                 )
         if progress.redriven_unseen:
@@ -128,25 +165,53 @@ class OwnershipRules:
             # An epoch in between that no process recorded: its owner may have finished and committed anything.
             progress.had_unrecorded_owner(progress.committed, event.asked or event.t)
         progress.epoch, progress.owner, progress.granted_t = event.epoch, event.member, event.t
-        progress.broker_until = 0
+        progress.broker_until = progress.member_until = 0
         progress.tags = None
         progress.tenure += 1
         _note_until(progress, event)
         return found
 
 
+def _released_while_running(progress: GroupProgress, event: LeaseReleased) -> Violation | None:
+    """A member releases a lease when the turns that it started under it have ended."""
+    for lane in progress.lanes.values():
+        if lane.running is event.process:
+            offset = lane.running_offset
+            entry = progress.started.get(offset)
+            if entry is not None and entry[1].epoch == event.epoch and entry[1].process is event.process:
+                text = f"{event.member} released the queue while offset {offset} of key {lane.key!r} still ran"
+                return violation("C1", event, text)
+    return None
+
+
+def _release_not_recorded(event: LeaseReleased) -> Violation:
+    """A member records a release before it asks the broker for it."""
+    return violation(
+        "C1",
+        event,
+        f"the broker ended epoch {event.epoch} at the request of {event.member}, which recorded that it got this "
+        f"lease, but not that it gave it back",
+    )
+
+
 def _note_writer(progress: GroupProgress, event: LeaseGranted | LeaseRenewed) -> None:
     if event.process.role is Role.BROKER:
         progress.leases_by_broker = True
-    elif event.epoch > progress.recorded_epoch:
-        progress.recorded_epoch = event.epoch
+    else:
+        progress.recorded_epoch = max(progress.recorded_epoch, event.epoch)
+        progress.granted_by_member = max(progress.granted_by_member, event.epoch)
 
 
 def _note_until(progress: GroupProgress, event: LeaseGranted | LeaseRenewed) -> None:
-    if event.until and event.process.role is Role.BROKER and event.epoch == progress.epoch:
-        if event.until < progress.broker_until:
-            progress.shortened_epoch = event.epoch
-        progress.broker_until = event.until
+    if not event.until or event.epoch != progress.epoch:
+        return
+    if event.process.role is not Role.BROKER:
+        # A broker with epochs gives the queue to no other before the member stops using it.
+        progress.member_until = event.until if event.epoch and progress.ended_by_member != event.epoch else 0
+        return
+    if event.until < progress.broker_until:
+        progress.shortened_epoch = event.epoch
+    progress.broker_until = event.until
 
 
 def _millis(nanos: int) -> str:

@@ -112,7 +112,8 @@ class SettlingRules:
         if first < 0:
             first = 0 if self._drained else min(progress.started, default=0)
         first = max(first, progress.queue.trimmed)
-        known = progress.queue.stored.keys() | progress.started.keys()
+        forgotten = progress.forgotten(first, progress.late_until)
+        known = progress.queue.stored.keys() | progress.started.keys() | forgotten
         left = sorted(offset for offset in known if offset >= first and offset not in progress.finished)
         return [offset for offset in left if offset in progress.started or not progress.leaves_out(offset)]
 

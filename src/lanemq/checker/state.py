@@ -1,21 +1,30 @@
 """What the checker remembers of every queue, group and lane.
 
 All rules share this state. It forgets what every known group has committed past, and lanes and senders with nothing
-open. So memory follows what is unfinished, not the length of the history. What arrives later below a forgotten offset
-is judged by the committed offset alone.
+open. So memory follows what is unfinished, not the length of the history. Of a forgotten message it remembers that
+there was one, as a part of a range: a group that comes later must not leave it out.
 """
 
 from collections import deque
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lanemq.checker.events import GroupEvent, LeaseEvent, Process, QueueLineEvent, QueueName, TopicDeleted
+from lanemq.checker.events import (
+    GroupEvent,
+    LeaseEvent,
+    Process,
+    QueueLineEvent,
+    QueueName,
+    TagsSubscribed,
+    TopicDeleted,
+)
 from lanemq.checker.verdict import GroupAccount, Violation
 
 _SMALL_SPAN = 4096
 _LONG_LANE = 64
 _KEPT_SUSPECTS = 16
+_KEPT_RANGES = 10_000
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +123,24 @@ class Passed(NamedTuple):
     entry: tuple[CheckedLane, Stint, int] | None
 
 
+class Selection(NamedTuple):
+    """What the members of a group select of a topic, as its broker knows them since `t`."""
+
+    tags: frozenset[str]
+    """Empty for every message."""
+    t: int
+    by: Process
+    lost: str = ""
+    """The member that selected this until it was lost and given up, at `end`."""
+    end: int | None = None
+
+    def selects(self, message: StoredMessage) -> bool:
+        """Whether it surely selects a message, which was sent after all of it was known."""
+        if message.tag is None or message.sent_t <= self.t or (self.end is not None and message.sent_t >= self.end):
+            return False
+        return not self.tags or message.tag in self.tags
+
+
 class CommittedChange(NamedTuple):
     """The committed offset moved away from `before`, by a commit or a reset."""
 
@@ -152,6 +179,8 @@ class GroupProgress:
     group: str
     account: GroupAccount
     queue: "QueueContents"
+    late_until: int = -1
+    """Messages below it were forgotten when the group came. It must finish them like others."""
     committed: int = -1
     """The committed offset; -1 before the first commit."""
     committed_t: int = 0
@@ -174,6 +203,10 @@ class GroupProgress:
     """The newest epoch of which a member recorded something other than a turn."""
     tags: frozenset[str] | None = None
     """What the owner's tag filter lets through; None for everything."""
+    selection: Selection | None = None
+    """What the widest filter of a member lets through, while members have different ones."""
+    given_up: Selection | None = None
+    """What a lost member selected that the broker has given up last."""
     leases_by_broker: bool = False
     """Whether a broker recorded leases of the queue."""
     unrecorded_t: int = 0
@@ -209,6 +242,12 @@ class GroupProgress:
     owner: str = ""
     granted_t: int = 0
     broker_until: int = 0
+    """When the lease ends, as the broker recorded it; 0 once it has ended."""
+    member_until: int = 0
+    """When the owner stops using the lease, as it recorded that itself; 0 once it has ended."""
+    granted_by_member: int = 0
+    ended_by_member: int = 0
+    """The newest epoch of which a member recorded that it got the lease, and that the lease ended."""
     shortened_epoch: int = 0
     """The newest epoch whose lease the broker shortened because the member's connection was lost."""
 
@@ -239,6 +278,10 @@ class GroupProgress:
             lane.unfinished -= given
             lane.redriven_done |= given
             self.account.undecided += bool(given)
+
+    def forgotten(self, low: int, high: int) -> set[int]:
+        """Messages from `low` to `high` of which only the place is known."""
+        return set(self.queue.forgotten_between(low, min(high, self.late_until))) if low < self.late_until else set()
 
     def may_be_done_unrecorded(self, offset: int) -> bool:
         """Whether a member without a history may have finished a message that is not known to have run."""
@@ -293,6 +336,7 @@ class GroupProgress:
             if parked >= offset:
                 self.finished[parked] = t  # it stays parked, and a commit may pass it
         if last_parked:  # a lane stays as it is: what its broker has removed from it does not run again
+            self.late_until = -1  # the keys of these messages are not known
             for number, message in self.queue.stored.items():
                 if offset <= number < last_parked.get(message.key, -1):
                     self.finished.setdefault(number, t)
@@ -323,6 +367,9 @@ class QueueContents:
     forgotten: int = -1
     """Every known group has committed up to this offset; messages below it are forgotten."""
     forgotten_t: int = 0
+    forgotten_ranges: list[int] = field(default_factory=list)
+    """Where messages were that are forgotten: begin and end of each range, in turn. One range if all producers record
+    a history."""
     log_offsets: set[int] | None = None
     """Offsets that were found by reading the log at the end; None if it was not read."""
     crashes: list[int] = field(default_factory=list)
@@ -331,6 +378,25 @@ class QueueContents:
     """Retention has deleted the messages below this offset."""
     acked_without_offset: set[str] = field(default_factory=set)
     """Ids that were acknowledged without an offset before they were seen anywhere."""
+
+    def forget(self, offset: int) -> StoredMessage | None:
+        """Forgets a message, but not that there was one. Offsets come in order."""
+        stored = self.stored.pop(offset, None)
+        if stored is None:
+            return None
+        self.offsets.pop(stored.id, None)
+        ranges = self.forgotten_ranges
+        if ranges and ranges[-1] == offset:
+            ranges[-1] = offset + 1
+        elif len(ranges) < 2 * _KEPT_RANGES:
+            ranges += [offset, offset + 1]
+        return stored
+
+    def forgotten_between(self, low: int, high: int) -> Iterator[int]:
+        """The offsets of forgotten messages from `low` to `high`."""
+        ranges = self.forgotten_ranges
+        for begin, end in zip(ranges[::2], ranges[1::2], strict=True):
+            yield from range(max(begin, low), min(end, high))
 
 
 class CheckerState:
@@ -373,14 +439,14 @@ class CheckerState:
         found.consumes = found.account.consumes = True
         return found
 
-    def effects_of(self, event: GroupEvent | LeaseEvent) -> GroupProgress:
+    def effects_of(self, event: GroupEvent | LeaseEvent | TagsSubscribed) -> GroupProgress:
         """As `progress`, for a group of which perhaps only effects are known."""
         name = (event.group, event.topic, event.broker, event.queue)
         found = self.groups.get(name)
         if found is None:
             account = self.accounts.setdefault(event.group, GroupAccount())
             contents = self.queue(event)
-            found = self.groups[name] = GroupProgress(event.group, account, contents)
+            found = self.groups[name] = GroupProgress(event.group, account, contents, contents.forgotten)
             found.reset_t = self.deleted_t.get(event.topic, 0)
             found.former_epoch = self.former_epochs.get(name, 0)
             contents.groups.append(found)
@@ -392,9 +458,8 @@ class CheckerState:
         if committed <= queue.forgotten:
             return
         for offset in offsets_between(queue.stored, queue.forgotten, committed):
-            stored = queue.stored.pop(offset, None)
+            stored = queue.forget(offset)
             if stored is not None:
-                queue.offsets.pop(stored.id, None)
                 self._forget_sender(stored.sender, offset)
         queue.forgotten, queue.forgotten_t = committed, t
 
