@@ -96,7 +96,7 @@ def decoding(address: str, topic: str, count: int, name: str) -> None:
     wanted = DecodeOptions(arrow_schema(COLUMNS), "broker")
     began = time.process_time()
     for body in bodies:
-        decode(body, 0, 2**62, wanted)
+        list(decode(body, 0, 2**62, wanted))
     columns = time.process_time()
     for body in bodies:
         for start in record_starts(body):

@@ -49,9 +49,12 @@ def shifted(plain: bytes, flag: int, magic: int | None) -> bytes:
 
 
 def rows(body: bytes, low: int = 0, high: int = ALL, **wanted: Any) -> list[dict[str, Any]]:
-    batch = decode(body, low, high, DecodeOptions(wanted.pop("schema", SCHEMA), "broker-a", **wanted))
-    batch.validate(full=True)
-    return batch.to_pylist(maps_as_pydicts="strict")
+    batches = decode(body, low, high, DecodeOptions(wanted.pop("schema", SCHEMA), "broker-a", **wanted))
+    found: list[dict[str, Any]] = []
+    for batch in batches:
+        batch.validate(full=True)
+        found += batch.to_pylist(maps_as_pydicts="strict")
+    return found
 
 
 def reference(view: RecordView) -> dict[str, Any]:
@@ -181,10 +184,31 @@ def test_tags_with_the_same_hash_are_distinguished() -> None:
     assert [row["tags"] for row in rows(body, tags=frozenset({"Aa"}))] == ["Aa"]
 
 
-def test_no_records_give_an_empty_batch_with_the_schema() -> None:
-    batch = decode(b"", 0, ALL, DecodeOptions(SCHEMA, "broker-a"))
-    assert batch.num_rows == 0
-    assert batch.schema.equals(SCHEMA)
+def test_no_records_give_no_batch() -> None:
+    assert not list(decode(b"", 0, ALL, DecodeOptions(SCHEMA, "broker-a")))
+
+
+@pytest.mark.parametrize("tags", [frozenset(), frozenset({"paid"})])
+def test_bodies_that_compress_very_well_are_several_batches(tags: frozenset[str]) -> None:
+    """Together they may not fit in an Arrow column, nor in memory."""
+    large = compress_zlib(bytes(12 * 1024 * 1024))
+    body = b"".join(
+        record(queue_offset=offset, body=large, sys_flag=ZLIB_SYS_FLAG) if offset % 2 else record(queue_offset=offset)
+        for offset in range(9)
+    )
+    batches = list(decode(body, 0, ALL, DecodeOptions(SCHEMA, "broker-a", tags)))
+    assert all(batch.schema.equals(SCHEMA) and batch.nbytes < 32 * 1024 * 1024 for batch in batches)
+    found = pa.Table.from_batches(batches)
+    assert found["queue_offset"].to_pylist() == list(range(9))
+    assert list(map(len, found["value"].to_pylist())) == [12 * 1024 * 1024 if at % 2 else 5 for at in range(9)]
+
+
+def test_a_body_that_expands_without_limit_is_damaged() -> None:
+    bomb = record(queue_offset=1, body=compress_zlib(bytes(64 * 1024 * 1024 + 1)), sys_flag=ZLIB_SYS_FLAG)
+    body = record(queue_offset=0) + bomb + record(queue_offset=2)
+    assert [row["value"] for row in rows(body, on_damaged=OnDamaged.NULL)] == [b"hello", None, b"hello"]
+    with pytest.raises(RemoteProtocolError, match=r"orders.*broker-a.*1.* at 1: body .* more than 67108864 bytes"):
+        rows(body)
 
 
 @pytest.mark.parametrize("cut", [1, 50, 90])

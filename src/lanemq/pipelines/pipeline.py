@@ -7,6 +7,7 @@ reported when it is declared.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -21,6 +22,8 @@ from lanemq.pipelines.source import Topic
 Prepare: TypeAlias = Callable[[DataFrame], DataFrame]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
+"""Where an object is in memory, which is all that most objects say about themselves beside their names."""
 _MAX_TRIGGER: Final = Millis(24 * 3_600_000)
 
 
@@ -61,11 +64,24 @@ class Pipeline:
         _check_folder(self)
         if not 0 <= self.trigger_ms <= _MAX_TRIGGER:
             raise InvalidOption(f"trigger: {self.trigger} is not between 0 and a day; for rarer runs use once")
+        for part in (self.stage, self.sink, self.dead_letters):
+            if part is not None:
+                object.__setattr__(part, "declared", part.declared or _described(part))  # it may be a frozen dataclass
 
     @property
     def folder(self) -> StorePath:
         """The checkpoint as an absolute path."""
         return locate(self.checkpoint, self.spark)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what is declared about source, stage, `prepare` and sinks, equal in every process.
+
+        Functions and objects count by their names only, because their content cannot be compared.
+        """
+        stage, sink, dead = self.stage.declared, self.sink.declared, self.dead_letters and self.dead_letters.declared
+        declared = repr((sorted(self.source.public_options.items()), stage, sink, dead, self.prepare))
+        return sha256(_ADDRESS.sub("", declared).encode()).hexdigest()
 
     @property
     def trigger_ms(self) -> Millis:
@@ -75,6 +91,16 @@ class Pipeline:
             return to_millis(parse_duration(self.trigger))
         except InvalidOption as error:
             raise InvalidOption(f"trigger: {error}") from None
+
+
+def _described(part: Stage | Sink) -> str:
+    """A hash of a part's class and options. Made before the part is opened, which changes its attributes."""
+    options = {
+        name: sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+        for name, value in vars(part).items()
+    }
+    text = f"{type(part).__module__}.{type(part).__qualname__} {sorted(options.items())!r}"
+    return sha256(_ADDRESS.sub("", text).encode()).hexdigest()
 
 
 def _check_kinds(pipeline: Pipeline) -> None:

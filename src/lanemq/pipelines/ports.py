@@ -33,6 +33,7 @@ from pyspark.sql.types import (
 )
 
 from lanemq.files import StorePath, arrow_source
+from lanemq.model.errors import OrderError
 from lanemq.spark.versions import to_arrow_schema
 
 NUMBERS_PER_BATCH: Final = 1 << 20
@@ -241,6 +242,29 @@ SEQUENCE, DELETED = "_sequence", "_deleted"
 """Columns of rows to merge: a value that grows with every change of a row, and whether the row was deleted."""
 KEPT = "_kept"
 """An optional column of rows to merge: a JSON list of the columns whose stored value must not change."""
+QUEUE = "_queue"
+"""An optional column of rows to merge: the queue of a row's last change, if the sequence is the offset in this queue.
+Offsets of two queues cannot be compared, so a sink refuses a batch that changes a row of another queue."""
+
+
+def changed_in_two_queues(key: Mapping[str, object], before: str, now: str, sequence: int | str) -> OrderError:
+    """The error for a row that two queues change, in one batch or in two.
+
+    `sequence`: of the change in queue `now`, that is its offset, or a position of the source followed by its offset.
+    """
+    row = ", ".join(f"{name}={value!r}" for name, value in key.items())
+    by_source, offset = isinstance(sequence, str), int(str(sequence).rpartition(" ")[2])
+    wanted = "more parts in sequence=, which differ" if by_source else "a position of the source as sequence="
+    topic, broker, number = now.rsplit("/", 2)
+    return OrderError(
+        f"the row {row} was changed in queue {before} and in queue {now}, and nothing says which change is newer; the "
+        f"last one in queue {now} is offset {offset}. The messages stay in the topic, so every start ends here, until "
+        f"you begin with a new table and a new checkpoint, with {wanted}, or leave the changes of one queue out with "
+        f"prepare=lambda messages: messages.where(\"NOT (topic = '{topic}' AND broker = '{broker}' AND queue_id = "
+        f"{number} AND queue_offset = {offset})\"). To avoid it, send a row's changes with one message key, so that "
+        f"they stay in one queue"
+    )
+
 
 OnQueueChange: TypeAlias = Literal["fail", "continue"]
 
@@ -313,6 +337,8 @@ class Stage(ABC):
     on_damaged: Literal["null", "raw"] | None = None
     """What the stage receives for a body that cannot be decompressed, so that it becomes a dead letter: no body, or
     the raw bytes. None: such a message ends the query."""
+    declared: str = ""
+    """A hash of the stage's options, which its pipeline sets when it is declared."""
     evolves: bool = False
     """Whether outputs may have more columns than `schema` declares. Needs a sink with `widens`."""
 
@@ -367,6 +393,8 @@ class Sink(ABC):
     """Rows of the last `write` that a merge left out because the table's rows were as new or newer."""
     last_replaced: int = 0
     """Texts of the last `write` that were stored with a replacement character."""
+    declared: str = ""
+    """A hash of the sink's options, which its pipeline sets when it is declared."""
     packages: Mapping[str, str] = {}
     """Modules that the sink imports only when it is used, each with the extra of LaneMQ that installs it, or ""."""
 

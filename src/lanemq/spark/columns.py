@@ -13,7 +13,7 @@ the two.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
@@ -137,19 +137,25 @@ class DecodeOptions:
     on_damaged: OnDamaged = OnDamaged.FAIL
 
 
-def decode(body: bytes, low: int, high: int, options: DecodeOptions) -> pa.RecordBatch:
-    """The records with offsets from `low` up to, but not including, `high`, whose tags match."""
+EXPANDED_BYTES = 16 * 1024 * 1024
+"""A batch ends with the decompressed body that exceeds this size together with those before it. A pull of 1 MiB can
+hold a gigabyte, and Arrow's columns end at 2 GiB. Larger: more memory for each task. Much smaller: batches of a pull
+that compresses well have few rows, and each batch costs time."""
+
+
+def decode(body: bytes, low: int, high: int, options: DecodeOptions) -> Iterator[pa.RecordBatch]:
+    """The records with offsets from `low` up to, but not including, `high`, whose tags match.
+
+    They are one batch, or several if their bodies are much larger than they are stored.
+    """
     layout = measure(body, low, high)
-    if not len(layout):
-        return pa.RecordBatch.from_pylist([], options.schema)
-    records = _Records(layout, options)
-    names = options.schema.names
-    tags = records.column("tags") if options.tags else None
-    batch = pa.RecordBatch.from_arrays([records.column(name) for name in names], schema=options.schema)
-    if tags is None:
-        return batch
-    # The broker compared hash codes of tags, which can collide.
-    return batch.filter(compute().is_in(tags, pa.array(sorted(options.tags), pa.string())))
+    while len(layout):
+        records = _Records(layout, options)
+        batch = records.batch(options.schema)
+        if options.tags:  # the broker compared hash codes of tags, which can collide
+            batch = batch.filter(compute().is_in(records.tags(), pa.array(sorted(options.tags), pa.string())))
+        yield batch
+        layout = layout.part(len(records.layout), len(layout))
 
 
 def compute() -> Any:
@@ -160,16 +166,28 @@ def compute() -> Any:
 
 
 class _Records:
-    """The columns of one body, each decoded on request."""
+    """The columns of the first records of a body, as many as fit in one batch; each column is decoded on request."""
 
     def __init__(self, layout: "Layout", options: DecodeOptions) -> None:
         self.layout = layout
         self._broker = options.broker
         self._on_damaged = options.on_damaged
         self._entries: Entries | None = None
+        self._plain: list[bytes | None] = []
+        if "value" in options.schema.names:
+            self._decompress()
 
-    def column(self, name: str) -> pa.Array:
-        return _MAKERS[name](self)
+    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([_MAKERS[name](self) for name in schema.names], schema=schema)
+
+    def _decompress(self) -> None:
+        """Decompresses bodies, and leaves out the records after those that fit in one batch."""
+        body, flags, (first, end) = self.layout.body, self.layout.sys_flags, self.layout.value
+        rows = np.flatnonzero(flags & COMPRESSED).tolist()
+        bodies = (CompressedBody(row, int(flags[row]), body[first[row] : end[row]]) for row in rows)
+        self._plain = decompress_bodies(bodies, self._on_damaged, self._position)
+        if len(self._plain) < len(rows):
+            self.layout = self.layout.part(0, rows[len(self._plain)])
 
     @property
     def entries(self) -> "Entries":
@@ -216,14 +234,10 @@ class _Records:
     def value(self) -> pa.Array:
         layout = self.layout
         values = part_column(layout.body, layout.value, pa.binary())
-        compressed = np.flatnonzero(layout.sys_flags & COMPRESSED)
-        if not len(compressed):
+        if not self._plain:
             return values
-        bodies = (CompressedBody(row, int(layout.sys_flags[row]), values[row].as_py()) for row in compressed.tolist())
-        plain = decompress_bodies(bodies, self._on_damaged, self._position)
-        mask = np.zeros(len(layout), bool)
-        mask[compressed] = True
-        return compute().replace_with_mask(values, pa.array(mask), pa.array(plain, pa.binary()))
+        mask = pa.array((layout.sys_flags & COMPRESSED).astype(bool))
+        return compute().replace_with_mask(values, mask, pa.array(self._plain, pa.binary()))
 
     def message_id(self) -> pa.Array:
         """The producer's id; if an old producer gave none, an id made from the record's place in the broker's log."""
@@ -273,12 +287,19 @@ class CompressedBody(NamedTuple):
 def decompress_bodies(
     bodies: Iterable[CompressedBody], on_damaged: OnDamaged, position: Callable[[int], str]
 ) -> list[bytes | None]:
-    """The decompressed bodies. All damaged ones are logged in one line; `position` describes a row's message."""
+    """The decompressed bodies, up to the one that exceeds `EXPANDED_BYTES` together with those before it.
+
+    All damaged ones are logged in one line; `position` describes a row's message.
+    """
     plain: list[bytes | None] = []
     damaged: list[str] = []
+    size = 0
     for row, sys_flag, body in bodies:
         try:
             plain.append(decompress(sys_flag, body))
+            size += len(plain[-1] or b"")
+            if size > EXPANDED_BYTES:
+                break
         except RemoteProtocolError as error:
             if on_damaged is OnDamaged.FAIL:
                 raise RemoteProtocolError(
@@ -338,6 +359,14 @@ class Layout:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def part(self, first: int, end: int) -> "Layout":
+        """The records from `first` up to, but not including, `end`."""
+        numbers = (self.starts, self.sys_flags, self.born_shift, self.shift)
+        starts, flags, born_shift, shift = (each[first:end] for each in numbers)
+        spans = (self.value, self.topic, self.properties)
+        value, topic, properties = ((begin[first:end], stop[first:end]) for begin, stop in spans)
+        return Layout(self.body, starts, flags, born_shift, shift, value, topic, properties)
 
 
 def measure(body: bytes, low: int, high: int) -> Layout:

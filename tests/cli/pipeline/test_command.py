@@ -18,8 +18,13 @@ from tests.spark.spark_driver import send, until
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
 from lanemq.model.environment import install_extra
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, SparkLog
 from lanemq.pipelines.ports import batch_number
+from lanemq.pipelines.running import program
+from lanemq.spark.offsets import Bounds
+from lanemq.spark.read.brokers import Brokers
 from lanemq.testing.embedded import EmbeddedBroker
 
 DECLARED = """
@@ -397,3 +402,47 @@ def test_a_kill_repeats_at_most_one_batch_and_a_stop_none(
     )
     words = (place.folder / "checkpoint" / "lanemq" / "spark.log").read_text()
     assert "log4j" in words, "they are in a file"
+
+
+@pytest.mark.parametrize("below", ["", "/orders"])
+@pytest.mark.parametrize("command", ["run", "status"])
+def test_a_checkpoint_that_is_a_file_is_refused_in_one_line(run: Run, place: Place, command: str, below: str) -> None:
+    (place.folder / "checkpoint").write_text("no folder")
+    place.file.write_text(place.file.read_text().replace("/checkpoint", f"/checkpoint{below}"))
+    refused = run("pipeline", command, str(place.file))
+    assert refused.exit_code in {1, 2}
+    assert refused.exception is None or isinstance(refused.exception, SystemExit)
+    line = refused.stderr.strip().splitlines()[-1]
+    assert "checkpoint" in line
+    assert command == "status" or "is a file, or below one: choose a folder" in line
+
+
+def test_messages_that_retention_deleted_are_no_lag(
+    run: Run, place: Place, producer: Producer, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = place.folder / "checkpoint"
+    Checkpoint(folder, "totals", {"servers": broker.address, "topic": place.topic}).close()
+    queue = producer.send(place.topic, 1, key="a").queue
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir()
+        (folder / name / "0").write_text(f'v1\n{{}}\n{{"{place.topic}": {{"{queue.broker}/{queue.queue_id}": 7}}}}')
+    real = Brokers.bounds
+
+    def after_retention(brokers: Brokers) -> dict[MessageQueue, Bounds]:
+        held = {each: Bounds(QueueOffset(2_000), QueueOffset(2_146)) for each in real(brokers)}
+        return {each: bounds for each, bounds in held.items() if each == queue}
+
+    monkeypatch.setattr(Brokers, "bounds", after_retention)
+    result = json.loads(run("pipeline", "status", str(place.file), "--json").stdout)
+    assert (result["lag"], result["deleted_unread"]) == (146, 1_993)
+    shown = run("pipeline", "status", str(place.file)).stdout
+    assert "\nlag 146 messages\nretention deleted 1993 messages after the last batch, before they were read\n" in shown
+
+
+def test_once_with_nothing_new_says_so_without_spark(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    Checkpoint(place.folder / "checkpoint", "totals").close()
+    monkeypatch.setattr(program, "is_nothing_new", lambda _: True)
+    monkeypatch.setattr(program, "open_session", lambda *_: pytest.fail("Spark must not be started"))
+    done = run("pipeline", "run", str(place.file), "--once")
+    assert done.exit_code == 0, done.output
+    assert "totals: nothing new" in done.stderr

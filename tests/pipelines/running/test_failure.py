@@ -102,3 +102,8 @@ def test_the_trace_of_an_error_of_this_process_has_its_lines() -> None:
         failed = PipelineFailed("orders", error, "its start")
     assert "in its start: OSError: no such place" in str(failed)
     assert __file__ in failed.trace
+
+
+def test_a_python_process_that_started_too_slowly_is_explained() -> None:
+    error = RuntimeError("SparkException: Python worker failed to connect back.\n\nJVM stacktrace:\n at org.apache")
+    assert "too busy to start a Python process within 10 s" in str(PipelineFailed("orders", error))

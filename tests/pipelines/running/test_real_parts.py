@@ -1,6 +1,7 @@
 """Real stages and sinks in a pipeline, and a crash between the sink's commit and Spark's record."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 
 from lanemq import Producer
 from lanemq.client.admin.admin import Admin
+from lanemq.model.errors import InvalidOption
 from lanemq.pipelines import DeltaSink, LastState, Pipeline, Project, Topic, TopicSink, read_table, start
+from lanemq.pipelines.running.nothing_new import is_nothing_new
 from lanemq.pipelines.running.progress import Progress
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -47,6 +50,12 @@ def test_a_table_is_replicated_and_a_crash_changes_nothing(
     assert reported[0].applied.repeated
     found = {row["id"]: row["name"] for row in read_table(tmp_path / "table").to_pylist()}
     assert {n: name for n, name in found.items() if n != 7} == {n: f"n{n}-2" for n in range(20) if n != 7}
+    assert is_nothing_new(pipeline)
+    changed = replace(pipeline, stage=LastState("id bigint, name string", ["name"]))
+    for _ in range(2):
+        assert not is_nothing_new(changed), "a start that was refused is not recorded"
+        with pytest.raises(InvalidOption, match="keys is name"):
+            start(changed, spark, once=True)
 
 
 def test_a_topic_is_copied_without_duplicates_after_a_crash(

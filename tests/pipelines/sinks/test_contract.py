@@ -4,14 +4,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 from tests.pipelines.sinks.conftest import ALL, FENCING, MERGING, ORDERED
-from tests.pipelines.sinks.targets import EVENTS, Died, Target, changes, dies_at, named
+from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, Died, Target, changes, dies_at, named
 
-from lanemq.model.errors import Closed, InvalidOption, SinkFenced, UsageError
+from lanemq.model.errors import Closed, InvalidOption, OrderError, SinkFenced, UsageError
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.ports import FileRows
+from lanemq.pipelines.ports import QUEUE, SEQUENCE, FileRows, TableRows
+from lanemq.spark.versions import to_arrow_schema
 
 every = pytest.mark.parametrize("target", ALL, indirect=True)
 ordered = pytest.mark.parametrize("target", ORDERED, indirect=True)
@@ -223,6 +225,45 @@ def test_a_merge_keeps_the_newest_row_of_a_key(target: Target) -> None:
     sink.write(changes((1, "same sequence", 11, False)), named(1, 2))
     assert target.changed() == {1: "newer", 2: "other", 3: "new"}
     assert sink.applied() == 2
+
+
+PLACED = StructType([*CHANGES.fields, StructField(QUEUE, StringType())])
+
+
+def placed(*rows: tuple[int, str, int, str]) -> TableRows:
+    """Rows to merge: (id, text, offset, queue)."""
+    columns = [
+        {"id": key, "text": text, "_sequence": at, "_deleted": False, QUEUE: queue} for key, text, at, queue in rows
+    ]
+    return TableRows(PLACED, pa.Table.from_pylist(columns, to_arrow_schema(PLACED)))
+
+
+@merging
+@pytest.mark.parametrize("offset", [3, 30], ids=["lower", "higher"])
+def test_a_row_that_another_queue_has_changed_is_refused(target: Target, offset: int) -> None:
+    """Offsets of two queues cannot be compared: the change would be lost, or replace a newer one."""
+    sink = target.opened(1, schema=PLACED, how=KEYED)
+    sink.write(placed((1, "first", 10, "t/b/0"), (2, "first", 10, "t/b/1")), named(1, 0))
+    sink.write(placed((1, "second", 11, "t/b/0"), (2, "late", 9, "t/b/1")), named(1, 1))
+    assert (target.changed(), sink.last_stale) == ({1: "second", 2: "first"}, 1)
+    told = (
+        f"the row id=1 was changed in queue t/b/0 and in queue t/b/1, and nothing says .* is offset {offset}\\. .*"
+        f"topic = 't' AND broker = 'b' AND queue_id = 1 AND queue_offset = {offset}\\)"
+    )
+    with pytest.raises(OrderError, match=told):
+        sink.write(
+            placed((1, "other", offset, "t/b/1"), (2, "newer", 12, "t/b/1"), (3, "new", 1, "t/b/1")), named(1, 2)
+        )
+    again = target.opened(2, schema=PLACED, how=KEYED)
+    assert (target.changed(), again.applied()) == ({1: "second", 2: "first"}, 1)
+
+
+@merging
+def test_a_table_with_another_kind_of_sequence_is_refused(target: Target) -> None:
+    by_source = [StructField(SEQUENCE, StringType()) if each.name == SEQUENCE else each for each in CHANGES]
+    target.merging().close()
+    with pytest.raises(InvalidOption, match=r"ordered by queue offsets, and this pipeline .* the source's sequence"):
+        target.opened(2, schema=StructType(by_source), how=KEYED)
 
 
 @merging

@@ -380,3 +380,14 @@ def test_a_table_in_s3_is_reached_with_the_settings_of_spark() -> None:
     expected = {"AWS_ACCESS_KEY_ID": "me", "AWS_ENDPOINT_URL": "http://minio:9000", "AWS_ALLOW_HTTP": "true"}
     assert delta.delta_options(locate("s3a://bucket/table", settings)) == expected
     assert delta.delta_options(locate("/tables/orders", settings)) == {}
+
+
+def test_a_column_that_differs_only_in_case_is_refused(target: DeltaTarget) -> None:
+    target.opened()
+    upper = StructType([StructField("N", LongType())])
+    sink = DeltaSink(target.folder / "table")
+    with pytest.raises(InvalidOption, match=r"column N differs from n of the table .* only in case.*: rename it"):
+        sink.open(None, "q", 1, upper, Append())  # type: ignore[arg-type]
+    both = StructType([StructField("n", LongType()), StructField("N", LongType())])
+    with pytest.raises(InvalidOption, match="column n differs from N of the rows only in case"):
+        DeltaSink(target.folder / "new").open(None, "q", 1, both, Append())  # type: ignore[arg-type]

@@ -287,6 +287,28 @@ def test_a_table_keeps_a_limited_number_of_metadata_files(tmp_path: Path, monkey
     sink.close()
 
 
+def test_compactions_of_two_pipelines_that_overlap_leave_each_row_once(
+    target: IcebergTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target.make = lambda: IcebergSink(NAME, warehouse=target.folder / "warehouse", maintain_every=2)  # type: ignore
+    one, other = target.opened(query="one"), target.opened(query="other")
+    groups = iceberg_maintenance.small_groups
+
+    def raced(*arguments: Any) -> list[Any]:
+        """What one pipeline has found to compact when the other compacts the same files."""
+        found = list(groups(*arguments))
+        monkeypatch.setattr(iceberg_maintenance, "small_groups", groups)
+        other.write(target.batch_rows(b=[9]), named(1, 1, "other"))
+        return found
+
+    one.write(target.batch_rows(a=[1]), named(1, 0, "one"))
+    other.write(target.batch_rows(b=[8]), named(1, 0, "other"))
+    monkeypatch.setattr(iceberg_maintenance, "small_groups", raced)
+    one.write(target.batch_rows(a=[2]), named(1, 1, "one"))
+    assert iceberg_maintenance.small_groups is groups
+    assert target.numbers() == [1, 2, 8, 9]
+
+
 def test_a_batch_that_is_committed_during_a_compaction_is_not_lost(
     target: IcebergTarget, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

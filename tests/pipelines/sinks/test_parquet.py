@@ -153,12 +153,6 @@ def test_a_column_may_be_added_but_not_change_its_type(target: ParquetTarget) ->
         target.opened(epoch=3, schema=StructType([StructField("extra", StringType())]))
 
 
-def test_a_folder_per_batch_is_refused(target: ParquetTarget) -> None:
-    (target.folder / "files" / "lanemq_query=q" / "lanemq_batch=0").mkdir(parents=True)
-    with pytest.raises(InvalidOption, match="a folder for each batch, as an earlier version"):
-        target.opened()
-
-
 def test_a_lost_folder_is_not_mistaken_for_a_newer_run(target: ParquetTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = target.opened()
 

@@ -38,11 +38,12 @@ from lanemq.model.errors import (
     ConnectionLost,
     InvalidOption,
     LaneError,
+    OrderError,
     SinkFenced,
     StorageError,
     UsageError,
 )
-from lanemq.pipelines.ports import FileRows, Merge, RowFile
+from lanemq.pipelines.ports import QUEUE, FileRows, Merge, RowFile
 from lanemq.pipelines.sinks import PostgresSink, open_sink, postgres
 from lanemq.pipelines.sinks.exact_sink import LedgerEntry
 from lanemq.pipelines.sinks.postgres_rows import CopyFormat
@@ -160,6 +161,20 @@ def test_a_merge_of_many_shards_is_the_merge_of_one_table(target: StagedTarget) 
     assert sink.write(target.change_files(*second), named(1, 1))
     assert target.changed() == {1: "a", 3: "newer", 4: "new"}
     assert (sink.last_stale, sink.applied(), target.staging_tables()) == (1, 1, [])
+
+
+@pytest.mark.parametrize("offset", [4, 6])
+def test_a_row_that_another_queue_has_changed_is_refused(target: StagedTarget, offset: int) -> None:
+    schema = t.StructType([*CHANGES.fields, t.StructField(QUEUE, t.StringType())])
+
+    def rows(*changes: Any) -> FileRows:
+        return target.change_files(changes, schema=schema)
+
+    sink = target.opened(1, schema=schema, how=Merge(("id",)))
+    sink.write(rows((1, "a", 5, False, "t/b/0"), (2, "b", 5, False, "t/b/1")), named(1, 0))
+    with pytest.raises(OrderError, match="the row id=1 was changed in queue t/b/0 and in queue t/b/1"):
+        sink.write(rows((1, "other", offset, False, "t/b/1"), (2, "newer", 6, False, "t/b/1")), named(1, 1))
+    assert (target.changed(), sink.applied()) == ({1: "a", 2: "b"}, 0)
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)))

@@ -12,7 +12,15 @@ from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, TopicTarget, c
 from tests.spark.spark_driver import Query
 
 from lanemq.client.admin.admin import Admin
-from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, SinkFenced, TopicNotFound, UsageError
+from lanemq.model.errors import (
+    InvalidOption,
+    MissingKey,
+    ProducerFenced,
+    SinkFenced,
+    StateLost,
+    TopicNotFound,
+    UsageError,
+)
 from lanemq.model.units import Millis
 from lanemq.pipelines.ports import Append, TableRows
 from lanemq.pipelines.sinks import TopicSink
@@ -177,3 +185,48 @@ def test_a_refusal_in_a_task_is_returned_not_raised(target: TopicTarget, monkeyp
     monkeypatch.setattr(sending.TaskSender, "flush", refuse)
     with pytest.raises(SinkFenced, match="a newer one"):
         target.opened().write(target.batch_rows(a=[1]), named(1, 0))
+
+
+# The topic knows the checkpoint of its pipeline, by the stamps of its last messages.
+
+
+def checkpointed(target: TopicTarget, query: str, *, new_checkpoint: bool = False, **options: Any) -> TopicSink:
+    """The sink as the checkpoint with this query opens it."""
+    sink = TopicSink(target.address, target.topic, key="who", wait=WAIT, **options)
+    sink.accept_pipeline("orders", new_checkpoint=new_checkpoint)
+    sink.open(target.spark, query, 1, LETTER, Append())
+    return sink
+
+
+def test_a_new_checkpoint_is_refused_at_every_start(target: TopicTarget) -> None:
+    checkpointed(target, "old").write(letters({"who": 7}), named(1, 0, "old"))
+    for _ in range(2):
+        with pytest.raises(StateLost, match=r"topic .* another checkpoint of pipeline 'orders'.*--new-checkpoint"):
+            checkpointed(target, "new")
+    checkpointed(target, "old").write(letters({"who": 7}), named(1, 0, "old"))
+    assert len(messages(target)) == 1
+
+
+def test_a_topic_changes_its_checkpoint_if_the_run_says_so(
+    target: TopicTarget, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other keys are in other queues, whose last messages are those of the former checkpoint."""
+    checkpointed(target, "old").write(letters(*({"who": who} for who in range(20))), named(1, 0, "old"))
+    moved = checkpointed(target, "new", new_checkpoint=True)
+    assert "goes on with a new checkpoint" in caplog.text
+    moved.write(letters({"who": 7}), named(1, 0, "new"))
+    checkpointed(target, "new").write(letters({"who": 8}), named(1, 1, "new"))
+    with pytest.raises(StateLost):
+        checkpointed(target, "old")
+
+
+def test_another_pipeline_or_another_sink_of_the_same_pipeline_may_share_the_topic(target: TopicTarget) -> None:
+    checkpointed(target, "old").write(letters({"who": 7}), named(1, 0, "old"))
+    checkpointed(target, "new", name="copy").write(letters({"who": 7}), named(1, 0, "new"))
+    other = TopicSink(target.address, target.topic, key="who", wait=WAIT)
+    other.accept_pipeline("another", new_checkpoint=False)
+    other.open(target.spark, "third", 1, LETTER, Append())
+    other.write(letters({"who": 7}), named(1, 0, "third"))
+    assert len(messages(target)) == 3
+    with pytest.raises(StateLost):
+        checkpointed(target, "new")

@@ -10,7 +10,9 @@ from tests.guarded_broker import SECRET, guarded_broker
 from tests.pipelines.sinks.targets import EVENTS, WAIT, TopicTarget, named
 
 from lanemq import Admin, Credentials, TlsOptions
+from lanemq.broker.config import BrokerOptions
 from lanemq.model.errors import InvalidOption, LaneError
+from lanemq.net.address import Address
 from lanemq.pipelines.ports import Append
 from lanemq.pipelines.sinks import TopicSink, open_sink
 from lanemq.testing.embedded import EmbeddedBroker
@@ -76,3 +78,28 @@ def test_a_wrong_secret_is_refused(guarded: EmbeddedBroker, authority: Authority
 def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidOption, match=said):
         open_sink("topic", {"servers": "h:9876", "topic": "t", **options})
+
+
+def test_a_user_who_may_only_send_is_told_that_the_owner_is_unknown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    users = tmp_path / "users.toml"
+    users.write_text(
+        f'[[user]]\naccess_key = "root"\nsecret_key = "{SECRET}"\nadmin = true\n'
+        f'[[user]]\naccess_key = "etl"\nsecret_key = "{SECRET}"\ntopics = {{ sent = "PUB" }}\n'
+    )
+    users.chmod(0o600)
+    options = BrokerOptions(tmp_path / "data", listen=Address("127.0.0.1", 0), users=users)
+    with (
+        EmbeddedBroker(options) as running,
+        Admin(running.address, credentials=Credentials("root", SECRET)) as admin,
+    ):
+        admin.create_topic("sent", 2, ordered=True)
+        sink = TopicSink(running.address, "sent", key="shard", wait=WAIT, credentials=Credentials("etl", SECRET))
+        sink.accept_pipeline("orders", new_checkpoint=False)
+        rows = TopicTarget(tmp_path, running.address, "sent", None).batch_rows(a=[1])
+        for number in range(2):
+            sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+            sink.write(rows, named(1, number, "q"))
+        assert sum(queue.end for queue in admin.describe_topic("sent").queues) == 2
+    assert "grant the right to read" in caplog.text

@@ -90,6 +90,40 @@ def test_a_message_that_fails_is_a_dead_letter_and_the_query_continues(
         start(whole, spark, once=True).await_end(600)
 
 
+TEXTS = [
+    "queue_offset",
+    "cast(value as string) as event",
+    "array(map('text', named_struct('it', cast(value as string)))) as nested",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_body_that_is_not_text_is_a_dead_letter_and_the_query_continues(
+    spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path
+) -> None:
+    """Spark's cast keeps the bytes, and every sink would fail at them."""
+    bodies = [b"one", b"two \xff\xfe", "drei \u00fc".encode(), b"\xc3", b"nul \x00"]
+    with Producer(broker.address) as producer:
+        for body in bodies:
+            producer.send(topic, body, key="k")
+
+    def pipeline(**options: Any) -> Pipeline:
+        source, stage = Topic(broker.address, topic), Project(TEXTS, **options)
+        return Pipeline("landing", source, stage, sink, tmp_path / "checkpoint", dead_letters=dead)
+
+    sink, dead = FakeSink(), FakeSink()
+    with pytest.raises(PipelineFailed, match=rf"{topic}/.* offset 1: an expression gives a text that is not UTF-8"):
+        start(pipeline(on_poison="fail"), spark, once=True).await_end(600)
+    assert start(pipeline(), spark, once=True).await_end(600)
+    assert [row[:2] for row in sink.rows] == [(0, "one"), (2, "drei \u00fc"), (4, "nul \x00")]
+    assert [(row[0], row[3], row[5]) for row in dead.rows] == [(topic, 1, bodies[1]), (topic, 3, bodies[3])]
+    assert (
+        dead.rows[0][8]
+        == f"cannot be computed: {'; '.join(f'{each} (a text that is not UTF-8)' for each in TEXTS[1:])}"
+    )
+
+
 @pytest.mark.parametrize("before", ["true", "false"])
 def test_the_settings_of_the_session_are_restored(before: str) -> None:
     name = "spark.sql.subexpressionElimination.enabled"

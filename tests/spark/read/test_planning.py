@@ -143,7 +143,6 @@ def test_there_are_as_many_tasks_as_asked_for_and_a_multiple_of_that_for_a_large
 
 
 def test_each_queue_is_a_task_if_the_checkpoint_tells_no_number() -> None:
-    """A batch that an older version planned, and that is repeated, has the tasks that it had."""
     ranges = ranges_of([1] * 40)
     assert pack(ranges, None) == tuple((each,) for each in ranges)
 

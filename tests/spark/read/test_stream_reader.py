@@ -18,7 +18,7 @@ from lanemq.net.address import Address
 from lanemq.spark.parallelism import VARIABLE
 from lanemq.spark.read.partition_reader import DataLost
 from lanemq.testing.embedded import EmbeddedBroker
-from lanemq.wire.compression import ZLIB_SYS_FLAG
+from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib
 
 
 def earliest(broker: EmbeddedBroker, topic: str, **more: object) -> dict[str, object]:
@@ -343,6 +343,23 @@ def test_a_query_can_continue_after_a_damaged_message(
         query.everything()
     with Query(**earliest(broker, topic, onDamaged=damaged)) as query:
         assert [row["value"] for row in query.everything()] == [b"1", value, b"3"]
+
+
+def test_a_pull_of_bodies_that_compress_very_well_is_read_in_parts(
+    broker: EmbeddedBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few kilobytes in the broker can be gigabytes in memory, which a task must not have at once."""
+    size, count = 20 * 1024 * 1024, 5
+    packed = compress_zlib(bytes(size))
+    monkeypatch.setattr(batches, "maybe_compressed", lambda _: (packed, ZLIB_SYS_FLAG))
+    with Producer(broker.address) as producer:
+        for _ in range(count):
+            producer.send(topic, b"1" * 10_000, key="k")
+    with Query(columns=["queue_offset", "value"], **earliest(broker, topic)) as query:
+        assert query.plan()
+        found = [batch for each in query.partitions() for batch in query.reader.read(each)]
+    assert [batch.column("queue_offset").to_pylist() for batch in found] == [[offset] for offset in range(count)]
+    assert {len(batch.column("value")[0].as_buffer()) for batch in found} == {size}
 
 
 def test_a_group_without_order_stores_its_offsets(broker: EmbeddedBroker, topic: str, group: str) -> None:

@@ -149,7 +149,8 @@ def run(
     unfinished = unfinished_keys(chosen, place, name, totals.no_rows_note)
     failed = fail_on_parked and (unfinished is not None or totals.all_dead)
     failed = failed or (fail_on_dead_letters and totals.dead_letters > 0)
-    _end([each for each in (totals.report(chosen), unfinished) if each], failed, quiet)
+    idle = f"{chosen.name}: nothing new" if once and not totals.batches and not failed else None
+    _end([each for each in (idle, totals.report(chosen), unfinished) if each], failed, quiet)
 
 
 @pipeline.command()

@@ -198,6 +198,8 @@ def monitored(name: str, listen: str | None, report: Report) -> Iterator[Report]
 class RunTotals:
     """What a run has read, written and dead-lettered, summed up from its progress."""
 
+    batches: int = 0
+    """With retry passes."""
     read: int = 0
     rows: int = 0
     dead_letters: int = 0
@@ -218,6 +220,7 @@ class RunTotals:
         that an operator discarded become dead letters too, but are not reported again.
         """
         applied = progress.applied
+        self.batches += 1
         self.read += applied.counts.get("events", progress.messages) if not applied.batch.is_retry_pass else 0
         self.rows += applied.outputs
         self.dead_letters += applied.dead_letters - applied.counts.get("discarded", 0)

@@ -97,6 +97,8 @@ class _Status:
     misfits: "dict[str, ColumnMisfits]"
     """Values that `LastState` replaced by null, by column."""
     queues: "tuple[QueueLag, ...]"
+    deleted: int
+    """Messages that retention deleted before the pipeline read them."""
     lag_error: str | None
 
     def document(self) -> dict[str, object]:
@@ -128,6 +130,7 @@ class _Status:
             },
             "lag": sum(each.messages for each in self.queues) if self.lag_error is None else None,
             "lag_seconds": oldest_age(self.queues),
+            "deleted_unread": self.deleted if self.lag_error is None else None,
             "queues": [_document(each, self.lag_error is None) for each in self.queues],
             "note": self.lag_error,
         }
@@ -147,6 +150,8 @@ class _Status:
             yield f"{plural(self.decided_dead, 'dead letter')} with a decision: {APPLIED_LATER}"
         yield from (each.line(column) for column, each in self.misfits.items())
         yield f"lag {_total(self.queues) if self.lag_error is None else UNKNOWN}"
+        if self.deleted:
+            yield f"retention deleted {plural(self.deleted, 'message')} after the last batch, before they were read"
 
 
 def _status_of(lanes: "ParkedLanes", declared: "Pipeline | None") -> _Status:
@@ -159,7 +164,7 @@ def _status_of(lanes: "ParkedLanes", declared: "Pipeline | None") -> _Status:
     identity, log = need_identity(folder), SparkLog(folder)
     done, planned = log.done(), log.planned()
     dead = kept_in(folder)
-    queues, lag_error = _lag(_source(identity.source, declared), log.end_of(done) if done is not None else {})
+    lag = _lag(_source(identity.source, declared), log.end_of(done) if done is not None else {})
     return _Status(
         identity,
         folder,
@@ -173,8 +178,9 @@ def _status_of(lanes: "ParkedLanes", declared: "Pipeline | None") -> _Status:
         dead_letters(folder).settled() if dead[0] else 0,
         len(Redrives(stage_folder(folder)).pending_dead_letters()),
         read_misfits(stage_folder(folder)),
-        queues,
-        lag_error,
+        lag.queues,
+        lag.deleted,
+        lag.error,
     )
 
 
@@ -266,7 +272,15 @@ def _total(queues: "Sequence[QueueLag]") -> str:
     return plural(sum(each.messages for each in queues), "message") + age
 
 
-def _lag(source: Mapping[str, str], at: "Mapping[MessageQueue, int]") -> "tuple[tuple[QueueLag, ...], str | None]":
+class _Lag(NamedTuple):
+    queues: "tuple[QueueLag, ...]"
+    deleted: int = 0
+    """Messages after the last batch that retention deleted."""
+    error: str | None = None
+    """Why the broker could not be asked."""
+
+
+def _lag(source: Mapping[str, str], at: "Mapping[MessageQueue, int]") -> _Lag:
     """The lag of each queue; if the broker does not answer, only the offsets, and the reason."""
     from lanemq.spark.lag import LagAges, lag_between
     from lanemq.spark.options import parse_read_options
@@ -278,9 +292,12 @@ def _lag(source: Mapping[str, str], at: "Mapping[MessageQueue, int]") -> "tuple[
             bounds = brokers.bounds()
         times = LagAges(options.servers, security=options.security)
         try:
-            begun = {queue: int(held.first) for queue, held in bounds.items()} | dict(at)
-            return times.with_ages(lag_between(begun, {queue: held.end for queue, held in bounds.items()})), None
+            # What retention deleted cannot be read any more, so it is not waited for.
+            next_read = {queue: max(int(held.first), at.get(queue, 0)) for queue, held in bounds.items()}
+            lag = lag_between(dict(at) | next_read, {queue: held.end for queue, held in bounds.items()})
+            deleted = sum(next_read[queue] - offset for queue, offset in at.items() if queue in next_read)
+            return _Lag(times.with_ages(lag), deleted)
         finally:
             times.close()
     except LaneError as error:
-        return lag_between(at, {}), f"the lag is unknown: {error}"
+        return _Lag(lag_between(at, {}), error=f"the lag is unknown: {error}")

@@ -4,6 +4,7 @@
     <checkpoint>/dead_letters             dead letters, unless the pipeline declares a sink for them
     <checkpoint>/lanemq/                  the pipeline's own part
         pipeline.json                     the identity
+        declaration                       a hash of the declaration that the last start accepted
         lock, epoch                       on a local disk: the running process, the epochs of all runs
         epochs/<n>, plans/<batch>         elsewhere: the epochs of all runs after start n, copies of Spark's plans
         running/                          what fences older runs, see fencing.py
@@ -31,7 +32,7 @@ from typing import Final
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.files import RemotePath, StorePath, create, sync, write_durably
-from lanemq.model.errors import CheckpointInUse, SinkFenced, StateLost, UsageError
+from lanemq.model.errors import CheckpointInUse, InvalidOption, SinkFenced, StateLost, UsageError
 from lanemq.pipelines.checkpoint.fencing import read_fenced, take_over, write_as
 from lanemq.pipelines.ports import (
     NUMBERS_PER_BATCH,
@@ -42,7 +43,7 @@ from lanemq.pipelines.ports import (
     run_name,
     start_of,
 )
-from lanemq.spark.offsets import Positions, from_json
+from lanemq.spark.offsets import OffsetJson, Positions, from_json
 
 OWN_FOLDER: Final = "lanemq"
 """The pipeline's own folder, beside Spark's."""
@@ -69,7 +70,7 @@ class Checkpoint:
         self.name = name
         self.log = SparkLog(folder)
         self._own = folder / OWN_FOLDER
-        self._own.mkdir(parents=True, exist_ok=True)
+        _make_folder(self._own, folder)
         self._lock = lock or CheckpointLock(folder, clock)
         try:
             self.query = self._identify(name, source or {})
@@ -93,7 +94,7 @@ class Checkpoint:
 
     @property
     def decisions_folder(self) -> StorePath:
-        return self._own / "decided"
+        return decisions_folder(self.folder)
 
     @property
     def sink_positions_file(self) -> StorePath:
@@ -103,6 +104,10 @@ class Checkpoint:
     def queues_file(self) -> StorePath:
         """The queues that the stage's state belongs to."""
         return self._own / "queues.json"
+
+    def record_declaration(self, fingerprint: str) -> None:
+        """Record what was declared, after stage and sink have accepted it."""
+        self.write(self._own / "declaration", fingerprint.encode())
 
     def refuse_if_replaced(self) -> None:
         """`SinkFenced` if another run was started: on a remote store, or on a disk whose locks do not hold."""
@@ -150,6 +155,11 @@ def stage_folder(checkpoint: StorePath) -> StorePath:
     return checkpoint / OWN_FOLDER / "stage"
 
 
+def decisions_folder(checkpoint: StorePath) -> StorePath:
+    """Where batches are decided."""
+    return checkpoint / OWN_FOLDER / "decided"
+
+
 def dead_letters_folder(checkpoint: StorePath) -> StorePath:
     """Where dead letters are if the pipeline declares no sink for them."""
     return checkpoint / "dead_letters"
@@ -176,6 +186,14 @@ def identity_of(folder: StorePath) -> CheckpointIdentity | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StateLost(f"{path} cannot be read: {error!r}; restore the checkpoint from a copy") from error
+
+
+def declaration_of(folder: StorePath) -> str | None:
+    """The fingerprint of the declaration that the last start accepted; None before the first."""
+    try:
+        return read_fenced(folder / OWN_FOLDER / "declaration").decode("ascii")
+    except FileNotFoundError:
+        return None
 
 
 def need_identity(folder: StorePath) -> CheckpointIdentity:
@@ -283,6 +301,8 @@ def holder_of(folder: StorePath) -> str | None:
         fd = os.open(folder / OWN_FOLDER / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    except NotADirectoryError as error:
+        raise _not_a_folder(folder) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
@@ -290,6 +310,19 @@ def holder_of(folder: StorePath) -> str | None:
     finally:
         os.close(fd)
     return None
+
+
+def _make_folder(own: StorePath, checkpoint: StorePath) -> None:
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise _not_a_folder(checkpoint) from error
+
+
+def _not_a_folder(checkpoint: StorePath) -> InvalidOption:
+    return InvalidOption(
+        f"checkpoint {checkpoint} is a file, or below one: choose a folder, which is created if it does not exist"
+    )
 
 
 def in_use(folder: StorePath, holder: str) -> CheckpointInUse:
@@ -309,7 +342,7 @@ class CheckpointLock:
         """`CheckpointInUse` if another run holds it."""
         self._fd = -1
         if isinstance(folder, Path):
-            (folder / OWN_FOLDER).mkdir(parents=True, exist_ok=True)
+            _make_folder(folder / OWN_FOLDER, folder)
             self._fd = _locked(folder / OWN_FOLDER / "lock", folder, clock or SystemClock())
 
     def release(self) -> None:
@@ -401,12 +434,17 @@ class SparkLog:
 
     def end_of(self, batch: int) -> Positions:
         """Where a planned batch ends, in every queue."""
+        return from_json(self.plan_of(batch))
+
+    def plan_of(self, batch: int) -> OffsetJson:
+        """The end of a planned batch as the source wrote it, which also says when the topics were created."""
         path = self._offsets / str(batch)
         try:
             lines = path.read_bytes().decode("utf-8").splitlines()
-            return from_json(json.loads(lines[2])) if lines[2] != "-" else {}
+            found: OffsetJson = json.loads(lines[2]) if lines[2] != "-" else {}
         except (OSError, IndexError, ValueError) as error:
             raise StateLost(f"{path} cannot be read: {error}; restore the checkpoint from a copy") from error
+        return found
 
 
 def _last(folder: StorePath) -> int | None:

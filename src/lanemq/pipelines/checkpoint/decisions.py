@@ -169,8 +169,7 @@ class Decisions:
 
     def numbers(self) -> list[int]:
         """The numbers of decided batches."""
-        paths = self._folder.iterdir() if self._folder.is_dir() else ()
-        return sorted(int(path.name) for path in paths if path.name.isdecimal())
+        return numbers_in(self._folder)
 
     def forget(self, number: int) -> None:
         """Remove a decision. It is renamed first, so that half a decision never looks like one."""
@@ -211,7 +210,7 @@ def _files(folder: StorePath, parts: Sequence[_Part]) -> list[RowFile]:
 
 
 def _dead_letters(files: list[RowFile]) -> Rows:
-    """The dead letters with today's columns; those that an older version did not write are null."""
+    """The dead letters with all columns of `DEAD_LETTER_SCHEMA`; those that a file does not have are null."""
     names = DEAD_LETTER_SCHEMA.names
     if all(set(names) <= set(pq.read_schema(arrow_source(file.path)).names) for file in files):
         return FileRows(DEAD_LETTER_SCHEMA, files)
@@ -240,3 +239,9 @@ def _check_range(found: _Decision, batch: Batch, end: OffsetJson) -> None:
             f"it up to {end}: the checkpoint's folder `offsets` was restored or lost its last file. Restore that file, "
             f"or begin with an empty checkpoint and sink"
         )
+
+
+def numbers_in(folder: StorePath) -> list[int]:
+    """The numbers of the decided batches in a folder."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted(int(path.name) for path in paths if path.name.isdecimal())

@@ -30,6 +30,11 @@ _ADVICE: Final = (
         "jars or machines have different versions: the cluster must run the driver's version of Spark, and jars must "
         "be those for it",
     ),
+    (
+        re.compile(r"Python worker failed to connect back"),
+        "the machine was too busy to start a Python process within 10 s: start the pipeline again when it has less to "
+        "do, or give it more cores",
+    ),
 )
 _MISSING_ON_EXECUTORS: Final = (
     "executors lack Python packages that the pipeline needs: install them there, or let them travel with the job "

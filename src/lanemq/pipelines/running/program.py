@@ -22,6 +22,7 @@ from lanemq.pipelines.checkpoint.checkpoint import CheckpointLock, SparkLog, hol
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.running.batch_trace import BatchTrace
 from lanemq.pipelines.running.failure import PipelineFailed
+from lanemq.pipelines.running.nothing_new import is_nothing_new
 from lanemq.pipelines.running.preflight import check_archives, check_java, check_packages
 from lanemq.pipelines.running.progress import Report
 from lanemq.pipelines.running.runner import start
@@ -58,20 +59,26 @@ def run(
     Args:
         spark: The session. Without one, a session is made from `master`, the pipeline's settings and `conf`, and
             stopped at the end.
-        once: End after everything that is in the topic now.
+        once: End after everything that is in the topic now. If there is nothing new, Spark is not started and the sink
+            is not opened, unless that cannot be known before.
         report: Called with the progress of each batch and retry pass.
         spark_output: A file for what Spark and its workers write to standard error. Default: standard error.
         new_sink, new_checkpoint, trace: As for `start`.
     """
     pipeline = replace(pipeline, spark={**pipeline.spark, **(conf or {})})
     check_checkpoint(pipeline)
+    may_skip = once and not new_sink and not new_checkpoint
     if spark is not None:
+        if may_skip and is_nothing_new(pipeline):
+            return
         _run_in(spark, pipeline, once, report, new_sink, new_checkpoint, trace)
         return
     check_packages(pipeline)
     check_archives(pipeline.spark)
     check_java()
     check_topic(pipeline)
+    if may_skip and is_nothing_new(pipeline):
+        return
     with contextlib.ExitStack() as ends:
         lock = CheckpointLock(pipeline.folder)
         ends.callback(lock.release)

@@ -95,6 +95,7 @@ def start(
     )
     try:
         processor.open(spark)
+        checkpoint.record_declaration(pipeline.fingerprint)
         columns = () if pipeline.prepare else pipeline.stage.columns
         frame = _load(pipeline, spark, columns)
         before = [each for each in (processor.finish_retry_pass(), processor.process_due()) if each is not None]

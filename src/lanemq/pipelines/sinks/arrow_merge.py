@@ -1,8 +1,9 @@
 """A merge computed with Arrow, for tables whose library cannot merge: which rows of a file change, and how.
 
 The rules are those of every merging sink: a row is replaced only by one with a higher sequence; deletions are rows with
-`_deleted`; columns named in `_kept` keep the stored value; a truncation removes older rows, and a row that follows it
-keeps nothing of the row before. The table is read file by file, so at most one of its files is in memory.
+`_deleted`; columns named in `_kept` keep the stored value; a change whose `_queue` is not that of the row is refused; a
+truncation removes older rows, and a row that follows it keeps nothing of the row before. The table is read file by
+file, so at most one of its files is in memory.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lanemq.pipelines.ports import KEPT, SEQUENCE
+from lanemq.pipelines.ports import KEPT, QUEUE, SEQUENCE, changed_in_two_queues
 
 _ROW, _CHANGE = "_lanemq_row", "_lanemq_change"
 """Names of the columns with positions while rows and changes are joined."""
@@ -52,12 +53,14 @@ class ArrowMerge:
     @property
     def index_columns(self) -> tuple[str, ...]:
         """The columns that decide what happens to a file."""
-        return (*self._keys, SEQUENCE)
+        return (*self._keys, SEQUENCE, *([QUEUE] if QUEUE in self._changes.schema.names else []))
 
     def plan(self, index: pa.Table) -> Rewrite | None:
         """What happens to a file with these keys and sequences; None if it stays as it is."""
         rows, changes = self._pairs(index)
         self._found.append(changes)
+        if QUEUE in self._changes.schema.names:
+            self._refuse_other_queue(index.take(rows), self._changes.take(changes))
         old, new = index[SEQUENCE], self._changes[SEQUENCE]
         removed = pc.less(old, self._below) if self._below is not None else pa.repeat(False, index.num_rows)
         older = _array(pc.take(removed, rows))
@@ -82,6 +85,15 @@ class ArrowMerge:
         found = pa.concat_arrays([pa.array([], pa.int64()), *self._found])
         at = pa.array(range(self._changes.num_rows), pa.int64())
         return self._changes.filter(pc.invert(pc.is_in(at, value_set=found)))
+
+    def _refuse_other_queue(self, before: pa.Table, after: pa.Table) -> None:
+        """Refuses a change of a row that another queue has changed."""
+        other = pc.fill_null(pc.not_equal(before[QUEUE], after[QUEUE]), False)
+        if pc.any(other).as_py():
+            at = pc.index(other, True).as_py()
+            key = {name: after[name][at].as_py() for name in self._keys}
+            now, sequence = after[QUEUE][at].as_py(), after[SEQUENCE][at].as_py()
+            raise changed_in_two_queues(key, before[QUEUE][at].as_py(), now, sequence)
 
     def _kept(self, before: pa.Table, after: pa.Table, name: str, older: pa.Array) -> pa.ChunkedArray:
         """The new values of a column, except where a change keeps the stored one."""

@@ -40,7 +40,9 @@ from lanemq.files import StorePath, locate, sync
 from lanemq.files.objects import ObjectPath, store_config
 from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.model.units import Millis, Seconds, to_seconds
-from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Batch, Merge, Rows
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Append, Batch, Merge, Rows, changed_in_two_queues
+from lanemq.pipelines.sinks import delta_compaction as compaction
+from lanemq.pipelines.sinks.delta_files import file_stats, partition_text
 from lanemq.pipelines.sinks.exact_sink import (
     ExtraColumns,
     LedgerEntry,
@@ -49,6 +51,8 @@ from lanemq.pipelines.sinks.exact_sink import (
     fit,
     kept_marks,
     merge_table,
+    refuse_other_sequence,
+    refuse_same_but_case,
     shards,
     without_deletions,
 )
@@ -58,8 +62,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_BOUND_LENGTH = 64
-"""Characters of a text that is recorded as a file's smallest or largest value."""
 CREATED_BY = "created by LaneMQ"
 """The description of tables that a sink created."""
 FORGETS = "delta.setTransactionRetentionDuration"
@@ -115,6 +117,11 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         self._clock = clock or SystemClock()
         self._table: DeltaTable | None = None
         self._upkeep = EveryBatches(maintain_every)
+        self._looked = 0
+        """The version in which this sink last looked for compactions of other programs."""
+        self._judged: set[int] = set()
+        """Compactions of other programs that were looked at."""
+        self._said: set[str] = set()
         self._extra_columns = ExtraColumns(f"table {path}")
 
     def __str__(self) -> str:
@@ -129,6 +136,7 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         self._until_committed(lambda: self._find_table(terms), f"opening for {query}")
         self._until_committed(lambda: self._claim(terms), f"epoch {epoch} of {query}")
         self._until_committed(lambda: self._widen(terms), f"columns of {query}")
+        self._looked = self._delta().version()
 
     def applied_before_open(self, query: str) -> int | None:
         try:
@@ -230,7 +238,13 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
             )
             if below is not None:
                 merge = _emptying(merge, below)
-            done = _updating(merge, changes, {each.name for each in missing}).when_not_matched_insert_all().execute()
+            merge = _updating(merge, changes, {each.name for each in missing}).when_not_matched_insert_all()
+            try:
+                done = merge.execute()
+            except DeltaError:
+                if QUEUE in changes.schema.names:
+                    _refuse_other_queue(table, changes, keys)
+                raise
             self._stale = changes.num_rows - done["num_target_rows_inserted"] - done["num_target_rows_updated"]
         if table.transaction_version(batch.query) != batch.number:
             # A merge that changes nothing commits nothing, and the batch would not be recorded.
@@ -255,13 +269,35 @@ class DeltaSink(VersionedTableSink[Callable[[], bool]]):
         table = self._delta()
         try:
             table.update_incremental()
-            table.optimize.compact()
+            self._compact(table)
             own = table.metadata().description == CREATED_BY
             if own if self._vacuum is None else self._vacuum:
                 # Without hours, the table's own property counts.
                 table.vacuum(self._keep_hours, dry_run=False, enforce_retention_duration=False, full=True)
-        except DeltaError as error:
+        except (DeltaError, StorageError, OSError, pa.ArrowException) as error:
             log.warning("table %s was not compacted: %s", self._path, error)
+
+    def _compact(self, table: DeltaTable) -> None:
+        """Compact the table, unless another program has done so since the last time: then that is its task."""
+        reason = compaction.obstacle(table)
+        if reason is not None:
+            self._say_once(f"{reason}. Let one other program run OPTIMIZE")
+            return
+        wall = self._clock.wall()
+        looked, self._looked = self._looked, table.version()
+        ours = table.transaction_version(compaction.COMPACTED)
+        others = compaction.others_compactions(table, looked if ours is None else ours)
+        compaction.undo_overlaps(table, [version for version in others if version not in self._judged], wall)
+        self._judged.update(others)
+        if any(version > looked for version in others):
+            self._say_once("another program compacts it")
+        else:
+            compaction.compact(table, wall)
+
+    def _say_once(self, reason: str) -> None:
+        if reason not in self._said:
+            self._said.add(reason)
+            log.info("%s is not compacted: %s", self, reason)
 
     def _delta(self) -> DeltaTable:
         self._opened()
@@ -300,7 +336,7 @@ def _refuse_unsafe_commits(path: str, storage: Mapping[str, str]) -> None:
 
 
 def read_table(path: str | StorePath, storage_options: Mapping[str, str] | None = None) -> pa.Table:
-    """The current rows of a table, without deletions and without the columns `_sequence`, `_deleted` and `_kept`."""
+    """The current rows of a table, without deletions and the columns `_sequence`, `_deleted`, `_kept` and `_queue`."""
     found = DeltaTable(str(path), storage_options=dict(storage_options or {}) or None)
     # Not `to_pyarrow_table`: Arrow's threads call back into Python, which aborts a program that exits at that moment.
     rows = QueryBuilder().register("rows", found).execute("select * from rows").read_all()
@@ -312,17 +348,35 @@ def _updating(merge: TableMerger, changes: pa.Table, missing: Collection[str]) -
 
     One clause for all rows: with one for each combination of kept columns, a merge takes 2 ms for every combination.
     """
-    newer = f"s.{_quoted(SEQUENCE)} > t.{_quoted(SEQUENCE)}"
-    if KEPT not in changes.schema.names or changes[KEPT].null_count == changes.num_rows:
+    newer, names = f"s.{_quoted(SEQUENCE)} > t.{_quoted(SEQUENCE)}", changes.schema.names
+    keeps = KEPT in names and changes[KEPT].null_count < changes.num_rows
+    if not keeps and QUEUE not in names:
         return merge.when_matched_update_all(newer)
-    kept = {name for text in pc.unique(changes[KEPT].drop_null()).to_pylist() for name in json.loads(text)}
-    return merge.when_matched_update(
-        {
-            _quoted(name): _kept_or_new(name) if name in kept and name not in missing else f"s.{_quoted(name)}"
-            for name in changes.schema.names
-        },
-        newer,
-    )
+    texts = pc.unique(changes[KEPT].drop_null()).to_pylist() if keeps else []
+    kept = {name for text in texts for name in json.loads(text)} - {*missing}
+    updates = {_quoted(name): _kept_or_new(name) if name in kept else f"s.{_quoted(name)}" for name in names}
+    if QUEUE in names:
+        newer = f"{newer} OR {_OTHER_QUEUE}"
+        updates[_quoted(QUEUE)] = f"CASE WHEN {_OTHER_QUEUE} THEN {_FAILING} ELSE s.{_quoted(QUEUE)} END"
+    return merge.when_matched_update(updates, newer)
+
+
+_OTHER_QUEUE: Final = f't."{QUEUE}" <> s."{QUEUE}"'
+_FAILING: Final = f"CAST(CAST(concat('queue ', t.\"{QUEUE}\") AS BIGINT) AS VARCHAR)"
+"""A text that cannot be computed. A merge has no other way to refuse a row, and commits nothing if it fails."""
+
+
+def _refuse_other_queue(table: DeltaTable, changes: pa.Table, keys: Sequence[str]) -> None:
+    """Raises `OrderError` if a row of the table is of another queue than its change."""
+    names = [*keys, QUEUE]
+    held = QueryBuilder().register("held", table).execute(f"SELECT {', '.join(map(_quoted, names))} FROM held")
+    wanted = changes.select([*names, SEQUENCE])
+    for batch in held:
+        rows = pa.table(batch).select(names).cast(changes.select(names).schema)
+        pairs = rows.join(wanted, list(keys), join_type="inner", right_suffix=" now")
+        for row in pairs.filter(pc.not_equal(pairs[QUEUE], pairs[f"{QUEUE} now"])).to_pylist():
+            key = {name: row[name] for name in keys}
+            raise changed_in_two_queues(key, row[QUEUE], row[f"{QUEUE} now"], row[SEQUENCE])
 
 
 def _kept_or_new(name: str) -> str:
@@ -364,6 +418,7 @@ def _open_table(
 ) -> DeltaTable:
     """The table, created if it does not exist; it has, or may get, every column that the run will write."""
     _check_partitioning(terms.schema, partition_by)
+    refuse_same_but_case("the rows", terms.schema.names, terms.schema.names)
     table = _created(path, terms.schema, partition_by, storage)
     found = table.metadata()
     if list(found.partition_columns) != list(partition_by):
@@ -417,9 +472,11 @@ def _created(path: str, wanted: pa.Schema, partition_by: Sequence[str], storage:
 
 def _check_columns(path: str, found: Schema, wanted: pa.Schema, *, evolve: bool) -> None:
     there = {field["name"]: field for field in json.loads(found.to_json())["fields"]}
+    refuse_same_but_case(f"the table {path}", wanted.names, there)
     for field in json.loads(Schema.from_arrow(wanted).to_json())["fields"]:
         name = field["name"]
         if name in there and _shape(there[name]["type"]) != _shape(field["type"]):
+            refuse_other_sequence(name, f"the table {path}", wanted.field(name).type)
             raise InvalidOption(
                 f"column {name} is {_type_name(there[name]['type'])} in the table {path} and would become "
                 f"{_type_name(field['type'])}: cast it, or write to another table"
@@ -499,7 +556,7 @@ def _place_files(
             part.put(target)
             sync(target)
             actions.append(
-                AddAction(target.name, target.stat().st_size, values, wall, True, _stats(pq.read_metadata(target)))
+                AddAction(target.name, target.stat().st_size, values, wall, True, file_stats(pq.read_metadata(target)))
             )
     if actions:
         sync(folder)
@@ -514,7 +571,7 @@ def _partitions(shard: ShardRows, partition_by: Sequence[str]) -> Iterator[tuple
     table = shard.load()
     for values in table.select(list(partition_by)).group_by(list(partition_by)).aggregate([]).to_pylist():
         part = table.filter(_matching(table, values)).drop_columns(list(partition_by))
-        texts = {name: _partition_text(value) for name, value in values.items()}
+        texts = {name: partition_text(value) for name, value in values.items()}
         yield texts, ShardRows(shard.shard, part.num_rows, None, part)
 
 
@@ -524,38 +581,3 @@ def _matching(table: pa.Table, values: Mapping[str, Any]) -> pa.ChunkedArray:
         column = table[name]
         mask = pc.and_(mask, pc.is_null(column) if value is None else pc.fill_null(pc.equal(column, value), False))
     return mask
-
-
-def _partition_text(value: Any) -> str | None:
-    """A partition value as Delta's protocol writes it; empty text is null there."""
-    if value is None or value == "":
-        return None
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _stats(metadata: pq.FileMetaData) -> str:
-    """The number of rows and the range of each column, by which readers and merges skip files."""
-    smallest: dict[str, Any] = {}
-    largest: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    for at in range(metadata.num_columns):
-        found = [metadata.row_group(group).column(at) for group in range(metadata.num_row_groups)]
-        bounds = _bounds([column.statistics for column in found])
-        if "." not in metadata.schema.column(at).path and bounds is not None:
-            name = metadata.schema.column(at).name
-            smallest[name], largest[name], nulls[name] = bounds
-    return json.dumps(
-        {"numRecords": metadata.num_rows, "minValues": smallest, "maxValues": largest, "nullCount": nulls}
-    )
-
-
-def _bounds(parts: Sequence[Any]) -> tuple[int | str, int | str, int] | None:
-    """The range of integers and short texts only: all readers agree on these, unlike on NaN and timestamps."""
-    if not parts or any(part is None or not part.has_min_max or not part.has_null_count for part in parts):
-        return None
-    low, high = min(part.min for part in parts), max(part.max for part in parts)
-    if isinstance(low, bool) or not isinstance(low, int | str):
-        return None
-    if isinstance(low, str) and max(len(low), len(high)) > MAX_BOUND_LENGTH:
-        return None
-    return low, high, sum(part.null_count for part in parts)

@@ -13,7 +13,7 @@ refused before anything is written.
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -27,7 +27,20 @@ from pyspark.sql.types import StructType
 from lanemq.files import Output, StorePath, arrow_source, copy
 from lanemq.model.errors import Closed, InvalidOption, SinkFenced, StateLost, UsageError
 from lanemq.pipelines.parquet_encoding import dictionary_columns
-from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Batch, FileRows, Merge, Rows, Runs, Sink, run_name
+from lanemq.pipelines.ports import (
+    DELETED,
+    KEPT,
+    QUEUE,
+    SEQUENCE,
+    Append,
+    Batch,
+    FileRows,
+    Merge,
+    Rows,
+    Runs,
+    Sink,
+    run_name,
+)
 from lanemq.spark.versions import to_arrow_schema
 
 log = logging.getLogger(__name__)
@@ -185,12 +198,23 @@ class ExactSink(Sink):
         A late change is left out rightly. But if the source's sequence began again, every change is left out, which
         looks the same; hence the warning.
         """
-        self.last_stale = stale
-        if stale:
+        self.last_stale = max(stale, 0)
+        if stale < 0:
+            log.error(
+                "%s: %s has a key more than once: %d rows to merge replaced %d. Probably another program compacted the "
+                "table at the same time as the sink, which can double rows. Remove the surplus rows, or begin with a "
+                "new table and a new checkpoint, and let only one program compact the table: maintain_every=0 leaves "
+                "it to the other one",
+                batch,
+                self,
+                rows,
+                rows - stale,
+            )
+        elif stale:
             log.warning(
                 "%s: %d of %d rows were left out because they are older than the table's rows. If this goes on, the "
-                "sequence began again: a topic that was created again counts from 0, and so does a key that moved to "
-                "another queue; declare sequence= of the source, or begin with an empty table and checkpoint",
+                "sequence began again, as in a topic that was created again and counts from 0; declare sequence= of "
+                "the source, or begin with an empty table and checkpoint",
                 batch,
                 stale,
                 rows,
@@ -225,6 +249,33 @@ def check_merge_columns(schema: pa.Schema, keys: Sequence[str]) -> None:
     kind = schema.field(SEQUENCE).type
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
         raise InvalidOption(f"column {SEQUENCE} is {kind}, it must be an integer or sortable text")
+
+
+def refuse_other_sequence(column: str, table: str, kind: pa.DataType) -> None:
+    """`InvalidOption` if the column is `_sequence`, whose type in the table is not this one."""
+    if column != SEQUENCE:
+        return
+    ways = ("queue offsets", "the source's sequence")
+    before, now = ways if pa.types.is_string(kind) else ways[::-1]
+    raise InvalidOption(
+        f"{table} has rows that were ordered by {before}, and this pipeline orders changes by {now} (sequence=): "
+        f"the two cannot be compared, so nothing would say which row is newer. Write to a new table with a new "
+        f"checkpoint, or declare sequence= as it was"
+    )
+
+
+def refuse_same_but_case(where: str, wanted: Iterable[str], there: Iterable[str]) -> None:
+    """`InvalidOption` if a wanted column differs from one that is there only in case."""
+    folded: dict[str, list[str]] = {}
+    for name in there:
+        folded.setdefault(name.casefold(), []).append(name)
+    for name in wanted:
+        others = [each for each in folded.get(name.casefold(), []) if each != name]
+        if others:
+            raise InvalidOption(
+                f"column {name} differs from {others[0]} of {where} only in case, and most engines cannot tell them "
+                f"apart: rename it"
+            )
 
 
 def fit(table: pa.Table, wanted: pa.Schema) -> pa.Table:
@@ -273,7 +324,7 @@ def merge_table(rows: Rows, wanted: pa.Schema, keys: Sequence[str]) -> pa.Table:
 def without_deletions(table: pa.Table) -> pa.Table:
     """The rows of a merged table that are not deleted, without the columns that belong to the merge."""
     if DELETED in table.schema.names and SEQUENCE in table.schema.names:
-        ours = [name for name in (SEQUENCE, DELETED, KEPT) if name in table.schema.names]
+        ours = [name for name in (SEQUENCE, DELETED, KEPT, QUEUE) if name in table.schema.names]
         table = table.filter(pc.invert(pc.fill_null(table[DELETED], False))).drop_columns(ours)
     return table
 

@@ -34,6 +34,8 @@ from lanemq.pipelines.sinks.exact_sink import (
     aligned,
     fit,
     merge_table,
+    refuse_other_sequence,
+    refuse_same_but_case,
     without_deletions,
 )
 from lanemq.pipelines.sinks.versioned_table import EveryBatches, VersionedTableSink, until_committed
@@ -251,7 +253,7 @@ class IcebergSink(VersionedTableSink[Filling]):
 def read_iceberg(
     table: str, *, warehouse: str | Path | None = None, catalog: Mapping[str, str] | None = None
 ) -> pa.Table:
-    """The current rows of a table, without deletions and without the columns `_sequence`, `_deleted` and `_kept`."""
+    """The current rows of a table, without deletions and the columns `_sequence`, `_deleted`, `_kept` and `_queue`."""
     with _Place(warehouse, catalog) as place:
         found = place.find(table)
         if found is None:
@@ -317,15 +319,11 @@ def _check_columns(table: "IcebergTable", wanted: pa.Schema, *, evolve: bool) ->
     library.iceberg_schema(wanted)
     there = {field.name: field for field in table.columns}
     _check_nested(table, [*there.values(), *(field for field in wanted if field.name not in there)])
-    folded = {name.casefold(): name for name in there}
+    refuse_same_but_case(f"the table {table.name}", wanted.names, there)
     for field in wanted:
         found = there.get(field.name)
-        if found is None and field.name.casefold() in folded:
-            raise InvalidOption(
-                f"column {field.name} differs from {folded[field.name.casefold()]} of the table {table.name} only in "
-                f"case, and most engines cannot tell them apart: rename it"
-            )
         if found is not None and library.plain_type(found.type) != library.stored_type(field.type):
+            refuse_other_sequence(field.name, f"the table {table.name}", field.type)
             raise InvalidOption(
                 f"column {field.name} is {found.type} in the table {table.name} and would become {field.type}: cast "
                 f"it, or write to another table"

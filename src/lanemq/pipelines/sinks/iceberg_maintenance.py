@@ -6,23 +6,19 @@ after the commit that removed their last snapshot.
 """
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from pyiceberg.table import FileScanTask
 from pyiceberg.table.snapshots import Snapshot
 
 from lanemq.model.units import Millis
 from lanemq.pipelines.sinks.iceberg_table import IcebergTable, named
+from lanemq.pipelines.sinks.versioned_table import small_groups
 
 log = logging.getLogger(__name__)
 
-SMALL_BYTES: Final = 32 << 20
-"""Files below this size are compacted."""
-MAX_BYTES: Final = 256 << 20
-"""Bytes of files that become one; they are in the driver's memory together."""
 KEEP_PROPERTY: Final = "history.expire.max-snapshot-age-ms"
 KEEP_MILLIS: Final = 5 * 24 * 3600 * 1000
 
@@ -30,7 +26,7 @@ KEEP_MILLIS: Final = 5 * 24 * 3600 * 1000
 def compact(table: IcebergTable) -> int:
     """Replace the small files of each partition by larger ones, and return how many were replaced."""
     change, replaced = table.change(), 0
-    for group in _groups(table.files()):
+    for group in small_groups(table.files(), _partition, lambda file: file.file.file_size_in_bytes):
         for file in group:
             change.remove(file)
         change.add(table.read(group))
@@ -41,24 +37,8 @@ def compact(table: IcebergTable) -> int:
     return replaced
 
 
-def _groups(files: Iterable[FileScanTask]) -> Iterator[list[FileScanTask]]:
-    """Small files of one partition, up to the size that one compaction reads."""
-    partitions: dict[Any, list[FileScanTask]] = defaultdict(list)
-    for file in files:
-        if file.file.file_size_in_bytes < SMALL_BYTES:
-            partitions[(file.file.spec_id, repr(file.file.partition))].append(file)
-    for found in partitions.values():
-        group: list[FileScanTask] = []
-        size = 0
-        for file in found:
-            if group and size + file.file.file_size_in_bytes > MAX_BYTES:
-                if len(group) > 1:
-                    yield group
-                group, size = [], 0
-            group.append(file)
-            size += file.file.file_size_in_bytes
-        if len(group) > 1:
-            yield group
+def _partition(file: FileScanTask) -> tuple[int | None, str]:
+    return file.file.spec_id, repr(file.file.partition)
 
 
 def vacuum(table: IcebergTable, keep: Millis | None, wall: Millis) -> int:

@@ -330,11 +330,6 @@ class ParquetSink(ExactSink):
 
     def _known_terms(self, schema: StructType) -> FolderTerms | None:
         """The terms of the folder. Later runs may add columns; another type or partition would make it unreadable."""
-        if next(iter(self.path.glob("lanemq_query=*")), None) is not None:
-            raise InvalidOption(
-                f"path {self.path}: it has a folder for each batch, as an earlier version wrote them; write to another "
-                f"folder, and copy the rows there"
-            )
         known = self._folder.terms()
         if known is None:
             return None

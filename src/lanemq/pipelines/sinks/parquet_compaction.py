@@ -1,8 +1,8 @@
 """Small Parquet files of a partition become one larger file. The sink commits the exchange."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,23 +23,28 @@ def merge_files(sources: Sequence[StorePath], target: StorePath, schema: pa.Sche
     `schema`: the columns of the new file; those that a source lacks are null.
     """
     output = Output(target)
-    tables = (aligned(pq.ParquetFile(arrow_source(source)).read(), schema) for source in sources)
     try:
-        first = next(tables)
-        with pq.ParquetWriter(output.target, schema, use_dictionary=dictionary_columns(first)) as writer:
-            group: list[pa.Table] = []
-            for table in chain([first], tables):
-                group.append(table)
-                rows, size = sum(each.num_rows for each in group), sum(each.nbytes for each in group)
-                if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
-                    writer.write_table(pa.concat_tables(group), row_group_size=_GROUP_ROWS)
-                    group = []
-            if group:
-                writer.write_table(pa.concat_tables(group), row_group_size=_GROUP_ROWS)
+        tables = (aligned(pq.ParquetFile(arrow_source(source)).read(), schema) for source in sources)
+        write_tables(tables, output.target, schema)
     except BaseException:
         output.close(keep=False)
         raise
     output.close()
+
+
+def write_tables(tables: Iterator[pa.Table], target: Any, schema: pa.Schema) -> None:
+    """Write tables of this schema, at least one, to a Parquet file. A few of them are in memory at once."""
+    first = next(tables)
+    with pq.ParquetWriter(target, schema, use_dictionary=dictionary_columns(first)) as writer:
+        group: list[pa.Table] = []
+        for table in chain([first], tables):
+            group.append(table)
+            rows, size = sum(each.num_rows for each in group), sum(each.nbytes for each in group)
+            if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+                writer.write_table(pa.concat_tables(group), row_group_size=_GROUP_ROWS)
+                group = []
+        if group:
+            writer.write_table(pa.concat_tables(group), row_group_size=_GROUP_ROWS)
 
 
 def merged_name(sources: Sequence[str], token: str) -> str:

@@ -271,8 +271,11 @@ class PostgresSink(SqlSink):
             select = f"SELECT DISTINCT ON ({keys}) {staging.columns} {source} ORDER BY {keys}, {newest}"
         else:
             select = f"SELECT {staging.columns} {source} ORDER BY {keys}"
-        done = connection.execute(self._upsert(replace(terms, schema=staging.schema), select)).rowcount
-        return sum(each.rows for each in copies) - int(done)
+        staged = replace(terms, schema=staging.schema)
+        left_out = sum(each.rows for each in copies) - int(connection.execute(self._upsert(staged, select)).rowcount)
+        if left_out:
+            self._refuse_other_queue(connection, staged, select)
+        return left_out
 
     def _check_staged(self, connection: Any, staging: StagingTable, copies: Sequence[Copied]) -> None:
         there = self._execute(connection, "SELECT to_regclass(?) IS NOT NULL", (staging.name,))[0][0]
@@ -419,7 +422,11 @@ class PostgresSink(SqlSink):
             f"CREATE TEMP TABLE lanemq_changes ON COMMIT DROP AS SELECT * FROM {self._name} WITH NO DATA"
         )
         self._copy(connection, "lanemq_changes", [self._storable(changes, terms.how.keys)], terms)
-        return int(connection.execute(self._upsert(terms, f"SELECT {names_of(terms)} FROM lanemq_changes")).rowcount)
+        source = f"SELECT {names_of(terms)} FROM lanemq_changes"
+        done = int(connection.execute(self._upsert(terms, source)).rowcount)
+        if done < changes.num_rows:
+            self._refuse_other_queue(connection, terms, source)
+        return done
 
     def _copy(self, connection: Any, target: str, tables: Iterable[bytes], terms: Terms) -> None:
         statement = f"COPY {target} ({names_of(terms)}) FROM STDIN (FORMAT csv)"

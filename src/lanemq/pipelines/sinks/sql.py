@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Seconds, to_millis
-from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Batch, Merge, Rows
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Append, Batch, Merge, Rows, changed_in_two_queues
 from lanemq.pipelines.sinks.exact_sink import (
     ExactSink,
     ExtraColumns,
@@ -30,6 +30,7 @@ from lanemq.pipelines.sinks.exact_sink import (
     Terms,
     kept_marks,
     merge_table,
+    refuse_other_sequence,
     shard_tables,
 )
 from lanemq.spark.retrying import Retrying
@@ -218,6 +219,7 @@ class SqlSink(ExactSink, ABC):
             if column is None and (field.name in essential or not self._evolve):
                 raise InvalidOption(f"column {field.name} is not in table {self._table}: add it there")
             if column is not None and not self._accepts(column, field.type):
+                refuse_other_sequence(field.name, f"table {self._table}", field.type)
                 raise InvalidOption(
                     f"column {field.name} is {column.kind} in table {self._table}, and the rows have {field.type}, of "
                     "which it does not take every value as it is: change the column, cast the rows, or write to another"
@@ -246,12 +248,34 @@ class SqlSink(ExactSink, ABC):
         return (
             f"INSERT INTO {self._name} AS held ({names_of(terms)}) {source} "
             f"ON CONFLICT ({', '.join(map(quoted, keys))}) DO UPDATE SET {updates} "
-            f"WHERE excluded.{quoted(SEQUENCE)} > held.{quoted(SEQUENCE)}{order}"
+            f"WHERE excluded.{quoted(SEQUENCE)} > held.{quoted(SEQUENCE)}{order}{self._same_queue(terms)}"
         )
+
+    def _same_queue(self, terms: Terms) -> str:
+        if QUEUE not in terms.schema.names:
+            return ""
+        return f" AND (held.{quoted(QUEUE)} IS NULL OR held.{quoted(QUEUE)} = excluded.{quoted(QUEUE)})"
+
+    def _refuse_other_queue(self, connection: Any, terms: Terms, source: str, values: Sequence[Any] = ()) -> None:
+        """Raises `OrderError` if one of these rows, which a merge has left out, is of another queue in the table."""
+        if QUEUE not in terms.schema.names:
+            return
+        assert isinstance(terms.how, Merge)
+        keys, queue = terms.how.keys, quoted(QUEUE)
+        same = " AND ".join(f"held.{quoted(key)} = given.{quoted(key)}" for key in keys)
+        found = self._execute(
+            connection,
+            f"SELECT {', '.join(f'held.{quoted(key)}' for key in keys)}, held.{queue}, given.{queue}, "
+            f"given.{quoted(SEQUENCE)} "
+            f"FROM {self._name} AS held JOIN ({source}) AS given ON {same} WHERE held.{queue} <> given.{queue} LIMIT 1",
+            values,
+        )
+        for *key, before, now, sequence in found:
+            raise changed_in_two_queues(dict(zip(keys, key, strict=True)), before, now, sequence)
 
     def _newer(self, name: str, terms: Terms) -> str:
         """What a newer row stores in a column: its own value, or the old one if the row keeps it."""
-        if KEPT not in terms.schema.names or name in (SEQUENCE, DELETED, KEPT):
+        if KEPT not in terms.schema.names or name in (SEQUENCE, DELETED, KEPT, QUEUE):
             return f"excluded.{quoted(name)}"
         marks = [mark.replace("'", "''") for mark in kept_marks(name)]
         keeps = " OR ".join(f"{self.position_in_text}(excluded.{quoted(KEPT)}, '{mark}') > 0" for mark in marks)

@@ -15,8 +15,9 @@ import pyarrow as pa
 from lanemq.clock import Clock
 from lanemq.model.errors import InvalidOption, LaneError, RequestTimedOut, StorageError
 from lanemq.model.units import Seconds
+from lanemq.pipelines.ports import QUEUE
 from lanemq.pipelines.sinks.exact_sink import Terms, is_nested, json_column
-from lanemq.pipelines.sinks.sql import Column, SqlSink, in_rows, names_of
+from lanemq.pipelines.sinks.sql import Column, SqlSink, in_rows, names_of, quoted
 
 BUSY_SECONDS = 1.0
 """How long SQLite itself waits for a lock, before the sink logs a warning and tries again."""
@@ -123,8 +124,13 @@ class SqliteSink(SqlSink):
             connection.executemany(statement, in_rows(_plain(table)))
 
     def _merge(self, connection: Any, changes: pa.Table, terms: Terms) -> int:
-        statement = self._upsert(terms, f"VALUES ({_marks(terms)})")
-        return int(connection.executemany(statement, in_rows(_plain(changes))).rowcount)
+        statement, plain = self._upsert(terms, f"VALUES ({_marks(terms)})"), _plain(changes)
+        done = int(connection.executemany(statement, in_rows(plain)).rowcount)
+        if done < changes.num_rows and QUEUE in terms.schema.names:
+            given = ", ".join(f"? AS {quoted(name)}" for name in terms.schema.names)
+            for row in in_rows(plain):
+                self._refuse_other_queue(connection, terms, f"SELECT {given}", row)
+        return done
 
 
 def _marks(terms: Terms) -> str:

@@ -1,8 +1,11 @@
 """Batches as messages of another topic: rows in the order of their shard, each stored once by a LaneMQ broker.
 
-The producer stamp of a message is (query and shard, batch number, index in the batch). So a row has the same stamp
-whichever run sends it and however often, and the broker stores it once. That needs the same rows in the same order when
-a batch is repeated: a shard's file has them; rows of a merge are sorted by key first.
+The producer stamp of a message is (sink, checkpoint and shard, batch number, index in the batch). So a row has the same
+stamp whichever run sends it and however often, and the broker stores it once. The stamps of the last messages also show
+which checkpoint of the pipeline wrote to the topic; another one is refused (`topic_owner`).
+
+Dropping repeats needs the same rows in the same order when a batch is repeated: a shard's file has them; rows of a
+merge are sorted by key first.
 
 Runs are fenced by the batch number, not by the epoch. If an older run sends the batch of the newer one, it sends the
 same messages, which the broker drops; a batch before the last one of a shard is refused (`SinkFenced`). So an older run
@@ -11,13 +14,13 @@ can complete the batch that both are at and nothing else.
 A topic cannot tell which batches it has: `applied` knows only those of this run, and `write` returns True whenever
 messages were sent, even if the broker dropped them all. A broker forgets producers that were silent for a week; an
 Apache broker ignores stamps and stores repeats. Two sinks of one pipeline into one topic need different names. Two
-copies of one checkpoint cannot be distinguished here, since the topic stores no ledger: never start a second copy.
+copies of one checkpoint cannot be distinguished here, since the topic stores no ledger: never start a second copy. A
+new owner is recorded with its first message, not when the sink is opened.
 """
 
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from hashlib import md5
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +38,8 @@ from lanemq.model.units import Millis, Seconds, to_millis
 from lanemq.net.address import parse_addresses
 from lanemq.net.security import Security, TlsOptions
 from lanemq.pipelines.ports import Append, Batch, FileRows, Merge, RowFile, Rows
-from lanemq.pipelines.sinks.exact_sink import ExactSink, Terms, fit, json_bytes, merge_table
+from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, Terms, fit, json_bytes, merge_table
+from lanemq.pipelines.sinks.topic_owner import SinkProducer, find_owner
 from lanemq.spark.retrying import Retrying
 from lanemq.spark.write.sending import OutgoingRow, TaskSender
 from lanemq.wire.signing import Credentials
@@ -149,6 +153,9 @@ class TopicSink(ExactSink):
         self._spark: SparkSession | None = None
         self._sent: int | None = None
 
+    def __str__(self) -> str:
+        return f"topic {self._encoder.topic}"
+
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         terms = self._agree(query, epoch, schema, how)
         given = self._encoder
@@ -162,6 +169,8 @@ class TopicSink(ExactSink):
                 f"value: column {given.value} is {terms.schema.field(given.value).type}, not text or bytes"
             )
         self._find_topic()
+        if terms.pipeline:
+            self._check_owner(terms)
         self._spark, self._sent = spark, None
 
     def applied(self) -> int | None:
@@ -200,8 +209,16 @@ class TopicSink(ExactSink):
         return list(tasks.map(_send_file).collect())
 
     def _sender(self, shard: str, batch: Batch, terms: Terms) -> ShardSender:
-        name = md5("\0".join((terms.query, self._name, shard)).encode(), usedforsecurity=False).hexdigest()
-        return ShardSender(self._encoder, terms.schema, f"sink-{name}", batch.number, trace_context())
+        producer = SinkProducer.of(terms.pipeline, self._name, terms.query, shard)
+        return ShardSender(self._encoder, terms.schema, str(producer), batch.number, trace_context())
+
+    def _check_owner(self, terms: Terms) -> None:
+        """`StateLost` if another checkpoint of the pipeline wrote to the topic, unless the run says that it may."""
+        given, own = self._encoder, SinkProducer.of(terms.pipeline, self._name, terms.query, "")
+        entry = LedgerEntry(owner=find_owner(given.servers, given.topic, own, given.wait, given.security))
+        entry.check_opener(terms)
+        if entry.has_other_owner(terms):
+            self._warn_new_owner(terms)
 
     def _find_topic(self) -> None:
         given = self._encoder

@@ -7,8 +7,9 @@ table.
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Final, Generic, TypeVar
 
 from lanemq.model.errors import StorageError
 from lanemq.pipelines.ports import Batch, Rows
@@ -16,11 +17,16 @@ from lanemq.pipelines.sinks.exact_sink import ExactSink, LedgerEntry, Terms
 
 log = logging.getLogger(__name__)
 
+F = TypeVar("F")
 P = TypeVar("P")
 T = TypeVar("T")
 
 MAX_ATTEMPTS = 50
 """Commits that may fail because other writers change the table, before the batch fails."""
+SMALL_BYTES: Final = 32 << 20
+"""Files below this size are compacted."""
+MAX_BYTES: Final = 256 << 20
+"""Bytes of files that become one."""
 
 
 class VersionedTableSink(ExactSink, Generic[P]):
@@ -103,3 +109,23 @@ class EveryBatches:
             return False
         self._since = 0
         return True
+
+
+def small_groups(files: Iterable[F], partition: Callable[[F], Hashable], size: Callable[[F], int]) -> Iterator[list[F]]:
+    """Small files of one partition that should become one file, in the order in which they are given."""
+    partitions: dict[Hashable, list[F]] = defaultdict(list)
+    for file in files:
+        if size(file) < SMALL_BYTES:
+            partitions[partition(file)].append(file)
+    for found in partitions.values():
+        group: list[F] = []
+        total = 0
+        for file in found:
+            if group and total + size(file) > MAX_BYTES:
+                if len(group) > 1:
+                    yield group
+                group, total = [], 0
+            group.append(file)
+            total += size(file)
+        if len(group) > 1:
+            yield group

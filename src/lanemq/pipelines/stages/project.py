@@ -3,15 +3,17 @@
     Project(["key", "cast(value as string) as event", "queue_id", "queue_offset"])
 
 The stage has no state. Invariants: the rows of a queue stay in the order of their offsets and are written to files
-once, so that a sink may read them repeatedly; a message for which an expression fails becomes a dead letter and does
-not affect other messages.
+once, so that a sink may read them repeatedly; a message for which an expression fails, or gives a text that is not
+UTF-8, becomes a dead letter and does not affect other messages.
 """
 
 import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from itertools import pairwise
+from operator import and_
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -21,7 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.classic.column import Column as JvmColumn
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
 
 from lanemq.files import Output, StorePath, remove_tree
 from lanemq.model.errors import InvalidOption, UsageError
@@ -57,6 +59,8 @@ _SHARING: Final = "spark.sql.subexpressionElimination.enabled"
 _DATA: Final = re.compile(r"SQLSTATE: 22\w{3}")
 """The class of errors that a value causes. `raise_error` is not among them: it ends the query on purpose, unless the
 value of another message failed first, because an attempt does not say why it failed."""
+_NOT_TEXT: Final = "SQLSTATE: 22021"
+"""The SQL standard's name for a text with bytes that are no characters."""
 _SUMMARY: Final = "shard string, task int, path string, rows long, next long, stored long"
 
 
@@ -196,6 +200,7 @@ class _Writer:
         for batch in batches:
             for shard, part in _by_queue(pa.table(batch)):
                 rows = part.select(self._schema.names).cast(self._schema)
+                _refuse_invalid_text(shard, part, rows)
                 if shard not in writers:
                     name = f"{len(writers)}-{task}-{context.taskAttemptId() if context else 0}.part"
                     output = Output(self._folder / name)
@@ -210,6 +215,27 @@ class _Writer:
         columns = [[each[at] for each in files.values()] for at in range(len(_KINDS))]
         arrays = [pa.array(values, kind) for values, (_, kind) in zip(columns, _KINDS, strict=True)]
         yield pa.record_batch(arrays, schema=pa.schema(_KINDS))
+
+
+def _refuse_invalid_text(shard: str, part: pa.Table, rows: pa.Table) -> None:
+    """Raises an error if a text is not UTF-8. Spark's casts keep such bytes, and no sink can hold them.
+
+    Arrow also finds nested texts of neighbours, beyond the slice that `rows` is; a row alone is a copy.
+    """
+    if _is_valid(rows):
+        return
+    for row in range(rows.num_rows):
+        if not _is_valid(rows.take([row])):
+            offset = part["__lanemq_next"][row].as_py() - 1 if "__lanemq_next" in part.column_names else "unknown"
+            raise ValueError(f"{shard} offset {offset}: an expression gives a text that is not UTF-8. {_NOT_TEXT}")
+
+
+def _is_valid(rows: pa.Table) -> bool:
+    try:
+        rows.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _by_queue(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -273,7 +299,8 @@ def without_shared_expressions(spark: SparkSession) -> Iterator[None]:
 def _attempt_rows(messages: DataFrame, select: Sequence[str], where: str | None) -> DataFrame:
     """The messages with the expressions as _ROW: null if they fail; `_ROW.it` is null for those `where` leaves out."""
     it = f"struct(CASE WHEN {where or 'true'} THEN struct({', '.join(select)}) END AS it)"
-    return messages.select("*", _attempt(messages, it).alias(_ROW))
+    tried = messages.select("*", _attempt(messages, it).alias(_ROW))
+    return tried.withColumn(_ROW, f.when(_is_text(f.col(_ROW), tried.schema[_ROW].dataType), f.col(_ROW)))
 
 
 def _successful_rows(frame: DataFrame, names: Sequence[str], hidden: Sequence[str]) -> DataFrame:
@@ -290,7 +317,7 @@ def _dead_letter_rows(
     """The messages of the attempts that failed, as dead letters."""
     conditions = [] if where is None else [(f"struct({where})", f"where {where}")]
     parts = [*conditions, *((f"struct({text})", text) for text in select)]
-    failed = [f.when(_attempt(frame, text).isNull(), f.lit(source)) for text, source in parts]
+    failed = [_failure(frame, text, source) for text, source in parts]
     own: dict[str, Column] = {
         "reason": f.concat(f.lit("cannot be computed: "), f.concat_ws("; ", *failed)),
         "attempts": f.lit(1),
@@ -303,6 +330,31 @@ def _dead_letter_rows(
     ]
     named = [column.alias(name) for column, name in zip(columns, DEAD_LETTER_SCHEMA.names, strict=True)]
     return frame.where(f"{_ROW} IS NULL").select(*named, *map(f.expr, hidden))
+
+
+def _failure(frame: DataFrame, text: str, source: str) -> Column:
+    """The source of an expression if it fails, with a remark if it gives a text that is not UTF-8; else null."""
+    tried = _attempt(frame, text)
+    kind = frame.select(tried.alias(_ROW)).schema[_ROW].dataType
+    remark = f.when(~_is_text(tried, kind), f.lit(f"{source} (a text that is not UTF-8)"))
+    return f.when(tried.isNull(), f.lit(source)).otherwise(remark)
+
+
+def _is_text(value: Column, kind: DataType) -> Column:
+    """Whether all texts of a value are UTF-8; true for null."""
+    if isinstance(kind, StringType):
+        found = f.is_valid_utf8(value)
+    elif isinstance(kind, StructType):
+        parts = [_is_text(value.getField(field.name), field.dataType) for field in kind.fields]
+        found = reduce(and_, parts, f.lit(True))
+    elif isinstance(kind, ArrayType):
+        found = f.forall(value, lambda part: _is_text(part, kind.elementType))
+    elif isinstance(kind, MapType):
+        names, values = ArrayType(kind.keyType), ArrayType(kind.valueType)
+        found = _is_text(f.map_keys(value), names) & _is_text(f.map_values(value), values)
+    else:
+        return f.lit(True)
+    return f.coalesce(found, f.lit(True))
 
 
 def _origin(schema: StructType, name: str) -> Column:

@@ -145,9 +145,9 @@ def _decoded(reader: "RangeReader", partition: TaskPartition, schema: pa.Schema)
         decoding = DecodeOptions(schema, wanted.queue.broker, wanted.tags.tags, settings.on_damaged)
         try:
             for body in reader.chunks(wanted, settings.chunk_bytes):
-                batch = decode(body, wanted.first, wanted.end, decoding)
-                if batch.num_rows:
-                    yield batch
+                for batch in decode(body, wanted.first, wanted.end, decoding):
+                    if batch.num_rows:
+                        yield batch
         except LaneError as error:
             error.add_note(f"while reading {wanted.queue} from offset {wanted.first} to {wanted.end - 1}")
             raise

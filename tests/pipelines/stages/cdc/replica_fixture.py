@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Batch, Results
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Batch, Results, changed_in_two_queues
 from lanemq.pipelines.stages.cdc import LastState
 
 SCHEMA = "id bigint, name string, amount double"
@@ -107,6 +107,9 @@ class Replica:
         for row in results.outputs.table().to_pylist():
             key = tuple(row[name] for name in self._stage.how.keys)
             known = self._rows.get(key)
+            if known is not None and known.get(QUEUE) != row.get(QUEUE):
+                named = dict(zip(self._stage.how.keys, key, strict=True))
+                raise changed_in_two_queues(named, known[QUEUE], row[QUEUE], row[SEQUENCE])
             if known is None or row[SEQUENCE] > known[SEQUENCE]:
                 stays = json.loads(row.get(KEPT) or "[]")
                 self._rows[key] = row | {name: known[name] for name in stays if known is not None}
@@ -116,7 +119,7 @@ class Replica:
     @property
     def live(self) -> dict[Any, dict[str, Any]]:
         """The rows that exist, by key, without the columns for the merge."""
-        hidden = (SEQUENCE, DELETED, KEPT)
+        hidden = (SEQUENCE, DELETED, KEPT, QUEUE)
         return {
             key if len(key) > 1 else key[0]: {name: value for name, value in row.items() if name not in hidden}
             for key, row in self._rows.items()

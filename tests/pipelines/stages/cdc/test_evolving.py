@@ -80,7 +80,7 @@ class Sqlite(EvolvingTable):
 
     def columns(self) -> dict[str, str]:
         found = {name: kind for _, name, kind, *_ in self.ask("PRAGMA table_info(people)")}
-        return {name: kind for name, kind in found.items() if name not in ("_sequence", "_deleted")}
+        return {name: kind for name, kind in found.items() if name not in ("_sequence", "_deleted", "_queue")}
 
 
 class Delta(EvolvingTable):
@@ -89,7 +89,7 @@ class Delta(EvolvingTable):
         super().__init__(folder, lambda: DeltaSink(self.path), **options)
 
     def rows(self) -> list[dict[str, Any]]:
-        found = pa.table(DeltaTable(self.path).to_pyarrow_table()).sort_by("id").drop_columns(["_sequence"])
+        found = pa.table(DeltaTable(self.path).to_pyarrow_table()).sort_by("id").drop_columns(["_sequence", "_queue"])
         return [
             {name: value for name, value in row.items() if name != "_deleted"}
             for row in found.to_pylist()
@@ -98,7 +98,7 @@ class Delta(EvolvingTable):
 
     def columns(self) -> dict[str, str]:
         found = {field.name: str(field.type.type) for field in DeltaTable(self.path).schema().fields}
-        return {name: kind for name, kind in found.items() if name not in ("_sequence", "_deleted")}
+        return {name: kind for name, kind in found.items() if name not in ("_sequence", "_deleted", "_queue")}
 
 
 @pytest.fixture(params=[Sqlite, Delta])

@@ -53,8 +53,28 @@ def test_the_source_sequence_decides_between_batches(tmp_path: Path) -> None:
 def test_queues_that_disagree_about_a_row_end_the_query(tmp_path: Path, options: Any) -> None:
     """Nothing says which change is newer."""
     replica = Replica(LastState(SCHEMA, ["id"], **options), tmp_path)
-    with pytest.raises(OrderError, match=r"id=1 was changed in queue t/b/0 and in queue t/b/1"):
+    way_out = "more parts in sequence=" if "sequence" in options else "a position of the source"
+    with pytest.raises(OrderError, match=rf"id=1 was changed in queue t/b/0 and in queue t/b/1.*offset 0.*{way_out}"):
         replica.process(messages([event(1, "this", 3)]), messages([event(1, "that", 3)], queue=1))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_row_in_two_queues_ends_the_query_in_one_batch_and_in_two(tmp_path: Path, together: bool) -> None:
+    """Without a sequence only offsets are known. The lower offset would be dropped as stale, also if it is newer."""
+    replica = Replica(LastState(SCHEMA, ["id"], on_queue_change="continue"), tmp_path)
+    first = messages([("a", {"id": 1, "amount": 9})], first=50)
+    second = messages([("b", {"id": 1, "amount": 777})], queue=1)
+    if not together:
+        replica.process(first)
+    last = (first, second) if together else (second,)
+    with pytest.raises(OrderError, match=r"the row id=1 was changed in queue t/b/. and in queue t/b/., and nothing"):
+        replica.process(*last)
+
+
+def test_with_one_queue_or_a_sequence_rows_do_not_name_their_queue(tmp_path: Path) -> None:
+    assert "_queue" in LastState(SCHEMA, ["id"]).schema.names
+    assert "_queue" not in LastState(SCHEMA, ["id"], one_queue=True).schema.names
+    assert "_queue" not in LastState(SCHEMA, ["id"], sequence=["amount"]).schema.names
 
 
 def test_the_same_row_in_two_queues_is_accepted(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def deliver(replica: Replica, pairs: list[Pair], *, together: bool) -> None:
 
 def test_without_keep_the_table_has_no_kept_column() -> None:
     assert KEPT not in stage(left_out="dead_letter").schema.names
-    assert stage().schema.names[-1] == KEPT
+    assert KEPT in stage().schema.names
     with pytest.raises(InvalidOption, match="left_out"):
         stage(left_out="null")
 

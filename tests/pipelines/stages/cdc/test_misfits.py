@@ -33,6 +33,13 @@ def test_a_run_warns_once_about_each_column_with_its_type_and_first_value(
     assert "1 value of the column day did not fit date" in caplog.messages[-1]
 
 
+@pytest.mark.parametrize("other", ["double", "decimal(10,2)"])
+def test_a_warning_shows_a_fraction_as_it_was_sent(tmp_path: Path, other: str) -> None:
+    replica = Replica(LastState(f"id bigint, amount int, other {other}", ["id"]), tmp_path)
+    replica.process(rows(1.5))
+    assert read_misfits(tmp_path)["amount"].first == "1.5"
+
+
 def test_status_has_the_misfits_of_all_runs_and_a_repeated_batch_counts_once(tmp_path: Path) -> None:
     replica = Replica(stage(), tmp_path)
     first, second = rows("abc", "def"), rows("ghi", first=2)
@@ -46,6 +53,37 @@ def test_status_has_the_misfits_of_all_runs_and_a_repeated_batch_counts_once(tmp
     assert (
         misfits.line(column) == "3 values of the column amount did not fit double and became null; the first was 'abc'"
     )
+
+
+CHANGED = {"single": 16777217, "large": 1e39, "moment": "2024-01-31T12:00:00.000000001", "number": True}
+"""By column, a value that would become another one."""
+
+
+def replica_of_changed(folder: Path, **options: Any) -> Replica:
+    columns = "id bigint, single float, large float, moment timestamp, number int"
+    replica = Replica(LastState(columns, ["id"], **options), folder)
+    replica.process(messages([(str(at), {"id": at, name: CHANGED[name]}) for at, name in enumerate(CHANGED)]))
+    return replica
+
+
+def test_a_value_that_the_column_would_change_is_a_misfit(tmp_path: Path) -> None:
+    replica = replica_of_changed(tmp_path)
+    assert [replica.live[at][name] for at, name in enumerate(CHANGED)] == [None] * 4
+    assert {name: each.count for name, each in read_misfits(tmp_path).items()} == dict.fromkeys(CHANGED, 1)
+
+
+def test_a_value_that_the_column_would_change_is_a_dead_letter_if_misfits_are(tmp_path: Path) -> None:
+    replica = replica_of_changed(tmp_path, misfits="dead_letter")
+    assert not replica.live
+    assert [name in each["reason"] for name, each in zip(CHANGED, replica.dead, strict=True)] == [True] * 4
+
+
+def test_true_and_false_are_no_keys_of_rows(tmp_path: Path) -> None:
+    replica = Replica(stage(), tmp_path)
+    replica.process(rows(7, 8))
+    replica.process(messages([("a", {"id": True, "amount": 9}), ("b", {"id": False, "amount": 9})], first=2))
+    assert {key: row["amount"] for key, row in replica.live.items()} == {0: 7, 1: 8}
+    assert [each["reason"] for each in replica.dead] == ["the key id is missing or not a int64"] * 2
 
 
 def test_rows_that_fit_leave_no_misfits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -176,7 +176,7 @@ def test_an_empty_batch_gives_no_rows(tmp_path: Path) -> None:
     results = Replica(stage(), tmp_path).process()
     assert results.outputs.count() == 0
     assert results.dead_letters is None
-    assert results.outputs.table().schema.names == ["id", "name", "amount", "_sequence", "_deleted"]
+    assert results.outputs.table().schema.names == ["id", "name", "amount", "_sequence", "_deleted", "_queue"]
 
 
 def test_the_files_of_a_batch_are_removed(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_partition_may_be_in_any_order(tmp_path: Path) -> None:
 def test_a_deletion_has_only_a_key(tmp_path: Path) -> None:
     """Even if the event carries the old row: a table that keeps deletions must not keep personal data."""
     results = Replica(stage(deleted="gone"), tmp_path).process(messages([("1", {**row(1, "Anne"), "gone": True})]))
-    expected = {"id": 1, "name": None, "amount": None, "_sequence": 0, "_deleted": True}
+    expected = {"id": 1, "name": None, "amount": None, "_sequence": 0, "_deleted": True, "_queue": "t/b/0"}
     assert results.outputs.table().to_pylist() == [expected]
 
 

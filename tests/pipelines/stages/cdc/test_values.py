@@ -2,8 +2,10 @@
 
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from math import inf, isnan
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -21,12 +23,23 @@ MOMENT = pa.timestamp("us", "UTC")
         (7, pa.int64(), 7),
         ("7", pa.int64(), 7),
         (7.0, pa.int32(), 7),
-        (True, pa.int8(), 1),
+        (-0.0, pa.int32(), 0),
         (1, pa.bool_(), True),
         ("0", pa.bool_(), False),
         ("true", pa.bool_(), True),
         (3, pa.float64(), 3.0),
         ("1.5", pa.float64(), 1.5),
+        (2**60, pa.float64(), 2.0**60),
+        (10**23, pa.float64(), 1e23),
+        ("1152921504606846976", pa.float64(), 2.0**60),
+        ("Infinity", pa.float64(), inf),
+        (0.1, pa.float32(), 0.10000000149011612),
+        (0.10000000149011612, pa.float32(), 0.10000000149011612),
+        ("0.1", pa.float32(), 0.10000000149011612),
+        (Decimal("3.4028235e38"), pa.float32(), 3.4028234663852886e38),
+        (16777216, pa.float32(), 16777216.0),
+        (10**11, pa.float32(), 99999997952.0),
+        ("-Infinity", pa.float32(), -inf),
         (7, pa.string(), "7"),
         (True, pa.string(), "true"),
         ({"a": [1]}, pa.string(), '{"a":[1]}'),
@@ -46,7 +59,15 @@ MOMENT = pa.timestamp("us", "UTC")
         ("2024-01-31 12:00:00", MOMENT, NOON),
         ("2024-01-31T12:00:00.000000000Z", MOMENT, NOON),
         ("2024-01-31T14:00:00+02:00", MOMENT, NOON),
+        ("2024-01-31T14:00:00.000000000+02:00", MOMENT, NOON),
         (1706702400000, MOMENT, NOON),
+        ("9999-12-31", pa.date32(), date.max),
+        (2_932_896, pa.date32(), date.max),
+        ("9999-12-31", MOMENT, datetime(9999, 12, 31, tzinfo=UTC)),
+        ("9999-12-31T23:59:59.999999Z", MOMENT, datetime.max.replace(tzinfo=UTC)),
+        (253_402_300_799_999, MOMENT, datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)),
+        ("0001-01-01", pa.date32(), date.min),
+        (-62_135_596_800_000, MOMENT, datetime.min.replace(tzinfo=UTC)),
         ([1, "2"], pa.list_(pa.int64()), [1, 2]),
         ("[1]", pa.list_(pa.int64()), [1]),
         ({"x": "1", "y": 2}, pa.struct([("x", pa.int32()), ("z", pa.string())]), {"x": 1, "z": None}),
@@ -67,8 +88,22 @@ def test_a_value_that_fits_is_kept_exactly(value: Any, wanted: pa.DataType, foun
         (2**63, pa.int64()),
         (2, pa.bool_()),
         ("maybe", pa.bool_()),
-        (2**53 + 1, pa.float64()),
+        (True, pa.int64()),
+        (False, pa.int8()),
         (True, pa.float64()),
+        (1.0, pa.bool_()),
+        ("0x10", pa.int64()),
+        (2.0**53, pa.int64()),
+        (2**53 + 1, pa.float64()),
+        (10**400, pa.float64()),
+        ("9007199254740993", pa.float64()),
+        ("1e400", pa.float64()),
+        (16777217, pa.float32()),
+        (1e39, pa.float32()),
+        (0.123456789, pa.float32()),
+        (Decimal("16777217"), pa.float32()),
+        ("16777217", pa.float32()),
+        ("-1e39", pa.float32()),
         (Decimal("1.234"), pa.decimal128(10, 2)),
         (Decimal("1e400"), pa.float64()),
         (Decimal("1e-999999999"), pa.decimal128(10, 2)),
@@ -88,9 +123,16 @@ def test_a_value_that_fits_is_kept_exactly(value: Any, wanted: pa.DataType, foun
         ("not base64!", pa.binary()),
         (7, pa.binary()),
         ("yesterday", MOMENT),
+        ("2024-01-31T12:00:00.123456789", MOMENT),
+        ("2024-01-31T12:00:00.123456789Z", MOMENT),
+        ("2024-01-31T12:00:00.123456789", pa.timestamp("us")),
         (1.5, MOMENT),
         ("31.01.2024", pa.date32()),
         (-62_135_596_800_001, MOMENT),
+        (253_402_300_800_000, MOMENT),
+        ("9999-12-31T23:59:59-01:00", MOMENT),
+        (2_932_897, pa.date32()),
+        (-719_163, pa.date32()),
         (10**7, pa.date32()),
         ([1], pa.int64()),
         ([1, "x"], pa.list_(pa.int64())),
@@ -103,6 +145,29 @@ def test_a_value_that_does_not_fit_is_null_and_reported(value: Any, wanted: pa.D
     """A rounded, truncated or guessed value would look like data."""
     column, misfits = convert([None, value], wanted)
     assert (column.to_pylist(), misfits) == ([None, None], [1])
+
+
+@given(st.floats(width=32, allow_nan=False))
+def test_every_float_survives_as_its_shortest_text_and_as_a_double(value: float) -> None:
+    shortest = float(str(np.float32(value)))
+    column, misfits = convert([shortest, value, str(np.float32(value))], pa.float32())
+    assert (column.to_pylist(), misfits) == ([value] * 3, [])
+
+
+@given(st.decimals(-(10**20), 10**20, allow_nan=False).map(lambda number: float(f"{number:.6g}")))
+def test_every_number_of_six_digits_fits_a_float(value: float) -> None:
+    """Databases write the values of float columns with six digits or more."""
+    assert convert([value], pa.float32())[1] == []
+
+
+def test_parts_of_a_microsecond_are_not_cut_off() -> None:
+    column, misfits = convert([1706702400_000_000_999, 1706702400_000_001_000], MOMENT, "ns")
+    assert (column.to_pylist(), misfits) == ([None, NOON.replace(microsecond=1)], [0])
+
+
+def test_not_a_number_is_a_float() -> None:
+    column, misfits = convert(["NaN", 0.1], pa.float32())
+    assert (isnan(column[0].as_py()), misfits) == (True, [])
 
 
 def test_no_values_give_an_empty_column() -> None:

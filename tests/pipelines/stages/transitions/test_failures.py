@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipelines.stages.transitions.pipeline_fixture import Crash, Pipeline, Sent
+from tests.pipelines.stages.transitions.pipeline_fixture import Crash, Pipeline, Sent, counting
 
 from lanemq.clock import wall_time
 from lanemq.model.errors import LaneFrozen
-from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
+from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits, StepContext
 from lanemq.pipelines.operate.parked import list_parked, show
 from lanemq.pipelines.ports import Batch
 from lanemq.pipelines.stages.transitions.operator_requests import request_discard, request_redrive
@@ -210,11 +210,25 @@ def test_poison_is_reported_once_however_often_it_is_tried(tmp_path: Path) -> No
     assert len(pipeline.sink.dead_rows()) == 1
 
 
-def test_messages_of_a_queue_without_a_key_share_a_lane(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, on_failure=Park())
-    pipeline.process(Sent(0, 0, None, {"n": 0, "fails": 1}), Sent(0, 1, None, 1), Sent(1, 0, None, 2))
-    assert [row["n"] for row in pipeline.sink.rows()] == [2]
-    assert [(each.key, len(each.messages)) for each in list_parked(tmp_path)] == [(None, 2)]
+def timed(state: int | None, event: Event, context: StepContext) -> Any:
+    return counting(state, event)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"on_failure": Park()}, {"on_failure": DeadLetter(skip=True)}, {"step": timed}]
+)
+def test_a_message_without_a_key_is_a_dead_letter(tmp_path: Path, options: Any) -> None:
+    """All of a queue would share one state, and a policy that waits would hold them for ever."""
+    pipeline = Pipeline(tmp_path, **options)
+    counts = pipeline.process(Sent(0, 0, None, 1), Sent(0, 1, "a", 2), Sent(0, 2, None, 3), Sent(1, 0, None, 4))
+    assert [(row["key"], row["n"]) for row in pipeline.sink.rows()] == [("a", 2)]
+    dead = pipeline.sink.dead_rows()
+    assert sorted((row["queue_id"], row["queue_offset"], row["key"]) for row in dead) == [
+        (0, 0, None), (0, 2, None), (1, 0, None),
+    ]  # fmt: skip
+    assert all(row["reason"].startswith("it has no key") and not row["waits"] for row in dead)
+    assert not list_parked(tmp_path)
+    assert (counts["poison"], counts["applied"]) == (3, 1)
 
 
 def test_a_full_lane_fails_the_batch_before_anything_is_lost(tmp_path: Path) -> None:

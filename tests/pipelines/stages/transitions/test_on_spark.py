@@ -211,7 +211,7 @@ def test_redriven_dead_letters_reach_the_shards_of_their_keys(spark: SparkSessio
     first, behind = Batch(QUERY, 0, 1), Batch(QUERY, 1, 1)
     ran(stage, frame(spark, feed(2, 10)), first)
     stage.finished(first)
-    keys = ("key-0-1", "key-1-3", None)
+    keys = ("key-0-1", "key-1-3", "new")
     Redrives(tmp_path).ask(
         RedrivenDeadLetter(key, 0, WaitingMessage("orders", "broker-a", 0, 90 + at, None, 1, None, b'{"n": 7}'))
         for at, key in enumerate(keys)
@@ -222,9 +222,9 @@ def test_redriven_dead_letters_reach_the_shards_of_their_keys(spark: SparkSessio
     rows = results.outputs.table().to_pylist()
     stage.finished(behind)
     assert {(row["key"], row["seen"]) for row in rows} == {
-        ("key-0-1", 3), ("key-1-3", 3), (None, 1),
+        ("key-0-1", 3), ("key-1-3", 3), ("new", 1),
     }  # fmt: skip
-    assert [show(tmp_path, key)[0].state for key in keys[:2]] == [3, 3]
+    assert [show(tmp_path, key)[0].state for key in keys] == [3, 3, 1]
 
 
 def test_a_queue_that_a_shuffle_split_is_refused(spark: SparkSession, tmp_path: Path) -> None:

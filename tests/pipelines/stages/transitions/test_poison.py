@@ -30,6 +30,14 @@ def test_a_row_with_a_lone_surrogate_fails_only_its_event(tmp_path: Path, texts:
     assert "output 'text': '\\ud800' is not " in list_parked(tmp_path)[0].reason
 
 
+def test_a_row_that_a_column_would_change_deep_inside_fails_only_its_event(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, step=echo, outputs="text array<struct<n: int>>", decode=json.loads, on_failure=Park())
+    counts = pipeline.process(Sent(0, 0, "bad", [{"n": 1}, {"n": 1.5}]), Sent(0, 1, "good", [{"n": 1}]))
+    assert (counts["applied"], counts["parked"]) == (1, 1)
+    assert [row["text"] for row in pipeline.sink.rows()] == [[{"n": 1}]]
+    assert "1.5 would become 1" in list_parked(tmp_path)[0].reason
+
+
 @pytest.mark.parametrize("policy", [Hold(), Park(), DeadLetter(skip=True)])
 @pytest.mark.parametrize("words", [f"bad: {HALF}", "with\0in it", None])
 def test_an_error_whose_text_cannot_be_stored_affects_only_its_key(

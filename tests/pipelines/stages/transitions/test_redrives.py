@@ -260,7 +260,7 @@ def test_skipped_poison_can_be_redriven(tmp_path: Path, policy: DeadLetter) -> N
 def test_discarded_messages_are_redriven_by_name_but_not_with_everything(tmp_path: Path) -> None:
     """An operator gave them up; one who redrives everything after an outage does not mean them."""
     pipeline = DeadLetterPipeline(tmp_path, on_failure=Park())
-    pipeline.process(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, None, FAILS))
+    pipeline.process(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, "b", FAILS))
     parked(tmp_path).discard(everything=True)
     pipeline.process_retry_pass()
     pipeline.restart(step=late_or_counting)
@@ -269,7 +269,16 @@ def test_discarded_messages_are_redriven_by_name_but_not_with_everything(tmp_pat
     assert len(pipeline.dead_letters.redrive(key="a")) == 2
     assert len(pipeline.dead_letters.redrive("orders/broker-a/0/2")) == 1
     pipeline.process_retry_pass()
-    assert [(row["key"], row["n"]) for row in pipeline.sink.rows()] == [("a", 1), ("a", 2), (None, 1)]
+    assert [(row["key"], row["n"]) for row in pipeline.sink.rows()] == [("a", 1), ("a", 2), ("b", 1)]
+
+
+def test_a_redriven_message_without_a_key_is_a_dead_letter_again(tmp_path: Path) -> None:
+    pipeline = DeadLetterPipeline(tmp_path)
+    pipeline.process(Sent(0, 0, None, 1))
+    assert len(pipeline.dead_letters.redrive(everything=True)) == 1
+    pipeline.process_retry_pass()
+    assert not pipeline.sink.rows()
+    assert [row["reason"][:13] for row in pipeline.sink.dead_rows()] == ["it has no key"] * 2
 
 
 @pytest.mark.parametrize("on_gap", ["report", "hold", "fail"])

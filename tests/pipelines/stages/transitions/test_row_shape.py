@@ -1,9 +1,12 @@
 """Rows of a step against the columns of the outputs."""
 
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
+from math import inf, isnan, nan
+from zoneinfo import ZoneInfo
 
-import pyarrow as pa
+import numpy as np
+import pandas as pd
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -42,12 +45,15 @@ def test_a_row_may_have_a_single_column() -> None:
         ("a decimal(4,2)", {"a": Decimal("123.45")}),
         ("a date", {"a": "2024-01-01"}),
         ("a double", {"a": 2**60 + 1}),
+        ("a float", {"a": 1e39}),
+        ("a float", {"a": 1e-50}),
+        ("a float", {"a": True}),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_also_after_ones_that_did(columns: str, row: dict[str, object]) -> None:
     """Types that were seen are not tried again, so a good first row must not let a bad second one pass."""
     rows = shape(columns)
-    good = {"long": 1, "int": 1, "tinyint": 1, "string": "x", "boolean": True, "double": 1.0}
+    good = {"long": 1, "int": 1, "tinyint": 1, "string": "x", "boolean": True, "double": 1.0, "float": 1.0}
     kind = columns.split()[1]
     for _ in range(2):
         if kind in good:
@@ -56,12 +62,88 @@ def test_a_value_that_does_not_fit_is_refused_also_after_ones_that_did(columns: 
             rows(row)
 
 
-def test_dates_times_decimals_and_nested_values_fit() -> None:
-    rows = shape("d date, t timestamp, m decimal(6,2), l array<long>, s struct<x: int, y: string>")
-    row = {"d": date(2024, 1, 2), "t": datetime(2024, 1, 2), "m": Decimal("1.50"), "l": [1, 2], "s": {"x": 1, "y": "z"}}  # noqa: DTZ001
-    table = rows.columns([rows(row), rows(row)])
-    assert table.column("l").to_pylist() == [[1, 2], [1, 2]]
-    assert table.schema.field("t").type == pa.timestamp("us", tz="UTC")
+MIDNIGHT = datetime(2024, 1, 2, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "reason"),
+    [
+        ("array<int>", [1.5], "1.5 would become 1"),
+        ("array<int>", [1, 1.0], "1.0 would become 1"),
+        ("array<int>", [True], "bool"),
+        ("array<long>", np.array([1.5]), "would become 1"),
+        ("array<string>", "ab", r"'ab' would become \['a', 'b'\]"),
+        ("array<int>", b"ab", r"would become \[97, 98\]"),
+        ("array<float>", [0.1, 1e39], "1e\\+39 would become inf"),
+        ("array<date>", [MIDNIGHT], r"would become datetime.date\(2024, 1, 2\)"),
+        ("map<string,int>", {"a": 1.5}, "1.5 would become 1"),
+        ("map<string,int>", [("a", 1.5)], "1.5 would become 1"),
+        ("map<int,string>", {1.5: "a"}, "1.5 would become 1"),
+        ("struct<x:int>", {"x": 1.5}, "1.5 would become 1"),
+        ("struct<x:int>", (1.5,), "1.5 would become 1"),
+        ("struct<x:int>", {"x": 1, "y": 2}, r"fields \['y'\]"),
+        ("struct<x:array<struct<y:date>>>", {"x": [{"y": 5}]}, "5 would become"),
+        ("long", Decimal("1.5"), "would become 1"),
+        ("long", np.float32(1.5), "would become 1"),
+        ("long", np.True_, "would become 1"),
+        ("float", True, "True would become 1.0"),
+        ("date", MIDNIGHT, "would become"),
+        ("date", 5, r"5 would become datetime.date\(1970, 1, 6\)"),
+        ("timestamp", 5, "5 would become"),
+        ("timestamp", pd.Timestamp("2024-01-02 00:00:00.000000001"), "would become"),
+        ("timestamp", datetime.max.replace(tzinfo=timezone(-timedelta(hours=1))), "out of range"),
+    ],
+)
+def test_a_value_that_its_column_would_change_is_refused(kind: str, value: object, reason: str) -> None:
+    """Arrow truncates, rounds or drops these without an error, and the result would look like data."""
+    with pytest.raises(TypeError, match=f"output 'a': .*{reason}"):
+        shape(f"a {kind}")({"a": value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "held"),
+    [
+        ("date", MIDNIGHT.date(), MIDNIGHT.date()),
+        ("date", date.max, date.max),
+        ("timestamp", MIDNIGHT, MIDNIGHT),
+        ("timestamp", MIDNIGHT.replace(tzinfo=None), MIDNIGHT),
+        (
+            "timestamp",
+            datetime(2024, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin")),
+            datetime(2024, 10, 27, 0, 30, tzinfo=UTC),
+        ),
+        ("timestamp_ntz", MIDNIGHT.replace(tzinfo=None), MIDNIGHT.replace(tzinfo=None)),
+        ("timestamp", pd.Timestamp(MIDNIGHT), MIDNIGHT),
+        ("decimal(6,2)", Decimal("1.5"), Decimal("1.50")),
+        ("decimal(6,2)", 1, Decimal("1.00")),
+        ("long", Decimal(1), 1),
+        ("long", np.int64(1), 1),
+        ("double", 1, 1.0),
+        ("double", inf, inf),
+        ("float", 0.1, 0.10000000149011612),
+        ("float", 1 / 3, 0.3333333432674408),
+        ("float", -inf, -inf),
+        ("string", b"\xc3\xa4", "ä"),
+        ("binary", "ä", b"\xc3\xa4"),
+        ("binary", bytearray(b"a"), b"a"),
+        ("array<long>", [1, None], [1, None]),
+        ("array<long>", (1, 2), [1, 2]),
+        ("array<long>", np.array([1, 2]), [1, 2]),
+        ("array<timestamp>", [MIDNIGHT.replace(tzinfo=None)], [MIDNIGHT]),
+        ("struct<x:int,y:string>", {"x": 1}, {"x": 1, "y": None}),
+        ("struct<x:int,y:string>", (1, "z"), {"x": 1, "y": "z"}),
+        ("struct<x:int,y:string>", [("x", 1), ("y", "z")], {"x": 1, "y": "z"}),
+        ("map<string,array<double>>", {"a": [0.1], "b": None}, [("a", [0.1]), ("b", None)]),
+        ("map<string,int>", [{"key": "a", "value": 1}], [("a", 1)]),
+    ],
+)
+def test_a_value_that_its_column_holds_unchanged_fits(kind: str, value: object, held: object) -> None:
+    rows = shape(f"a {kind}")
+    assert rows.columns([rows({"a": value}), rows({"a": None})]).column("a").to_pylist() == [held, None]
+
+
+def test_not_a_number_fits_floating_columns() -> None:
+    assert isnan(shape("a float")({"a": nan})[0])
 
 
 def test_columns_can_be_written_as_spark_writes_them() -> None:

@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 
 from lanemq.files import StorePath
 from lanemq.pipelines.checkpoint.fencing import read_fenced_json, write_as
-from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Batch
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, Batch
 from lanemq.pipelines.stages.cdc.changes import belongs
 from lanemq.pipelines.stages.cdc.documents import UNREADABLE, listed
 from lanemq.pipelines.stages.cdc.meanings import column_types
@@ -65,7 +65,7 @@ _NAME: Final = re.compile(r"[^\W\d]\w*")
 _MAX_NAME_BYTES: Final = 63
 """PostgreSQL's limit for a name."""
 _RESERVED: Final = frozenset(
-    {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid", "oid", "rowid", "_rowid_", SEQUENCE, DELETED, KEPT}
+    {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid", "oid", "rowid", "_rowid_", SEQUENCE, DELETED, KEPT, QUEUE}
 )
 """Names that databases use themselves, and columns that tell sinks what to do with a row."""
 
@@ -136,7 +136,7 @@ class Evolution:
 
     def extend(self, declared: ReplicaOptions, fresh: Mapping[str, str] | None = None) -> ReplicaOptions:
         """The options with all added columns, except those that are declared by now."""
-        known = {name.casefold() for name in (*declared.table.columns, KEPT)}
+        known = {name.casefold() for name in (*declared.table.columns, KEPT, QUEUE)}
         added = {name: kind for name, kind in {**self.columns, **(fresh or {})}.items() if name.casefold() not in known}
         fields = [StructField(name, _column_type(kind)) for name, kind in added.items()]
         table = replace(declared.table, schema=StructType([*declared.table.schema.fields, *fields]))

@@ -5,7 +5,9 @@ value of the newest older change of the batch that has one. If there is none, th
 sink's merge leaves it as it is in the table.
 
 Invariants: what is newer is decided by the sequence alone, never by the kind of change; of equal sequences the later
-message wins; where two queues disagree about a key and nothing says which is newer, the batch is refused.
+message wins; where two queues disagree about a key and nothing says which is newer, the batch is refused. If offsets
+are the sequence, a key in two queues is refused even if they agree: sinks do the same for batches one after the other,
+where an older value cannot be compared any more.
 """
 
 from collections.abc import Sequence
@@ -15,11 +17,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lanemq.model.errors import OrderError
-from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE, changed_in_two_queues
 from lanemq.pipelines.stages.cdc.sequence import source_part
 
-_INDEX, _QUEUE = "\0index", "\0queue"
+_INDEX = "\0index"
 
 
 def last_indices(columns: pa.Table) -> pa.Array:
@@ -46,34 +47,32 @@ def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def newest_of_queues(queues: Sequence[tuple[str, pa.Table]], keys: Sequence[str]) -> pa.Table:
-    """The newest row of each key over all queues, from those of each queue. Raises if queues disagree."""
+    """The newest row of each key over all queues, with its queue. Raises if queues disagree."""
     tagged = [
-        rows.append_column(_QUEUE, [pa.repeat(pa.scalar(queue, pa.string()), rows.num_rows)]) for queue, rows in queues
+        rows.append_column(QUEUE, [pa.repeat(pa.scalar(queue, pa.string()), rows.num_rows)]) for queue, rows in queues
     ]
     rows = pa.concat_tables(tagged)
     chosen = newest_rows(rows, keys)
     if chosen.num_rows < rows.num_rows:
         _refuse_ties(rows, list(keys))
-    return chosen.drop_columns([_QUEUE])
+    return chosen
 
 
 def _refuse_ties(rows: pa.Table, keys: list[str]) -> None:
-    """Refuses rows of one key from two queues that have the same source sequence but different values."""
+    """Refuses rows of one key from two queues that have the same source sequence but different values, or none."""
     ordered = rows.sort_by([(name, "ascending") for name in (*keys, SEQUENCE)])
     below, above = ordered.slice(0, ordered.num_rows - 1), ordered.slice(1)
-    tie = pc.not_equal(below[_QUEUE], above[_QUEUE])
+    tie = pc.not_equal(below[QUEUE], above[QUEUE])
     for name in keys:
         tie = pc.and_(tie, pc.equal(below[name], above[name]))
-    if pa.types.is_string(ordered.schema.field(SEQUENCE).type):
+    by_source = pa.types.is_string(ordered.schema.field(SEQUENCE).type)
+    if by_source:
         tie = pc.and_(tie, pc.equal(source_part(below[SEQUENCE]), source_part(above[SEQUENCE])))
-    compared = [name for name in rows.column_names if name not in (SEQUENCE, _QUEUE)]
+    compared = [name for name in rows.column_names if name not in (SEQUENCE, QUEUE)]
     for lower, upper in zip(below.filter(tie).to_pylist(), above.filter(tie).to_pylist(), strict=True):
-        if any(lower[name] != upper[name] for name in compared):
-            key = ", ".join(f"{name}={upper[name]!r}" for name in keys)
-            raise OrderError(
-                f"the row {key} was changed in queue {lower[_QUEUE]} and in queue {upper[_QUEUE]}, and nothing says "
-                f"which change is newer: send a row's changes with one message key, or declare a sequence of the source"
-            )
+        if not by_source or any(lower[name] != upper[name] for name in compared):
+            key = {name: upper[name] for name in keys}
+            raise changed_in_two_queues(key, lower[QUEUE], upper[QUEUE], upper[SEQUENCE])
 
 
 def _ascending(sequences: pa.ChunkedArray) -> bool:

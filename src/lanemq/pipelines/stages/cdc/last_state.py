@@ -52,7 +52,7 @@ from lanemq.pipelines.stages.cdc.options import (
     check_options,
 )
 from lanemq.pipelines.stages.cdc.reading import REASON, QueueSummary, fold_task
-from lanemq.pipelines.stages.cdc.sequence import before, sequence_type
+from lanemq.pipelines.stages.cdc.sequence import before
 from lanemq.pipelines.stages.cdc.shares import (
     FOLDED_BY_TASKS_FROM,
     SUMMARY,
@@ -82,9 +82,10 @@ class LastState(Stage):
         format: `json` (the row; no value deletes it), `debezium`, `canal`, `maxwell`. Events carry whole rows,
             unless `left_out` is `keep`.
         sequence: Paths in the event that say what is newer, the most significant first, such as `("source.lsn",)` or
-            `("source.file:file", "source.pos", "source.row")`. None: queue offsets, which order the changes of a row
-            as long as all of them have one message key; a change of a row's key is then refused, and a truncation is
-            a dead letter.
+            `("source.file:file", "source.pos", "source.row")`; no two changes of a row may share it, unless they are in
+            one queue. None: queue offsets, which order the changes of a row
+            as long as all of them have one message key; a row that is changed in two queues, and a change of a row's
+            key, then end the query, and a truncation is a dead letter. The table has a column `_queue`.
         one_queue: Promises that all changes of the table are in one queue, so that offsets order them all, including
             changes of keys and truncations. A batch with messages of a second queue is refused.
         fold_first: Whether only the newest message of each message key is read. None: where the message key is an
@@ -108,9 +109,9 @@ class LastState(Stage):
             touch, the message becomes a dead letter and the row stays as it is. `keep`: a column without a field, or
             with this mark, keeps its value; null is stored. The table then has a column `_kept`, which names the
             columns that a row's last change left out; if the table had no such row they are null. Not with `sequence`.
-        on_queue_change: What to do when the topic gets more queues and there is no `sequence`. `fail`, because a row
-            whose changes moved to a queue with lower offsets would keep its old values; `continue` if no message key
-            moved.
+        on_queue_change: What to do when the topic gets more queues and there is no `sequence`. `fail` ends the query at
+            once. `continue` is for topics of which no message key moved: the first change of a row that comes from
+            another queue than before still ends the query.
         evolve: New fields of rows become columns of the table. The schema that the message embeds says the type;
             without one it is `bigint`, `double`, `string` or `boolean` by the first value that is not null, and objects
             and lists become the text of their JSON. If values of the same batch have a fraction, whole numbers give a
@@ -160,7 +161,7 @@ class LastState(Stage):
         chosen = check_on_queue_change(on_queue_change)
         self.on_queue_change = None if self._options.parts else chosen
         self._fails = on_poison == "fail"
-        self.schema = declared.merged(sequence_type(self._options.parts))
+        self.schema = self._options.merged_schema
         self.how: Append | Merge = Merge(declared.keys)
         self._work: StorePath | None = None
         self._ends, self._fields, self._evolution = QueueEnds(), SkippedFields(), Evolution()
@@ -244,7 +245,7 @@ class LastState(Stage):
             counts.update(each.counts)
         dead_letters = self._dead_letters(queues, batch)
         self._refuse_disorder(queues, counts, batch)
-        schema = options.table.merged(sequence_type(options.parts))
+        schema = options.merged_schema
         emptied_below = newer_bound(each.emptied_below for each in queues)
         rows, counts["deletes"] = self._rows(spark, queues, schema, batch, emptied_below)
         counts["keys"] = rows.count()

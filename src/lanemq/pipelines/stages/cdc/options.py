@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from lanemq.files import StorePath, read_json, write_json
 from lanemq.model.errors import InvalidOption
@@ -20,7 +21,7 @@ from lanemq.pipelines.stages.cdc.formats.binlog import CanalFormat, MaxwellForma
 from lanemq.pipelines.stages.cdc.formats.debezium import DebeziumFormat
 from lanemq.pipelines.stages.cdc.formats.rows import RowFormat
 from lanemq.pipelines.stages.cdc.meanings import Meaning
-from lanemq.pipelines.stages.cdc.sequence import Part, parse_parts
+from lanemq.pipelines.stages.cdc.sequence import Part, parse_parts, sequence_type
 from lanemq.pipelines.stages.cdc.table import ReplicaTable
 
 FormatName = Literal["json", "debezium", "canal", "maxwell"]
@@ -60,6 +61,11 @@ class ReplicaOptions:
         unit = self.time_unit if isinstance(self.time_unit, str) else self.time_unit.get(column, "ms")
         is_base64 = self.decimals == "base64" and pa.types.is_decimal(wanted)
         return Meaning(unit, wanted.scale if is_base64 else None)
+
+    @property
+    def merged_schema(self) -> StructType:
+        """The columns that a sink merges."""
+        return self.table.merged(sequence_type(self.parts), by_offset=not self.parts and not self.one_queue)
 
     @property
     def why_not_emptied(self) -> str:

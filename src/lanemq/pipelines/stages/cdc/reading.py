@@ -13,6 +13,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
@@ -22,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lanemq.files import StorePath
-from lanemq.model.wording import shown
+from lanemq.model.wording import MAX_SHOWN, shown
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
 from lanemq.pipelines.stages.cdc import documents
 from lanemq.pipelines.stages.cdc.changes import KeyNames, Reading, RowChanges
@@ -375,7 +376,7 @@ class Reader:
                     return None, {}
                 column, wrong = self._converted(name, values, reading, chosen)
                 columns.append(column)
-                misfits |= {name: (len(wrong), shown(values[wrong[0]]))} if wrong else {}
+                misfits |= {name: (len(wrong), _as_sent(values[wrong[0]]))} if wrong else {}
                 self.conflicts |= {name} & {*self._options.added} if wrong else set()
         deleted = pa.array([reading.changes.deleted[index] for index in chosen], pa.bool_())
         rows = pa.table([*columns, keys[SEQUENCE], deleted], names=[*self._options.table.columns, SEQUENCE, DELETED])
@@ -415,6 +416,11 @@ def _left_out(values: Sequence[Any], marks: Sequence[Any]) -> list[int]:
     if not any(mark in values for mark in marks):
         return []
     return [index for index, value in enumerate(values) if value in marks]
+
+
+def _as_sent(value: Any) -> str:
+    """A value for people. A fraction is a `Decimal` if the table has a decimal column."""
+    return str(value)[:MAX_SHOWN] if isinstance(value, Decimal) else shown(value)
 
 
 def _dead(messages: pa.Table, reasons: dict[int, str]) -> pa.Table:

@@ -5,11 +5,13 @@ Without parts the sequence is the queue offset, a number. With parts it is a tex
     0000000000000000003 0000000000000000154 0000000000000000042
     source.file:file    source.pos          queue offset
 
-so that comparing the text compares part by part, under every collation. The offset is last: of two changes with the
-same source sequence the later message wins.
+so that comparing the text compares part by part, under every collation. The offset is last: of two changes in a queue
+with the same source sequence the later message wins. In two queues their order is unknown: `fold` refuses them in one
+batch, but a sink compares the offsets, because it does not know a row's queue.
 
-Invariants: two rows of a key compare with `>` on the column `_sequence` exactly as their changes happened; a change
-whose sequence cannot be read is never applied, because it would win or lose by accident.
+Invariants: two rows of a key compare with `>` on the column `_sequence` exactly as their changes happened, except for
+the same source sequence in two queues; a change whose sequence cannot be read is never applied, because it would win or
+lose by accident.
 """
 
 import re

@@ -146,8 +146,8 @@ def fold_queues(
 ) -> pa.Table:
     """The newest row of each key over all queues; `OrderError` if nothing says which it is."""
     refuse_unordered(queues, batch)
-    chosen = newest_of_queues([(queue, rows) for queue, rows, _ in queues], keys).cast(schema)
-    return drop_older(chosen, older_than)
+    chosen = newest_of_queues([(queue, rows) for queue, rows, _ in queues], keys)
+    return drop_older(chosen.select(schema.names).cast(schema), older_than)
 
 
 def count_deletes(rows: pa.Table) -> int:

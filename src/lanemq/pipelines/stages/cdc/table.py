@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines.declare.ddl import parse_columns
-from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
+from lanemq.pipelines.ports import DELETED, KEPT, QUEUE, SEQUENCE
 from lanemq.spark.versions import to_arrow_schema
 
 _NO_KEYS = (DoubleType, FloatType, ArrayType, MapType, StructType)
@@ -45,21 +45,22 @@ class ReplicaTable:
         """The schema for Arrow."""
         return to_arrow_schema(self.schema)
 
-    def merged(self, sequence: DataType) -> StructType:
-        """The columns that a sink merges."""
+    def merged(self, sequence: DataType, *, by_offset: bool) -> StructType:
+        """The columns that a sink merges. `by_offset`: the sequence is the offset in one of several queues."""
         more = [StructField(SEQUENCE, sequence, False), StructField(DELETED, BooleanType(), False)]
         kept = [StructField(KEPT, StringType())] if self.keeps else []
-        return StructType([*self.schema.fields, *more, *kept])
+        queue = [StructField(QUEUE, StringType())] if by_offset else []
+        return StructType([*self.schema.fields, *more, *kept, *queue])
 
 
 def declare_table(schema: str | StructType, keys: Sequence[str], *, keeps: bool = False) -> ReplicaTable:
     """The table as declared; raises `InvalidOption` if it cannot be replicated."""
     fields = (parse_columns(schema) if isinstance(schema, str) else schema).fields
     names = [field.name for field in fields]
-    twice = sorted({name for name in names if names.count(name) > 1} | ({SEQUENCE, DELETED, KEPT} & set(names)))
+    twice = sorted({name for name in names if names.count(name) > 1} | ({SEQUENCE, DELETED, KEPT, QUEUE} & set(names)))
     if twice:
         raise InvalidOption(
-            f"schema: column {', '.join(twice)} exists already; {SEQUENCE}, {DELETED} and {KEPT} are reserved"
+            f"schema: column {', '.join(twice)} exists already; {SEQUENCE}, {DELETED}, {KEPT} and {QUEUE} are reserved"
         )
     wanted = (keys,) if isinstance(keys, str) else tuple(keys)
     if not wanted or set(wanted) - set(names) or len(set(wanted)) < len(wanted):

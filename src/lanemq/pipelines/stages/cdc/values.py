@@ -3,16 +3,20 @@
 Whole columns are converted at once; only if that fails is the column halved until the misfits are alone.
 
 Dates may be days since 1970, timestamps a number since 1970 in the given unit. Text without a zone is UTC. Binary
-columns are Base64. A text column takes numbers, objects and lists as their JSON.
+columns are Base64. A text column takes numbers, objects and lists as their JSON. True and false are no numbers, but 1
+and 0 are booleans, because MySQL has no others.
 
-Invariant: a value that its type cannot hold exactly becomes null and is reported. The result of a value does not depend
-on its neighbours.
+A fraction is read as the nearest double, as every reader of JSON does. A number fits a floating column if the column
+holds it exactly, or if it is the shortest text of what the column holds: 0.1 fits a float, 16777217 does not.
+
+Invariant: a value that its type cannot hold exactly, in this sense, becomes null and is reported. The result of a value
+does not depend on its neighbours.
 """
 
 import re
 from base64 import b64decode
 from collections.abc import Callable, Sequence
-from datetime import date
+from datetime import date, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from math import inf
 from typing import Any
@@ -29,6 +33,9 @@ _EXACTLY = msgspec.json.Decoder(float_hook=Decimal)
 _WHOLE = pa.decimal128(38, 0)
 _EXACT = Context(prec=38, traps=[Inexact, InvalidOperation])
 _LONG_DECIMAL = "[eE]|.{40}"
+_LONG_INTEGER = "^[+-]?[0-9]{16,}$"
+_EXACT_DOUBLES = 2.0**53
+"""From here on, several integers are the same double."""
 
 
 def convert(values: Sequence[Any], wanted: pa.DataType, unit: str = "ms") -> tuple[pa.Array, Misfits]:
@@ -67,12 +74,10 @@ def _halving(
 def _in_calendar(column: pa.Array) -> pa.Array:
     """Refuses times outside the years 1 to 9999, which Spark cannot hold and which come from a wrong unit."""
     if pt.is_timestamp(column.type) or pt.is_date(column.type):
-        first, last = (pa.scalar(day).cast(column.type) for day in (date(1, 1, 1), date(9999, 12, 31)))
+        calendar = date if pt.is_date(column.type) else datetime
+        first, last = (pa.scalar(end).cast(column.type) for end in (calendar.min, calendar.max))
         found = pc.min_max(column)
-        if (
-            found["min"].is_valid
-            and not (pc.greater_equal(found["min"], first) and pc.less(found["max"], last)).as_py()
-        ):
+        if pc.or_(pc.less(found["min"], first), pc.greater(found["max"], last)).as_py():
             raise ValueError("outside the calendar")
     return column
 
@@ -102,9 +107,57 @@ def _from_text(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.Arra
         return _timestamps(column, wanted)
     if pt.is_nested(wanted):
         return _from_nested([None if value is None else _EXACTLY.decode(value) for value in values], wanted, unit)
-    if pt.is_decimal(wanted) and pc.any(pc.match_substring_regex(column, _LONG_DECIMAL)).as_py():
+    if pt.is_floating(wanted):
+        return _floats_from_text(column, wanted)
+    if pt.is_integer(wanted) and _any_match(column, "[xX]"):
+        raise ValueError("hexadecimal digits, which Arrow would read")
+    if pt.is_decimal(wanted) and _any_match(column, _LONG_DECIMAL):
         column = pa.array([_plain_digits(value, wanted) for value in values], pa.string())
     return column.cast(wanted)
+
+
+def _any_match(column: pa.Array, pattern: str) -> bool:
+    return bool(pc.any(pc.match_substring_regex(column, pattern)).as_py())
+
+
+def _floats_from_text(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    doubles = column.cast(pa.float64())
+    endless = pc.is_inf(doubles)
+    if pc.any(endless).as_py() and _any_match(column.filter(endless), "[0-9]"):
+        raise ValueError("larger than the largest double")
+    if _any_match(column, _LONG_INTEGER):
+        whole = pc.match_substring_regex(column, _LONG_INTEGER)
+        _doubles([int(text) for text in column.filter(whole).to_pylist()])
+    return _narrowed(doubles, wanted)
+
+
+def _doubles(values: Sequence[Any]) -> pa.Array:
+    """Numbers as doubles. Arrow refuses every integer from 2**53 on, although some of them are doubles."""
+    try:
+        return pa.array(values, pa.float64())
+    except pa.ArrowInvalid:
+        return pa.array([_double(value) if type(value) is int else value for value in values], pa.float64())
+
+
+def _double(value: int) -> float:
+    nearest = float(value)
+    if int(nearest) != value and Decimal(repr(nearest)) != value:
+        raise ValueError("no double is this integer")
+    return nearest
+
+
+def _narrowed(doubles: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Doubles as the column's type, which may have fewer bits; `ValueError` if one of them becomes another number."""
+    if doubles.type == wanted:
+        return doubles
+    floats = doubles.cast(wanted, safe=False)
+    exact = pc.equal(floats.cast(pa.float64()), doubles)
+    if not pc.all(exact).as_py():
+        written = floats.cast(pa.string()).cast(pa.float64())
+        same = pc.or_(pc.or_(exact, pc.equal(written, doubles)), pc.is_nan(doubles))
+        if not pc.all(same).as_py():
+            raise ValueError(f"not a number that {wanted} can hold")
+    return floats
 
 
 def _plain_digits(value: str | None, wanted: pa.DataType) -> str | None:
@@ -121,13 +174,13 @@ def _scaled(values: Sequence[Decimal | None], wanted: pa.DataType) -> list[Decim
 
 
 def _timestamps(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Parses text with or without a zone; digits beyond microseconds are cut off."""
+    """Parses text with or without a zone. A part of a microsecond is an error, because columns cannot hold it."""
     for form in (pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.timestamp("ns", "UTC")):
         try:
             times = column.cast(form)
         except pa.ArrowInvalid:
             continue
-        return times.cast(pa.timestamp("us", "UTC"), safe=False).cast(wanted)
+        return times.cast(pa.timestamp("us", "UTC")).cast(wanted)
     raise ValueError("not timestamps, or some with a zone and some without")
 
 
@@ -137,10 +190,10 @@ def _from_integers(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.
     if pt.is_decimal(wanted):
         return pa.array([None if value is None else Decimal(value) for value in values], wanted)
     if pt.is_floating(wanted):
-        return pa.array(values, pa.float64()).cast(wanted, safe=False)
+        return _narrowed(_doubles(values), wanted)
     numbers = pa.array(values, pa.int64())
     if pt.is_timestamp(wanted):
-        return numbers.cast(pa.timestamp(unit)).cast(pa.timestamp("us", "UTC"), safe=unit != "ns").cast(wanted)
+        return numbers.cast(pa.timestamp(unit)).cast(pa.timestamp("us", "UTC")).cast(wanted)
     if pt.is_date(wanted):
         return numbers.cast(pa.int32()).cast(wanted)
     if pt.is_boolean(wanted) and not pc.all(pc.is_in(numbers, pa.array([0, 1, None], pa.int64()))).as_py():
@@ -150,9 +203,12 @@ def _from_integers(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.
 
 def _from_floats(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.Array:
     if pt.is_floating(wanted):
-        return pa.array(values, pa.float64()).cast(wanted, safe=False)
+        return _narrowed(_doubles(values), wanted)
     if pt.is_integer(wanted):
-        return pa.array(values, pa.float64()).cast(wanted)  # never directly to integers: that truncates silently
+        doubles = pa.array(values, pa.float64())
+        if pc.any(pc.greater_equal(pc.abs(doubles), _EXACT_DOUBLES)).as_py():
+            raise ValueError("the double may stand for another integer than the text had")
+        return doubles.cast(wanted)  # never directly to integers: that truncates silently
     if pt.is_string(wanted) or pt.is_decimal(wanted):
         return _from_decimals([None if value is None else Decimal(repr(value)) for value in values], wanted, unit)
     raise TypeError(f"fractions do not fit {wanted}")
@@ -173,7 +229,7 @@ def _from_decimals(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.
 
 def _from_booleans(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.Array:
     truths = pa.array(values, pa.bool_())
-    if pt.is_boolean(wanted) or pt.is_integer(wanted) or pt.is_string(wanted):
+    if pt.is_boolean(wanted) or pt.is_string(wanted):
         return truths.cast(wanted)
     raise TypeError(f"true and false do not fit {wanted}")
 

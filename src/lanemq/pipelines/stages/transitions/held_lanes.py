@@ -7,7 +7,7 @@ Invariants:
   waits at the head of the lane as an event would. The timers of a lane that waits, wait too.
 """
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -34,6 +34,10 @@ from lanemq.pipelines.stages.transitions.timers import NO_TIMERS, first_due
 
 Queued: TypeAlias = list[tuple[WaitingMessage, int | None]]
 """Messages with their numbers, as far as these are known."""
+KEYLESS: Final = (
+    "it has no key, and every state belongs to a key: send it with a key, or leave such messages out in prepare="
+)
+"""The reason of a dead letter without a key."""
 
 
 class HeldLanes:
@@ -60,6 +64,12 @@ class HeldLanes:
         self._table.counts["poison"] += poison
         if not self._fail(name, message, error, poison=poison, failures=1):
             self._table.counts["held"] += 1
+
+    def refuse_keyless(self, message: WaitingMessage) -> None:
+        """Makes a message without a key a dead letter, whatever the policy: no retry would give it a key."""
+        self._table.counts["poison"] += 1
+        self._table.counts["dead_letters"] += 1
+        self.dead.append((message, None, KEYLESS, 1, False))
 
     def _fail(self, name: str, message: WaitingMessage, error: Exception, *, poison: bool, failures: int) -> bool:
         """Handles the nth failure of an event. Returns whether its lane continues without it."""
@@ -138,6 +148,9 @@ class HeldLanes:
     def redrive(self, name: str, message: WaitingMessage) -> None:
         """Tries a dead letter again, after everything that waits in its lane, unless its number is still to come."""
         self._table.counts["redriven_dead_letters"] += 1
+        if key_of(name) is None:
+            self.refuse_keyless(message)
+            return
         lane = self._table.loaded.get(name) or self._table.restore(name)
         given = replace(message, late=False) if self._is_still_to_come(name, lane, message) else message
         if lane.waiting is None:

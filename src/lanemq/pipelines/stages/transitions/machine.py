@@ -6,6 +6,7 @@ messages in its own state (`held_lanes.py`), so it does not delay any other lane
 Invariants, whatever is repeated, replayed or fails:
 - An event is tried only after all events before it in its lane are settled.
 - An event that failed leaves its key's state as it was, and none of its rows.
+- A message without a key is a dead letter: there is no state that would be its own.
 - An event whose offset, stamp or number was seen is dropped. Rows that come out of order are an error, not repeats.
 """
 
@@ -24,7 +25,7 @@ from lanemq.pipelines.stages.transitions.lanes import Expiry, LaneTable
 from lanemq.pipelines.stages.transitions.messages import Event, QueueSlice, Stamps, WaitingMessage
 from lanemq.pipelines.stages.transitions.operator_requests import RedrivenDeadLetter, RequestedActions
 from lanemq.pipelines.stages.transitions.rules import Rules, UnfitState
-from lanemq.pipelines.stages.transitions.shard import Change, Shard, keyless
+from lanemq.pipelines.stages.transitions.shard import Change, Shard
 
 StampKey: TypeAlias = tuple[str, str, int]
 """Queue, producer and epoch. With the epoch in it, a late repeat of an older epoch is still recognised."""
@@ -55,42 +56,42 @@ class ShardMachine:
         if not fresh.offsets:
             return
         self._shard.meta.newest = max(self._shard.meta.newest, max(fresh.stored))
+        if None in fresh.keys:
+            fresh = self._keyed(fresh)
         if self._rules.one_queue_per_key:
             self._check_one_queue(fresh)
         if self._rules.timed:
             self._take_timed(fresh)
             return
-        topic, broker, queue_id, nameless = fresh.topic, fresh.broker, fresh.queue_id, keyless(fresh.queue)
+        topic, broker, queue_id = fresh.topic, fresh.broker, fresh.queue_id
         loaded, apply, held = self.table.loaded, self.table.apply, self.held
         decode, decode_empty = self._rules.decode, self._rules.decode_empty
         # Fields 3 to 8 of a slice are its columns, from `offsets` to `ids`.
         for offset, key, body, tags, stored, ident in zip(*fresh[3:9], strict=True):
-            name = nameless if key is None else key
-            lane = loaded.get(name) or self.table.restore(name)
+            lane = loaded.get(key) or self.table.restore(key)
             if lane.waiting is not None:
-                held.join(name, lane, WaitingMessage(topic, broker, queue_id, offset, tags, stored, ident, body))
+                held.join(key, lane, WaitingMessage(topic, broker, queue_id, offset, tags, stored, ident, body))
                 continue
             poison = True
             try:
                 value = decode(body) if body else decode_empty(body)
                 event = Event(key, value, topic, broker, queue_id, offset, tags, stored, ident, 1)
                 poison = False
-                apply(name, lane, event)
+                apply(key, lane, event)
             except UnfitState:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
                 message = WaitingMessage(topic, broker, queue_id, offset, tags, stored, ident, body)
-                held.fail_new(name, message, error, poison=poison)
+                held.fail_new(key, message, error, poison=poison)
 
     def _take_timed(self, fresh: QueueSlice) -> None:
         """Applies new messages of one queue to a step that takes a context: event time moves, and timers are called."""
-        topic, broker, queue_id, nameless = fresh.topic, fresh.broker, fresh.queue_id, keyless(fresh.queue)
+        topic, broker, queue_id = fresh.topic, fresh.broker, fresh.queue_id
         table, held, rules, wall = self.table, self.held, self._rules, self._wall
         loaded, time_of, lateness = table.loaded, rules.event_time.reader(), rules.event_time.lateness_ms
         newest = self.event_times.get(fresh.queue, 0)
         for offset, key, body, tags, stored, ident in zip(*fresh[3:9], strict=True):
-            name = nameless if key is None else key
-            lane = loaded.get(name) or table.restore(name)
+            lane = loaded.get(key) or table.restore(key)
             poison, failed = True, None
             try:
                 value = rules.decode(body) if body else rules.decode_empty(body)
@@ -103,22 +104,22 @@ class ShardMachine:
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
                 failed = error
             if lane.timers and lane.waiting is None:
-                held.call_due_timers(name)
-                lane = loaded[name]
+                held.call_due_timers(key)
+                lane = loaded[key]
             message = WaitingMessage(
                 topic, broker, queue_id, offset, tags, stored, ident, body, watermark=table.watermark, arrived=wall
             )
             if lane.waiting is not None:
-                held.join(name, lane, message)
+                held.join(key, lane, message)
                 continue
             try:
                 if failed is not None:
                     raise failed
-                table.apply(name, lane, event, event_time, table.watermark)
+                table.apply(key, lane, event, event_time, table.watermark)
             except UnfitState:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
-                held.fail_new(name, message, error, poison=poison)
+                held.fail_new(key, message, error, poison=poison)
         self.event_times[fresh.queue] = newest
 
     def call_due_timers(self, max_rows: int) -> bool:
@@ -155,6 +156,15 @@ class ShardMachine:
             self.counts["gaps"] += gaps if self._rules.by_queue else 0
         self.counts["repeats"] += len(dropped)
         return messages.without(dropped) if dropped else messages
+
+    def _keyed(self, messages: QueueSlice) -> QueueSlice:
+        """The messages that have a key; the others become dead letters."""
+        keyless = {at for at, key in enumerate(messages.keys) if key is None}
+        place = messages.topic, messages.broker, messages.queue_id
+        for at, (offset, _, body, tags, stored, ident) in enumerate(zip(*messages[3:9], strict=True)):
+            if at in keyless:
+                self.held.refuse_keyless(WaitingMessage(*place, offset, tags, stored, ident, body))
+        return messages.without(keyless)
 
     def _known(self, queue: str, offset: int, stored: int) -> int:
         """The offset below which everything was seen. A seen offset with a later time belongs to a re-created topic."""

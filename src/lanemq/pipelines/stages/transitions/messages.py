@@ -44,7 +44,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     """One message, as a step sees it. A msgspec struct, because one is made per message and its fields are set in C."""
 
     key: str | None
-    """None for messages without a key; those of a queue share a lane."""
+    """Never None for a step: a message without a key is a dead letter."""
     value: Any
     """The body as `decode` made it."""
     topic: str

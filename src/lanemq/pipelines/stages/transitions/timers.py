@@ -48,7 +48,7 @@ class Timer(msgspec.Struct, frozen=True, gc=False):
     """A timer that is due, as `on_timer` sees it."""
 
     key: str | None
-    """None for the lane of a queue's messages without a key."""
+    """Never None: a message without a key is a dead letter."""
     name: str
     due_ms: int
     """When it was due, in milliseconds since 1970. It may be called later, never earlier."""

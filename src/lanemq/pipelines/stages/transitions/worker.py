@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote
 
 import msgspec
@@ -43,6 +43,7 @@ from lanemq.pipelines.stages.transitions.operator_requests import (
     Redrives,
     RequestedActions,
 )
+from lanemq.pipelines.stages.transitions.output_values import UNCHANGED, check_value
 from lanemq.pipelines.stages.transitions.rules import (
     Number,
     OnExpire,
@@ -368,19 +369,11 @@ def work_folder(stage_folder: StorePath, number: int) -> StorePath:
     return stage_folder / "work" / str(number)
 
 
-_SAFE: Final = {
-    (str, "string"),
-    (str, "large_string"),
-    (bytes, "binary"),
-    (bool, "bool"),
-    (float, "double"),
-    (float, "float"),
-    (int, "int64"),
-    (int, "int32"),
-    (int, "int16"),
-    (int, "int8"),
-}
-"""Types that fit, for integers within their bounds and texts that are UTF-8. All others are tried each time."""
+class _Column(NamedTuple):
+    name: str
+    type: pa.DataType
+    text: str
+    """The type's name, which Arrow puts together on each request."""
 
 
 class RowShape:
@@ -394,6 +387,7 @@ class RowShape:
         self.schema = schema
         self._names = frozenset(schema.names)
         self._width = len(schema.names)
+        self._columns = [_Column(each.name, each.type, str(each.type)) for each in schema]
         pick = itemgetter(*schema.names)
         self._get: Callable[[Mapping[str, object]], Any] = pick if self._width > 1 else lambda row: (pick(row),)
         # Types of rows that fit, with the columns whose integers and texts still have to be checked.
@@ -431,22 +425,27 @@ class RowShape:
 
     def _try(self, values: tuple[Any, ...]) -> tuple[list[tuple[int, int]], list[int]]:
         """Checks a row with a new combination of types, and remembers it if types alone decide whether a row fits."""
-        for column, value in zip(self.schema, values, strict=True):
-            try:
-                if isinstance(value, float) and pa.types.is_integer(column.type):
-                    raise TypeError("Arrow would truncate it")
-                pa.array([value], column.type)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                raise TypeError(f"output {column.name!r}: {value!r} is not a {column.type} ({error})") from error
-        bounds = [
-            (at, 1 << (column.type.bit_width - 1))
-            for at, (column, value) in enumerate(zip(self.schema, values, strict=True))
-            if type(value) is int and pa.types.is_signed_integer(column.type)
-        ]
-        checks = bounds, [at for at, value in enumerate(values) if type(value) is str]
-        if all(_is_safe(type(value), column) for column, value in zip(self.schema, values, strict=True)):
-            self._known[tuple(map(type, values))] = checks
-        return checks
+        bounds, texts, known = [], [], True
+        for at, (value, column) in enumerate(zip(values, self._columns, strict=True)):
+            kind = type(value)
+            if kind is type(None):
+                continue
+            if (kind, column.text) not in UNCHANGED:
+                self._check_value(value, column)
+                known = False
+            elif kind is int:
+                bounds.append((at, 1 << (column.type.bit_width - 1)))
+            elif kind is str:
+                texts.append(at)
+        if known:
+            self._known[tuple(map(type, values))] = bounds, texts
+        return bounds, texts
+
+    def _check_value(self, value: object, column: _Column) -> None:
+        try:
+            check_value(value, column.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise TypeError(f"output {column.name!r}: {value!r} is not a {column.text} ({error})") from error
 
     def _filled(self, row: Mapping[str, object]) -> Mapping[str, object]:
         """The row with null for the columns that it leaves out."""
@@ -458,10 +457,6 @@ class RowShape:
     def _unknown(self, row: Mapping[str, object]) -> ValueError:
         extra = sorted(set(row) - self._names)
         return ValueError(f"output has columns {extra} that outputs= does not name; it names {self.schema.names}")
-
-
-def _is_safe(kind: type, column: pa.Field) -> bool:
-    return kind is type(None) or (kind, str(column.type)) in _SAFE
 
 
 class RowWriter:
