@@ -124,14 +124,19 @@ def test_a_group_plots_its_lag_and_has_the_figures_as_a_table(window: Window, st
         (queue,) = [each.queue for each in admin.describe_topic("plotted").queues]
         admin.commit("plotters", queue, 0)
         until("the console to know the group", lambda: _opens(window, "/groups/plotters"))
-        window.page.locator(".uplot canvas").nth(1).wait_for(timeout=60_000)
+        window.page.locator(".plot .area").nth(1).wait_for(timeout=60_000)
         window.page.locator("#course summary").click()
         producer.send_many("plotted", [("k", number) for number in range(7)])
         window.page.locator("#course tbody tr").first.get_by_role("cell", name="7", exact=True).wait_for(timeout=60_000)
         assert window.page.locator("#course").get_attribute("open") is not None
-        values = "fetch('/groups/plotters/plots').then(answer => answer.json()).then(data => data.behind.at(-1))"
-        assert window.page.evaluate(values) == 7
-        assert window.page.locator(".uplot canvas").count() == 2
+        area = window.page.locator(".plot .area").first
+        box = area.bounding_box()
+        assert box is not None
+        area.hover(position={"x": box["width"] - 1, "y": box["height"] / 2})
+        window.page.locator("p.pointed").first.filter(has_text=": 7 behind").wait_for()
+        assert area.locator("line.pointed").get_attribute("x1") == "100%"
+        window.page.locator("h1").hover()
+        assert window.page.locator("p.pointed").first.inner_text() == ""
         admin.delete_topic("plotted")
     assert window.problems == []
 

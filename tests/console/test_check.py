@@ -58,7 +58,7 @@ class Checks:
             settings = ConsoleSettings("localhost:1", history=history)
             watch = Watch(SnapshotReader("localhost:1", self.clock), self.clock, every=1)
             sessions, reads = Sessions("token", self.clock), ConsoleReads(self.clock)
-            console = Console(settings, self.clock, sessions, reads, reads, watch, asyncio.Event())
+            console = Console(settings, self.clock, sessions, reads, reads, reads, watch, asyncio.Event())
 
             async def sleep(seconds: float) -> None:
                 self.pauses.append(seconds)

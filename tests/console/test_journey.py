@@ -31,7 +31,8 @@ def write(path: Path, *lines: dict[str, object]) -> None:
 
 def stored(offset: int, id: str, at_ms: int) -> Message:
     at = datetime.fromtimestamp(at_ms / 1000, UTC)
-    facts = {"message_id": id, "stored_at": at, "born_at": at, "tag": None, "body": b""}
+    record = SimpleNamespace(sys_flag=0)
+    facts = {"message_id": id, "stored_at": at, "born_at": at, "tag": None, "stored_body": b"", "record": record}
     return cast(Message, SimpleNamespace(queue=QUEUE, queue_offset=offset, **facts))
 
 

@@ -1,18 +1,23 @@
 """A search that ends at a limit says so, and goes on where it ended: nothing is skipped or shown twice."""
 
+import tracemalloc
 from collections.abc import Iterator
 from urllib.parse import urlencode
 
 import pytest
 from starlette.testclient import TestClient
+from tests.broker.running import ManualClock
 from tests.console.conftest import Stage, until
 
 from lanemq.client.admin.admin import Admin
+from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.client.topic_route import TopicRoute
 from lanemq.console import message_search
 from lanemq.console.message_search import MAX_ROWS, FoundMessages, find
 from lanemq.console.views.messages import FROM_THE_END, Search
+from lanemq.model.units import Millis
+from lanemq.wire.compression import compress_zlib
 
 COUNT = 150
 """Messages of the key `busy`: more than the index returns, many of them stored in the same millisecond."""
@@ -99,3 +104,99 @@ def test_the_page_of_a_search_says_that_it_is_not_complete_and_leads_to_older_me
     assert "Not complete" not in rare
     assert 'rel="next"' not in rare
     assert "is not a place" in client.get(f"/messages?topic={topic}&from=x").text
+
+
+class Passing(ManualClock):
+    """A clock on which each look takes a second."""
+
+    def now(self) -> Millis:
+        self.passed += 1000
+        return super().now()
+
+
+def test_a_search_that_takes_too_long_says_how_far_it_got_and_continues_there(stage: Stage, topic: str) -> None:
+    """Each page reads a few messages; together they find every message once."""
+    older, found, scanned = FROM_THE_END, list[tuple[int, int]](), list[int]()
+    while older is not None and len(scanned) < 200:
+        page = find(stage.address, topic, Search(text="rare"), older, clock=Passing())
+        found += [(row.queue, row.offset) for row in page.rows]
+        scanned.append(page.scanned)
+        assert page.late == (page.older is not None)
+        older = page.older
+    assert len(found) == len(set(found)) == 10
+    assert sum(scanned) == COUNT + 10
+    assert max(scanned) == message_search.SEARCH_SECONDS
+
+
+def test_the_page_of_a_search_that_took_too_long_says_so(
+    client: TestClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until("the console to know the topic", lambda: client.get(f"/messages?topic={topic}").status_code == 200)
+    monkeypatch.setattr(client.app.state.console, "clock", Passing())  # type: ignore[attr-defined]
+    page = client.get(f"/messages?topic={topic}&q=rare").text
+    assert "read 5 of 160" in page
+    assert "Not complete</strong>: the search ended after 5.0 s, and older messages were not looked at" in page
+    assert 'rel="next"' in page
+
+
+class ManyTopics(Admin):
+    def topics(self, *, internal: bool = False) -> list[str]:
+        return ["orders", *["returns"] * 100]
+
+
+def test_a_search_for_the_topics_of_a_key_that_took_too_long_names_those_that_are_left(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanemq.console.routes.key.Admin", ManyTopics)
+    monkeypatch.setattr(client.app.state.console, "clock", Passing())  # type: ignore[attr-defined]
+    page = client.get("/key?key=order-8", follow_redirects=False).text
+    assert "The search ended after 5.0 s. 96 topics were not searched: returns, returns" in page
+    assert "This topic has messages of <code>order-8</code>" in page
+
+
+@pytest.fixture(scope="module")
+def bombs(stage: Stage) -> str:
+    """Messages of a few kilobytes that hold 48 MiB each."""
+    packed = compress_zlib(b"needle" + bytes(48 << 20), 9)
+    assert len(packed) < 50_000
+    with Admin(stage.address) as admin:
+        admin.create_topic("bombs", 1, ordered=True)
+    with pytest.MonkeyPatch.context() as patch, Producer(stage.address) as producer:
+        patch.setattr("lanemq.client.producer.batches.compress_zlib", lambda _: packed)
+        for _ in range(3):
+            producer.send("bombs", bytes(100_000), key="bomb")
+    return "bombs"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/messages?topic=bombs",
+        "/messages?topic=bombs&q=key:bomb",
+        "/messages?topic=bombs&q=needle",
+        "/key?topic=bombs&key=bomb",
+        "/message?topic=bombs&broker=lanemq&queue=0&offset=0",
+    ],
+)
+def test_a_page_expands_only_as_much_of_a_body_as_it_shows(
+    client: TestClient, bombs: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole body is never expanded, and a search stops far below its size."""
+
+    def refuse(*_: object) -> bytes:
+        raise AssertionError("the whole body was expanded")
+
+    until("the console to know the topic", lambda: client.get(f"/messages?topic={bombs}").status_code == 200)
+    monkeypatch.setattr("lanemq.wire.compression.decompress", refuse)
+    monkeypatch.setattr("lanemq.client.message.decompress", refuse)
+    monkeypatch.setattr(Message, "body", property(refuse))
+    tracemalloc.start()
+    try:
+        text = client.get(path).text
+        # A search for words holds one body at a time, up to its limit, in two pieces.
+        assert tracemalloc.get_traced_memory()[1] < (36 << 20 if "q=needle" in path else 8 << 20)
+    finally:
+        tracemalloc.stop()
+    assert "needle" in text
+    if path.startswith("/message?"):
+        assert "more than 390.6 KiB, compressed to 47" in text

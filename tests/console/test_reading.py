@@ -2,13 +2,24 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeVar
 
 import pytest
 from tests.broker.running import ManualClock
 
-from lanemq.console.reading import MAX_ANSWERS, MAX_PAUSE, MAX_WAITING, ConsoleBusy, ConsoleReads, Watch
+from lanemq.console.reading import (
+    CLIENT,
+    MAX_ANSWERS,
+    MAX_PAUSE,
+    MAX_WAITING,
+    MAX_WAITING_PER_CLIENT,
+    ConsoleBusy,
+    ConsoleReads,
+    Watch,
+)
 from lanemq.console.snapshot import Snapshot
 from lanemq.model.errors import LaneError
 
@@ -132,6 +143,66 @@ def test_work_whose_page_was_closed_counts_until_its_thread_is_done() -> None:
         await asyncio.gather(*asking)
 
     with_reads(use)
+
+
+def of_client(client: str, asked: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """What a page of this address asks for."""
+    context = copy_context()
+    context.run(CLIENT.set, client)
+    return asyncio.get_running_loop().create_task(asked, context=context)
+
+
+def test_one_address_cannot_take_the_reads_of_all() -> None:
+    async def use(reads: ConsoleReads, clock: ManualClock) -> None:
+        work = Work()
+        asking = [of_client("10.0.0.1", reads.read(work.read)) for _ in range(MAX_WAITING_PER_CLIENT)]
+        await asyncio.sleep(0)
+        refused = of_client("10.0.0.1", reads.ask("one more", work.read))
+        try:
+            with pytest.raises(
+                ConsoleBusy, match=r"pages of 10\.0\.0\.1 wait for the brokers, the limit for one address"
+            ):
+                await asyncio.wait_for(refused, 5)
+        finally:
+            work.go_on.set()
+        other = of_client("10.0.0.2", reads.ask("one more", work.read))
+        await asyncio.gather(other, *asking)
+        await of_client("10.0.0.1", reads.read(lambda: None))  # there is room again
+
+    with_reads(use)
+
+
+def test_addresses_take_turns() -> None:
+    """A page waits for one read of every other address, not for all that they have asked before."""
+
+    async def use(reads: ConsoleReads, clock: ManualClock) -> list[str]:
+        work, order = Work(), list[str]()
+        running = of_client("a", reads.read(work.read))
+        await asyncio.to_thread(work.has_begun.wait, 30)
+        names = [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1"), ("b", "b2")]
+        asking = [of_client(client, reads.read(partial(order.append, name))) for client, name in names]
+        await asyncio.sleep(0)
+        asking[2].cancel()  # its page was closed
+        work.go_on.set()
+        await asyncio.gather(running, *asking, return_exceptions=True)
+        return order
+
+    assert with_reads(use) == ["a1", "b1", "c1", "a2", "b2"]
+
+
+def test_what_waits_when_the_console_ends_is_cancelled() -> None:
+    async def use(reads: ConsoleReads, clock: ManualClock) -> "asyncio.Task[int]":
+        work = Work()
+        running = asyncio.ensure_future(reads.read(work.read))
+        waiting = asyncio.ensure_future(reads.read(work.read))
+        await asyncio.to_thread(work.has_begun.wait, 30)
+        work.go_on.set()
+        reads.close()
+        await asyncio.gather(running, waiting, return_exceptions=True)
+        assert await running == 1
+        return waiting
+
+    assert with_reads(use).cancelled()
 
 
 def test_only_so_many_answers_are_kept() -> None:

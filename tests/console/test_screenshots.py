@@ -247,7 +247,7 @@ def _shoot(page: "Page", demo: Demo, screens: dict[str, str], width: int, suffix
         page.goto(demo.console + path)
         page.wait_for_load_state("load")
         if name in ("home", "group"):
-            page.locator(".uplot").first.wait_for(timeout=60_000)
+            page.locator(".plot .area").first.wait_for(timeout=60_000)
         for text in NOT_YET.get(name, ()):
             page.get_by_text(text).first.wait_for(state="detached", timeout=200_000)
         yield _save(page, name, width, suffix)

@@ -27,6 +27,7 @@ from lanemq.console.views.home import OrderVerdict, home_view, plot_series
 from lanemq.console.views.key import ClockPair, KeyView, key_view
 from lanemq.console.views.messages import Older, Search, older_query, parse_older, parse_search, places_of
 from lanemq.console.views.pipelines import NOT_IN_TIME, PipelineDeadLetter, PipelineNow, PipelineStatus, ShownLane
+from lanemq.console.views.plots import Drawn, Plot, plot
 from lanemq.console.views.settings import broker_rows
 from lanemq.console.views.steps import KeyInPipeline, step_of
 from lanemq.console.views.topics import new_topic_view, parse_new_topic, topic_rows
@@ -429,9 +430,17 @@ def test_a_pipeline_is_shown_instead_of_the_group_as_which_it_commits() -> None:
     assert [lane.group for lane in view.groups] == ["other", "pipeline billing"], "nor is it while it is being read"
 
 
+def test_a_key_is_not_done_if_unfinished_messages_were_not_searched() -> None:
+    unsearched = replace(progress(None), pending=(), done=0, unsearched=range(10, 15), all_searched=False)
+    (lane,) = key_view(KeyFacts("k", QUEUE, QUEUE, [], [unsearched]), 64, None, ClockPair(0, Millis(0)), {}).groups
+    assert lane.state == "unknown"
+    assert lane.sentence.startswith("Not known: offsets 10 to 14 of the queue may be of this key")
+
+
 def key_page(*pipelines: KeyInPipeline, groups: Sequence[KeyProgress] = (), offset: int = 5) -> KeyView:
     """The page of a key with one message."""
-    facts = {"message_id": "m", "stored_at": NOW, "born_at": NOW, "tag": None, "body": b""}
+    record = SimpleNamespace(sys_flag=0)
+    facts = {"message_id": "m", "stored_at": NOW, "born_at": NOW, "tag": None, "stored_body": b"", "record": record}
     message = cast(Message, SimpleNamespace(queue=QUEUE, queue_offset=offset, **facts))
     return key_view(
         KeyFacts("k", QUEUE, QUEUE, [message], list(groups)), 64, None, ClockPair(0, Millis(0)), {}, pipelines
@@ -512,3 +521,48 @@ def test_figures_are_written_for_people() -> None:
     assert [rate(each) for each in (None, 0, 2.34, 1200)] == ["–", "0/s", "2.3/s", "1,200/s"]
     assert [size(each) for each in (512, 1536, 3 * 2**30)] == ["512 B", "1.5 KiB", "3.0 GiB"]
     assert ago(500) == "now"
+
+
+# plots
+
+
+def drawn(times: Sequence[float], values: Sequence[float | None], *, whole: bool = False) -> Plot:
+    found = plot({"time": times, "late": values}, [Drawn("late", "warn", "s")], whole=whole)
+    assert found is not None
+    return found
+
+
+def test_a_plot_is_drawn_from_zero_to_a_little_above_its_highest_value_with_gaps() -> None:
+    found = drawn([100, 101, 102, 103, 104], [0, 10, None, 5, None])
+    assert found.lines[0].path == "M0 150h0L250 13.6M750 81.8h0"
+    assert [(tick.at, tick.text) for tick in found.rows] == [(150, "0"), (81.8, "5"), (13.6, "10")]
+    assert [point.split(" ")[::2] for point in found.points.split(";")] == [
+        ["0", "0"],
+        ["250", "10"],
+        ["500", NONE],
+        ["750", "5"],
+        ["1000", NONE],
+    ]
+
+
+@pytest.mark.parametrize("high", [0, 0.3, 1, 7, 99, 12_345, 8_000_000])
+def test_a_plot_has_a_few_round_ticks_and_those_of_things_are_whole(high: float) -> None:
+    for whole in (False, True):
+        ticks = [float(tick.text.replace(",", "")) for tick in drawn([0, 600], [0, high], whole=whole).rows]
+        assert 1 < len(ticks) <= 6
+        assert all(tick == int(tick) for tick in ticks) or not whole
+
+
+@pytest.mark.parametrize("seconds", [1, 4, 7, 33, 61, 599, 3000])
+def test_ticks_of_time_are_few_round_and_within_the_plot(seconds: int) -> None:
+    columns = drawn([1_000_000_003, 1_000_000_003 + seconds], [1, 2]).columns
+    assert len(columns) <= 7
+    assert all(0 <= tick.at <= 100 for tick in columns)
+    assert len({tick.text for tick in columns}) == len(columns)
+    if seconds == 599:
+        assert [int(tick.text[3:]) % 2 for tick in columns] == [0] * 5, "every second minute"
+
+
+def test_a_plot_needs_two_samples_at_different_times() -> None:
+    for times in ([], [5], [5, 5]):
+        assert plot({"time": times, "late": [1] * len(times)}, [Drawn("late", "warn", "s")]) is None

@@ -1,18 +1,18 @@
 """A console with a real socket, and a window of a browser that hears everything its page complains about."""
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import uvicorn
 from tests.console.conftest import TOKEN, until
 
-from lanemq.console.app import console_app
-from lanemq.console.server import listening_socket, url_of
+from lanemq.console.server import console_server, listening_socket, url_of
 from lanemq.console.settings import ConsoleSettings
 from lanemq.net.address import Address
+from lanemq.net.server import ConnectionLimits
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -22,13 +22,11 @@ MAX_WAIT_MS = 120_000
 
 
 @contextlib.contextmanager
-def serving(settings: ConsoleSettings) -> Iterator[str]:
+def serving(settings: ConsoleSettings, limits: ConnectionLimits | None = None) -> Iterator[str]:
     """Serves a console, because a browser needs a socket; its address without the last slash."""
     listener = listening_socket(Address("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(console_app(settings, TOKEN), log_config=None, lifespan="on", timeout_graceful_shutdown=1)
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    server = console_server(settings, TOKEN, lambda: None, limits)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
     thread.start()
     until("the console to start", lambda: server.started)
     yield url_of(listener).rstrip("/")

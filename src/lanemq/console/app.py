@@ -9,7 +9,7 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.console.protection import Protection, Sessions
-from lanemq.console.reading import ConsoleBusy, ConsoleReads, Watch
+from lanemq.console.reading import MAX_SEARCHES, MAX_SEARCHES_PER_CLIENT, ConsoleBusy, ConsoleReads, Watch
 from lanemq.console.routes import check, dead, groups, home, key, messages, pipelines, sign_in, topics, waiting
 from lanemq.console.routes import settings as settings_screen
 from lanemq.console.screens import Console, Context, Screen, show
@@ -75,6 +75,7 @@ def console_app(settings: ConsoleSettings, token: str, *, clock: Clock | None = 
             clock,
             Sessions(token, clock, settings.remote_writes),
             ConsoleReads(clock),
+            ConsoleReads(clock, most=MAX_SEARCHES, per_client=MAX_SEARCHES_PER_CLIENT),
             ConsoleReads(clock, threads=1),
             watch,
             asyncio.Event(),
@@ -89,6 +90,7 @@ def console_app(settings: ConsoleSettings, token: str, *, clock: Clock | None = 
                 for task in running:
                     task.cancel()
         console.reading.close()
+        console.searching.close()
         console.pipeline_reading.close()
 
     screens = (home, topics, groups, waiting, dead, key, messages, pipelines, check, settings_screen, sign_in)
@@ -100,7 +102,7 @@ def console_app(settings: ConsoleSettings, token: str, *, clock: Clock | None = 
         ],
         lifespan=lifespan,
         middleware=[Middleware(Protection, hosts=frozenset(name.lower() for name in settings.allow_hosts))],
-        exception_handlers={HTTPException: _refused, LaneError: _failed},
+        exception_handlers={HTTPException: _refused, LaneError: _failed, ClientDisconnect: _left},
     )
 
 
@@ -113,6 +115,11 @@ async def _refused(request: Request, error: Exception) -> Response:
     title = {403: "Not allowed", 404: "Not found", 405: "Not found"}.get(error.status_code, "That did not work")
     text = "There is no page at this address." if error.detail == "Not Found" else str(error.detail)
     return await _error_page(request, title, text, error.status_code)
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    """The client closed the connection before its form had arrived. Nobody reads this answer, and nothing is logged."""
+    return Response(status_code=400)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -28,8 +28,10 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lanemq.clock import Clock
+from lanemq.console.reading import CLIENT
 from lanemq.console.wording import size
 from lanemq.model.units import Millis
+from lanemq.net.address import origin_of
 from lanemq.wire.signing import Credentials
 
 POLICY = (
@@ -230,6 +232,7 @@ class Protection:
             await send(message)
 
         limit = scope[BODY_LIMIT] = BodyLimit()
+        CLIENT.set(origin_of(scope["client"][0]) if scope.get("client") else "")
 
         async def limited() -> Message:
             message = await receive()

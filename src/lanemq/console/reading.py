@@ -1,17 +1,24 @@
 """How the console reads from the brokers: few requests at a time, each answer shared by all pages that ask for it.
 
 Two limits keep the console from slowing the brokers, however many pages are open: `MAX_READS` threads read, and an
-answer younger than its `max_age` is used again. A thread of its own takes snapshots. After each one it pauses ten times
-as long, up to ten seconds (`Watch`). So the brokers never have more than three requests of a console at once, except
-while a snapshot asks members for their held lanes, four at a time.
+answer younger than its `max_age` is used again. Searches, which may take seconds, have as many threads of their own, so
+that they do not delay other pages. A further thread takes snapshots. After each one it pauses ten times as long, up to
+ten seconds (`Watch`). So the brokers never have more than five requests of a console at once, except while a snapshot
+asks members for their held lanes, four at a time.
+
+Looking needs no sign-in, so one client may ask for more than the console can read. Each address has a share of the
+reads that may wait, and addresses take turns.
 """
 
 import asyncio
 import contextlib
 import logging
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from lanemq.clock import Clock
@@ -28,6 +35,12 @@ MAX_READS = 2
 MAX_WAITING = 64
 """Reads and changes that wait for a thread or have one; further ones are refused, so that a burst of requests does not
 pile up. A page that is refused says so, and nothing was changed."""
+MAX_WAITING_PER_CLIENT = 32
+"""Those of one address. Few: people behind a proxy that hides their addresses are refused. Many: one client can take
+those of all."""
+MAX_SEARCHES = 16
+"""Searches that wait or run; a search reads for up to five seconds."""
+MAX_SEARCHES_PER_CLIENT = 4
 MAX_ANSWERS = 256
 """Answers that are kept."""
 SHARE_OF_TIME = 10
@@ -37,6 +50,10 @@ MAX_PAUSE = 10.0
 otherwise leave pages a minute old."""
 IDLE_FACTOR = 5
 """While no page is open, snapshots are taken so much less often."""
+
+
+CLIENT: ContextVar[str] = ContextVar("client", default="")
+"""The address for which the current task reads, which `Protection` sets; empty: the console itself."""
 
 
 class ConsoleBusy(LaneError):
@@ -51,14 +68,36 @@ class _Answer:
     value: asyncio.Future[Any]
 
 
+@dataclass(slots=True)
+class _Work:
+    """A read or a change that waits for a thread."""
+
+    run: Callable[[], Any]
+    result: asyncio.Future[Any]
+
+
 class ConsoleReads:
     """Runs blocking reads on a few threads. Used from one event loop."""
 
-    def __init__(self, clock: Clock, *, threads: int = MAX_READS) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        threads: int = MAX_READS,
+        most: int = MAX_WAITING,
+        per_client: int = MAX_WAITING_PER_CLIENT,
+    ) -> None:
+        """`most`: how many may wait or run, and `per_client` how many of one address."""
         self._clock = clock
+        self._idle = threads
+        self._most = most
+        self._per_client = per_client
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="console-read")
         self._answers: dict[Hashable, _Answer] = {}
-        self._waiting = 0
+        self._taken = Counter[str]()
+        """What waits or runs, by address."""
+        self._waiting: dict[str, deque[_Work]] = {}
+        """What waits, by address; the first address is the next to get a thread."""
 
     async def ask(self, question: Hashable, read: Callable[[], T], *, max_age: float = 1.0) -> T:
         """The answer to a question: one that is not older than `max_age` seconds, or a new one.
@@ -85,17 +124,53 @@ class ConsoleReads:
         finally:
             self._answers.clear()
 
-    def _begin(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+    def _begin(self, run: Callable[[], T]) -> "asyncio.Future[T]":
         """Gives the work to a thread. It counts until the thread is done with it, even if its page was closed."""
-        if self._waiting >= MAX_WAITING:
-            raise ConsoleBusy(f"{self._waiting} pages wait for the brokers: try again in a few seconds")
-        loop, running = asyncio.get_running_loop(), self._threads.submit(work)
-        self._waiting += 1
-        running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._left))
-        return asyncio.wrap_future(running)
+        client = CLIENT.get()
+        if self._taken.total() >= self._most:
+            raise ConsoleBusy(f"{self._taken.total()} pages wait for the brokers: try again in a few seconds")
+        if client and self._taken[client] >= self._per_client:
+            raise ConsoleBusy(
+                f"{self._taken[client]} pages of {client} wait for the brokers, the limit for one address: try again "
+                f"in a few seconds"
+            )
+        work = _Work(run, asyncio.get_running_loop().create_future())
+        self._taken[client] += 1
+        self._waiting.setdefault(client, deque()).append(work)
+        self._start_waiting()
+        return work.result
 
-    def _left(self) -> None:
-        self._waiting -= 1
+    def _start_waiting(self) -> None:
+        """Gives idle threads to what waits, one read of each address in turn."""
+        loop = asyncio.get_running_loop()
+        while self._idle and self._waiting:
+            client = next(iter(self._waiting))
+            waiting = self._waiting.pop(client)
+            work = waiting.popleft()
+            if waiting:
+                self._waiting[client] = waiting
+            if work.result.cancelled():
+                self._left(client)
+                continue
+            self._idle -= 1
+            running = self._threads.submit(work.run)
+            ended = partial(self._done, client, work)
+            running.add_done_callback(partial(loop.call_soon_threadsafe, ended))
+
+    def _done(self, client: str, work: _Work, done: "Future[Any]") -> None:
+        self._idle += 1
+        self._left(client)
+        if done.cancelled():
+            work.result.cancel()
+        elif not work.result.done():  # its page may be closed
+            error = done.exception()
+            work.result.set_result(done.result()) if error is None else work.result.set_exception(error)
+        self._start_waiting()
+
+    def _left(self, client: str) -> None:
+        self._taken[client] -= 1
+        if not self._taken[client]:
+            del self._taken[client]
 
     def _ended(self, question: Hashable, done: asyncio.Future[Any]) -> None:
         known = self._answers.get(question)
@@ -110,6 +185,10 @@ class ConsoleReads:
             del self._answers[next(iter(self._answers))]
 
     def close(self) -> None:
+        for waiting in self._waiting.values():
+            for work in waiting:
+                work.result.cancel()
+        self._waiting.clear()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 

@@ -51,6 +51,7 @@ from lanemq.console.views.pipelines import StatusAt
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
 from lanemq.model.wording import printable
+from lanemq.net.address import origin_of
 
 HERE = Path(__file__).parent
 KEEP_OPEN_SECONDS = 15.0
@@ -69,6 +70,8 @@ class Console:
     clock: Clock
     sessions: Sessions
     reading: ConsoleReads
+    searching: ConsoleReads
+    """Searches messages. It has threads and a limit of its own, so that searches do not keep out other pages."""
     pipeline_reading: ConsoleReads
     """Reads pipelines. It has a thread of its own, so that slow child processes do not delay other pages."""
     watch: Watch
@@ -174,7 +177,7 @@ def routes_of(screen: Screen) -> list[BaseRoute]:
     async def live(request: Request) -> Response:
         console = console_of(request)
         try:
-            return EventStream(_events(console, request, screen), console.streams, client_host(request))
+            return EventStream(_events(console, request, screen), console.streams, origin_of(client_host(request)))
         except ConsoleBusy as busy:  # the page shows it as it is, and tries again
             return PlainTextResponse(str(busy), 503, {"retry-after": str(RETRY_SECONDS)})
 

@@ -5,13 +5,17 @@ import contextlib
 import secrets
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
+from typing import cast
 
 import uvicorn
 
 from lanemq.console.app import console_app
+from lanemq.console.connections import ConsoleProtocol, OpenConnections, console_limits
 from lanemq.console.settings import ConsoleSettings
 from lanemq.net.address import Address
+from lanemq.net.server import ConnectionLimits
 from lanemq.signals import handled
 
 TOKEN_BYTES = 18
@@ -56,17 +60,27 @@ class ConsoleServer(uvicorn.Server):
             self._ready()
 
 
-def serve(settings: ConsoleSettings, listener: socket.socket, token: str, ready: Callable[[], None]) -> None:
-    """Serves until a signal. `ready` is called when the first request can be answered."""
+def console_server(
+    settings: ConsoleSettings, token: str, ready: Callable[[], None], limits: ConnectionLimits | None = None
+) -> ConsoleServer:
+    """A server that does not run yet. `ready` is called when the first request can be answered."""
+    protocol = partial(ConsoleProtocol, connections=OpenConnections(limits or console_limits()))
     config = uvicorn.Config(
         console_app(settings, token),
+        http=cast(type[asyncio.Protocol], protocol),
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="on",
         server_header=False,
         timeout_graceful_shutdown=STOP_SECONDS,
     )
-    server = ConsoleServer(config, ready)
+    return ConsoleServer(config, ready)
+
+
+def serve(settings: ConsoleSettings, listener: socket.socket, token: str, ready: Callable[[], None]) -> None:
+    """Serves until a signal."""
+    server = console_server(settings, token, ready)
     with _signals_end(server):
         asyncio.run(server.serve(sockets=[listener]))
 

@@ -7,6 +7,8 @@ from lanemq.model.wording import printable
 
 NONE: Final = "–"
 MAX_PREVIEW = 120
+PREVIEW_BYTES = 4 * MAX_PREVIEW
+"""Bytes that have so many characters in any case."""
 _STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (10**9, "days"))
 
 
@@ -85,5 +87,5 @@ def size(count: float | None) -> str:
 
 def preview(body: bytes) -> str:
     """The beginning of a body as one line of text; bytes that are not text are escaped."""
-    text = printable(body[: 4 * MAX_PREVIEW].decode("utf-8", "backslashreplace"))
+    text = printable(body[:PREVIEW_BYTES].decode("utf-8", "backslashreplace"))
     return text if len(text) <= MAX_PREVIEW else text[: MAX_PREVIEW - 1] + "…"

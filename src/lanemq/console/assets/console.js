@@ -1,5 +1,5 @@
-// What htmx does not do: the key "/", a refused event stream, choosing keys, the plots, and the live tail. Nothing here
-// builds HTML from data.
+// What pages do beyond links and forms: they are kept up to date, count chosen keys, show the values of a plot under the
+// pointer, and follow new messages. Every page works without this script. HTML comes from the server only, escaped there.
 "use strict";
 
 // "/" focuses the search box, unless a person is typing.
@@ -14,45 +14,123 @@ document.addEventListener("keydown", (event) => {
 // On a phone the navigation is one line that scrolls: the current screen is made visible.
 document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
-// What a person has opened stays open when the page is brought up to date.
-htmx.config.morphIgnore.push("open");
+// --- merging ---
+// A page that arrives is merged into the one that is shown: elements that are the same in both stay, and only what differs
+// in them is changed. So focus, selected text, what was typed or chosen, and how far a table was scrolled stay as they
+// are. What a person has opened stays open, and an element with `data-own` is left to this script.
 
-// The event stream of a page is refused while too many are open, or cannot be reached while the console restarts. The
-// page says so, keeps what it shows, and tries again.
+// Two children of an element are the same if they have the same name: their kind and id. Rows, items and cards have no
+// id; they are known by where they lead, so that a new row does not turn the others into their neighbours.
+function nameOf(node) {
+  const id = node.getAttribute?.("id");
+  if (id) return `${node.nodeName}#${id}`;
+  if (node.hasAttribute?.("data-own")) return `${node.nodeName} own`;
+  if (!["TR", "LI", "ARTICLE"].includes(node.nodeName)) return node.nodeName;
+  return [node.nodeName, ...[...node.querySelectorAll("a")].map((link) => link.getAttribute("href"))].join(" ");
+}
+
+function merge(shown, wanted) {
+  if (shown.nodeType !== Node.ELEMENT_NODE) {
+    if (shown.data !== wanted.data) shown.data = wanted.data;
+  } else if (!shown.hasAttribute("data-own")) {
+    mergeAttributes(shown, wanted);
+    mergeChildren(shown, wanted);
+  }
+}
+
+function mergeAttributes(shown, wanted) {
+  const kept = (name) => name === "open" && shown.nodeName === "DETAILS";
+  for (const { name } of [...shown.attributes]) {
+    if (!wanted.hasAttribute(name) && !kept(name)) shown.removeAttribute(name);
+  }
+  for (const { name, value } of wanted.attributes) {
+    if (shown.getAttribute(name) !== value && !kept(name)) shown.setAttribute(name, value);
+  }
+}
+
+function mergeChildren(shown, wanted) {
+  const known = new Map(); // the children that are shown, by name; those of one name in their order
+  for (const child of shown.childNodes) {
+    const name = nameOf(child);
+    known.has(name) ? known.get(name).push(child) : known.set(name, [child]);
+  }
+  const pairs = [...wanted.childNodes].map((child) => [known.get(nameOf(child))?.shift(), child]);
+  for (const child of [...known.values()].flat()) child.remove();
+  let next = shown.firstChild;
+  for (const [same, child] of pairs) {
+    if (same) merge(same, child);
+    if (same && same === next) next = next.nextSibling;
+    else shown.insertBefore(same ?? document.importNode(child, true), next);
+  }
+}
+
+function mergePage(shown, html) {
+  const focused = document.activeElement;
+  const arrived = document.createElement("template");
+  arrived.innerHTML = html;
+  mergeChildren(shown, arrived.content);
+  // An element that another one was moved past has lost the focus.
+  if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
+  chosen();
+  point();
+}
+
+// --- staying up to date ---
+// A page that is visible has an event stream. The console refuses one while too many are open, and cannot be reached while
+// it restarts: then the page says so, keeps what it shows, and tries again.
 const RETRY_MS = 10000;
 const live = document.getElementById("live");
 const refused = document.getElementById("live-refused");
-htmx.config.noSwap.push(503);
+let stream = null;
 
 function notLive(why) {
   refused.textContent = `This page is not kept up to date. ${why}`;
   refused.hidden = false;
 }
 
-function connectLater() {
-  setTimeout(() => {
-    if (!live._htmx?.sse) htmx.ajax("GET", live.getAttribute("hx-sse:connect"), { source: live });
-  }, RETRY_MS);
+function connect() {
+  if (stream || document.hidden) return;
+  const opened = (stream = new EventSource(live.dataset.live));
+  opened.onopen = () => { refused.hidden = true; };
+  opened.onmessage = (event) => mergePage(live, event.data);
+  opened.onerror = async () => {
+    if (opened.readyState !== EventSource.CLOSED) {
+      notLive("The console does not answer."); // the browser itself tries again
+      return;
+    }
+    const why = await whyRefused();
+    if (stream !== opened) return;
+    stream = null;
+    notLive(why);
+    setTimeout(connect, RETRY_MS);
+  };
 }
 
-live?.addEventListener("htmx:response:error", (event) => {
-  const { status, raw } = event.detail.ctx.response;
-  if (status !== 503) return;
-  notLive(raw.headers.get("content-type")?.startsWith("text/plain") ? event.detail.ctx.text : "The console is busy.");
-  connectLater();
-});
-live?.addEventListener("htmx:error", (event) => {
-  if (event.target !== live || live._htmx?.sse) return;
-  notLive("The console does not answer.");
-  connectLater();
-});
-// htmx itself tries again after a stream that was open has ended.
-live?.addEventListener("htmx:sse:error", (event) => {
-  if (event.detail.status === 503) notLive("Too many pages of this console are open.");
-});
-live?.addEventListener("htmx:sse:after:connection", () => { refused.hidden = true; });
+// Browsers do not tell why an event stream was refused, so the page asks for it once more.
+async function whyRefused() {
+  const asking = new AbortController();
+  try {
+    const answer = await fetch(live.dataset.live, { signal: asking.signal });
+    const told = answer.status === 503 && answer.headers.get("content-type")?.startsWith("text/plain");
+    return told ? await answer.text() : "The console is busy.";
+  } catch {
+    return "The console does not answer.";
+  } finally {
+    asking.abort();
+  }
+}
 
-// Choosing keys: all at once, up to the most that one redrive takes, and how many are chosen.
+if (live) {
+  connect();
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) return connect();
+    stream?.close();
+    stream = null;
+  });
+}
+
+// --- choosing keys ---
+// All at once, up to the most that one redrive takes, and how many are chosen.
 function chosen() {
   const form = document.querySelector("[data-choosing]");
   if (!form) return;
@@ -77,101 +155,71 @@ document.addEventListener("change", (event) => {
   }
   chosen();
 });
-document.addEventListener("htmx:sse:after:message", chosen);
 addEventListener("pageshow", chosen); // the browser's "back" restores what was chosen
 
-// Plots: drawn once, then given new data.
-const plots = new Map();
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const SERIES = {
-  rates: [["stored", "--accent"], ["finished", "--busy"]],
-  late: [["late", "--warn"]],
-  behind: [["behind", "--accent"]],
-};
+// --- plots ---
+// The server draws them. Here is only the line under the pointer, and the values of the nearest sample. A sample is its
+// place from 0 to 1000, its time, and its values.
+let pointer = null; // the plot under the pointer, and where in it
 
-function axis(unit) {
-  return { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false },
-    font: "12px system-ui, sans-serif", size: unit === "y" ? 52 : 26 };
+function point() {
+  if (!pointer) return;
+  const { plot, share } = pointer;
+  const area = plot.querySelector(".area");
+  const samples = (area?.dataset.points ?? "").split(";").map((sample) => sample.split(" "));
+  const distance = ([place]) => Math.abs(place / 1000 - share);
+  const [place, time, ...values] = samples.reduce((best, sample) => (distance(sample) < distance(best) ? sample : best));
+  const lines = [...plot.querySelectorAll("[data-said]")];
+  const text = `${time}: ${values.map((value, number) => `${value} ${lines[number]?.dataset.said}`).join(", ")}`;
+  plot.querySelector("p.pointed").textContent = text;
+  for (const end of ["x1", "x2"]) plot.querySelector("line.pointed").setAttribute(end, `${place / 10}%`);
 }
 
-// Steps between the lines of a plot of whole things.
-const WHOLE = [...Array(10).keys()].flatMap((power) => [1, 2, 5].map((step) => step * 10 ** power));
+function leave() {
+  if (!pointer) return;
+  const line = pointer.plot.querySelector("line.pointed");
+  for (const end of ["x1", "x2"]) line?.removeAttribute(end);
+  pointer.plot.querySelector("p.pointed")?.replaceChildren();
+  pointer = null;
+}
 
-// Hours and minutes; with seconds if the ticks are less than a minute apart.
-function clocks(times) {
-  const parts = times.length > 1 && times[1] - times[0] < 60 ? 3 : 2;
-  return times.map((seconds) => {
-    const when = new Date(seconds * 1000);
-    return [when.getHours(), when.getMinutes(), when.getSeconds()].slice(0, parts).map((part) => String(part).padStart(2, "0")).join(":");
+for (const kind of ["pointermove", "pointerdown"]) {
+  document.addEventListener(kind, (event) => {
+    const area = event.target.closest?.(".plot")?.querySelector(".area");
+    if (!area) return leave();
+    if (pointer && pointer.plot !== area.parentElement) leave();
+    const box = area.getBoundingClientRect();
+    pointer = { plot: area.parentElement, share: (event.clientX - box.left) / box.width };
+    point();
   });
 }
+document.documentElement.addEventListener("pointerleave", leave);
 
-function draw(element, data) {
-  const wanted = SERIES[element.dataset.plot];
-  const columns = [data.time, ...wanted.map(([name]) => data[name])];
-  const known = plots.get(element);
-  if (known) {
-    known.setData(columns);
-    return;
-  }
-  if (data.time.length < 2) return;
-  element.textContent = "";
-  const options = {
-    width: element.clientWidth, height: 185, legend: { show: false }, cursor: { show: false }, padding: [10, 28, 0, 0],
-    scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
-    axes: [{ ...axis("x"), space: 70, values: (_, times) => clocks(times) },
-      { ...axis("y"), ...(element.dataset.plot === "behind" ? { incrs: WHOLE } : {}) }],
-    series: [{}, ...wanted.map(([name, tone]) => ({ label: name, stroke: colour(tone), width: 2, points: { show: false } }))],
-  };
-  plots.set(element, new uPlot(options, columns, element));
-}
-
-async function refreshPlots() {
-  const elements = [...document.querySelectorAll("[data-plot]")];
-  if (!elements.length || document.hidden) return;
-  for (const source of new Set(elements.map((element) => element.dataset.source))) {
-    try {
-      const answer = await fetch(source);
-      if (!answer.ok) continue;
-      const data = await answer.json();
-      elements.filter((element) => element.dataset.source === source).forEach((element) => draw(element, data));
-    } catch {
-      // The console is away; the next refresh tries again.
-    }
-  }
-}
-
-if (document.querySelector("[data-plot]")) {
-  refreshPlots();
-  setInterval(refreshPlots, 2000);
-  addEventListener("resize", () => plots.forEach((plot, element) => plot.setSize({ width: element.clientWidth, height: 185 })));
-}
-
-// The live tail: rows come from the server, escaped there.
+// --- live tail ---
 const MAX_TAIL_ROWS = 200;
 const tail = document.getElementById("tail");
-let stream = null;
+let followed = null;
 tail?.addEventListener("click", () => {
   const state = document.getElementById("tail-state");
   const rows = document.getElementById("rows");
-  if (stream) {
-    stream.close();
-    stream = null;
+  if (followed) {
+    followed.close();
+    followed = null;
   } else {
-    stream = new EventSource(tail.dataset.tail);
-    stream.onmessage = (event) => {
+    followed = new EventSource(tail.dataset.tail);
+    followed.onmessage = (event) => {
       rows.insertAdjacentHTML("afterbegin", event.data);
       while (rows.rows.length > MAX_TAIL_ROWS) rows.deleteRow(-1);
     };
-    stream.onerror = () => {
-      if (stream?.readyState !== EventSource.CLOSED) return; // it connects again by itself
-      stream = null;
+    followed.onerror = () => {
+      if (followed?.readyState !== EventSource.CLOSED) return; // it connects again by itself
+      followed = null;
       tail.setAttribute("aria-pressed", "false");
       tail.textContent = "Live tail";
       state.textContent = "The console refused the live tail: too many are open.";
     };
   }
-  tail.setAttribute("aria-pressed", String(stream !== null));
-  tail.textContent = stream ? "Pause" : "Live tail";
-  state.textContent = stream ? "New messages appear at the top." : "Paused.";
+  tail.setAttribute("aria-pressed", String(followed !== null));
+  tail.textContent = followed ? "Pause" : "Live tail";
+  state.textContent = followed ? "New messages appear at the top." : "Paused.";
 });

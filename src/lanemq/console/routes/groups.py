@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lanemq.client.admin.admin import Admin, Position
@@ -20,7 +20,6 @@ from lanemq.console.views.groups import (
     ResetPreview,
     group_rows,
     group_view,
-    lag_series,
     never_read_notes,
     parse_shown,
     reset_preview,
@@ -48,11 +47,6 @@ async def _found(console: Console, request: Request, pipelines: Sequence[Pipelin
     if view is None:
         raise missing(now, f"there is no group {name!r}")
     return view
-
-
-async def _plots(request: Request) -> Response:
-    """The data of a group's plots. A group that is not known has no figures."""
-    return JSONResponse(lag_series(request.path_params["group"], list(console_of(request).watch.trends.samples)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +159,5 @@ def routes() -> list[BaseRoute]:
     )
     return [
         *(route for screen in screens for route in routes_of(screen)),
-        Route("/groups/{group}/plots", _plots),
         Route("/groups/{group}/reset", _do_reset, methods=["POST"]),
     ]

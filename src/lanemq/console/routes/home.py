@@ -1,4 +1,4 @@
-"""`/`: the home screen and the data of its plots."""
+"""`/`: the home screen, and whether the console runs."""
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -6,7 +6,7 @@ from starlette.routing import BaseRoute, Route
 
 from lanemq.console.pipeline_reading import pipelines_now
 from lanemq.console.screens import Console, Context, Screen, console_of, routes_of
-from lanemq.console.views.home import OrderVerdict, home_view, plot_series
+from lanemq.console.views.home import OrderVerdict, home_view
 
 
 async def _load(console: Console, request: Request) -> Context:
@@ -17,10 +17,6 @@ async def _load(console: Console, request: Request) -> Context:
     return {"title": "Home", "view": home_view(now, console.watch.trends, verdict, pipelines)}
 
 
-async def _plots(request: Request) -> Response:
-    return JSONResponse(plot_series(list(console_of(request).watch.trends.samples)))
-
-
 async def _health(request: Request) -> Response:
     """Whether the console itself runs; the brokers may be down."""
     now = console_of(request).watch.now
@@ -29,4 +25,4 @@ async def _health(request: Request) -> Response:
 
 
 def routes() -> list[BaseRoute]:
-    return [*routes_of(Screen("/", "home", "home.html", _load)), Route("/plots", _plots), Route("/health", _health)]
+    return [*routes_of(Screen("/", "home", "home.html", _load)), Route("/health", _health)]

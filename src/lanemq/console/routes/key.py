@@ -1,5 +1,7 @@
 """`/key`: the journey of a key. Without a topic, all topics are searched."""
 
+from dataclasses import dataclass
+
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -10,6 +12,7 @@ from lanemq.client.admin.topic_reader import MAX_FOUND
 from lanemq.clock import nanoseconds_of
 from lanemq.console.key_history import KeyHistory, read_key_history
 from lanemq.console.links import key_link
+from lanemq.console.message_search import SEARCH_SECONDS
 from lanemq.console.pipeline_reading import key_in_pipelines
 from lanemq.console.screens import Console, Context, Screen, console_of, routes_of, show
 from lanemq.console.views.key import ClockPair, key_view
@@ -32,7 +35,7 @@ async def _load(console: Console, request: Request) -> Context:
     described = console.watch.now.topic(topic)
     kept = {each.queue.queue_id: int(each.first) for each in described.queues} if described is not None else {}
     view = key_view(facts, MAX_FOUND, history, clock, kept, pipelines)
-    return {"title": f"Key {key}", "view": view, "found": (), "asked": key, "unindexed": ()}
+    return {"title": f"Key {key}", "view": view, "found": (), "asked": key, "unindexed": (), "left": ()}
 
 
 async def _history(console: Console, topic: str, key: str) -> KeyHistory | None:
@@ -53,19 +56,33 @@ async def _page(request: Request) -> Response:
     key, topic = request.query_params.get("key", ""), request.query_params.get("topic", "")
     if key and topic:
         return await show(request, SCREEN, await _load(console, request))
-    found = await console.reading.ask(("topics of", key), lambda: _topics_of(console, key)) if key else ()
-    if len(found) == 1:
-        return RedirectResponse(key_link(found[0], key))
+    search = await console.searching.ask(("topics of", key), lambda: _topics_of(console, key)) if key else TopicsOfKey()
+    if len(search.found) == 1 and not search.left:
+        return RedirectResponse(key_link(search.found[0], key))
     now = console.watch.now
     unindexed = () if all(each.lane for each in now.brokers) else tuple(each.topic for each in now.topics)
-    return await show(
-        request, SEARCH, {"title": "Key", "view": None, "found": found, "asked": key, "unindexed": unindexed}
-    )
+    context = {"title": "Key", "view": None, "found": search.found, "asked": key, "unindexed": unindexed}
+    return await show(request, SEARCH, {**context, "left": search.left, "search_seconds": SEARCH_SECONDS})
 
 
-def _topics_of(console: Console, key: str) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class TopicsOfKey:
+    """The topics that have messages of a key, and those that were not asked because it took too long."""
+
+    found: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+def _topics_of(console: Console, key: str) -> TopicsOfKey:
+    deadline, found = console.clock.now() + SEARCH_SECONDS * 1000, list[str]()
     with Admin(console.settings.server) as admin:
-        return tuple(topic for topic in admin.topics() if admin.find_key(topic, key, limit=1))
+        topics = admin.topics()
+        for number, topic in enumerate(topics, 1):
+            if admin.find_key(topic, key, limit=1):
+                found.append(topic)
+            if console.clock.now() >= deadline:
+                return TopicsOfKey(tuple(found), tuple(topics[number:]))
+    return TopicsOfKey(tuple(found))
 
 
 SCREEN = Screen("/key", "key", "key.html", _load)

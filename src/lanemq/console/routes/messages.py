@@ -16,7 +16,7 @@ from lanemq.client.admin.key_progress import message_progress
 from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.client.message import Message
 from lanemq.console.event_streams import EventStream
-from lanemq.console.message_search import find
+from lanemq.console.message_search import SEARCH_SECONDS, find
 from lanemq.console.pipeline_reading import key_in_pipelines
 from lanemq.console.reading import ConsoleBusy
 from lanemq.console.screens import Console, Context, Screen, client_host, console_of, missing, render_part, routes_of
@@ -30,6 +30,7 @@ from lanemq.console.views.messages import (
 )
 from lanemq.model.errors import InvalidOption, LaneError
 from lanemq.model.queue import MessageQueue
+from lanemq.net.address import origin_of
 
 TAIL_SECONDS = 1.0
 TAIL_AGE = 0.5
@@ -50,9 +51,9 @@ async def _load(console: Console, request: Request) -> Context:
         try:
             search = parse_search(text, datetime.now().astimezone())
             begin = parse_older(topic, places, request.query_params.get("until", ""))
-            found = await console.reading.ask(
+            found = await console.searching.ask(
                 ("search", topic, text, places),
-                lambda: find(console.settings.server, topic, search, begin),
+                lambda: find(console.settings.server, topic, search, begin, clock=console.clock),
                 max_age=2.0,
             )
             older = "" if found.older is None else f"/messages?{older_query(topic, text, found.older)}"
@@ -63,7 +64,7 @@ async def _load(console: Console, request: Request) -> Context:
     title = f"Messages of {topic}" if topic else "Messages"
     return {
         "title": title, "topics": topics, "topic": topic, "q": text, "found": found, "problem": problem,
-        "older": older, "is_first": not request.query_params.getlist("from"),
+        "older": older, "is_first": not request.query_params.getlist("from"), "search_seconds": SEARCH_SECONDS,
     }  # fmt: skip
 
 
@@ -98,7 +99,7 @@ async def _tail(request: Request) -> Response:
         raise missing(now, f"there is no topic {topic!r}")
     if console.tails >= MAX_TAILS:
         raise ConsoleBusy(f"{console.tails} live tails are open: close one, or use lanemq tail -f")
-    return EventStream(new_rows(console, topic), console.streams, client_host(request))
+    return EventStream(new_rows(console, topic), console.streams, origin_of(client_host(request)))
 
 
 async def new_rows(console: Console, topic: str) -> AsyncIterator[str]:

@@ -8,9 +8,9 @@ from typing import Literal
 from lanemq.client.admin.dead_letters import GroupDeadLetter, last_of_each_queue
 from lanemq.console.links import dead_letter_link, key_link
 from lanemq.console.snapshot import GroupDeadLetters, Snapshot
-from lanemq.console.views.messages import MessageView, body_of, message_view
+from lanemq.console.views.messages import MessageView, body_start, message_view
 from lanemq.console.views.steps import NO_REASON
-from lanemq.console.wording import preview
+from lanemq.console.wording import PREVIEW_BYTES, preview
 
 DeadState = Literal["open", "redriven"]
 
@@ -82,7 +82,7 @@ def dead_row(letter: GroupDeadLetter, redriven: bool) -> DeadLetterRow:
         letter.attempts,
         letter.since,
         letter.why or NO_REASON,
-        preview(body_of(message)),
+        preview(body_start(message, PREVIEW_BYTES)),
         dead_letter_link(letter.group, letter.id),
         key_link(letter.topic, message.key) if letter.topic else "",
     )

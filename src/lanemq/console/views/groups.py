@@ -13,6 +13,7 @@ from lanemq.console.links import pipeline_link
 from lanemq.console.snapshot import GroupNow, Snapshot
 from lanemq.console.trends import Trend, Trends, TrendSample
 from lanemq.console.views.pipelines import PipelineNow
+from lanemq.console.views.plots import Drawn, Plot, one_a_minute, plot
 from lanemq.console.views.waiting import WaitingRow, listed, member_notes, pipeline_notes, pipeline_rows, waiting_rows
 from lanemq.console.wording import NONE, span
 from lanemq.model.errors import InvalidOption
@@ -20,10 +21,10 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.model.wording import plural
 
-COURSE_STEP_MS = 60_000
-"""The table of a group's lag has a row for each minute."""
 FULL_LEASE = 5.0
 """Seconds of a LaneMQ member's lease by default; a lease bar is full at this length."""
+BEHIND = (Drawn("behind", "accent", "behind"),)
+LATE = (Drawn("late", "warn", "s"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,11 @@ class GroupScreen:
 
     row: GroupRow
     course: LagCourse | None
-    """None until there are two samples."""
+    """This and the two plots are None until there are two samples."""
+    behind: Plot | None
+    """The number of messages that the group has not finished."""
+    late: Plot | None
+    """The age of the oldest of them, in seconds."""
     queues: tuple[OwnedQueue, ...]
     members: tuple[tuple[GroupMember, int], ...]
     """Each member, and how many queues it owns."""
@@ -155,7 +160,7 @@ def group_view(name: str, now: Snapshot, trends: Trends, pipelines: Sequence[Pip
             *(row for each in own for row in pipeline_rows(each, now)),
         )
     )
-    course = lag_course(name, trends.samples)
+    course, series = lag_course(name, trends.samples), lag_series(name, list(trends.samples))
     # The members of a pipeline's group hold no keys: its checkpoint has them.
     unknown = pipeline_notes(own) if own else member_notes(each for each in now.unknown if each.group == name)
     notes = (
@@ -165,7 +170,16 @@ def group_view(name: str, now: Snapshot, trends: Trends, pipelines: Sequence[Pip
         *never_read_notes(pipelines),
         *_lost(name, now),
     )
-    return GroupScreen(_row(group, now, trends, own), course, queues, members, waiting, notes)
+    return GroupScreen(
+        _row(group, now, trends, own),
+        course,
+        plot(series, BEHIND, whole=True),
+        plot(series, LATE),
+        queues,
+        members,
+        waiting,
+        notes,
+    )
 
 
 def unread_deleted(now: Snapshot) -> Counter[tuple[str, str]]:
@@ -207,13 +221,8 @@ def lag_course(name: str, samples: Iterable[TrendSample]) -> LagCourse | None:
     ]
     if len(known) < 2:
         return None
-    rows = [known[-1]]
-    for each in reversed(known):
-        if (rows[-1].at - each.at).total_seconds() * 1000 >= COURSE_STEP_MS:
-            rows.append(each)
-    if rows[-1] is not known[0]:
-        rows.append(known[0])
-    return LagCourse(tuple(rows), max(known, key=lambda each: (each.lag, each.lag_seconds or 0)))
+    rows = one_a_minute(known, lambda each: each.at.timestamp() * 1000)
+    return LagCourse(rows, max(known, key=lambda each: (each.lag, each.lag_seconds or 0)))
 
 
 def _row(group: GroupNow, now: Snapshot, trends: Trends, pipelines: Sequence[PipelineNow]) -> GroupRow:

@@ -2,13 +2,16 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
+from lanemq.clock import wall_time
 from lanemq.console.links import group_link
 from lanemq.console.snapshot import GroupNow, Snapshot
 from lanemq.console.trends import ConsoleEvent, Trends, TrendSample
 from lanemq.console.views.groups import unread_deleted
 from lanemq.console.views.pipelines import PipelineNow
+from lanemq.console.views.plots import Drawn, Plot, one_a_minute, plot
 from lanemq.console.views.waiting import waiting_rows, waiting_view
 from lanemq.console.wording import number, span
 from lanemq.core.lane_status import LaneStatus
@@ -55,6 +58,28 @@ class HomeView:
     events: tuple[ConsoleEvent, ...]
     empty: bool
     """Whether there is no topic yet."""
+    rates: Plot | None
+    """Messages stored and finished per second; this and the next are None until there are two samples."""
+    late: Plot | None
+    """The lag of the group that is furthest behind, in seconds."""
+    figures: tuple["HomeFigures", ...]
+    """What the plots show, as text: about one row per minute, the newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class HomeFigures:
+    """The figures of one sample."""
+
+    at: datetime
+    stored: float | None
+    finished: float | None
+    """Per second, as `stored`; None for the first sample."""
+    late: float | None
+    """Seconds; None while it is unknown."""
+
+
+RATES = (Drawn("stored", "accent", "stored"), Drawn("finished", "busy", "finished"))
+LATE = (Drawn("late", "warn", "s"),)
 
 
 def home_view(
@@ -62,7 +87,21 @@ def home_view(
 ) -> HomeView:
     events = tuple(reversed(trends.events))[:MAX_EVENTS_SHOWN]
     tiles = (_up(now), _stuck(now, pipelines), _late(now, pipelines), _failed(now, pipelines), _order(now, verdict))
-    return HomeView(tiles, events, not now.error and not now.topics)
+    series = plot_series(list(trends.samples))
+    figures = [
+        HomeFigures(wall_time(sample.at), stored, finished, late)
+        for sample, stored, finished, late in zip(
+            trends.samples, series["stored"], series["finished"], series["late"], strict=True
+        )
+    ]
+    return HomeView(
+        tiles,
+        events,
+        not now.error and not now.topics,
+        plot(series, RATES),
+        plot(series, LATE),
+        one_a_minute(figures, lambda each: each.at.timestamp() * 1000) if len(figures) > 1 else (),
+    )
 
 
 def _up(now: Snapshot) -> Tile:

@@ -5,16 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from lanemq.client.admin.key_progress import KeyFacts, KeyProgress
+from lanemq.client.admin.key_progress import NOT_KNOWN, KeyFacts, KeyProgress
 from lanemq.client.admin.views import LaneStateView
 from lanemq.client.message import Message
 from lanemq.clock import wall_time
 from lanemq.console.key_history import INTERRUPTED, KeyHistory, RecordedTurn
 from lanemq.console.links import dead_link, group_link, message_link, pipeline_link
+from lanemq.console.views.messages import body_start
 from lanemq.console.views.pipelines import NOT_IN_TIME
 from lanemq.console.views.steps import LEVELS, KeyInPipeline, StepState, at_broker, doubt_about, step_of
 from lanemq.console.views.waiting import parked_row
-from lanemq.console.wording import preview
+from lanemq.console.wording import PREVIEW_BYTES, preview
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
@@ -251,7 +252,7 @@ def _stop(
         message.born_at,
         message.stored_at,
         message.tag,
-        preview(message.body),
+        preview(body_start(message, PREVIEW_BYTES)),
         message_link(queue, offset),
         tuple(JourneyStep(name, state, LEVELS[state], detail) for name, state, detail in steps),
         tuple(turn for id, turn in turns.get((queue.queue_id, offset), ()) if _is_about(message, id, turn)),
@@ -354,6 +355,8 @@ def _sentence(progress: KeyProgress) -> str:
     if waits_for.startswith("nothing: "):
         text = waits_for.removeprefix("nothing: ")
         return f"{text[0].upper()}{text[1:]}."
+    if waits_for.startswith(NOT_KNOWN):
+        return f"Not known: {waits_for.removeprefix(NOT_KNOWN)}."
     return f"Waits for {waits_for}."
 
 
@@ -365,7 +368,7 @@ def _lane_state(progress: KeyProgress) -> StepState:
     if not progress.pending:
         if progress.retries:
             return "in retry"
-        if progress.retries_unknown and progress.done:
+        if progress.unsearched or (progress.retries_unknown and progress.done):
             return "unknown"
         return "dead letter" if progress.dead else "done"
     return step_of(progress, _head(progress))[0]

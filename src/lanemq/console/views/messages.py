@@ -13,14 +13,20 @@ from lanemq.client.message import Message
 from lanemq.console.links import group_link, key_link, message_link, pipeline_link
 from lanemq.console.views.pipelines import NOT_IN_TIME
 from lanemq.console.views.steps import LEVELS, KeyInPipeline, doubt_about, step_of
-from lanemq.console.wording import preview
+from lanemq.console.wording import PREVIEW_BYTES, preview, size
 from lanemq.model.errors import InvalidOption, LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import parse_duration
 from lanemq.model.wording import printable
+from lanemq.wire.compression import decompress_start
+from lanemq.wire.record import COMPRESSED
 
 MAX_BODY_CHARS = 100_000
 """Characters of a body that its page shows."""
+MAX_SHOWN_BYTES = 4 * MAX_BODY_CHARS
+"""A page expands a compressed body up to this. A few kilobytes may hold 64 MiB."""
+MAX_SEARCHED_BYTES = 16 << 20
+"""A search looks for words up to here in a body. A body that is not compressed is never larger."""
 MAX_HEX_BYTES = 4096
 
 
@@ -49,18 +55,19 @@ def message_row(message: Message) -> MessageRow:
         message.key,
         message.tag,
         message.stored_at,
-        preview(body_of(message)),
+        preview(body_start(message, PREVIEW_BYTES)),
         message_link(message.queue, message.queue_offset),
         key_link(message.queue.topic, message.key),
     )
 
 
-def body_of(message: Message) -> bytes:
-    """The body; one that claims to be compressed and is not is shown as it is stored."""
+def body_start(message: Message, most: int) -> bytes:
+    """The first bytes of the body; one that claims to be compressed and is not is shown as it is stored."""
+    stored = message.stored_body
     try:
-        return message.body
+        return decompress_start(message.record.sys_flag, stored, most)
     except LaneError:
-        return message.stored_body
+        return stored[:most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,7 @@ def matches(search: Search, message: Message) -> bool:
         return False
     if search.key is not None and search.key != message.key and search.key not in message.keys:
         return False
-    return not search.text or search.text.encode() in body_of(message)
+    return not search.text or search.text.encode() in body_start(message, MAX_SEARCHED_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +182,7 @@ class MessageView:
     stored_id: str
     sent_at: datetime
     sent_from: str
-    bytes: int
+    size: str
     json: str | None
     """The body as indented JSON; None if it is not JSON."""
     text: str
@@ -186,21 +193,36 @@ class MessageView:
 
 
 def message_view(message: Message, places: tuple[GroupPlace, ...] = ()) -> MessageView:
-    body, record = body_of(message), message.record
+    body, record = body_start(message, MAX_SHOWN_BYTES + 1), message.record
     return MessageView(
         message_row(message),
         message.message_id,
         message.stored_id,
         message.born_at,
         record.born_host,
-        len(body),
+        _size(message, body),
         _json(body),
-        printable_lines(body[: 4 * MAX_BODY_CHARS].decode("utf-8", "backslashreplace"))[:MAX_BODY_CHARS],
+        printable_lines(_text(body))[:MAX_BODY_CHARS],
         "\n".join(_hex_lines(body[:MAX_HEX_BYTES])),
         len(body) > MAX_HEX_BYTES,
         tuple(sorted((name, printable(value)) for name, value in message.properties.items())),
         places,
     )
+
+
+def _size(message: Message, start: bytes) -> str:
+    """The size of the body, as far as it was expanded."""
+    stored = len(message.stored_body)
+    if not message.record.sys_flag & COMPRESSED:
+        return size(stored)
+    if len(start) <= MAX_SHOWN_BYTES:
+        return size(len(start))
+    return f"more than {size(MAX_SHOWN_BYTES)}, compressed to {size(stored)}"
+
+
+def _text(body: bytes) -> str:
+    """Cuts the text before it is escaped; escaping only makes it longer."""
+    return body[:MAX_SHOWN_BYTES].decode("utf-8", "backslashreplace")[:MAX_BODY_CHARS]
 
 
 def printable_lines(text: str) -> str:
