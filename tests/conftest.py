@@ -17,6 +17,7 @@ from tests import postgres_server, quick_spark
 from tests.certificates import Authority, new_authority
 from tests.files.roots import hdfs, root, s3  # noqa: F401
 
+from lanemq.background_log import LINES
 from lanemq.client.admin.admin import Admin
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.testing.plugin import lanemq_broker as lanemq_broker
@@ -114,6 +115,21 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
+
+
+class WholeLog(pytest.LogCaptureFixture):
+    """What was logged, with the records that the log's thread has not written yet."""
+
+    @property
+    def handler(self) -> Any:
+        assert LINES.drain(10)
+        return super().handler
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.__class__ = WholeLog
+    return caplog
 
 
 @pytest.fixture(scope="session")

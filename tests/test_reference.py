@@ -5,10 +5,12 @@ Beside names and help texts, pages have what a person wrote: units, and what goe
 
 import importlib
 import re
-from dataclasses import asdict, fields
+from copy import copy
+from dataclasses import fields
 
 import click
 import pytest
+from click.testing import CliRunner
 from tests.documents import ROOT
 
 from lanemq.broker.body_limits import _LIMITS, SMALL_BODY
@@ -16,7 +18,7 @@ from lanemq.broker.monitor.catalogue import CATALOGUE
 from lanemq.cli.main import main
 from lanemq.client.metrics import CONSUMER_CATALOGUE, PRODUCER_CATALOGUE
 from lanemq.core.brokering import dedup
-from lanemq.core.brokering.quotas import QuotaLimits
+from lanemq.core.brokering.quotas import Quota
 from lanemq.core.consuming.flow_control import FlowLimits
 from lanemq.core.consuming.queue_lease import LeaseTimes
 from lanemq.core.finished_ranges import MAX_RANGES
@@ -39,11 +41,15 @@ def first_cells(text: str) -> list[str]:
     return re.findall(r"^\| `([\w-]+)", text, re.MULTILINE)
 
 
-def broker_rows() -> list[str]:
-    """The table of all options of `lanemq broker`, from its help. If the test fails, put this into the page."""
+def broker_rows(*, hidden: bool) -> list[str]:
+    """The table of the options of `lanemq broker` that its help shows, or of those that it leaves out. If the test
+    fails, put this into the page."""
     command = main.get_command(click.Context(main), "broker")
     assert command is not None
-    found = [each.get_help_record(click.Context(command)) for each in command.params if isinstance(each, click.Option)]
+    options = [copy(each) for each in command.params if isinstance(each, click.Option) and each.hidden == hidden]
+    for each in options:
+        each.hidden = False
+    found = [each.get_help_record(click.Context(command)) for each in options]
     rows = ["| option | means |", "|---|---|"]
     for name, text in filter(None, found):
         if "--help" not in name:
@@ -53,12 +59,18 @@ def broker_rows() -> list[str]:
 
 
 def test_the_page_of_options_has_every_option_of_a_broker_as_its_help_says() -> None:
-    shown = [line for line in section(OPTIONS, "Brokers: every option").splitlines() if line.startswith("|")]
-    assert shown == broker_rows()
+    for title, hidden in (("Brokers: options", False), ("Brokers: options that few need", True)):
+        shown = [line for line in section(OPTIONS, title).splitlines() if line.startswith("|")]
+        assert shown == broker_rows(hidden=hidden)
+
+
+def test_the_help_of_the_broker_fits_on_one_screen() -> None:
+    result = CliRunner().invoke(main, ["broker", "--help"], terminal_width=120)
+    assert len(result.output.splitlines()) <= 40
 
 
 def test_the_other_tables_name_only_options_that_a_broker_has() -> None:
-    known = {re.split(r"[` ]", row)[2] for row in broker_rows()[2:]}
+    known = {re.split(r"[` ]", row)[2] for hidden in (False, True) for row in broker_rows(hidden=hidden)[2:]}
     commands = section((REFERENCE / "command-line.md").read_text("utf-8"), "The broker")
     titles = ("Brokers: limits", "Brokers: fixed limits", "Brokers: parked lanes")
     parts = [section(OPTIONS, title) for title in titles]
@@ -113,7 +125,9 @@ OTHERS = {
 
 def fixed_limits() -> dict[str, int]:
     """Every limit of a broker that has no option, by its name in the code."""
-    found = {f"quotas.{name}": value for name, value in asdict(QuotaLimits()).items()}
+    limits = [(f"quotas.{quota.name}", quota.value) for quota in Quota]
+    found = {f"{name}.of_party": limit.of_party for name, limit in limits if limit.of_party is not None}
+    found |= {f"{name}.of_connection": limit.of_connection for name, limit in limits if limit.of_connection is not None}
     found |= {f"body_limits.{RequestCode(code).name}": value for code, value in _LIMITS.items()} | OTHERS
     used = ("broker/**/*.py", "core/brokering/*.py", "net/peer.py", "net/server.py", "net/monitor.py",
             "net/descriptors.py", "net/rate_limited_log.py")  # fmt: skip

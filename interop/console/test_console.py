@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 import httpx2 as httpx
 import pytest
+from click.testing import CliRunner
 from tests.console.conftest import TOKEN
 from tests.console.window import serving
 
@@ -24,6 +25,8 @@ from interop.java_client import java_client
 from interop.maven import UnavailableError
 from interop.ports import eventually
 from lanemq import Admin, App, Message, Producer
+from lanemq.cli.main import main
+from lanemq.client.admin import key_progress
 from lanemq.client.admin.topic_reader import TopicReader
 from lanemq.console.settings import ConsoleSettings
 from lanemq.core.backoff import Backoff
@@ -226,11 +229,11 @@ def visitor(shop: Shop) -> Iterator[Visitor]:
 
 
 SCREENS = {
-    "home": "/", "plots": "/plots", "topics": "/topics", "topic": "/topics/orders", "new topic": "/topic/new",
+    "home": "/", "topics": "/topics", "topic": "/topics/orders", "new topic": "/topic/new",
     "delete": "/topics/orders/delete", "messages": "/messages", "messages of a topic": "/messages?topic=orders",
     "message": "/message?topic=returns&broker={broker}&queue=0&offset=0", "key": "/key",
     "journey": "/key?topic=orders&key=order-7", "groups": "/groups", "group": "/groups/shipping",
-    "concurrent group": "/groups/sending", "group's plots": "/groups/shipping/plots",
+    "concurrent group": "/groups/sending",
     "reset": "/groups/readers/reset", "preview of a reset": "/groups/readers/reset?topic=orders&to=first&queue=",
     "waiting": "/waiting", "dead letters": "/dead", "dead letters of a group": "/dead?group=java",
     "dead letter": "/dead/letter?group=java&id={broker}/0/0", "redrive": "/dead/redrive?group=java",
@@ -288,6 +291,20 @@ def test_a_key_that_is_parked_in_a_member_is_listed_with_its_member_and_its_erro
     assert "3 messages" in journey
     assert "parked in its owner's memory at offset" in journey
     assert "Owner shipper@1 Lease left – Epoch –" in journey
+
+
+def test_the_command_line_knows_a_key_that_is_parked_in_a_member(
+    visitor: Visitor, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the search does not reach the messages of the key."""
+    monkeypatch.setattr(key_progress, "MAX_SEARCHED", 1)
+
+    def run(*words: str) -> str:
+        return CliRunner().invoke(main, [*words, "--group", "shipping", "--server", shop.address]).output
+
+    assert "parked in its owner's memory" in run("why", "order-7", "--topic", "orders")
+    assert "in member shipper@1" in run("parked", "list")
+    assert "order-7 of group shipping is parked in the memory of shipper@1" in run("parked", "redrive", "order-7")
 
 
 def test_a_held_key_says_what_it_waits_for(visitor: Visitor, shop: Shop) -> None:

@@ -121,7 +121,7 @@ public final class Job {
                 }
             }
         }
-        if (job.getBooleanValue("broker_assigns")) { // 5.x only
+        if (job.getBooleanValue("client_rebalance_off")) { // 5.x only
             DefaultMQPushConsumer.class.getMethod("setClientRebalance", boolean.class).invoke(consumer, false);
         }
         consumer.subscribe(job.getString("topic"), job.getString("tags") == null ? "*" : job.getString("tags"));

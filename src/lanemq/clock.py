@@ -58,7 +58,7 @@ MAX_WHEN = 253402300800.0
 
 
 class Clock(Protocol):
-    """The source of time; tests and simulations use their own."""
+    """The source of time; tests and simulations use their own. Read with locks held, so it must not use a client."""
 
     def now(self) -> Millis:
         """Milliseconds that never go back; only differences mean anything."""

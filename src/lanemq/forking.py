@@ -6,9 +6,12 @@ would write into its parent's connections under its parent's identity, and wait 
 Producers, administration and histories start anew in the child; consumers refuse. See docs/decisions/0019-fork.md.
 """
 
+import atexit
 import logging
 import os
+import sys
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 log = logging.getLogger(__name__)
@@ -29,12 +32,36 @@ def tell_child(each: Forkable) -> None:
     _objects.add(each)
 
 
+_ends: set[tuple[int, Callable[[], object]]] = set()
+"""By process: what is called at its end."""
+
+
+def call_at_end(function: Callable[[], object], *, priority: int) -> None:
+    """Calls the function once when this process ends, those with the highest priority first.
+
+    Call this whenever the function may be needed: processes of `multiprocessing` end without the hooks of `atexit`, and
+    have hooks of their own.
+    """
+    process, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
+    is_child = process is not None and util is not None and process.parent_process() is not None
+    if (os.getpid(), function) in _ends:
+        return
+    _ends.add((os.getpid(), function))
+    if is_child and util is not None:
+        util.Finalize(None, function, exitpriority=priority)
+    else:
+        atexit.register(function)
+
+
 def _in_child() -> None:
+    failures: list[Exception] = []
     for each in list(_objects):
         try:
             each.forked()
-        except Exception:
-            log.exception("a client could not be prepared for this child process")
+        except Exception as error:  # noqa: BLE001 - the others must know, too
+            failures.append(error)
+    for failure in failures:  # not earlier: a handler of the log may use a client
+        log.error("a client could not be prepared for this child process", exc_info=failure)
 
 
 if hasattr(os, "register_at_fork"):

@@ -218,6 +218,17 @@ class History:
         """
         self._write("reset", place.fields() | {"reason": reason, "kept": int(kept), "epoch": epoch})
 
+    def subscribed(
+        self, group: str, topic: str, queue: int, tags: str, *, lost: str = "", broker: str = DEFAULT_BROKER_NAME
+    ) -> None:
+        """From now on a member of the group selects these tags, `*` for all; members with fewer must skip none of them.
+
+        Written for every queue of the topic, while members have different tags. `lost` is the member that selected more
+        until now, if it did not say that it leaves.
+        """
+        more: _Fields = {"tags": tags, "lost": lost} if lost else {"tags": tags}
+        self._write("subscribed", {"group": group} | _queue_fields(topic, broker, queue) | more)
+
     def crashed(self, topic: str, queue: int, alive: int, *, broker: str = DEFAULT_BROKER_NAME) -> None:
         """At the start of a broker, for every queue: its previous run ended at `alive` without a clean stop."""
         self._write("crashed", _queue_fields(topic, broker, queue) | {"alive": alive})

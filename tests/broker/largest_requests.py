@@ -19,11 +19,11 @@ from lanemq.broker.handlers.owner_parking import MAX_KEY_CHARS, MAX_OFFSETS
 from lanemq.broker.handlers.routes import MAX_KV_CHARS
 from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.brokering.parked_lane_table import LaneName
-from lanemq.core.brokering.quotas import QuotaLimits, Quotas
+from lanemq.core.brokering.quotas import Quota, Quotas
 from lanemq.core.lane_status import Failure
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.batch import MAX_BATCH_MESSAGES
-from lanemq.wire.bodies import AssignmentQuery, LaneProgress, RequestMode
+from lanemq.wire.bodies import LaneProgress
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import RESPONSE_BIT, Command, encode_command
 from lanemq.wire.headers import _SEND_LONG
@@ -56,7 +56,7 @@ class FullBroker:
         self.raw, self.member = running.connect(), running.connect()
         # What one party may have is another test's matter.
         most = 10**9
-        self.parts.quotas = Quotas(QuotaLimits(most, most, most, most, most, most, most, most, most, most, most))
+        self.parts.charges.quotas = Quotas(dict.fromkeys(Quota, most), dict.fromkeys(Quota, most))
         self._fill_topics()
         self._fill_groups()
         self._fill_lanes()
@@ -237,7 +237,6 @@ QUEUE = {"topic": "T", "queueId": "0"}
 PULL = pull_ext("T", 0, most=4096, laneMaxBytes=str(LARGEST_BODY))
 SEARCH = {"topic": "T", "key": "k", "maxNum": "64", "beginTimestamp": "0", "endTimestamp": str(2**62)}
 RESET = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}
-ASSIGNMENT = AssignmentQuery(client_id="m0", consumer_group="crowd", strategy_name="CONSISTENT_HASH", topic="T")
 
 REPLIES = frozenset({RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2})
 RELAYED = REPLIES | {
@@ -278,8 +277,6 @@ LARGEST: dict[RequestCode, Callable[[FullBroker, int], Request]] = {
     RequestCode.GET_PRODUCER_CONNECTION_LIST: always({"producerGroup": "p1"}),
     RequestCode.GET_ALL_PRODUCER_INFO: always(),
     RequestCode.CHECK_CLIENT_CONFIG: always({}, CLIENT_CONFIG),
-    RequestCode.QUERY_ASSIGNMENT: always({}, ASSIGNMENT.encode()),
-    RequestCode.SET_MESSAGE_REQUEST_MODE: always({}, RequestMode(consumer_group="g", topic="T", mode="POP").encode()),
     RequestCode.LOCK_BATCH_MQ: lambda full, run: (
         {"laneLeaseMillis": "60000", "laneFinished": "true", "laneKeepAliveMillis": "3000"},
         lock(f"lock{run}"),

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, bodies, heartbeat, lock_body, pull_ext, send_ext
-from tests.broker.running import RunningBroker
+from tests.broker.running import ManualClock, RunningBroker
 
+from lanemq.broker.handlers import send, single_sends
+from lanemq.log.store import Store
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import RESPONSE_BIT, Command, encode_command, pack_frame
 
@@ -267,18 +269,26 @@ def test_a_frame_split_at_every_byte_is_one_request(broker: RunningBroker) -> No
         assert raw.answer(opaque).ext["offset"] == "1"
 
 
+@pytest.fixture
+def few_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+    for handler in (send, single_sends):
+        monkeypatch.setattr(handler, "MAX_PROPERTIES_BYTES", 50)
+
+
+@pytest.mark.usefixtures("few_properties")
 def test_too_large_body_or_properties_are_refused(start: Start) -> None:
-    raw = start(max_body_bytes=100, max_properties_bytes=50).connect()
+    raw = start(max_body_bytes=100).connect()
     assert raw.send("T", bytes(101)).code == ResponseCode.MESSAGE_ILLEGAL
     assert raw.send("T", properties={"k": "v" * 60}).code == ResponseCode.MESSAGE_ILLEGAL
     assert raw.send("T", bytes(100), properties={"k": "v" * 40}).code == 0
 
 
 @pytest.mark.parametrize("large", [(bytes(101), {"k": "v"}), (b"x", {"k": "v" * 60})])
+@pytest.mark.usefixtures("few_properties")
 def test_batch_with_one_message_too_large_is_refused_as_a_whole(
     start: Start, large: tuple[bytes, dict[str, str]]
 ) -> None:
-    raw = start(max_body_bytes=100, max_properties_bytes=50).connect()
+    raw = start(max_body_bytes=100).connect()
     small = (b"x", {"k": "v"})
     assert raw.send_batch("T", [small, large, small]).code == ResponseCode.MESSAGE_ILLEGAL
     assert raw.send_batch("T", [small, small]).ext["queueOffset"] == "0"
@@ -297,3 +307,44 @@ def test_the_remark_of_a_refusal_does_not_repeat_the_clients_words(raw: RawClien
     """The client already says that the broker refused."""
     refused = raw.pull("Nowhere")
     assert (refused.code, refused.remark) == (ResponseCode.TOPIC_NOT_EXIST, "topic Nowhere does not exist")
+
+
+@pytest.mark.parametrize(
+    ("code", "ext"),
+    [
+        (RequestCode.VIEW_MESSAGE_BY_ID, {"offset": "0"}),
+        (RequestCode.CONSUMER_SEND_MSG_BACK, {"group": "g", "offset": "0", "delayLevel": "1"}),
+    ],
+)
+def test_a_fault_that_a_client_repeats_is_one_traceback_a_minute(
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+    ext: dict[str, str],
+) -> None:
+    clock = ManualClock()
+    raw = start(clock=clock).connect()
+
+    def fail(store: Store, position: int) -> bytes:
+        raise RuntimeError(f"unforeseen at {position}")
+
+    monkeypatch.setattr(Store, "read_at", fail)
+    assert {raw.ask(code, ext).code for _ in range(50)} == {ResponseCode.SYSTEM_ERROR}
+    assert len(caplog.records) == 1
+    assert caplog.records[0].exc_info is not None
+    clock.passed += 60_000
+    raw.ask(code, ext)
+    assert "49 more like this were not logged" in caplog.records[1].getMessage()
+
+
+def test_a_damaged_message_that_a_client_reads_again_and_again_is_a_limited_number_of_lines(
+    broker: RunningBroker, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw = broker.connect()
+    raw.send("T", b"hurt")
+    log = next((folder / "data" / "log").glob("*.log"))
+    log.write_bytes(log.read_bytes().replace(b"hurt", b"HURT"))
+    for _ in range(150):
+        raw.pull("T", 0)
+    assert len([each for each in caplog.records if "damaged" in each.getMessage()]) == 101

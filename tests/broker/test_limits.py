@@ -11,8 +11,10 @@ from tests.broker.running import ManualClock, RunningBroker
 from tests.load.abuses import heartbeat_of
 
 from lanemq.broker.body_limits import SMALL_BODY
-from lanemq.broker.parts import Parts
-from lanemq.core.brokering.quotas import Quota, QuotaLimits, Quotas
+from lanemq.broker.charges import Charges
+from lanemq.broker.context import BrokerContext
+from lanemq.broker.handlers.locks import LockHandler
+from lanemq.core.brokering.quotas import Quota, Quotas
 from lanemq.net import descriptors
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -21,9 +23,12 @@ from lanemq.wire.lane_bodies import NextBody, ParkAnswer, ParkBody
 from lanemq.wire.record import decode_offset_id
 
 
-def limited(running: RunningBroker, **limits: int) -> Parts:
-    parts = running.broker.running.parts
-    parts.quotas = Quotas(QuotaLimits(**limits))
+def limited(running: RunningBroker, **limits: int) -> BrokerContext:
+    """A broker with these limits of a party, or of a connection if their name ends so."""
+    parts, suffix = running.broker.running.parts, "_of_connection"
+    of_connection = {Quota[name.removesuffix(suffix).upper()]: n for name, n in limits.items() if name.endswith(suffix)}
+    of_party = {Quota[name.upper()]: n for name, n in limits.items() if not name.endswith(suffix)}
+    parts.charges.quotas = Quotas(of_party, of_connection)
     return parts
 
 
@@ -69,7 +74,7 @@ def test_an_address_invents_no_more_groups_than_its_quota_by_any_request(broker:
 
 def test_without_the_quota_every_invented_group_is_kept(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the test before."""
-    monkeypatch.setattr(Parts, "use_groups", lambda *_: None)
+    monkeypatch.setattr(Charges, "use_groups", lambda *_: None)
     limited(broker, groups=3)
     raw = broker.connect()
     raw.create("T")
@@ -102,7 +107,10 @@ def test_a_refused_heartbeat_is_charged_nothing(broker: RunningBroker) -> None:
     many = raw.ask(RequestCode.HEART_BEAT, {}, kind_of_heartbeat("second", ["b", "c", "d"], ordered=True))
     assert many.code == ResponseCode.SYSTEM_ERROR
     address = "address 127.0.0.1"
-    assert (parts.quotas.charged(Quota.SEATS, address), parts.quotas.charged(Quota.GROUPS, address)) == (1, 1)
+    assert (
+        parts.charges.quotas.charged(Quota.SEATS, address),
+        parts.charges.quotas.charged(Quota.GROUPS, address),
+    ) == (1, 1)
     assert raw.ask(RequestCode.HEART_BEAT, {}, kind_of_heartbeat("second", ["b", "c"], ordered=True)).code == 0
 
 
@@ -153,13 +161,13 @@ def test_a_group_with_offsets_expires_after_its_expiry_and_its_epochs_go_on(star
 
 
 def test_topics_and_locks_have_quotas(broker: RunningBroker) -> None:
-    limited(broker, topics=2, leases=5)
+    limited(broker, queues=40, leases=5)
     raw = broker.connect()
     assert raw.create("T").code == 0
     assert raw.send("U").code == 0
     for reply in (raw.create("V"), raw.send("W")):
         assert reply.code == ResponseCode.SYSTEM_ERROR
-        assert "2 topics created" in (reply.remark or "")
+        assert "40 queues of topics created" in (reply.remark or "")
     assert raw.create("T").code == 0, "it exists"
     assert len(raw.lock("c", queues=(0, 1, 2, 3)).lock_ok_mq_set) == 4
     assert len(raw.lock("c", queues=(0, 1, 2, 3)).lock_ok_mq_set) == 4
@@ -214,7 +222,7 @@ def test_without_that_check_a_stranger_releases_the_lock(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control of the test before."""
-    monkeypatch.setattr(Parts, "refuse_other_client", lambda *_, **__: None)
+    monkeypatch.setattr(LockHandler, "_refuse_other_client", lambda *_, **__: None)
     owner, stranger = broker.connect(), broker.connect()
     owner.create("T")
     owner.heartbeat("a")
@@ -224,7 +232,7 @@ def test_without_that_check_a_stranger_releases_the_lock(
 
 
 def test_pipelined_requests_that_are_saved_are_limited_by_connection(broker: RunningBroker) -> None:
-    limited(broker, rows=5)
+    limited(broker, rows_of_connection=5)
     raw = broker.connect()
     names = [f"t{n}" for n in range(20)]
     more = {"readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
@@ -307,7 +315,7 @@ def test_one_connection_and_one_address_hold_no_more_pulls_than_their_quotas(bro
     second.close()
     while broker.call(lambda: len(parts.polls)):
         pass
-    assert broker.call(lambda: parts.quotas.charged(Quota.HELD_PULLS, "address 127.0.0.1")) == 0
+    assert broker.call(lambda: parts.charges.quotas.charged(Quota.HELD_PULLS, "address 127.0.0.1")) == 0
 
 
 def test_without_the_quota_one_connection_holds_all_pulls(broker: RunningBroker) -> None:
@@ -344,7 +352,7 @@ def test_without_the_quota_one_connection_takes_seats_for_every_invented_client(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control of the test before."""
-    monkeypatch.setattr(Parts, "charge_seats", lambda *_: None)
+    monkeypatch.setattr(Charges, "take_in_all", lambda *_: None)
     limited(broker, seats=5, seats_of_connection=3)
     raw = broker.connect()
     assert {raw.ask(RequestCode.HEART_BEAT, {}, heartbeat_groups("g1")(f"c{n}")).code for n in range(9)} == {0}
@@ -373,7 +381,7 @@ def test_a_client_that_searches_does_not_keep_others_from_searching(broker: Runn
     parts.store.query = query  # type: ignore[method-assign]
     greedy, beside, elsewhere = broker.connect(), broker.connect(), RawClient(broker.address, source="127.0.0.2")
     greedy.create("T")
-    asked = [search(greedy, f"greedy {number}") for number in range(QuotaLimits().searches_of_connection)]
+    asked = [search(greedy, f"greedy {number}") for number in range(Quota.SEARCHES.value.of_connection or 0)]
     reply = greedy.answer(search(greedy, "one more"))
     assert reply.code == ResponseCode.SYSTEM_BUSY
     assert "may have 10 searches under way" in (reply.remark or "")
@@ -385,7 +393,7 @@ def test_a_client_that_searches_does_not_keep_others_from_searching(broker: Runn
         assert client.answer(opaque).code == ResponseCode.QUERY_NOT_FOUND
     elsewhere.close()
     assert {"beside", "elsewhere"} <= set(looked[:4]), looked
-    assert parts.quotas.charged(Quota.SEARCHES, "address 127.0.0.1") == 0
+    assert parts.charges.quotas.charged(Quota.SEARCHES, "address 127.0.0.1") == 0
 
 
 def test_parked_lanes_have_a_quota_and_give_back_what_leaves(broker: RunningBroker) -> None:
@@ -417,7 +425,7 @@ def test_without_the_quota_one_message_fills_the_memory_with_lanes(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control of the test before."""
-    monkeypatch.setattr(Parts, "charge_parked", lambda *_: None)
+    monkeypatch.setattr(Charges, "grow", lambda *_: None)
     with pytest.raises(AssertionError, match=r"\[1, 1, 1, 1, 1\]"):
         test_parked_lanes_have_a_quota_and_give_back_what_leaves(broker)
 

@@ -15,7 +15,7 @@ from tests.broker.loop_pieces import loop_pieces
 from tests.broker.running import RunningBroker, retire_now
 from tests.log.conftest import memory_folder
 
-from lanemq.broker.parts import Parts
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.storage import checkpoints as checkpoints_module
 from lanemq.core.brokering.group_offsets import CommitKind, SavedOffset
 from lanemq.core.brokering.parked_lane_table import LaneName
@@ -23,7 +23,7 @@ from lanemq.core.lane_status import Failure
 from lanemq.model.queue import MessageQueue
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.net import turns
+from lanemq.net import loop_slices
 from lanemq.wire.codes import RequestCode
 
 SIZE = int(os.environ.get("LANEMQ_LOOP_SIZE", "5"))
@@ -44,7 +44,7 @@ class Loaded:
         self.run = 0
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> BrokerContext:
         return self.running.broker.running.parts
 
     def call(self, function: Callable[[], object]) -> None:
@@ -69,12 +69,12 @@ class Loaded:
     def compare(
         self, what: str, prepare: Callable[[], None], work: Callable[[], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        in_turns = min(self.longest(prepare, work) for _ in range(RUNS))
-        monkeypatch.setattr(turns, "TURN_NS", 10**18)
+        in_slices = min(self.longest(prepare, work) for _ in range(RUNS))
+        monkeypatch.setattr(loop_slices, "SLICE_NS", 10**18)
         whole = self.longest(prepare, work)
-        print(f"{what}: {in_turns * 1000:.1f} ms in turns, {whole * 1000:.1f} ms in one piece")
-        assert in_turns < LIMIT_SECONDS
-        assert whole > 2 * in_turns
+        print(f"{what}: {in_slices * 1000:.1f} ms in slices, {whole * 1000:.1f} ms in one piece")
+        assert in_slices < LIMIT_SECONDS
+        assert whole > 2 * in_slices
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def loaded() -> Iterator[Loaded]:
     shutil.rmtree(folder)
 
 
-def test_the_disconnect_of_a_client_with_many_leases_is_handled_in_turns(
+def test_the_disconnect_of_a_client_with_many_leases_is_handled_in_slices(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queues, locks = [MessageQueue("T", "b", number) for number in range(LEASES)], loaded.parts.locks
@@ -129,16 +129,16 @@ def delete_topic(loaded: Loaded) -> None:
 def forget_unused_group(loaded: Loaded) -> None:
     parts, unused = loaded.parts, loaded.running.broker.running.housekeeping._forgotten_groups
     loaded.call(lambda: parts.parking.lanes.forget(group="d"))
-    parts.group_use.forget("d")
-    parts.group_use.used("d", Millis(0))
-    parts.group_use.keep("d")
+    parts.charges.group_use.forget("d")
+    parts.charges.group_use.used("d", Millis(0))
+    parts.charges.group_use.keep("d")
     loaded.call(lambda: unused.forget(Millis(10**12)))
     loaded.wait_until(lambda: "d" not in parts.locks.groups())
     assert not parts.offsets.has_group("d")
 
 
 @pytest.mark.parametrize("delete", [delete_topic, forget_unused_group])
-def test_what_a_deleted_topic_or_group_leaves_is_freed_in_turns(
+def test_what_a_deleted_topic_or_group_leaves_is_freed_in_slices(
     loaded: Loaded, delete: Callable[[Loaded], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fill() -> None:
@@ -147,7 +147,7 @@ def test_what_a_deleted_topic_or_group_leaves_is_freed_in_turns(
 
     def work() -> None:
         delete(loaded)
-        loaded.wait_until(lambda: not loaded.parts.turns._waiting)
+        loaded.wait_until(lambda: not loaded.parts.slices._waiting)
 
     loaded.compare(f"{delete.__name__} with {LEASES // 2} leases, {2 * LEASES} offsets", fill, work, monkeypatch)
 
@@ -160,13 +160,13 @@ def test_many_changed_offsets_are_saved_in_several_writes(loaded: Loaded, monkey
             offsets.commit("many", "T", number, QueueOffset(loaded.run), kind=CommitKind.FORWARD)
 
     def begin() -> None:
-        checkpoints._last_offsets = Millis(0)
+        checkpoints._offsets_at = Millis(0)
         checkpoints.tick(loaded.parts.clock.now())
 
     def save() -> None:
         while loaded.running.call(lambda: bool(offsets.dirty(1))):
             loaded.call(begin)
-            loaded.wait_until(lambda: not checkpoints._saving_offsets)
+            loaded.wait_until(lambda: checkpoints._offsets_at is not None)
 
     prepare = lambda: loaded.call(commit)  # noqa: E731
     monkeypatch.setattr(checkpoints_module, "MAX_OFFSETS", min(checkpoints_module.MAX_OFFSETS, LEASES // 5))
@@ -193,7 +193,7 @@ def fall_behind(loaded: Loaded) -> None:
         loaded.raw.send("T", bytes(60_000))
 
 
-def test_retention_counts_in_turns_what_many_groups_have_not_read(
+def test_retention_counts_in_slices_what_many_groups_have_not_read(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded.compare(
@@ -204,7 +204,7 @@ def test_retention_counts_in_turns_what_many_groups_have_not_read(
     )
 
 
-def test_a_checkpoint_with_many_producers_is_made_in_turns(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_with_many_producers_is_made_in_slices(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints, producers = loaded.running.broker.running.checkpoints, loaded.parts.producers
 
     def send() -> None:
@@ -213,9 +213,9 @@ def test_a_checkpoint_with_many_producers_is_made_in_turns(loaded: Loaded, monke
             producers.record(f"T{number % 8}", 0, stamp, 1, QueueOffset(0), stored_at=Millis(1))
 
     def save() -> None:
-        checkpoints._last_index = Millis(0)
+        checkpoints._index_at = Millis(0)
         loaded.call(lambda: checkpoints.tick(loaded.parts.clock.now()))
-        loaded.wait_until(lambda: checkpoints._mark is None and not checkpoints._saving_index)
+        loaded.wait_until(lambda: checkpoints._state is None)
         assert producers.dirty().rows == ()
 
     loaded.compare(f"a checkpoint with {PRODUCERS} producers", lambda: loaded.call(send), save, monkeypatch)

@@ -3,11 +3,12 @@
 from functools import partial
 
 import pytest
+from tests.broker.raw_client import lock_body
 from tests.broker.running import Gate, RunningBroker
 from tests.broker.test_limits import limited, refusals
 
+from lanemq.broker.charges import Charges
 from lanemq.broker.handlers import pull
-from lanemq.broker.parts import Parts
 from lanemq.core.brokering.group_offsets import OFFSET_BYTES
 from lanemq.core.brokering.membership import Membership
 from lanemq.core.brokering.quotas import Quota, Quotas
@@ -64,7 +65,7 @@ def test_a_producer_group_takes_a_seat_too(broker: RunningBroker) -> None:
     assert produce("p1", "p2").code == 0
     assert raw.heartbeat("c").code == 0
     assert "may have 3 seats in groups" in (produce("p3").remark or "")
-    assert parts.quotas.charged(Quota.SEATS, ADDRESS) == 3
+    assert parts.charges.quotas.charged(Quota.SEATS, ADDRESS) == 3
 
 
 def test_a_held_pull_with_many_tags_or_long_fields_counts_as_several(broker: RunningBroker) -> None:
@@ -73,17 +74,17 @@ def test_a_held_pull_with_many_tags_or_long_fields_counts_as_several(broker: Run
     many = "||".join(f"t{number}" for number in range(100))
     held = raw.post_pull("T", 0, hold=25_000, tags=many)
     raw.bounds("T")
-    assert parts.quotas.charged(Quota.HELD_PULLS, ADDRESS) == 6
+    assert parts.charges.quotas.charged(Quota.HELD_PULLS, ADDRESS) == 6
     assert raw.pull("T", 0, hold=25_000, laneClient="x" * 10_000).code == ResponseCode.SYSTEM_BUSY
     raw.send("T", b"x", queue=0, properties={"TAGS": "t99"})
     assert raw.answer(held).code == 0
-    assert parts.quotas.charged(Quota.HELD_PULLS, ADDRESS) == 0
+    assert parts.charges.quotas.charged(Quota.HELD_PULLS, ADDRESS) == 0
     raw.post_pull("T", 1, hold=25_000, tags=many)
     raw.bounds("T")
     raw.close()
     while broker.call(lambda: len(parts.polls)):
         pass
-    assert parts.quotas.charged(Quota.HELD_PULLS, ADDRESS) == 0
+    assert parts.charges.quotas.charged(Quota.HELD_PULLS, ADDRESS) == 0
 
 
 def test_without_their_weight_long_pulls_count_as_short_ones(
@@ -113,7 +114,7 @@ def test_new_offsets_have_a_quota_and_known_ones_go_on(broker: RunningBroker) ->
     assert raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "U"}).code == 0
     assert raw.commit(0, queue=2).code == 0, "the offset in the deleted topic is given back"
     raw.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "cleanOffset": "true"})
-    assert parts.quotas.charged(Quota.OFFSETS, ADDRESS) == 0
+    assert parts.charges.quotas.charged(Quota.OFFSETS, ADDRESS) == 0
 
 
 def test_finished_ranges_beyond_the_quota_are_forgotten_and_the_offset_is_not(broker: RunningBroker) -> None:
@@ -139,7 +140,7 @@ def test_without_the_quota_finished_ranges_of_any_size_stay(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control of the two tests before."""
-    monkeypatch.setattr(Parts, "charge_offsets", lambda *_: None)
+    monkeypatch.setattr(Charges, "grow", lambda *_: None)
     with pytest.raises(AssertionError, match="delivered again"):
         test_finished_ranges_beyond_the_quota_are_forgotten_and_the_offset_is_not(broker)
     with pytest.raises(AssertionError, match=r"\[0, 17, 0\]|\[0, 19, 0\]"):
@@ -147,26 +148,29 @@ def test_without_the_quota_finished_ranges_of_any_size_stay(
 
 
 def test_queues_of_new_topics_have_a_quota_and_are_given_back(broker: RunningBroker) -> None:
-    parts, raw = limited(broker, queues=20), broker.connect()
-    assert raw.create("T", 10).code == 0
-    assert raw.create("T", 12).code == 0, "two more"
-    assert raw.send("U").code == 0, "four, by its first send"
-    assert parts.quotas.charged(Quota.QUEUES, ADDRESS) == 16
-    for reply in (raw.create("V", 5), raw.create("T", 17), raw.send("W")):
-        assert "may have 20 queues of topics created" in (reply.remark or "")
-    assert parts.quotas.charged(Quota.QUEUES, ADDRESS) == 16
-    assert parts.quotas.charged(Quota.TOPICS, ADDRESS) == 2
+    parts, raw = limited(broker, queues=60), broker.connect()
+    assert raw.create("T", 24).code == 0
+    assert raw.create("T", 26).code == 0, "two more"
+    assert raw.send("U").code == 0, "four, by its first send, which count as twenty"
+    assert parts.charges.quotas.charged(Quota.QUEUES, ADDRESS) == 46
+    for reply in (raw.create("V", 5), raw.create("T", 41), raw.send("W")):
+        assert "may have 60 queues of topics created" in (reply.remark or "")
+    assert parts.charges.quotas.charged(Quota.QUEUES, ADDRESS) == 46
     assert raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
-    assert raw.create("V", 16).code == 0
+    assert raw.create("V", 30, order="true").code == 0
+    assert "order" in (raw.create("V", 35, order="true").remark or ""), "its queues cannot be changed"
+    assert parts.charges.quotas.charged(Quota.QUEUES, ADDRESS) == 50
+    assert raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "V"}).code == 0
+    assert raw.create("W", 40).code == 0
 
 
 def test_the_locks_of_a_deleted_topic_are_given_back(broker: RunningBroker) -> None:
     """A group that outlives its topics would be refused one day, though it has hardly any locks."""
     limited(broker, leases=4)
     raw = broker.connect()
-    for _ in range(2):
+    for group in ("g", "h"):
         raw.create("T")
-        assert len(raw.lock("c", queues=(0, 1, 2, 3)).lock_ok_mq_set) == 4
+        assert len(raw.lock("c", queues=(0, 1, 2, 3), group=group).lock_ok_mq_set) == 4
         raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
     raw.create("T")
     raw.lock("c", queues=(0, 1, 2, 3))
@@ -188,7 +192,7 @@ def test_without_giving_back_a_group_that_outlives_its_topics_is_refused(
 @pytest.mark.parametrize("kind", ["delete topic", "delete group", "reset"])
 def test_deletions_and_resets_under_way_are_limited_by_connection(broker: RunningBroker, kind: str) -> None:
     """Each waits for a write of its own, so a flood of them would delay the rows of all others."""
-    limited(broker, rows=5)
+    limited(broker, rows_of_connection=5)
     raw = broker.connect()
     for number in range(8):
         raw.create(f"T{number}", 1)
@@ -241,12 +245,30 @@ def test_many_groups_are_deleted_or_reset_in_few_transactions(broker: RunningBro
     assert 1 <= len(writes) < 50
 
 
+def test_new_locks_under_way_are_limited_by_connection(broker: RunningBroker) -> None:
+    parts = limited(broker, rows_of_connection=5)
+    raw = broker.connect()
+    raw.create("T", 1)
+    gate = Gate(broker)
+    try:
+        asked = [
+            raw.post(RequestCode.LOCK_BATCH_MQ, {}, lock_body("c", "T", (0,), f"g{number}")) for number in range(8)
+        ]
+        assert [raw.answer(opaque).code for opaque in asked[5:]] == [ResponseCode.SYSTEM_BUSY] * 3
+    finally:
+        gate.open()
+    assert [raw.answer(opaque).code for opaque in asked[:5]] == [0] * 5
+    assert refusals(raw, "quota") == 3
+    assert raw.lock("c", group="g7").lock_ok_mq_set
+    assert not broker.call(lambda: parts.charges.quotas._held[Quota.ROWS]), "all of it is given back"
+
+
 def test_without_the_count_of_rows_every_deletion_is_taken(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control of the test before."""
-    monkeypatch.setattr(Parts, "begin_row", lambda *_: None)
-    limited(broker, rows=5)
+    monkeypatch.setattr(Charges, "take", lambda *_: None)
+    limited(broker, rows_of_connection=5)
     raw = broker.connect()
     gate = Gate(broker)
     asked = [raw.post(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": f"g{number}"}) for number in range(8)]

@@ -1,16 +1,16 @@
-"""Members are notified of changes of their groups in turns: however many there are, other clients do not wait."""
+"""Members are notified of changes of their groups in slices: however many there are, other clients do not wait."""
 
 import asyncio
 from typing import cast
 
 import pytest
-from tests.net.test_turns import Ticking, iterations
+from tests.net.test_loop_slices import Ticking, iterations
 
 from lanemq.broker.notices import Notices
 from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, Membership
 from lanemq.model.units import Millis
+from lanemq.net.loop_slices import SLICE_NS, LoopSlices
 from lanemq.net.peer import Peer
-from lanemq.net.turns import TURN_NS, Turns
 from lanemq.wire.command import FrameDecoder, decode_command
 
 
@@ -21,7 +21,7 @@ class Member:
         self.number = number
         self.frames: list[bytes] = []
         self._clock = clock
-        self._cost = int(TURN_NS * share)
+        self._cost = int(SLICE_NS * share)
 
     def send(self, frame: bytes) -> None:
         self.frames.append(frame)
@@ -38,7 +38,7 @@ class Groups:
     def __init__(self, groups: int, members: int, share: float = 0.1) -> None:
         self.names = [f"g{number:02}" for number in range(groups)]
         clock, membership = Ticking(), Membership()
-        self.notices = Notices(membership, Turns(asyncio.get_running_loop(), clock))
+        self.notices = Notices(membership, LoopSlices(asyncio.get_running_loop(), clock))
         self.members = [Member(number, clock, share) for number in range(members)]
         for member in self.members:
             self.notices.connected(cast("Peer", member))
@@ -50,8 +50,8 @@ class Groups:
         return sum(len(member.frames) for member in self.members)
 
 
-@pytest.mark.parametrize(("share", "at_once"), [(0.1, 10), (0.0, 100)], ids=["turns", "a clock that stands still"])
-def test_members_of_many_groups_are_notified_in_turns(share: float, at_once: int) -> None:
+@pytest.mark.parametrize(("share", "at_once"), [(0.1, 10), (0.0, 100)], ids=["slices", "a clock that stands still"])
+def test_members_of_many_groups_are_notified_in_slices(share: float, at_once: int) -> None:
     """Negative control: on a clock that stands still, no turn ends, and all notices leave in one piece."""
 
     async def test() -> None:

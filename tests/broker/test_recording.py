@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 from tests.broker.conftest import Start
+from tests.broker.raw_client import RawClient, heartbeat
 from tests.broker.running import Gate, ManualClock, RunningBroker, retire_now
 
 from lanemq.broker.config import BrokerOptions
+from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.recording import Recording
 from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.verdict import Report, Verdict
@@ -21,11 +23,12 @@ from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.clock import SystemClock
-from lanemq.core.brokering import lock_table
+from lanemq.core.brokering import lock_table, membership
 from lanemq.history import open_history
 from lanemq.model.errors import StorageError
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.bodies import HeartbeatData
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 WAIT = 60.0
@@ -72,7 +75,7 @@ def test_a_deleted_topic_is_recorded_after_its_leases(clocked: RunningBroker, fo
     raw = clocked.connect()
     raw.lane_lock("a", millis=LEASE_MS)
     raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
-    assert lines(folder, "e", "topic")[1:] == [("lease_released", "T"), ("topic_deleted", "T")]
+    assert lines(folder, "e", "topic")[1:] == [("lease_expired", "T"), ("topic_deleted", "T")]
 
 
 def test_a_deletion_is_recorded_once_it_is_on_disk(clocked: RunningBroker, folder: Path) -> None:
@@ -107,9 +110,7 @@ def test_a_lease_shortened_by_a_lost_connection_is_recorded_with_its_new_end(
         if len(lines(folder, "e")) > 1:
             break
         threading.Event().wait(0.01)
-    assert lines(folder, "e", "epoch", "until")[1:] == [
-        ("lease_renewed", 1, ns(round(clocked.options.disconnect_grace * 1000)))
-    ]
+    assert lines(folder, "e", "epoch", "until")[1:] == [("lease_renewed", 1, ns(lock_table.DISCONNECT_GRACE_MS))]
 
 
 def test_commits_are_recorded_with_their_outcome(clocked: RunningBroker, folder: Path) -> None:
@@ -356,12 +357,21 @@ class RecordedRun:
         with Producer(self.broker.address) as producer:
             producer.send_many("orders", [(f"k{n % 16}", n) for n in range(count)])
 
-    def member(self, name: str, seen: list[int]) -> App:
+    def send_tagged(self, *tags: str) -> None:
+        """A message with each tag for each of 16 keys, with a history."""
+        history = open_history(self.folder, "p", SystemClock().now_ns, role="producer")
+        with Producer(self.broker.address, history=history) as producer:
+            for key in range(16):
+                for tag in tags:
+                    producer.send("orders", key, key=f"k{key}", tag=tag)
+        history.close()
+
+    def member(self, name: str, seen: list[int], tags: str = "*") -> App:
         history = open_history(self.folder, name, SystemClock().now_ns, role="consumer")
-        settings = {"client_id": name, "history": history, "rebalance_soon": 0.05, "commit_every": 0.05}
+        settings = {"client_id": name, "history": history, "commit_every": 0.05}
         app = App(self.broker.address, group="g", **settings)
 
-        @app.ordered("orders")
+        @app.ordered("orders", tags=tags)
         def note(value: int, message: Message) -> None:
             seen.append(value)
 
@@ -457,3 +467,90 @@ def test_a_grant_that_is_not_on_disk_is_not_recorded(clocked: RunningBroker, fol
     state.save_leases = works  # type: ignore[method-assign]
     raw.lane_lock("a", millis=LEASE_MS)
     assert lines(folder, "e", "member", "epoch") == [("lease_granted", "a", 1)]
+
+
+@pytest.mark.parametrize("writer", ["first", "broker-lanemq"])
+def test_the_checker_finds_that_a_release_is_missing(run: RecordedRun, writer: str) -> None:
+    seen: list[int] = []
+    run.member("first", seen)
+    run.send(16)
+    wait_for(lambda: len(seen) == 16)
+    second = run.member("second", seen)
+    wait_for(lambda: owned(second) == 2)
+    assert run.judge("rebalance").verdict is Verdict.PASS
+    path = run.folder / f"{writer}.jsonl"
+    found = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    gone = next(n for n, each in enumerate(found) if each["e"] == "lease_released" and each["member"] == "first")
+    del found[gone]
+    path.write_bytes(b"".join(msgspec.json.encode({**each, "n": n}) + b"\n" for n, each in enumerate(found)))
+    report = run.judge()
+    assert report.verdict is Verdict.VIOLATION
+    assert report.violations[0].invariant == "C1"
+
+
+def test_the_widest_tags_of_a_group_are_recorded_once_its_members_differ(clocked: RunningBroker, folder: Path) -> None:
+    def join(name: str, tags: str) -> RawClient:
+        body = HeartbeatData.of_request(heartbeat(name, "g", {"T": tags}))
+        body.consumer_data_set[0].subscription_data_set[0].lane_ordered = True
+        raw = clocked.connect()
+        raw.ask(RequestCode.HEART_BEAT, {}, body.encode())
+        return raw
+
+    first = join("a", "paid")
+    assert lines(folder, "e") == [], "all have the same tags"
+    second, third = join("b", "paid||sent"), join("c", "*")
+    for name, raw in (("c", third), ("b", second), ("a", first)):
+        raw.ask(RequestCode.UNREGISTER_CLIENT, {"clientID": name, "consumerGroup": "g"})
+    assert lines(folder, "e", "group", "topic", "queue", "tags") == [
+        ("subscribed", "g", "T", queue, tags)
+        for tags in ("paid||sent", "*", "paid||sent", "paid", "")
+        for queue in range(2)
+    ]
+
+
+def test_the_history_names_a_lost_member_when_its_tags_count_no_more(clocked: RunningBroker, folder: Path) -> None:
+    def join(name: str, tags: str) -> RawClient:
+        raw = clocked.connect()
+        beat(raw, name, tags)
+        return raw
+
+    def beat(raw: RawClient, name: str, tags: str) -> None:
+        body = HeartbeatData.of_request(heartbeat(name, "g", {"T": tags}))
+        body.consumer_data_set[0].subscription_data_set[0].lane_ordered = True
+        raw.ask(RequestCode.HEART_BEAT, {}, body.encode())
+
+    narrow = join("narrow", "paid")
+    join("wide", "paid||sent").close()
+    for _ in range(5):
+        clocked.run_for(30_000)
+        beat(narrow, "narrow", "paid")
+    tags = [("paid||sent", None), ("paid", "wide")]
+    assert lines(folder, "tags", "lost") == [each for each in tags for _ in range(2)]
+
+
+def test_the_checker_accepts_a_deployment_that_adds_a_tag(run: RecordedRun) -> None:
+    assert deploy_another_tag(run).verdict is Verdict.PASS
+
+
+def test_the_checker_finds_messages_that_a_member_with_fewer_tags_skips(
+    run: RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker gives queues to all members, as if their tags were the same."""
+    monkeypatch.setattr(membership._Group, "waits", lambda *_: False)
+    monkeypatch.setattr(PullHandler, "_skips_nothing", lambda *_: True)
+    report = deploy_another_tag(run)
+    assert report.verdict is Verdict.VIOLATION
+    assert {found.invariant for found in report.violations} == {"S1"}
+    assert "which another member had subscribed to before it was sent" in report.violations[0].text
+
+
+def deploy_another_tag(run: RecordedRun) -> Report:
+    old, new = list[int](), list[int]()
+    first = run.member("first", old, "paid")
+    wait_for(lambda: owned(first) == 4)
+    second = run.member("second", new, "paid || sent")
+    wait_for(lambda: owned(second) >= 2)
+    run.send_tagged("sent", "paid")
+    with Admin(run.broker.address) as admin:
+        wait_for(lambda: lag(admin) == 0)
+    return run.judge()

@@ -21,13 +21,13 @@ from tests.broker.raw_client import pull_ext
 from tests.broker.running import RunningBroker, retire_now
 from tests.log.conftest import memory_folder
 
-from lanemq.broker import body_limits, sliced_answers
+from lanemq.broker import body_limits
 from lanemq.broker.handlers import pull
 from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.brokering.parked_lane_table import LaneName
 from lanemq.core.lane_status import Failure
 from lanemq.model.units import Millis
-from lanemq.net import turns
+from lanemq.net import loop_slices
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 
@@ -182,7 +182,7 @@ def test_control_an_answer_about_many_queues_in_one_piece_takes_several_times_as
     full: FullBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sliced, _ = best(full, RequestCode.GET_TOPIC_STATS_INFO, enough=LIMIT_SECONDS / 5)
-    monkeypatch.setattr(sliced_answers, "SLICE_NS", 10**18)
+    monkeypatch.setattr(loop_slices, "SLICE_NS", 10**18)
     whole, _ = best(full, RequestCode.GET_TOPIC_STATS_INFO, enough=0.0)
     assert whole.longest > 3 * sliced.longest
 
@@ -218,14 +218,14 @@ def look_of_retention(running: RunningBroker) -> float:
     return min(longest)
 
 
-def test_a_look_of_retention_at_many_parked_lanes_is_taken_in_turns(
+def test_a_look_of_retention_at_many_parked_lanes_is_taken_in_slices(
     many_lanes: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the control: in one piece it takes several times as long."""
     sliced = look_of_retention(many_lanes)
-    monkeypatch.setattr(turns, "TURN_NS", 10**18)
+    monkeypatch.setattr(loop_slices, "SLICE_NS", 10**18)
     whole = look_of_retention(many_lanes)
-    print(f"a look at {LANES} lanes: {sliced * 1000:.1f} ms in turns, {whole * 1000:.1f} ms in one piece")
+    print(f"a look at {LANES} lanes: {sliced * 1000:.1f} ms in slices, {whole * 1000:.1f} ms in one piece")
     assert sliced < LIMIT_SECONDS / 2
     assert whole > 2 * sliced
 

@@ -1,16 +1,16 @@
-"""Many held pulls are answered in turns: in order, each once, and other work comes in between."""
+"""Many held pulls are answered in slices: in order, each once, and other work comes in between."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 
 import pytest
-from tests.net.test_turns import Ticking, iterations
+from tests.net.test_loop_slices import Ticking, iterations
 
 from lanemq.broker.waking import MAX_TAG_CODES, HeldPull, Waking
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.log.appender import Arrival
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.net.turns import TURN_NS, Turns
+from lanemq.net.loop_slices import SLICE_NS, LoopSlices
 
 A, B = frozenset({1}), frozenset({2})
 
@@ -21,7 +21,7 @@ class Waiting:
     def __init__(self, share: float = 0.1) -> None:
         self.polls: LongPolls[HeldPull] = LongPolls()
         self.clock = Ticking()
-        self.waking = Waking(self.polls, Turns(asyncio.get_running_loop(), self.clock))
+        self.waking = Waking(self.polls, LoopSlices(asyncio.get_running_loop(), self.clock))
         self.answered: list[int] = []
         self._share = share
 
@@ -40,7 +40,7 @@ class Waiting:
 
     def wake(self, number: int) -> None:
         self.answered.append(number)
-        self.clock.time += int(TURN_NS * self._share)
+        self.clock.time += int(SLICE_NS * self._share)
 
 
 class _Held:
@@ -168,10 +168,10 @@ def test_looking_at_pulls_that_want_other_tags_takes_turns_too() -> None:
 
         def look() -> int:
             looks.append(clock.time)
-            clock.time += TURN_NS // 10
+            clock.time += SLICE_NS // 10
             return clock.time
 
-        waiting.waking._turns.nanoseconds = look
+        waiting.waking._slices.nanoseconds = look
         waiting.arrive()
         assert len(looks) < 20
         await iterations(10)

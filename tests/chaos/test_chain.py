@@ -161,7 +161,7 @@ def test_a_handler_can_wait_for_what_must_come_first(group: LocalGroup) -> None:
 def test_after_a_close_the_other_member_owns_everything_at_once(group: LocalGroup) -> None:
     """No lease and no timer could end so soon."""
     group.producer.send(TOPIC, 0, key="k")
-    slow = {"lease_times": LeaseTimes(1, 50, 60), "rebalance_every": 600}
+    slow = {"lease_times": LeaseTimes(1, 50, 60)}
     a, b = group.member("a", **slow), group.member("b", **slow)
     until("both have their share", lambda: owns(a, 0) and owns(b, 3))
     a.stop()

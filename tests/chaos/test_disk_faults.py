@@ -98,10 +98,10 @@ def test_when_the_log_may_not_grow_acknowledged_is_stored_and_a_restart_repairs(
 def test_on_a_full_disk_acknowledged_is_stored_and_sends_go_on_by_themselves(
     system: SystemUnderTest, tmp_path: Path
 ) -> None:
-    with volumes.in_memory(tmp_path / "data", 2):
-        broker, audit = work_until_refused(system, [])
-        check_acknowledged_is_readable(system, audit, ResponseCode.SYSTEM_BUSY)
-        volumes.enlarge(tmp_path / "data", 64)
+    with volumes.in_memory(tmp_path / "data", 64) as disk:
+        with volumes.filled(disk, left=9 << 20):  # sends stop below 6.4 MiB
+            broker, audit = work_until_refused(system, [])
+            check_acknowledged_is_readable(system, audit, ResponseCode.SYSTEM_BUSY)
         stored = audit.stored
         system.until(
             "more is stored without a restart", lambda: audit._follower.read().acked.total() > stored + 100, 60

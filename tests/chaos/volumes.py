@@ -36,10 +36,6 @@ def in_memory(at: Path, mebibytes: int) -> "contextlib.AbstractContextManager[Pa
     return _mounted(at, "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs")
 
 
-def enlarge(at: Path, mebibytes: int) -> None:
-    _run("mount", "-o", f"remount,size={mebibytes}m", at)
-
-
 def make_image(path: Path, mebibytes: int) -> Path:
     with path.open("wb") as file:
         file.truncate(mebibytes << 20)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.certificates import Authority
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.errors import CliError
@@ -62,7 +63,6 @@ def test_flags_win_over_the_environment_and_that_over_the_file(file: Path) -> No
         ('[broker]\ndata = ""\n', "data is empty; give it a value, or remove it"),
         ("[broker]\nmax-connections = -3\n", "max_connections=-3 must be at least 1"),
         ("[broker]\ndefault-queues = 1025\n", "default_queues=1025 must be at most 1024: a topic has no more queues"),
-        ("[broker]\nmax-properties-bytes = 40000\n", "must be at most 32767: a record has no room for more"),
         ('[broker]\nlisten = "9876"\n', "is a port without a host"),
         ('[broker]\ntls-key = "key.pem"\n', "--tls-mode need --tls-cert"),
     ],
@@ -104,7 +104,6 @@ def test_values_have_units_and_zero_says_what_it_stands_for() -> None:
     expected = {
         "retention": "72h default",
         "group-expiry": "30d default",
-        "relaxed-sync": "0.5s default",
         "retention-bytes": "0: three quarters of the disk default",
         "max-connections-per-address": "0: half of max-connections, at least 16 default",
         "segment-bytes": "268435456 (256.0 MiB) default",
@@ -195,3 +194,18 @@ def test_a_warning_at_the_start_is_an_event_in_json(monkeypatch: pytest.MonkeyPa
     line = json.loads(CliRunner().invoke(main, words).stderr.splitlines()[0])
     assert line["level"] == "warning"
     assert "can be reached from other machines" in line["message"]
+
+
+def test_a_private_key_that_every_user_may_read_is_a_warning_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, authority: Authority
+) -> None:
+    def enough(_: object) -> None:
+        raise CliError("enough")
+
+    monkeypatch.setattr(broker_command, "check_start", enough)
+    issued = authority.issue("readable")
+    words = ["broker", "--data", str(tmp_path / "d"), "--tls-cert", str(issued.cert), "--tls-key", str(issued.key)]
+    assert "private key" not in CliRunner().invoke(main, words).stderr
+    issued.key.chmod(0o644)
+    warned = CliRunner().invoke(main, words).stderr
+    assert f"warning: {issued.key} holds a private key, and every user of this machine can read it: chmod 600" in warned

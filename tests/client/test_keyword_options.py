@@ -80,10 +80,8 @@ def test_a_producer_has_no_client_id_to_choose() -> None:
     [
         ("commit_every", "5"),
         ("stop_timeout", None),
-        ("pull_batch", 1.5),
         ("start", "first"),
         ("sharing", "BROADCASTING"),
-        ("start_timestamp", "now"),
     ],
 )
 def test_a_consumers_option_of_another_kind_is_refused_by_name(name: str, wrong: object) -> None:
@@ -99,8 +97,13 @@ def test_a_producers_option_of_another_kind_is_refused_by_name(name: str, wrong:
 
 def test_a_consumer_takes_durations_as_timedelta_and_the_start_as_datetime() -> None:
     when = datetime(2026, 1, 1, tzinfo=UTC)
-    options = consumer_options(NOT_LISTENING, "g", commit_every=timedelta(minutes=1), start_timestamp=when)
-    assert (options.commit_every, options.start_timestamp_ms) == (60, int(when.timestamp() * 1000))
+    options = consumer_options(NOT_LISTENING, "g", commit_every=timedelta(minutes=1), start=when)
+    assert (options.commit_every, options.start) == (60, when)
+
+
+def test_a_start_that_no_clock_can_show_is_refused() -> None:
+    with pytest.raises(InvalidOption, match=r"start=.* is too long ago"):
+        consumer_options(NOT_LISTENING, "g", start=datetime(1, 1, 1))  # noqa: DTZ001 - as a program may write it
 
 
 def test_a_producer_takes_durations_as_whole_numbers_and_as_timedelta() -> None:
@@ -118,7 +121,7 @@ def test_every_setting_of_a_producer_can_be_passed() -> None:
 
 def test_wrong_options_leave_no_history_behind(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption):
-        consumer_options(NOT_LISTENING, "g", history=tmp_path / "history", pull_batch=0)
+        consumer_options(NOT_LISTENING, "g", history=tmp_path / "history", stop_timeout=-1)
     assert not (tmp_path / "history").exists()
 
 

@@ -171,6 +171,43 @@ def test_clients_that_only_read_do_not_ask_for_layouts(cluster: FakeCluster, loo
     assert sum(server.codes[RequestCode.GET_KV_CONFIG] for server in cluster.servers) == 0
 
 
+MOVED = "the queues of topic orders changed from 8 to 12: keys may have moved to other queues"
+
+
+@pytest.mark.parametrize("layouts", [True, False])
+def test_a_broker_that_leaves_and_comes_back_moves_no_key_of_a_topic_with_a_layout(
+    cluster: FakeCluster, lookup: Lookup, layouts: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create("orders", layout=FULL)
+    before, away, still, back = lookup(
+        cluster,
+        lambda: cluster.kill("broker-a"),
+        lambda: None,
+        lambda: cluster.restart("broker-a"),
+        layouts=layouts,
+    )
+    assert [set(route.publish) for route in (away, still, back)] == 3 * [set(before.publish)]
+    assert [route.away for route in (away, still, back)] == [{"broker-a"}, {"broker-a"}, set()]
+    assert caplog.messages == ["topic orders: messages of keys at broker-a wait for it, others go on"]
+
+
+def test_a_broker_that_was_away_at_the_start_moves_no_key_of_a_topic_with_a_layout(
+    cluster: FakeCluster, lookup: Lookup, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create("orders", layout=FULL)
+    cluster.kill("broker-a")
+    lookup(cluster, lambda: cluster.restart("broker-a"), layouts=False)
+    assert caplog.messages == []
+
+
+def test_a_client_that_only_reads_reports_keys_that_moved(
+    cluster: FakeCluster, lookup: Lookup, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create("orders", layout=FULL)
+    lookup(cluster, lambda: cluster.create("orders", 6, layout="broker-a:6;broker-b:6"), layouts=False)
+    assert caplog.messages == [MOVED]
+
+
 def test_a_deleted_topic_does_not_exist_although_it_was_in_use(cluster: FakeCluster, lookup: Lookup) -> None:
     """All its brokers are up, and none has it: it is not merely away."""
     cluster.create("orders", layout=FULL)

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.client.routing import report_change
+from lanemq.client.routing import log, report_change
 from lanemq.client.topic_route import (
     REFRESH_MILLIS,
     RETRY_MILLIS,
+    UNREACHABLE_MILLIS,
     RouteCache,
     TopicRoute,
     provisional_route,
@@ -137,7 +138,7 @@ def test_a_route_with_a_broker_that_has_no_master_is_refreshed_soon() -> None:
     book, route = RouteCache(), topic_route("t", data)
     book.put(route, now=Millis(0))
     assert route.away == {"b"}
-    assert book.fresh("t", now=Millis(RETRY_MILLIS)) is None
+    assert book.fresh("t", now=Millis(UNREACHABLE_MILLIS)) is None
 
 
 def test_a_contradicted_route_is_known_but_not_fresh() -> None:
@@ -193,8 +194,8 @@ def test_only_a_changed_list_of_queues_is_reported_as_a_move(
     """A broker between two masters moves no key."""
     both = TopicRouteData(broker_datas=[broker("a"), broker("b")], queue_datas=[queues("a"), queues("b")])
     fewer = TopicRouteData(broker_datas=now, queue_datas=[queues(each.broker_name) for each in now])
-    report_change(topic_route("t", both), topic_route("t", fewer))
+    report_change(log, topic_route("t", both), topic_route("t", fewer))
     assert caplog.messages == [logged]
     caplog.clear()
-    report_change(topic_route("t", fewer), topic_route("t", both))
+    report_change(log, topic_route("t", fewer), topic_route("t", both))
     assert bool(caplog.messages) == (len(now) == 1)

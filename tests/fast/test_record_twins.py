@@ -226,6 +226,30 @@ def test_whole_windows_are_indexed_alike(
         assert found[3] == len(buffer)
 
 
+MAGIC, POSITION = bytes.fromhex("daa320a7"), pack(">q", 1000 + 88 + 30)
+HIDING = st.lists(
+    st.sampled_from([b"\xda", b"\xda\xa3", MAGIC, MAGIC + bytes(20) + POSITION, POSITION, b"x", bytes(20), bytes(30)]),
+    max_size=8,
+).map(b"".join)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.tuples(HIDING, HIDING), max_size=3), st.integers(1000 - 40, 1000 + 40))
+def test_records_in_bodies_are_found_alike(stored: list[tuple[bytes, bytes]], position: int) -> None:
+    items = [(body, text, 0, 0, 0, 5, 0) for body, text in stored]
+    same("hides_record", b"".join(sealed(items, position=position)), position)
+
+
+def test_a_magic_at_any_place_is_found_alike() -> None:
+    """The twin looks at some bytes in place after each first byte of a magic."""
+    for before in range(40):
+        at = 1000 + 88 + before
+        for lead in (b"x", b"\xda"):
+            item = (lead * before + bytes(4) + MAGIC + bytes(20) + pack(">q", at), b"", 0, 0, 0, 5, 0)
+            assert same("hides_record", b"".join(sealed([item])), 1000) is True
+            assert same("hides_record", b"".join(sealed([item])), 1001) is False
+
+
 STAMPS = st.tuples(st.sampled_from(["p", "q"]), st.integers(0, 1), st.integers(0, 3))
 TEXTS = st.one_of(
     STAMPS.map(lambda stamp: "KEYS\x01k\x02LANE_STAMP\x01{}.{}.{}\x02".format(*stamp)),

@@ -49,7 +49,7 @@ def sent(raw: RawClient, topic: str, first: int, count: int) -> list[bytes]:
 
 
 def test_a_backup_under_load_has_everything_acknowledged_before_it_in_order(start, folder: Path) -> None:  # noqa: F811
-    running = start(**SMALL, save_offsets_every=0.001)
+    running = start(**SMALL)
     raw = running.connect()
     raw.create("T", 1)
     acknowledged = sent(raw, "T", 0, 100)
@@ -337,6 +337,49 @@ def test_a_backup_of_an_unknown_layout_is_refused_before_anything_is_copied(
     with pytest.raises(StorageError, match=rf"written by {writer}.*LaneMQ 9.9.*Restore it with that version"):
         restore(tmp_path / "backup", tmp_path / "data", now=1)
     assert not (tmp_path / "data").exists()
+
+
+def linked(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def foldered(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("name", ["backup.json", "state.db", "log/00000000000000000000.log"])
+@pytest.mark.parametrize("change", [linked, piped, foldered])
+def test_anything_but_regular_files_is_refused(folder: Path, name: str, change: Callable[[Path], None]) -> None:  # noqa: F811
+    """A link may lead to any file of the machine, and reading a pipe never ends."""
+    made = small_backup(folder)
+    change(made / name)
+    for act in (verify, lambda path: restore(path, folder / "data", now=0)):
+        with pytest.raises(StorageError, match=rf"{name} is a link or no regular file, and a backup has only regular"):
+            act(made)
+    assert not (folder / "data").exists()
+
+
+def test_a_link_in_place_of_the_folder_of_the_log_is_refused(folder: Path) -> None:  # noqa: F811
+    made = small_backup(folder)
+    linked(made / "log")
+    with pytest.raises(StorageError, match=r"is a link or no regular file"):
+        restore(made, folder / "data", now=0)
+
+
+@pytest.mark.parametrize("made_at", [-1, -(2**63), 2**63 - 1, 253_402_300_800_000])
+def test_a_time_that_is_none_is_refused(folder: Path, made_at: int) -> None:  # noqa: F811
+    made = small_backup(folder)
+    manifest = msgspec.structs.replace(read_manifest(made), made_at=made_at)
+    (made / "backup.json").write_bytes(msgspec.json.encode(manifest))
+    with pytest.raises(StorageError, match=rf"made at {made_at} ms since 1970, which is no time; use another backup"):
+        restore(made, folder / "data", now=1_000_000)
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "log/../../evil", "log/notes.txt", "log", ""])

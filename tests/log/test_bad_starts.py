@@ -30,7 +30,9 @@ def used(open_store: OpenStore, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.mark.parametrize(("layout", "writer"), [(VERSION + 1, "a newer version"), (-1, "an older version")])
+@pytest.mark.parametrize(
+    ("layout", "writer"), [(VERSION + 1, "a newer version"), (1, "an older version"), (-1, "an older version")]
+)
 def test_an_unknown_layout_is_named_and_left_alone(used: Path, open_store: OpenStore, layout: int, writer: str) -> None:
     """Also by a backup, whose copy this program would misread."""
     with sqlite3.connect(used / "state.db") as db:
@@ -38,7 +40,7 @@ def test_an_unknown_layout_is_named_and_left_alone(used: Path, open_store: OpenS
         db.execute(f"PRAGMA user_version = {layout}")
     db.close()
     before = contents(used)
-    expected = rf"data/state.db has layout {layout}, .*knows layouts 1 to {VERSION}: it was written by {writer}"
+    expected = rf"data/state.db has layout {layout}, .*knows only layout {VERSION}: it was written by {writer}"
     with pytest.raises(StorageError, match=rf"{expected}.*Start that version again; nothing was changed") as caught:
         open_store()
     assert "move" not in str(caught.value)

@@ -15,8 +15,7 @@ from lanemq.log.folder.lock import DataLock, holder
 from lanemq.log.options import StoreOptions
 from lanemq.log.queue_index import SYNCED_TOGETHER
 from lanemq.log.retention import SegmentFacts, expired_segments
-from lanemq.log.state.database import SCHEMA, LeaseRow, OffsetRow, ProducerRow, State
-from lanemq.log.state.parked_rows import ParkedRows
+from lanemq.log.state.database import LeaseRow, OffsetRow, ProducerRow, State
 from lanemq.log.store import Store
 from lanemq.model.errors import CorruptRecord, InvalidOption, LogInUse, StorageError
 from lanemq.testing.faulty_disk import FaultyDisk
@@ -445,37 +444,6 @@ def test_a_database_of_another_version_is_not_misread(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(StorageError, match="newer version"):
         State(tmp_path / "state.db")
-
-
-def test_a_database_from_before_finished_ranges_is_upgraded(tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / "state.db")
-    for statement in SCHEMA:
-        if "TABLE parked_" not in statement:
-            db.execute(statement.replace(" gaps TEXT NOT NULL DEFAULT '',", ""))
-    db.execute("INSERT INTO offsets VALUES ('g', 't', 0, 5, 0)")
-    db.execute("PRAGMA user_version = 1")
-    db.commit()
-    db.close()
-    for _ in range(2):
-        state = State(tmp_path / "state.db")
-        assert state.offsets() == [OffsetRow("g", "t", 0, 5)]
-        state.close()
-
-
-def test_a_database_from_before_parked_lanes_is_upgraded(tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / "state.db")
-    for statement in SCHEMA:
-        if "TABLE parked_" not in statement:
-            db.execute(statement)
-    db.execute("INSERT INTO offsets VALUES ('g', 't', 0, 5, 0, '3,2')")
-    db.execute("PRAGMA user_version = 2")
-    db.commit()
-    db.close()
-    for _ in range(2):
-        state = State(tmp_path / "state.db")
-        assert state.offsets() == [OffsetRow("g", "t", 0, 5, finished="3,2")]
-        assert ParkedRows(state).lanes() == []
-        state.close()
 
 
 def test_all_invalid_options_are_reported() -> None:

@@ -14,7 +14,7 @@ from lanemq.model.errors import Closed, ConnectFailed, ConnectionLost, InvalidOp
 from lanemq.net.address import Address, parse_address, parse_addresses
 from lanemq.net.connection import Connection, ConnectionPool, open_connection
 from lanemq.net.server import ConnectionLimits
-from lanemq.wire.command import Command, FrameDecoder, decode_command, encode_response
+from lanemq.wire.command import Command
 
 
 @pytest.fixture
@@ -91,117 +91,6 @@ def test_cancelled_request_is_forgotten(server: EchoServer) -> None:
         return left
 
     assert asyncio.run(main()) == 0
-
-
-class Wire(asyncio.Transport):
-    """Keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[Command] = []
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += [decode_command(frame) for frame in FrameDecoder().feed(bytes(data))]
-
-
-def test_the_request_after_a_reply_leaves_while_the_reply_is_read() -> None:
-    async def main() -> list[tuple[int, bytes]]:
-        link, wire = Connection(Address("h", 1), None, None), Wire()
-        link.connection_made(wire)
-        bodies = iter((b"two", b"three"))
-
-        def following(reply: Command) -> Command | None:
-            body = next(bodies, None)
-            return None if body is None else Command(EchoServer.ECHO, 0, body=reply.body + body)
-
-        task = asyncio.create_task(link.converse(Command(EchoServer.ECHO, 0, body=b"one"), 5, following))
-        await asyncio.sleep(0)
-        for number, body in ((1, b"1"), (2, b"2")):
-            link.data_received(encode_response(wire.written[-1].opaque, body=body))
-            assert len(wire.written) == number + 1  # without an iteration of the event loop
-        link.data_received(encode_response(wire.written[-1].opaque))
-        await task
-        assert not link._waiting
-        return [(each.opaque, each.body) for each in wire.written]
-
-    assert asyncio.run(main()) == [(1, b"one"), (2, b"1two"), (3, b"2three")]
-
-
-def test_a_reply_in_parts_is_followed_by_the_next_request_after_its_last_part() -> None:
-    part = {"laneMore": "true"}
-
-    async def main() -> tuple[list[bytes], int]:
-        link, wire, seen = Connection(Address("h", 1), None, None), Wire(), list[bytes]()
-        link.connection_made(wire)
-
-        def following(reply: Command) -> Command | None:
-            seen.append(reply.body)
-            return None if reply.body == b"d" else Command(EchoServer.ECHO, 0)
-
-        task = asyncio.create_task(link.converse(Command(EchoServer.ECHO, 0), 5, following))
-        alone = asyncio.create_task(link.request(Command(EchoServer.ECHO, 0), 5))
-        await asyncio.sleep(0)
-        for body in (b"a", b"b"):
-            link.data_received(encode_response(1, ext=part, body=body))
-        assert len(wire.written) == 2
-        link.data_received(encode_response(1, body=b"c"))
-        assert len(wire.written) == 3
-        link.data_received(encode_response(3, ext=part, body=b"d"))  # its caller wants no more of it
-        link.data_received(encode_response(3, body=b"e"))
-        link.data_received(encode_response(2, ext=part))  # nothing was said about parts here
-        await asyncio.gather(task, alone)
-        failing = asyncio.create_task(link.converse(Command(EchoServer.ECHO, 0), 5, lambda _: Command(1 // 0, 0)))
-        await asyncio.sleep(0)
-        link.data_received(encode_response(4, ext=part))
-        with pytest.raises(ZeroDivisionError):
-            await failing
-        return seen, len(link._waiting)
-
-    assert asyncio.run(main()) == ([b"a", b"b", b"c", b"d"], 0)
-
-
-def test_a_conversation_ends_by_what_its_caller_raises_or_by_a_lost_connection(server: EchoServer) -> None:
-    async def main() -> None:
-        link = await open_connection(server.address)
-
-        def refuse(reply: Command) -> Command | None:
-            raise KeyError(reply.body)
-
-        with pytest.raises(KeyError, match="first"):
-            await link.converse(Command(EchoServer.ECHO, 0, body=b"first"), 5, refuse)
-        with pytest.raises(ConnectionLost):
-            await link.converse(Command(EchoServer.ECHO, 0), 5, lambda _: Command(EchoServer.HANG_UP, 0))
-        with pytest.raises(ConnectionLost, match="is closed"):
-            await link.converse(Command(EchoServer.ECHO, 0), 5, lambda _: None)
-        await _gone()
-
-    asyncio.run(main())
-
-
-def test_a_cancelled_conversation_is_forgotten_and_its_reply_is_ignored() -> None:
-    async def main() -> list[Command]:
-        link, wire, replies = Connection(Address("h", 1), None, None), Wire(), list[Command]()
-        link.connection_made(wire)
-
-        def following(reply: Command) -> Command:
-            replies.append(reply)
-            return Command(EchoServer.ECHO, 0)
-
-        task = asyncio.create_task(link.converse(Command(EchoServer.ECHO, 0), 5, following))
-        await asyncio.sleep(0)
-        link.data_received(encode_response(1))
-        task.cancel()
-        link.data_received(encode_response(2))  # before the task has noticed
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        task = asyncio.create_task(link.converse(Command(EchoServer.ECHO, 0), 5, following))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.sleep(0)
-        assert not link._waiting
-        return replies
-
-    assert len(asyncio.run(main())) == 1
 
 
 def test_pool_shares_one_connection_and_replaces_a_lost_one(server: EchoServer) -> None:

@@ -66,6 +66,10 @@ def forget_a_turn(lines: Lines) -> None:
         del lines[at]
 
 
+def forget_an_end(lines: Lines) -> None:
+    del lines[turns(lines, "turn_end")[3]]
+
+
 def overlap(lines: Lines) -> None:
     end, following = turns(lines, "turn_end")[2], turns(lines, "turn")[3]
     lines.insert(following, lines.pop(end))
@@ -91,6 +95,7 @@ def leave_out_a_queue(lines: Lines) -> None:
     [
         (swap_two_turns, "B2 B3"),
         (forget_a_turn, "S1 B2 D2"),
+        (forget_an_end, "B3 B5 D2"),
         (overlap, "B3 B5"),
         (run_twice, "E3 B2 B4"),
         (change_a_key, "S5"),

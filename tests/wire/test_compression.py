@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.model.errors import RemoteProtocolError
-from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib, decompress
+from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib, decompress, decompress_start
 
 BODY = b"order 4711, " * 500
 FORMS = {
@@ -44,20 +44,40 @@ def test_cut_off_body_is_refused_not_shortened(sys_flag: int) -> None:
             decompress(sys_flag, FORMS[sys_flag][:length], len(BODY))
 
 
-@pytest.mark.parametrize(
-    ("sys_flag", "bomb"),
-    [
-        (0x001, zlib.compress(bytes(50_000_000), 9)),
-        (0x101, lz4.frame.compress(bytes(50_000_000))),
-        (0x201, zstandard.ZstdCompressor().compress(bytes(50_000_000))),
-    ],
-)
+BOMBS = {
+    0x001: zlib.compress(bytes(50_000_000), 9),
+    0x101: lz4.frame.compress(bytes(50_000_000)),
+    0x201: zstandard.ZstdCompressor().compress(bytes(50_000_000)),
+}
+
+
+@pytest.mark.parametrize(("sys_flag", "bomb"), BOMBS.items())
 def test_bomb_is_refused_without_being_unpacked(sys_flag: int, bomb: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(RemoteProtocolError, match="more than 1000"):
             decompress(sys_flag, bomb, 1000)
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("sys_flag", FORMS)
+def test_the_start_of_a_body_is_read_without_its_rest(sys_flag: int) -> None:
+    packed = FORMS[sys_flag]
+    assert decompress_start(sys_flag, packed, 100) == BODY[:100]
+    assert decompress_start(sys_flag, packed, 10 * len(BODY)) == BODY
+    assert decompress_start(sys_flag & ~1, BODY, 100) == BODY[:100]
+    with pytest.raises(RemoteProtocolError):
+        decompress_start(sys_flag, b"not compressed", 100)
+
+
+@pytest.mark.parametrize(("sys_flag", "bomb"), BOMBS.items())
+def test_the_start_of_a_bomb_takes_little_memory(sys_flag: int, bomb: bytes) -> None:
+    tracemalloc.start()
+    try:
+        assert decompress_start(sys_flag, bomb, 480) == bytes(480)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
 

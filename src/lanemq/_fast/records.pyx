@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
 """Twins for stored records: sealing them, finding them in a pull's body, proving them, and their index entries.
 
-The references are in `wire/record.py`, `wire/batch.py`, `wire/stamp_runs.py`, `log/appender.py`, `log/queue_index.py` and
-`log/reading.py`, with what everything means.
+The references are in `wire/record.py`, `wire/batch.py`, `wire/stamp_runs.py`, `log/appender.py`, `log/queue_index.py`,
+`log/reading.py` and `log/record_bytes.py`, with what everything means.
 Every length is compared with what is left before a byte is read: the bytes are not trusted.
 """
 
@@ -14,7 +14,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy
 
 from lanemq._fast.bytes cimport (
     lane_crc, lane_crc_prepare, lane_get16, lane_get32, lane_get64, lane_put16, lane_put32, lane_put64,
@@ -32,6 +32,7 @@ cdef enum:
     MAX_RECORD = 67108864
     ENTRY = 20
     BATCH_FRAME = 22
+    COMPARED = 16
 
 ctypedef const unsigned char *Bytes
 
@@ -257,6 +258,48 @@ def record_starts(buffer):
     return starts if position == end else references["record_starts"](buffer)
 
 
+def hides_record(records, int64_t position):
+    """Twin of `log.record_bytes.hides_record`."""
+    if type(records) is not bytes or position < 0 or position > MAX_POSITION:
+        return references["hides_record"](records, position)
+    cdef Bytes data = <Bytes>PyBytes_AS_STRING(records)
+    cdef Py_ssize_t at = 0, end = PyBytes_GET_SIZE(records), size
+    while at + SMALLEST <= end:
+        size = <int32_t>lane_get32(data + at)
+        if size < SMALLEST or size > end - at or lane_get32(data + at + 4) != MAGIC_V1:
+            return references["hides_record"](records, position)
+        if _hides_record(data + at, size, position + at):
+            return True
+        at += size
+    return False if at == end else references["hides_record"](records, position)
+
+
+cdef bint _hides_record(Bytes record, Py_ssize_t size, int64_t position) noexcept:
+    """After each byte of the magic's first value, some more are compared in place: where that value is frequent, a new
+    search for each would take long."""
+    cdef Py_ssize_t at = 5, near
+    cdef const void *found
+    while at + 4 <= size:
+        found = memchr(record + at, 0xDA, size - 3 - at)
+        if found == NULL:
+            return False
+        at = <Bytes>found - record
+        near = at + COMPARED if at + COMPARED < size - 3 else size - 3
+        while at < near:
+            if lane_get32(record + at) == MAGIC_V1 and _may_lie_there(record, size, at, position):
+                return True
+            at += 1
+    return False
+
+
+cdef bint _may_lie_there(Bytes record, Py_ssize_t size, Py_ssize_t magic_at, int64_t position) noexcept:
+    """Whether the position after a magic, or as much of it as the record has, is that of the bytes themselves."""
+    cdef unsigned char expected[8]
+    cdef Py_ssize_t there = size - magic_at - 24
+    lane_put64(expected, <uint64_t>(position + magic_at - 4))
+    return there <= 0 or memcmp(record + magic_at + 24, expected, 8 if there > 8 else there) == 0
+
+
 def pack_entries(offset, positions, sizes, tag_codes):
     """Twin of `log.queue_index.pack_entries`."""
     packed = None
@@ -456,7 +499,7 @@ cdef tuple _index_runs(bytes buffer, int64_t position, dict dropped):
         if text_at > size:
             break
         text_size = <int16_t>lane_get16(record + text_at - 2)
-        if text_size < 0 or text_at + text_size > size:
+        if text_size < 0 or text_at + text_size != size:
             break
         queue_id = <int32_t>lane_get32(record + 12)
         offset = <int64_t>lane_get64(record + 20)
@@ -638,6 +681,7 @@ cdef bint _has_stamp(const unsigned char *text, Py_ssize_t size) noexcept:
 TWINS = {
     "wire.stamp_runs.stamp_runs": stamp_runs,
     "log.record_bytes.index_runs": index_runs,
+    "log.record_bytes.hides_record": hides_record,
     "wire.record.seal_records": seal_records,
     "wire.batch.seal_columns": seal_columns,
     "wire.batch.seal_batch": seal_batch,

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lanemq.broker.access.audit import ADMINISTRATIVE, Audit
 from lanemq.broker.access.guard import Guard
+from lanemq.broker.charges import Charges
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
+from lanemq.broker.context import BrokerContext, Counters
 from lanemq.broker.dispatch import Dispatch
-from lanemq.broker.handlers.assignments import AssignmentHandler
 from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.handlers.locks import LockHandler
 from lanemq.broker.handlers.offsets import OffsetHandler
@@ -36,13 +37,12 @@ from lanemq.broker.handlers.single_sends import SingleSends
 from lanemq.broker.handlers.stats import StatsHandler
 from lanemq.broker.handlers.topics import TopicHandler
 from lanemq.broker.housekeeping import Housekeeping
+from lanemq.broker.long_answers import LongAnswers
 from lanemq.broker.monitor.figures import Figures
 from lanemq.broker.monitor.health import Health
 from lanemq.broker.notices import Notices
-from lanemq.broker.parts import Counters, Parts
 from lanemq.broker.recording import Recording
 from lanemq.broker.recovery import Tables, recovered, undo_stamps
-from lanemq.broker.sliced_answers import SlicedAnswers
 from lanemq.broker.storage.checkpoints import Checkpoints, unsaved_stamps
 from lanemq.broker.storage.delays import DelayDelivery
 from lanemq.broker.storage.disk_thread import DiskThread
@@ -59,13 +59,13 @@ from lanemq.history import last_time, open_history
 from lanemq.log.options import StoreOptions
 from lanemq.log.state.space_reserve import SpaceReserve
 from lanemq.log.store import Store
-from lanemq.model.errors import InvalidOption
+from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.model.units import to_millis
 from lanemq.net.address import Address
 from lanemq.net.descriptors import DescriptorReserve
+from lanemq.net.loop_slices import LoopSlices
 from lanemq.net.server import ConnectionLimits, Listener, Server
 from lanemq.net.server_tls import TlsDetector
-from lanemq.net.turns import Turns
 from lanemq.net.unwritten_replies import UnwrittenReplies
 from lanemq.wire.record import RecordView, pack_host
 
@@ -73,6 +73,9 @@ if TYPE_CHECKING:
     from lanemq.net.monitor import Monitor
 
 log = logging.getLogger(__name__)
+
+MIN_DISK_BYTES = 16 * 1024 * 1024
+"""The smallest disk. The write-ahead log of `state.db` alone grows to 4 MiB."""
 
 OpenStore = Callable[[Path, StoreOptions], Store]
 
@@ -108,11 +111,12 @@ class Broker:
             self._health = Health(self._clock, asyncio.get_running_loop())
             self._monitor = self._open_monitor(self._health)
             undo.callback(self.close_monitor)
+            _refuse_tiny_disk(self.options.data)
             store = self._open_store(self.options.data, _store_options(self.options))
             undo.callback(store.close)
+            space_reserve = self._new_space_reserve()
             recording = self._open_history()
             undo.callback(recording.close)
-            space_reserve = self._new_space_reserve()
             threads = self._new_threads(space_reserve.release)
             for each in threads:
                 undo.callback(each.stop)
@@ -121,6 +125,7 @@ class Broker:
             undo.callback(listener.close)
             self.address = listener.address
             self._running = self._assemble(store, threads, recording, tables, space_reserve)
+            self._running.housekeeping.reserve_at_start()
             self._running.server.accept_from(listener)
             undo.pop_all()
         self._health.running(self.running.parts, self.running.figures, lambda: self.running.housekeeping.last_tick)
@@ -142,10 +147,10 @@ class Broker:
         running.server.stop_accepting()
         running.pull.release_all()
         await parts.group_commit.drained()
-        running.checkpoints.stop()
         await parts.search_thread.call(_nothing)  # after all submitted jobs, so that their outcomes are handled
         await parts.thread.call(_nothing)
         await parts.row_thread.call(_nothing)
+        running.checkpoints.stop()
         await running.server.close()
         saved = False
         try:
@@ -199,28 +204,28 @@ class Broker:
         self, store: Store, threads: "Threads", recording: Recording, tables: Tables, space_reserve: SpaceReserve
     ) -> "Running":
         parts = self._new_parts(store, threads, recording, tables)
-        figures, sliced = Figures(parts), SlicedAnswers(self._clock)
-        pull, groups = PullHandler(parts), GroupHandler(parts, sliced)
+        figures, answers = Figures(parts), LongAnswers(parts.slices, parts.clock)
+        pull, groups = PullHandler(parts), GroupHandler(parts, answers)
         handlers = (
             SendHandler(parts),
             pull,
-            LockHandler(parts, sliced),
+            LockHandler(parts, answers),
             OffsetHandler(parts),
             OwnerParkingHandler(parts),
-            OperatorParkingHandler(parts, sliced),
+            OperatorParkingHandler(parts, answers),
             groups,
-            AssignmentHandler(parts),
             RouteHandler(parts),
-            TopicHandler(parts, pull.topic_deleted, sliced),
-            RetryHandler(parts, sliced),
+            TopicHandler(parts, pull.topic_deleted, answers),
+            RetryHandler(parts, answers),
             ReplyHandler(parts),
             QueryHandler(parts),
-            StatsHandler(parts, figures, sliced),
-            ResetHandler(parts, pull.group_moved, sliced),
+            StatsHandler(parts, figures, answers),
+            ResetHandler(parts, pull.group_moved, answers),
         )
         audit = Audit(self._clock)
         served = [handler.table() for handler in handlers]
-        dispatch = Dispatch(served, parts.notices.answered, parts.counters.refusals, ADMINISTRATIVE, audit.watched)
+        refusals = parts.counters.refusals
+        dispatch = Dispatch(served, parts.notices.answered, refusals, ADMINISTRATIVE, audit.watched, self._clock)
         guard = None if self.options.users is None else self._new_guard(dispatch, parts, audit)
         guarded = dispatch if guard is None else guard
         connections = Connections(parts, guarded, pull, groups)
@@ -236,7 +241,7 @@ class Broker:
             producers=parts.producers,
             offsets=parts.offsets,
             delays=parts.delays,
-            turns=parts.turns,
+            slices=parts.slices,
         )
         housekeeping = Housekeeping(parts, pull, checkpoints, server, space_reserve)
         ticking = asyncio.create_task(housekeeping.run(), name="lanemq-housekeeping")
@@ -252,13 +257,13 @@ class Broker:
             ticking,
         )
 
-    def _new_parts(self, store: Store, threads: "Threads", recording: Recording, tables: Tables) -> Parts:
+    def _new_parts(self, store: Store, threads: "Threads", recording: Recording, tables: Tables) -> BrokerContext:
         options, clock = self.options, self._clock
         advertised = Address(options.advertised_host, self.address.port)
-        polls: LongPolls[HeldPull] = LongPolls(capacity=options.max_held_pulls)
+        polls: LongPolls[HeldPull] = LongPolls()
         loop = asyncio.get_running_loop()
-        turns, unwritten = Turns(loop, nanoseconds_of(clock)), UnwrittenReplies(loop)
-        waking = Waking(polls, turns)
+        slices, unwritten = LoopSlices(loop, nanoseconds_of(clock)), UnwrittenReplies(loop)
+        waking = Waking(polls, slices)
         counters, topic_rows = Counters(), TopicRows(store.state, threads.rows)
         group_commit = GroupCommit(
             store,
@@ -273,8 +278,8 @@ class Broker:
             on_undone=partial(undo_stamps, tables.producers),
         )
         on_failure, on_full = group_commit.stop_writing, group_commit.pause
-        reserve, members = self._new_reserve(store), Membership(expiry_ms=to_millis(options.member_expiry))
-        return Parts(
+        reserve, members = self._new_reserve(store), Membership()
+        return BrokerContext(
             options=options,
             clock=clock,
             store=store,
@@ -284,14 +289,23 @@ class Broker:
             search_thread=threads.search,
             group_commit=group_commit,
             unwritten=unwritten,
-            turns=turns,
-            notices=Notices(members, turns),
+            slices=slices,
+            notices=Notices(members, slices),
             advertised=advertised,
             topics=tables.topics,
             topic_keeper=TopicKeeper(tables.topics, topic_rows, on_failure=on_failure, on_full=on_full, clock=clock),
             counters=counters,
             low_space=LowSpace(options.min_free_bytes),
-            group_use=GroupUse({*tables.groups, *tables.offsets.groups(), *tables.locks.groups()}, now=clock.now()),
+            charges=Charges(
+                options,
+                clock,
+                counters.refusals,
+                GroupUse({*tables.groups, *tables.offsets.groups(), *tables.locks.groups()}, now=clock.now()),
+                topics=tables.topics,
+                offsets=tables.offsets,
+                locks=tables.locks,
+                parked=tables.parking.lanes,
+            ),
             members=members,
             groups=tables.groups,
             locks=tables.locks,
@@ -336,7 +350,9 @@ class Broker:
         """Simulations override this with one that needs no socket."""
         return Listener(self.options.listen)
 
-    def _new_server(self, parts: Parts, connections: Connections, bursts: SendBursts, singles: SingleSends) -> Server:
+    def _new_server(
+        self, parts: BrokerContext, connections: Connections, bursts: SendBursts, singles: SingleSends
+    ) -> Server:
         """Simulations override this with one on a simulated network."""
         open_to_all = self.options.users is None  # otherwise every request must be checked
         return Server(
@@ -357,7 +373,7 @@ class Broker:
         per_address = options.max_connections_per_address
         return ConnectionLimits(total, per_address, options.first_request_timeout, signed=options.users is not None)
 
-    def _new_guard(self, dispatch: Dispatch, parts: Parts, audit: Audit) -> Guard:
+    def _new_guard(self, dispatch: Dispatch, parts: BrokerContext, audit: Audit) -> Guard:
         users = self.options.users
         assert users is not None
 
@@ -385,7 +401,7 @@ class Threads(NamedTuple):
 class Running:
     """Everything that works in a started broker."""
 
-    parts: Parts
+    parts: BrokerContext
     server: Server
     reload_users: Callable[[], None]
     pull: PullHandler
@@ -408,11 +424,20 @@ def _disk_size(folder: Path) -> int:
     return shutil.disk_usage(folder).total
 
 
+def _refuse_tiny_disk(folder: Path) -> None:
+    """Refuse a disk on which the broker's own files would take what messages and locks need. 0: its size is unknown."""
+    total = _disk_size(folder)
+    if 0 < total < MIN_DISK_BYTES:
+        raise StorageError(
+            f"the disk of {folder} has {total >> 20} MiB, and a broker needs {MIN_DISK_BYTES >> 20} MiB or more: "
+            f"choose a folder on a larger disk"
+        )
+
+
 def _store_options(options: BrokerOptions) -> StoreOptions:
     return StoreOptions(
         segment_bytes=options.segment_bytes,
         durable=options.durable,
-        relaxed_sync_ms=to_millis(options.relaxed_sync),
         retention_ms=max(1, to_millis(options.retention)),
         retention_bytes=log_limit(options.retention_bytes, options.segment_bytes, _disk_size(options.data)),
         recover=options.recover,

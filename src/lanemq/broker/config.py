@@ -45,10 +45,6 @@ class BrokerOptions:
     """Whether messages are acknowledged after fdatasync. False: after write; a power cut may lose the last moments, a
     crash of the broker process does not."""
 
-    relaxed_sync: float = 0.5
-    """Seconds until written records are synced at the latest when `durable` is off. Long: a power cut loses more.
-    Short: costs as much as `durable`."""
-
     auto_create_topics: bool = True
     """Whether a topic is created on first use, as in RocketMQ. Off: a mistyped topic is an error."""
 
@@ -75,9 +71,6 @@ class BrokerOptions:
     max_body_bytes: int = 4 * MEBIBYTE
     """Largest message body in bytes (RocketMQ: maxMessageSize)."""
 
-    max_properties_bytes: int = 32767
-    """Largest properties text in bytes; the record format stores its length in a signed short."""
-
     max_connections: int = 10_000
     """Connections at once; further ones are closed immediately. Fewer if the process may not open that many files
     beside those of the log; then the newest are closed when the log gains files."""
@@ -94,36 +87,10 @@ class BrokerOptions:
     max_pending_bytes: int = 256 * MEBIBYTE
     """Bytes accepted but not yet on disk; beyond it senders are answered "busy". Bounds memory under overload."""
 
-    max_pull_messages: int = 4096
-    """Messages in one pull answer; RocketMQ clients ask for 32."""
-
-    max_pull_bytes: int = 4 * MEBIBYTE
-    """Bytes in one pull answer; the first message is always included."""
-
-    max_held_pulls: int = 100_000
-    """Long polls held at once; further pulls are answered empty immediately. Of these, one connection may have 5,000
-    and one user or address 50,000; their further ones are answered "busy" (`core/brokering/quotas`)."""
-
     max_pinned_bytes: int = 1024 * MEBIBYTE
     """Bytes of log files that are kept beyond their retention because they hold parked messages. Small: the parked
     messages are copied into state.db, which does not shrink when they are removed. Large: the disk fills up with
     files of which little is needed."""
-
-    stock_lease: float = 60.0
-    """Seconds of a queue lock of a client that asks for no lease (RocketMQ: RebalanceLockManager). Below 30 s a
-    stock client could still rely on its lock when another client already has it."""
-
-    min_lane_lease: float = 0.5
-    """Seconds of the shortest lease that a LaneMQ client may ask for."""
-
-    disconnect_grace: float = 0.5
-    """Seconds that a LaneMQ client's leases outlive its connection at least; longer while the client may still start
-    turns (`core/brokering/keep_alive`). Short: a reconnecting client loses its queues. Long: take-overs after a crash
-    are slow."""
-
-    member_expiry: float = 120.0
-    """Seconds without a heartbeat after which a stock client is removed from its groups (RocketMQ: ConsumerManager). A
-    LaneMQ member is removed earlier, when it was silent for as long as its leases last."""
 
     group_expiry: float = 30 * 24 * 3600.0
     """Seconds without members and commits after which a group's offsets and locks are deleted, as if the group were
@@ -135,9 +102,6 @@ class BrokerOptions:
 
     checkpoint_every: float = 5.0
     """Seconds between two writes of indexes and producer stamps. Long: more of the log is scanned after a crash."""
-
-    save_offsets_every: float = 0.2
-    """Seconds between two writes of committed offsets. Long: a crash forgets, and so redelivers, more."""
 
     recover: bool = False
     """Whether to start although `state.db` or its write-ahead log was lost, or is an older copy: topics, their order
@@ -204,31 +168,20 @@ class BrokerOptions:
 _MOST = {
     "default_queues": (MAX_QUEUES, "a topic has no more queues"),
     "max_body_bytes": (15 * MEBIBYTE, "a message must fit into a frame of 16 MiB"),
-    "max_properties_bytes": (32_767, "a record has no room for more"),
 }
 _LEAST = {
-    "relaxed_sync": 0.001,
     "default_queues": 1,
     "segment_bytes": 64 * 1024,
     "retention": 0.0,
     "retention_bytes": 0,
     "min_free_bytes": 0,
     "max_body_bytes": 1,
-    "max_properties_bytes": 1,
     "max_connections": 1,
     "max_connections_per_address": 0,
     "first_request_timeout": 0.1,
     "max_pending_bytes": MEBIBYTE,
-    "max_pull_messages": 1,
-    "max_pull_bytes": 1,
-    "max_held_pulls": 0,
     "max_pinned_bytes": 0,
-    "stock_lease": 30.0,
-    "min_lane_lease": 0.1,
-    "disconnect_grace": 0.0,
-    "member_expiry": 1.0,
     "group_expiry": 1.0,
     "idle_timeout": 1.0,
     "checkpoint_every": 0.1,
-    "save_offsets_every": 0.001,
 }

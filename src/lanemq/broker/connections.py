@@ -2,19 +2,20 @@
 
 from collections.abc import Iterator
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler
+from lanemq.broker.group_rules import members_changed
 from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.handlers.pull import PullHandler
-from lanemq.broker.parts import Parts
+from lanemq.core.brokering.lock_table import DISCONNECT_GRACE_MS
 from lanemq.core.brokering.membership import ConnectionId
-from lanemq.model.units import to_millis
 from lanemq.net.peer import Peer
 
 
 class Connections:
     """The connections of a broker. `received` handles commands: the dispatch, behind a guard if there are users."""
 
-    def __init__(self, parts: Parts, received: Handler, pull: PullHandler, groups: GroupHandler) -> None:
+    def __init__(self, parts: BrokerContext, received: Handler, pull: PullHandler, groups: GroupHandler) -> None:
         self.received = received
         self._parts = parts
         self._pull = pull
@@ -29,14 +30,14 @@ class Connections:
         self._groups.disconnected(peer)
         parts.notices.closed(peer)
         client_id = parts.members.client_of(connection)
-        changes = parts.members.disconnected(connection)
+        changes = parts.members.disconnected(connection, now=parts.clock.now())
         if client_id is not None and not parts.members.connected(client_id):
-            parts.turns.begin(self._shorten_leases(client_id))
-        parts.notices.group_changed(changes.groups)
+            parts.slices.begin(self._shorten_leases(client_id))
+        members_changed(parts, changes.groups)
 
     def _shorten_leases(self, client_id: str) -> Iterator[None]:
-        """Let the leases of a lost client end soon, in turns: it may have a hundred thousand."""
-        parts, grace = self._parts, to_millis(self._parts.options.disconnect_grace)
+        """Let the leases of a lost client end soon, in slices: it may have a hundred thousand."""
+        parts, grace = self._parts, DISCONNECT_GRACE_MS
         for shortened in parts.locks.disconnected(client_id, grace=grace, now=parts.clock.now()):
             if shortened is not None and parts.recording.on:
                 group, lease = shortened

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from lanemq.broker.body_limits import SMALL_BODY, body_problem
+from lanemq.clock import Clock, SystemClock
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import (
     BrokerRefused,
@@ -16,6 +17,7 @@ from lanemq.model.errors import (
     StorageError,
 )
 from lanemq.net.peer import Peer
+from lanemq.net.rate_limited_log import FaultLog
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import (
     JSON,
@@ -78,6 +80,7 @@ class Dispatch:
         refusals: RefusalCounts | None = None,
         watched: Container[int] = frozenset(),
         watch: Watch | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """`replied` gets the replies of clients to requests of the broker. No code may have two handlers.
 
@@ -87,6 +90,7 @@ class Dispatch:
         self._replied = replied
         self._watched, self._watch = watched, watch
         self._refusals = refusals or RefusalCounts()
+        self._faults = FaultLog(log, clock or SystemClock())
         for table in tables:
             twice = self._handlers.keys() & table.keys()
             assert not twice, f"two handlers for request codes {sorted(twice)}"
@@ -114,9 +118,8 @@ class Dispatch:
             answer_error(peer, request, error)
         except LaneError as error:
             answer_error(peer, request, error)
-        except Exception:
-            # A fault in one request must not stop the broker.
-            log.exception("request %s from %s failed", request.code, peer)
+        except Exception as error:  # noqa: BLE001 - a fault in one request must not stop the broker
+            self._faults.write(f"request {request.code} from {peer} failed", error)
             answer_fault(peer, request)
 
 

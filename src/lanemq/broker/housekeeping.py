@@ -3,15 +3,17 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 
+from lanemq.broker.context import BrokerContext
+from lanemq.broker.group_rules import free_leases, free_offsets, members_changed
 from lanemq.broker.handlers.pull import PullHandler
-from lanemq.broker.parts import Parts
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.index_rebuilding import IndexRebuilding
 from lanemq.broker.storage.pinning import Pinning
 from lanemq.broker.storage.unread import Unread
+from lanemq.core.brokering.lost_members import LostFilter
 from lanemq.core.brokering.quotas import UNUSED_NAME_MS, Quota
+from lanemq.core.brokering.tag_filters import ALL, shown
 from lanemq.log.commit_log import Segment
 from lanemq.log.state.space_reserve import SpaceReserve, reserve_bytes
 from lanemq.model.errors import DiskFull, StorageError, WriteFailed
@@ -27,11 +29,9 @@ RETENTION_EVERY_MS = 10_000
 DESCRIPTORS_EVERY_MS = 1_000
 """Between two looks at how many connections fit beside the files. In that time, new files use the reserve."""
 IDLE_CHECK_EVERY_MS = 1_000
-DAY_CHECK_EVERY_MS = 1_000
 GROUPS_EVERY_MS = 1_000
 DELETIONS_EVERY_MS = 2_000
 RESERVE_EVERY_MS = 10_000
-"""Not at the start: a broker that lives for seconds, such as one of a test, does without a reserve."""
 FAILURE_EVERY_MS = 60_000
 """Between two lines about the same failure of the housekeeping."""
 PAUSE_MS = 1_000
@@ -52,7 +52,7 @@ class Housekeeping:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: BrokerContext,
         pull: PullHandler,
         checkpoints: Checkpoints,
         server: Server,
@@ -64,7 +64,7 @@ class Housekeeping:
         self._checkpoints = checkpoints
         self._server = server
         self._index_rebuilding = IndexRebuilding(parts.store, parts.search_thread)
-        self._pinning = Pinning(parts.store, parts.parking, parts.options.max_pinned_bytes, parts.turns, parts.clock)
+        self._pinning = Pinning(parts.store, parts.parking, parts.options.max_pinned_bytes, parts.slices, parts.clock)
         self.retiring = False
         """Whether retention looks for files that may be deleted."""
         self._forgotten_groups = UnusedGroups(parts)
@@ -113,8 +113,6 @@ class Housekeeping:
             self._step(self._repeat_deletions)
         if self._is_time("groups", GROUPS_EVERY_MS, now):
             self._step(lambda: self._forgotten_groups.forget(now))
-        if self._is_time("day", DAY_CHECK_EVERY_MS, now):
-            self._step(self._note_day)
         if not self._parts.options.durable:
             self._step(lambda: self._parts.group_commit.sync_if_due(now))
 
@@ -140,13 +138,30 @@ class Housekeeping:
         self._parts.counters.leases_expired += len(ended)
         if self._parts.recording.on:
             self._parts.recording.expired(ended)
-        changed = members.expire(now=now).groups
+        changed, given_up = members.expire(now=now)
+        self._warn_of_given_up(given_up)
         for group in changed[:MAX_LINES]:
             left = ", ".join(members.members(group)) or "none"
             log.info("group %s: a member was silent for too long and is removed; members now: %s", group, left)
         if len(changed) > MAX_LINES:
             log.info("members of %s further groups were silent for too long and are removed", len(changed) - MAX_LINES)
-        self._parts.notices.group_changed(dict.fromkeys((*(group for group, _ in ended), *changed)))
+        members_changed(self._parts, dict.fromkeys((*(group for group, _ in ended), *changed)), given_up)
+
+    def _warn_of_given_up(self, given_up: Sequence[LostFilter]) -> None:
+        """Warn that members with fewer tags get the queues that they kept waiting for a lost member."""
+        self._parts.counters.filters_given_up += len(given_up)
+        for each in given_up[:MAX_LINES]:
+            log.warning(
+                "group %s: member %s, which read %s with tags %r, was lost and has not come back: members with %r get "
+                "the queues now, and skip messages that only it read",
+                each.group,
+                each.member,
+                each.topic,
+                shown(each.tags),
+                shown(self._parts.members.widest(each.group, each.topic) or ALL),
+            )
+        if len(given_up) > MAX_LINES:
+            log.warning("members of %s further topics were lost and have not come back", len(given_up) - MAX_LINES)
 
     def _watch_disk(self, now: Millis) -> None:
         """Pause sends while the disk is nearly full, and let them go on by themselves. Stop them if the folder is gone:
@@ -174,12 +189,22 @@ class Housekeeping:
             self._paused_at = now  # the next failed write pauses again, and the next attempt waits as long
             group_commit.resume()
 
+    def reserve_at_start(self) -> None:
+        """Take the reserve for `state.db`, before the row thread has anything to do."""
+        self._parts.low_space.look(self._parts.store.space())
+        self._space_reserve.take(self._reservable())
+
     def _reserve_space(self) -> None:
-        """Take the reserve for `state.db` while the disk has room."""
-        low_space, reserve = self._parts.low_space, self._space_reserve
-        size = reserve_bytes(low_space.watermark())
-        if size and reserve.possible and not reserve.held and low_space.space.free > low_space.needed() + size:
+        """Take the reserve again if it was used, while the disk has room."""
+        reserve, size = self._space_reserve, self._reservable()
+        if size and reserve.possible and not reserve.held:
             self._parts.row_thread.submit(lambda: reserve.take(size), _ignored)
+
+    def _reservable(self) -> int:
+        """The size of the reserve; 0 if the disk has no room for it."""
+        low_space = self._parts.low_space
+        size = reserve_bytes(low_space.watermark())
+        return size if low_space.space.free > low_space.needed() + size else 0
 
     def _limit_connections(self) -> None:
         """Leave enough descriptors for the files, as their number and the limit of the process change."""
@@ -197,16 +222,11 @@ class Housekeeping:
             for name in keeper.unfinished_deletions:
                 keeper.repeat_deletion(name, _nothing)
 
-    def _note_day(self) -> None:
-        """RocketMQ's tools show totals since midnight, local time."""
-        midnights = datetime.fromtimestamp(self._parts.clock.wall() / 1000, tz=UTC).astimezone().toordinal()
-        self._parts.traffic.today(midnights)
-
     def _retire(self) -> None:
-        """Look for log files to delete, in turns: there may be many parked lanes, groups and queues."""
+        """Look for log files to delete, in slices: there may be many parked lanes, groups and queues."""
         if not self.retiring:
             self.retiring = True
-            self._parts.turns.begin(self._retire_steps(self._parts.clock.now()))
+            self._parts.slices.begin(self._retire_steps(self._parts.clock.now()))
 
     def _retire_steps(self, now: Millis) -> Iterator[None]:
         parts, store = self._parts, self._parts.store
@@ -264,22 +284,22 @@ def _log_failure(_: object, error: StorageError | None) -> None:
 class UnusedGroups:
     """Forgets groups that were not used for long: names that a client once invented would stay for ever."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: BrokerContext) -> None:
         self._parts = parts
         self._forgetting = False
 
     def forget(self, now: Millis) -> None:
-        """Forget the groups that are due, in turns: each may have a hundred thousand leases."""
+        """Forget the groups that are due, in slices: each may have a hundred thousand leases."""
         if not self._forgetting:
             self._forgetting = True
-            self._parts.turns.begin(self._steps(now))
+            self._parts.slices.begin(self._steps(now))
 
     def _steps(self, now: Millis) -> Iterator[None]:
         """Look at one group in each step, at up to `MAX_FORGOTTEN`; the next call takes the others.
 
         Each step asks anew which group is due: one that is used in between is not due any more.
         """
-        use, expiry = self._parts.group_use, to_millis(self._parts.options.group_expiry)
+        use, expiry = self._parts.charges.group_use, to_millis(self._parts.options.group_expiry)
         names_until, kept_until = Millis(now - min(UNUSED_NAME_MS, expiry)), Millis(now - expiry)
         try:
             for _ in range(MAX_FORGOTTEN):
@@ -298,7 +318,7 @@ class UnusedGroups:
 
         `kept_for` is how long it was kept already; None: offsets and leases are a reason to keep it for longer.
         """
-        parts, use = self._parts, self._parts.group_use
+        parts, use = self._parts, self._parts.charges.group_use
         if parts.members.members(group) or group in parts.groups or parts.parking.lanes.weight(group):
             use.used(group, now)
         elif parts.traffic.group_moved(group, UNUSED_NAME_MS, now=now):
@@ -313,12 +333,10 @@ class UnusedGroups:
 
     def _forget(self, group: str) -> None:
         parts = self._parts
-        parts.group_use.forget(group)
-        parts.quotas.let_go(Quota.GROUPS, group)
-        parts.quotas.let_go(Quota.LEASES, group)
+        parts.charges.forget_group(group)
         parts.traffic.forget_group(group)
-        parts.forget_offsets(group=group)
-        floor, state = parts.forget_leases(group=group), parts.state
+        free_offsets(parts, parts.offsets.forget_group(group))
+        floor, state = free_leases(parts, parts.locks.forget_group(group)), parts.state
 
         def delete() -> None:
             state.delete_group(group)
@@ -329,7 +347,7 @@ class UnusedGroups:
         retry = retry_topic(group)
         if parts.topics.get(retry) is not None and not any(parts.store.bounds(retry, 0)):
             parts.topic_keeper.delete(retry)
-            parts.uncharge_topic(retry)
+            parts.charges.shrink(Quota.QUEUES, (retry,))
             parts.topic_keeper.forget(retry, _nothing, _nothing)
 
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from lanemq.core.brokering.membership import ConnectionId, Membership
 from lanemq.model.units import Millis
+from lanemq.net.loop_slices import LoopSlices
 from lanemq.net.peer import Peer
-from lanemq.net.turns import Turns
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import ONEWAY_BIT, Command, encode_command
 from lanemq.wire.headers import ConsumerListHeader
@@ -15,6 +15,10 @@ MAX_QUESTIONS = 1_000
 """Questions without an answer yet; for a further one, the oldest counts as unanswered."""
 ANSWER_MS = 10_000
 """How long a client may take to answer a question (RocketMQ: Broker2Client)."""
+
+MAX_ASKED = 1_000
+"""Requests of one connection to which a reply may come; a further one takes the place of the oldest. Many: a client
+takes more memory. Few: replies to a client that has asked more at once do not arrive."""
 
 OnAnswer = Callable[[Command | None], None]
 """Called once with a client's answer; None if it did not answer in time, or its connection was closed."""
@@ -29,12 +33,12 @@ class Notices:
     """The open connections, and what is sent on them.
 
     Members that are notified of a change of their group (NOTIFY_CONSUMER_IDS_CHANGED) rebalance at once instead of
-    within 20 s. Notices of many groups or members are sent in turns.
+    within 20 s. Notices of many groups or members are sent in slices.
     """
 
-    def __init__(self, members: Membership, turns: Turns) -> None:
+    def __init__(self, members: Membership, slices: LoopSlices) -> None:
         self._members = members
-        self._turns = turns
+        self._slices = slices
         self._changed: dict[str, None] = {}
         """Groups whose members are to be notified, in order."""
         self._notifying = False
@@ -42,6 +46,8 @@ class Notices:
         self._opaque = 0
         self._questions: dict[tuple[int, int], _Question] = {}
         """By connection and opaque, the oldest first."""
+        self._asked: dict[ConnectionId, dict[int, None]] = {}
+        """By connection, the requests that it sent and that have no reply yet, as hashes (`_asked_for`)."""
 
     def __len__(self) -> int:
         """The number of open connections."""
@@ -52,6 +58,7 @@ class Notices:
 
     def closed(self, peer: Peer) -> None:
         self._peers.pop(ConnectionId(peer.number), None)
+        self._asked.pop(ConnectionId(peer.number), None)
         for key in [key for key in self._questions if key[0] == peer.number]:
             self._questions.pop(key).on_answer(None)
 
@@ -69,6 +76,25 @@ class Notices:
         """A connection of a client, for messages to it."""
         found = (self._peers.get(connection) for connection in self._members.connections_of(client_id))
         return next((peer for peer in found if peer is not None), None)
+
+    def asks_for_reply(self, peer: Peer, client_id: str, correlation: str) -> None:
+        """Note that a client has sent a message to which it waits for a reply."""
+        mine = self._asked.setdefault(ConnectionId(peer.number), {})
+        mine[_asked_for(client_id, correlation)] = None
+        if len(mine) > MAX_ASKED:
+            del mine[next(iter(mine))]
+
+    def peer_that_asked(self, client_id: str, correlation: str) -> Peer | None:
+        """A connection of a client that has sent the request of this reply."""
+        wanted = _asked_for(client_id, correlation)
+        for connection in self._members.connections_of(client_id):
+            if wanted in self._asked.get(connection, ()):
+                return self._peers.get(connection)
+        return None
+
+    def has_reply(self, peer: Peer, client_id: str, correlation: str) -> None:
+        """Forget a request: no second reply to it is passed on."""
+        self._asked.get(ConnectionId(peer.number), {}).pop(_asked_for(client_id, correlation), None)
 
     def ask(self, peer: Peer, code: int, ext: dict[str, str], body: bytes, on_answer: OnAnswer, *, now: Millis) -> None:
         """Send a request to a client; `on_answer` is called once."""
@@ -97,7 +123,7 @@ class Notices:
         self._changed.update(dict.fromkeys(groups))
         if self._changed and not self._notifying:
             self._notifying = True
-            self._turns.begin(self._notify())
+            self._slices.begin(self._notify())
 
     def _notify(self) -> Iterator[None]:
         try:
@@ -118,3 +144,8 @@ class Notices:
         """A request number; never 0, which Node clients treat as missing."""
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF or 1
         return self._opaque
+
+
+def _asked_for(client_id: str, correlation: str) -> int:
+    """A request in little memory, however long its ids are. Python's hash has a key that no client knows."""
+    return hash((client_id, correlation))

@@ -11,7 +11,10 @@ from collections.abc import Iterable, Mapping
 
 from lanemq.core.brokering.group_offsets import Commit, Committed, Ignored, SavedOffset, WhyIgnored
 from lanemq.core.brokering.lock_table import Lease, SavedLease
+from lanemq.core.brokering.lost_members import LostFilter
+from lanemq.core.brokering.membership import WidestFilter
 from lanemq.core.brokering.parked_lane_table import LaneName
+from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.history import History, Place
 from lanemq.history import RecordedLease as LeaseLine
 from lanemq.model.queue import MessageQueue
@@ -33,11 +36,13 @@ class Recording:
         self._clean = True
         self._known: set[tuple[str, str, int]] = set()
         """Group, topic and queue whose recovered offset was recorded since the start."""
+        self._selected: dict[tuple[str, str], str] = {}
+        """Group and topic whose members have, or had, different tags → the widest filter that was recorded."""
         self._first: dict[tuple[str, int], int] = {}
         """Topic and queue to the first offset that was recorded as left by retention."""
 
     def close(self) -> None:
-        """Record nothing any more. Work that is done in turns may still go on."""
+        """Record nothing any more. Work that is done in slices may still go on."""
         self.on = False
         self._history.close()
 
@@ -47,14 +52,35 @@ class Recording:
             write = self._history.lease_granted if lease.changed else self._history.lease_renewed
             write(self._line(group, lease.queue, lease.owner, lease.epoch), until=lease.expires_at * NANOS)
 
+    def selected(
+        self,
+        group: str,
+        selections: Mapping[str, WidestFilter],
+        topics: TopicTable,
+        given_up: Mapping[str, LostFilter],
+    ) -> None:
+        """Record which tags of a topic the members of a group select: once they differ, and when that changes later.
+
+        `given_up`: topic → a lost member, whose tags count no more although it did not say that it leaves.
+        """
+        differ = {topic for topic, each in selections.items() if each.differ}
+        for topic in sorted(differ.union(topic for name, topic in self._selected if name == group)):
+            widest, known = selections[topic].widest if topic in selections else None, topics.get(topic)
+            text = "" if widest is None else "||".join(sorted(widest)) or "*"
+            if known is not None and self._selected.get((group, topic)) != text:
+                self._selected[group, topic] = text
+                lost = given_up[topic].member if topic in given_up else ""
+                for queue_id in range(known.queues):
+                    self._history.subscribed(group, topic, queue_id, text, lost=lost, broker=self._name)
+
     def unlocked(self, rows: Iterable[SavedLease], owner: str) -> None:
         for row in rows:
             self._history.lease_released(self._line(row.group, row.queue, owner, row.epoch))
 
     def withdrawn(self, rows: Iterable[SavedLease]) -> None:
-        """Record the end of the leases of a deleted topic."""
+        """Record the end of the leases of a deleted topic, which their owners did not release."""
         for row in rows:
-            self._history.lease_released(self._line(row.group, row.queue, row.owner, row.epoch))
+            self._history.lease_expired(self._line(row.group, row.queue, row.owner, row.epoch))
 
     def deleted(self, topic: str) -> None:
         """Record the deletion of a topic, after its leases: from here on the name may belong to another topic."""

@@ -27,7 +27,7 @@ from lanemq.log.retention import clock_problem
 from lanemq.log.store import Store
 from lanemq.model.names import reply_topic
 from lanemq.model.stamp import Stamp
-from lanemq.model.units import Epoch, Millis, QueueOffset, to_millis
+from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.wire.properties import find_stamp
 from lanemq.wire.record import RecordView
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
@@ -62,7 +62,7 @@ def recovered(
     groups = {name: SubscriptionGroupConfig.decode(text.encode()) for name, text in state.groups().items()}
     offsets = GroupOffsets()
     offsets.restore(map(restored_offset, state.offsets()))
-    locks = LockTable(to_millis(options.stock_lease), first_serial=clock.wall())
+    locks = LockTable(first_serial=clock.wall())
     locks.restore(map(restored_lease, state.leases()), floor=Epoch(state.epoch_floor()), now=clock.now())
     delays = DelayQueueCursors()
     delays.restore(restored_cursors(state))

@@ -1,6 +1,6 @@
-"""Held pulls are answered in turns: one message may wake thousands of them, and each answer takes a while.
+"""Held pulls are answered in slices: one message may wake thousands of them, and each answer takes a while.
 
-What fits into one turn is answered at once, the rest in later iterations of the event loop, between the requests of
+What fits into one slice is answered at once, the rest in later iterations of the event loop, between the requests of
 other clients. A pull stays among the long polls until its own answer, so it is answered exactly once, whatever comes
 first: a message, its deadline, or the end of its connection.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.log.appender import Arrival
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.net.turns import Turns
+from lanemq.net.loop_slices import LoopSlices
 
 MAX_TAG_CODES = 1_000
 """Tags of the messages that arrive while pulls of their queue are answered; with more, every pull runs again."""
@@ -38,12 +38,11 @@ class _Arrived(NamedTuple):
 class Waking:
     """Answers the held pulls of one broker. Use it on the event loop only."""
 
-    def __init__(self, polls: LongPolls[HeldPull], turns: Turns) -> None:
+    def __init__(self, polls: LongPolls[HeldPull], slices: LoopSlices) -> None:
         self._polls = polls
-        self._turns = turns
+        self._slices = slices
         self._arrived: dict[tuple[str, int], _Arrived | None] = {}
         """Queues whose pulls are being answered, and what arrived there since that began."""
-        self._expiring = False
 
     def arrived(self, arrivals: Sequence[Arrival]) -> None:
         """Answer the pulls that want new messages, in the order in which they were held."""
@@ -57,22 +56,20 @@ class Waking:
                 self._arrived[queue] = arrived if before is None else before.joined(arrived)
             else:
                 self._arrived[queue] = arrived
-                end = end or self._turns.end()
-                self._turns.begin(map(_wake, self._woken(queue)), end)
+                end = end or self._slices.end()
+                self._slices.begin(map(_wake, self._woken(queue)), end)
 
     def expire(self, now: Millis) -> None:
         """Answer the pulls whose deadline has passed."""
-        if not self._expiring:
-            self._expiring = True
-            self._turns.begin(map(_wake, self._expired(now)))
+        self._slices.begin(map(_wake, self._polls.expire(now=now)))
 
     def release(self, pulls: Iterable[HeldPull]) -> None:
-        """Answer these pulls, unless they are answered before it is their turn."""
-        self._turns.begin(map(_wake, self._released(pulls)))
+        """Answer these pulls, unless they are answered before they are reached."""
+        self._slices.begin(map(_wake, self._released(pulls)))
 
     def forget(self, pulls: Iterable[HeldPull]) -> None:
         """Remove pulls that need no answer, because their connection is closed."""
-        self._turns.begin(self._released(pulls))  # and nothing wakes them
+        self._slices.begin(self._released(pulls))  # and nothing wakes them
 
     # steps: each yields a pull to be answered, or None if there is nothing to answer
 
@@ -83,12 +80,6 @@ class Waking:
                 yield from self._polls.arrived(*queue, QueueOffset(arrived.max_offset), arrived.tag_codes)
         finally:
             del self._arrived[queue]
-
-    def _expired(self, now: Millis) -> Iterator[HeldPull | None]:
-        try:
-            yield from self._polls.expire(now=now)
-        finally:
-            self._expiring = False
 
     def _released(self, pulls: Iterable[HeldPull]) -> Iterator[HeldPull | None]:
         for pull in pulls:

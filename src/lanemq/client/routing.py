@@ -9,15 +9,17 @@ that find no name server take as long as one.
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from msgspec.structs import replace as replace_fields
+
+from lanemq.background_log import ClientLog
 from lanemq.client.topic_route import RouteCache, TopicRoute, keys_would_move, provisional_route, topic_route
-from lanemq.client.topics import NewTopic, Steps, ensure, look_up, plain_route, run, run_async
+from lanemq.client.topics import NewTopic, Steps, ensure, look_up, plain_route, read_layout, run, run_async
 from lanemq.clock import Clock, SystemClock
-from lanemq.core.sending.layout import KeyQueues, key_queues
+from lanemq.core.sending.layout import KeyQueues, key_queues, parse_layout
 from lanemq.forking import tell_child
 from lanemq.model.errors import (
     ConnectFailed,
@@ -38,7 +40,7 @@ from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.route_bodies import TopicRouteData
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 REQUEST_SECONDS = 3.0
 """RocketMQ's time-out for name servers (ClientConfig.mqClientApiTimeout)."""
@@ -54,6 +56,8 @@ class _CachedRoutes:
     list of queues that keys are spread over; with `may_move`, it follows a change of the queues. Clients that only read
     need neither.
     """
+
+    _log = log
 
     def __init__(
         self,
@@ -108,6 +112,10 @@ class _CachedRoutes:
         self._cache.gone(topic)
         self._key_queues.pop(topic, None)
 
+    def missing(self, topic: str) -> None:
+        """A message was refused because the topic does not exist: the next one asks again."""
+        self._cache.missing(topic, now=self._clock.now())
+
     def expire(self, topic: str) -> None:
         """The route may be old: the next `get` asks again, and until then messages may take it."""
         self._cache.expire(topic)
@@ -121,25 +129,42 @@ class _CachedRoutes:
 
     def _question(self, topic: str) -> Steps[TopicRouteData | None]:
         if not self._layouts:
-            return plain_route(topic)
+            return self._plain_route(topic)
         known = self._key_queues.get(topic)
         return look_up(topic, self.servers, known.queues if known is not None else ())
 
+    def _plain_route(self, topic: str) -> Steps[TopicRouteData | None]:
+        """The route for a client that only reads. It needs the layout only to tell what a change of queues means."""
+        found = yield from plain_route(topic)
+        before = self._cache.known(topic)
+        if found is None or before is None or found.order_topic_conf:
+            return found
+        now = topic_route(topic, found)
+        if now.is_of_lane_broker or now.writable == before.writable:
+            return found
+        layout = yield from read_layout(topic)
+        return found if parse_layout(topic, layout) is None else replace_fields(found, order_topic_conf=layout)
+
     def _refreshed(self, topic: str, route: TopicRoute | None) -> TopicRoute:
         if route is None:
-            self._cache.gone(topic)
-            self._key_queues.pop(topic, None)
+            self.forget(topic)
+            self.missing(topic)
             raise no_such_topic(topic)
         route = self._with_key_queues(route)
         before = self._cache.known(topic)
         self._cache.put(route, now=self._clock.now())
         if before is not None and not before.provisional:
-            report_change(before, route)
+            report_change(self._log, before, route)
         return route
 
     def _with_key_queues(self, route: TopicRoute) -> TopicRoute:
         """The route with the queues that keys are spread over, which do not follow every change."""
-        if route.provisional or not self._layouts:
+        if route.provisional:
+            return route
+        if not self._layouts:
+            before = self._cache.known(route.topic)
+            if before is not None and before.ordered and before.writable == route.writable:
+                return replace(route, publish=before.publish, ordered=True)  # the layout is asked for after a change
             return route
         known, layout = self._key_queues.get(route.topic), route.publish if route.ordered else None
         if known is not None and (known.from_layout or route.ordered) and route.is_of_lane_broker:
@@ -150,20 +175,25 @@ class _CachedRoutes:
         self._key_queues[route.topic] = found
         return replace(route, publish=found.queues, ordered=found.from_layout, moved=found.moved)
 
+    def _refuse_missing(self, topic: str) -> None:
+        """Raises `TopicNotFound` without a question, if the same was asked often in the last second."""
+        if self._cache.is_missing(topic, now=self._clock.now()):
+            raise no_such_topic(topic)
+
     def _not_refreshed(self, topic: str, error: TransportError) -> TopicRoute:
         route = self._cache.known(topic)
         if route is None:
             raise error
-        log.debug("route of topic %s cannot be refreshed, using the known one: %s", topic, error)
+        self._log.debug("route of topic %s cannot be refreshed, using the known one: %s", topic, error)
         self._cache.unanswered(topic, now=self._clock.now())
         return route
 
 
-def report_change(before: TopicRoute, now: TopicRoute) -> None:
+def report_change(log: ClientLog, before: TopicRoute, now: TopicRoute) -> None:
     """Warns if keys would move, may have moved, or wait for a broker that is away."""
     if now.moved and now.moved != before.moved:
         log.warning("%s", keys_would_move(now))
-    elif {queue.broker for queue in set(before.publish) ^ set(now.publish)} - before.away - now.away:
+    elif _may_have_moved(before, now):
         log.warning(
             "the queues of topic %s changed from %d to %d: keys may have moved to other queues",
             now.topic,
@@ -172,6 +202,17 @@ def report_change(before: TopicRoute, now: TopicRoute) -> None:
         )
     elif away := {queue.broker for queue in set(before.writable) - set(now.writable)}:
         log.warning("topic %s: messages of keys at %s wait for it, others go on", now.topic, ", ".join(sorted(away)))
+
+
+def _may_have_moved(before: TopicRoute, now: TopicRoute) -> bool:
+    """Whether the list of queues that keys are spread over changed, and not only brokers left or came back.
+
+    A layout that is known only now counts for the former list too, unless a broker had other queues than it says.
+    """
+    if now.ordered and not before.ordered:
+        brokers = {queue.broker for queue in before.publish}
+        return set(before.publish) != {queue for queue in now.publish if queue.broker in brokers}
+    return bool({queue.broker for queue in set(before.publish) ^ set(now.publish)} - before.away - now.away)
 
 
 class AsyncRoutes(_CachedRoutes):
@@ -205,6 +246,7 @@ class AsyncRoutes(_CachedRoutes):
             route = self.cached(topic)
             if route is not None and (provisional or not route.provisional):
                 return route
+            self._refuse_missing(topic)
             last = self._outcomes.get(topic)
             if last and last is not before:  # it failed while this task waited for it
                 return self._not_refreshed(topic, last[0])
@@ -215,6 +257,10 @@ class AsyncRoutes(_CachedRoutes):
                 outcome.append(error)
                 return self._not_refreshed(topic, error)
             return self._refreshed(topic, route)
+
+    def last_failure(self, topic: str) -> TransportError | None:
+        """Why the last question about the topic had no answer; None if it had one."""
+        return next(iter(self._outcomes.get(topic, ())), None)
 
     async def ask(self, command: Command, to: Address | None = None) -> Command:
         """Sends a request to the name servers in turn and returns the first reply; or to a broker."""
@@ -255,6 +301,8 @@ class BlockingRoutes(_CachedRoutes):
     A thread of its own asks while callers wait for it, and ends when no question is left. So a caller can give up
     waiting, and all questions that wait while the name servers do not answer fail together.
     """
+
+    _log = ClientLog(__name__, aside=True)  # the thread that asks must not wait for a handler that waits for a route
 
     def __init__(
         self,
@@ -297,6 +345,7 @@ class BlockingRoutes(_CachedRoutes):
         route = self.cached(topic)
         if route is not None and (provisional or not route.provisional):
             return route
+        self._refuse_missing(topic)
         question = self.refresh(topic, provisional=provisional)
         if not question.answered.wait(timeout):
             raise RequestTimedOut(

@@ -27,9 +27,14 @@ REFRESH_MILLIS = 30_000
 """How long a route is used before it is asked for again (RocketMQ's ClientConfig.pollNameServerInterval)."""
 
 RETRY_MILLIS = 3_000
-"""How long a known route is used after a failed refresh, or while a broker in it has no master."""
+"""How long a known route is used after a failed refresh, and a provisional one at all."""
 UNREACHABLE_MILLIS = 1_000
-"""How long a route is used at most while a broker in it cannot be reached."""
+"""How long a route is used at most while a broker in it cannot be reached, or has no master."""
+
+MISSING_QUESTIONS, MISSING_MILLIS = 10, 1_000
+"""After a message to a topic that does not exist was refused, the next one asks again, because the topic may have been
+created since; but only so many times in so many milliseconds: a loop whose messages all fail must not flood the name
+servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +198,8 @@ class RouteCache:
         self._due: dict[str, int] = {}
         self._answered_at: dict[str, int] = {}
         """When a name server answered, unless the last question had no answer."""
+        self._missing: dict[str, tuple[Millis, int]] = {}
+        """Since when, and how often, messages were refused because a topic does not exist."""
 
     def fresh(self, topic: str, *, now: Millis) -> TopicRoute | None:
         """The route, or None if it is unknown or too old."""
@@ -213,7 +220,8 @@ class RouteCache:
         changed = self._routes.get(route.topic) != route
         self._routes[route.topic] = route
         # A broker without a master gets one within a second or two where the cluster has replicas.
-        self._due[route.topic] = now + (RETRY_MILLIS if route.provisional or route.away else REFRESH_MILLIS)
+        used = UNREACHABLE_MILLIS if route.away else RETRY_MILLIS if route.provisional else REFRESH_MILLIS
+        self._due[route.topic] = now + used
         self._answered_at[route.topic] = now
         return changed
 
@@ -241,8 +249,20 @@ class RouteCache:
         """The route is not fresh any more; it may still be right."""
         self._due.pop(topic, None)
 
+    def is_missing(self, topic: str, *, now: Millis) -> bool:
+        """Whether the topic did not exist a moment ago, and was asked for often enough."""
+        return topic not in self._routes and now < self._due.get(topic, 0)
+
+    def missing(self, topic: str, *, now: Millis) -> None:
+        """A message or a question is refused, because the topic does not exist. The next one asks again."""
+        since, count = self._missing.get(topic, (now, 0))
+        if now - since >= MISSING_MILLIS:
+            since, count = now, 0
+        self._missing[topic] = since, count + 1
+        self._due[topic] = since if count + 1 < MISSING_QUESTIONS else since + MISSING_MILLIS
+
     def gone(self, topic: str) -> None:
-        """The name server says that the topic does not exist."""
+        """Nothing is known of the topic any more."""
         self._routes.pop(topic, None)
         self._contradicted.discard(topic)
         self._due.pop(topic, None)

@@ -21,6 +21,7 @@ from lanemq._fast import compiled
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.options import StoreOptions
 from lanemq.log.queue_index import QueueIndex, QueueTable, pack_entries, pack_entry
+from lanemq.log.record_bytes import hides_record
 from lanemq.model.errors import StorageError, WriteFailed
 from lanemq.model.units import Millis
 from lanemq.wire.batch import PlainBatch, RecordColumns, seal_batch, seal_columns
@@ -111,6 +112,33 @@ def entries_of(records: bytes, offset: int, position: int) -> bytes:
     return pack_entries(offset, [position + start for start in starts], sizes, [0] * len(starts))
 
 
+class HiddenRecord(StorageError):
+    """A message of which a part would pass for a record in the log.
+
+    `anywhere`: another position does not help. The message ends soon after a magic, so the record behind it would be
+    read as the position that follows the magic, and that record is not known yet.
+    """
+
+    def __init__(self, position: int, *, anywhere: bool) -> None:
+        self.anywhere = anywhere
+        if anywhere:
+            text = (
+                "the end of the message would look like the beginning of a stored record; "
+                "add 28 bytes to the end of the body, or properties of that length"
+            )
+        else:
+            text = (
+                f"at position {position} of the log, a part of the message would look like a stored record; "
+                f"send it again"
+            )
+        super().__init__(text)
+
+
+def _refuse_hidden(records: bytes, position: int) -> None:
+    if hides_record(records, position):
+        raise HiddenRecord(position, anywhere=hides_record(records, position + 1))
+
+
 @dataclass(slots=True)
 class QueueBatch:
     """One queue's share of a `Pending`."""
@@ -177,11 +205,14 @@ class Appender:
         first, position = queue.staged_end, self._pending.end
         place = queue.topic_bytes, queue_id, first, position, born_host, store_time, store_host
         if isinstance(items, PlainBatch):
-            return self._stage_batch(queue, seal_batch(items, *place), len(items), store_time)
+            piece = seal_batch(items, *place)
+            _refuse_hidden(piece, position)
+            return self._stage_batch(queue, piece, len(items), store_time)
         if isinstance(items, RecordColumns):
             records, tag_codes = seal_columns(items, *place), items.tag_codes
         else:
             records, tag_codes = seal_records(items, *place), [item[2] for item in items]
+        _refuse_hidden(records[0] if len(records) == 1 else b"".join(records), position)
         batch = self._pending.queues.get(queue) or self._pending.queues.setdefault(queue, QueueBatch())
         if len(records) == 1:
             size, tag_code = len(records[0]), tag_codes[0]
@@ -203,8 +234,9 @@ class Appender:
     ) -> Staged | None:
         """On the loop, without `durable`: stage, flush and publish one record in one step.
 
-        None if it must be staged as usual, because other records are staged or a new file begins; nothing was done
-        then. If the write fails, raises the error of `flush`; the record is staged then, for the caller to take it.
+        None if it must be staged as usual, because other records are staged, a new file begins, or `stage` refuses it;
+        nothing was done then. If the write fails, raises the error of `flush`; the record is staged then, for the
+        caller to take it.
         """
         pending, segments, limit = self._pending, self._log.segments, self._options.segment_bytes
         if self.failed is not None or not segments or pending.end != pending.start or queue.end != queue.staged_end:
@@ -216,7 +248,7 @@ class Appender:
         place = queue.topic_bytes, queue.queue_id, offset, position, born_host, store_time, store_host
         record = seal_records((item,), *place)[0]
         size = len(record)
-        if segment.size + size > limit:
+        if segment.size + size > limit or hides_record(record, position):
             return None
         try:
             self._log.append_one(segment, record)

@@ -39,6 +39,7 @@ from lanemq.log.recovery import OnRecords, Piece, RecoveryReport, Startup
 from lanemq.log.retention import Retention
 from lanemq.log.state.database import DamageRow, ProducerRow, State
 from lanemq.log.state.recovery_file import RecoveryFile
+from lanemq.log.state.space_reserve import SpaceReserve
 from lanemq.model.errors import CorruptRecord, DiskFull, NoDescriptors, StorageError, WriteFailed
 from lanemq.model.steps import in_one_piece
 from lanemq.wire.record import HEAD_BYTES
@@ -73,6 +74,7 @@ class Store:
             refuse_backup(folder)
             if open_state is State and unfinished_restore(folder):
                 raise StorageError(f"{folder} is not restored completely: run lanemq restore again")
+            SpaceReserve(folder).release_if_full()
             self._log = CommitLog(folder / "log", disk)
             self._copy = RecoveryFile(folder)
             self.state = open_matching_state(
@@ -297,7 +299,11 @@ class Store:
             raise IndexLost(queue, f"is damaged at offset {offsets[0]}")
 
     def read_at(self, position: int) -> bytes:
-        """One visible record by its log position; raises `CorruptRecord` if there is none."""
+        """One visible record by its log position; raises `CorruptRecord` if there is none.
+
+        Clients choose the position. So the index of the record's queue must have it: bytes inside a body may look like
+        a record too.
+        """
         head = self._log.read(position, HEAD_BYTES) if position < self.appender.published else b""
         size = -size_at(head + b"\0" * (HEAD_BYTES - len(head)), 0, position)
         record = self._log.read(position, size) if size > 0 else b""
@@ -306,6 +312,10 @@ class Store:
         facts = facts_of(record, 0)
         if position < self._dropped.get(facts.topic, 0):
             raise CorruptRecord(position, f"its topic {facts.topic!r} was deleted")
+        queue = self._queues.find(facts.topic, facts.queue_id)
+        known = queue is not None and self._queues.first(queue) <= facts.queue_offset < queue.end
+        if queue is None or not known or self._queues.entry(queue, facts.queue_offset)[0] != position:
+            raise CorruptRecord(position, "no queue has a record there; check the message id")
         return record
 
     def query(self, topic: str, key: str, limit: int, begin: int, end: int) -> list[bytes]:

@@ -23,7 +23,7 @@ LaneError
 │   ├── LaneFrozen           an earlier message of the lane failed; nothing may pass it
 │   ├── Dropped              given up by drop() before it was sent
 │   ├── LeaseLost            the queue belongs to another member now
-│   ├── GroupConflict        another member consumes the topic with another order
+│   ├── GroupConflict        another member consumes the topic with another order, or other tags
 │   ├── SinkFenced           a newer run of this pipeline writes to the sink now
 │   └── EffectRefused        the database cannot tell whether the message was applied
 ├── CodecError             a value that cannot be encoded or decoded; says where it is
@@ -197,7 +197,8 @@ class LeaseLost(OrderError):
 
 
 class GroupConflict(OrderError):
-    """Another member of the group consumes concurrently what this one would consume in order, or the reverse."""
+    """Another member of the group consumes concurrently what this one would consume in order, or the reverse; or it
+    reads other tags of a topic, and neither of them reads all tags of the other."""
 
 
 class SinkFenced(OrderError):

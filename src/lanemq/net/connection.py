@@ -5,11 +5,11 @@ Requests are matched to replies by `opaque`. The peer may send requests too, as 
 """
 
 import asyncio
-import logging
 import ssl
 from collections.abc import Callable
 from typing import cast
 
+from lanemq.background_log import ClientLog
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import (
     Closed,
@@ -38,7 +38,7 @@ from lanemq.net.security import (
 from lanemq.wire.command import ONEWAY_BIT, Command, FrameDecoder, decode_command, encode_command
 from lanemq.wire.lane_fields import LANE_MORE
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 CONNECT_SECONDS = 3.0
 """Connect time-out, as RocketMQ's NettyClientConfig."""
@@ -46,8 +46,6 @@ CONNECT_SECONDS = 3.0
 OnRequest = Callable[["Connection", Command], None]
 OnLost = Callable[["Connection"], None]
 OnReply = Callable[[Command | None, LaneError | None], None]
-Following = Callable[[Command], Command | None]
-"""The request that follows a reply; None: no other."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -93,48 +91,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             return await future
         except asyncio.CancelledError:
-            self._drop(command.opaque)
-            raise
-
-    async def converse(self, command: Command, timeout: float, following: Following) -> None:
-        """Sends a request, and after each reply the request that `following` returns, until it returns None.
-
-        `following` is called while the reply is read, so the next request leaves in the same iteration of the event
-        loop, and no task is woken in between. What it raises is raised here. `timeout` is that of each request.
-
-        A LaneMQ broker may reply in parts (`laneMore`). `following` is called with each of them; what it returns is
-        sent after the last one only.
-        """
-        ended: asyncio.Future[None] = self._loop.create_future()
-        latest = command
-
-        def replied(reply: Command | None, error: LaneError | None) -> None:
-            nonlocal latest
-            if ended.done():
-                return
-            if reply is None:
-                ended.set_exception(error or ConnectionLost("the connection ended"))
-                return
-            try:
-                next_one = following(reply)
-            except Exception as raised:  # noqa: BLE001 - raised again by the task that waits
-                self._drop(latest.opaque)
-                ended.set_exception(raised)
-                return
-            if ended.done():
-                return  # it was cancelled by what `following` did
-            if next_one is None:
-                self._drop(latest.opaque)
-                ended.set_result(None)
-            elif LANE_MORE not in reply.ext:
-                latest = next_one
-                self.post(next_one, replied, timeout, in_parts=True)
-
-        self.post(command, replied, timeout, in_parts=True)
-        try:
-            await ended
-        except asyncio.CancelledError:
-            self._drop(latest.opaque)
+            self.forget(command.opaque)
             raise
 
     def post(self, command: Command, on_reply: OnReply, timeout: float, *, in_parts: bool = False) -> None:
@@ -184,6 +141,10 @@ class Connection(asyncio.BufferedProtocol):
     def _next_opaque(self) -> int:
         self._last_opaque = (self._last_opaque + 1) & 0x7FFFFFFF or 1
         return self._last_opaque
+
+    def forget(self, opaque: int) -> None:
+        """Waits no longer for the reply to a request; one that still comes is ignored."""
+        self._drop(opaque)
 
     def _drop(self, opaque: int) -> OnReply | None:
         waiting = self._waiting.pop(opaque, None)
@@ -353,21 +314,6 @@ class ConnectionPool:
         if self.outages.away:
             self.outages.answered(address)
         return reply
-
-    async def converse(self, address: Address, command: Command, timeout: float, following: Following) -> None:
-        """As `Connection.converse`, to an address."""
-        connection = await self.get(address)
-
-        def answered(reply: Command) -> Command | None:
-            if self.outages.away:
-                self.outages.answered(address)
-            return following(reply)
-
-        try:
-            await connection.converse(command, timeout, answered)
-        except TransportError as error:
-            self.outages.failed(address, error)
-            raise
 
     def close_silent(self, address: Address, seconds: float) -> bool:
         """Closes the connection to an address if nothing has arrived on it for so long; the next `get` dials again.

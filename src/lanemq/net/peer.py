@@ -1,9 +1,9 @@
 """One client's connection, as the broker sees it: reads frames, passes requests to a dispatcher, writes replies.
 
 It is an asyncio protocol, not streams: one read of the socket may hold hundreds of requests, and their replies leave in
-one write, at the end of the read or of the loop iteration. Handlers run in the read callback itself, for one turn
-(`net/turns`); what is left waits for the next one. A handler that must wait (a durable send, a long poll) keeps the
-peer and replies later. There is no task, future or timer per request.
+one write, at the end of the read or of the loop iteration. Handlers run in the read callback itself, for one slice
+(`net/loop_slices`); what is left waits for the next one. A handler that must wait (a durable send, a long poll) keeps
+the peer and replies later. There is no task, future or timer per request.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from typing import Any, Protocol, cast
 
 from lanemq.model.errors import ProtocolError
 from lanemq.net.address import Address, origin_of
+from lanemq.net.loop_slices import LoopSlices, RecentCost
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.receiving import received, space_for, take_shared
-from lanemq.net.turns import RecentCost, Turns
 from lanemq.net.unwritten_replies import UnwrittenReplies
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import (
@@ -96,7 +96,7 @@ class PeerServer(Protocol):
     together: Together | None
     alone: Alone | None
     reads: Reads
-    turns: Turns
+    slices: LoopSlices
     unwritten: UnwrittenReplies
     max_frame_bytes: int
     other_protocols: RateLimitedLog
@@ -174,14 +174,14 @@ class Peer(asyncio.BufferedProtocol):
         self._stopped = False
         self._reading = False
         """True while a read is handled: replies queued during it are written at its end."""
-        self._waits_for_turn = False
+        self._waits_for_slice = False
         self._held = False
-        self._turns = 0
-        """Turns that ended before everything received was handled."""
+        self._slices = 0
+        """Slices that ended before everything received was handled."""
         self._long = False
-        """Whether its last requests took more than a turn: then the next ones wait for a turn from the start."""
+        """Whether its last requests took more than a slice: then the next ones wait for a slice from the start."""
         self._new = True
-        """Whether none of its requests were handled within a turn yet."""
+        """Whether none of its requests were handled within a slice yet."""
         self._cost = RecentCost()
 
     def __str__(self) -> str:
@@ -317,7 +317,7 @@ class Peer(asyncio.BufferedProtocol):
             or self._long
             or self._incoming
             or self._outgoing
-            or self._waits_for_turn
+            or self._waits_for_slice
             or self._decoder.pending
             or len(data) > server.max_frame_bytes
             or self._waits
@@ -333,16 +333,16 @@ class Peer(asyncio.BufferedProtocol):
             self.write(reply)
         return True
 
-    def _take_turn(self, end: int) -> bool:
-        """Handles requests that waited for a turn, until `end`; whether there are more."""
-        self._waits_for_turn = False
+    def _take_slice(self, end: int) -> bool:
+        """Handles requests that waited for a slice, until `end`; whether there are more."""
+        self._waits_for_slice = False
         if self.is_open and not self._closing:
             self._handle(0, end)
-        return self._waits_for_turn
+        return self._waits_for_slice
 
     def _handle(self, read: int | bytes, end: int) -> None:
         """Handles what was read, and replies in one write. `read` is the bytes, or how many were written to the buffer;
-        `end` is the end of the turn; 0: it begins now.
+        `end` is the end of the slice; 0: it begins now.
         """
         reads, counts = self._server.reads, False
         self._answered = 0
@@ -359,7 +359,7 @@ class Peer(asyncio.BufferedProtocol):
                 self.known = self.known or not self._server.needs_signature
                 self._incoming.extend(frames)
             self._count_unfinished(begun=bool(frames))
-            if self._waits_for_turn:
+            if self._waits_for_slice:
                 pass  # TLS may pass on what it had read before
             elif end or not (frames and self._must_wait):
                 counts = bool(frames or end)
@@ -380,18 +380,18 @@ class Peer(asyncio.BufferedProtocol):
 
     @property
     def _must_wait(self) -> bool:
-        """Whether what was received waits in line for a turn, so that it does not delay others."""
+        """Whether what was received waits in line for a slice, so that it does not delay others."""
         if self._long:
             return True
-        return (self._new or self._cost.costly) and not self._server.turns.may_begin(new=self._new)
+        return (self._new or self._cost.costly) and not self._server.slices.may_begin(new=self._new)
 
     def _work(self, end: int = 0) -> None:
-        """Handles received requests for a turn, as long as the peer reads its replies."""
+        """Handles received requests for a slice, as long as the peer reads its replies."""
         server, incoming = self._server, self._incoming
-        received, together, turns = server.dispatcher.received, server.together, server.turns
+        received, together, slices = server.dispatcher.received, server.together, server.slices
         is_first = not end
         if is_first and len(incoming) > 1:
-            end = turns.end()
+            end = slices.end()
         while incoming and not self._waits:
             if together is not None and len(incoming) > 1 and (taken := together(self, incoming)):
                 for _ in range(min(taken, len(incoming))):  # a peer that was closed in between has none left
@@ -404,24 +404,24 @@ class Peer(asyncio.BufferedProtocol):
                     self._refuse(error)
                 else:
                     received(self, command)
-            if incoming and turns.nanoseconds() >= end:
-                self._turns += 1
+            if incoming and slices.nanoseconds() >= end:
+                self._slices += 1
                 if is_first:
                     self._wait_in_line()
                 else:
-                    self._wait_for_turn()
+                    self._wait_for_slice()
                 return
-        self._long = self._turns > 0
+        self._long = self._slices > 0
         self._new = self._new and self._long
-        self._turns = 0
+        self._slices = 0
         self._read_or_wait()
 
     def _wait_in_line(self) -> None:
-        self._wait_for_turn()
-        self._server.turns.add(self._take_turn)
+        self._wait_for_slice()
+        self._server.slices.add(self._take_slice)
 
-    def _wait_for_turn(self) -> None:
-        self._waits_for_turn = True
+    def _wait_for_slice(self) -> None:
+        self._waits_for_slice = True
         self._read_or_wait()
 
     def _refuse(self, error: BadHeader) -> None:
@@ -459,7 +459,7 @@ class Peer(asyncio.BufferedProtocol):
     def _read_or_wait(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._waits or self._waits_for_turn:
+        if self._waits or self._waits_for_slice:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -477,7 +477,7 @@ class Peer(asyncio.BufferedProtocol):
             self._server.loop.call_soon(self._continue)
 
     def _continue(self) -> None:
-        if not self.is_open or self._waits_for_turn:
+        if not self.is_open or self._waits_for_slice:
             return
         if self._incoming and self._must_wait:
             self._wait_in_line()

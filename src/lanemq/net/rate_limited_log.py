@@ -1,15 +1,20 @@
 """Warnings about conditions that last, such as a broker that cannot be reached.
 
 Logged at every attempt, they would hide the other lines of the log. `RateLimitedLog` leaves out repeated texts,
-`FewLines` limits the number of different ones, and `OutageLog` logs the start and the end of an outage.
+`FewLines` limits the number of different ones, `FaultLog` leaves out repeated tracebacks, and `OutageLog` logs the
+start and the end of an outage.
 """
 
 import logging
 import threading
+from typing import TypeAlias
 
+from lanemq.background_log import ClientLog
 from lanemq.clock import Clock
 from lanemq.model.errors import ConnectionLost, LaneError, TransportError
 from lanemq.model.units import Millis
+
+AnyLogger: TypeAlias = logging.Logger | ClientLog
 
 AGAIN_AFTER = Millis(60_000)
 MAX_TEXTS = 1_000
@@ -26,7 +31,7 @@ REMIND_AFTER = Millis(30_000)
 class RateLimitedLog:
     """Logs the same text about the same subject at most once a minute; another text is logged at once."""
 
-    def __init__(self, log: logging.Logger, clock: Clock) -> None:
+    def __init__(self, log: AnyLogger, clock: Clock) -> None:
         self._log = log
         self._clock = clock
         self._logged: dict[tuple[str, str], Millis] = {}
@@ -59,7 +64,7 @@ class FewLines:
     For lines that differ, because they name what a client has chosen.
     """
 
-    def __init__(self, log: logging.Logger, clock: Clock, *, limit: int = MAX_LINES) -> None:
+    def __init__(self, log: AnyLogger, clock: Clock, *, limit: int = MAX_LINES) -> None:
         self._log = log
         self._clock = clock
         self._limit = limit
@@ -83,6 +88,38 @@ class FewLines:
             self._log.log(level, "%s: more of these lines are left out, for up to a minute", about)
 
 
+class FaultLog:
+    """Logs unexpected errors with their traceback. Those that one line of code raises are logged once a minute.
+
+    For errors in requests: a client that has found one could repeat it, and fill the disk with tracebacks.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._logged: dict[tuple[type, str, int], tuple[Millis, int]] = {}
+        """The type of an error and where it was raised → when it was last logged, and how many were left out since."""
+
+    def write(self, text: str, error: Exception) -> None:
+        """Log the text and the traceback of an error that was caught, unless the same was logged in the last minute."""
+        place, now = (type(error), *_raised_at(error)), self._clock.now()
+        last, left_out = self._logged.get(place, (None, 0))
+        if last is not None and now - last < AGAIN_AFTER:
+            self._logged[place] = last, left_out + 1
+            return
+        self._logged[place] = now, 0
+        more = f" ({left_out} more like this were not logged)" if left_out else ""
+        self._log.error("%s%s", text[:TEXT_CHARS], more, exc_info=error)
+
+
+def _raised_at(error: Exception) -> tuple[str, int]:
+    """File and line of the innermost call."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return ("", 0) if frame is None else (frame.tb_frame.f_code.co_filename, frame.tb_lineno)
+
+
 class OutageLog:
     """Logs once that a server does not answer, again every 30 s while that lasts, and once that it answers again.
 
@@ -90,7 +127,7 @@ class OutageLog:
     goes is no more than two lines in 30 s. Safe for threads.
     """
 
-    def __init__(self, log: logging.Logger, clock: Clock) -> None:
+    def __init__(self, log: AnyLogger, clock: Clock) -> None:
         self._log = log
         self._clock = clock
         self._mutex = threading.Lock()

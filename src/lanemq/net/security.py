@@ -6,10 +6,12 @@ certificate needs no restart. OpenSSL's errors say what went wrong; the function
 """
 
 import ssl
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike, fspath
+from pathlib import Path
 from types import NoneType
 from typing import TypeAlias
 
@@ -88,6 +90,17 @@ def load_certificate(context: ssl.SSLContext, cert: File, key: File | None, name
         ) from None
     except OSError as error:
         raise InvalidOption(f"{name} {files}: cannot be read: {error.strerror}") from None
+
+
+def key_problem(cert: File, key: File | None) -> str | None:
+    """What is wrong if every user of the machine may read a private key, which is in `cert` if `key` is None."""
+    path = Path(cert if key is None else key)
+    try:
+        if path.stat().st_mode & stat.S_IROTH:
+            return f"{path} holds a private key, and every user of this machine can read it: chmod 600 {path}"
+    except OSError:
+        pass  # whoever loads it says so
+    return None
 
 
 def _no_password() -> str:

@@ -18,10 +18,10 @@ from lanemq.clock import SystemClock
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import RequestTimedOut, TlsFailed, TransportError
 from lanemq.net.address import Address, origin_of
+from lanemq.net.loop_slices import LoopSlices
 from lanemq.net.peer import Alone, Dispatcher, NoReads, Peer, Reads, Together
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.server_tls import CLOSING_ALERT_SECONDS, TlsDetector
-from lanemq.net.turns import Turns
 from lanemq.net.unfinished_frames import UnfinishedFrames
 from lanemq.net.unsent_replies import UnsentReplies
 from lanemq.net.unwritten_replies import UnwrittenReplies
@@ -119,7 +119,7 @@ class Server:
         tls_detector: TlsDetector | None = None,
         nanoseconds: Callable[[], int] | None = None,
     ) -> None:
-        """`nanoseconds` measures the turns of the peers."""
+        """`nanoseconds` measures the slices of the peers."""
         self.dispatcher = dispatcher
         self.together = together
         self.alone = alone
@@ -131,7 +131,7 @@ class Server:
             MAX_UNSENT_BYTES, lambda peer: peer.unsent, lambda peer: peer.origin, self.loop.time
         )
         self.unwritten = unwritten or UnwrittenReplies(self.loop)
-        self.turns = Turns(self.loop, nanoseconds or SystemClock().now_ns)
+        self.slices = LoopSlices(self.loop, nanoseconds or SystemClock().now_ns)
         self.peers: dict[Peer, None] = {}
         """In the order of connection, so that a simulated run can be repeated exactly."""
         self.limits = limits or ConnectionLimits()

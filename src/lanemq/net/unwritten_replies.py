@@ -1,8 +1,9 @@
 """Replies that are made outside a read of their connection: all of one loop iteration leave in one write.
 
-At the end of the iteration, the write is behind what other clients have asked for in the meantime: a turn
-(`net/turns`), new connections, their first requests. A group commit answers its senders, then the pulls that waited for
-its messages, as many as fit into a turn. It calls `write` after both, so that these replies wait for none of that.
+At the end of the iteration, the write is behind what other clients have asked for in the meantime: a slice
+(`net/loop_slices`), new connections, their first requests. A group commit answers its senders, then the pulls that
+waited for its messages, as many as fit into a slice. It calls `write` after both, so that these replies wait for none
+of that.
 """
 
 import asyncio

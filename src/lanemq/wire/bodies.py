@@ -103,7 +103,11 @@ class QueueBody(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class SubscriptionData(Body):
-    """What a group wants of a topic. `code_set` holds the Java hashes of `tags_set`; `lane_ordered` is LaneMQ's."""
+    """What a group wants of a topic. `code_set` holds the Java hashes of `tags_set`.
+
+    `lane_ordered` and `lane_narrower` are LaneMQ's; the latter is in answers: how many members have fewer tags than
+    others.
+    """
 
     class_filter_mode: bool = False
     code_set: list[int] = field(default_factory=list)
@@ -113,6 +117,7 @@ class SubscriptionData(Body):
     tags_set: list[str] = field(default_factory=list)
     topic: str = ""
     lane_ordered: bool | UnsetType = UNSET
+    lane_narrower: int | UnsetType = UNSET
 
 
 CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
@@ -228,38 +233,6 @@ class ConsumerIdList(Body):
     """Answers 38. A client with two connections may be listed twice by stock brokers."""
 
     consumer_id_list: list[str] = field(default_factory=list)
-
-
-class AssignmentQuery(Body):
-    """QUERY_ASSIGNMENT (400): which queues of a topic belong to a member."""
-
-    client_id: str = ""
-    consumer_group: str = ""
-    message_model: str | int = "CLUSTERING"
-    strategy_name: str = "AVG"
-    topic: str = ""
-
-
-class QueueAssignment(Body):
-    """One assigned queue, and how its messages are to be received."""
-
-    message_queue: QueueBody = field(default_factory=QueueBody)
-    mode: str = "PULL"
-
-
-class AssignmentAnswer(Body):
-    """Answers 400; null means that the client keeps what it has."""
-
-    message_queue_assignments: list[QueueAssignment] | None = None
-
-
-class RequestMode(Body):
-    """SET_MESSAGE_REQUEST_MODE (401)."""
-
-    consumer_group: str = ""
-    mode: str = "PULL"
-    pop_share_queue_num: int = 0
-    topic: str = ""
 
 
 class ConsumeDirectlyResult(Body):

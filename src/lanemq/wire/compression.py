@@ -7,6 +7,7 @@ LZ4 and Zstandard are imported with the first body that needs them: LaneMQ itsel
 """
 
 import zlib
+from collections.abc import Callable
 from typing import Final
 
 from lanemq.model.errors import RemoteProtocolError
@@ -35,14 +36,31 @@ def decompress(sys_flag: int, body: bytes, limit: int = MAX_BODY_BYTES) -> bytes
     """The uncompressed body; `body` itself if the flag says that it is not compressed."""
     if not sys_flag & COMPRESSED:
         return body
-    kind = sys_flag & COMPRESSION_MASK
-    try:
-        plain = _decompress(kind, body, limit + 1)
-    except (zlib.error, RuntimeError, EOFError) as error:
-        raise RemoteProtocolError(f"body of {len(body)} compressed bytes cannot be read: {error}") from None
+    plain = _read(_decompress, sys_flag, body, limit + 1)
     if len(plain) > limit:
         raise RemoteProtocolError(f"body of {len(body)} compressed bytes holds more than {limit} bytes")
     return plain
+
+
+def decompress_start(sys_flag: int, body: bytes, most: int) -> bytes:
+    """The first `most` bytes of the uncompressed body, for a reader that needs no more. The rest is not expanded.
+
+    Damage behind these bytes is not noticed.
+    """
+    if not sys_flag & COMPRESSED:
+        return body[:most]
+    return _read(_decompress_start, sys_flag, body, most)
+
+
+def _read(how: Callable[[int, bytes, int], bytes], sys_flag: int, body: bytes, limit: int) -> bytes:
+    try:
+        return how(sys_flag & COMPRESSION_MASK, body, limit)
+    except (zlib.error, RuntimeError, EOFError) as error:
+        raise RemoteProtocolError(f"body of {len(body)} compressed bytes cannot be read: {error}") from None
+
+
+def _decompress_start(kind: int, body: bytes, most: int) -> bytes:
+    return _start_of_zstd(body, most) if kind == COMPRESSION_ZSTD else _decompress(kind, body, most)
 
 
 def _decompress(kind: int, body: bytes, limit: int) -> bytes:
@@ -86,3 +104,14 @@ def _unpack_zstd(body: bytes, limit: int) -> bytes:
         if reader.eof or size >= limit:
             return b"".join(parts)
     raise EOFError("it is cut off")
+
+
+def _start_of_zstd(body: bytes, most: int) -> bytes:
+    """A step of `_unpack_zstd` may yield megabytes; this stops at the last byte that is wanted."""
+    from zstandard import ZstdDecompressor, ZstdError
+
+    with ZstdDecompressor(max_window_size=_ZSTD_WINDOW).stream_reader(body) as reader:
+        try:
+            return reader.read(most)
+        except ZstdError as error:
+            raise EOFError(str(error)) from error

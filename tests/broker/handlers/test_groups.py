@@ -6,8 +6,8 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, lock_body
 from tests.broker.running import ManualClock, RunningBroker
 
-from lanemq.broker import sliced_answers
 from lanemq.core.brokering.quotas import Quota
+from lanemq.net import loop_slices
 from lanemq.wire.bodies import (
     ConsumerData,
     ConsumerIdList,
@@ -271,7 +271,7 @@ def test_a_heartbeat_with_many_new_groups_is_taken_in_slices_and_answered_when_i
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each new group gets a topic; requests of others are served in between."""
-    monkeypatch.setattr(sliced_answers, "SLICE_NS", 0)
+    monkeypatch.setattr(loop_slices, "SLICE_NS", 0)
     raw, other = broker.connect(), broker.connect()
     data = [ConsumerData(group_name=f"g{number}") for number in range(200)]
     asked = raw.post(RequestCode.HEART_BEAT, {}, HeartbeatData(client_id="c", consumer_data_set=data).encode())
@@ -285,7 +285,7 @@ def test_a_heartbeat_with_many_new_groups_is_taken_in_slices_and_answered_when_i
 def test_a_client_that_leaves_before_its_many_groups_are_taken_is_no_member(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sliced_answers, "SLICE_NS", 0)
+    monkeypatch.setattr(loop_slices, "SLICE_NS", 0)
     raw, other = broker.connect(), broker.connect()
     raw.bounds("T")
     other.bounds("T")
@@ -297,4 +297,4 @@ def test_a_client_that_leaves_before_its_many_groups_are_taken_is_no_member(
         other.bounds("T")
     broker.settle()
     assert parts.members.groups() == ()
-    assert parts.quotas.charged(Quota.SEATS, "address 127.0.0.1") == 0
+    assert parts.charges.quotas.charged(Quota.SEATS, "address 127.0.0.1") == 0

@@ -126,7 +126,9 @@ def test_long_polls_end_with_their_connection(clocked: RunningBroker) -> None:
 
 
 def test_too_many_long_polls_are_answered_empty_at_once(start: Start) -> None:
-    raw = start(max_held_pulls=1).connect()
+    running = start()
+    running.broker.running.parts.polls._capacity = 1
+    raw = running.connect()
     raw.create("T")
     raw.post_pull("T", 0, hold=20_000)
     assert raw.pull("T", 0, hold=20_000).code == ResponseCode.PULL_NOT_FOUND

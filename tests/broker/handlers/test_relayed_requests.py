@@ -1,11 +1,13 @@
 """Requests that the broker passes on to a client: consume directly, running info, replies; and message trace."""
 
 import logging
+from pathlib import Path
 
 import pytest
 from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, records, send_ext
 from tests.broker.running import ManualClock, RunningBroker
+from tests.chaos.members import until
 
 from lanemq.broker import notices
 from lanemq.wire.bodies import HeartbeatData, ProducerData
@@ -13,6 +15,7 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import RESPONSE_BIT, Command, encode_command
 from lanemq.wire.properties import decode_properties
 from lanemq.wire.record import RecordView
+from lanemq.wire.signing import Credentials, sign
 
 REPLY_TOPIC = "LaneMQ_REPLY_TOPIC"
 
@@ -208,3 +211,96 @@ def test_the_trace_topic_exists_before_it_is_used(start: Start) -> None:
     assert raw.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "RMQ_SYS_TRACE_TOPIC"}).code == 0
     assert raw.send("RMQ_SYS_TRACE_TOPIC").code == 0
     assert raw.send("rmq_sys_other").code != 0, "control: other system topics take no sends"
+
+
+# request and reply on a broker with users
+
+USERS = """
+[[user]]
+access_key = "root"
+secret_key = "secret of root"
+admin = true
+
+[[user]]
+access_key = "other"
+secret_key = "secret of other"
+topics = { Mine = "PUB", LaneMQ_REPLY_TOPIC = "PUB" }
+"""
+
+
+class SignedClient(RawClient):
+    """Signs as a user."""
+
+    def __init__(self, running: RunningBroker, user: str) -> None:
+        self._credentials = Credentials(user, f"secret of {user}")
+        super().__init__(running.address)
+
+    def frame(
+        self, code: int, ext: dict[str, str] | None = None, body: bytes = b"", flag: int = 0
+    ) -> tuple[int, bytes]:
+        self._opaque += 1
+        command = Command(code, self._opaque, flag, ext or {}, body)
+        sign(command, self._credentials)
+        return self._opaque, encode_command(command)
+
+    def is_producer(self, name: str) -> "SignedClient":
+        body = HeartbeatData(client_id=name, producer_data_set=[ProducerData(group_name="askers")]).encode()
+        assert self.ask(RequestCode.HEART_BEAT, {}, body).code == 0
+        return self
+
+    def requests(self, topic: str, name: str) -> None:
+        asking = {"CORRELATION_ID": "c1", "REPLY_TO_CLIENT": name, "TTL": "3000"}
+        assert self.send(topic, b"question", properties=asking).code == 0
+
+
+@pytest.fixture
+def guarded(start: Start, folder: Path) -> RunningBroker:
+    users = folder / "users.toml"
+    users.write_text(USERS)
+    broker = start(clock=ManualClock(), users=users)
+    with SignedClient(broker, "root") as raw:
+        raw.create("T", 1)
+        raw.create("Mine", 1)
+    return broker
+
+
+def test_with_users_a_reply_reaches_the_client_that_asked_once(guarded: RunningBroker) -> None:
+    with SignedClient(guarded, "root").is_producer("asker") as asker, SignedClient(guarded, "root") as replier:
+        asker.requests("T", "asker")
+        code, ext = RequestCode.SEND_REPLY_MESSAGE_V2, reply_message("asker")
+        first = replier.post(code, ext, b"lost")
+        reply_to(asker, asker.notice(), code=ResponseCode.SYSTEM_ERROR)
+        assert replier.answer(first).code == ResponseCode.SYSTEM_ERROR
+        repeated = replier.post(code, ext, b"the answer")
+        pushed = asker.notice()
+        assert pushed.body == b"the answer"
+        reply_to(asker, pushed)
+        assert replier.answer(repeated).code == 0
+        again = replier.ask(code, ext, b"one more")
+        assert again.code == ResponseCode.SYSTEM_ERROR
+        assert "not found: it has left, or did not send this request" in (again.remark or "")
+
+
+def test_with_users_nobody_replies_to_a_client_that_did_not_ask(guarded: RunningBroker) -> None:
+    """Neither to one that sent nothing, nor to one whose name another client put into a request of its own."""
+    with SignedClient(guarded, "root").is_producer("victim") as victim, SignedClient(guarded, "other") as stranger:
+        code, ext = RequestCode.SEND_REPLY_MESSAGE_V2, reply_message("victim")
+        assert stranger.ask(code, ext, b"made up").code == ResponseCode.SYSTEM_ERROR
+        stranger.is_producer("stranger").requests("Mine", "victim")
+        assert stranger.ask(code, ext, b"made up").code == ResponseCode.SYSTEM_ERROR
+        victim.bounds("T")
+        assert not victim.notices
+
+
+def test_requests_without_a_reply_take_a_limited_amount_of_memory(
+    guarded: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "MAX_ASKED", 2)
+    with SignedClient(guarded, "root").is_producer("asker") as asker:
+        for number in range(4):
+            asker.send("T", properties={"CORRELATION_ID": f"c{number}", "REPLY_TO_CLIENT": "asker"})
+        found = guarded.broker.running.parts.notices
+        known = [found.peer_that_asked("asker", f"c{number}") is not None for number in range(4)]
+        assert known == [False, False, True, True]
+        asker.close()
+        until("the connection is forgotten", lambda: not found._asked)

@@ -10,6 +10,7 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, bodies, send_ext
 from tests.broker.running import Gate, ManualClock, RunningBroker
 
+from lanemq.broker import handlers
 from lanemq.broker.handlers.send import MAX_BURST_FRAMES, SendBursts
 from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -165,9 +166,11 @@ def _plain(reply: Any, topic: str) -> Any:
 
 
 @pytest.fixture
-def limited(start: Start) -> RunningBroker:
+def limited(start: Start, monkeypatch: pytest.MonkeyPatch) -> RunningBroker:
     """With a stopped clock: delayed messages could otherwise arrive in one topic and not yet in the other."""
-    return start(max_body_bytes=64, max_properties_bytes=90, clock=ManualClock())
+    for handler in (handlers.send, handlers.single_sends):
+        monkeypatch.setattr(handler, "MAX_PROPERTIES_BYTES", 90)
+    return start(max_body_bytes=64, clock=ManualClock())
 
 
 def test_a_burst_that_meets_a_failing_disk_is_refused_as_a_whole(start: Start) -> None:

@@ -22,9 +22,9 @@ from tests.net.wire import Wire
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.handlers.send import SendBursts
 from lanemq.broker.handlers.single_sends import SingleSends
-from lanemq.broker.parts import Parts
 from lanemq.broker.storage.group_commit import Done
 from lanemq.core.brokering.topic_table import Permission
 from lanemq.log.queue_index import QueueIndex
@@ -75,7 +75,9 @@ class OneBroker(Broker):
     def _new_listener(self) -> Listener:
         return SimListener(self.options.listen)
 
-    def _new_server(self, parts: Parts, connections: Connections, bursts: SendBursts, singles: SingleSends) -> Server:
+    def _new_server(
+        self, parts: BrokerContext, connections: Connections, bursts: SendBursts, singles: SingleSends
+    ) -> Server:
         def alone(peer: Peer, data: bytes) -> bytes | None:
             reply = singles.take(peer, data)
             self.taken += reply is not None
@@ -98,7 +100,7 @@ class OneBroker(Broker):
         self.peers.append((peer, wire))
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> BrokerContext:
         return self.running.parts
 
     def next_sequence(self, topic: str, queue: int, producer: str) -> int:
@@ -116,8 +118,8 @@ class OneBroker(Broker):
             "index": [bytes(queue.tail) for queue in parts.store._queues],
             "stamps": parts.producers.export(),
             "unsaved stamps": sorted(parts.producers.dirty().rows),
-            "traffic": (sorted(traffic.topics()), traffic.put_counts(), traffic.failed_puts, traffic.put_millis),
-            "windows": [traffic.put.last(60_000, now=self.clock.now()), traffic.put_times(now=self.clock.now())],
+            "traffic": (sorted(traffic.topics()), list(traffic.put_counts), traffic.failed_puts, traffic.put_millis),
+            "windows": traffic.put.last(60_000, now=self.clock.now()),
             "commits": (commit.appended, commit.pending_bytes, commit.times.commit.count, commit.times.flush.count),
             "refusals": dict(parts.counters.refusals.counts),
             "health": (type(commit.paused), type(commit.failure), commit.longest_wait(self.clock.now())),

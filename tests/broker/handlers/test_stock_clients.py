@@ -77,6 +77,16 @@ def test_a_client_with_binary_headers_is_answered_in_kind(running: RunningBroker
     assert raw.ask(RequestCode.QUERY_CONSUMER_OFFSET, ext).serialize_type == JSON
 
 
+@pytest.mark.parametrize("code", [400, 401])
+def test_a_client_that_asks_for_assigned_queues_must_choose_them_itself(running: RunningBroker, code: int) -> None:
+    """Java's members with `setClientRebalance(false)` do so after any answer but success."""
+    reply = running.connect().ask(code, body=b'{"consumerGroup":"g","topic":"T"}')
+    assert (reply.code, reply.remark) == (
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        f" request type {code} not supported",
+    )
+
+
 def test_enums_as_numbers_name_the_same_values_as_texts(running: RunningBroker) -> None:
     cpp, other = running.connect(), running.connect()
     body = CPP_HEARTBEAT.replace(b'"consumeFromWhere":0', b'"consumeFromWhere":4')

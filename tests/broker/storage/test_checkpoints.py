@@ -1,15 +1,28 @@
 """Checkpoints: the log is synced before them; the key index gives way to busy sends, but not indefinitely."""
 
+import shutil
+import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.broker.conftest import Start
+from tests.broker.raw_client import bodies
+from tests.broker.running import ManualClock, RunningBroker
 
 from lanemq.broker.storage.checkpoints import KEY_INDEX_STEP_BYTES, MAX_POSTPONED_TICKS, Checkpoints
 from lanemq.core.brokering.dedup import ProducerTable
+from lanemq.core.brokering.delay import DelayQueueCursors
+from lanemq.core.brokering.group_offsets import GroupOffsets
+from lanemq.model.errors import StorageError
 from lanemq.model.units import Millis
+from lanemq.testing.faulty_disk import FaultyDisk
+from lanemq.wire.codes import ResponseCode
 
 
 class GrowingLog:
@@ -21,9 +34,10 @@ class GrowingLog:
         self.keys_indexed = False
         self.group_commit: Any = SimpleNamespace(pending_bytes=0)
         clock: Any = SimpleNamespace(now=lambda: Millis(0))
-        never: Any = SimpleNamespace(save_offsets_every=1e9, checkpoint_every=1e9)
+        never: Any = SimpleNamespace(checkpoint_every=1e9)
         store_and_thread: Any = self
-        unused: Any = {"topic_keeper": None, "producers": None, "offsets": None, "delays": None, "turns": None}
+        unused: Any = {"topic_keeper": None, "producers": None, "slices": None}
+        nothing: Any = {"offsets": GroupOffsets(), "delays": DelayQueueCursors()}
         self._checkpoints = Checkpoints(
             never,
             clock,
@@ -32,6 +46,7 @@ class GrowingLog:
             search_thread=store_and_thread,
             group_commit=self.group_commit,
             **unused,
+            **nothing,
         )
 
     def index_keys(self, max_bytes: int) -> bool:
@@ -92,7 +107,7 @@ class RelaxedBroker:
             log_end=100, keys_indexed=True, appender=sync, checkpoints=written, options=SimpleNamespace(durable=False)
         )
         thread: Any = SimpleNamespace(submit=lambda job, done: self.jobs.append((job, done)))
-        options: Any = SimpleNamespace(save_offsets_every=1e9, checkpoint_every=1)
+        options: Any = SimpleNamespace(checkpoint_every=1)
         clock: Any = SimpleNamespace(now=lambda: Millis(0))
         group_commit: Any = SimpleNamespace(
             pending_bytes=0,
@@ -101,8 +116,8 @@ class RelaxedBroker:
             sync=lambda done: self.jobs.append((store.appender.sync, lambda _, error: done(error))),
         )
         keeper: Any = SimpleNamespace(unfinished_deletions=())
-        turns: Any = SimpleNamespace(begin=lambda steps: deque(steps, maxlen=0))
-        unused: Any = {"offsets": None, "delays": None}
+        slices: Any = SimpleNamespace(begin=lambda steps: deque(steps, maxlen=0))
+        nothing: Any = {"offsets": GroupOffsets(), "delays": DelayQueueCursors()}
         self.checkpoints = Checkpoints(
             options,
             clock,
@@ -112,8 +127,8 @@ class RelaxedBroker:
             group_commit=group_commit,
             topic_keeper=keeper,
             producers=ProducerTable(),
-            turns=turns,
-            **unused,
+            slices=slices,
+            **nothing,
         )
 
     def tick(self) -> None:
@@ -134,8 +149,8 @@ def test_without_durable_the_log_is_synced_before_a_checkpoint() -> None:
 
 
 def test_control_a_checkpoint_that_does_not_ask_for_the_sync_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Checkpoints, "_is_synced", lambda _checkpoints, _mark: True)
     broker = RelaxedBroker()
+    monkeypatch.setattr(broker.checkpoints, "_synced", 100)
     broker.tick()
     assert broker.happened == ["checkpoint"]
 
@@ -146,14 +161,114 @@ def test_a_broker_that_stops_while_index_entries_are_taken_finds_all_of_them_aga
     for queue in range(3):
         raw.send("T", b"x", queue=queue)
 
-    def take_one() -> None:
-        turns: Any = SimpleNamespace(begin=lambda steps: next(steps, None))
-        checkpoints._turns = turns
-        checkpoints._take_mark()
-        assert checkpoints._mark is not None
-        checkpoints._save_index(checkpoints._mark)
-        assert checkpoints._saving_index
+    begun: list[Iterator[None]] = []
+    taken: list[object] = []
 
-    running.call(take_one)
+    def begin(steps: Iterator[None]) -> None:
+        begun.append(steps)
+        taken.append(next(steps, "all"))
+
+    checkpoints._slices = SimpleNamespace(begin=begin)  # type: ignore[assignment]
+    running.call(lambda: checkpoints.tick(Millis(2**60)))
+    assert taken == ["all", None], "all stamps, and the entries of one queue"
     running.restart()
     assert [running.connect().bounds("T", queue) for queue in range(3)] == [(0, 1)] * 3
+
+
+# what a checkpoint says of producers, after a crash
+
+
+@contextmanager
+def slow_log(running: RunningBroker) -> Iterator[None]:
+    """Messages do not reach the disk; rows do."""
+    opened = threading.Event()
+    running.call(partial(running.broker.running.parts.thread.submit, lambda: opened.wait(60), lambda *_: None))
+    yield
+    opened.set()
+
+
+def ticks(running: RunningBroker, millis: int = 0) -> None:
+    """Some ticks after so long; with 6,000 ms, they begin a checkpoint."""
+    parts, tick = running.broker.running.parts, running.broker.running.housekeeping.tick
+    assert running.clock is not None
+    running.clock.passed += millis
+    for _ in range(3):
+        running.call(tick)
+        running.wait_for(parts.row_thread.call(lambda: None))
+    running.wait_for(parts.search_thread.call(lambda: None))
+
+
+def test_a_message_that_a_crash_takes_is_no_duplicate_when_it_is_repeated(start: Start, folder: Path) -> None:
+    running = start(clock=ManualClock())
+    raw = running.connect()
+    raw.send("T", stamp="p.0.0")
+    with slow_log(running):
+        late = raw.post_send("T", stamp="p.0.1")
+        raw.bounds("T")
+        ticks(running, 6_000)
+        image = shutil.copytree(running.options.data, folder / "image")
+    assert raw.answer(late).code == 0
+    assert "laneDuplicate" not in start(image).connect().send("T", stamp="p.0.1").ext
+
+
+def test_a_message_that_was_undone_during_a_checkpoint_is_no_duplicate_after_a_crash(
+    start: Start, folder: Path
+) -> None:
+    disk = FaultyDisk()
+    running = start(clock=ManualClock(), disk=disk)
+    raw = running.connect()
+    raw.send("T", stamp="p.0.0")
+    with slow_log(running):
+        refused = raw.post_send("T", stamp="p.0.1")
+        raw.bounds("T")
+        ticks(running, 6_000)
+        disk.space = 10
+    assert raw.answer(refused).code == ResponseCode.SYSTEM_BUSY
+    disk.space = None
+    while raw.send("T", b"longer than the one that was undone").code == ResponseCode.SYSTEM_BUSY:
+        running.run_for(1_000)
+    ticks(running)
+    again = start(running.crash_image(folder / "image")).connect()
+    assert "laneDuplicate" not in again.send("T", stamp="p.0.1").ext
+
+
+def test_a_checkpoint_is_not_written_before_the_stamps_of_all_producers_are_copied(start: Start) -> None:
+    running = start(clock=ManualClock())
+    raw, parts, checkpoints = running.connect(), running.broker.running.parts, running.broker.running.checkpoints
+    for number in range(5):
+        raw.send("T", stamp=f"p{number}.0.0")
+    copying: list[Iterator[None]] = []
+
+    def begin(steps: Iterator[None]) -> None:
+        """A busy loop: only one row is copied at first."""
+        next(steps) if not copying else deque(steps, maxlen=0)
+        copying.append(steps)
+
+    checkpoints._slices = SimpleNamespace(begin=begin)  # type: ignore[assignment]
+    ticks(running, 6_000)
+    assert list(parts.state.producers()) == []
+    running.call(lambda: deque(copying[0], maxlen=0))
+    ticks(running)
+    assert len(list(parts.state.producers())) == 5
+
+
+def test_what_a_failed_checkpoint_had_is_in_the_next_one(start: Start, folder: Path) -> None:
+    running = start(clock=ManualClock())
+    raw, checkpoints = running.connect(), running.broker.running.parts.store.checkpoints
+    raw.send("T", b"x", stamp="p.0.0")
+    write, failed = checkpoints.write, list[object]()
+
+    def fail_once(*work: Any) -> None:
+        if not failed:
+            failed.append(work)
+            raise StorageError("as asked")
+        write(*work)
+
+    checkpoints.write = fail_once  # type: ignore[method-assign]
+    ticks(running, 6_000)
+    assert failed
+    ticks(running, 6_000)
+    assert len(list(running.broker.running.parts.state.producers())) == 1
+    again = start(running.crash_image(folder / "image")).connect()
+    assert bodies(again.read("T")) == [b"x"]
+    assert again.send("T", stamp="p.0.0").ext["laneDuplicate"] == "true"

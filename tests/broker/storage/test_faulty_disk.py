@@ -231,7 +231,7 @@ def test_a_topic_deleted_on_a_full_disk_frees_its_log_files_and_stays_deleted(st
 
 
 def test_a_topic_created_again_is_not_deleted_by_the_repeated_deletion_of_its_predecessor(start: Start) -> None:
-    running = start(clock=ManualClock())
+    running = start(clock=ManualClock(), min_free_bytes=0)  # without a reserve
     raw = running.connect()
     assert raw.send("T", b"old").code == 0
     state = running.broker.running.parts.state
@@ -315,10 +315,10 @@ def test_an_epoch_that_cannot_be_saved_is_not_granted(broker: RunningBroker) -> 
     assert [(row.owner, row.epoch) for row in state.leases()] == [("a", 1)]
 
 
-def test_a_relaxed_broker_syncs_within_relaxed_sync(start: Start) -> None:
+def test_a_relaxed_broker_syncs_within_half_a_second(start: Start) -> None:
     """The last message of a burst has no successor that would cause a sync."""
     disk = FaultyDisk()
-    running = start(disk=disk, clock=ManualClock(), durable=False, relaxed_sync=0.5)
+    running = start(disk=disk, clock=ManualClock(), durable=False)
     raw = running.connect()
     reply = raw.send("T")
     assert reply.ext["laneStored"] == "relaxed"
@@ -331,7 +331,7 @@ def test_a_relaxed_broker_syncs_within_relaxed_sync(start: Start) -> None:
 
 def test_failed_sync_of_a_relaxed_broker_stops_its_writes(start: Start) -> None:
     disk = FaultyDisk()
-    running = start(disk=disk, clock=ManualClock(), durable=False, relaxed_sync=0.5)
+    running = start(disk=disk, clock=ManualClock(), durable=False)
     raw = running.connect()
     assert raw.send("T").code == 0
     disk.failing_sync = 1

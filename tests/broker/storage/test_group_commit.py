@@ -20,7 +20,7 @@ from lanemq.log.store import Store
 from lanemq.model.errors import DiskFull, StorageError
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.units import Millis
-from lanemq.net.turns import TURN_NS
+from lanemq.net.loop_slices import SLICE_NS
 from lanemq.wire.record import NO_HOST, is_marked_synced
 
 ANN, BOB = 1, 2
@@ -440,10 +440,10 @@ def _handled(rows: list[StorageError | None], *, share: float = 0.25) -> list[st
         def note(name: str, error: StorageError | None) -> None:
             nonlocal clock
             handled.append("error" if error is not None else name)
-            clock += int(TURN_NS * share)
+            clock += int(SLICE_NS * share)
 
         thread = DiskThread(asyncio.get_running_loop(), "test")
-        thread._turns.nanoseconds = lambda: clock
+        thread._slices.nanoseconds = lambda: clock
         thread._rows_finished([(lambda _, error: note("row", error), (None, error)) for error in rows])
         thread._one_finished(lambda _, error: note("urgent", error), (None, None), urgent=True)
         thread._one_finished(lambda _, error: note("last", error), (None, None), urgent=False)

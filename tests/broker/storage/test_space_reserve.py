@@ -10,6 +10,7 @@ from tests.chaos import volumes
 
 from lanemq.broker.housekeeping import RESERVE_EVERY_MS
 from lanemq.log.state.space_reserve import MAX_RESERVE_BYTES, SpaceReserve, reserve_bytes
+from lanemq.model.errors import LogInUse, StorageError
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 MEBIBYTES = 64
@@ -18,11 +19,10 @@ RESET = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[RunningBroker]:
-    """A broker with default settings on a small disk, which has run for a while."""
+    """A broker with default settings on a small disk, which has just started."""
     with volumes.in_memory(tmp_path / "disk", MEBIBYTES) as disk:
         made = RunningBroker(disk / "data", clock=ManualClock())
         made.connect().create("T", 4)
-        made.advance(RESERVE_EVERY_MS)
         yield made
         made.stop()
 
@@ -53,6 +53,56 @@ def test_locks_and_resets_go_on_although_other_programs_have_filled_the_disk(run
     running.advance(RESERVE_EVERY_MS)
     assert raw.send("T").code == 0
     assert reserved(running) > 1 << 20, "there is room again"
+
+
+def test_a_start_on_a_full_disk_uses_the_reserve(running: RunningBroker) -> None:
+    assert running.connect().send("T", b"stored").code == 0
+    running.stop()
+    (running.options.data / "lock").unlink()  # it can be missing, and is written before the reserve is released
+    with volumes.filled(running.options.data.parent):
+        running.restart()
+        raw = running.connect()
+        assert bodies(raw.read("T")) == [b"stored"]
+        assert answers(raw) == [0] * 101
+        assert reserved(running) == 0
+
+
+def test_a_start_after_a_kill_on_a_full_disk_uses_the_reserve(running: RunningBroker) -> None:
+    """It must write a checkpoint."""
+    assert running.connect().send("T", b"stored").code == 0
+    crashed = running.crash_image(running.options.data.parent / "crashed")
+    running.stop()
+    with volumes.filled(crashed.parent):
+        again = RunningBroker(crashed)
+        try:
+            raw = again.connect()
+            assert bodies(raw.read("T")) == [b"stored"]
+            assert answers(raw) == [0] * 101
+        finally:
+            again.stop()
+
+
+def test_a_start_that_is_refused_leaves_the_reserve_to_the_broker_that_has_it(running: RunningBroker) -> None:
+    def files() -> dict[str, tuple[int, int]]:
+        found = ((path, path.stat()) for path in running.options.data.rglob("*"))
+        return {path.name: (stat.st_size, stat.st_mtime_ns) for path, stat in found}
+
+    with volumes.filled(running.options.data.parent):
+        before = files()
+        with pytest.raises(LogInUse, match="is used by another broker"):
+            RunningBroker(running.options.data)
+        assert files() == before
+        assert answers(running.connect()) == [0] * 101, "the running broker needs the reserve, and has it"
+    assert "reserve" in before
+
+
+def test_a_disk_that_is_too_small_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with volumes.in_memory(tmp_path / "disk", 3) as disk:
+        with pytest.raises(
+            StorageError, match="has 3 MiB, and a broker needs 16 MiB or more: choose a folder on a larger"
+        ):
+            RunningBroker(disk / "data")
+        assert list(disk.iterdir()) == []
 
 
 def test_control_without_the_reserve_they_are_refused(running: RunningBroker) -> None:

@@ -1,6 +1,7 @@
 """`lanemq group` and `lanemq locks`: progress, owners, and resets."""
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from lanemq.cli.commands import group
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.queue_progress import QueueProgress
 from lanemq.client.admin.views import GroupDescription, GroupQueue
+from lanemq.client.consumer.app import App
 from lanemq.client.consumer.consumer import Consumer
 from lanemq.client.producer.producer import Producer
 from lanemq.model.queue import MessageQueue
@@ -65,6 +67,32 @@ def test_offline_group_is_described_by_its_offsets(run: Run) -> None:
     assert "group readers: 0 members, lag 6 messages, the oldest " in people
     assert json.loads(run("group", "describe", "readers", "--json").stdout)["lag_ms"] >= 0
     assert "no member is online" in people
+
+
+def test_a_group_that_finished_nothing_is_shown_with_its_topic_and_lag_after_its_members_stopped(
+    run: Run, broker: EmbeddedBroker
+) -> None:
+    app, failed = App(broker.address, group="broken"), threading.Event()
+
+    @app.ordered("lines")
+    def on_line(number: int) -> None:
+        failed.set()
+        raise ValueError("broken")
+
+    with app:
+        assert failed.wait(60)
+    queue = queue_of(run, "broken")
+    assert (queue["offset"], queue["lag"], queue["owner"]) == (0, 10, None)
+    (listed,) = [each for each in json.loads(run("group", "list", "--json").stdout) if each["group"] == "broken"]
+    assert (listed["lag"], listed["topics"]) == (10, ["%RETRY%broken", "lines"])
+
+
+def test_members_with_fewer_tags_than_others_are_counted(run: Run, broker: EmbeddedBroker) -> None:
+    tags = {"group": "deployed", "topics": "lines"}
+    with Consumer(broker.address, tags="a", **tags), Consumer(broker.address, tags="a || b", **tags):
+        note = json.loads(run("group", "describe", "deployed", "--json").stdout)["note"]
+        assert note.startswith("topic lines: 1 member with fewer tags than others: a LaneMQ member gets no queue")
+        assert note in run("group", "describe", "deployed").stdout
 
 
 def test_online_group_shows_owner_epoch_and_lease(run: Run, broker: EmbeddedBroker) -> None:

@@ -48,7 +48,7 @@ class LaneFixture:
                 producer.send(self.name, {}, key=key)
 
     def member(self, handle: Handle, policy: FailurePolicy | None = None, lanes: int = 4) -> App:
-        app = App(self.broker.address, group=self.name, client_id=f"member-of-{self.name}", rebalance_soon=0.05)
+        app = App(self.broker.address, group=self.name, client_id=f"member-of-{self.name}")
         app.ordered(self.name, on_fail=policy, lanes=lanes)(handle)
         app.start()
         self._apps.append(app)

@@ -117,3 +117,15 @@ def test_up_waits_for_the_token_of_the_console_too(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("lanemq.cli.server.up.time.sleep", write_the_rest)
     assert parts.address("console") == "http://127.0.0.1:1/"
     assert "secret" in log.read_text()
+
+
+def test_a_private_key_that_every_user_may_read_is_a_warning_at_the_start(
+    run: Run, broker: EmbeddedBroker, served: list[ConsoleSettings], tmp_path: Path
+) -> None:
+    cert, key = tmp_path / "console.pem", tmp_path / "console.key"
+    for path in (cert, key):
+        path.touch(mode=0o644)
+        path.chmod(0o644)
+    started = run("console", "--listen", "127.0.0.1:0", "--tls-cert", str(cert), "--tls-key", str(key))
+    assert started.exit_code == 0
+    assert f"chmod 600 {key}" in started.stderr

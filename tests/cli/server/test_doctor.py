@@ -164,7 +164,7 @@ def test_the_disk_is_measured_by_the_settings_of_the_broker(tmp_path: Path, monk
         (doctor.retention_finding(Space(2**35, 2**40), 0, SIZES), "ok"),
         (doctor.layout_finding(Examined(layout=VERSION + 1)), "PROBLEM"),
         (doctor.layout_finding(Examined(layout=-1)), "PROBLEM"),
-        (doctor.layout_finding(Examined(layout=1)), "ok"),
+        (doctor.layout_finding(Examined(layout=VERSION)), "ok"),
         (doctor.clock_finding(Examined(last_store_time=10_000), now=5_000), "PROBLEM"),
         (doctor.clock_finding(Examined(last_store_time=10_000), now=10_000), "ok"),
         (doctor.clock_finding(Examined(last_store_time=10_000, last_run=20_000), now=29 * 86_400_000), "ok"),
@@ -191,11 +191,22 @@ def test_the_users_and_the_certificate_of_the_settings_are_examined(tmp_path: Pa
     assert (shown["users"]["result"], shown["certificate"]["result"]) == ("ok", "warning")
     assert "1 user" in shown["users"]["text"]
     assert "expires" in shown["certificate"]["text"]
+    assert "private key" not in shown
     users.write_text("[[user]]\n")
     shown = found(late.cert, late.key)
     assert (shown["users"]["result"], shown["certificate"]["result"]) == ("PROBLEM", "PROBLEM")
     assert "has expired" in shown["certificate"]["text"]
     assert "cannot be read" in found(tmp_path / "missing", late.key)["certificate"]["text"]
+
+
+def test_a_private_key_that_every_user_may_read_is_reported(tmp_path: Path, authority: Authority) -> None:
+    data, config = tmp_path / "data", tmp_path / "lanemq.toml"
+    data.mkdir(mode=0o750)
+    issued = authority.issue("open", days=100)
+    issued.key.chmod(0o644)
+    config.write_text(f'[broker]\ntls-cert = "{issued.cert}"\ntls-key = "{issued.key}"\n')
+    shown = findings(data, "--config", str(config))["private key"]
+    assert (shown["result"], f"chmod 600 {issued.key}" in shown["text"]) == ("warning", True)
 
 
 def test_a_file_system_without_a_size_is_a_warning_and_not_a_full_disk() -> None:

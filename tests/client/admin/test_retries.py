@@ -26,7 +26,7 @@ SENT = MessageQueue("orders", "b", 0)
 def message(queue: MessageQueue, offset: int, id: str, **properties: str) -> Message:
     made = SimpleNamespace(
         queue=queue, queue_offset=offset, key="k", message_id=id, stored_id=f"stored-{id}", stored_at=NOW,
-        body=b"12345", properties=properties, reconsume_times=2,
+        size=5, properties=properties, reconsume_times=2,
     )  # fmt: skip
     return cast(Message, made)
 

@@ -11,9 +11,10 @@ from tests.client.virtual_time import VirtualClock
 from tests.wire.encoding import encode_record
 
 from lanemq.client.codec import JsonCodec
-from lanemq.client.consumer.calls import Granted, KeptAlive, Locked, Pulled
+from lanemq.client.consumer.calls import Granted, KeptAlive, Locked
 from lanemq.client.consumer.engine import ConsumerEngine
 from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.consumer.pull_stream import Pulled, one_pull
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, StartPosition
 from lanemq.client.consumer.queues.link import BrokerLink
 from lanemq.client.consumer.turns.handler import HandlerCall, async_batch_handler
@@ -28,8 +29,10 @@ from lanemq.model.errors import BrokerRefused, LaneError, LeaseLost, RequestTime
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address
-from lanemq.wire.codes import ResponseCode
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader
+from lanemq.wire.lane_bodies import ParkedTable
 from lanemq.wire.properties import encode_properties
 
 HERE = Address("127.0.0.1", 1)
@@ -64,7 +67,7 @@ class FakeBroker:
         self.lane = lane
         self.locks = LockTable(60_000)
         self.waits_for_keep_alives = True
-        """False: a broker of an earlier version, which does not wait for keep-alives."""
+        """False: only the lease itself counts."""
         self.offsets: dict[MessageQueue, int] = {}
         self.finished: dict[MessageQueue, FinishedRanges] = {}
         self.messages: dict[MessageQueue, list[bytes]] = {each: [] for each in queues}
@@ -72,6 +75,8 @@ class FakeBroker:
         self.removed: set[str] = set()
         """Members that were silent for too long; `remove` adds them."""
         self.last_pull: PullHeader | None = None
+        self.holds_pulls = True
+        """False: a broker that answers "nothing new" at once."""
         self.in_parts = False
         """Answers pulls in parts, without an end."""
         self.first = 0
@@ -124,6 +129,8 @@ class FakeCalls:
         return HERE
 
     async def ask(self, address: Address, command: Any, timeout: float | None = None) -> Any:
+        if command.code == RequestCode.LANE_PARKED:
+            return Command(0, 0, body=ParkedTable().encode())
         raise BrokerRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"request {command.code} is not known here")
 
     async def members(self, topic: str, broker: str) -> list[str]:
@@ -192,7 +199,7 @@ class FakeCalls:
         self.broker.finished[where] = finished
         return True
 
-    async def pull(self, header: Any, broker: str, following: Any = lambda _: None) -> Pulled:
+    async def pull(self, header: Any, broker: str, following: Any = one_pull) -> Pulled:
         where, more = MessageQueue(header.topic, broker, header.queue_id), False
         while True:
             if not more:
@@ -201,14 +208,15 @@ class FakeCalls:
             pulled = await self._pull(header, where)
             more = self.broker.in_parts and bool(header.lane_parts) and pulled.code == 0
             pulled = pulled._replace(more=more)
-            offset = following(pulled)
+            offset = following(pulled, QueueOffset(header.queue_offset))
             if offset is None:
                 return pulled
             header = replace(header, queue_offset=offset)
 
     async def _pull(self, header: Any, where: MessageQueue) -> Pulled:
         stored = self.broker.messages[where]
-        until = asyncio.get_running_loop().time() + header.suspend_timeout_millis / 1000
+        held = header.suspend_timeout_millis / 1000 if self.broker.holds_pulls else 0.0
+        until = asyncio.get_running_loop().time() + held
         while header.queue_offset >= len(stored) and asyncio.get_running_loop().time() < until:
             self.broker.arrived.clear()
             try:

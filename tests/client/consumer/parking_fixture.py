@@ -29,7 +29,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 TOPIC, GROUP = "orders", "billing"
 QUEUE = MessageQueue(TOPIC, "lanemq", 0)
 QUICK = HoldKey(retries=1, backoff=Backoff(0.005, 1.0, 0.005))
-SOON = {"rebalance_soon": 0.05, "commit_every": 0.05}
+SOON = {"commit_every": 0.05}
 
 
 class ParkingFixture:

@@ -9,12 +9,11 @@ import pydantic
 import pytest
 from tests.client.consumer.fakes import message
 from tests.client.consumer.with_broker import WAIT, Inbox
-from tests.client.consumer.worker_fixture import run_of
+from tests.client.consumer.worker_fixture import handler_call, run_of
 
 from lanemq import App, AsyncAdmin, AsyncParkedAdmin, Depends, InvalidOption, Message, Producer, UsageError
 from lanemq.client import codec
 from lanemq.client.admin.calls import AdminClient
-from lanemq.client.consumer.turns.arguments import handler_call
 from lanemq.client.consumer.turns.handler import batch_handler
 from lanemq.core.consuming.runs import HOPELESS
 from lanemq.testing.embedded import EmbeddedBroker

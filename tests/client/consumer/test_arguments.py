@@ -59,6 +59,14 @@ def test_a_dependency_is_made_for_the_turn_and_ended_after_it() -> None:
     assert SEEN == ["open k", ({"n": 1}, "session"), "close"]
 
 
+def test_a_handler_without_annotations_gets_the_event_and_the_message() -> None:
+    def handler(event, message):  # type: ignore[no-untyped-def]
+        SEEN.append((event, message.key))
+
+    call(handler)
+    assert SEEN == [({"n": 1}, "k")]
+
+
 def test_a_failure_of_the_handler_reaches_the_dependency() -> None:
     def handler(event: dict[str, int], session: Annotated[str, Depends(open_session)]) -> None:
         raise ValueError("broken")

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.client.consumer.fakes import message, queue
+from tests.client.consumer.worker_fixture import handler_call
 from tests.client.virtual_time import ManualClock
 from tests.wire.encoding import encode_record
 
 from lanemq.client.codec import JsonCodec
-from lanemq.client.consumer.options import ConsumerOptions, StartFrom
+from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.offsets import FileOffsets
 from lanemq.client.consumer.tag_filter import tag_filter
-from lanemq.client.consumer.turns.arguments import handler_call
 from lanemq.client.consumer.turns.send_back import DeadLetterSender
 from lanemq.client.message import Message, MessageSource, find_key, read_messages
 from lanemq.core.consuming.queue_lease import CLUSTER_TIMES, LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
@@ -111,10 +111,8 @@ def test_rocketmqs_times_are_used_in_compat_mode_and_shorter_ones_with_apache_br
 
 def test_all_problems_of_the_options_are_reported_together() -> None:
     with pytest.raises(InvalidOption) as caught:
-        ConsumerOptions(
-            servers="h:1", group="g", compat="kafka", pull_batch=0, start=StartFrom.TIMESTAMP, allocation="dice"
-        )
-    for problem in ("compat", "pull_batch", "start_timestamp", "allocation"):
+        ConsumerOptions(servers="h:1", group="g", compat="kafka", stop_timeout=-1, start="now", allocation="dice")
+    for problem in ("compat", "stop_timeout", "start", "allocation"):
         assert problem in str(caught.value)
 
 

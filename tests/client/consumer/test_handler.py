@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from tests.client.consumer.fakes import message
-from tests.client.consumer.worker_fixture import run_of
+from tests.client.consumer.worker_fixture import handler_call, run_of
 
-from lanemq.client.consumer.turns.arguments import handler_call
 from lanemq.client.consumer.turns.handler import (
     AlreadyApplied,
     ConcurrentHandler,

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 from tests.client.consumer.fakes import message, queue
-from tests.client.consumer.worker_fixture import WAIT, WorkerFixture
+from tests.client.consumer.worker_fixture import WAIT, WorkerFixture, handler_call
 from tests.client.virtual_time import ManualClock
 
-from lanemq.client.consumer.turns.arguments import handler_call
 from lanemq.client.consumer.turns.counting import ConsumerCounts, TurnTimes
 from lanemq.client.consumer.turns.handler import async_batch_handler
 from lanemq.client.consumer.turns.in_progress import (

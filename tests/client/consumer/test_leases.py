@@ -554,7 +554,7 @@ def test_queues_taken_under_different_serials_are_renewed_together() -> None:
 
 
 def test_a_broker_that_does_not_wait_for_keep_alives_gets_none() -> None:
-    """A broker of an earlier version: only the lease itself counts."""
+    """Only the lease itself counts."""
 
     async def main() -> tuple[int, Millis]:
         broker = FakeBroker([queue(0)])

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -286,25 +287,24 @@ def test_an_offset_that_a_former_owner_set_back_does_not_stay_behind(lane: bool,
 
 
 @pytest.mark.parametrize("lane", [True, False], ids=["LaneMQ", "Apache"])
-@pytest.mark.parametrize("start", [StartFrom.LAST, StartFrom.TIMESTAMP])
+@pytest.mark.parametrize("start", [StartFrom.LAST, datetime(2026, 1, 1, tzinfo=UTC)], ids=str)
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
 def test_a_group_that_begins_late_reads_what_was_sent_while_it_was_away(
-    killed: bool, start: StartFrom, lane: bool
+    killed: bool, start: StartFrom | datetime, lane: bool
 ) -> None:
     """Nothing was sent while its first member ran, so that member had finished nothing that it could commit."""
-    named = {"start": start, "start_timestamp": 1.0} if start is StartFrom.TIMESTAMP else {"start": start}
 
     async def main() -> list[int]:
         broker, seen = FakeBroker([Q], lane=lane), list[int]()
         broker.store(Q, record(0))  # the fake broker says that offset 1 was stored at the time
-        async with member(broker, "a", noting([]), **named) as engine:
+        async with member(broker, "a", noting([]), start=start) as engine:
             await until(lambda: bool(broker.what("pull", "a")))
             engine.stop(now=killed)
         if killed:
             broker.members.remove("a")
         broker.store(Q, record(1), record(2))
         broker.time_names = 2
-        async with member(broker, "b", noting(seen), **named):
+        async with member(broker, "b", noting(seen), start=start):
             await until(lambda: 2 in seen)
         return seen
 
@@ -328,3 +328,26 @@ def test_a_group_that_begins_at_the_end_reads_nothing_before_its_start_is_stored
         return pulls, seen
 
     assert run_virtual(main) == (0, [1])
+
+
+def test_a_member_whose_lease_ended_does_not_move_the_group_back_at_a_broker_without_epochs() -> None:
+    """An Apache broker takes the commit of any member. One that was frozen wakes up with old progress."""
+
+    async def main() -> int:
+        broker, seen, is_frozen = broker_with_messages(lane=False), list[int](), True
+        async with member(broker, "a", noting(seen), commit_every=600) as former:
+            await until(lambda: len(seen) == COUNT)
+            broker.faults.append(lambda name, *_: no_answer() if name == "a" and is_frozen else None)
+            broker.members.remove("a")
+            async with member(broker, "b", noting([])) as new:
+                await until(lambda: new.assignment.get(Q))
+                broker.store(Q, *(record(number, key="quick") for number in range(COUNT, 3 * COUNT)))
+                await until(lambda: broker.offsets[Q] == 3 * COUNT)
+                assert former.assignment.get(Q) is not None, "it does not know yet that it lost the queue"
+                is_frozen = False
+                await former.offsets.commit_all()
+                offset = broker.offsets[Q]
+                await until(lambda: former.assignment.get(Q) is None)
+                return offset
+
+    assert run_virtual(main) == 3 * COUNT

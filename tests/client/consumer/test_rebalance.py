@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.client.consumer.fakes import FakeBroker, member, no_answer, queue, record, refuse, until
+from tests.client.consumer.fakes import HERE, FakeBroker, FakeRoutes, member, no_answer, queue, record, refuse, until
 from tests.client.virtual_time import ManualClock, run_virtual
 
 from lanemq.client.message import Message
+from lanemq.client.topic_route import BrokerRoute, TopicRoute
 from lanemq.core.consuming.queue_lease import ROCKETMQ_TIMES
 from lanemq.core.consuming.retry_policy import HoldQueue
 from lanemq.core.consuming.runs import Order
@@ -118,6 +120,37 @@ def test_a_lost_notification_is_made_up_for_within_twenty_seconds() -> None:
             return broker.clock.now() - began
 
     assert run_virtual(main) <= 20_010
+
+
+def test_a_master_that_is_elected_is_found_at_once_and_not_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No broker announces it. A round that falls into the election finds a broker without a master."""
+
+    async def main() -> float:
+        broker, masters, asked = FakeBroker([queue(0), queue(0, broker="b")], lane=False), {"a", "b"}, list[float]()
+        real = FakeRoutes.get
+
+        async def route(self: FakeRoutes, topic: str) -> TopicRoute:
+            found = await real(self, topic)
+            asked.append(asyncio.get_running_loop().time())
+            brokers = {name: BrokerRoute(name, {0 if name in masters else 1: HERE}, False) for name in ("a", "b")}
+            return replace(found, brokers=brokers)
+
+        monkeypatch.setattr(FakeRoutes, "get", route)
+        async with member(broker, "a", nothing) as engine:
+            await until(lambda: len(engine.assignment) == 2)
+            await asyncio.sleep(5)
+            masters.discard("b")
+            engine.rebalance()
+            await asyncio.sleep(4)
+            masters.add("b")
+            elected = asyncio.get_running_loop().time()
+            await until(lambda: asked[-1] > elected)
+            found = asked[-1] - elected
+            await asyncio.sleep(10)
+            assert asked[-1] - elected == found, "afterwards rounds are as rare as before"
+        return found
+
+    assert run_virtual(main) < 1
 
 
 def test_a_broker_that_restarted_after_the_heartbeat_is_joined_again_without_a_warning(
@@ -414,12 +447,12 @@ def test_a_lost_queue_starts_nothing_more_and_commits_nothing() -> None:
             started.append(message.queue_offset)
             await go_on.wait()
 
-        async with member(broker, "me", handler, rebalance_soon=60, commit_every=0.05) as engine:
+        async with member(broker, "me", handler, commit_every=0.05) as engine:
             await until(lambda: started)
             (assigned,) = engine.assignment
             engine.assignment.lose(assigned, "a test says so")
             go_on.set()
-            await asyncio.sleep(5)
+            await asyncio.sleep(0.4)  # the next round, after 0.5 s, takes the queue again
             return started, broker.what("commit")
 
     assert run_virtual(main) == ([0], [])
@@ -432,7 +465,7 @@ def test_a_refused_commit_loses_the_queue() -> None:
         broker = FakeBroker([queue(0)])
         broker.store(queue(0), record(0))
         broker.faults.append(lambda _, name, __: refuse() if name == "commit" else None)
-        async with member(broker, "me", nothing, rebalance_soon=60) as engine:
+        async with member(broker, "me", nothing) as engine:
             await until(lambda: broker.what("commit"))
             await until(lambda: not len(engine.assignment), seconds=10)
             return True
@@ -444,7 +477,7 @@ def test_a_refused_pull_loses_the_queue() -> None:
     async def main() -> bool:
         broker = FakeBroker([queue(0)])
         broker.faults.append(lambda _, name, __: refuse() if name == "pull" else None)
-        async with member(broker, "me", nothing, rebalance_soon=60) as engine:
+        async with member(broker, "me", nothing) as engine:
             await until(lambda: broker.what("pull"))
             await until(lambda: not len(engine.assignment), seconds=10)
             return True

@@ -1,4 +1,7 @@
-"""Many threads share one scheduler: every message runs once and in order, even if waiting workers are interrupted."""
+"""Many threads share one scheduler: every message runs once and in order, even if waiting workers are interrupted.
+
+A caller that waits for a single run gets it when another caller ends the run before it.
+"""
 
 import asyncio
 import threading
@@ -142,3 +145,39 @@ def test_when_a_woken_task_is_cancelled_another_runs_its_message() -> None:
         return first.cancelled(), [each.queue_offset for each in run.messages]
 
     assert asyncio.run(main()) == (True, [0])
+
+
+def test_the_end_of_a_single_run_wakes_a_thread_that_waits_for_the_next_one() -> None:
+    """`Consumer.done` in one thread while `Consumer.poll` waits in another."""
+    scheduler = Scheduler(LaneScheduler(LaneOptions(run_limit=1)), Order.KEY, SystemClock())
+    scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+    put(scheduler, 0, 0, KEYS + 1)  # the last one is the second of its key
+    runs = [scheduler.take_run() for _ in range(KEYS)]
+    polled: list[object] = []
+    poll = threading.Thread(target=lambda: polled.append(scheduler.take_run()), daemon=True)
+    poll.start()
+    while not scheduler._sleeping:
+        threading.Event().wait(0.001)
+    assert runs[0] is not None
+    scheduler.finish(runs[0], DONE, 1)
+    poll.join(WAIT / 4)
+    assert [run.messages[0].queue_offset for run in polled] == [KEYS]  # type: ignore[attr-defined]
+
+
+def test_the_end_of_a_single_run_wakes_a_task_that_waits_for_the_next_one() -> None:
+    async def main() -> list[int]:
+        scheduler = AsyncScheduler(LaneScheduler(LaneOptions(run_limit=1)), Order.KEY, SystemClock())
+        scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+        put(scheduler, 0, 0, KEYS + 1)
+        runs = [await scheduler.take_run_async() for _ in range(KEYS)]
+        poll = asyncio.create_task(scheduler.take_run_async())
+        while not scheduler._sleepers:  # noqa: ASYNC110 - each pass lets the task run
+            await asyncio.sleep(0)
+        assert runs[0] is not None
+        scheduler.finish(runs[0], DONE, 1)
+        async with asyncio.timeout(WAIT / 4):
+            run = await poll
+        assert run is not None
+        return [each.queue_offset for each in run.messages]
+
+    assert asyncio.run(main()) == [KEYS]

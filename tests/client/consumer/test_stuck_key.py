@@ -32,7 +32,7 @@ def test_other_keys_run_ahead_of_a_stuck_key_further_than_the_span(lanemq_broker
     with Producer(lanemq_broker.address) as producer:
         producer.send(TOPIC, {}, key="stuck")
         producer.send_many(TOPIC, [(f"k{number}", {}) for number in range(OTHERS)])
-    app = App(lanemq_broker.address, group="g", flow=FlowLimits(messages=50, span=SPAN), pull_batch=10)
+    app = App(lanemq_broker.address, group="g", flow=FlowLimits(messages=50, span=SPAN))
 
     @app.ordered(TOPIC, on_fail=HoldKey(retries=RETRY_FOREVER))
     def handle(message: Message) -> None:

@@ -19,7 +19,7 @@ from tests.client.consumer.fakes import (
 )
 from tests.client.virtual_time import run_virtual
 
-from lanemq.client.consumer.calls import ConsumerCalls
+from lanemq.client.consumer.calls import LOCK_TIMEOUT, ConsumerCalls
 from lanemq.client.consumer.queues.assigned_queue import Assignment
 from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.client.message import Message
@@ -202,7 +202,7 @@ def test_a_queue_that_cannot_be_located_gives_its_lease_back_and_delays_no_other
     async def main() -> tuple[set[MessageQueue], list[MessageQueue], bool, set[MessageQueue]]:
         broker = FakeBroker([queue(0), queue(1), queue(2)])
         broker.faults.append(silent_about(queue(0)))
-        async with member(broker, "me", nothing, rebalance_soon=60) as engine:
+        async with member(broker, "me", nothing) as engine:
             first = held(engine)
             given_back = [about for *_, about in broker.what("unlock")]
             grant = broker.locks.acquire("g", [queue(0)], "rival", lease=Millis(1), now=broker.clock.now())
@@ -222,7 +222,7 @@ def test_a_lease_that_cannot_be_given_back_ends_by_itself() -> None:
     async def main() -> int:
         broker = FakeBroker([queue(0)])
         broker.faults.append(lambda _, name, __: no_answer() if name in ("committed", "unlock") else None)
-        async with member(broker, "me", nothing, rebalance_soon=60) as engine:
+        async with member(broker, "me", nothing) as engine:
             return len(engine.assignment)
 
     assert run_virtual(main) == 0
@@ -279,7 +279,7 @@ def test_a_member_that_was_removed_gets_its_queues_back() -> None:
 def test_a_lost_queue_is_asked_for_again_after_a_short_delay() -> None:
     async def main() -> int:
         broker = FakeBroker([queue(0)])
-        async with member(broker, "me", nothing, rebalance_soon=0.5) as engine:
+        async with member(broker, "me", nothing) as engine:
             await asyncio.sleep(0.2)
             (assigned,) = engine.assignment
             asked = len(broker.what("lock"))
@@ -294,7 +294,7 @@ def test_a_lost_queue_is_asked_for_again_after_a_short_delay() -> None:
 # --- a slow broker
 
 
-def handled_with_slow_answers(seconds: float, **settings: Any) -> int:
+def handled_with_slow_answers(seconds: float, limit: float = LOCK_TIMEOUT) -> int:
     """Messages handled in a minute if the broker takes so long to answer lease requests and keep-alives."""
 
     async def main() -> int:
@@ -306,8 +306,8 @@ def handled_with_slow_answers(seconds: float, **settings: Any) -> int:
         async def handler(message: Message) -> None:
             seen.append(message.queue_offset)
 
-        engine = SimEngine(broker, "a", [sim_subscription(handler)], **settings)
-        lock, keep_alive, limit = engine.calls.lock, engine.calls.keep_alive, engine.options.lock_timeout
+        engine = SimEngine(broker, "a", [sim_subscription(handler)])
+        lock, keep_alive = engine.calls.lock, engine.calls.keep_alive
 
         async def answered_late(answer: Any) -> Any:
             await asyncio.sleep(min(seconds, limit))
@@ -337,4 +337,4 @@ def test_a_broker_that_answers_within_a_lease_is_slow_and_serves_its_members(sec
 
 def test_members_that_wait_shorter_than_a_slow_broker_needs_never_get_a_queue() -> None:
     """Negative control: RocketMQ's second. The broker grants the lease each time, and the answer comes too late."""
-    assert handled_with_slow_answers(1.5, lock_timeout=1) == 0
+    assert handled_with_slow_answers(1.5, limit=1) == 0

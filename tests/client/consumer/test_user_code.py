@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.client.consumer.fakes import message as message_at
 from tests.client.consumer.with_broker import WAIT, Inbox, committed, send, wait_for
-from tests.client.consumer.worker_fixture import run_of
+from tests.client.consumer.worker_fixture import handler_call, run_of
 
 from lanemq import (
     App,
@@ -37,7 +37,6 @@ from lanemq import (
 )
 from lanemq.client.consumer import engine as engine_module
 from lanemq.client.consumer.turns import handler as handler_module
-from lanemq.client.consumer.turns.arguments import handler_call
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.testing.embedded import EmbeddedBroker
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from tests.client.consumer.fakes import message, queue
 
-from lanemq.client.consumer.turns.arguments import handler_call
+from lanemq.client.codec import JsonCodec
+from lanemq.client.consumer.turns.arguments import plain_call, read_signature
 from lanemq.client.consumer.turns.counting import ConsumerCounts
-from lanemq.client.consumer.turns.handler import batch_handler
+from lanemq.client.consumer.turns.handler import HandlerCall, batch_handler
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription
 from lanemq.client.consumer.turns.workers import RunReporter, ThreadWorkers
@@ -29,6 +30,11 @@ WAIT = 30.0
 
 def run_of(*messages: Message, until: int = NO_LEASE_NEEDED, attempt: int = 1) -> LaneRun[Message]:
     return LaneRun(queue(0), "k", messages, attempt, 1, RunPermit(Millis(until)), NO_LEASE_NEEDED)
+
+
+def handler_call(handler: Any) -> HandlerCall:
+    """How a handler without dependencies is called for single messages."""
+    return plain_call(handler, read_signature(handler, JsonCodec(), batched=False))
 
 
 class FakeDeadLetters:

@@ -193,7 +193,7 @@ class EngineSim:
             while self.wire or self.answers:
                 self.take()
                 self.answer()
-            if self.engine.is_idle:
+            if self.engine.mark().settled:
                 return
 
     def _do(self, work: Actions) -> None:

@@ -53,8 +53,8 @@ class Blocking:
     def frozen_keys(self, topic: str | None = None) -> list[Frozen]:
         return self.producer.frozen_keys(topic)
 
-    def close(self) -> None:
-        self.producer.close()
+    def close(self, timeout: float | None = None) -> None:
+        self.producer.close(timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -115,8 +115,8 @@ class OnALoop:
 
         return self.run(on_the_loop())
 
-    def close(self) -> None:
-        self.run(self.producer.close())
+    def close(self, timeout: float | None = None) -> None:
+        self.run(self.producer.close(timeout))
 
     def __enter__(self) -> Self:
         return self

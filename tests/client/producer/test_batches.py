@@ -66,34 +66,34 @@ def test_ids_of_threads_that_share_a_producer_differ() -> None:
 
 
 def test_cached_keys_go_to_the_queue_of_their_hash() -> None:
-    chooser, six = QueueChooser(), route(6)
+    chooser, six = QueueChooser(lambda topic: None), route(6)
     keys = [f"key-{number}" for number in range(50)] * 2
     assert [chooser.by_key(six, key) for key in keys] == [pick_queue(key, six.publish) for key in keys]
 
 
 def test_a_new_route_invalidates_cached_keys() -> None:
-    chooser, small, large = QueueChooser(), route(2), route(7)
+    chooser, small, large = QueueChooser(lambda topic: None), route(2), route(7)
     for each in (small, small, large, large, small):
         for key in ("a", "b", "c", "d"):
             assert chooser.by_key(each, key) == pick_queue(key, each.publish)
 
 
 def test_keys_of_a_provisional_topic_on_several_brokers_are_refused_every_time() -> None:
-    chooser, moving = QueueChooser(), route(4, provisional=True, brokers=2)
+    chooser, moving = QueueChooser(lambda topic: None), route(4, provisional=True, brokers=2)
     for _ in range(2):
         with pytest.raises(TopicNotFound):
             chooser.by_key(moving, "k")
 
 
 def test_the_number_of_cached_keys_is_bounded() -> None:
-    chooser, four = QueueChooser(), route(4)
+    chooser, four = QueueChooser(lambda topic: None), route(4)
     for number in range(KNOWN_KEYS + 10):
         chooser.by_key(four, f"k{number}")
     assert len(chooser._known[1]) <= KNOWN_KEYS
 
 
 def test_messages_of_a_queue_keep_the_order_of_the_call() -> None:
-    chooser, four = QueueChooser(), route(4)
+    chooser, four = QueueChooser(lambda topic: None), route(4)
     chunk = [pending(f"k{number % 9}", index=number) for number in range(100)]
     for queue, messages in chooser.sort_out(four, chunk).items():
         mine = [each.index for each in chunk if pick_queue(each.key or "", four.publish) == queue]

@@ -179,3 +179,19 @@ def test_a_second_close_waits_for_the_first(broker: FakeBroker, kind: Open) -> N
             closer.join(30)
         assert not any(closer.is_alive() for closer in closers)
         assert pending.result(0).offset == 1
+
+
+def test_a_second_close_with_less_time_ends_the_first(broker: FakeBroker, kind: Open) -> None:
+    """What is left then fails, instead of being stored after `close` has returned."""
+    with kind(broker.address) as producer:
+        producer.send("orders", 0, key="k")
+        with broker.asleep():
+            pending = producer.submit("orders", 1, key="k")
+            first = threading.Thread(target=producer.close, daemon=True)
+            first.start()
+            first.join(0.1)
+            assert first.is_alive(), "the message is not settled yet"
+            producer.close(timeout=0.1)
+            assert isinstance(pending.exception(0), Closed)
+            first.join(30)
+            assert not first.is_alive()

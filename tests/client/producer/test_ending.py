@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 from tests.client.fake_broker import FakeBroker, serving
@@ -257,7 +258,7 @@ process.join()
     assert numbers(broker, topic) == list(range(500))
 
 
-@pytest.mark.parametrize("kind", ["Producer", "AsyncProducer"])
+@pytest.mark.parametrize("kind", ["Producer", "AsyncProducer", "closed by a thread"])
 def test_an_exit_that_cannot_reach_the_broker_says_how_much_is_lost(fake: FakeBroker, kind: str) -> None:
     assert "messages that may be lost: 7" in end_without_broker(fake, kind, "ending.EXIT_SECONDS = 0.5")
 
@@ -293,6 +294,9 @@ async def main():
 asyncio.run(main())
 """,
     }
+    # As after a signal handler that closes the producer while a call of it runs.
+    closes = "import threading\nthreading.Thread(target=producer.close, daemon=True).start()\n"
+    programs["closed by a thread"] = programs["Producer"] + closes
     words = [sys.executable, "-W", "ignore", "-c", f"{BEGIN}{first}\n{programs[kind]}"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([*words, str(fake.address), "orders"], text=True, **pipes) as process:  # type: ignore[call-overload]
@@ -301,3 +305,30 @@ asyncio.run(main())
         _, errors = process.communicate("\n", timeout=SECONDS)
     fake.start()
     return str(errors)
+
+
+SLOW_LINES = """
+import logging, time
+from lanemq.background_log import ClientLog
+
+class Slow(logging.Handler):
+    def emit(self, record):
+        time.sleep(0.1)
+        os.write(2, record.getMessage().encode() + b"\\n")
+
+def work():
+    logging.getLogger("lanemq").addHandler(Slow())
+    for number in range(5):
+        ClientLog("lanemq.client.test", aside=True).warning("line %d", number)
+    """
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "none"])
+def test_the_end_of_a_process_writes_the_lines_of_its_log(method: str, tmp_path: Path) -> None:
+    """A process of `multiprocessing` ends without the hooks of `atexit`; without a producer it has no other hook."""
+    run = "work()" if method == "none" else f"multiprocessing.get_context({method!r}).Process(target=work).start()"
+    program = tmp_path / "program.py"
+    program.write_text(f"{BEGIN}{SLOW_LINES}\nif __name__ == '__main__':\n    {run}\n")
+    words = [sys.executable, "-W", "ignore", str(program), "address", "topic"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert [line for line in done.stderr.splitlines() if line.startswith("line")] == [f"line {n}" for n in range(5)]

@@ -98,7 +98,7 @@ class Rig:
             while self.wire:
                 request = self.wire.pop(0)
                 self.reply(request, self.broker_takes(request))
-            if self.engine.is_idle:
+            if self.engine.mark().settled:
                 return
 
     def frozen(self) -> set[str | None]:

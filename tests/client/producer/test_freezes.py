@@ -167,7 +167,7 @@ def test_a_run_with_a_frozen_key_is_refused_as_a_whole() -> None:
     with pytest.raises(LaneFrozen, match=r"decide what to do about it, then call resume\('orders', key='a'\)"):
         sim.offer("b", "a", "c")
     assert len(sim.history.sent) == before
-    assert sim.engine.is_idle
+    assert sim.engine.mark().settled
 
 
 def test_the_first_failure_is_shown_as_the_reason() -> None:

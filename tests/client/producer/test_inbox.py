@@ -12,6 +12,7 @@ from tests.client.producer.producers import Blocking, OnALoop, Open
 
 from lanemq.client.producer import inbox as inbox_module
 from lanemq.client.producer.batches import Packer
+from lanemq.client.producer.engine import FlushMark
 from lanemq.client.producer.inbox import (
     FEW_REQUESTS,
     KNOWN_KEYS,
@@ -164,14 +165,14 @@ def test_the_inbox_is_closed_before_close_waits(broker: FakeBroker) -> None:
         producer.submit("orders", 1, key="k")
         producer.submit("orders", 2, key="k")
         inner = producer.producer
-        settle, taken = inner._settle, []
+        send_all, taken = inner._send_all, []
 
-        def watched(seconds: float | None) -> None:
+        def watched() -> FlushMark:
             taken.append(inner._take("orders", "k", 3))
             busy.answer.set()
-            settle(seconds)
+            return send_all()
 
-        inner._settle = watched  # type: ignore[method-assign]
+        inner._send_all = watched  # type: ignore[method-assign]
         inner.close()
     assert taken == [None]
     assert stored(broker) == ['"warm"', "1", "2"]

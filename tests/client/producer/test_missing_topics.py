@@ -1,17 +1,21 @@
 """A message with a key to a topic that does not exist is refused, unless the program declares the topic."""
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
+from tests.client.fake_broker import FakeBroker
 from tests.client.producer.producers import Blocking, Open
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.receipt import Receipt
+from lanemq.client.topic_route import MISSING_QUESTIONS
 from lanemq.client.topics import NewTopic
 from lanemq.core.sending.sharding import by_hash
 from lanemq.model.errors import InvalidName, InvalidOption, LaneError, TopicNotFound, UsageError
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.codes import RequestCode, ResponseCode
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +128,33 @@ def test_the_receipt_of_a_delayed_message_names_no_place(broker: EmbeddedBroker,
         delayed = producer.send(name, 2, key="k", delay_level=1)
         after = producer.send(name, 3, key="k")
     assert (first.offset, delayed.offset, after.offset) == (0, -1, 1)
+
+
+# a topic that is created later
+
+
+def test_the_next_message_finds_a_topic_that_was_created_meanwhile(
+    broker: EmbeddedBroker, admin: Admin, kind: Open
+) -> None:
+    name = f"created-later-{kind.__name__}"
+    with kind(broker.address) as producer:
+        for _ in range(2):
+            with pytest.raises(TopicNotFound):
+                producer.send(name, 1, key="k")
+        admin.ensure_topic(name, ordered=True)
+        assert producer.send(name, 1, key="k").offset == 0
+
+
+@pytest.mark.parametrize("creates", [True, False])
+def test_a_loop_of_refused_messages_does_not_flood_the_name_servers(kind: Open, creates: bool) -> None:
+    """Also if the brokers create no topics, so that there is no provisional route."""
+    with FakeBroker() as fake, kind(fake.address) as producer:
+        if not creates:
+            missing = (ResponseCode.TOPIC_NOT_EXIST, {}, b"")
+            fake.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda request: missing
+        began = time.monotonic()
+        for _ in range(300):
+            with pytest.raises(TopicNotFound):
+                producer.send("ordrs", 1, key="k")
+        seconds = 1 + int(time.monotonic() - began)
+        assert fake.codes[RequestCode.GET_ROUTEINFO_BY_TOPIC] <= 2 * MISSING_QUESTIONS * (1 + seconds)

@@ -80,4 +80,4 @@ def test_a_reply_without_a_readable_offset_still_means_stored(offset: str) -> No
     sim._do(sim.engine.replied(sim.wire.pop(), Command(0, 0, 1, {"queueOffset": offset}), None))
     assert [sim.results.receipts[number].offset for number in (1, 2)] == [-1, -1]
     assert sim.engine.unsettled.bytes == 0
-    assert sim.engine.is_idle
+    assert sim.engine.mark().settled

@@ -346,8 +346,8 @@ def test_a_producer_sends_heartbeats(broker: FakeBroker, kind: Open) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"window": 0}, "window is 0"),
-        ({"linger": -1, "timeout": 0}, "linger is -1.*timeout is 0"),
+        ({"window": 0}, "window=0 must be"),
+        ({"linger": -1, "timeout": 0}, "linger=-1 must be.*timeout=0 must be"),
         ({"buffer_bytes": 100}, "one message may take 4194304"),
         ({"group": "no spaces"}, "group name"),
     ],

@@ -39,7 +39,7 @@ def one_by_one(batch: SentBatch[str]) -> list[SentBatch[str]]:
 
 def drive(sim: EngineSim, trouble: dict[int, str]) -> None:
     """Runs until everything is settled, with these faults."""
-    while not sim.engine.is_idle:
+    while not sim.engine.mark().settled:
         sim.tick(6000 if not sim.wire and not sim.answers else 1)
         while sim.wire or sim.answers:
             match trouble.pop(len(sim.requests), None):

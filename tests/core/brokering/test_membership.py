@@ -61,9 +61,9 @@ def test_reconnect_of_a_member_is_not_a_change() -> None:
     table = Membership()
     beat(table, ONE, "A")
     assert beat(table, TWO, "A") == NOTHING
-    assert table.disconnected(ONE) == NOTHING
+    assert table.disconnected(ONE, now=Millis(0)) == NOTHING
     assert table.connected("A")
-    assert table.disconnected(TWO) == CHANGED
+    assert table.disconnected(TWO, now=Millis(0)) == CHANGED
     assert not table.connected("A")
 
 
@@ -72,8 +72,8 @@ def test_disconnect_leaves_every_group_of_the_connection() -> None:
     both = {"g": GroupHeartbeat(()), "h": GroupHeartbeat(())}
     beat(table, ONE, "A", both)
     beat(table, TWO, "B", both)
-    assert table.disconnected(ONE) == Changes(("g", "h"))
-    assert table.disconnected(ONE) == NOTHING
+    assert table.disconnected(ONE, now=Millis(0)) == Changes(("g", "h"))
+    assert table.disconnected(ONE, now=Millis(0)) == NOTHING
     assert table.members("g") == table.members("h") == ("B",)
     assert table.client_of(ONE) is None
 
@@ -227,7 +227,7 @@ def test_members_with_different_topics_change_nothing_with_every_heartbeat() -> 
     assert beat(table, ONE, "A", topics("t")) == NOTHING
     assert beat(table, TWO, "B", topics("u")) == NOTHING
     assert table.subscription("g", "t") == GroupSubscription("t", version=1)
-    table.disconnected(TWO)
+    table.disconnected(TWO, now=Millis(0))
     assert table.subscription("g", "u") is None
 
 
@@ -279,7 +279,7 @@ def test_a_member_that_consumes_in_another_way_is_a_conflict(
     beat(table, ONE, "A", first)
     assert table.conflict("B", second) == conflict
     assert table.conflict("A", second) is None, "a member may change its own mind"
-    table.disconnected(ONE)
+    table.disconnected(ONE, now=Millis(0))
     assert table.conflict("B", second) is None
 
 
@@ -300,7 +300,7 @@ def test_an_unknown_group_has_no_members() -> None:
 
 
 class MembershipMachine(RuleBasedStateMachine):
-    """A change is announced if and only if the members of the group or of a topic differ from before."""
+    """A change is announced if and only if the members of the group or of a topic, or whom they wait for, change."""
 
     connections = st.integers(1, 3).map(ConnectionId)
     groups = st.sets(st.sampled_from(["g", "h"]))
@@ -316,12 +316,22 @@ class MembershipMachine(RuleBasedStateMachine):
         client=st.sampled_from("AB"),
         groups=groups,
         subscribed=st.sets(st.just("t")),
+        tags=st.sampled_from([None, frozenset("a"), frozenset("ab"), frozenset[str]()]),
         expiry=st.sampled_from([None, 3, 20]),
     )
     def heartbeat(
-        self, connection: ConnectionId, client: str, groups: set[str], subscribed: set[str], expiry: int | None
+        self,
+        connection: ConnectionId,
+        client: str,
+        groups: set[str],
+        subscribed: set[str],
+        tags: frozenset[str] | None,
+        expiry: int | None,
     ) -> None:
-        said = dict.fromkeys(groups, GroupHeartbeat(tuple(GroupSubscription(topic) for topic in subscribed)))
+        """Without tags it is a stock client."""
+        ordered = None if tags is None else True
+        named = tuple(GroupSubscription(topic, tags=tags or frozenset(), ordered=ordered) for topic in subscribed)
+        said = dict.fromkeys(groups, GroupHeartbeat(named))
         self._compare(beat(self.table, connection, client, said, self.now, expiry))
 
     @rule(connection=connections, client=st.sampled_from("AB"), group=st.sampled_from("gh"))
@@ -338,7 +348,7 @@ class MembershipMachine(RuleBasedStateMachine):
 
     @rule(connection=connections)
     def disconnect(self, connection: ConnectionId) -> None:
-        self._compare(self.table.disconnected(connection))
+        self._compare(self.table.disconnected(connection, now=self.now))
         assert self.table.client_of(connection) is None
 
     @rule(connection=connections, client=st.sampled_from("AB"), group=st.sampled_from("gh"))
@@ -354,12 +364,22 @@ class MembershipMachine(RuleBasedStateMachine):
     def indexes_agree(self) -> None:
         self.table._check()
 
-    def _views(self) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-        return {group: (self.table.members(group), self.table.members_of(group, "t")) for group in "gh"}
+    def _views(self) -> dict[str, tuple[object, ...]]:
+        table = self.table
+        return {
+            group: (
+                table.members(group),
+                table.members_of(group, "t"),
+                [count for _, count in table.narrower_members(group) if count],
+                None if (lost := table.waited_for(group, "t")) is None else lost.tags,
+            )
+            for group in "gh"
+            if table.members(group)
+        }
 
     def _compare(self, changes: Changes) -> None:
         before, self.before = self.before, self._views()
-        expected = {group for group in "gh" if before[group] != self.before[group]}
+        expected = {group for group in "gh" if before.get(group) != self.before.get(group)}
         assert sorted(changes.groups) == sorted(expected)
 
 

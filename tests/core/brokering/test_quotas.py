@@ -3,28 +3,28 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.core.brokering.quotas import GroupUse, OverQuota, Quota, QuotaLimits, Quotas
+from lanemq.core.brokering.quotas import GroupUse, OverQuota, Quota, Quotas
 from lanemq.model.units import Millis
 
 PARTIES, NAMES = st.sampled_from(["a", "b"]), st.sampled_from(["x", "y", "z", "v", "w"])
 
 
 def test_a_party_is_refused_at_its_limit_and_others_are_not() -> None:
-    quotas = Quotas(QuotaLimits(groups=2))
-    assert [quotas.charge(Quota.GROUPS, "mallory", name) for name in ("g1", "g2")] == [None, None]
-    refused = quotas.charge(Quota.GROUPS, "mallory", "g3")
+    quotas = Quotas({Quota.GROUPS: 2})
+    assert [quotas.set(Quota.GROUPS, "mallory", name, 1) for name in ("g1", "g2")] == [None, None]
+    refused = quotas.set(Quota.GROUPS, "mallory", "g3", 1)
     assert refused == OverQuota(Quota.GROUPS, "mallory", 2)
     assert str(refused).startswith(
         "mallory may have 2 groups, and with this request it would have more: use existing groups"
     )
-    assert quotas.charge(Quota.GROUPS, "alice", "g3") is None
-    assert quotas.charge(Quota.GROUPS, "mallory", "g3") is None, "it exists; the first party pays"
+    assert quotas.set(Quota.GROUPS, "alice", "g3", 1) is None
+    assert quotas.set(Quota.GROUPS, "mallory", "g3", 1) is None, "it exists; the first party pays"
     quotas.let_go(Quota.GROUPS, "g1")
-    assert quotas.charge(Quota.GROUPS, "mallory", "g4") is None
+    assert quotas.set(Quota.GROUPS, "mallory", "g4", 1) is None
 
 
 def test_one_connection_is_refused_before_its_party() -> None:
-    quotas = Quotas(QuotaLimits(held_pulls=5, held_pulls_of_connection=2))
+    quotas = Quotas({Quota.HELD_PULLS: 5}, {Quota.HELD_PULLS: 2})
     assert quotas.add(Quota.HELD_PULLS, "mallory", "connection 1", 2) is None
     assert quotas.add(Quota.HELD_PULLS, "mallory", "connection 1", 1) == OverQuota(Quota.HELD_PULLS, "connection 1", 2)
     assert quotas.add(Quota.HELD_PULLS, "mallory", "connection 2", 2) is None
@@ -35,10 +35,11 @@ def test_one_connection_is_refused_before_its_party() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), PARTIES, NAMES, st.integers(1, 3))))
 def test_sums_are_those_of_the_names(steps: list[tuple[bool, str, str, int]]) -> None:
-    quotas = Quotas(QuotaLimits(leases=6))
+    quotas = Quotas({Quota.LEASES: 6})
     for add, party, name, count in steps:
         if add:
-            quotas.add(Quota.LEASES, party, name, count)
+            expected = quotas.over_with(Quota.LEASES, party, name, count)
+            assert quotas.add(Quota.LEASES, party, name, count) == expected
         else:
             quotas.let_go(Quota.LEASES, name, count)
         quotas._check()

@@ -454,13 +454,3 @@ def test_a_lane_that_the_broker_refuses_goes_on_here() -> None:
     found = later(scheduler)
     assert found is not None
     assert (found.messages[0], found.attempt) == (M(0, "k"), 2)
-
-
-def test_a_broker_that_cannot_park_gets_no_lanes() -> None:
-    scheduler = held()
-    lanes_of(scheduler).stay_here()
-    scheduler.offer(Q)
-    found = later(scheduler)
-    assert found is not None
-    scheduler.finish(found, FAILED, now=Millis(1_000))
-    assert (work(scheduler), scheduler.committable(Q)) == ([], 0)

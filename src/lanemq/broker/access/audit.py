@@ -60,7 +60,6 @@ ADMINISTRATIVE = frozenset(
         RequestCode.ADD_WRITE_PERM_OF_BROKER,
         RequestCode.CLEAN_UNUSED_TOPIC,
         RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
-        RequestCode.SET_MESSAGE_REQUEST_MODE,
         RequestCode.LANE_PARKED_REDRIVE,
         RequestCode.LANE_PARKED_DISCARD,
     }

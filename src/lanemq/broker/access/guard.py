@@ -21,7 +21,7 @@ from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
 from lanemq.model.errors import LaneError
 from lanemq.net.fresh_file import FreshFile
 from lanemq.net.peer import Peer
-from lanemq.net.rate_limited_log import RateLimitedLog
+from lanemq.net.rate_limited_log import FaultLog, RateLimitedLog
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.signing import ACCESS_KEY, is_signed
@@ -53,6 +53,7 @@ class Guard:
         self._next_handler = next_handler
         self._topic_at = topic_at
         self._rate_limited = RateLimitedLog(log, clock)
+        self._faults = FaultLog(log, clock)
         self._clock = clock
         self._pace = RefusalPace()
 
@@ -77,8 +78,8 @@ class Guard:
             self._on_refused(peer, request, str(error))
             answer_error(peer, request, error)
             return
-        except Exception:
-            log.exception("request %s from %s could not be checked", request.code, peer)
+        except Exception as error:  # noqa: BLE001 - what cannot be checked is refused
+            self._faults.write(f"request {request.code} from {peer} could not be checked", error)
             self._slow_down(peer)
             refusal = "the request cannot be read, so it cannot be checked; the broker's log has the details"
         if refusal is None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from lanemq.broker.access.users import Right, User
 from lanemq.wire.admin_headers import QueryMessageHeader, TopicHeader, ViewMessageHeader
-from lanemq.wire.bodies import AssignmentQuery, HeartbeatData, LockRequest
+from lanemq.wire.bodies import HeartbeatData, LockRequest
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, SendBackHeader, SendHeader, UnregisterHeader
@@ -110,12 +110,6 @@ def _heartbeat(request: Command) -> Iterator[Need]:
         yield from (Need("topic", each.topic) for each in data.subscription_data_set)
 
 
-def _assignment(request: Command) -> Iterator[Need]:
-    query = AssignmentQuery.of_request(request.body)
-    yield Need("topic", query.topic)
-    yield Need("group", query.consumer_group)
-
-
 def _unregister(request: Command) -> Iterator[Need]:
     group = UnregisterHeader.from_ext(request.ext).consumer_group
     if group:
@@ -178,7 +172,6 @@ _NEEDS: dict[int, Callable[[Command], Iterator[Need]]] = {
     RequestCode.LOCK_BATCH_MQ: _lock,
     RequestCode.UNLOCK_BATCH_MQ: _lock,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: _group,
-    RequestCode.QUERY_ASSIGNMENT: _assignment,
     RequestCode.GET_CONSUME_STATS: _group,
     RequestCode.GET_CONSUMER_CONNECTION_LIST: _group,
     RequestCode.GET_MIN_OFFSET: _bounds,

@@ -2,19 +2,24 @@
 
 import logging
 from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
 
+from lanemq.broker.context import BrokerContext, ConnectedClient
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
-from lanemq.broker.parts import ClientVersion, Parts
-from lanemq.broker.sliced_answers import SlicedAnswers, Steps
+from lanemq.broker.group_rules import free_offsets, members_changed
+from lanemq.broker.long_answers import LongAnswers, Steps
+from lanemq.core.brokering.lock_table import MIN_LEASE_MS
+from lanemq.core.brokering.lost_members import LostFilter
 from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.core.brokering.quotas import MAX_CLIENT_ID_CHARS, MAX_HEARTBEAT_NAMES, Quota
 from lanemq.core.brokering.refusals import RefusalReason
+from lanemq.core.brokering.tag_filters import ALL, shown
 from lanemq.model.errors import BrokerRefused, GroupNotFound, LaneError, StorageError
 from lanemq.model.names import check_group, check_topic, retry_topic
-from lanemq.model.units import Millis, to_millis
+from lanemq.model.units import Millis
 from lanemq.net.address import Address
 from lanemq.net.peer import Peer
 from lanemq.net.rate_limited_log import RateLimitedLog
@@ -71,9 +76,9 @@ class _Heartbeat(NamedTuple):
 class GroupHandler:
     """Requests 34, 35, 38, 46, 200, 201, 204, 207, 328 and 352."""
 
-    def __init__(self, parts: Parts, sliced: SlicedAnswers) -> None:
+    def __init__(self, parts: BrokerContext, answers: LongAnswers) -> None:
         self._parts = parts
-        self._sliced = sliced
+        self._answers = answers
         self._producers: dict[str, dict[ConnectionId, _Producer]] = {}
         self._warnings = RateLimitedLog(log, parts.clock)
         self._groups_of: dict[ConnectionId, set[str]] = {}
@@ -97,9 +102,8 @@ class GroupHandler:
         connection = ConnectionId(peer.number)
         for group in tuple(self._groups_of.get(connection, ())):
             self._forget_producer(group, connection)
-        self._parts.versions.pop(connection, None)
-        self._parts.parties.pop(connection, None)
-        self._parts.quotas.let_go(Quota.SEATS, f"connection {peer.number}")
+        self._parts.clients.pop(connection, None)
+        self._parts.charges.give_back(Quota.SEATS, peer, None)
 
     def _forget_producer(self, group: str, connection: ConnectionId) -> None:
         members = self._producers.get(group, {})
@@ -120,7 +124,7 @@ class GroupHandler:
             self._warnings.warn(peer.remote.host, f"a heartbeat of a {client} is refused: {error}")
             raise
         if sum(self._parts.topics.get(retry_topic(name)) is None for name in beat.groups) > NEW_AT_ONCE:
-            self._sliced.begin(peer, request, self._join_steps(peer, request, beat), in_order=True)
+            self._answers.begin(peer, request, self._join_steps(peer, request, beat), in_order=True)
         else:
             for _ in self._join_steps(peer, request, beat):
                 pass
@@ -133,7 +137,7 @@ class GroupHandler:
                 yield
         changes = self._join(peer, request, beat)
         answer(peer, request)
-        self._parts.notices.group_changed(changes.groups)
+        members_changed(self._parts, changes.groups)
         return None
 
     def _checked(self, peer: Peer, request: Command) -> _Heartbeat:
@@ -150,23 +154,63 @@ class GroupHandler:
 
     def _join(self, peer: Peer, request: Command, beat: _Heartbeat) -> Changes:
         connection = ConnectionId(peer.number)
-        self._parts.parties[connection] = self._parts.party(peer, request)
         for name in beat.producers:
             known = _Producer(beat.client_id, peer.remote, self._parts.clock.wall())
             self._producers.setdefault(name, {})[connection] = known
             self._groups_of.setdefault(connection, set()).add(name)
         language = request.language if request.language in LANGUAGES else "OTHER"
-        self._parts.versions[connection] = ClientVersion(language, request.version)
+        payer = self._parts.charges.party(peer, request)
+        self._parts.clients[connection] = ConnectedClient(language, request.version, payer)
         expiry = self._expiry(HeartbeatHeader.from_ext(request.ext))
         now = self._parts.clock.now()
-        payer = self._parts.parties[connection]
         changes = self._parts.members.heartbeat(
             connection, beat.client_id, beat.groups, expiry=expiry, now=now, payer=payer
         )
+        self._warn_of_filters(beat.groups)
         for name in changes.groups:
             if (queues := self._parts.members.retry_queues(name)) > 1:
                 self._parts.topic_keeper.take(self._parts.topics.ensure_retry(name, queues))
         return changes
+
+    def _warn_of_filters(self, groups: Mapping[str, GroupHeartbeat]) -> None:
+        """Warn of the first topic of each group that its members filter differently."""
+        members = self._parts.members
+        for name, beat in groups.items():
+            lost = next(filter(None, (members.waited_for(name, each.topic) for each in beat.subscriptions)), None)
+            if lost is not None:
+                self._warn_of_lost(lost)
+                continue
+            found = ((each.topic, members.mixed_filters(name, each.topic)) for each in beat.subscriptions)
+            topic, filters = next(((topic, each) for topic, each in found if each is not None), ("", None))
+            if filters is None:
+                continue
+            begins = f"group {name}: members read {topic} with different tags"
+            if filters.stock:
+                text = (
+                    f"{begins}, and some are RocketMQ clients, which take their queues all the same: each member skips "
+                    f"what it does not select. Give all members the same tags, or use another group"
+                )
+            else:
+                widest = shown(filters.widest or ALL)
+                text = f"{begins}: those with fewer than {widest!r} get no queue of it until the others have left"
+            self._warnings.warn(name, text)
+
+    def _warn_of_lost(self, lost: LostFilter) -> None:
+        """Warn that members wait for a lost one, how long, and how to end it."""
+        filters = self._parts.members.filters(lost.group, lost.topic)
+        fewer, tags = shown(ALL if filters is None or filters.widest is None else filters.widest), shown(lost.tags)
+        self._warnings.warn(
+            lost.group,
+            f"group {lost.group}: member {lost.member}, which reads {lost.topic} with tags {tags!r}, was lost (silent, "
+            f"cut off or killed). Members with {fewer!r} would skip its messages, so they get no queue of {lost.topic} "
+            f"until {self._time(lost.until)}. To end this earlier, start a member with {tags!r}; if those messages are "
+            f"not needed, stop it again, with SIGTERM",
+        )
+
+    def _time(self, at: Millis) -> str:
+        """A time of the broker's clock as an operator reads it."""
+        clock = self._parts.clock
+        return datetime.fromtimestamp((clock.wall() - clock.now() + at) // 1000, UTC).strftime("%H:%M:%S UTC")
 
     def _charge(
         self,
@@ -177,17 +221,18 @@ class GroupHandler:
         producers: Collection[str],
     ) -> None:
         """Charge a heartbeat's subscriptions, seats and groups; one that is refused is charged nothing."""
-        members, connection, party = self._parts.members, ConnectionId(peer.number), self._parts.party(peer, request)
+        members, connection, charges = self._parts.members, ConnectionId(peer.number), self._parts.charges
+        party = charges.party(peer, request)
         size = members.bytes_with(party, client_id, groups)
-        self._parts.refuse_over(self._parts.quotas.over(Quota.SUBSCRIPTIONS, party, size))
+        charges.refuse(charges.quotas.over(Quota.SUBSCRIPTIONS, party, size))
         sending = self._groups_of.get(connection, set())
         before = members.seats_with(connection, client_id, ()) + len(sending)
         seats = members.seats_with(connection, client_id, groups) + len(sending.union(producers))
-        self._parts.charge_seats(peer, request, seats)
+        charges.take_in_all(Quota.SEATS, peer, request, seats)
         try:
-            self._parts.use_groups(peer, request, groups)
+            charges.use_groups(peer, request, groups)
         except BrokerRefused:
-            self._parts.charge_seats(peer, request, before)
+            charges.take_in_all(Quota.SEATS, peer, request, before)
             raise
 
     def _refuse_many_names(self, peer: Peer, beat: HeartbeatData) -> None:
@@ -203,8 +248,7 @@ class GroupHandler:
             )
 
     def _refuse_conflict(self, client_id: str, groups: dict[str, GroupHeartbeat]) -> None:
-        clustering = {name: each for name, each in groups.items() if each.message_model != BROADCASTING}
-        found = self._parts.members.conflict(client_id, clustering)
+        found = self._parts.members.conflict(client_id, groups)
         if found is not None:
             theirs, ours = ("in order", "concurrently") if found.member_is_ordered else ("concurrently", "in order")
             raise BrokerRefused(
@@ -212,11 +256,22 @@ class GroupHandler:
                 f"group {found.group}: member {found.member} consumes {found.topic or 'its topics'} {theirs}, so "
                 f"{client_id} cannot consume {ours}: stop that member, or use another group",
             )
+        other = self._parts.members.filter_conflict(client_id, groups)
+        if other is not None:
+            both = shown(other.theirs | other.mine)
+            lost = "" if other.until is None else f" That member was lost, and counts until {self._time(other.until)}."
+            raise BrokerRefused(
+                ResponseCode.GROUP_CONFLICT,
+                f"group {other.group}: member {other.member} reads {other.topic} with tags {shown(other.theirs)!r}, so "
+                f"{client_id} cannot read it with {shown(other.mine)!r}: each would skip messages of the other. Deploy "
+                f"{both!r} first, and {shown(other.mine)!r} when no member with {shown(other.theirs)!r} is left, or "
+                f"use another group.{lost}",
+            )
 
     def _expiry(self, header: HeartbeatHeader) -> Millis | None:
         """How long the client may be silent; never shorter than its leases, whose length has a minimum too."""
         stated = header.lane_expiry_millis
-        return None if stated is None else Millis(max(stated, to_millis(self._parts.options.min_lane_lease)))
+        return None if stated is None else Millis(max(stated, MIN_LEASE_MS))
 
     def _unregister(self, peer: Peer, request: Command) -> None:
         header = UnregisterHeader.from_ext(request.ext)
@@ -225,14 +280,14 @@ class GroupHandler:
             self._forget_producer(header.producer_group, connection)
         if header.consumer_group:
             changes = self._parts.members.leave(connection, header.client_id, header.consumer_group)
-            self._parts.notices.group_changed(changes.groups)
+            members_changed(self._parts, changes.groups)
         answer(peer, request)
 
     def _members(self, peer: Peer, request: Command) -> None:
         header = ConsumerListHeader.from_ext(request.ext)
         group, topic, known = header.consumer_group, header.lane_topic, self._parts.members
         members = known.members(group) if topic is None else known.members_of(group, topic)
-        if not members:
+        if not members and (topic is None or known.subscription(group, topic) is None):
             answer_code(peer, request, ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
             return
         answer(peer, request, {}, ConsumerIdList(consumer_id_list=list(members)).encode())
@@ -241,11 +296,11 @@ class GroupHandler:
         settings = SubscriptionGroupConfig.of_request(request.body)
         group = check_group(settings.group_name)
         text = settings.encode().decode()
-        self._parts.use_group(peer, request, group)
-        self._parts.begin_row(peer)
+        self._parts.charges.use_groups(peer, request, (group,))
+        self._parts.charges.take(Quota.ROWS, peer, request)
 
         def saved(_: object, error: StorageError | None) -> None:
-            self._parts.end_row(peer)
+            self._parts.charges.give_back(Quota.ROWS, peer)
             if error is None:
                 self._parts.groups[group] = settings
             answer_saved(peer, request, error)
@@ -254,7 +309,7 @@ class GroupHandler:
         self._parts.row_thread.submit_rows(state, lambda: state.save_group(group, text), saved)
 
     def _all_settings(self, peer: Peer, request: Command) -> None:
-        self._sliced.begin(peer, request, self._settings_steps())
+        self._answers.begin(peer, request, self._settings_steps())
 
     def _settings_steps(self) -> Steps:
         known = {*self._parts.groups, *self._parts.members.groups(), *self._parts.offsets.groups()}
@@ -280,14 +335,14 @@ class GroupHandler:
         group = header.group_name
         if self._parts.members.members(group):
             raise GroupNotFound(ResponseCode.SYSTEM_ERROR, f"group {group} has members; stop them first")
-        self._parts.begin_row(peer)
+        self._parts.charges.take(Quota.ROWS, peer, request)
         self._parts.groups.pop(group, None)
-        self._parts.group_use.forget(group)
-        self._parts.quotas.let_go(Quota.GROUPS, group)
+        self._parts.charges.forget_group(group)
+        self._parts.members.forget(group)
         state, with_offsets = self._parts.state, header.clean_offset or header.remove_offset
         if with_offsets:
-            self._parts.forget_offsets(group=group)
-            self._parts.forget_parked(group=group)
+            free_offsets(self._parts, self._parts.offsets.forget_group(group))
+            self._parts.slices.begin_later(self._parts.parking.forget(group=group))
 
         def delete() -> None:
             state.delete_group(group)
@@ -295,7 +350,7 @@ class GroupHandler:
                 state.delete_group_offsets(group)
 
         def deleted(_: object, error: StorageError | None) -> None:
-            self._parts.end_row(peer)
+            self._parts.charges.give_back(Quota.ROWS, peer)
             answer_saved(peer, request, error)
 
         self._parts.row_thread.submit_rows(state, delete, deleted)
@@ -318,8 +373,8 @@ class GroupHandler:
             ClientConnection(
                 client_id=each.client_id,
                 client_addr=str(each.address),
-                language=self._parts.versions[connection].language,
-                version=self._parts.versions[connection].version,
+                language=self._parts.clients[connection].language,
+                version=self._parts.clients[connection].version,
             )
             for connection, each in self._producers.get(group, {}).items()
         ]
@@ -328,27 +383,29 @@ class GroupHandler:
         answer(peer, request, {}, ProducerConnection(connection_set=connections).encode())
 
     def _all_producers(self, peer: Peer, request: Command) -> None:
-        self._sliced.begin(peer, request, self._producer_steps())
+        self._answers.begin(peer, request, self._producer_steps())
 
     def _producer_steps(self) -> Steps:
         table: dict[str, list[ProducerInfo]] = {}
         for group in sorted(self._producers):
             for connection, each in tuple(self._producers.get(group, {}).items()):
-                version = self._parts.versions.get(connection)
-                if version is not None:  # else it has gone in between
-                    shown = ProducerInfo(
+                client = self._parts.clients.get(connection)
+                if client is not None:  # else it has gone in between
+                    producer = ProducerInfo(
                         client_id=each.client_id,
                         remote_ip=each.address.host,
-                        language=version.language,
-                        version=version.version,
+                        language=client.language,
+                        version=client.version,
                         last_update_timestamp=each.last_heartbeat,
                     )
-                    table.setdefault(group, []).append(shown)
+                    table.setdefault(group, []).append(producer)
                 yield
         return ProducerTableInfo(data=table).encode()
 
 
 def _group_of(data: ConsumerData) -> GroupHeartbeat:
+    message_model = enum_text(MESSAGE_MODELS, data.message_model)
+    shared = message_model != BROADCASTING
     subscriptions = tuple(
         GroupSubscription(
             check_topic(item.topic),
@@ -357,13 +414,14 @@ def _group_of(data: ConsumerData) -> GroupHeartbeat:
             item.sub_version,
             frozenset(item.tags_set),
             frozenset(item.code_set),
-            None if item.lane_ordered is msgspec.UNSET else item.lane_ordered,
+            None if item.lane_ordered is msgspec.UNSET or not shared else item.lane_ordered,
+            shared,
         )
         for item in data.subscription_data_set
     )
     return GroupHeartbeat(
         subscriptions,
         enum_text(CONSUME_TYPES, data.consume_type),
-        enum_text(MESSAGE_MODELS, data.message_model),
+        message_model,
         enum_text(CONSUME_FROM, data.consume_from_where),
     )

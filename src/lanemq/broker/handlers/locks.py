@@ -16,17 +16,18 @@ from collections.abc import Callable, Container, Iterator, Sequence
 
 import msgspec
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_error
-from lanemq.broker.parts import Parts
-from lanemq.broker.sliced_answers import SlicedAnswers, Steps
+from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.checkpoints import lease_row
-from lanemq.core.brokering.lock_table import Lease, LockGrant, Refusal, SavedLease
+from lanemq.core.brokering.lock_table import MIN_LEASE_MS, Lease, LockGrant, Refusal, SavedLease
 from lanemq.core.brokering.membership import ConnectionId
 from lanemq.core.brokering.quotas import Quota
-from lanemq.model.errors import BrokerRefused, StorageError
+from lanemq.core.brokering.refusals import RefusalReason
+from lanemq.model.errors import BrokerRefused, NotAllowed, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis, to_millis
+from lanemq.model.units import Epoch, Millis
 from lanemq.net.peer import Peer
 from lanemq.wire.bodies import LaneLease, LaneRefusal, LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -47,8 +48,6 @@ MAX_NAME_CHARS = 255
 MAX_QUEUE_ID = 2**31 - 1
 MAX_FINISHED_CHARS = 4 * 1024 * 1024
 """Characters of finished ranges in one answer: together with the queues' names it must stay within a frame."""
-EARLIER_LEASE, EARLIER_KEEP_ALIVE = Millis(5_000), Millis(3_000)
-"""Lease and keep-alive timeout of LaneMQ members that state no timeout."""
 _NO_QUEUES = LockResponse().encode()
 _NUMBER = re.compile("[0-9]{1,18}")
 """An epoch. `str.isdigit` accepts characters that `int` does not."""
@@ -57,9 +56,9 @@ _NUMBER = re.compile("[0-9]{1,18}")
 class LockHandler:
     """Requests 41 and 42, and LaneMQ's own list of leases."""
 
-    def __init__(self, parts: Parts, sliced: SlicedAnswers) -> None:
+    def __init__(self, parts: BrokerContext, answers: LongAnswers) -> None:
         self._parts = parts
-        self._sliced = sliced
+        self._answers = answers
         self._unsaved: dict[tuple[str, MessageQueue], SavedLease] = {}
 
     def table(self) -> dict[int, Handler]:
@@ -73,7 +72,7 @@ class LockHandler:
         body = _decode(request.body)
         header = LockHeader.from_ext(request.ext)
         now = self._parts.clock.now()
-        self._parts.refuse_other_client(peer, request, body.client_id, releases=False)
+        self._refuse_other_client(peer, request, body.client_id, releases=False)
         member = self._parts.members.alive(ConnectionId(peer.number), body.client_id, body.consumer_group, now=now)
         if header.lane_keep_alive is not None:
             kept = self._parts.locks.keep_alive(body.client_id, header.lane_keep_alive, now=now)
@@ -81,16 +80,35 @@ class LockHandler:
             return
         queues = self._existing(body.mq_set)
         if queues:
-            self._parts.use_group(peer, request, body.consumer_group)
+            self._parts.charges.use_groups(peer, request, (body.consumer_group,))
             self._charge_new(peer, request, body.consumer_group, queues)
-            self._parts.begin_row(peer)
-            self._parts.end_row(peer)  # `_save` counts it, if there is anything to save
+            # `_save` takes it, if there is a row to save.
+            self._parts.charges.refuse_if_taken(Quota.ROWS, peer, request)
         self._in_slices(peer, request, body, self._lock_steps(peer, request, body, header, member=member))
+
+    def _refuse_other_client(self, peer: Peer, request: Command, client_id: str, *, releases: bool) -> None:
+        """Raise if a connection would release or refresh the leases of another connection's client.
+
+        A client that has just reconnected may refresh its leases before its heartbeat, and while the broker has not
+        noticed the end of its old connection: then the same user or address is enough.
+        """
+        parts, connection = self._parts, ConnectionId(peer.number)
+        own = parts.members.connections_of(client_id)
+        if not own or connection in own:
+            return
+        stranger = releases or parts.members.client_of(connection) is not None
+        if stranger or parts.charges.party(peer, request) not in {parts.clients[each].party for each in own}:
+            parts.counters.refusals.add(RefusalReason.NOT_ALLOWED)
+            raise NotAllowed(
+                ResponseCode.NO_PERMISSION,
+                f"client {client_id} is connected elsewhere: its locks can be changed on its own connection only; "
+                f"send a heartbeat first, or use another client id",
+            )
 
     def _in_slices(self, peer: Peer, request: Command, body: LockRequest, steps: Steps) -> None:
         """Take the steps at once, or in slices if there are many queues."""
         if len(body.mq_set) > AT_ONCE:
-            self._sliced.begin(peer, request, steps, in_order=True)
+            self._answers.begin(peer, request, steps, in_order=True)
         else:
             for _ in steps:
                 pass
@@ -111,7 +129,7 @@ class LockHandler:
             now = self._parts.clock.now()
             grant = self._parts.locks.acquire(
                 group,
-                self._existing(part),  # a topic may be deleted between two steps
+                self._grantable(group, body.client_id, self._existing(part)),  # both may change between two steps
                 body.client_id,
                 lease=self._lease(wish),
                 keep_alive_timeout=_keep_alive_timeout(header),
@@ -146,19 +164,14 @@ class LockHandler:
             named = 0 if header.lane_keep_alive_millis is None else serial
             answer(peer, request, {} if wish is None else _answer_fields(named, member=member), encoded)
 
-        self._save(peer, rows, saved, lambda error: answer_error(peer, request, error))
+        self._save(peer, request, rows, saved)
         return None
 
     def _charge_new(self, peer: Peer, request: Command, group: str, queues: Sequence[MessageQueue]) -> None:
         """Charge locks that the group never had before: they stay in memory and on disk."""
         new = self._parts.locks.count_new(group, queues)
         if new:
-            quotas, party = self._parts.quotas, self._parts.party(peer, request)
-            over = quotas.add(Quota.LEASES, party, group, new)
-            if over is not None:  # what the group is charged with may be gone, with deleted topics
-                quotas.lower(Quota.LEASES, group, self._parts.locks.count(group))
-                over = quotas.add(Quota.LEASES, party, group, new)
-            self._parts.refuse_over(over)
+            self._parts.charges.must_grow(Quota.LEASES, peer, request, group, new)
 
     def _as_it_is(self, group: str, lease: Lease, new: Container[MessageQueue]) -> Lease:
         """A grant for the history, as it is once it is on disk: a grant lost in a crash was never given.
@@ -186,8 +199,22 @@ class LockHandler:
             if each.broker_name == broker and 0 <= each.queue_id < ends.get(each.topic, 0)
         ]
 
+    def _grantable(self, group: str, client_id: str, queues: list[MessageQueue]) -> list[MessageQueue]:
+        """Without queues that the client may not take, because another member of the group reads more of the topic.
+
+        It keeps what it has until its handlers have ended and it gives the queue back.
+        """
+        waits = {
+            topic for topic in {each.topic for each in queues} if self._parts.members.waits(group, topic, client_id)
+        }
+        return [each for each in queues if each.topic not in waits or self._owner(group, each) == client_id]
+
+    def _owner(self, group: str, queue: MessageQueue) -> str | None:
+        last = self._parts.locks.latest(group, queue)
+        return None if last is None else last.owner
+
     def _lease(self, wish: int | None) -> Millis | None:
-        return None if wish is None else Millis(max(wish, to_millis(self._parts.options.min_lane_lease)))
+        return None if wish is None else Millis(max(wish, MIN_LEASE_MS))
 
     def _finished(self, group: str, grant: LockGrant, left: int) -> dict[MessageQueue, str]:
         """As much as an answer can carry, `left` characters; the rest is forgotten, and its messages are delivered
@@ -220,7 +247,7 @@ class LockHandler:
 
     def _unlock(self, peer: Peer, request: Command) -> None:
         body = _decode(request.body)
-        self._parts.refuse_other_client(peer, request, body.client_id, releases=True)
+        self._refuse_other_client(peer, request, body.client_id, releases=True)
         self._in_slices(peer, request, body, self._unlock_steps(peer, request, body))
 
     def _unlock_steps(self, peer: Peer, request: Command, body: LockRequest) -> Steps:
@@ -237,8 +264,7 @@ class LockHandler:
         if released:
             self._parts.counters.leases_released += len(released)
             self._parts.notices.group_changed([group])
-        current = self._current(released)
-        self._save(peer, current, lambda: answer(peer, request), lambda error: answer_error(peer, request, error))
+        self._save(peer, request, self._current(released), lambda: answer(peer, request))
         return None
 
     def _current(self, rows: Sequence[SavedLease]) -> Sequence[SavedLease]:
@@ -247,21 +273,21 @@ class LockHandler:
         found = [(row, self._parts.locks.latest(row.group, row.queue)) for row in rows]
         return [row for row, last in found if last is not None and last.epoch == row.epoch]
 
-    def _save(
-        self, peer: Peer, rows: Sequence[SavedLease], saved: Callable[[], None], failed: Callable[[StorageError], None]
-    ) -> None:
-        """Call `saved` once the rows are on disk, immediately if there are none; or `failed`."""
+    def _save(self, peer: Peer, request: Command, rows: Sequence[SavedLease], saved: Callable[[], None]) -> None:
+        """Call `saved` once the rows are on disk, immediately if there are none; or answer with the error."""
         if not rows:
             saved()
             return
 
-        counted = self._parts.quotas.add(Quota.ROWS, f"connection {peer.number}", f"{peer.number}", 1) is None
+        charges = self._parts.charges
+        counted = charges.take_if_free(Quota.ROWS, peer, request)
 
         def done(_: object, error: StorageError | None) -> None:
             if counted:
-                self._parts.end_row(peer)
+                charges.give_back(Quota.ROWS, peer)
             if error is not None:
-                failed(error)  # the rows stay unsaved, so that no renewal is answered before they are on disk
+                # The rows stay unsaved, so that no renewal is answered before they are on disk.
+                answer_error(peer, request, error)
                 return
             for row in rows:
                 if self._unsaved.get((row.group, row.queue)) is row:
@@ -272,7 +298,7 @@ class LockHandler:
         self._parts.row_thread.submit_rows(state, lambda: state.save_leases(map(lease_row, rows)), done)
 
     def _show(self, peer: Peer, request: Command) -> None:
-        self._sliced.begin(peer, request, self._lease_steps(request.ext.get("consumerGroup") or None))
+        self._answers.begin(peer, request, self._lease_steps(request.ext.get("consumerGroup") or None))
 
     def _lease_steps(self, wanted: str | None) -> Steps:
         now = self._parts.clock.now()
@@ -326,10 +352,8 @@ def _decode(data: bytes) -> LockRequest:
 
 def _keep_alive_timeout(header: LockHeader) -> Millis | None:
     """None: the whole lease. A stock client's lock never ends early, so it needs none."""
-    wish, timeout = header.lane_lease_millis, header.lane_keep_alive_millis
-    if wish is None or timeout is None:
-        return EARLIER_KEEP_ALIVE if wish == EARLIER_LEASE else None
-    return Millis(max(timeout, 0))
+    timeout = header.lane_keep_alive_millis
+    return None if header.lane_lease_millis is None or timeout is None else Millis(max(timeout, 0))
 
 
 def _answer_fields(serial: int, *, member: bool) -> dict[str, str]:

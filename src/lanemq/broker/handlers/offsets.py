@@ -7,10 +7,12 @@ owns the queue may also report what it finished above the offset.
 
 import logging
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_code
-from lanemq.broker.parts import Parts
-from lanemq.core.brokering.group_offsets import Backward, Ignored, WhyIgnored, kind_of
+from lanemq.broker.group_rules import ownership
+from lanemq.core.brokering.group_offsets import OFFSET_BYTES, Backward, Ignored, WhyIgnored, kind_of
 from lanemq.core.brokering.lock_table import Stale, Unowned
+from lanemq.core.brokering.quotas import Quota
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.history import Place
 from lanemq.log.reading import Boundary
@@ -33,7 +35,7 @@ NEAR_BYTES = 1024 * 1024 * 1024
 class OffsetHandler:
     """Requests 14, 15, 29, 30, 31, 32."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: BrokerContext) -> None:
         self._parts = parts
 
     def table(self) -> dict[int, Handler]:
@@ -88,17 +90,18 @@ class OffsetHandler:
         check_group(header.consumer_group)
         self._check_queue(check_topic(header.topic), header.queue_id)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
-        verdict = self._parts.ownership(peer, group, topic, queue_id, header)
+        verdict = ownership(self._parts, peer, group, topic, queue_id, header)
         stock = header.lane_epoch is None
         offset = QueueOffset(header.commit_offset)
-        self._parts.use_group(peer, request, group)
+        self._parts.charges.use_groups(peer, request, (group,))
         finished = self._finished(request, header) if request.body and not stock else None
         finished = self._charged(peer, request, header, finished)
         outcome = self._parts.offsets.commit(
             group, topic, queue_id, offset, kind=kind_of(verdict, stock=stock), finished=finished
         )
         if finished is not None:
-            self._parts.give_back_offsets((group,))  # the ranges may have become fewer, or the commit was ignored
+            # The ranges may have become fewer, or the commit was ignored.
+            self._parts.charges.shrink(Quota.OFFSETS, (group,))
         if self._parts.recording.on:
             place = Place(group, topic, queue_id, offset, self._parts.options.name)
             self._parts.recording.commit(place, header.lane_epoch, outcome, owned=not isinstance(verdict, Unowned))
@@ -130,11 +133,11 @@ class OffsetHandler:
         """
         offsets, group, topic, queue_id = self._parts.offsets, header.consumer_group, header.topic, header.queue_id
         if offsets.committed(group, topic, queue_id) is None:
-            self._parts.refuse_new_offsets(peer, request, group, 1)
+            self._parts.charges.must_grow(Quota.OFFSETS, peer, request, group, OFFSET_BYTES)
         if finished is None or offsets.is_pending(group, topic, queue_id):
             return finished  # while a reset is pending, a commit with finished ranges is ignored
         more = len(request.body) - len(offsets.finished_ranges(group, topic, queue_id))
-        if more > 0 and self._parts.charge_offsets(peer, request, group, more) is not None:
+        if more > 0 and self._parts.charges.grow(Quota.OFFSETS, peer, request, group, more) is not None:
             return FinishedRanges()
         return finished
 

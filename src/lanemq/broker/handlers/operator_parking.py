@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import msgspec
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_error, answer_saved
-from lanemq.broker.parts import Parts
-from lanemq.broker.sliced_answers import SlicedAnswers, Steps
+from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.parking import MAX_GIVEN, Records
 from lanemq.core.brokering.parked_lane_table import LaneName, ParkedLane, PlaceName
 from lanemq.model.errors import BrokerRefused, StorageError
@@ -42,9 +42,9 @@ SortKey: TypeAlias = tuple[str, str, int, bool, str]
 class OperatorParkingHandler:
     """Requests 4204 to 4207."""
 
-    def __init__(self, parts: Parts, sliced: SlicedAnswers) -> None:
+    def __init__(self, parts: BrokerContext, answers: LongAnswers) -> None:
         self._parts = parts
-        self._sliced = sliced
+        self._answers = answers
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -57,7 +57,7 @@ class OperatorParkingHandler:
     def _list(self, peer: Peer, request: Command) -> None:
         wanted = LaneBody.of_request(request.body)
         after = _decoded(wanted.after) if wanted.after else None
-        self._sliced.begin(peer, request, self._list_steps(peer, request, wanted, after))
+        self._answers.begin(peer, request, self._list_steps(peer, request, wanted, after))
 
     def _list_steps(self, peer: Peer, request: Command, wanted: LaneBody, after: SortKey | None) -> Steps:
         """Sort the lanes in short runs, then merge the runs until the answer is full."""
@@ -112,7 +112,7 @@ class OperatorParkingHandler:
         if offsets and offsets[0] < below:
             self._parts.parking.find(lane.name, offsets, MAX_SHOWN_BYTES, found)
         else:
-            self._sliced.begin(peer, request, self._show_steps(lane, offsets))
+            self._answers.begin(peer, request, self._show_steps(lane, offsets))
 
     def _show_steps(self, lane: ParkedLane, offsets: list[int]) -> Steps:
         while offsets:

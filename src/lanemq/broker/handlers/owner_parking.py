@@ -7,11 +7,13 @@ answer means that the change is on disk: the owner then lets the queue's commit 
 import logging
 from collections.abc import Sequence
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error, answer_saved
-from lanemq.broker.parts import Parts
+from lanemq.broker.group_rules import ownership
 from lanemq.broker.storage.parking import MAX_GIVEN, Records
 from lanemq.core.brokering.lock_table import Current
 from lanemq.core.brokering.parked_lane_table import LaneName, Parked, ParkedLane, weight_of
+from lanemq.core.brokering.quotas import Quota
 from lanemq.core.lane_status import Failure, LaneStatus
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.keys import shown_key
@@ -37,7 +39,7 @@ MAX_KEY_CHARS = 32767
 class OwnerParkingHandler:
     """Requests 4202 and 4203."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: BrokerContext) -> None:
         self._parts = parts
         self._lines = FewLines(log, parts.clock)
 
@@ -54,7 +56,8 @@ class OwnerParkingHandler:
         failure = Failure(body.reason[:MAX_REASON_CHARS], max(0, body.attempts)) if body.failed else None
         again = body.again if body.again >= 0 else None
         readable = self._readable(name, offsets)
-        over = self._parts.charge_parked(peer, request, name.group, self._added(name, failure, len(readable)))
+        added = self._added(name, failure, len(readable))
+        over = self._parts.charges.grow(Quota.PARKED_BYTES, peer, request, name.group, added)
         if over is not None:
             self._log(logging.ERROR, name, f"{_lane(name)} cannot be parked: {over}")
             answer(
@@ -183,7 +186,7 @@ class OwnerParkingHandler:
             raise BrokerRefused(
                 ResponseCode.INVALID_PARAMETER, f"queue {header.queue_id} of topic {topic.name} does not exist"
             )
-        verdict = self._parts.ownership(peer, header.consumer_group, header.topic, header.queue_id, header)
+        verdict = ownership(self._parts, peer, header.consumer_group, header.topic, header.queue_id, header)
         if isinstance(verdict, Current):
             return True
         self._parts.counters.refused_parks += 1

@@ -12,10 +12,13 @@ import logging
 from collections.abc import Container
 from dataclasses import dataclass
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer_code, answer_error
-from lanemq.broker.parts import Parts
-from lanemq.core.brokering.group_offsets import kind_of
+from lanemq.broker.group_rules import ownership
+from lanemq.core.brokering.group_offsets import OFFSET_BYTES, kind_of
 from lanemq.core.brokering.lock_table import Stale, Unowned
+from lanemq.core.brokering.quotas import Quota
+from lanemq.core.brokering.tag_filters import Tags, contains, shown
 from lanemq.core.brokering.topic_table import Permission
 from lanemq.history import Place
 from lanemq.log.reading import ReadResult, ReadStatus
@@ -24,6 +27,7 @@ from lanemq.model.java_hash import tag_code
 from lanemq.model.names import check_group
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.peer import Peer
+from lanemq.net.rate_limited_log import FaultLog, FewLines
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, PullResponse
@@ -34,6 +38,10 @@ log = logging.getLogger(__name__)
 STOCK_PULL_BYTES = 262_144
 """Largest answer to a stock client (RocketMQ: MessageStoreConfig.maxTransferBytesOnMessageInMemory)."""
 
+MAX_PULL_MESSAGES = 4_096
+"""Messages in one answer; RocketMQ clients ask for 32."""
+MAX_PULL_BYTES = 4 * 1024 * 1024
+"""Bytes in one answer; the first message is always in it."""
 MAX_HOLD_MS = 25_000
 """Longest hold of a pull. RocketMQ's clients wait 30 s for the answer."""
 
@@ -76,6 +84,8 @@ class _Pull:
     request: Command
     header: PullHeader
     tags: frozenset[int] | None
+    filter: Tags | None
+    """The tags themselves, if it is the pull of a LaneMQ client that does not want every message."""
     offset: int
     """Where the next part of the answer begins."""
     messages: int
@@ -100,8 +110,9 @@ class _Pull:
 class PullHandler:
     """Requests 11 and 361."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: BrokerContext) -> None:
         self._parts = parts
+        self._faults, self._lines = FaultLog(log, parts.clock), FewLines(log, parts.clock)
         self._held: dict[_Pull, None] = {}
         self._by_peer: dict[int, dict[_Pull, None]] = {}
 
@@ -134,15 +145,15 @@ class PullHandler:
         gone = self._by_peer.pop(peer.number, {})
         for pull in gone:
             self._held.pop(pull, None)
-        self._parts.end_held(peer, sum(pull.weight for pull in gone))
+        self._parts.charges.give_back(Quota.HELD_PULLS, peer, sum(pull.weight for pull in gone))
         self._parts.waking.forget(gone)
 
     def _pull(self, peer: Peer, request: Command) -> None:
         header = PullHeader.from_ext(request.ext)
         self._check_group(header.consumer_group)
         self._check_topic(header)
-        if header.consumer_group not in self._parts.group_use or header.sys_flag & PULL_COMMIT_OFFSET:
-            self._parts.use_group(peer, request, header.consumer_group)
+        if header.consumer_group not in self._parts.charges.group_use or header.sys_flag & PULL_COMMIT_OFFSET:
+            self._parts.charges.use_groups(peer, request, (header.consumer_group,))
         max_bytes = STOCK_PULL_BYTES if header.lane_max_bytes is None else header.lane_max_bytes
         pull = _Pull(
             self,
@@ -150,6 +161,7 @@ class PullHandler:
             request,
             header,
             self._wanted_tags(header),
+            _filter_of(header),
             header.queue_offset,
             header.max_msg_nums,
             max_bytes,
@@ -159,7 +171,7 @@ class PullHandler:
             return
         if header.sys_flag & PULL_COMMIT_OFFSET:
             if self._parts.offsets.committed(header.consumer_group, header.topic, header.queue_id) is None:
-                self._parts.refuse_new_offsets(peer, request, header.consumer_group, 1)
+                self._parts.charges.must_grow(Quota.OFFSETS, peer, request, header.consumer_group, OFFSET_BYTES)
             self._commit(pull)
         if self._was_moved(pull):
             return
@@ -222,9 +234,9 @@ class PullHandler:
 
     def _may_pull(self, pull: _Pull) -> bool:
         header = pull.header
-        verdict = self._parts.ownership(pull.peer, header.consumer_group, header.topic, header.queue_id, header)
+        verdict = ownership(self._parts, pull.peer, header.consumer_group, header.topic, header.queue_id, header)
         if not isinstance(verdict, Stale):
-            return True
+            return pull.filter is None or self._skips_nothing(pull, pull.filter)
         self._parts.counters.stale_pulls += 1
         if header.lane_epoch is None:
             return True  # a stock client has no epoch: counted, and answered as RocketMQ does
@@ -232,9 +244,25 @@ class PullHandler:
         answer_code(pull.peer, pull.request, ResponseCode.LEASE_REFUSED, remark)
         return False
 
+    def _skips_nothing(self, pull: _Pull, wanted: Tags) -> bool:
+        """Refuse a pull that may skip messages which another member of the group selects.
+
+        The member gives its queues of the topic back, as soon as it knows of the other one.
+        """
+        group, topic = pull.header.consumer_group, pull.header.topic
+        widest = self._parts.members.widest(group, topic)
+        if widest is None or contains(wanted, widest):
+            return True
+        remark = (
+            f"another member of group {group} reads {topic} with tags {shown(widest)!r}: a member with "
+            f"{shown(wanted)!r} would skip its messages, and gets no queue of the topic until it has left"
+        )
+        answer_code(pull.peer, pull.request, ResponseCode.SUBSCRIPTION_NOT_LATEST, remark)
+        return False
+
     def _commit(self, pull: _Pull) -> None:
         header = pull.header
-        verdict = self._parts.ownership(pull.peer, header.consumer_group, header.topic, header.queue_id, header)
+        verdict = ownership(self._parts, pull.peer, header.consumer_group, header.topic, header.queue_id, header)
         broker = self._parts.options.name
         place = Place(header.consumer_group, header.topic, header.queue_id, header.commit_offset, broker)
         outcome = self._parts.offsets.commit(
@@ -248,21 +276,22 @@ class PullHandler:
             self._parts.recording.commit(place, header.lane_epoch, outcome, owned=not isinstance(verdict, Unowned))
 
     def _read(self, pull: _Pull) -> ReadResult:
-        header, options, began = pull.header, self._parts.options, self._parts.clock.now()
+        header = pull.header
         result = self._parts.store.read(
             header.topic,
             header.queue_id,
             pull.offset,
-            max(1, min(pull.messages, options.max_pull_messages)),
-            max(1, min(pull.bytes, options.max_pull_bytes, pull.peer.max_reply_bytes)),
+            max(1, min(pull.messages, MAX_PULL_MESSAGES)),
+            max(1, min(pull.bytes, MAX_PULL_BYTES, pull.peer.max_reply_bytes)),
             pull.tags,
         )
-        now = self._parts.clock.now()
         self._parts.traffic.delivered(
-            header.consumer_group, header.topic, result.count, len(result.data), took=now - began, now=now
+            header.consumer_group, header.topic, result.count, len(result.data), now=self._parts.clock.now()
         )
         for offset in result.damaged:
-            log.error("message %s/%s offset %s is damaged and skipped", header.topic, header.queue_id, offset)
+            queue = f"{header.topic}/{header.queue_id}"
+            text = f"message {queue} offset {offset} is damaged and skipped"
+            self._lines.write(logging.ERROR, f"damaged messages of {queue}", text)
         return result
 
     def _hold(self, pull: _Pull) -> bool:
@@ -280,11 +309,9 @@ class PullHandler:
         pull.held_at = self._parts.clock.now()
         chars = sum(map(len, pull.request.ext.values()))
         pull.weight = 1 + chars // CHARS_OF_ONE + len(pull.tags or ()) // TAGS_OF_ONE
-        over = self._parts.begin_held(pull.peer, pull.request, pull.weight)
-        if over is not None:
-            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, str(over))
+        self._parts.charges.take(Quota.HELD_PULLS, pull.peer, pull.request, pull.weight)
         if not self._parts.polls.hold(pull, header.topic, header.queue_id, offset, pull.tags, deadline):
-            self._parts.end_held(pull.peer, pull.weight)
+            self._parts.charges.give_back(Quota.HELD_PULLS, pull.peer, pull.weight)
             return False
         self._held[pull] = None
         self._by_peer.setdefault(pull.peer.number, {})[pull] = None
@@ -303,15 +330,15 @@ class PullHandler:
             return
         except LaneError as error:
             answer_error(pull.peer, pull.request, error)
-        except Exception:
-            log.exception("a held pull of %s failed", pull.peer)
+        except Exception as error:  # noqa: BLE001 - as in `dispatch`
+            self._faults.write(f"a held pull of {pull.peer} failed", error)
             answer_code(pull.peer, pull.request, ResponseCode.SYSTEM_ERROR, "internal error; ask again")
         self._no_longer_held(pull)
 
     def _no_longer_held(self, pull: _Pull) -> None:
         if self._held.pop(pull, self) is not self:
             del self._by_peer[pull.peer.number][pull]
-            self._parts.end_held(pull.peer, pull.weight)
+            self._parts.charges.give_back(Quota.HELD_PULLS, pull.peer, pull.weight)
 
     def _answer_now(self, pull: _Pull) -> bool:
         """Answer a pull, or a part of it; whether it is held for another part."""
@@ -396,8 +423,21 @@ def _refuse_filter(kind: str | None) -> None:
         raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"the broker does not support filters of type {kind}; use tags")
 
 
+def _filter_of(header: PullHeader) -> Tags | None:
+    """What the pull of a LaneMQ client selects; None for a stock client, and for one that wants every message."""
+    if header.lane_client is None or not header.sys_flag & PULL_SUBSCRIPTION:
+        return None
+    return tags_in(header.subscription or "*")
+
+
 def tag_codes(expression: str) -> frozenset[int] | None:
     """The hashes of the tags in `A || B`; None for `*`, which wants every message."""
+    tags = tags_in(expression)
+    return None if tags is None else frozenset(map(tag_code, tags))
+
+
+def tags_in(expression: str) -> Tags | None:
+    """The tags in `A || B`; None for `*`, which wants every message."""
     tags = [tag.strip() for tag in expression.split("||", MAX_TAGS)]
     if len(tags) > MAX_TAGS or len(expression) > MAX_EXPRESSION_CHARS:
         raise BrokerRefused(
@@ -407,4 +447,4 @@ def tag_codes(expression: str) -> frozenset[int] | None:
         )
     if any(tag in ("*", "") for tag in tags):
         return None
-    return frozenset(tag_code(tag) for tag in tags)
+    return frozenset(tags)

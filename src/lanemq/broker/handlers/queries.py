@@ -7,9 +7,10 @@ for one search of each other user or address at most, however many those have as
 from collections.abc import Callable
 from typing import NamedTuple
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error
-from lanemq.broker.parts import Parts
 from lanemq.core.brokering.fair_queue import FairQueue
+from lanemq.core.brokering.quotas import Quota
 from lanemq.model.errors import StorageError
 from lanemq.model.names import check_topic
 from lanemq.net.peer import Peer
@@ -33,7 +34,7 @@ class _Search(NamedTuple):
 class QueryHandler:
     """Requests 12 and 33."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: BrokerContext) -> None:
         self._parts = parts
         self._searches = FairQueue[_Search]()
         """Those that wait."""
@@ -53,7 +54,7 @@ class QueryHandler:
         begin, end = header.begin_timestamp, header.end_timestamp
 
         def found(records: list[bytes] | None, error: StorageError | None) -> None:
-            self._parts.end_search(peer)
+            self._parts.charges.give_back(Quota.SEARCHES, peer)
             if error is not None:
                 answer_error(peer, request, error)
             elif not records:
@@ -70,9 +71,9 @@ class QueryHandler:
                 ).to_ext()
                 answer(peer, request, ext, b"".join(records))
 
-        self._parts.begin_search(peer, request)
+        self._parts.charges.take(Quota.SEARCHES, peer, request)
         search = _Search(lambda: self._parts.store.query(header.topic, header.key, limit, begin, end), found)
-        self._searches.add(self._parts.party(peer, request), peer.number, search)
+        self._searches.add(self._parts.charges.party(peer, request), peer.number, search)
         self._next_search()
 
     def _next_search(self) -> None:

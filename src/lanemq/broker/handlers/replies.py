@@ -3,14 +3,17 @@
 The reply goes straight to the connection of the client that asked, named by the property REPLY_TO_CLIENT. It is also
 stored in the cluster's reply topic, where it can be looked up later, as in RocketMQ. The sender of the reply learns
 whether the client received it.
+
+Invariant: on a broker with users, a client receives only replies to messages that it sent on the same connection. The
+property CORRELATION_ID tells which; only those who may read the message know it.
 """
 
 import logging
 from collections.abc import Callable
 from functools import partial
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_code
-from lanemq.broker.parts import Parts
 from lanemq.core.brokering.quotas import MAX_CLIENT_ID_CHARS
 from lanemq.log.appender import NewRecord
 from lanemq.model.errors import BrokerRefused, LaneError, StorageError
@@ -20,7 +23,14 @@ from lanemq.net.rate_limited_log import FewLines
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PushReplyHeader, SendHeader
-from lanemq.wire.properties import LANE_STAMP, PropertyName, append_properties, find_property, remove_property
+from lanemq.wire.properties import (
+    LANE_STAMP,
+    MAX_PROPERTIES_BYTES,
+    PropertyName,
+    append_properties,
+    find_property,
+    remove_property,
+)
 from lanemq.wire.record import encode_offset_id, pack_host
 
 log = logging.getLogger(__name__)
@@ -29,7 +39,7 @@ log = logging.getLogger(__name__)
 class ReplyHandler:
     """Requests 324 and 325."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: BrokerContext) -> None:
         self._parts = parts
         self._lines = FewLines(log, parts.clock)
 
@@ -46,23 +56,28 @@ class ReplyHandler:
         client_id = find_property(header.properties, PropertyName.REPLY_TO_CLIENT)
         if client_id is None:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, "reply message properties[REPLY_TO_CLIENT] is null")
-        asker = self._parts.notices.peer_of_client(client_id)
+        correlation = find_property(header.properties, PropertyName.CORRELATION_ID) or ""
+        notices, guarded = self._parts.notices, self._parts.options.users is not None
+        asker = notices.peer_that_asked(client_id, correlation) if guarded else notices.peer_of_client(client_id)
         if asker is None:
-            remark = f"push reply message fail, channel of <{client_id[:MAX_CLIENT_ID_CHARS]}> not found."
+            why = ": it has left, or did not send this request" if guarded else "."
+            remark = f"push reply message fail, channel of <{client_id[:MAX_CLIENT_ID_CHARS]}> not found{why}"
             self._store(peer, request, header, remark)
             return
 
         def received(pushed: Command | None) -> None:
             ok = pushed is not None and pushed.code == ResponseCode.SUCCESS
+            if ok:
+                notices.has_reply(asker, client_id, correlation)
             self._store(peer, request, header, None if ok else f"push reply message to {client_id} fail.")
 
         ext = self._push_header(peer, header).to_ext()
         code = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
-        self._parts.notices.ask(asker, code, ext, request.body, received, now=self._parts.clock.now())
+        notices.ask(asker, code, ext, request.body, received, now=self._parts.clock.now())
 
     def _refuse_large(self, header: SendHeader, body: bytes) -> None:
         options = self._parts.options
-        if len(body) > options.max_body_bytes or len(header.properties.encode()) > options.max_properties_bytes:
+        if len(body) > options.max_body_bytes or len(header.properties.encode()) > MAX_PROPERTIES_BYTES:
             raise BrokerRefused(ResponseCode.MESSAGE_ILLEGAL, "the reply is larger than a message may be")
 
     def _push_header(self, peer: Peer, header: SendHeader) -> PushReplyHeader:

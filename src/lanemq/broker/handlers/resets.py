@@ -6,9 +6,11 @@ ignored, and pulls of each queue, held ones included, are answered "offset moved
 
 from collections.abc import Callable, Container, Mapping
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer_code, answer_saved
-from lanemq.broker.parts import Parts
-from lanemq.broker.sliced_answers import SlicedAnswers, Steps
+from lanemq.broker.long_answers import LongAnswers, Steps
+from lanemq.core.brokering.group_offsets import OFFSET_BYTES
+from lanemq.core.brokering.quotas import Quota
 from lanemq.log.reading import Boundary
 from lanemq.log.state.database import OffsetRow, Sync
 from lanemq.model.errors import BrokerBusy, BrokerRefused, StorageError
@@ -27,12 +29,12 @@ class ResetHandler:
     """Requests 222, 307, 309, 4208 and 4209."""
 
     def __init__(
-        self, parts: Parts, moved: Callable[[str, Container[tuple[str, int]]], None], sliced: SlicedAnswers
+        self, parts: BrokerContext, moved: Callable[[str, Container[tuple[str, int]]], None], answers: LongAnswers
     ) -> None:
         """`moved` is called with the group and the queues (topic, number) of every reset."""
         self._parts = parts
         self._moved = moved
-        self._sliced = sliced
+        self._answers = answers
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -53,8 +55,8 @@ class ResetHandler:
                 ResponseCode.INVALID_PARAMETER,
                 f"queue {wanted} of topic {topic.name} does not exist: it has {topic.read_queues}",
             )
-        self._parts.use_group(peer, request, group)
-        self._sliced.begin(peer, request, self._reset_steps(peer, request, header, group, wanted))
+        self._parts.charges.use_groups(peer, request, (group,))
+        self._answers.begin(peer, request, self._reset_steps(peer, request, header, group, wanted))
 
     def _reset_steps(
         self, peer: Peer, request: Command, header: ResetOffsetHeader, group: str, wanted: int | None
@@ -76,8 +78,8 @@ class ResetHandler:
         topic = header.topic
         new = sum(self._parts.offsets.committed(group, topic, queue_id) is None for queue_id in targets)
         if new:
-            self._parts.refuse_new_offsets(peer, request, group, new)
-        self._parts.begin_row(peer)
+            self._parts.charges.must_grow(Quota.OFFSETS, peer, request, group, new * OFFSET_BYTES)
+        self._parts.charges.take(Quota.ROWS, peer, request)
         # Members may be working without being in the list: after a restart of the broker, or while they are cut off.
         # One whose lease has expired continues where it was if no other got the queue, and would undo the reset.
         online = self._parts.locks.has_owner(group) or bool(self._parts.members.members(group))
@@ -94,7 +96,7 @@ class ResetHandler:
         rows = [OffsetRow(group, queue.topic, queue.queue_id, table[queue], online) for queue in table]
 
         def saved(_: object, error: StorageError | None) -> None:
-            self._parts.end_row(peer)
+            self._parts.charges.give_back(Quota.ROWS, peer)
             answer_saved(peer, request, error, reply)
             if error is None:
                 self._moved(group, {(queue.topic, queue.queue_id) for queue in table})

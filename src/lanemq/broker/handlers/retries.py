@@ -3,9 +3,10 @@
 import re
 from functools import partial
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer_saved
-from lanemq.broker.parts import Parts
-from lanemq.broker.sliced_answers import SlicedAnswers, Steps
+from lanemq.broker.group_rules import max_retries
+from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.storage.delays import SendRoute, route_delayed
 from lanemq.core.brokering.delay import RouteToDeadLetter, level_for_pass, route_send_back
 from lanemq.log.appender import NewRecord
@@ -32,9 +33,9 @@ _COUNT = re.compile("[0-9]{1,9}")
 class RetryHandler:
     """Request 36."""
 
-    def __init__(self, parts: Parts, sliced: SlicedAnswers) -> None:
+    def __init__(self, parts: BrokerContext, answers: LongAnswers) -> None:
         self._parts = parts
-        self._sliced = sliced
+        self._answers = answers
 
     def table(self) -> dict[int, Handler]:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back}
@@ -43,7 +44,7 @@ class RetryHandler:
         header = SendBackHeader.from_ext(request.ext)
         group = check_group(header.group)
         self._parts.group_commit.refuse_sends()
-        self._sliced.begin(peer, request, self._steps(peer, request, header, group), in_order=True)
+        self._answers.begin(peer, request, self._steps(peer, request, header, group), in_order=True)
 
     def _steps(self, peer: Peer, request: Command, header: SendBackHeader, group: str) -> Steps:
         """Read the message, then store its copy: each takes some milliseconds if it is a large one."""
@@ -52,12 +53,12 @@ class RetryHandler:
         except CorruptRecord as error:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}") from error
         yield
-        self._parts.use_group(peer, request, group)
+        self._parts.charges.use_groups(peer, request, (group,))
         properties = self._properties(header, record)
         if header.lane_pass_on:
             times, target = record.reconsume_times, self._next_queue(group, properties, record)
         else:
-            limit = self._parts.max_retries(group, header.max_reconsume_times)
+            limit = max_retries(self._parts, group, header.max_reconsume_times)
             route = route_send_back(record.reconsume_times, header.delay_level, limit)
             level = None if isinstance(route, RouteToDeadLetter) else route.level
             times, target = route.reconsume_times, self._target(group, properties, level)

@@ -5,8 +5,8 @@ same list of queues. It is part of the topic: RocketMQ's tools can read it as a 
 else is refused.
 """
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer
-from lanemq.broker.parts import Parts
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.model.errors import BrokerRefused, OffsetNotFound, TopicNotFound
 from lanemq.net.peer import Peer
@@ -38,7 +38,7 @@ MAX_ALL_KV_CHARS = 1024 * 1024
 class RouteHandler:
     """Requests 100 to 102, 105, 106, 206, 219, 224, 304."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: BrokerContext) -> None:
         self._parts = parts
         self._kv: dict[tuple[str, str], str] = {}
         self._kv_chars = 0

@@ -17,12 +17,14 @@ from functools import partial
 from itertools import islice
 from typing import TypeAlias
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error, code_for
-from lanemq.broker.parts import Parts
+from lanemq.broker.group_rules import max_retries
 from lanemq.broker.storage.delays import DELAY_LEVEL, TIMER, SendRoute, delay_level, route_delayed
 from lanemq.broker.storage.group_commit import RECORD_OVERHEAD_BYTES
 from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap
 from lanemq.core.brokering.delay import RouteToDeadLetter, route_retry_send
+from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.refusals import RefusalReason
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.log.appender import NewRecords, Staged
@@ -31,6 +33,7 @@ from lanemq.model.names import DEFAULT_TOPIC, NOT_SENDABLE, RETRY_PREFIX, SCHEDU
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.peer import Peer
+from lanemq.net.rate_limited_log import FaultLog
 from lanemq.wire.batch import (
     DELAYED,
     MAX_BATCH_MESSAGES,
@@ -48,8 +51,10 @@ from lanemq.wire.headers import SendHeader
 from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_EXPECTED, LANE_KNOWN_OFFSET, LANE_SKIPPED, LANE_STORED
 from lanemq.wire.properties import (
     LANE_STAMP,
+    MAX_PROPERTIES_BYTES,
     PropertyName,
     append_properties,
+    find_property,
     following_stamps,
     remove_property,
     stamp_in,
@@ -91,7 +96,7 @@ _Taken: TypeAlias = tuple[Stamp | None, NewRecords]
 class SendHandler:
     """Requests 10, 310 and 320."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: BrokerContext) -> None:
         self._parts = parts
         self._always = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
         self._stored = "durable" if parts.options.durable else "relaxed"
@@ -109,11 +114,20 @@ class SendHandler:
         if header.sys_flag & TRANSACTION_MASK:
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "transactional messages are not supported by LaneMQ")
         target = route(self._parts, header, peer, request)
+        if self._parts.options.users is not None and _REQUEST in header.properties:
+            self._note_request(peer, header.properties)
         if header.batch:
             first, records = self._batch(header, request.body)
         else:
             first, records = self._single(header, target.properties, request.body)
         self._store(peer, request, header, target, first, records)
+
+    def _note_request(self, peer: Peer, properties: str) -> None:
+        """Note that the sender waits for a reply: with users, others may not send it any."""
+        client_id = find_property(properties, PropertyName.REPLY_TO_CLIENT)
+        correlation = find_property(properties, PropertyName.CORRELATION_ID)
+        if client_id is not None and correlation is not None:
+            self._parts.notices.asks_for_reply(peer, client_id, correlation)
 
     def _single(self, header: SendHeader, properties: str, body: bytes) -> _Taken:
         if _REQUEST in properties:
@@ -165,8 +179,8 @@ class SendHandler:
         if body > options.max_body_bytes:
             remark = f"the body has {body} bytes, the limit is {options.max_body_bytes}"
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, remark)
-        if properties > options.max_properties_bytes:
-            remark = f"the properties have {properties} bytes, the limit is {options.max_properties_bytes}"
+        if properties > MAX_PROPERTIES_BYTES:
+            remark = f"the properties have {properties} bytes, the limit is {MAX_PROPERTIES_BYTES}"
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, remark)
 
     def _store(
@@ -280,7 +294,7 @@ class SendHandler:
 # routing: the queue that stores a message
 
 
-def route(parts: Parts, header: SendHeader, peer: Peer, request: Command | None) -> SendRoute:
+def route(parts: BrokerContext, header: SendHeader, peer: Peer, request: Command | None) -> SendRoute:
     """Route a send. Creates the topic if it may; raises the refusal that the sender is answered.
 
     A new topic is charged to the sender; `request` is None for a burst, which has no user.
@@ -290,11 +304,11 @@ def route(parts: Parts, header: SendHeader, peer: Peer, request: Command | None)
         raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} belongs to the broker; send to another")
     topic = parts.topics.get(name)
     if topic is None:
-        parts.charge_topic(peer, request, name, parts.options.default_queues)
+        parts.charges.create_topic(peer, request, name, parts.options.default_queues)
         try:
             topic = _new_topic(parts, header, name)
         finally:
-            parts.uncharge_topic(name)  # if it was not created, or with fewer queues
+            parts.charges.shrink(Quota.QUEUES, (name,))  # if it was not created, or with fewer queues
     if not topic.writable:
         raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} may not be written")
     if header.queue_id >= topic.queues:
@@ -312,7 +326,7 @@ def route(parts: Parts, header: SendHeader, peer: Peer, request: Command | None)
     return SendRoute(name, queue_id, header.properties, queue_id)
 
 
-def _new_topic(parts: Parts, header: SendHeader, name: str) -> TopicConfig:
+def _new_topic(parts: BrokerContext, header: SendHeader, name: str) -> TopicConfig:
     check_topic(name)
     if not parts.options.auto_create_topics and not name.startswith(RETRY_PREFIX):
         return parts.topic_keeper.existing(name)
@@ -324,14 +338,14 @@ def _new_topic(parts: Parts, header: SendHeader, name: str) -> TopicConfig:
     return parts.topic_keeper.take(parts.topics.auto_create(name, template, queues))
 
 
-def _route_retry(parts: Parts, header: SendHeader, topic: TopicConfig) -> SendRoute:
+def _route_retry(parts: BrokerContext, header: SendHeader, topic: TopicConfig) -> SendRoute:
     """Route a message that a client sends to a retry topic itself."""
     if header.batch:
         raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "a retry topic takes no batches")
     group = check_group(topic.name.removeprefix(RETRY_PREFIX))
     next_stop = route_retry_send(
         header.reconsume_times,
-        parts.max_retries(group, header.max_reconsume_times),
+        max_retries(parts, group, header.max_reconsume_times),
         requested=delay_level(header.properties),
         group_holds_lock=parts.locks.holds_any(group, now=parts.clock.now()),
     )
@@ -365,8 +379,9 @@ class SendBursts:
     Everything else, refusals included, goes to the ordinary handler one by one.
     """
 
-    def __init__(self, parts: Parts, handle: Handler) -> None:
+    def __init__(self, parts: BrokerContext, handle: Handler) -> None:
         self._parts = parts
+        self._faults = FaultLog(log, parts.clock)
         self._handle = handle
         self._stored = "durable" if parts.options.durable else "relaxed"
 
@@ -393,9 +408,8 @@ class SendBursts:
             burst = first_of(burst, count)
         try:
             stored = count > 1 and self._store(peer, burst, stamp)
-        except Exception:
-            # As in `dispatch`: a fault in some requests must not close the connection.
-            log.exception("%d sends of %s failed", count, peer)
+        except Exception as error:  # noqa: BLE001 - as in `dispatch`: this must not close the connection
+            self._faults.write(f"{count} sends of {peer} failed", error)
             _answer_all(
                 peer, burst.opaques, ResponseCode.SYSTEM_ERROR, "internal error; the broker's log has the details"
             )
@@ -430,7 +444,7 @@ class SendBursts:
         if header.queue_id < 0 or header.sys_flag & TRANSACTION_MASK or header.topic.startswith(RETRY_PREFIX):
             return False
         _, largest, longest, apart = weight
-        return not apart and largest <= options.max_body_bytes and longest <= options.max_properties_bytes
+        return not apart and largest <= options.max_body_bytes and longest <= MAX_PROPERTIES_BYTES
 
     def _append(self, peer: Peer, burst: SendBurst, queue_id: int, size: int) -> Staged:
         header, count = burst.header, len(burst.bodies)
@@ -471,7 +485,7 @@ class SendBursts:
         peer.send(encode_send_answers(opaques, prefix, positions, queue_id, staged.first_offset, self._stored))
 
 
-def _count(parts: Parts, topic: str, stages: list[Staged], began: Millis, error: StorageError | None) -> None:
+def _count(parts: BrokerContext, topic: str, stages: list[Staged], began: Millis, error: StorageError | None) -> None:
     """Count stored messages; `stages` is empty if the append itself was refused."""
     for staged in stages:
         if error is not None:

@@ -12,19 +12,20 @@ and figures. A send that is not taken here has changed nothing.
 import logging
 from functools import partial
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import code_for
-from lanemq.broker.parts import Parts
 from lanemq.broker.storage.group_commit import RECORD_OVERHEAD_BYTES
 from lanemq.core.brokering.dedup import ProducerKey
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.log.appender import RecordParts, Staged
-from lanemq.model.errors import StorageError
+from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.names import NOT_SENDABLE, RETRY_PREFIX
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.peer import Peer
+from lanemq.net.rate_limited_log import FaultLog
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import encode_response
-from lanemq.wire.properties import tag_code_of
+from lanemq.wire.properties import MAX_PROPERTIES_BYTES, tag_code_of
 from lanemq.wire.record import TRANSACTION_MASK, offset_id_prefix, pack_host
 from lanemq.wire.send_bursts import encode_send_answers
 from lanemq.wire.single_sends import NO_STAMP, SendForm, SingleSend, form_of, read_alike
@@ -61,13 +62,14 @@ class _Sender:
 class SingleSends:
     """The path of sends that come alone. `take` is called by the server."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: BrokerContext) -> None:
         self._parts = parts
+        self._faults = FaultLog(log, parts.clock)
         self._commit = parts.group_commit
         self._durable = parts.options.durable
         self._stored = "durable" if parts.options.durable else "relaxed"
         self._prefix = offset_id_prefix(*parts.advertised)
-        self._max_body, self._max_properties = parts.options.max_body_bytes, parts.options.max_properties_bytes
+        self._max_body, self._max_properties = parts.options.max_body_bytes, MAX_PROPERTIES_BYTES
 
     def take(self, peer: Peer, data: bytes) -> bytes | None:
         """Store the send that `data` consists of; returns the reply, empty if it follows later. None: not taken."""
@@ -85,9 +87,8 @@ class SingleSends:
             sender, found = learned
         try:
             return self._take(peer, sender, found)
-        except Exception:
-            # As in `dispatch`: a fault in one request must not close the connection.
-            log.exception("a send of %s failed", peer)
+        except Exception as error:  # noqa: BLE001 - as in `dispatch`: this must not close the connection
+            self._faults.write(f"a send of {peer} failed", error)
             remark = "internal error; the broker's log has the details"
             return encode_response(found[0], ResponseCode.SYSTEM_ERROR, remark=remark)
 
@@ -123,7 +124,7 @@ class SingleSends:
         item = body, properties, tag_code, flag, sys_flag, born, reconsumed
         if self._durable:
             return self._append(peer, sender, opaque, queue_id, key, item)
-        began = parts.turns.nanoseconds()
+        began = parts.slices.nanoseconds()
         staged = self._commit.store_alone(peer.number, sender.topic, queue_id, item, sender.born_host)
         if staged is None:
             return None
@@ -133,7 +134,7 @@ class SingleSends:
         offset, (position,), store_time, size = staged
         if key is not None:
             parts.producers.record_next(key, QueueOffset(offset), Millis(store_time))
-        now = Millis(parts.turns.nanoseconds() // 1_000_000)
+        now = Millis(parts.slices.nanoseconds() // 1_000_000)
         parts.traffic.stored(sender.topic, 1, size, took=now - began // 1_000_000, now=now)
         reply = encode_send_answers([opaque], self._prefix, [position], queue_id, offset, self._stored)
         peer.write(reply)
@@ -156,7 +157,7 @@ class SingleSends:
             if key is not None:
                 at = Millis(staged.store_time)
                 self._parts.producers.record_next(key, QueueOffset(staged.first_offset), at)
-        except StorageError:
+        except (BrokerRefused, StorageError):
             return None  # the ordinary handler gets the same, and answers it
         finally:
             commit.end(peer.number)

@@ -1,21 +1,18 @@
 """Figures for operators and tools: queues, lag, connections, the broker itself."""
 
-import asyncio
 import logging
-from collections.abc import Sequence
 
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
-from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error
+from lanemq.broker.context import BrokerContext
+from lanemq.broker.dispatch import Handler, answer
+from lanemq.broker.long_answers import LongAnswers, Steps
 from lanemq.broker.monitor.figures import Figures
-from lanemq.broker.parts import Parts
 from lanemq.broker.runtime_info import runtime_info
-from lanemq.broker.sliced_answers import SlicedAnswers, Steps
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.core.brokering.traffic import DAY, HOUR, MINUTE, Tally
 from lanemq.core.finished_ranges import count_finished
-from lanemq.model.errors import BrokerBusy, BrokerRefused, GroupNotFound, LaneError, StillRebuilding
-from lanemq.model.figures import MetricSample
+from lanemq.model.errors import BrokerBusy, BrokerRefused, GroupNotFound, StillRebuilding
 from lanemq.model.queue import MessageQueue
 from lanemq.net.peer import Peer
 from lanemq.wire.admin_headers import BrokerStatsHeader, ConsumeStatsHeader, TopicHeader
@@ -50,11 +47,12 @@ OFFSETS_AT_ONCE = 256
 class StatsHandler:
     """Requests 26, 28, 43, 202, 203, 208, 300, 315."""
 
-    def __init__(self, parts: Parts, figures: Figures, sliced: SlicedAnswers) -> None:
+    def __init__(self, parts: BrokerContext, figures: Figures, answers: LongAnswers) -> None:
         self._parts = parts
-        self._sliced = sliced
+        self._answers = answers
         self._figures = figures
-        self._reading: set[asyncio.Task[None]] = set()
+        self._reading = 0
+        """Requests for runtime info whose figures are being read."""
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -70,7 +68,7 @@ class StatsHandler:
 
     def _topic(self, peer: Peer, request: Command) -> None:
         topic = self._parts.topic_keeper.existing(TopicHeader.from_ext(request.ext).topic)
-        self._sliced.begin(peer, request, self._topic_steps(topic))
+        self._answers.begin(peer, request, self._topic_steps(topic))
 
     def _topic_steps(self, topic: TopicConfig) -> Steps:
         entries = []
@@ -86,7 +84,7 @@ class StatsHandler:
 
     def _group(self, peer: Peer, request: Command) -> None:
         header = ConsumeStatsHeader.from_ext(request.ext)
-        self._sliced.begin(peer, request, self._group_steps(header.consumer_group, header.topic))
+        self._answers.begin(peer, request, self._group_steps(header.consumer_group, header.topic))
 
     def _group_steps(self, group: str, only: str | None) -> Steps:
         entries: list[bytes] = []
@@ -148,8 +146,8 @@ class StatsHandler:
             ClientConnection(
                 client_id=self._parts.members.client_of(number) or "",
                 client_addr=str(connected.remote),
-                language=self._parts.versions[number].language,
-                version=self._parts.versions[number].version,
+                language=self._parts.clients[number].language,
+                version=self._parts.clients[number].version,
             )
             for number in self._parts.members.connections(group)
             if (connected := self._parts.notices.peer(number)) is not None
@@ -162,6 +160,7 @@ class StatsHandler:
                 sub_version=item.version,
                 tags_set=sorted(item.tags),
                 code_set=sorted(item.tag_codes),
+                lane_narrower=self._narrower(group, item.topic),
             )
             for item in view.subscriptions
         }
@@ -174,8 +173,12 @@ class StatsHandler:
         )
         answer(peer, request, {}, body.encode())
 
+    def _narrower(self, group: str, topic: str) -> int | UnsetType:
+        """How many members have fewer tags than others, if there are such."""
+        return self._parts.members.narrower(group, topic) or UNSET
+
     def _groups_of_topic(self, peer: Peer, request: Command) -> None:
-        self._sliced.begin(peer, request, self._reader_steps(TopicHeader.from_ext(request.ext).topic))
+        self._answers.begin(peer, request, self._reader_steps(TopicHeader.from_ext(request.ext).topic))
 
     def _reader_steps(self, topic: str) -> Steps:
         members, offsets, readers = self._parts.members, self._parts.offsets, set[str]()
@@ -191,25 +194,18 @@ class StatsHandler:
         return GroupList(group_list=sorted(readers)).encode()
 
     def _runtime(self, peer: Peer, request: Command) -> None:
-        """Answered later: with many groups the figures take more time than one request may take."""
-        if len(self._reading) >= MAX_READING:
+        if self._reading >= MAX_READING:
             raise BrokerBusy(ResponseCode.SYSTEM_BUSY, "the figures are being read for others; try again")
-        task = asyncio.get_running_loop().create_task(self._answer_runtime(peer, request))
-        self._reading.add(task)
-        task.add_done_callback(self._reading.discard)
+        self._answers.begin(peer, request, self._runtime_steps())
 
-    async def _answer_runtime(self, peer: Peer, request: Command) -> None:
+    def _runtime_steps(self) -> Steps:
+        self._reading += 1
         try:
-            self._sliced.begin(peer, request, self._runtime_steps(await self._figures.read()))
-        except LaneError as error:
-            answer_error(peer, request, error)
-        except Exception:
-            log.exception("request %s from %s failed", request.code, peer)
-            answer_code(peer, request, ResponseCode.SYSTEM_ERROR, "internal error; the broker's log has the details")
-
-    def _runtime_steps(self, samples: Sequence[MetricSample]) -> Steps:
-        table = yield from runtime_info(self._parts, self._figures.started, samples)
-        return KVTable(table=table).encode()
+            samples = yield from self._figures.steps()
+            table = yield from runtime_info(self._parts, self._figures.started, samples)
+            return KVTable(table=table).encode()
+        finally:
+            self._reading -= 1
 
     def _figure(self, peer: Peer, request: Command) -> None:
         header = BrokerStatsHeader.from_ext(request.ext)
@@ -249,7 +245,7 @@ class StatsHandler:
         answer(peer, request, {"version": "{}"}, "\n".join(lines).encode())
 
     def _all_offsets(self, peer: Peer, request: Command) -> None:
-        self._sliced.begin(peer, request, self._offset_steps())
+        self._answers.begin(peer, request, self._offset_steps())
 
     def _offset_steps(self) -> Steps:
         table: dict[str, Raw] = {}

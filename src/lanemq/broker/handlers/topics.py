@@ -7,9 +7,11 @@ Otherwise a consumer would continue in the new topic at its offset in the old on
 from collections.abc import Callable
 from functools import partial
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.dispatch import Handler, answer, answer_saved
-from lanemq.broker.parts import Parts
-from lanemq.broker.sliced_answers import SlicedAnswers, Steps
+from lanemq.broker.group_rules import free_leases, free_offsets
+from lanemq.broker.long_answers import LongAnswers, Steps
+from lanemq.core.brokering.quotas import Quota
 from lanemq.core.brokering.topic_table import Permission, TopicConfig, TopicOrder
 from lanemq.model.errors import DiskFull, LaneError, StorageError
 from lanemq.model.names import check_topic
@@ -24,10 +26,10 @@ from lanemq.wire.lane_fields import GLOBAL_ORDER
 class TopicHandler:
     """Requests 17, 21, 215, 216, 351."""
 
-    def __init__(self, parts: Parts, deleted: Callable[[str], None], sliced: SlicedAnswers) -> None:
+    def __init__(self, parts: BrokerContext, deleted: Callable[[str], None], answers: LongAnswers) -> None:
         """`deleted` is called with the name of every deleted topic."""
         self._parts = parts
-        self._sliced = sliced
+        self._answers = answers
         self._deleted = deleted
 
     def table(self) -> dict[int, Handler]:
@@ -53,26 +55,23 @@ class TopicHandler:
             order,
             header.topic_sys_flag or 0,
         )
-        self._parts.charge_topic(peer, request, wanted.name, wanted.queues)
+        charges = self._parts.charges
+        charges.take(Quota.ROWS, peer, request)
         try:
-            self._parts.begin_row(peer)
-        except LaneError:
-            self._parts.uncharge_topic(wanted.name)
-            raise
-        try:
+            charges.create_topic(peer, request, wanted.name, wanted.queues)
             self._parts.topic_keeper.take(self._parts.topics.put(wanted))
         except LaneError:
-            self._parts.end_row(peer)
-            self._parts.uncharge_topic(wanted.name)
+            charges.give_back(Quota.ROWS, peer)
+            charges.shrink(Quota.QUEUES, (wanted.name,))
             raise
         self._parts.topic_keeper.when_saved(wanted.name, partial(self._created, peer, request))
 
     def _created(self, peer: Peer, request: Command, error: StorageError | None) -> None:
-        self._parts.end_row(peer)
+        self._parts.charges.give_back(Quota.ROWS, peer)
         answer_saved(peer, request, error or self._parts.group_commit.failure)
 
     def _all(self, peer: Peer, request: Command) -> None:
-        self._sliced.begin(peer, request, self._all_steps())
+        self._answers.begin(peer, request, self._all_steps())
 
     def _all_steps(self) -> Steps:
         table: dict[str, route_bodies.TopicConfigBody] = {}
@@ -89,7 +88,7 @@ class TopicHandler:
         name = DeleteTopicHeader.from_ext(request.ext).topic
         parts = self._parts
         parts.group_commit.refuse_if_failed()
-        parts.begin_row(peer)
+        parts.charges.take(Quota.ROWS, peer, request)
         if parts.topics.get(name) is None:
             again = partial(self._answer_deleted, peer, request, name)
             if parts.topic_keeper.repeat_deletion(name, again):
@@ -97,15 +96,15 @@ class TopicHandler:
         try:
             parts.topic_keeper.delete(name)
         except LaneError:
-            parts.end_row(peer)
+            parts.charges.give_back(Quota.ROWS, peer)
             raise
-        parts.uncharge_topic(name)
+        parts.charges.shrink(Quota.QUEUES, (name,))
         position = parts.store.drop_topic(name)
         parts.producers.forget_topic(name)
         parts.traffic.forget_topic(name)
-        parts.forget_offsets(topic=name)
-        parts.forget_parked(topic=name)
-        floor = parts.forget_leases(topic=name)
+        free_offsets(parts, parts.offsets.forget_topic(name))
+        parts.slices.begin_later(parts.parking.forget(topic=name))
+        floor = free_leases(parts, parts.locks.forget_topic(name))
 
         def forget() -> None:
             # After a checkpoint that may be in progress, which could write rows of the topic again.
@@ -122,7 +121,7 @@ class TopicHandler:
         self._deleted(name)
 
     def _answer_deleted(self, peer: Peer, request: Command, name: str, error: StorageError | None) -> None:
-        self._parts.end_row(peer)
+        self._parts.charges.give_back(Quota.ROWS, peer)
         if isinstance(error, DiskFull):
             error = DiskFull(
                 f"topic {name} is deleted, but not on disk yet: {error}. The broker frees log files that hold nothing "

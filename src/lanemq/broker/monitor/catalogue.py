@@ -66,7 +66,18 @@ STALE = Metric(
     "Requests of members that do not own the queue: of LaneMQ clients refused, of stock clients answered.",
     ("request",),
 )
+GIVEN_UP = Metric(
+    "lanemq_lost_filters_total",
+    COUNTER,
+    "Topics of groups in which members waited in vain for a lost member with more tags, and skip its messages now.",
+)
 MEMBERS = Metric("lanemq_group_members", GAUGE, "Connected members of a group.", ("group",))
+NARROWER = Metric(
+    "lanemq_narrower_members",
+    GAUGE,
+    "Members with fewer tags of the topic than others. LaneMQ members get no queue, stock clients skip messages.",
+    _OF_GROUP,
+)
 LAG_MESSAGES = Metric("lanemq_lag_messages", GAUGE, "Messages that a group has not finished.", _OF_GROUP)
 LAG_SECONDS = Metric(
     "lanemq_lag_seconds",

@@ -3,21 +3,19 @@
 Invariant: no figure is invented. What is not known has no sample: the lag of a group without commits, the age of a
 message whose index is being rebuilt, a disk that cannot be asked.
 
-Reading runs on the event loop, where the tables live, in slices of about a millisecond: requests are answered between
-two slices, so a broker with many groups serves its clients while it is scraped.
+Reading runs on the event loop, where the tables live, in slices: requests are answered between two of them, so a broker
+with many groups serves its clients while it is scraped.
 """
 
-import asyncio
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from functools import cache
 from importlib.metadata import version
 from itertools import chain
 from typing import NamedTuple
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.monitor import catalogue as names
-from lanemq.broker.parts import Parts
-from lanemq.clock import nanoseconds_of
 from lanemq.core.brokering.delay import MAX_LEVEL
 from lanemq.core.brokering.traffic import LATENCY_LIMITS_MS
 from lanemq.core.finished_ranges import count_finished
@@ -26,10 +24,6 @@ from lanemq.model.errors import NoDescriptors, StillRebuilding
 from lanemq.model.figures import Distribution, MetricSample
 from lanemq.model.names import DEAD_LETTER_PREFIX, SCHEDULE_TOPIC
 from lanemq.model.units import Millis
-
-SLICE_NS = 1_000_000
-"""Time on the event loop after which other work gets a turn. Large: sends wait. Small: a scrape takes longer."""
-
 
 MAX_TIMES = 10_000
 """Times of messages that one reading remembers. Many: memory. Few: a time is read again for each group."""
@@ -49,9 +43,8 @@ _NO_LAG = Lag(0, 0.0)
 class Figures:
     """The figures of one broker. Use it on the event loop only."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: BrokerContext) -> None:
         self._parts = parts
-        self._nanoseconds = nanoseconds_of(parts.clock)
         self._started_wall = parts.clock.wall()
         self.started = parts.clock.now()
         """Monotonic time of the start."""
@@ -59,14 +52,15 @@ class Figures:
 
     async def read(self) -> list[MetricSample]:
         """All samples."""
+        return await self._parts.slices.result(self.steps())
+
+    def steps(self) -> Generator[None, None, list[MetricSample]]:
+        """All samples, one in each step."""
         samples: list[MetricSample] = []
-        until = self._nanoseconds() + SLICE_NS
         for sample in chain(self._totals(), self._of_groups()):
             if sample is not None:
                 samples.append(sample)
-            if self._nanoseconds() >= until:
-                await asyncio.sleep(0)
-                until = self._nanoseconds() + SLICE_NS
+            yield
         return samples
 
     def _totals(self) -> Iterator[MetricSample]:
@@ -94,11 +88,11 @@ class Figures:
             yield MetricSample(names.MESSAGES_OUT, messages, (group, topic))
             yield MetricSample(names.BYTES_OUT, size, (group, topic))
         yield MetricSample(names.FAILED_SENDS, traffic.failed_puts)
-        yield MetricSample(names.PULLS, traffic.found.total, ("found",))
+        yield MetricSample(names.PULLS, traffic.got.times, ("found",))
         yield MetricSample(names.PULLS, traffic.missed.total, ("empty",))
         # Sends are timed in whole milliseconds: up to "0 ms" means in less than one.
         sends = Distribution([(limit + 1) / 1000 for limit in LATENCY_LIMITS_MS])
-        sends.counts, sends.sum = traffic.put_counts(), traffic.put_millis / 1000
+        sends.counts, sends.sum = list(traffic.put_counts), traffic.put_millis / 1000
         yield MetricSample(names.SEND_SECONDS, sends)
 
     def _disk(self) -> Iterator[MetricSample]:
@@ -131,6 +125,7 @@ class Figures:
             ("expired", counters.leases_expired),
         ):
             yield MetricSample(names.LEASE_CHANGES, count, (change,))
+        yield MetricSample(names.GIVEN_UP, counters.filters_given_up)
         for request, count in (
             ("pull", counters.stale_pulls),
             ("stock commit", counters.stale_commits),
@@ -145,6 +140,8 @@ class Figures:
         yield from self._lanes()
         for group in self._parts.members.groups():
             yield MetricSample(names.MEMBERS, len(self._parts.members.members(group)), (group,))
+            for name, count in self._parts.members.narrower_members(group):
+                yield MetricSample(names.NARROWER, count, (group, name))
         for topic in self._parts.topics.topics():
             if topic.name.startswith(DEAD_LETTER_PREFIX):
                 yield MetricSample(
@@ -239,7 +236,7 @@ def _version() -> str:
     return version("lanemq")
 
 
-def storage_problems(parts: Parts) -> list[str]:
+def storage_problems(parts: BrokerContext) -> list[str]:
     """Why the broker takes no messages; empty if it takes them."""
     group_commit, problems = parts.group_commit, []
     if group_commit.failure is not None:

@@ -5,8 +5,8 @@ import concurrent.futures
 from collections.abc import Callable
 from enum import Enum
 
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.monitor.figures import Figures, storage_problems
-from lanemq.broker.parts import Parts
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError
 from lanemq.model.figures import MetricSample
@@ -31,11 +31,11 @@ class Health:
         self._clock = clock
         self._loop = loop
         self._phase = Phase.STARTING
-        self._parts: Parts | None = None
+        self._parts: BrokerContext | None = None
         self._figures: Figures | None = None
         self._last_tick: Callable[[], Millis] = clock.now
 
-    def running(self, parts: Parts, figures: Figures, last_tick: Callable[[], Millis]) -> None:
+    def running(self, parts: BrokerContext, figures: Figures, last_tick: Callable[[], Millis]) -> None:
         """The broker serves clients from now on."""
         self._parts, self._figures, self._last_tick = parts, figures, last_tick
         self._phase = Phase.RUNNING

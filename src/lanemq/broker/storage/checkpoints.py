@@ -3,14 +3,15 @@
 Committed offsets and delay cursors are written several times a second, indexes and producer stamps every few seconds,
 the ages of log files every minute, and the key index while the log hardly grows.
 
-The producer rows of a checkpoint must reflect exactly what is staged up to its log position, its mark. They are written
-only after the records below it are on disk (`log/checkpoint`). There may be tens of thousands of them, and as many
-queues, so the loop works in turns:
+The producer rows of a checkpoint must reflect exactly what is staged up to its log position. They are written only
+after the records below it are on disk (`log/checkpoint`). There may be tens of thousands of them, and as many queues,
+so the loop works in slices:
 
-    mark ─▶ copy the rows ─▶ records below the mark are on disk ─▶ take the index entries ─▶ row thread ─▶ free them
+    _Copying rows ─▶ _Running: sync the log, take index entries ─▶ _Taken ─▶ _Running: write, free the entries
 
-A row that changes before it is copied is copied first (`core/brokering/dedup`), so all of them are as they were at the
-mark. A topic that is deleted in between is left out, and the checkpoint waits until the deletion is on disk.
+A row that changes before it is copied is copied first (`core/brokering/dedup`), so all of them are as they were when
+the checkpoint began. A topic that is deleted in between is left out, and the checkpoint waits until the deletion is on
+disk.
 """
 
 import logging
@@ -34,8 +35,8 @@ from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset, to_millis
+from lanemq.net.loop_slices import LoopSlices
 from lanemq.net.rate_limited_log import RateLimitedLog
-from lanemq.net.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ KEY_INDEX_STEP_BYTES = 256 * 1024
 MAX_POSTPONED_TICKS = 20
 """How many ticks in a row the key index waits for busy sends. Few: sends are slower. Many: the next query has more of
 the log to index first."""
+OFFSETS_EVERY_MS = 200
+"""How often committed offsets are written. Long: a crash forgets, and so redelivers, more."""
 AGES_EVERY_MS = 60_000
 """A crash makes log files younger by up to this time."""
 MAX_OFFSETS = 2_000
@@ -52,17 +55,30 @@ AFTER_FAILURE_MS = 5_000
 """Pause after a failed write; without it, every tick would try again and log the same error."""
 
 
-@dataclass(slots=True, eq=False)
-class _Mark:
-    """A checkpoint that is being prepared."""
+@dataclass(frozen=True, slots=True)
+class _Copying:
+    """A checkpoint whose producer rows are copied, in slices. A tick ends it, when the records below it are on disk."""
 
     position: int
     """Where the log ended when it began, with what was staged."""
     saving: Saving
     undone: int
-    """How many messages had been undone until then."""
-    copied: bool = False
-    """Whether all producer rows are copied."""
+    """How many groups of messages had been undone until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A checkpoint for which a thread works, or these steps, in slices. Their end sets the next state."""
+
+    steps: Iterator[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A checkpoint whose rows and index entries are complete. A tick gives it to the row thread."""
+
+    work: IndexWork
+    saving: Saving
 
 
 class Checkpoints:
@@ -81,7 +97,7 @@ class Checkpoints:
         producers: ProducerTable,
         offsets: GroupOffsets,
         delays: DelayQueueCursors,
-        turns: Turns,
+        slices: LoopSlices,
     ) -> None:
         self._clock = clock
         self._store = store
@@ -92,81 +108,138 @@ class Checkpoints:
         self._producers = producers
         self._offsets = offsets
         self._delays = delays
-        self._turns = turns
+        self._slices = slices
         self._failures = RateLimitedLog(log, clock)
-        self._saving_offsets = False
-        self._saving_index = False
-        """From the first index entry that is taken until all of them are freed."""
-        self._syncing = False
+        now = clock.now()
+        self._offsets_at: Millis | None = Millis(now + OFFSETS_EVERY_MS)
+        """When offsets are written next; None while they are. The following two are alike."""
+        self._ages_at: Millis | None = Millis(now + AGES_EVERY_MS)
+        self._keys_at: Millis | None = now
+        self._postponed_ticks = 0
+        self._last_end = store.log_end
+        self._index_every = to_millis(options.checkpoint_every)
+        self._index_at = Millis(now + self._index_every)
+        """When the next checkpoint of the indexes may begin."""
+        self._state: _Copying | _Running | _Taken | None = None
+        """Of that checkpoint; None: there is none."""
         self._synced = 0
         """The log position up to which this object has synced the log; used without `durable`."""
-        self._indexing_keys = False
-        self._mark: _Mark | None = None
-        """From the first row that is copied until index entries are taken."""
-        self._unwritten: tuple[IndexWork, Saving] | None = None
-        """What the row thread is to write."""
-        self._steps: Iterator[None] = iter(())
-        """Index entries that are taken or freed at the moment."""
-        self._stopped = False
-        self._keys_not_before = Millis(0)
-        self._postponed_ticks = 0
-        self._offsets_every = to_millis(options.save_offsets_every)
-        self._index_every = to_millis(options.checkpoint_every)
-        self._last_end = store.log_end
-        self._last_index = self._last_offsets = self._last_ages = clock.now()
-        self._saving_ages = False
 
     def tick(self, now: Millis) -> None:
-        if now - self._last_offsets >= self._offsets_every and not self._saving_offsets:
-            self._last_offsets = now
-            self._save_offsets()
-        if self._mark is not None and self._mark.undone != self._group_commit.undone:
-            self._take_mark()  # the old rows contain messages that were undone since
-        elif now - self._last_index >= self._index_every and self._mark is None and not self._saving_index:
-            self._last_index = now
-            self._take_mark()
-        if self._mark is not None:
-            self._save_index(self._mark)
-        elif self._unwritten is not None:
-            self._write_index(*self._unwritten)
+        if self._offsets_at is not None and now >= self._offsets_at:
+            self._save_offsets(now)
+        if self._state is None and now >= self._index_at:
+            self._index_at = Millis(now + self._index_every)
+            self._begin()
+        if isinstance(self._state, _Copying):
+            self._take_if_on_disk(self._state)
+        if isinstance(self._state, _Taken):
+            self._write(self._state)
         if self._has_time_for_keys(now):
             self._index_keys()
-        if now - self._last_ages >= AGES_EVERY_MS and not self._saving_ages:
-            self._last_ages = now
+        if self._ages_at is not None and now >= self._ages_at:
             self._save_ages(now)
 
-    def _save_ages(self, now: Millis) -> None:
-        state, ages, wall = self._store.state, self._store.retention.ages(now), self._clock.wall()
-        self._saving_ages = True
-
-        def written(_: object, error: StorageError | None) -> None:
-            self._saving_ages = False
-            if error is not None:
-                self._failures.warn("ages", f"the ages of log files could not be saved: {error}")
-
-        self._row_thread.submit_rows(state, lambda: state.save_ages(ages, wall), written)
+    def stop(self) -> None:
+        """At a clean stop, after the last tick and the last outcome of the row thread: nothing is left half done."""
+        if isinstance(self._state, _Running):
+            for _ in self._state.steps or ():
+                pass
+        if isinstance(self._state, _Taken):
+            self._store.checkpoints.give_back(self._state.work)
+        self._state = None
 
     def save_now(self) -> None:
         """At a clean stop: write committed offsets, delay cursors and ages, and wait for the disk."""
         self._write_offsets(self._offsets.dirty(), dict(self._delays.dirty()), Sync.FULL)
         self._store.state.save_ages(self._store.retention.ages(self._clock.now()), self._clock.wall())
 
-    def _save_offsets(self) -> None:
-        rows = self._offsets.dirty(MAX_OFFSETS)
-        cursors = dict(self._delays.dirty())
-        if not rows and not cursors:
-            return
-        self._saving_offsets = True
+    # indexes and producer stamps
+
+    def _begin(self) -> None:
+        saving = self._producers.begin_saving()
+        self._state = _Copying(self._store.appender.staged, saving, self._group_commit.undone)
+        self._slices.begin(self._producers.copy(saving))
+
+    def _take_if_on_disk(self, checkpoint: _Copying) -> None:
+        """Take the index entries if the rows are copied and all records below the checkpoint are on disk."""
+        position, saving, commit = checkpoint.position, checkpoint.saving, self._group_commit
+        if commit.failure is not None or commit.undone != checkpoint.undone:
+            # The records never reach the disk, or the rows contain messages that were undone since.
+            self._producers.give_back(saving)
+            self._state = None
+        elif saving.left or self._topic_keeper.unfinished_deletions or not self._store.checkpoints.ready(position):
+            pass  # the next tick tries again
+        elif not self._store.options.durable and self._synced < position:
+            self._sync(checkpoint)
+        else:
+            self._run(self._take_entries(position, saving))
+
+    def _sync(self, checkpoint: _Copying) -> None:
+        """Sync the log, then let the next tick try again."""
+        end, self._state = self._store.log_end, _Running()
+
+        def synced(error: StorageError | None) -> None:
+            self._state = checkpoint
+            if error is None:
+                self._synced = end
+
+        self._group_commit.sync(synced)
+
+    def _run(self, steps: Iterator[None]) -> None:
+        self._state = _Running(steps)
+        self._slices.begin(steps)
+
+    def _take_entries(self, position: int, saving: Saving) -> Iterator[None]:
+        try:
+            work = yield from self._store.checkpoints.take_steps(position)
+        except Exception:
+            self._state = None
+            self._producers.give_back(saving)
+            log.exception("a checkpoint could not be made, the next one comes in a few seconds")
+        else:
+            self._state = _Taken(work, saving)
+
+    def _write(self, taken: _Taken) -> None:
+        # With an unfinished deletion, a crash would bring a topic back, but without what the checkpoint leaves out.
+        if self._topic_keeper.unfinished_deletions:
+            return  # the next tick tries again
+        self._state, work, saving = _Running(), taken.work, taken.saving
 
         def written(_: object, error: StorageError | None) -> None:
-            self._saving_offsets = False
+            if error is None:
+                self._producers.saved(saving)
+                self._run(self._free_entries(work))
+            else:
+                self._failures.warn("checkpoint", f"a checkpoint could not be written: {error}")
+                self._store.checkpoints.give_back(work)
+                self._producers.give_back(saving)
+                self._state = None
+
+        # Encoded on the thread: there may be thousands of producers.
+        rows = map(producer_row, saving.take_rows())
+        self._row_thread.submit(lambda: self._store.checkpoints.write(work, rows, saving.gone), written)
+
+    def _free_entries(self, work: IndexWork) -> Iterator[None]:
+        yield from self._store.checkpoints.finish_steps(work)
+        self._state = None
+
+    # offsets, ages, keys
+
+    def _save_offsets(self, now: Millis) -> None:
+        rows, cursors = self._offsets.dirty(MAX_OFFSETS), dict(self._delays.dirty())
+        if not rows and not cursors:
+            self._offsets_at = Millis(now + OFFSETS_EVERY_MS)
+            return
+        self._offsets_at = None
+
+        def written(_: object, error: StorageError | None) -> None:
             if error is None:
                 self._offsets.saved(rows)
                 self._delays.saved(cursors)
-                if len(rows) == MAX_OFFSETS:
-                    self._last_offsets = Millis(self._last_offsets - self._offsets_every)
+                self._offsets_at = now if len(rows) == MAX_OFFSETS else Millis(now + OFFSETS_EVERY_MS)
             else:
-                self._last_offsets = Millis(self._clock.now() + AFTER_FAILURE_MS)
+                self._offsets_at = Millis(self._clock.now() + AFTER_FAILURE_MS)
                 self._failures.warn("offsets", f"offsets could not be saved: {error}")
 
         self._row_thread.submit(lambda: self._write_offsets(rows, cursors, Sync.NORMAL), written)
@@ -176,104 +249,16 @@ class Checkpoints:
         for level, offset in cursors.items():
             self._store.state.put(f"{DELAY_CURSOR}{level}", str(offset))
 
-    def stop(self) -> None:
-        """At a clean stop: begin no checkpoint any more. What is not written is dirty again.
-
-        Called before the last outcomes of the row thread are handled.
-        """
-        self._stopped = True
-        for _ in self._steps:
-            pass
-        if self._unwritten is not None:
-            self._store.checkpoints.give_back(self._unwritten[0])
-            self._unwritten = None
-
-    def _take_mark(self) -> None:
-        if self._mark is not None:
-            self._producers.give_back(self._mark.saving)
-        position, undone = self._store.appender.staged, self._group_commit.undone
-        self._mark = _Mark(position, self._producers.begin_saving(), undone)
-        self._turns.begin(self._copy(self._mark))
-
-    def _copy(self, mark: _Mark) -> Iterator[None]:
-        yield from self._producers.copy(mark.saving)
-        mark.copied = True
-
-    def _save_index(self, mark: _Mark) -> None:
-        """Go on with a checkpoint whose rows are copied, if all records below its mark are on disk."""
-        if self._group_commit.failure is not None:
-            self._mark = None
-            self._producers.give_back(mark.saving)
-            return
-        if not mark.copied or self._topic_keeper.unfinished_deletions:
-            return
-        if not (self._is_synced(mark.position) and self._store.checkpoints.ready(mark.position)):
-            return  # the next tick tries again
-        self._mark = None
-        self._saving_index = True
-        self._begin(self._take_entries(mark))
-
-    def _begin(self, steps: Iterator[None]) -> None:
-        self._steps = steps
-        if self._stopped:
-            for _ in steps:
-                pass
-        else:
-            self._turns.begin(steps)
-
-    def _take_entries(self, mark: _Mark) -> Iterator[None]:
-        try:
-            work = yield from self._store.checkpoints.take_steps(mark.position)
-        except Exception:
-            self._saving_index = False
-            self._producers.give_back(mark.saving)
-            log.exception("a checkpoint could not be made, the next one comes in a few seconds")
-            return
-        self._unwritten = (work, mark.saving)
-        self._write_index(work, mark.saving)
-
-    def _write_index(self, work: IndexWork, saving: Saving) -> None:
-        # With an unfinished deletion, a crash would bring a topic back, but without what the checkpoint leaves out.
-        if self._stopped or self._topic_keeper.unfinished_deletions:
-            return  # the next tick tries again
-        self._unwritten = None
+    def _save_ages(self, now: Millis) -> None:
+        state, ages, wall = self._store.state, self._store.retention.ages(now), self._clock.wall()
+        self._ages_at = None
 
         def written(_: object, error: StorageError | None) -> None:
-            self._index_written(work, saving, error)
+            self._ages_at = Millis(now + AGES_EVERY_MS)
+            if error is not None:
+                self._failures.warn("ages", f"the ages of log files could not be saved: {error}")
 
-        # Encoded on the thread: there may be thousands of producers.
-        rows = map(producer_row, saving.take_rows())
-        self._row_thread.submit(lambda: self._store.checkpoints.write(work, rows, saving.gone), written)
-
-    def _is_synced(self, mark: int) -> bool:
-        """Whether what is published below a mark is synced. Without `durable`, starts the sync for a later call."""
-        end = self._store.log_end
-        if self._store.options.durable or self._synced >= min(mark, end):
-            return True
-        if not self._syncing:
-            self._syncing = True
-
-            def synced(error: StorageError | None) -> None:
-                self._syncing = False
-                if error is None:
-                    self._synced = end
-
-            self._group_commit.sync(synced)
-        return False
-
-    def _index_written(self, work: IndexWork, saving: Saving, error: StorageError | None) -> None:
-        if error is not None:
-            self._saving_index = False
-            self._failures.warn("checkpoint", f"a checkpoint could not be written: {error}")
-            self._store.checkpoints.give_back(work)
-            self._producers.give_back(saving)
-            return
-        self._producers.saved(saving)
-        self._begin(self._free_entries(work))
-
-    def _free_entries(self, work: IndexWork) -> Iterator[None]:
-        yield from self._store.checkpoints.finish_steps(work)
-        self._saving_index = False
+        self._row_thread.submit_rows(state, lambda: state.save_ages(ages, wall), written)
 
     def _has_time_for_keys(self, now: Millis) -> bool:
         """Whether to index keys in this tick.
@@ -286,7 +271,7 @@ class Checkpoints:
         if self._last_end - before > KEY_INDEX_STEP_BYTES and self._postponed_ticks < MAX_POSTPONED_TICKS:
             self._postponed_ticks += 1
             return False
-        if self._indexing_keys or now < self._keys_not_before or self._group_commit.pending_bytes:
+        if self._keys_at is None or now < self._keys_at or self._group_commit.pending_bytes:
             return False
         self._postponed_ticks = 0
         return True
@@ -295,12 +280,12 @@ class Checkpoints:
         """Index one step of the log on the search thread."""
         if self._store.keys_indexed:
             return
-        self._indexing_keys = True
+        self._keys_at = None
 
         def done(_: bool | None, error: StorageError | None) -> None:
-            self._indexing_keys = False
+            self._keys_at = self._clock.now()
             if error is not None:
-                self._keys_not_before = Millis(self._clock.now() + AFTER_FAILURE_MS)
+                self._keys_at = Millis(self._keys_at + AFTER_FAILURE_MS)
                 self._failures.warn("keys", f"the key index could not be written: {error}")
 
         self._search_thread.submit(lambda: self._store.index_keys(KEY_INDEX_STEP_BYTES), done)
@@ -324,9 +309,8 @@ def producer_row(row: SavedProducer) -> ProducerRow:
 
 
 def restored_producer(row: ProducerRow) -> SavedProducer:
-    epoch, next_sequence, last_stored, ranges, *more = msgspec.json.decode(row.state)
+    epoch, next_sequence, last_stored, ranges, user = msgspec.json.decode(row.state)
     known = tuple(SequenceRange(sequence, QueueOffset(offset), count) for sequence, offset, count in ranges)
-    user = more[0] if more else None  # folders of earlier versions have none
     return SavedProducer(row.topic, row.queue_id, row.producer, epoch, next_sequence, last_stored, known, user)
 
 

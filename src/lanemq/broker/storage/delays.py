@@ -17,9 +17,10 @@ from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.log.appender import NewRecord, NewRecords, Staged
 from lanemq.log.reading import ReadStatus
 from lanemq.log.store import Store
-from lanemq.model.errors import BrokerBusy, MessageRefused, StillRebuilding, StorageError
+from lanemq.model.errors import BrokerRefused, MessageRefused, StillRebuilding, StorageError
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.units import Millis, QueueOffset
+from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.properties import (
     LANE_STAMP,
@@ -93,6 +94,7 @@ class DelayDelivery:
         self._clock = clock
         self._topics = topics
         self._group_commit = group_commit
+        self._rate_limited = RateLimitedLog(log, clock)
         ends = {level: QueueOffset(store.bounds(SCHEDULE_TOPIC, level - 1)[1]) for level in range(1, MAX_LEVEL + 1)}
         self._due_times = DueTimes(ends, now=clock.now(), wall=clock.wall())
         self._in_progress: dict[int, QueueOffset] = {}
@@ -159,8 +161,8 @@ class DelayDelivery:
             end = QueueOffset(record.queue_offset + 1)
             try:
                 self._append_one(record, partial(self._stored, level, end))
-            except (BrokerBusy, StorageError) as error:
-                log.warning("delayed messages of level %s wait: %s", level, error)
+            except (BrokerRefused, StorageError) as error:
+                self._rate_limited.warn("", f"delayed messages of level {level} wait: {error}")
                 return
             self._in_progress[level] = end
 

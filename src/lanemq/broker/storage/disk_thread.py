@@ -5,7 +5,7 @@ indexes, the search thread reads. None of them waits for another: where a messag
 the log thread once the row is on disk (`GroupCommit`).
 
 Jobs that only change `state.db` are committed in groups (`submit_rows`): consecutive ones share one transaction. Their
-outcomes are handled on the loop in turns, so that a large group of them does not delay other clients.
+outcomes are handled on the loop in slices, so that a large group of them does not delay other clients.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from lanemq.clock import SystemClock
 from lanemq.model.errors import DiskFull, StorageError, WriteFailed
-from lanemq.net.turns import Turns
+from lanemq.net.loop_slices import LoopSlices
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +58,9 @@ class DiskThread:
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.in_progress = 0
         """On the loop: jobs that were submitted and whose `done` was not called yet."""
-        self._turns = Turns(loop, SystemClock().now_ns)
+        self._slices = LoopSlices(loop, SystemClock().now_ns)
         self._outcomes: deque[tuple[_Finished, _Outcome]] = deque()
-        """Outcomes that wait for a turn on the loop, in the order of their jobs."""
+        """Outcomes that wait for a slice on the loop, in the order of their jobs."""
         self._thread = threading.Thread(target=self._run, name=f"lanemq-{name}", daemon=True)
         self._thread.start()
 
@@ -105,25 +105,23 @@ class DiskThread:
             self._outcomes.append((finished, outcome))
 
     def _rows_finished(self, outcomes: Sequence[tuple[_Finished, _Outcome]]) -> None:
-        """On the loop: handle outcomes in turns. An error may stop the writes, so nothing is answered before it."""
+        """On the loop: handle outcomes in slices. An error may stop the writes, so nothing is answered before it."""
         waited = bool(self._outcomes)
         self._outcomes.extend(outcomes)
         if any(error is not None for _, (_, error) in outcomes):
-            self._handle_outcomes(None)
-        elif not waited and self._handle_outcomes(self._turns.end()):
-            self._turns.add(self._handle_outcomes)
+            for _ in self._handle_outcomes():
+                pass
+        elif not waited:
+            self._slices.begin(self._handle_outcomes())
 
-    def _handle_outcomes(self, end: int | None) -> bool:
-        """Handle outcomes until a time, or all of them; whether there are more."""
+    def _handle_outcomes(self) -> Iterator[None]:
         while self._outcomes:
             finished, outcome = self._outcomes.popleft()
             try:
                 finished(*outcome)
             except Exception:
                 log.exception("the outcome of a write could not be handled")
-            if end is not None and self._turns.nanoseconds() >= end:
-                break
-        return bool(self._outcomes)
+            yield
 
     async def call(self, job: Callable[[], G]) -> G:
         """Run `job` on the thread and return its result."""

@@ -23,12 +23,13 @@ from typing import Protocol
 from lanemq.broker.storage.disk_thread import DiskThread
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.brokering.refusals import RefusalCounts, RefusalReason
-from lanemq.log.appender import Arrival, NewRecords, Pending, RecordParts, Staged
+from lanemq.log.appender import Arrival, HiddenRecord, NewRecords, Pending, RecordParts, Staged
 from lanemq.log.queue_index import QueueIndex
 from lanemq.log.store import Store
-from lanemq.model.errors import BrokerBusy, DiskFull, NoDescriptors, StorageError
+from lanemq.model.errors import BrokerBusy, DiskFull, MessageRefused, NoDescriptors, StorageError
 from lanemq.model.figures import Distribution
 from lanemq.model.units import Millis
+from lanemq.net.rate_limited_log import FaultLog
 from lanemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
@@ -124,10 +125,10 @@ class GroupCommit:
         self.failure: StorageError | None = None
         """The failed write after which the broker is read-only until a restart."""
         self.times = CommitTimes(nanoseconds_of(clock))
-        self._options = store.options
-        self._log = store.appender
+        self._options, self._log = store.options, store.appender
         self._thread = thread
         self._clock = clock
+        self._faults = FaultLog(log, clock)
         self._on_answered = on_answered
         self._on_arrivals = on_arrivals
         self._store_host = store_host
@@ -150,14 +151,16 @@ class GroupCommit:
         if self._refusing:
             self.refuse_sends()
         self._refuse_if_full(size)
-        staged = self._log.stage(
-            topic,
-            queue_id,
-            items,
-            store_time=self._clock.wall(),
-            born_host=born_host,
-            store_host=self._store_host,
-        )
+        wall = self._clock.wall()
+        try:
+            staged = self._log.stage(
+                topic, queue_id, items, store_time=wall, born_host=born_host, store_host=self._store_host
+            )
+        except HiddenRecord as error:
+            self._refusals.add(RefusalReason.BODY)
+            if error.anywhere:
+                raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, f"[REJECTREQUEST] {error}") from error
         self.pending_bytes += size
         self.appended += len(items)
         self._wait(done, size)
@@ -375,7 +378,7 @@ class GroupCommit:
         error = self.failure
         for done, size in waiting:
             self.pending_bytes -= size
-            _call(done, error)
+            self._call(done, error)
         self._on_answered()
         if arrivals:
             self._on_arrivals(arrivals)
@@ -396,7 +399,7 @@ class GroupCommit:
         self.pause(error)
         for done, size in waiting:
             self.pending_bytes -= size
-            _call(done, error)
+            self._call(done, error)
         self._idle.set()
 
     def stop_writing(self, error: StorageError) -> None:
@@ -437,10 +440,9 @@ class GroupCommit:
         """Wait until nothing is pending."""
         await self._idle.wait()
 
-
-def _call(done: Done, error: StorageError | None) -> None:
-    """A callback that fails must not keep the others from being called."""
-    try:
-        done(error)
-    except Exception:
-        log.exception("an answer could not be sent")
+    def _call(self, done: Done, error: StorageError | None) -> None:
+        """A callback that fails must not keep the others from being called."""
+        try:
+            done(error)
+        except Exception as fault:  # noqa: BLE001 - it is logged
+            self._faults.write("an answer could not be sent", fault)

@@ -58,7 +58,7 @@ class Parking:
 
     def recover(self, end_of: Callable[[str, int], int]) -> None:
         """Restore the lanes. Their history lines are written again, because a crash may have lost some."""
-        self.lanes.restore(lane for row in self.rows.lanes() if (lane := self._restored(row)) is not None)
+        self.lanes.restore(map(self._restored, self.rows.lanes()))
         lost = self.lanes.cut(end_of)
         for name, offsets in lost.items():
             log.error(
@@ -187,18 +187,12 @@ class Parking:
             lane_id(name), _row(lane), lane.offsets.first_row, tuple(chunks), tuple((copies or {}).items())
         )
 
-    def _restored(self, row: LaneRow) -> ParkedLane | None:
-        """The lane of a row; None if it holds nothing, which an interrupted upgrade may leave."""
+    def _restored(self, row: LaneRow) -> ParkedLane:
         name = LaneName(row.group, row.topic, row.queue_id, row.key[1:] if row.key else None)
         lane = ParkedLane(name, Failure(row.reason, row.attempts), Millis(row.since), LaneStatus(row.status))
         lane.through = row.through
-        chunks = self.rows.chunks(row.id)
-        lane.offsets = LaneOffsets.of_rows(chunks, row.first)
-        if not chunks:
-            # Parked by an earlier version: every record was copied, and there are no chunks.
-            change = ParkedChange(row.id, row, chunks=tuple(lane.offsets.extend(self.rows.copied(row.id))))
-            self.rows.apply([change])
-        return lane if lane.offsets else None
+        lane.offsets = LaneOffsets.of_rows(self.rows.chunks(row.id), row.first)
+        return lane
 
 
 def lane_id(name: LaneName) -> LaneId:

@@ -3,7 +3,7 @@
 Beyond the limit the oldest of these files are deleted, after the parked records in them have been copied into the state
 database.
 
-There may be many thousand lanes, so a look at them is taken in turns on the event loop. Lanes change in between: what
+There may be many thousand lanes, so a look at them is taken in slices on the event loop. Lanes change in between: what
 leaves a lane only keeps a file for longer than needed, and what is parked since the look began is noted by the table.
 
 Invariant: a log file is deleted only when every parked message in it has been copied, and the copies are on disk.
@@ -19,8 +19,8 @@ from lanemq.core.brokering.parked_lane_table import ParkedLane, PlaceName
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.keys import shown_key
+from lanemq.net.loop_slices import LoopSlices
 from lanemq.net.rate_limited_log import FewLines
-from lanemq.net.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +32,11 @@ MAX_COPIED_BYTES = 1024 * 1024
 class Pinning:
     """Decides how many of the oldest log files may be deleted. One look at a time."""
 
-    def __init__(self, store: Store, parking: Parking, max_bytes: int, turns: Turns, clock: Clock) -> None:
+    def __init__(self, store: Store, parking: Parking, max_bytes: int, slices: LoopSlices, clock: Clock) -> None:
         self._store = store
         self._parking = parking
         self._max_bytes = max_bytes
-        self._turns = turns
+        self._slices = slices
         self._lines = FewLines(log, clock)
         self._copying = False
 
@@ -108,10 +108,10 @@ class Pinning:
 
     def _copy_below(self, position: int, left: Iterable[ParkedLane]) -> None:
         """Copies the records of these lanes below a position, step by step."""
-        self._turns.begin(self._next_to_copy(position, iter(left)))
+        self._slices.begin(self._next_to_copy(position, iter(left)))
 
     def _next_to_copy(self, position: int, left: Iterator[ParkedLane]) -> Iterator[None]:
-        """Looks for the next lane with records to copy, in turns, and begins to copy them."""
+        """Looks for the next lane with records to copy, in slices, and begins to copy them."""
         try:
             for lane in left:
                 end = self._store.first_from(lane.name.topic, lane.name.queue_id, position)

@@ -273,6 +273,5 @@ def _encode(topic: TopicConfig) -> str:
 
 
 def restored_topic(settings: str) -> TopicConfig:
-    """The topic of a saved row. Rows of older brokers do not have the time of creation."""
-    name, reads, writes, permission, order, sys_flag, *created = msgspec.json.decode(settings)
-    return TopicConfig(name, reads, writes, Permission(permission), TopicOrder(order), sys_flag, *created)
+    name, reads, writes, permission, order, sys_flag, created_ms = msgspec.json.decode(settings)
+    return TopicConfig(name, reads, writes, Permission(permission), TopicOrder(order), sys_flag, created_ms)

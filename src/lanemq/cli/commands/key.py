@@ -20,6 +20,7 @@ from lanemq.client.admin.key_progress import KeyFacts, KeyProgress, key_facts
 from lanemq.client.admin.topic_reader import MAX_FOUND
 from lanemq.client.admin.views import LaneStateView, NoAnswer
 from lanemq.client.message import Message
+from lanemq.core.consuming.runs import Order
 from lanemq.core.lane_status import LaneStatus
 from lanemq.model.errors import Undecodable
 from lanemq.model.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
@@ -60,7 +61,7 @@ def why(key: str, topic: str | None, group: str | None, server: str, as_json: bo
         *(
             line
             for each in facts.groups
-            for line in (printable(f"{where}, group {each.group}: waits for {each.waits_for}"), *_redrive(each))
+            for line in (printable(f"{where}, group {each.group}: {each.sentence}"), *_redrive(each))
         ),
         *([] if facts.groups else [printable(f"{where}: no group reads this topic")]),
         *([facts.not_searched] if facts.not_searched else []),
@@ -111,11 +112,7 @@ def _show(facts: KeyFacts, as_json: bool) -> None:
         *_other_queues({message.queue for message in messages} - {hashed}, hashed),
         Grid(("queue", "offset", "stored", "tag", "value"), list(map(_message_row, messages)), "no messages found"),
         _group_grid(groups),
-        *(
-            line
-            for each in groups
-            for line in (printable(f"group {each.group} waits for {each.waits_for}"), *_redrive(each))
-        ),
+        *(line for each in groups for line in (printable(f"group {each.group} {each.sentence}"), *_redrive(each))),
     )
 
 
@@ -187,6 +184,8 @@ def _set_aside(each: KeyProgress) -> tuple[int, int]:
         return (0, each.parked.messages) if is_parked else (each.parked.messages, 0)
     state = each.lane.state if isinstance(each.lane, LaneStateView) else ""
     count = len(each.pending)
+    if isinstance(each.lane, LaneStateView) and each.lane.order == Order.KEY.value:
+        count = max(count, each.lane.waiting)  # the search may have found fewer
     return (count if state in ("held", "queue held") else 0), (count if state == "parked" else 0)
 
 

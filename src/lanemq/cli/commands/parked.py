@@ -5,6 +5,8 @@ A discard names the last offset that was shown, so a message that joined the lan
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import TypeAlias
 
 import click
@@ -12,14 +14,23 @@ import click
 from lanemq.cli.options import YES, CliError, InOrder, WrongUsage, asks_server, confirm
 from lanemq.cli.output import Grid, Part, body_for_json, plural, printable, progress, short_text, show
 from lanemq.client.admin.parked import ANY_KEY, AnyKey, ParkedAdmin, ParkedLaneView
+from lanemq.client.admin.watching import HeldLaneView, UnknownMember, WatchAdmin
 from lanemq.client.message import Message
+from lanemq.clock import SystemClock, wall_time
 from lanemq.model.errors import OffsetNotFound
-from lanemq.model.units import QueueOffset
+from lanemq.model.units import QueueOffset, to_millis
 from lanemq.wire.properties import PropertyName
 
 PREVIEW_MESSAGES = 5
 """Messages of each lane that `--dry-run` and the question before a discard show."""
 
+MAX_NAMED = 3
+"""Members that a sentence names."""
+IN_MEMBER = "in member"
+ONLY_THERE = (
+    "no command can redrive or discard what a member has in its memory. App.resume in the member runs it again, and so "
+    "does a restart of the member"
+)
 STARTS = "the queue's owner starts within a second, or as soon as there is one"
 
 _Affected: TypeAlias = tuple[ParkedLaneView, int, list[Message]]
@@ -46,13 +57,25 @@ def parked() -> None:
 @TOPIC
 @asks_server
 def list_lanes(group: str | None, topic: str | None, server: str, as_json: bool) -> None:
-    """List parked lanes.
+    """List parked lanes, at brokers and in the memory of members.
 
-    For each lane: number of messages, time of parking, and reason.
+    For each lane: number of messages, time of parking, and reason. Members that do not answer are named.
     """
     with ParkedAdmin(server) as admin:
         lanes = admin.lanes(group, topic)
-    show(as_json, lambda: list(map(lane_document, lanes)), _lane_grid(lanes, _none_parked(group, topic)))
+    with WatchAdmin(server) as watching:
+        here = watching.parked_in_members(group, topic)
+    grid = _lane_grid(lanes, _none_parked(group, topic, unknown=here.unknown))
+    show(
+        as_json,
+        lambda: [*map(lane_document, lanes), *map(_member_document, here.lanes)],
+        replace(grid, rows=[*grid.rows, *map(_member_row, here.lanes)]),
+        *([ONLY_THERE] if here.lanes else []),
+        *(
+            printable(f"group {each.group}: not known which lanes {each.owner} has: {each.why}")
+            for each in here.unknown
+        ),
+    )
 
 
 @parked.command("show")
@@ -72,7 +95,7 @@ def show_lane(
     A redrive processes them in this order.
     """
     with ParkedAdmin(server) as admin:
-        (lane,) = _chosen(admin, group, topic, _wanted_key(key, keyless, every=None))
+        (lane,) = _chosen(admin, server, group, topic, _wanted_key(key, keyless, every=None))
         messages = admin.messages(lane, limit)
     show(
         as_json,
@@ -111,7 +134,7 @@ def redrive(
     They are processed in order, one at a time, before newer messages of the key.
     """
     with ParkedAdmin(server) as admin:
-        lanes = _chosen(admin, group, topic, _wanted_key(key, keyless, every))
+        lanes = _chosen(admin, server, group, topic, _wanted_key(key, keyless, every))
         if dry_run:
             _preview(admin, lanes, None, "would be redriven", as_json)
             return
@@ -159,7 +182,7 @@ def discard(
     """
     limit = _count(how_many)
     with ParkedAdmin(server) as admin:
-        lanes = _chosen(admin, group, topic, _wanted_key(key, keyless, every))
+        lanes = _chosen(admin, server, group, topic, _wanted_key(key, keyless, every))
         if dry_run:
             _preview(admin, lanes, limit, "would be discarded", as_json)
             return
@@ -185,14 +208,29 @@ def _wanted_key(key: str | None, keyless: bool, every: bool | None) -> str | Any
     return ANY_KEY if every else key
 
 
-def _chosen(admin: ParkedAdmin, group: str, topic: str | None, key: str | AnyKey | None) -> list[ParkedLaneView]:
+def _chosen(
+    admin: ParkedAdmin, server: str, group: str, topic: str | None, key: str | AnyKey | None
+) -> list[ParkedLaneView]:
     lanes = admin.lanes(group, topic, key)
     if not lanes:
-        raise CliError(f"{_none_parked(group, topic, key)}; see lanemq parked list")
+        raise CliError(_why_none(server, group, topic, key))
     if not isinstance(key, AnyKey) and len(lanes) > 1:
         topics = ", ".join(sorted({lane.queue.topic for lane in lanes}))
         raise CliError(f"key {key!r} is parked more than once: choose a topic with --topic ({topics}), or use --all")
     return lanes
+
+
+def _why_none(server: str, group: str, topic: str | None, key: str | AnyKey | None) -> str:
+    """Why a broker has no such lane: it may be parked in the memory of a member."""
+    with WatchAdmin(server) as watching:
+        here = watching.parked_in_members(group, topic)
+    lanes = [each for each in here.lanes if isinstance(key, AnyKey) or each.key == key]
+    if not lanes:
+        return f"{_none_parked(group, topic, key, here.unknown)}; see lanemq parked list"
+    owners = ", ".join(sorted({each.owner for each in lanes}))
+    which = plural(len(lanes), "lane") if isinstance(key, AnyKey) else "the lane without a key" if key is None else key
+    are = "are" if len(lanes) > 1 else "is"
+    return f"{which} of group {group} {are} parked in the memory of {owners}, not at a broker: {ONLY_THERE}"
 
 
 def _redriven(admin: ParkedAdmin, lane: ParkedLaneView) -> bool:
@@ -250,11 +288,20 @@ def _affected(lane: ParkedLaneView, limit: int | None) -> int:
     return lane.messages if limit is None else min(limit, lane.messages)
 
 
-def _none_parked(group: str | None, topic: str | None, key: str | AnyKey | None = ANY_KEY) -> str:
+def _none_parked(
+    group: str | None,
+    topic: str | None,
+    key: str | AnyKey | None = ANY_KEY,
+    unknown: Sequence[UnknownMember] = (),
+) -> str:
     what = (
         "no lane" if isinstance(key, AnyKey) else "no lane without a key" if key is None else f"no lane of key {key!r}"
     )
-    return f"{what}{f' of group {group}' if group else ''}{f' in topic {topic}' if topic else ''} is parked"
+    text = f"{what}{f' of group {group}' if group else ''}{f' in topic {topic}' if topic else ''} is parked"
+    if not unknown:
+        return text
+    owners = ", ".join(f"{each.owner} ({each.why})" for each in unknown[:MAX_NAMED])
+    return f"{text} at a broker; not known: the lanes in the memory of {owners}"
 
 
 def _sentence(lane: ParkedLaneView) -> str:
@@ -286,6 +333,21 @@ def _lane_grid(lanes: Sequence[ParkedLaneView], empty: str) -> Grid:
         for lane in lanes
     ]
     return Grid(columns, rows, empty)
+
+
+def _member_row(lane: HeldLaneView) -> tuple[object, ...]:
+    queue, state = lane.queue, lane.state
+    key = None if lane.is_whole_queue else lane.key
+    where = f"{IN_MEMBER} {lane.owner}"
+    return (
+        lane.group, queue.topic, queue.queue_id, key, where, state.waiting, state.head, state.attempts, _since(lane),
+        state.reason,
+    )  # fmt: skip
+
+
+def _since(lane: HeldLaneView) -> datetime | None:
+    blocked = lane.state.blocked_for
+    return None if blocked is None else wall_time(SystemClock().wall() - to_millis(blocked))
 
 
 def _message_grid(messages: Sequence[Message], *, whole: bool = False) -> Grid:
@@ -322,6 +384,26 @@ def lane_document(lane: ParkedLaneView) -> dict[str, object]:
         "attempts": lane.attempts,
         "since": lane.parked_since,
         "reason": lane.reason,
+    }
+
+
+def _member_document(lane: HeldLaneView) -> dict[str, object]:
+    """A lane that is parked in the memory of a member as JSON, as far as the member reports it."""
+    queue, state = lane.queue, lane.state
+    return {
+        "group": lane.group,
+        "topic": queue.topic,
+        "broker": queue.broker,
+        "queue": queue.queue_id,
+        "key": lane.key,
+        "status": IN_MEMBER,
+        "owner": lane.owner,
+        "messages": state.waiting,
+        "first_offset": state.head,
+        "last_offset": None,
+        "attempts": state.attempts,
+        "since": _since(lane),
+        "reason": state.reason,
     }
 
 

@@ -15,7 +15,11 @@ from lanemq.cli.output import Grid, plural, show, without_log
 from lanemq.cli.security import ConnectingCommand
 from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
+from lanemq.client.routing import BlockingRoutes
+from lanemq.client.security import security_of
 from lanemq.model.errors import LaneError, TransportError, UsageError
+from lanemq.model.names import check_topic
+from lanemq.net.address import parse_addresses
 
 MAX_IN_FLIGHT = 1000
 """Messages sent before their receipts arrive: enough to fill batches, few enough to stop soon after a failure."""
@@ -81,7 +85,7 @@ def send(
         _warn_of_broken_json(value)
     try:
         with without_log("lanemq.client.producer.engine"), Producer(server, codec="bytes") as producer:
-            receipts = Sending(producer, topic, noun).send(lines, tag, properties)
+            receipts = Sending(producer, topic, noun).send(_once_answered(server, topic, lines), tag, properties)
     except Stopped as stopped:
         if not source and not count:
             raise as_failure(stopped.error) from stopped
@@ -205,6 +209,18 @@ def _document(receipt: Receipt) -> dict[str, object]:
         "stored": receipt.stored.value,
         "repeat": receipt.repeat,
     }
+
+
+def _once_answered(server: str, topic: str, lines: Iterator[Line]) -> Iterator[Line]:
+    """The lines, if a name server answers. A producer would wait for one, but a person should learn of it at once."""
+    for at, line in enumerate(lines):
+        if not at:
+            routes = BlockingRoutes(parse_addresses(server), security=security_of(), layouts=False)
+            try:
+                routes.get(check_topic(topic), provisional=True)
+            finally:
+                routes.close()
+        yield line
 
 
 def _repeated(value: str, key: str | None, count: int | None) -> Iterator[Line]:

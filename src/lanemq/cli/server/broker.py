@@ -37,6 +37,7 @@ from lanemq.net.address import parse_address
 from lanemq.net.descriptors import raise_soft_limit
 from lanemq.net.fast_loop import fast_loop
 from lanemq.net.freed_memory import keep_freed_memory
+from lanemq.net.security import key_problem
 from lanemq.net.server_tls import ServerTls, TlsMode
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,26 +95,21 @@ def _tls_options(command: F) -> F:
 
 _MORE = {
     "cluster": "Cluster name for RocketMQ's tools.",
-    "relaxed_sync": "With --relaxed: written records are synced after this time at the latest.",
+    "default_queues": "Upper limit for the queues of a topic created by a send; RocketMQ's producers ask for 4.",
+    "max_connections": "Connections at once; fewer if the process may not open that many files.",
+    "max_connections_per_address": "Connections of one address; 0 means half of --max-connections.",
+    "max_pinned_bytes": "Limit of log files that are kept longer because they hold parked messages.",
     "segment_bytes": "Size of one log file; retention deletes whole files.",
     "min_free_bytes": "Sends are refused while less is free on the disk.",
     "max_body_bytes": "Largest message body.",
-    "max_properties_bytes": "Largest properties of a message.",
     "first_request_timeout": "A connection without a request is closed after this time.",
     "max_pending_bytes": "Bytes accepted and not on disk; beyond it senders are answered busy.",
-    "max_pull_messages": "Messages in one pull answer.",
-    "max_pull_bytes": "Bytes in one pull answer.",
-    "max_held_pulls": "Long polls at once; further pulls are answered empty.",
-    "stock_lease": "Lease of a RocketMQ client's queue lock; at least 30s.",
-    "min_lane_lease": "Shortest lease that a LaneMQ client may ask for.",
-    "disconnect_grace": "How long leases outlive a lost connection at least.",
-    "member_expiry": "A stock client without heartbeats is removed after this time.",
     "group_expiry": "A group without members and commits is forgotten after this time.",
     "idle_timeout": "A silent connection is closed after this time.",
     "checkpoint_every": "Time between two writes of indexes and producer stamps.",
-    "save_offsets_every": "Time between two writes of committed offsets.",
 }
-"""Options that few brokers change: fields of `BrokerOptions`, which say what goes wrong at either end."""
+"""Options that few brokers change, and that `--help` leaves out: fields of `BrokerOptions`, which say what goes wrong
+at either end."""
 
 
 def _more_options(command: F) -> F:
@@ -125,7 +121,7 @@ def _more_options(command: F) -> F:
         kind: Any = duration if isinstance(default, float) else type(default)
         shown = f"{default:.12g}s" if isinstance(default, float) else default
         flag = f"--{name.replace('_', '-')}"
-        decorated = click.option(flag, type=kind, default=shown, show_default=True, help=text)(decorated)
+        decorated = click.option(flag, type=kind, default=shown, show_default=True, help=text, hidden=True)(decorated)
     return cast(F, decorated)
 
 
@@ -152,13 +148,6 @@ def _more_options(command: F) -> F:
 )
 @click.option("--no-auto-create", is_flag=True, help="Refuse messages to topics that do not exist.")
 @click.option(
-    "--default-queues",
-    type=int,
-    default=8,
-    show_default=True,
-    help="Upper limit for the queues of a topic created by a send; RocketMQ's producers ask for 4.",
-)
-@click.option(
     "--retention",
     type=duration,
     default="72h",
@@ -168,26 +157,6 @@ def _more_options(command: F) -> F:
 )
 @click.option(
     "--retention-bytes", type=int, default=0, help="Size limit of the log; 0 means three quarters of the disk."
-)
-@click.option(
-    "--max-pinned-bytes",
-    type=int,
-    default=2**30,
-    show_default=True,
-    help="Limit of log files that are kept longer because they hold parked messages.",
-)
-@click.option(
-    "--max-connections",
-    type=int,
-    default=10_000,
-    show_default=True,
-    help="Connections at once; fewer if the process may not open that many files.",
-)
-@click.option(
-    "--max-connections-per-address",
-    type=int,
-    default=0,
-    help="Connections of one address; 0 means half of --max-connections.",
 )
 @_tls_options
 @click.option(
@@ -232,7 +201,8 @@ def broker(
     """Run a broker, which is its own name server, on one port.
 
     SIGTERM or Ctrl-C stops it cleanly; a second signal ends it at once. Every option can come from a file (--config)
-    or from the environment (LANEMQ_BROKER_LISTEN, and so on); `lanemq config show` says what would be used.
+    or from the environment (LANEMQ_BROKER_LISTEN, and so on). `lanemq config show` lists them, with some more that few
+    brokers need, and says what would be used.
     """
     click.get_current_context().with_resource(_without_hangups())
     form = LogFormat(log_format)
@@ -296,7 +266,7 @@ def _is_chosen(option: str) -> bool:
 
 
 def _warnings(options: BrokerOptions) -> Iterator[str]:
-    """Warnings about missing protection if other machines can connect, and about a readable file of secrets."""
+    """Warnings about missing protection if other machines can connect, and about readable files of secrets."""
     unprotected = [
         text
         for text, wrong in (
@@ -314,6 +284,8 @@ def _warnings(options: BrokerOptions) -> Iterator[str]:
         yield (
             f"{options.users} holds secrets and can be read by other users of this machine: chmod 600 {options.users}"
         )
+    if options.tls is not None and (problem := key_problem(options.tls.cert, options.tls.key)) is not None:
+        yield problem
 
 
 async def serve(options: BrokerOptions, form: LogFormat) -> None:

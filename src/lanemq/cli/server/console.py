@@ -1,5 +1,6 @@
 """`lanemq console`: serves the console until SIGTERM or Ctrl-C."""
 
+import os
 import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,8 +15,10 @@ from lanemq.cli.contexts import selected
 from lanemq.cli.listening import cannot_listen
 from lanemq.cli.options import CliError, connects, duration
 from lanemq.cli.output import log_to_stderr
+from lanemq.model import environment
 from lanemq.model.environment import install_extra
 from lanemq.net.address import Address, parse_address
+from lanemq.net.security import key_problem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -101,6 +104,9 @@ def run_console(listen: Address, server: str, *, open_page: bool, **settings: An
     from lanemq.console.settings import ConsoleSettings
 
     checked = ConsoleSettings(server, **settings)
+    cert, key = os.environ.get(environment.TLS_CERT), os.environ.get(environment.TLS_KEY)
+    if cert and (problem := key_problem(cert, key or None)) is not None:
+        click.echo(f"warning: {problem}", err=True)
     try:
         listener = listening_socket(listen)
     except OSError as error:

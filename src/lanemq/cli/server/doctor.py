@@ -22,10 +22,11 @@ from lanemq.core.brokering.disk_space import LowSpace, Space, log_limit
 from lanemq.log.folder.checks import refuse_backup
 from lanemq.log.folder.examination import Examined, examine, is_read_only
 from lanemq.log.retention import CLOCK_SLACK_MS, clock_problem
-from lanemq.log.state.database import VERSION, layout_problem
+from lanemq.log.state.database import layout_problem
 from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.net.certificate_end import certificate_end, end_problem
 from lanemq.net.descriptors import raise_soft_limit
+from lanemq.net.security import key_problem
 
 FEW_FILES = 4096
 """Open files below which a broker with many clients or queues may run out of them."""
@@ -124,6 +125,8 @@ def _access(settings: Mapping[str, Any]) -> Iterator[Finding]:
             yield problem("users", str(error))
     if cert is not None:
         yield certificate_finding(cert, key)
+        if (text := key_problem(cert, key)) is not None:
+            yield warning("private key", text)
 
 
 def certificate_finding(cert: Path, key: Path | None) -> Finding:
@@ -234,8 +237,7 @@ def layout_finding(found: Examined) -> Finding | None:
     unknown = layout_problem(found.layout)
     if unknown is not None:
         return problem("layout", f"state.db {unknown}. Use that version")
-    upgraded = "" if found.layout == VERSION else "; the next start brings it up to date"
-    return ok("layout", f"{found.layout} of {VERSION}{upgraded}")
+    return ok("layout", str(found.layout))
 
 
 def state_finding(found: Examined) -> Finding:

@@ -4,7 +4,6 @@ The calls use RocketMQ's request codes wherever they exist, so they work on an A
 broker knows (leases and epochs) is missing there, and the result says so. Owners are asked of the members themselves.
 """
 
-import logging
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from functools import cached_property
@@ -12,8 +11,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from lanemq.background_log import ClientLog
 from lanemq.client.admin.calls import AdminClient, found_messages
-from lanemq.client.admin.members import MemberQuestions, MemberReports, lane_view, name_owners
+from lanemq.client.admin.members import MemberQuestions, MemberReports, lane_view, name_owners, narrower_notes
 from lanemq.client.admin.order import OrderRepair, OrderReport, plan_repair, read_order, repair
 from lanemq.client.admin.views import (
     AtOffset,
@@ -90,7 +90,7 @@ from lanemq.wire.route_bodies import (
 )
 from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats, TopicStatsTable
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 FOREVER = Millis(2**62)
 OWNER_TIMEOUT = 0.5
@@ -405,7 +405,7 @@ class Admin(AdminClient):
         members: dict[str, GroupMember] = {}
         subscriptions: dict[str, str] = {}
         queues: dict[MessageQueue, GroupQueue] = {}
-        broadcasting = False
+        broadcasting, notes = False, list[str]()
         for name, (address, _) in self._calls.masters().items():
             online = self._connections(address, group)
             broadcasting |= online.message_model == "BROADCASTING"
@@ -414,6 +414,7 @@ class Admin(AdminClient):
                     each.client_id, each.client_addr, each.language, each.version, name
                 )
             subscriptions |= {topic: each.sub_string for topic, each in online.subscription_table.items()}
+            notes += narrower_notes(online)
             header = ConsumeStatsHeader(consumer_group=group)
             reply = self._calls.ask(address, RequestCode.GET_CONSUME_STATS, header)
             for queue, at in ConsumeStats.decode(reply.body).offset_table.items():
@@ -428,7 +429,7 @@ class Admin(AdminClient):
             tuple(members.values()),
             subscriptions,
             () if broadcasting else tuple(queues[queue] for queue in sorted(queues)),
-            note=BROADCASTING_NOTE if broadcasting else "",
+            note=BROADCASTING_NOTE if broadcasting else "; ".join(dict.fromkeys(notes)),
             broadcasting=broadcasting,
         )
 

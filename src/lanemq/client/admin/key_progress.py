@@ -4,10 +4,15 @@
 order in which they must be removed: a parked lane stays parked whichever member owns the queue, and without an owner
 there is no retry. Some facts only the owner knows; if it does not answer, the sentence says so and contains what is
 known without it.
+
+An Apache broker does not index keys, and a search reads only a part of the queue. What the group has not finished
+there is asked of the owner, which knows the keys of all messages that it has fetched. What nobody knows is "not known",
+never "nothing".
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.dead_letters import GroupDeadLetter, dead_letters_of
@@ -31,6 +36,10 @@ EACH_MEMBER = "the group is broadcasting, and each member keeps its own offsets"
 MAX_SEARCHED = 2_000
 """Messages of the key's queue that are read where the broker does not index keys, the newest ones. Fewer find less of a
 key that is seldom used; more make each answer slower, and read the queue for it."""
+NEVER = 2**63
+"""An offset that no message has."""
+NOT_KNOWN = "not known: "
+"""Begins a reason that could not be found out."""
 OWN_TURN = "its own turn: it is running, is about to be retried, or is held after a failure"
 
 
@@ -60,6 +69,18 @@ class KeyProgress:
     """Each member keeps its own offsets, so that the other figures are empty."""
     owners_unknown: str = ""
     """Why the queue may have an owner although none is known; empty if it has none."""
+    unsearched: range = range(0)
+    """Offsets that the group has not finished, and of which nobody knows whether they are of this key."""
+    all_searched: bool = True
+    """False if other messages of the key may be in the queue; those outside `unsearched` are finished."""
+
+    @property
+    def sentence(self) -> str:
+        """`waits_for` as the end of a sentence about the group."""
+        found = self.waits_for
+        if found.startswith(NOT_KNOWN):
+            return f"may wait for something that is not known: {found.removeprefix(NOT_KNOWN)}"
+        return f"waits for {found}"
 
     @property
     def waits_for(self) -> str:
@@ -76,8 +97,10 @@ class KeyProgress:
     def _first_waits_for(self) -> str:
         if self.parked is not None:
             return _parked(self.parked)
+        if not self.pending and self.unsearched:
+            return NOT_KNOWN + self._not_searched
         if not self.pending:
-            return _nothing(self.done, len(self.dead), self.retries_unknown)
+            return _nothing(self.done, len(self.dead), self.retries_unknown, all_searched=self.all_searched)
         if not self.members:
             return "a member: no member of the group is online; start a consumer"
         known = _in_the_queue(self.pending[0] - self.progress.at.offset)
@@ -88,6 +111,25 @@ class KeyProgress:
         if isinstance(self.lane, LaneStateView):
             return _owner_says(self.lane, self.pending)
         return known if self.lane is None else f"{known}. More is unknown: {self.lane.why}{self._lease()}"
+
+    @property
+    def _not_searched(self) -> str:
+        first, last = self.unsearched[0], self.unsearched[-1]
+        which = f"offset {first} of the queue" if first == last else f"offsets {first} to {last} of the queue"
+        return f"{which} may be of this key, and the group has not finished them: {self._why_not_searched}"
+
+    @property
+    def _why_not_searched(self) -> str:
+        here = "they were not searched, and "
+        if not self.members:
+            return f"{here}no member of the group is online"
+        if isinstance(self.lane, NoAnswer):
+            return here + self.lane.why
+        if isinstance(self.lane, LaneStateView):
+            at = f"the queue's owner is at offset {self.lane.committable} and processes it in offset order"
+            fetched = f"the queue's owner has fetched messages only up to offset {self.lane.next_offset}"
+            return here + (at if Order(self.lane.order) is Order.QUEUE else fetched)
+        return here + (self.owners_unknown or "no member owns the queue, who would know")
 
     def _lease(self) -> str:
         left = self.progress.lease_ms
@@ -114,25 +156,37 @@ def key_facts(key: str, topic: str, group: str | None, server: str) -> KeyFacts:
     offset in the key's queue."""
     with TopicReader(server, topic) as reader:
         hashed = pick_queue(key, reader.route.publish)
-        messages, not_searched = _search(reader, key, hashed)
+        messages, searched = _search(reader, key, hashed)
     queue = messages[-1].queue if messages else hashed
     with Admin(server) as admin:
         names = [group] if group else admin.groups()
-        found = (_key_progress(admin, name, server, queue, key, messages) for name in names)
+        start = searched.start if queue == hashed else searched.start_elsewhere
+        found = (_key_progress(admin, name, server, queue, key, messages, start) for name in names)
         groups = _with_parked([each for each in found if each is not None], key, queue, server, messages)
         groups = _with_dead_letters(admin, _with_retries(admin, groups, messages), messages)
-    return KeyFacts(key, queue, hashed, messages, groups, not_searched)
+    return KeyFacts(key, queue, hashed, messages, groups, searched.note)
 
 
-def _search(reader: TopicReader, key: str, hashed: MessageQueue) -> tuple[list[Message], str]:
-    """The newest messages of a key, and where others may be.
+class _Searched(NamedTuple):
+    """Which messages were searched for a key, by queue: those from an offset on."""
+
+    start: int = 0
+    """In the queue that the key's hash selects; 0 if all of them were."""
+    start_elsewhere: int = 0
+    """In the other queues."""
+    note: str = ""
+    """What was not searched, as a sentence; empty if everything was."""
+
+
+def _search(reader: TopicReader, key: str, hashed: MessageQueue) -> tuple[list[Message], _Searched]:
+    """The newest messages of a key, and what was searched for them.
 
     An Apache broker does not index keys, so the newest messages of the key's queue are read there. Search keys are
     indexed, and find those that a producer with another hash has put into another queue.
     """
     indexed = reader.find(key)
     if reader.route.is_lane(hashed.broker):
-        return indexed, ""
+        return indexed, _Searched()
     first, end = reader.bounds(hashed)
     start = max(first, end - MAX_SEARCHED)
     read = [message for message in reader.read(hashed, start, end) if message.key == key]
@@ -140,15 +194,22 @@ def _search(reader: TopicReader, key: str, hashed: MessageQueue) -> tuple[list[M
     found = [*(each for each in indexed if (each.queue, each.queue_offset) not in known), *read]
     found.sort(key=lambda each: each.queue_offset)
     if start == first:
-        return found[-MAX_FOUND:], ""
-    return found[-MAX_FOUND:], (
+        return found[-MAX_FOUND:], _Searched(0, NEVER)
+    note = (
         f"{hashed.broker} does not index keys: of the {end - first:,} messages of queue {hashed.queue_id} only the "
         f"newest {MAX_SEARCHED:,} were searched."
     )
+    return found[-MAX_FOUND:], _Searched(start, NEVER, note)
 
 
 def _key_progress(
-    admin: Admin, name: str, server: str, queue: MessageQueue, key: str | None, messages: list[Message]
+    admin: Admin,
+    name: str,
+    server: str,
+    queue: MessageQueue,
+    key: str | None,
+    messages: list[Message],
+    searched_from: int = 0,
 ) -> KeyProgress | None:
     found = admin.group_progress(name)
     if found.broadcasting:
@@ -168,10 +229,31 @@ def _key_progress(
             at = committed if committed is not None else at
         pending = tuple(offset for offset in offsets if offset >= at and offset not in finished)
         done = len(offsets) - len(pending)
-        known = KeyProgress(name, len(found.members), progress, done, pending, owners_unknown=found.owners_unknown)
+        known = KeyProgress(
+            name,
+            len(found.members),
+            progress,
+            done,
+            pending,
+            owners_unknown=found.owners_unknown,
+            unsearched=range(at, min(searched_from, progress.at.end)),
+            all_searched=not searched_from,
+        )
         known = replace(known, retry_progress=retry_progress(admin, found) if known.done else {})
-        return replace(known, lane=_ask_owner(found, known, server, key)) if pending else known
+        if not pending and not known.unsearched:
+            return known
+        return _with_lane(known, _ask_owner(found, known, server, key))
     return None
+
+
+def _with_lane(known: KeyProgress, lane: LaneStateView | NoAnswer | None) -> KeyProgress:
+    """The progress with the owner's answer. It tells of messages that the search did not find, unless it concerns the
+    whole queue."""
+    if not isinstance(lane, LaneStateView) or Order(lane.order) is Order.QUEUE:
+        return replace(known, lane=lane)
+    unsearched = range(max(known.unsearched.start, lane.next_offset), known.unsearched.stop)
+    head = () if lane.head is None or lane.head not in known.unsearched else (lane.head,)
+    return replace(known, lane=lane, pending=(*head, *known.pending), unsearched=unsearched)
 
 
 def message_progress(message: Message, server: str) -> list[KeyProgress]:
@@ -271,11 +353,13 @@ def _in_retry(retries: Mapping[int, GroupRetry], members: int) -> str:
     return f"its next attempt: {failed} and is in the group's retry topic, {taken}{others}"
 
 
-def _nothing(done: int, dead: int, unknown: str = "") -> str:
+def _nothing(done: int, dead: int, unknown: str = "", *, all_searched: bool = True) -> str:
     if unknown and done:
         return f"nothing, unless a message waits for a retry, which is not known: {unknown}"
+    if not dead and not done:
+        return f"nothing: the key has no {'messages' if all_searched else 'unfinished message'}"
     if not dead:
-        return "nothing: all messages are finished" if done else "nothing: the key has no messages"
+        return "nothing: all messages are finished"
     given_up = f"{plural(dead, 'message')} {'is' if dead == 1 else 'are'} given up as dead letter{'s' * (dead > 1)}"
     return f"nothing: {given_up}, all others are finished" if done else f"nothing: {given_up}"
 
@@ -349,7 +433,10 @@ def _queue_held(lane: LaneStateView) -> str:
 
 
 def _parked_here(lane: LaneStateView) -> str:
-    return f"an operator: parked in its owner's memory at offset {lane.head}{_failures(lane)}; resume it there"
+    return (
+        f"an operator: parked in its owner's memory at offset {lane.head}{_failures(lane)}; App.resume there lets it "
+        f"run again, and so does a restart of that member"
+    )
 
 
 def _unleased(lane: LaneStateView) -> str:

@@ -32,7 +32,7 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.lane_bodies import UNKNOWN, HeldLanesBody, LaneStateAnswer, LaneStateBody
 from lanemq.wire.lane_fields import LANE_HELD, LANE_STATE
-from lanemq.wire.stats_bodies import ConsumerRunningInfo
+from lanemq.wire.stats_bodies import ConsumerConnection, ConsumerRunningInfo
 
 TIMEOUT = 0.5
 """Seconds to wait for a member's answer. Less takes a busy member, or a busy broker, for one that does not answer; more
@@ -246,6 +246,17 @@ def _named(missing: Sequence[str]) -> str:
 
 def _owned(queue: GroupQueue, lease: LeaseView | None, reported: str | None) -> GroupQueue:
     return replace(queue, owner=reported) if lease is None else replace(queue, owner=lease.owner, epoch=lease.epoch)
+
+
+def narrower_notes(online: ConsumerConnection) -> list[str]:
+    """For each topic that members of a group filter differently: what that means for those with fewer tags."""
+    counts = {topic: each.lane_narrower for topic, each in online.subscription_table.items()}
+    return [
+        f"topic {topic}: {plural(count, 'member')} with fewer tags than others: a LaneMQ member gets no queue "
+        f"until the members with more tags have left; a RocketMQ client skips messages in its queues"
+        for topic, count in sorted(counts.items())
+        if isinstance(count, int)
+    ]
 
 
 def owners_note(silent: Collection[str], missing: str) -> str:

@@ -1,6 +1,7 @@
 """Administration of parked lanes: list, inspect, redrive, discard.
 
-Only LaneMQ brokers store parked lanes. On an Apache cluster they stay in the members' memory, and the lists are empty.
+Only LaneMQ brokers store parked lanes. On an Apache cluster they stay in the members' memory, and the lists are empty:
+`WatchAdmin.parked_in_members` asks the members.
 """
 
 from collections.abc import Iterator, Mapping

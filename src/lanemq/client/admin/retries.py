@@ -27,7 +27,7 @@ from lanemq.wire.properties import PropertyName
 MAX_READ = 1_000
 """Delayed messages that one reading looks at, those of the shortest delays first. The others are counted only."""
 MAX_READ_BYTES = 16 * 1024 * 1024
-"""Bytes of bodies after which a reading stops; the next one goes on."""
+"""Stored bytes after which a reading stops; the next one continues there."""
 _OPEN_END = 1 << 62
 """The end of a queue of which the broker reports nothing."""
 _FIGURE = "scheduleMessageOffset_"
@@ -182,7 +182,7 @@ class DelayedRetries:
                     topic = message.properties.get(PropertyName.REAL_TOPIC, "")
                     group = topic.removeprefix(RETRY_PREFIX)
                     known[message.queue_offset] = _retry(group, message) if group != topic else None
-                    size += len(message.body)
+                    size += message.size
                     if size > MAX_READ_BYTES:
                         return
                 room -= min(room, len(known))

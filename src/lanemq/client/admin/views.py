@@ -98,7 +98,7 @@ class GroupDescription:
     """Tag expression by topic; empty while no member is connected."""
     queues: tuple[GroupQueue, ...]
     note: str = ""
-    """What could not be determined, and why."""
+    """What could not be determined, and why; and topics that members filter differently."""
     broadcasting: bool = False
     """Each member gets all messages and keeps its own offsets, so the group has no lag and no owners. Known while a
     member is online."""

@@ -149,15 +149,26 @@ class WatchAdmin(Admin):
                     found.append(BrokerSetting(name, own, value, own not in changed, lines.get(LANE_ORIGIN + own, "")))
         return tuple(found)
 
-    def describe_groups(self) -> tuple[tuple[GroupDescription, ...], tuple[LeaseView, ...]]:
-        """All groups with their owners, and all leases."""
-        leases, silent = self.leases(None)
+    def describe_groups(self, group: str | None = None) -> tuple[tuple[GroupDescription, ...], tuple[LeaseView, ...]]:
+        """All groups with their owners, and all leases; or those of one group."""
+        leases, silent = self.leases(group)
         by_group: dict[str, list[LeaseView]] = {}
         for lease in leases:
             by_group.setdefault(lease.group, []).append(lease)
-        groups = [self.group_progress(name) for name in self.groups()]
+        groups = [self.group_progress(name) for name in (self.groups() if group is None else (group,))]
         self._reports = self.member_reports(groups) if silent else {}
         return tuple(name_owners(each, by_group.get(each.group, ()), silent, self._reports) for each in groups), leases
+
+    def parked_in_members(self, group: str | None = None, topic: str | None = None) -> MemberHeldLanes:
+        """The lanes that are parked in the memory of members, of all groups or one, and of all topics or one.
+
+        Those are lanes of Apache brokers, which store none, and of members that park them so: `HoldQueue`,
+        `Park(at_broker=False)`.
+        """
+        groups, _ = self.describe_groups(group)
+        found = self.all_held_lanes((each.group, at) for each in groups for at in each.queues)
+        lanes = tuple(each for each in found.lanes if each.is_parked and topic in (None, each.queue.topic))
+        return replace(found, lanes=lanes)
 
     def all_held_lanes(self, queues: Iterable[tuple[str, GroupQueue]]) -> MemberHeldLanes:
         """The lanes that the owners of these queues hold; each queue has its group's name.

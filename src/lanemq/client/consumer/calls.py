@@ -3,10 +3,12 @@
 What LaneMQ brokers get in addition (lease length, epoch, client id) travels in extra fields that other brokers ignore.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.consumer.pull_stream import Following, Pulled, PullStream, one_pull
 from lanemq.client.routing import AsyncRoutes
 from lanemq.client.topics import checked
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
@@ -16,7 +18,7 @@ from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.connection import ConnectionPool
 from lanemq.wire.bodies import ConsumerIdList, LaneLease, LaneProgress, LockRequest, LockResponse, QueueBody
-from lanemq.wire.codes import RequestCode, ResponseCode, error_for
+from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import (
     ConsumerListHeader,
@@ -26,7 +28,6 @@ from lanemq.wire.headers import (
     LockHeader,
     OffsetResponse,
     PullHeader,
-    PullResponse,
     QueryOffsetHeader,
     QueueHeader,
     SearchOffsetHeader,
@@ -35,18 +36,6 @@ from lanemq.wire.headers import (
 )
 from lanemq.wire.lane_fields import LANE_CLIENT, LANE_EPOCH, LANE_IGNORED
 from lanemq.wire.stats_bodies import ConsumerConnection
-
-PULL_MARGIN_MS = 15_000
-"""How much longer than its suspend time a pull may take (RocketMQ: suspend 15 s, timeout 30 s)."""
-
-_PULL_ANSWERS = frozenset(
-    {
-        ResponseCode.SUCCESS,
-        ResponseCode.PULL_NOT_FOUND,
-        ResponseCode.PULL_RETRY_IMMEDIATELY,
-        ResponseCode.PULL_OFFSET_MOVED,
-    }
-)
 
 
 class Granted(NamedTuple):
@@ -80,20 +69,11 @@ class KeptAlive(NamedTuple):
     """As in `Locked`."""
 
 
-class Pulled(NamedTuple):
-    """The answer to a pull."""
-
-    code: int
-    next_offset: QueueOffset
-    min_offset: QueueOffset
-    max_offset: QueueOffset
-    body: bytes
-    more: bool = False
-    """This is a part of the answer, and another one follows."""
-
-
-def _no_other(_: Pulled) -> None:
-    """After this answer, no other pull follows."""
+REQUEST_TIMEOUT = 3.0
+"""Seconds that a request waits for its answer (RocketMQ's ClientConfig.mqClientApiTimeout)."""
+LOCK_TIMEOUT = 3.0
+"""Seconds that a lease request or keep-alive waits: as long as a lease is used. With RocketMQ's 1 s, a broker that
+answers more slowly, because of its disk or an overloaded machine, would grant leases of which no member learns."""
 
 
 class ConsumerCalls:
@@ -103,8 +83,6 @@ class ConsumerCalls:
         self.client_id = client_id
         self._group = options.group
         self._speaks_lane = options.speaks_lane
-        self._timeout = options.request_timeout
-        self._lock_timeout = options.lock_timeout
         self._pool = pool
         self._routes = routes
 
@@ -158,7 +136,7 @@ class ConsumerCalls:
         ext = header.to_ext()
         body = self._lock_request(queues).encode()
         command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=body)
-        reply = await self._request(self.address(queues[0].topic, broker), command, self._lock_timeout)
+        reply = await self._request(self.address(queues[0].topic, broker), command, LOCK_TIMEOUT)
         answer = LockResponse.decode(reply.body)
         leases = {each.queue: each for each in answer.lane_leases}
         fields = LockAnswerHeader.from_ext(reply.ext)
@@ -170,7 +148,7 @@ class ConsumerCalls:
         """Keeps this member alive, with all leases that were granted under the serial; 0: it has no leases."""
         ext = LockHeader(lane_keep_alive=serial).to_ext()
         command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=self._lock_request(()).encode())
-        reply = await self._request(self.address(topic, broker), command, self._lock_timeout)
+        reply = await self._request(self.address(topic, broker), command, LOCK_TIMEOUT)
         fields = LockAnswerHeader.from_ext(reply.ext)
         return KeptAlive(fields.lane_keep_alive == serial, not fields.lane_not_member)
 
@@ -182,15 +160,15 @@ class ConsumerCalls:
         """Gives a queue back. Names the lease, so that a late unlock does not end a newer one."""
         ext = {LANE_EPOCH: str(epoch)} if epoch else {}
         command = Command(RequestCode.UNLOCK_BATCH_MQ, 0, ext=ext, body=self._lock_request([queue]).encode())
-        await self._request(self.address(queue.topic, queue.broker), command, self._lock_timeout)
+        await self._request(self.address(queue.topic, queue.broker), command, LOCK_TIMEOUT)
 
     async def committed(self, queue: MessageQueue) -> QueueOffset | None:
-        """The group's committed offset; None if it has none. Anything else raises (A51)."""
+        """The group's committed offset; None if it has none. Anything else raises."""
         header = QueryOffsetHeader(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
         ext = header.to_ext() | {LANE_CLIENT: self.client_id}
         command = Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=ext)
         try:
-            reply = await self._request(self.address(queue.topic, queue.broker), command, self._timeout)
+            reply = await self._request(self.address(queue.topic, queue.broker), command, REQUEST_TIMEOUT)
             return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
         except OffsetNotFound:
             return None
@@ -218,50 +196,28 @@ class ConsumerCalls:
         header = UpdateOffsetHeader.of_owner(self._group, queue, offset, self.client_id, epoch)
         body = LaneProgress(lane_finished=finished.encode(offset)).encode() if finished.bounds and epoch else b""
         command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext(), body=body)
-        reply = await self._request(self.address(queue.topic, queue.broker), command, self._timeout)
+        reply = await self._request(self.address(queue.topic, queue.broker), command, REQUEST_TIMEOUT)
         return LANE_IGNORED not in reply.ext
 
-    async def pull(
-        self, header: PullHeader, broker: str, following: Callable[[Pulled], QueueOffset | None] = _no_other
-    ) -> Pulled:
-        """Pulls messages; the broker may hold the request for as long as the header allows.
-
-        `following` is called with each answer, and with each part of one, while it is read. It returns the offset of
-        the next pull, which is otherwise the same and leaves after the last part, or None. Returns the last answer.
-        """
-        topic, fields = header.topic, header.to_ext()
-        address = self.address(topic, broker)
-        timeout = (header.suspend_timeout_millis + PULL_MARGIN_MS) / 1000
-        first = Command(RequestCode.PULL_MESSAGE, 0, ext=fields)
-        pulled: Pulled | None = None
-
-        def answered(reply: Command) -> Command | None:
-            nonlocal pulled
-            pulled = _pulled(reply)
-            offset = following(pulled)
-            if offset is None or not self._is_master(topic, broker, address):
-                return None
-            if pulled.more:
-                return first
-            return Command(RequestCode.PULL_MESSAGE, 0, ext=PullHeader.at(offset, fields))
-
-        await self._pool.converse(address, first, timeout, answered)
-        assert pulled is not None, "a conversation ends after an answer, or by an error"
-        return pulled
+    async def pull(self, header: PullHeader, broker: str, following: Following = one_pull) -> Pulled:
+        """Pulls messages, one pull after the other as `following` says; returns the last answer (`pull_stream`)."""
+        address = self.address(header.topic, broker)
+        is_master = partial(self._is_master, header.topic, broker, address)
+        return await PullStream(self._pool, address, header, following, is_master).run()
 
     async def heartbeat(self, address: Address, body: bytes, expiry: Millis | None) -> None:
         """Joins the group. `expiry`: how long a LaneMQ broker waits for the next keep-alive."""
         ext = HeartbeatHeader(lane_expiry_millis=expiry).to_ext()
-        await self._request(address, Command(RequestCode.HEART_BEAT, 0, ext=ext, body=body), self._timeout)
+        await self._request(address, Command(RequestCode.HEART_BEAT, 0, ext=ext, body=body), REQUEST_TIMEOUT)
 
     async def unregister(self, address: Address) -> None:
         header = UnregisterHeader(client_id=self.client_id, consumer_group=self._group)
         command = Command(RequestCode.UNREGISTER_CLIENT, 0, ext=header.to_ext())
-        await self._request(address, command, self._timeout)
+        await self._request(address, command, REQUEST_TIMEOUT)
 
     async def ask(self, address: Address, command: Command, timeout: float | None = None) -> Command:
         """Sends any other request; raises if the answer is not a success."""
-        return await self._request(address, command, timeout or self._timeout)
+        return await self._request(address, command, timeout or REQUEST_TIMEOUT)
 
     async def post(self, address: Address, command: Command, timeout: float) -> Command:
         """Sends a request and returns the answer, whatever its code."""
@@ -272,7 +228,7 @@ class ConsumerCalls:
         return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
 
     async def _ask(self, topic: str, broker: str, code: RequestCode, header: Header) -> Command:
-        return await self._request(self.address(topic, broker), Command(code, 0, ext=header.to_ext()), self._timeout)
+        return await self._request(self.address(topic, broker), Command(code, 0, ext=header.to_ext()), REQUEST_TIMEOUT)
 
     async def _request(self, address: Address, command: Command, timeout: float) -> Command:
         return checked(await self._pool.request(address, command, timeout))
@@ -285,21 +241,6 @@ class ConsumerCalls:
     def _lock_request(self, queues: Iterable[MessageQueue]) -> LockRequest:
         bodies = [QueueBody.of(queue) for queue in queues]
         return LockRequest(client_id=self.client_id, consumer_group=self._group, mq_set=bodies)
-
-
-def _pulled(reply: Command) -> Pulled:
-    """The answer to a pull; raises what any other answer means."""
-    if reply.code not in _PULL_ANSWERS:
-        raise error_for(reply.code, reply.remark)
-    answer = PullResponse.from_ext(reply.ext)
-    return Pulled(
-        reply.code,
-        QueueOffset(answer.next_begin_offset),
-        QueueOffset(answer.min_offset),
-        QueueOffset(answer.max_offset),
-        reply.body,
-        bool(answer.lane_more),
-    )
 
 
 def _granted(lease: LaneLease | None, serial: int) -> Granted:

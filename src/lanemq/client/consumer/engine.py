@@ -8,13 +8,13 @@ handler runs longer keeps its lease until that ends by itself.
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
+from lanemq.background_log import ClientLog, OwnThread
 from lanemq.client.consumer.inspection import answer_broker
 from lanemq.client.consumer.monitor import ConsumerHealth, open_monitor
 from lanemq.client.consumer.options import ConsumerOptions
@@ -49,7 +49,7 @@ from lanemq.net.connection import Connection
 from lanemq.net.fast_loop import fast_loop
 from lanemq.wire.command import Command
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 
 class ConsumerEngine:
@@ -93,11 +93,11 @@ class ConsumerEngine:
         self.reporter = RunReporter(options.group, self.dead_letters, options.history)
 
         # What happens to a queue, in this order: rebalance, lease, pull, offsets and parked lanes, hand-over.
-        self._trigger = RebalanceTrigger(options.rebalance_soon)
+        self._trigger = RebalanceTrigger()
         self.assignment = Assignment(options, self.client_id, self._trigger.soon)
         parker = LaneParker(options, calls, self.assignment)
         self.leases = LeaseKeeper(options, calls, self.assignment, parker.renewed, self.heartbeat.send_again_to)
-        self.offsets = OffsetKeeper(options, calls, self.assignment)
+        self.offsets = OffsetKeeper(options, calls, self.assignment, self.leases.is_leased)
         self._puller = Puller(options, calls, self.heartbeat, self.assignment, self.offsets, parker, self._tasks)
         self._hand_over = HandOver(options, self.assignment, self.leases, self.offsets, parker.flush)
         keepers = QueueKeepers(self.leases, self.offsets, parker, self._puller, self._hand_over)
@@ -362,13 +362,13 @@ class EngineThread:
     def start(self, *, finish_on_sigterm: bool = False) -> None:
         """Returns after the first rebalance round, or raises the error that prevented it.
 
-        A second start is refused: a member that ran twice would compete with itself (A20). With `finish_on_sigterm`
+        A second start is refused: a member that ran twice would compete with itself. With `finish_on_sigterm`
         the signal hands all queues over before the process ends (`signals.Termination`).
         """
         if self._thread is not None:
             raise started_in_parent() if self.in_child else Closed.started_before("consumer")
         tell_child(self)
-        self._thread = threading.Thread(target=self._run, name=f"lanemq-{self._options.group}", daemon=True)
+        self._thread = OwnThread(target=self._run, name=f"lanemq-{self._options.group}", daemon=True)
         if finish_on_sigterm:
             self._term = TERMINATION.listen(self._finish, again=True)
         self._thread.start()

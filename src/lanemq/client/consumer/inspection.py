@@ -5,11 +5,11 @@ answer; nothing that a broker sends can stop the consumer.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from lanemq.background_log import ClientLog
 from lanemq.client.codec import codec_named
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
@@ -41,7 +41,7 @@ from lanemq.wire.stats_bodies import (
     ResetOffsetBody,
 )
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 MEBIBYTE = 1024 * 1024
 MAX_HELD_LANES = 200

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from lanemq.client.codec import Codec, codec_named
 from lanemq.client.identity import new_client_id
-from lanemq.client.keyword_options import in_seconds, opened_history, refuse_unknown, wrong_kinds
+from lanemq.client.keyword_options import Interval, Wait, in_seconds, opened_history, problems_of, refuse_unknown
 from lanemq.client.security import security_of
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.consuming.allocation import Allocate, averagely, averagely_by_circle, consistent_hash
@@ -18,7 +18,7 @@ from lanemq.core.consuming.queue_lease import CLUSTER_TIMES, LANE_TIMES, ROCKETM
 from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_group
-from lanemq.model.units import Seconds, to_millis
+from lanemq.model.units import Seconds
 from lanemq.model.wording import shown
 from lanemq.net.address import Address, Servers, parse_address, parse_addresses, servers_text
 from lanemq.net.security import Security, TlsOptions
@@ -50,8 +50,9 @@ class StartFrom(Enum):
     """Where a group starts in a queue that it has never read."""
 
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
+    """Reads what was sent before the group existed."""
     LAST = "CONSUME_FROM_LAST_OFFSET"
-    TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+    """Skips it; RocketMQ's default."""
 
 
 class ConsumerSettings(TypedDict, total=False):
@@ -61,26 +62,16 @@ class ConsumerSettings(TypedDict, total=False):
     """
 
     sharing: Sharing
-    start: StartFrom
-    start_timestamp: datetime | float | None
-    compat: str
+    start: StartFrom | datetime
+    compat: Literal["auto", "rocketmq"]
     lease_times: LeaseTimes | None
     allocation: str | Allocate
     codec: str | Codec
-    pull_batch: int | None
     drop_repeats: bool
-    pull_suspend: Seconds
     flow: FlowLimits | None
-    request_timeout: Seconds
-    lock_timeout: Seconds
-    heartbeat_every: Seconds
-    rebalance_every: Seconds
-    rebalance_soon: Seconds
-    pull_retry: Seconds
     commit_every: Seconds
     hand_over_timeout: Seconds
     stop_timeout: Seconds
-    consume_timeout: Seconds
     offsets_folder: str | Path | None
     client_id: str | None
     monitor: str | None
@@ -102,13 +93,10 @@ class ConsumerOptions:
 
     sharing: Sharing = Sharing.CLUSTERING
 
-    start: StartFrom = StartFrom.FIRST
-    """FIRST reads what was sent before the group existed; LAST (RocketMQ's default) skips it."""
+    start: StartFrom | datetime = StartFrom.FIRST
+    """Where the group starts in a queue that it has never read. A `datetime` is the store time of the first message."""
 
-    start_timestamp: float | None = None
-    """With TIMESTAMP: store time of the first message to read, in seconds since 1970; a `datetime` works too."""
-
-    compat: str = "auto"
+    compat: Literal["auto", "rocketmq"] = "auto"
     """`auto`: short leases with epochs where the broker has them. `rocketmq`: RocketMQ's times everywhere."""
 
     lease_times: LeaseTimes | None = None
@@ -120,53 +108,22 @@ class ConsumerOptions:
     codec: str | Codec = "json"
     """How bodies become values: "json", "text", "bytes", or an object with `encode` and `decode`."""
 
-    pull_batch: int | None = None
-    """Maximum number of messages per pull; None: 1000 from a LaneMQ broker, 32 from an Apache one."""
-
     drop_repeats: bool = False
     """Leaves out messages that an Apache broker stored twice because an answer was lost, as their producer stamps
     show. Looks back over the last 1000 messages when a queue is taken. A LaneMQ broker stores no repeats."""
 
-    pull_suspend: float = 15.0
-    """How long the broker may hold an empty pull (RocketMQ's DefaultMQPushConsumerImpl). Short: idle traffic."""
-
     flow: FlowLimits | None = None
     """Cache limits per queue; None: RocketMQ's 1000 messages, or four pulls where pulls are larger."""
 
-    request_timeout: float = 3.0
-    """How long a request waits for its answer (RocketMQ's ClientConfig.mqClientApiTimeout)."""
-
-    lock_timeout: float = 3.0
-    """How long a lease request or keep-alive waits: as long as a lease is used (RocketMQ: 1 s). Short: if
-    the broker takes longer to answer, because of its disk or an overloaded machine, it grants leases, and no member
-    waits for the answer."""
-
-    heartbeat_every: float = 30.0
-    """Interval of heartbeats (RocketMQ's ClientConfig). An Apache broker removes a member after 120 s without one;
-    LaneMQ brokers go by the keep-alives."""
-
-    rebalance_every: float = 20.0
-    """Interval of rebalance rounds (RocketMQ's RebalanceService). Brokers announce changes at once; this catches
-    announcements that were lost."""
-
-    rebalance_soon: float = 0.5
-    """Pause before the next round when a queue could not be taken or given up (RocketMQ's RebalanceImpl)."""
-
-    pull_retry: float = 1.0
-    """Pause after a failed pull (RocketMQ's ClientConfig.pullTimeDelayMillsWhenException)."""
-
-    commit_every: float = 1.0
+    commit_every: Interval = 1.0
     """Interval of offset reports (RocketMQ: 5 s). Messages that a crash leaves unreported are delivered again."""
 
-    hand_over_timeout: float = 5.0
+    hand_over_timeout: Interval = 5.0
     """How long a queue that moves to another member waits for its running handlers. If they take longer, the queue
     stays here until the next round: it is never taken away from a running handler."""
 
-    stop_timeout: float = 30.0
+    stop_timeout: Wait = 30.0
     """How long a stop waits for running handlers before it leaves them behind and lets their leases expire."""
-
-    consume_timeout: float = 15 * 60.0
-    """Concurrent only: a message handled for longer is sent back to the broker (RocketMQ's consumeTimeout)."""
 
     offsets_folder: Path | None = None
     """Broadcasting: folder for the offsets; None keeps them in memory, so that a restart begins anew."""
@@ -187,7 +144,17 @@ class ConsumerOptions:
     """Records what happens, for the checker."""
 
     def __post_init__(self) -> None:
-        problems = wrong_kinds(self, _KINDS) or self._problems()
+        problems = problems_of(self)
+        if not callable(getattr(self.clock, "now", None)) or not callable(getattr(self.clock, "wall", None)):
+            problems.append(f"clock={shown(self.clock)} must be a Clock, with `now` and `wall`")
+        if self.allocation not in STRATEGIES if isinstance(self.allocation, str) else not callable(self.allocation):
+            names = ", ".join(STRATEGIES)
+            problems.append(f"allocation={shown(self.allocation)} must be one of {names}, or a function")
+        if isinstance(self.start, datetime):
+            try:
+                self.start.timestamp()
+            except (ValueError, OverflowError, OSError):
+                problems.append(f"start={shown(self.start)} is too long ago or too far ahead for this machine")
         if problems:
             raise InvalidOption("; ".join(problems))
         codec_named(self.codec)
@@ -198,26 +165,6 @@ class ConsumerOptions:
                 parse_address(self.monitor)
             except InvalidOption as error:
                 raise InvalidOption(f"monitor: {error}") from None
-
-    def _problems(self) -> list[str]:
-        problems = [
-            f"{name}={getattr(self, name)!r} must be at least {least}"
-            for name, least in _LEAST.items()
-            if (getattr(self, name) if getattr(self, name) is not None else least) < least
-        ]
-        if not isinstance(self.drop_repeats, bool):
-            problems.append(f"drop_repeats={shown(self.drop_repeats)} must be True or False")
-        if not callable(getattr(self.clock, "now", None)) or not callable(getattr(self.clock, "wall", None)):
-            problems.append(f"clock={shown(self.clock)} must be a Clock, with `now` and `wall`")
-        if self.compat not in ("auto", "rocketmq"):
-            problems.append(f"compat={shown(self.compat)} must be 'auto' or 'rocketmq'")
-        if self.allocation not in STRATEGIES if isinstance(self.allocation, str) else not callable(self.allocation):
-            problems.append(
-                f"allocation={shown(self.allocation)} must be one of {', '.join(STRATEGIES)}, or a function"
-            )
-        if self.start is StartFrom.TIMESTAMP and not (self.start_timestamp or 0) > 0:
-            problems.append("start=TIMESTAMP needs start_timestamp: a datetime, or seconds since 1970")
-        return problems
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -242,10 +189,6 @@ class ConsumerOptions:
     def broadcasting(self) -> bool:
         return self.sharing is Sharing.BROADCASTING
 
-    @property
-    def start_timestamp_ms(self) -> int:
-        return to_millis(self.start_timestamp or 0)
-
     def speaks_lane(self, broker_is_lane: bool) -> bool:
         """Whether this member uses LaneMQ's protocol additions with a broker."""
         return broker_is_lane and self.compat == "auto"
@@ -258,7 +201,9 @@ class ConsumerOptions:
         return LANE_TIMES if lane else stock
 
     def batch_from(self, lane: bool) -> int:
-        return self.pull_batch or (LANE_PULL_BATCH if lane else ROCKETMQ_PULL_BATCH)
+        """Messages of one pull: fewer where `flow` allows fewer, since a cache exceeds its limit by up to one pull."""
+        batch = LANE_PULL_BATCH if lane else ROCKETMQ_PULL_BATCH
+        return batch if self.flow is None else min(batch, self.flow.messages)
 
     def limits(self, lane: bool) -> FlowLimits:
         if self.flow is not None:
@@ -280,44 +225,8 @@ def consumer_options(servers: Servers, group: str, /, **settings: Unpack[Consume
 
 
 def _normal(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Durations and times as seconds, the offsets folder as a path."""
+    """Durations as seconds, the offsets folder as a path."""
     normal = in_seconds(settings)
-    if isinstance(when := normal.get("start_timestamp"), datetime):
-        normal["start_timestamp"] = when.timestamp()
     if isinstance(folder := normal.get("offsets_folder"), str):
         normal["offsets_folder"] = Path(folder)
     return normal
-
-
-_MIN_SECONDS = 0.001
-"""Shorter would be rounded to nothing, and a loop would never pause."""
-
-_LEAST = {
-    "pull_batch": 1,
-    "pull_suspend": 0,
-    "request_timeout": _MIN_SECONDS,
-    "lock_timeout": _MIN_SECONDS,
-    "heartbeat_every": _MIN_SECONDS,
-    "rebalance_every": _MIN_SECONDS,
-    "rebalance_soon": _MIN_SECONDS,
-    "pull_retry": _MIN_SECONDS,
-    "commit_every": _MIN_SECONDS,
-    "hand_over_timeout": _MIN_SECONDS,
-    "stop_timeout": 0,
-    "consume_timeout": _MIN_SECONDS,
-}
-
-_KINDS: dict[str, object] = {
-    **dict.fromkeys(_LEAST, float),
-    "start_timestamp": float | None,
-    "pull_batch": int | None,
-    "tls": TlsOptions | None,
-    "credentials": Credentials | None,
-    "sharing": Sharing,
-    "start": StartFrom,
-    "flow": FlowLimits | None,
-    "lease_times": LeaseTimes | None,
-    "client_id": str | None,
-    "monitor": str | None,
-    "offsets_folder": Path | None,
-}

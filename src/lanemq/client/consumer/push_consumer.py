@@ -38,7 +38,7 @@ MAX_RECONSUME = 16
 
 
 class PushConsumer:
-    """One member of a group with one listener. The kind of listener decides about order (A19)."""
+    """One member of a group with one listener: an orderly one gets its messages in order, a concurrent one does not."""
 
     def __init__(
         self,

@@ -10,16 +10,16 @@ signals wait: the thread that forks blocks them.
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 
+from lanemq.background_log import ClientLog
 from lanemq.forking import tell_child
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

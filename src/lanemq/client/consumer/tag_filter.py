@@ -14,7 +14,7 @@ class TagFilter:
     """The tags that a subscription accepts; none means every message.
 
     The broker compares hash codes of tags, which may collide; the client compares the text again. Both skip what is
-    not accepted, so the committed offset moves on (A17).
+    not accepted, so the committed offset moves on.
     """
 
     text: str

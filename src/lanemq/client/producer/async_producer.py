@@ -1,17 +1,18 @@
 """The asyncio producer: the same calls and the same engine as `Producer`, with `await`.
 
-Everything runs on one event loop, so the engine needs no lock. Calls that cannot be accepted at once (the route is
-unknown, the buffer is full) wait in one line, and later calls join its end: otherwise a later message could take its
-place before an earlier one.
+Everything runs on one event loop, so the engine needs no lock. Calls that cannot be accepted at once wait in line, and
+later calls join its end: otherwise a later message could take its place before an earlier one. Each topic has a line
+for its route; calls that wait for room in the buffer share one.
 """
 
 import asyncio
 import contextlib
-import logging
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Self, TypeAlias, Unpack
 
+from lanemq.background_log import ClientLog
 from lanemq.client.producer.base import (
     ASYNC_GATHER_MILLIS,
     TICK_SECONDS,
@@ -24,10 +25,12 @@ from lanemq.client.producer.base import (
     no_route,
     not_reached,
     report_abandoned,
+    route_pause,
+    route_seconds,
 )
 from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, refuse_delay
-from lanemq.client.producer.choosing import check_sendable
-from lanemq.client.producer.engine import Actions, QueueLane, SendRequest
+from lanemq.client.producer.choosing import QueueChooser, check_sendable
+from lanemq.client.producer.engine import LOG_NAME, Actions, QueueLane, SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.waiters import (
     NO_WAITER,
@@ -41,7 +44,7 @@ from lanemq.client.receipt import Receipt, Receipts
 from lanemq.client.routing import AsyncRoutes
 from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock
-from lanemq.model.errors import LaneError, LaneFrozen
+from lanemq.model.errors import LaneError, LaneFrozen, TransportError
 from lanemq.model.keys import Key, key_text
 from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
@@ -50,7 +53,7 @@ from lanemq.net.address import Servers, parse_addresses
 from lanemq.net.connection import Connection, ConnectionPool, open_connection
 from lanemq.wire.command import Command
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 Offer: TypeAlias = Callable[[TopicRoute], Sequence[QueueLane]]
 """Offers messages to the lanes of a route."""
@@ -58,6 +61,8 @@ Offer: TypeAlias = Callable[[TopicRoute], Sequence[QueueLane]]
 
 class AsyncProducer(ProducerBase):
     """Sends messages and keeps those of a key in order. For one event loop."""
+
+    _log, _engine_log = log, ClientLog(LOG_NAME)
 
     def __init__(self, servers: Servers, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
         super().__init__(servers, clock, settings)
@@ -73,7 +78,9 @@ class AsyncProducer(ProducerBase):
             declared=self._options.create,
             may_move=self._options.on_queue_change == "continue",
         )
+        self._chooser = QueueChooser(self._routes.missing)
         self._links: dict[str, Connection] = {}
+        self._asking: dict[str, asyncio.Lock] = {}
         self._line = asyncio.Lock()
         self._in_line = 0
         self._empties_soon = False
@@ -82,6 +89,7 @@ class AsyncProducer(ProducerBase):
         self._settled = asyncio.Event()
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
+        self._close_by: asyncio.Timeout | None = None
         self._maintenance: asyncio.Task[None] | None = None
 
     def _leave_to_parent(self) -> None:
@@ -177,18 +185,22 @@ class AsyncProducer(ProducerBase):
         self._resume(await self._route(topic), key, queue)
 
     async def close(self, timeout: Seconds | None = None) -> None:
-        """As `Producer.close`. A second call waits too."""
+        """As `Producer.close`."""
         if self._in_child:
             self._in_child, self._closed = False, True  # nothing was sent here
             self._ended = asyncio.Event()
             self._ended.set()
             return
+        seconds = self._close_seconds(timeout)
         if self._closing:
+            end = asyncio.get_running_loop().time() + seconds
+            if self._close_by is not None and end < (self._close_by.when() or end):
+                self._close_by.reschedule(end)
             await self._ended.wait()
             return
         self._closing = True
         try:
-            await self._end(self._close_seconds(timeout))
+            await self._end(seconds)
         finally:
             self._ended.set()
 
@@ -196,13 +208,14 @@ class AsyncProducer(ProducerBase):
         """The program ends, and with it the event loop: reports what cannot be sent any more."""
         if not self._closed and not self._in_child:
             waiting = sum(map(len, self._inbox.take_out().values()))
-            report_abandoned(self._engine.abandon(), waiting)
+            report_abandoned(log, self._engine.abandon(), waiting)
 
     async def _end(self, seconds: float) -> None:
         self._settled.set()  # tasks that wait for room in the buffer give up
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as self._close_by:
                 await self.flush()
+        self._close_by = None
         self._closed = True
         self._wake.set()
         if self._maintenance is not None:
@@ -211,9 +224,9 @@ class AsyncProducer(ProducerBase):
             link.close()
         self._pool.close()
         outcomes = self._engine.abandon()
-        report_abandoned(outcomes)
         for outcome in outcomes:
             outcome.notify()
+        report_abandoned(log, outcomes)
         await asyncio.sleep(0)  # lets the transports close
 
     async def __aenter__(self) -> Self:
@@ -294,21 +307,24 @@ class AsyncProducer(ProducerBase):
             return
         self._in_line += 1
         self._adjust_inbox()
-        seconds = self._options.timeout
+        began = self._clock.now()
+        try:
+            route = await self._route(topic)
+            left = self._options.timeout - (self._clock.now() - began) / 1000
+            await self._wait_for_room(route, most_before, offer, max(0.0, left))
+        finally:
+            self._in_line -= 1
+            self._adjust_inbox()
+
+    async def _wait_for_room(self, route: TopicRoute, most_before: int, offer: Offer, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds) as limit, self._line:
-                route = await self._route(topic)
                 await self._wait_until(lambda: self._has_room(most_before) or self._closing)
                 self._offer_now(route, offer)
         except TimeoutError:
             if not limit.expired():
                 raise  # from the caller's selector
-            raise (
-                no_route(topic, seconds) if route is None else buffer_full(self._options.buffer_bytes, seconds)
-            ) from None
-        finally:
-            self._in_line -= 1
-            self._adjust_inbox()
+            raise buffer_full(self._options.buffer_bytes, self._options.timeout) from None
 
     def _offer_now(self, route: TopicRoute, offer: Offer) -> None:
         if self._closing:
@@ -319,7 +335,23 @@ class AsyncProducer(ProducerBase):
                 self._wake.set()
 
     async def _route(self, topic: str) -> TopicRoute:
-        return self._known_route(topic) or await self._routes.get(check_sendable(topic), provisional=True)
+        """The route of the topic. Asks until a name server answers; calls for one topic get it in their order."""
+        seconds = route_seconds(self._options)
+        try:
+            async with asyncio.timeout(seconds) as limit, self._asking.setdefault(topic, asyncio.Lock()):
+                for failures in itertools.count(1):
+                    if failures > 1 and self._closing:
+                        break
+                    with contextlib.suppress(TransportError):
+                        return self._known_route(topic) or await self._routes.get(
+                            check_sendable(topic), provisional=True
+                        )
+                    await asyncio.sleep(route_pause(failures))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise no_route(topic, seconds, self._routes.last_failure(topic)) from None
+        raise closed()
 
     def _known_route(self, topic: str) -> TopicRoute | None:
         """The route that can be used without waiting. The maintenance task asks for an old one again."""
@@ -399,6 +431,7 @@ class AsyncProducer(ProducerBase):
             self._routes.outages.failed(self._links[broker].address, no_answer(self._options.request_timeout))
             self._links[broker].close()
         self._settled.set()
+        self._log_lines(actions)
 
     # the maintenance task
 
@@ -460,7 +493,7 @@ class AsyncProducer(ProducerBase):
             link = await open_connection(address, on_lost=lost, security=self._security)
         except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
             self._routes.expire(topic)
-            self._engine.dial_failed(broker, not_reached(self._routes.outages, broker, server, error))
+            self._engine.dial_failed(broker, not_reached(log, self._routes.outages, broker, server, error))
             self._wake.set()
             return
         link.post_oneway(self._heartbeat())

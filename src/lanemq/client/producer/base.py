@@ -4,13 +4,13 @@
 inbox does so under `_lock`, which is a null context on an event loop.
 """
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Protocol, Self, TypeVar, Unpack
 
+from lanemq.background_log import ClientLog
 from lanemq.client import metrics as names
 from lanemq.client.identity import new_client_id, new_producer_id
 from lanemq.client.producer.batches import (
@@ -27,7 +27,7 @@ from lanemq.client.producer.batches import (
 )
 from lanemq.client.producer.choosing import QueueChooser
 from lanemq.client.producer.ending import watch
-from lanemq.client.producer.engine import Actions, SendEngine
+from lanemq.client.producer.engine import DIAL_BACKOFF_MILLIS, Actions, SendEngine
 from lanemq.client.producer.freezes import Frozen
 from lanemq.client.producer.inbox import SendInbox
 from lanemq.client.producer.options import ProducerOptions, ProducerSettings, producer_options
@@ -38,7 +38,7 @@ from lanemq.client.topic_route import TopicRoute
 from lanemq.clock import Clock, SystemClock
 from lanemq.forking import tell_child
 from lanemq.model.checks import seconds
-from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOut
+from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOut, TransportError
 from lanemq.model.figures import MetricSample
 from lanemq.model.keys import Key, key_text
 from lanemq.model.names import check_topic
@@ -47,8 +47,6 @@ from lanemq.model.units import Seconds
 from lanemq.net.address import Address, Servers, servers_text
 from lanemq.net.rate_limited_log import OutageLog
 from lanemq.wire.command import Command
-
-log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
 """How exact deadlines are. Idle ticks cost next to nothing; waking the maintenance thread for every send would not."""
@@ -75,6 +73,10 @@ L = TypeVar("L", bound=_Link)
 class ProducerBase(ABC):
     """A producer without connections."""
 
+    _log: ClassVar[ClientLog]
+    _engine_log: ClassVar[ClientLog]
+    _chooser: QueueChooser
+
     def __init__(self, servers: Servers, clock: Clock | None, settings: ProducerSettings) -> None:
         self._servers = servers_text(servers)
         self._arguments = clock, settings
@@ -94,7 +96,6 @@ class ProducerBase(ABC):
         self._options = producer_options(self._clock, self._client_id, **settings)
         self._security = self._options.security
         self._packer = Packer(self._options)
-        self._chooser = QueueChooser()
         builder = RequestBuilder(self._options.group, self._client_id, new_producer_id())
         self._engine = SendEngine(self._options, builder, self._clock)
         self._inbox = SendInbox(self._options, self._packer, new_future, self._empty_inbox)
@@ -206,6 +207,11 @@ class ProducerBase(ABC):
     def _finish(self, actions: Actions) -> None:
         """Carries out all actions except requests, which are already written."""
 
+    def _log_lines(self, actions: Actions) -> None:
+        """Logs what the engine has to say, when everything else is done: a handler of the log may use the producer."""
+        for line in actions.lines:
+            self._engine_log.log(line.level, line.text, *line.args)
+
     def _close_seconds(self, timeout: Seconds | None) -> float:
         settled = self._options.delivery_timeout + CLOSE_SPARE_SECONDS
         return settled if timeout is None else min(settled, seconds("timeout", timeout))
@@ -226,7 +232,7 @@ class ProducerBase(ABC):
             route = known(self._engine.topic_of(broker)) if link.is_open else None
             master = route.master_of(broker) if route is not None else None
             if master is not None and master != link.address:
-                log.warning("broker %s has another master now: %s instead of %s", broker, master, link.address)
+                self._log.warning("broker %s has another master now: %s instead of %s", broker, master, link.address)
                 old.append(link)
         return old
 
@@ -252,10 +258,22 @@ def buffer_full(size: int, seconds: float) -> RequestTimedOut:
     )
 
 
-def no_route(topic: str, seconds: float) -> RequestTimedOut:
-    return RequestTimedOut(
-        f"no name server answered within {seconds:g} s: where topic {topic!r} is stored is not known"
-    )
+def route_seconds(options: ProducerOptions) -> float:
+    """How long a call waits for the first route of its topic: as long as its message would wait for its broker."""
+    return min(options.timeout, options.delivery_timeout)
+
+
+def route_pause(failures: int) -> float:
+    """Seconds until a question for a route is asked again that had no answer so many times."""
+    return DIAL_BACKOFF_MILLIS[min(failures, len(DIAL_BACKOFF_MILLIS) - 1)] / 1000
+
+
+def no_route(topic: str, seconds: float, last: TransportError | None) -> TransportError:
+    """The error of a call that found no route, of the kind of the last failure."""
+    text = f"no name server answered within {seconds:g} s: where topic {topic!r} is stored is not known"
+    if last is None or isinstance(last, RequestTimedOut):
+        return RequestTimedOut(text if last is None else f"{text}; the last problem was: {last}")
+    return type(last)(f"{text}; the last problem was: {last}")
 
 
 def no_receipt(topic: str, options: ProducerOptions) -> RequestTimedOut:
@@ -265,7 +283,7 @@ def no_receipt(topic: str, options: ProducerOptions) -> RequestTimedOut:
     )
 
 
-def report_abandoned(outcomes: Sequence[Outcome], waiting: int = 0) -> None:
+def report_abandoned(log: ClientLog, outcomes: Sequence[Outcome], waiting: int = 0) -> None:
     """Warns of messages that the producer gave up because it, or the program, ended."""
     count = waiting + sum(len(outcome.messages) for outcome in outcomes)
     if count:
@@ -280,7 +298,7 @@ def closed() -> Closed:
     return Closed("this producer is closed: make a new one")
 
 
-def not_reached(outages: OutageLog, broker: str, server: object, error: Exception) -> LaneError:
+def not_reached(log: ClientLog, outages: OutageLog, broker: str, server: object, error: Exception) -> LaneError:
     """The error of a failed attempt to connect. Logs it, an unexpected one with its traceback."""
     if isinstance(error, LaneError):
         outages.failed(server, error)

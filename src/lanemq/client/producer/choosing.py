@@ -26,7 +26,9 @@ KNOWN_KEYS = 16_384
 class QueueChooser:
     """Chooses the queue of each message."""
 
-    def __init__(self) -> None:
+    def __init__(self, missing: Callable[[str], object]) -> None:
+        """`missing` is called with the name of a topic that does not exist, before its message is refused."""
+        self._missing = missing
         self._deal = round_robin(itertools.count())
         # The queues of recent keys, and the route they are true for; one tuple, so that both change at once.
         self._known: tuple[TopicRoute | None, dict[str, MessageQueue]] = (None, {})
@@ -89,6 +91,7 @@ class QueueChooser:
         its queues change, so that keys move."""
         self._check_writable(route)
         if route.provisional and (has_key or len(route.brokers) > 1):
+            self._missing(route.topic)
             raise no_such_topic(route.topic, f", or declare it: Producer(..., create=[{route.topic!r}])")
 
     def _check_writable(self, route: TopicRoute) -> None:

@@ -11,16 +11,16 @@ A handler that raises ends such a call in the middle. The producer notices that 
 fails, with a warning, instead of being lost unnoticed.
 """
 
-import atexit
-import logging
-import sys
 import threading
 import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
-log = logging.getLogger(__name__)
+from lanemq.background_log import ClientLog, write_the_rest
+from lanemq.forking import call_at_end
+
+log = ClientLog(__name__)
 
 EXIT_SECONDS = 10.0
 """How long the exit of a program waits for messages that were accepted. Longer, and a program that cannot reach its
@@ -38,34 +38,27 @@ class Ending(Protocol):
 
 _open: "weakref.WeakSet[Ending]" = weakref.WeakSet()
 _closers: set[threading.Thread] = set()
-_finalized: set[int] = set()
-"""Processes of `multiprocessing` that have the finalizer: they end without running the hooks of `atexit`."""
 
 
 def watch(producer: Ending) -> None:
     """Ends the producer with the program, if it is still open then."""
     _open.add(producer)
-    util = sys.modules.get("multiprocessing.util")
-    process = sys.modules.get("multiprocessing.process")
-    if util is not None and process is not None and process.parent_process() is not None:
-        name = process.current_process().ident or 0
-        if name not in _finalized:
-            _finalized.add(name)
-            util.Finalize(None, end_all, exitpriority=10)
+    call_at_end(end_all, priority=10)
 
 
 def end_all() -> None:
     """Closes everything that is open. Called once, at the end of the program."""
-    for closer in tuple(_closers):
-        closer.join(EXIT_SECONDS)
     for producer in list(_open):
         try:
             producer.end_with_program(EXIT_SECONDS)
         except Exception:
             log.exception("a producer could not be closed at the end of the program")
+    for closer in tuple(_closers):
+        closer.join(EXIT_SECONDS)
+    write_the_rest()
 
 
-atexit.register(end_all)
+call_at_end(end_all, priority=10)
 
 
 def interrupts_a_call(frame: FrameType | None) -> bool:

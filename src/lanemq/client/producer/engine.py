@@ -15,6 +15,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import NamedTuple
 
 from lanemq.client.producer.batches import PendingMessage, RequestBuilder, batch_weights, total_size
 from lanemq.client.producer.freezes import Freezes, Frozen, frozen_of
@@ -54,8 +55,8 @@ from lanemq.wire.codes import LATE_CODES, STORED_CODES, ResponseCode, error_for,
 from lanemq.wire.command import Command
 from lanemq.wire.lane_fields import LANE_EXPECTED
 
-log = logging.getLogger(__name__)
-
+LOG_NAME = __name__
+"""The logger of the lines in `Actions`."""
 FIRST_EPOCH = Epoch(1)
 DIAL_BACKOFF_MILLIS = (0, 50, 100, 200, 500, 1000)
 """The wait before the next attempt to connect, by failures in a row; the last one repeats."""
@@ -267,7 +268,7 @@ class SendEngine:
         self, lane: "QueueLane", failed: Failed[PendingMessage], reason: LaneError | None, actions: "Actions"
     ) -> None:
         count, why = len(failed.everything), str(reason or failed.error.value)  # the error itself would keep its frames
-        log.warning("queue %s: messages not stored: %d: %s", lane.queue, count, why)
+        actions.log(logging.WARNING, "queue %s: messages not stored: %d: %s", lane.queue, count, why)
         self.unsettled.given_up(lane.queue, failed)
         for outcome in failed_outcomes(lane.queue, failed, reason, self._options.delivery_timeout):
             self._freezes.failed(lane, outcome.messages, outcome.error)
@@ -366,10 +367,6 @@ class SendEngine:
 
     # the end
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._active
-
     def mark(self) -> "FlushMark":
         return FlushMark(self._active)
 
@@ -411,6 +408,8 @@ class SendEngine:
         """
         if lane.sender.must_renew:
             lane.renew()
+            text = "queue %s: %d messages are sent again in a new epoch"
+            actions.log(logging.INFO, text, lane.queue, lane.recovering)
         if lane.freeze is not None:
             self._freezes.resume_if_known(lane)
         if lane.sender.idle:
@@ -514,7 +513,6 @@ class QueueLane:
         self.recovering += self.sender.renew()
         self.forget_requests()
         self.recount_waiting()
-        log.info("queue %s: %d messages are sent again in a new epoch", self.queue, self.recovering)
 
     def resume(self) -> None:
         """Continues in a new epoch, after the whole queue was frozen."""
@@ -596,9 +594,17 @@ class BrokerState:
         return True
 
 
+class LogLine(NamedTuple):
+    """One line of the log, with its arguments."""
+
+    level: int
+    text: str
+    args: tuple[object, ...]
+
+
 @dataclass(slots=True)
 class Actions:
-    """What a producer has to do for its engine: write requests in this order, then notify waiters in this order."""
+    """What a producer has to do for its engine: write requests in this order, notify waiters in this order, log."""
 
     requests: list[SendRequest] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
@@ -607,6 +613,12 @@ class Actions:
     """Topics with a broker that does not answer, or not as a master: another replica may be the master now."""
     hang_up: list[str] = field(default_factory=list)
     """Brokers that do not reply. Closing the connection sends everything again over a new one."""
+    lines: "list[LogLine]" = field(default_factory=list)
+    """What to log. A handler of the log may use the producer, so the engine does not call it in the middle of its
+    work."""
+
+    def log(self, level: int, text: str, *args: object) -> None:
+        self.lines.append(LogLine(level, text, args))
 
 
 NO_ACTIONS = Actions()

@@ -3,10 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack
+from typing import Annotated, Literal, TypedDict, Unpack
+
+from msgspec import Meta
 
 from lanemq.client.codec import Codec
-from lanemq.client.keyword_options import in_seconds, opened_history, refuse_unknown, wrong_kinds
+from lanemq.client.keyword_options import Interval, in_seconds, opened_history, problems_of, refuse_unknown
 from lanemq.client.security import security_of
 from lanemq.client.topics import NewTopic
 from lanemq.clock import Clock
@@ -29,32 +31,32 @@ class ProducerOptions:
     """The name under which the broker lists the producer."""
     codec: str | Codec = "json"
     """How values become bytes: "json", "text", "bytes", or an object with `encode` and `decode`."""
-    linger: float = 0.0
+    linger: Annotated[float, Meta(ge=0, le=60, description="a number of seconds")] = 0.0
     """Seconds that a message may wait for others to share its batch. 0 sends at once; messages still share a batch
     while earlier ones are in flight, so waiting pays only for many small messages from slow senders."""
-    window: int = 4
+    window: Annotated[int, Meta(ge=1, le=100)] = 4
     """Batches of one queue in flight at once. A LaneMQ broker refuses later ones if an earlier one is missing; an
     Apache broker would store them, so with it the window is always 1."""
-    max_batch_messages: int = 1000
+    max_batch_messages: Annotated[int, Meta(ge=1, le=10_000)] = 1000
     """Messages of a batch. Few: more requests. Many: a refused message costs more to find."""
-    max_batch_bytes: int = 1024 * 1024
+    max_batch_bytes: Annotated[int, Meta(ge=1024, le=MAX_BODY_BYTES)] = 1024 * 1024
     """Bytes of a batch. Apache brokers refuse batches over 4 MiB."""
-    buffer_bytes: int = 64 * 1024 * 1024
+    buffer_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     """Bytes of messages that wait or are in flight. When the buffer is full, senders wait; no message is dropped."""
-    delivery_timeout: float = 120.0
+    delivery_timeout: Interval = 120.0
     """Seconds that an accepted message may wait for its broker, retries included. Then it fails with `RequestTimedOut`,
-    and its key is frozen unless its sender learns of that first. Too short: a broker that restarts becomes an incident.
-    Too long: programs learn late that a broker is gone."""
-    timeout: float = 120.0
+    and its key is frozen unless its sender learns of that first. A call waits no longer for the first route of its
+    topic. Too short: a broker that restarts becomes an incident. Too long: programs learn late that one is gone."""
+    timeout: Interval = 120.0
     """Seconds that a call may wait: for a route, for room in the buffer, and in `send` for the receipt. A `send` that
     gives up raises `RequestTimedOut`; its message still waits for the broker and may be stored."""
-    request_timeout: float = 3.0
+    request_timeout: Interval = 3.0
     """Seconds after which an unanswered request to a LaneMQ broker is sent again over a new connection. A connection
     whose writes stall for one to two times as long is replaced, whatever the broker. Too short: a broker that is merely
     slow gets every request repeatedly. Too long: messages wait for a dead connection."""
-    compress_above: int = 4096
+    compress_above: Annotated[int, Meta(ge=1)] = 4096
     """Bytes from which a single body is compressed with zlib (RocketMQ's DefaultMQProducer). Batches are not."""
-    max_body_bytes: int = MAX_BODY_BYTES
+    max_body_bytes: Annotated[int, Meta(ge=1)] = MAX_BODY_BYTES
     """Bytes of the largest body; larger ones are refused when they are sent."""
     tls: TlsOptions | None = None
     """Encrypts connections. None: as the environment says (docs/guides/security.md), else not encrypted."""
@@ -77,7 +79,9 @@ class ProducerOptions:
 
     def __post_init__(self) -> None:
         check_group(self.group)
-        problems = wrong_kinds(self, _KINDS) or [text for wrong, text in self._rules() if wrong]
+        problems = problems_of(self)
+        if not problems and self.buffer_bytes < self.max_body_bytes:
+            problems = [f"buffer_bytes is {self.buffer_bytes}, but one message may take {self.max_body_bytes}"]
         if problems:
             raise InvalidOption("producer options: " + "; ".join(problems))
 
@@ -85,55 +89,6 @@ class ProducerOptions:
     def security(self) -> Security:
         """How connections are protected."""
         return security_of(self.tls, self.credentials)
-
-    def _rules(self) -> tuple[tuple[bool, str], ...]:
-        return (
-            (not 0 <= self.linger <= 60, f"linger is {self.linger:g} s, use 0 to 60"),
-            (not 1 <= self.window <= 100, f"window is {self.window}, use 1 to 100"),
-            (
-                not 1 <= self.max_batch_messages <= 10_000,
-                f"max_batch_messages is {self.max_batch_messages}, use 1 to 10000",
-            ),
-            (
-                not 1024 <= self.max_batch_bytes <= MAX_BODY_BYTES,
-                f"max_batch_bytes is {self.max_batch_bytes}, use 1024 to {MAX_BODY_BYTES}",
-            ),
-            (
-                self.buffer_bytes < self.max_body_bytes,
-                f"buffer_bytes is {self.buffer_bytes}, but one message may take {self.max_body_bytes}",
-            ),
-            (self.timeout <= 0, f"timeout is {self.timeout:g} s, it must be positive"),
-            (self.delivery_timeout <= 0, f"delivery_timeout is {self.delivery_timeout:g} s, it must be positive"),
-            (
-                self.request_timeout <= 0,
-                f"request_timeout is {self.request_timeout:g} s, it must be positive",
-            ),
-            (
-                self.on_queue_change not in ("fail", "continue"),
-                f"on_queue_change is {self.on_queue_change!r}, use 'fail' or 'continue'",
-            ),
-            (
-                self.on_unconfirmed not in ("accept", "retry"),
-                f"on_unconfirmed is {self.on_unconfirmed!r}, use 'accept' or 'retry'",
-            ),
-            (self.compress_above < 1, f"compress_above is {self.compress_above}, it must be positive"),
-        )
-
-
-_KINDS: dict[str, object] = {
-    "tls": TlsOptions | None,
-    "credentials": Credentials | None,
-    "linger": float,
-    "window": int,
-    "max_batch_messages": int,
-    "max_batch_bytes": int,
-    "buffer_bytes": int,
-    "timeout": float,
-    "delivery_timeout": float,
-    "request_timeout": float,
-    "compress_above": int,
-    "max_body_bytes": int,
-}
 
 
 class ProducerSettings(TypedDict, total=False):

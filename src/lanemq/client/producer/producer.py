@@ -4,10 +4,12 @@ The calling thread writes to the socket itself. The reader thread of a connectio
 what has gathered since, so batches form while the broker is busy. One maintenance thread watches deadlines, back-off,
 heartbeats and new connections; it never writes to a socket, so that a stalled broker cannot stop it.
 
-One lock guards the engine; it is never held while writing.
+One lock guards the engine; it is never held while writing. The log's thread writes what the producer has to say,
+because a handler of the log may wait for the producer (`background_log`).
 """
 
-import logging
+import itertools
+import math
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable
@@ -15,6 +17,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Self, Unpack
 
+from lanemq.background_log import ClientLog
 from lanemq.client.producer.base import (
     BUSY_GATHER_MILLIS,
     GATHER_MILLIS,
@@ -25,13 +28,16 @@ from lanemq.client.producer.base import (
     closed,
     no_answer,
     no_receipt,
+    no_route,
     not_reached,
     report_abandoned,
+    route_pause,
+    route_seconds,
 )
 from lanemq.client.producer.batches import Many, PendingMessage, SendArguments, refuse_delay, total_size
-from lanemq.client.producer.choosing import check_sendable
+from lanemq.client.producer.choosing import QueueChooser, check_sendable
 from lanemq.client.producer.ending import close_aside, interrupts_a_call
-from lanemq.client.producer.engine import NO_ACTIONS, Actions, SendRequest
+from lanemq.client.producer.engine import LOG_NAME, NO_ACTIONS, Actions, FlushMark, SendRequest
 from lanemq.client.producer.options import ProducerSettings
 from lanemq.client.producer.outcomes import Outcome
 from lanemq.client.producer.waiters import (
@@ -46,22 +52,27 @@ from lanemq.client.producer.waiters import (
 from lanemq.client.receipt import Receipt, Receipts
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.topic_route import TopicRoute
-from lanemq.clock import Clock
-from lanemq.model.errors import LaneError, LaneFrozen, UsageError
+from lanemq.clock import Clock, SystemClock
+from lanemq.model.errors import LaneError, LaneFrozen, TransportError, UsageError
 from lanemq.model.keys import Key, key_text
 from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Seconds, to_seconds
+from lanemq.model.units import Millis, Seconds, to_millis
 from lanemq.net.address import Servers, parse_addresses
 from lanemq.net.blocking import DuplexConnection
 from lanemq.net.rate_limited_log import OutageLog
 from lanemq.wire.command import Command
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__, aside=True)
+
+_REAL_CLOCK = SystemClock()
+"""Of threads that wait: they sleep in real time, whatever clock the producer has."""
 
 
 class Producer(ProducerBase):
     """Sends messages and keeps those of a key in order. Safe for any number of threads."""
+
+    _log, _engine_log = log, ClientLog(LOG_NAME, aside=True)
 
     def __init__(self, servers: Servers, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
         super().__init__(servers, clock, settings)
@@ -78,11 +89,14 @@ class Producer(ProducerBase):
             may_move=self._options.on_queue_change == "continue",
             outages=self._outages,
         )
+        self._chooser = QueueChooser(self._routes.missing)
         self._changed = threading.Condition(lock)
         self._waiting = 0
         self._gave_up = False
         self._links: dict[str, DuplexConnection] = {}
         self._ended = threading.Event()
+        self._close_by: float = math.inf
+        """When `close` gives up, by `_REAL_CLOCK`."""
         self._guard = CallbackGuard()
         self._wake = threading.Event()
         self._maintenance = threading.Thread(target=self._maintain, name="lanemq-producer", daemon=True)
@@ -183,7 +197,9 @@ class Producer(ProducerBase):
         """Waits until everything accepted so far is stored or has failed; not for later messages."""
         self._guard.check_may_wait("flush")
         self._check_child()
-        self._settle(None)
+        mark = self._send_all()
+        with self._changed:
+            self._wait_until(lambda: mark.settled)
 
     def resume(self, topic: str, *, key: Key | None = None, queue: int | MessageQueue | None = None) -> None:
         """Resumes a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
@@ -193,7 +209,8 @@ class Producer(ProducerBase):
         """Refuses new messages, settles accepted ones, ends connections and threads.
 
         Messages that are not settled after `timeout` seconds fail with `Closed`; without it, none outlives
-        `delivery_timeout`. A second call waits until the first one is done.
+        `delivery_timeout`. A second call waits until the first one is done, which ends sooner if the second has less
+        time.
 
         A signal handler may call it. If the signal interrupted a call of a producer, this returns at once, and closing
         continues in the background; the end of the program waits for it.
@@ -217,18 +234,22 @@ class Producer(ProducerBase):
             return
         with self._changed:
             is_second, self._closing = self._closing, True
+            self._close_by = min(self._close_by, _REAL_CLOCK.now() + to_millis(self._close_seconds(timeout)))
             self._adjust_inbox()
-            self._changed.notify_all()  # threads that wait for room in the buffer give up
+            self._changed.notify_all()  # threads that wait for room in the buffer, or for a later end, give up
         if is_second:
-            self._ended.wait(None if timeout is None else to_seconds(timeout))
+            self._ended.wait()
             return
         try:
-            self._end(self._close_seconds(timeout))
+            self._end()
         finally:
             self._ended.set()
 
-    def _end(self, seconds: float) -> None:
-        self._settle(seconds)
+    def _end(self) -> None:
+        mark = self._send_all()
+        with self._changed:
+            while not mark.settled and (left := (by := self._close_by) - _REAL_CLOCK.now()) > 0:
+                self._wait_until(partial(self._ends_now, mark, by), left / 1000)
         with self._lock:
             self._closed = True
         self._wake.set()
@@ -239,9 +260,13 @@ class Producer(ProducerBase):
         self._empty_inbox()
         with self._lock:
             outcomes = self._engine.abandon()
-        report_abandoned(outcomes)
+        report_abandoned(log, outcomes)
         for outcome in outcomes:
             outcome.notify()
+
+    def _ends_now(self, mark: FlushMark, by: float) -> bool:
+        """Whether everything is settled, or another call wants an earlier end."""
+        return mark.settled or self._close_by < by
 
     def __enter__(self) -> Self:
         return self
@@ -329,8 +354,26 @@ class Producer(ProducerBase):
             self._routes.refresh(topic, provisional=True)
             return route, seconds
         began = self._clock.now()
-        route = self._routes.get(check_sendable(topic), provisional=True, timeout=seconds)
+        route = self._ask_for_route(check_sendable(topic), began)
         return route, max(0.0, seconds - (self._clock.now() - began) / 1000)
+
+    def _ask_for_route(self, topic: str, began: Millis) -> TopicRoute:
+        """Asks until a name server answers. A callback asks once: it runs on the thread that settles messages."""
+        seconds, last = route_seconds(self._options), None
+        for failures in itertools.count(1):
+            left = seconds - (self._clock.now() - began) / 1000
+            if left <= 0:
+                break
+            try:
+                return self._routes.get(topic, provisional=True, timeout=left)
+            except TransportError as error:
+                if self._guard.in_callback:
+                    raise
+                last = error
+            with self._changed:
+                if self._wait_until(lambda: self._closing, min(route_pause(failures), left)):
+                    raise closed()
+        raise no_route(topic, seconds, last)
 
     def _wait_for_room(self, size: int, seconds: float, full_at: int) -> None:
         """Waits until `size` bytes fit into a buffer of `full_at` bytes. With the lock held.
@@ -351,14 +394,14 @@ class Producer(ProducerBase):
         finally:
             self._waiting -= 1
 
-    def _settle(self, seconds: float | None) -> None:
+    def _send_all(self) -> FlushMark:
+        """Sends what has been accepted, without waiting for more to share its batch."""
         self._empty_inbox()
         with self._lock:
             links = self._line_up(self._engine.send_all_now())
             mark = self._engine.mark()
         self._write(links)
-        with self._changed:
-            self._wait_until(lambda: mark.settled, seconds)
+        return mark
 
     def _empty_inbox(self) -> None:
         if not self._inbox:
@@ -382,22 +425,22 @@ class Producer(ProducerBase):
         Some messages may be in no lane any more, and messages behind them must not be stored. So nothing more is sent,
         everything that is left fails, in lanes and inbox, and the producer closes in the background.
         """
-        log.error("%s interrupted a call of the producer: it closes, and what it had accepted fails", repr(error))
         self._gave_up = True
         outcomes = self._engine.abandon()
         outcomes += self._inbox.left_over({id(each) for outcome in outcomes for each in outcome.messages})
-        was_closing, self._closing = self._closing, True
+        was_closing, self._closing, self._close_by = self._closing, True, 0
         self._adjust_inbox()
         self._changed.notify_all()
-        close_aside(partial(self._end_interrupted, outcomes, ends=not was_closing))
+        close_aside(partial(self._end_interrupted, error, outcomes, ends=not was_closing))
 
-    def _end_interrupted(self, outcomes: list[Outcome], *, ends: bool) -> None:
-        report_abandoned(outcomes)
+    def _end_interrupted(self, error: BaseException, outcomes: list[Outcome], *, ends: bool) -> None:
+        log.error("%s interrupted a call of the producer: it closes, and what it had accepted fails", repr(error))
+        report_abandoned(log, outcomes)
         for outcome in outcomes:
             outcome.notify()
         if ends:
             try:
-                self._end(0)
+                self._end()
             finally:
                 self._ended.set()
 
@@ -490,6 +533,7 @@ class Producer(ProducerBase):
         if self._waiting:
             with self._changed:
                 self._changed.notify_all()
+        self._log_lines(actions)
 
     # the maintenance thread
 
@@ -534,8 +578,9 @@ class Producer(ProducerBase):
             link = DuplexConnection(address, on_lost=lost, write_timeout=stall, security=self._security)
         except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
             self._routes.expire(topic)
+            problem = not_reached(log, self._outages, broker, server, error)
             with self._lock:
-                self._engine.dial_failed(broker, not_reached(self._outages, broker, server, error))
+                self._engine.dial_failed(broker, problem)
             return
         link.post_oneway(self._heartbeat())
         with self._lock:

@@ -37,6 +37,11 @@ from lanemq.model.units import Epoch, Millis
 STOCK_LEASE_MS = Millis(60_000)
 """RocketMQ: `RebalanceLockManager`, `REBALANCE_LOCK_MAX_LIVE_TIME`."""
 
+MIN_LEASE_MS = Millis(500)
+"""The shortest lease that a LaneMQ client gets, whatever it asks for."""
+DISCONNECT_GRACE_MS = Millis(500)
+"""How long a LaneMQ client's leases outlive its connection at least; longer while the client may still start turns
+(`keep_alive`). Short: a client that reconnects loses its queues. Long: take-overs after a crash are slow."""
 MAX_LOOKS = 2_000
 """Leases that one call of `expire` looks at; each takes about two microseconds."""
 

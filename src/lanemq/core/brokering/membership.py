@@ -5,8 +5,10 @@ members, so each real change must reach them, and a false one would make the who
 
 A member is a client id. It may have several connections, since a reconnect overlaps with the end of the old one, and it
 leaves with the last of them. Each member has its own topics, and a topic is shared among the members that subscribe to
-it; topics that its heartbeat does not name are removed. If members filter a topic differently, the newest version
-counts for the group, as in RocketMQ.
+it; topics that its heartbeat does not name are removed. If LaneMQ members filter a topic differently, only those with
+the widest filter share it, and filters of which neither contains the other are a conflict (`tag_filters`). The filters
+of a member that did not say that it leaves count for two more minutes (`lost_members`). For stock clients the newest
+version counts for the group, as in RocketMQ.
 
 A topic cannot be consumed in order and concurrently by one group: an ordered member owns a queue, while a concurrent
 one pulls it without asking. So the broker refuses a member (`conflict`) that would consume a topic the other way than
@@ -18,11 +20,13 @@ that it is alive: its share goes to the others when its leases have ended. Stock
 get RocketMQ's two minutes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple, NewType, TypeAlias, TypeVar
 
+from lanemq.core.brokering.lost_members import LostFilter, LostMembers
+from lanemq.core.brokering.tag_filters import Tags, TopicFilters, contains, misfit
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.units import Millis
 
@@ -50,7 +54,15 @@ class GroupSubscription(NamedTuple):
     tags: frozenset[str] = frozenset()
     tag_codes: frozenset[int] = frozenset()
     ordered: bool | None = None
-    """Whether the member's queues need a lease; None from a stock client, which does not say."""
+    """Whether the member's queues need a lease; None from a stock client, which does not say, and in broadcasting."""
+    shared: bool = True
+    """False in broadcasting, where every member reads all queues."""
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether its filter is compared with those of other members. The broker filters by tags only, and refuses
+        pulls with other filters."""
+        return self.shared and self.expression_type in ("TAG", "")
 
     @property
     def bytes(self) -> int:
@@ -72,6 +84,8 @@ class Changes(NamedTuple):
     """The groups whose members must be notified, each once."""
 
     groups: tuple[str, ...]
+    given_up: tuple[LostFilter, ...] = ()
+    """Filters of lost members that count no more, so that present members may skip what only those select."""
 
 
 class Conflict(NamedTuple):
@@ -81,6 +95,25 @@ class Conflict(NamedTuple):
     member: str
     topic: str | None
     member_is_ordered: bool
+
+
+class FilterConflict(NamedTuple):
+    """A member whose tags of a topic neither contain those of a new one nor are contained in them."""
+
+    group: str
+    member: str
+    topic: str
+    theirs: Tags
+    mine: Tags
+    until: Millis | None = None
+    """Until when the filter counts, if the member was lost."""
+
+
+class WidestFilter(NamedTuple):
+    """The widest filter of a topic's LaneMQ members, present and lost, and whether others have another one."""
+
+    widest: Tags | None
+    differ: bool
 
 
 class GroupView(NamedTuple):
@@ -118,7 +151,9 @@ class _Group:
     The counts are kept with every change, so that a heartbeat costs by what it names and not by the number of members.
     """
 
+    name: str
     latest: GroupHeartbeat
+    lost: LostMembers
     members: dict[str, set[ConnectionId]] = field(default_factory=dict)
     topics: dict[str, dict[str, GroupSubscription]] = field(default_factory=dict)
     """Client id → topic → subscription."""
@@ -130,11 +165,13 @@ class _Group:
     """Topic, and whether in order → how many members consume it so."""
     only: dict[bool, int] = field(default_factory=dict)
     """How many members consume all their topics in order, and how many none of them."""
+    filters: dict[str, TopicFilters] = field(default_factory=dict)
+    """Topic → the tag filters of its members; none is empty."""
 
     def subscribe(self, client_id: str, named: Iterable[GroupSubscription]) -> bool:
-        """Take a member's subscriptions from its heartbeat; True if the set of its topics changed.
+        """Take a member's subscriptions from its heartbeat; True if that may move queues.
 
-        A new expression for a known topic does not count as a change, because it moves no queue.
+        Queues move with the set of its topics, and with the tags of a LaneMQ member.
         """
         held = self.topics.get(client_id)
         wanted = {subscription.topic: subscription for subscription in named}
@@ -148,7 +185,7 @@ class _Group:
             self._count(held, -1)
         self.topics[client_id] = taken
         self._count(taken, 1)
-        return held is None or held.keys() != taken.keys()
+        return held is None or _moves_queues(held, taken)
 
     def leave(self, client_id: str) -> None:
         del self.members[client_id]
@@ -160,9 +197,52 @@ class _Group:
             _add(self.subscribers, topic, by)
             if subscription.ordered is not None:
                 _add(self.kinds, (topic, subscription.ordered), by)
+            if subscription.is_compared:
+                self._count_filter(topic, subscription, by)
         kind = _only_kind(topics.values())
         if kind is not None:
             _add(self.only, kind, by)
+
+    def _count_filter(self, topic: str, subscription: GroupSubscription, by: int) -> None:
+        filters = self.filters.setdefault(topic, TopicFilters())
+        if subscription.ordered is None:
+            filters.add_stock(subscription.tags, by)
+        elif by > 0:
+            filters.add(subscription.tags)
+        else:
+            filters.remove(subscription.tags)
+        if not filters:
+            del self.filters[topic]
+
+    def widest(self, topic: str) -> Tags | None:
+        """The filter, of a LaneMQ member or a lost one, that selects all that others select."""
+        lost, filters = self.wider_lost(topic), self.filters.get(topic)
+        if lost is not None:
+            return lost
+        return None if filters is None else filters.widest
+
+    def wider_lost(self, topic: str) -> Tags | None:
+        """The widest filter of lost members, if present members select less."""
+        lost, filters = self.lost.widest(self.name, topic), self.filters.get(topic)
+        live = None if filters is None else filters.widest
+        return lost if lost is not None and live is not None and not contains(live, lost) else None
+
+    def waits(self, subscription: GroupSubscription) -> bool:
+        """Whether a member gets no queue of the topic, because another one has a wider filter."""
+        return (
+            subscription.ordered is not None
+            and subscription.is_compared
+            and subscription.tags != self.widest(subscription.topic)
+        )
+
+    def misfit(self, client_id: str, subscription: GroupSubscription) -> Tags | None:
+        """A filter of another member with which the subscription cannot share its topic."""
+        filters = self.filters.get(subscription.topic)
+        if filters is None or subscription.ordered is None or not subscription.is_compared:
+            return None
+        own = self.topics.get(client_id, {}).get(subscription.topic)
+        counts = own is not None and own.ordered is not None and own.is_compared
+        return filters.misfit(subscription.tags, own.tags if own is not None and counts else None)
 
     def may_conflict(self, client_id: str, mine: Mapping[str, GroupSubscription]) -> bool:
         """Whether the counts leave room for a conflict with another member; `Membership.conflict` looks for it."""
@@ -186,8 +266,16 @@ class _Group:
         return len(self.subscribers) in self.sizes
 
     def with_all_topics(self) -> list[str]:
-        """The members that subscribe to every topic of the group."""
-        return [client for client, topics in self.topics.items() if len(topics) == len(self.subscribers)]
+        """The members that subscribe to every topic of the group, and wait for none of them if there are such.
+
+        None of them if they wait for a lost member, who will be back or is given up.
+        """
+        found = [client for client, topics in self.topics.items() if len(topics) == len(self.subscribers)]
+        is_lost = any(self.wider_lost(topic) is not None for topic in self.lost.topics(self.name))
+        if not is_lost and not any(len(filters.counts) > 1 for filters in self.filters.values()):
+            return found
+        ready = [client for client in found if not any(map(self.waits, self.topics[client].values()))]
+        return ready if ready or is_lost else found
 
     def newest(self, topic: str) -> GroupSubscription | None:
         """The subscription to a topic with the highest version."""
@@ -198,11 +286,15 @@ class _Group:
         assert self.members
         assert all(self.members.values())
         assert self.members.keys() == self.topics.keys()
-        fresh = _Group(self.latest)
+        fresh = _Group(self.name, self.latest, self.lost)
         for topics in self.topics.values():
             fresh._count(topics, 1)
         assert (fresh.subscribers, fresh.sizes) == (self.subscribers, self.sizes)
         assert (fresh.kinds, fresh.only) == (self.kinds, self.only)
+        assert fresh.filters.keys() == self.filters.keys()
+        for topic, filters in self.filters.items():
+            assert (filters.counts, filters.stock) == (fresh.filters[topic].counts, fresh.filters[topic].stock)
+            filters.check()
 
 
 class Membership:
@@ -210,6 +302,9 @@ class Membership:
 
     def __init__(self, *, expiry_ms: int = MEMBER_EXPIRY_MS) -> None:
         self._expiry_ms = expiry_ms
+        self._lost = LostMembers(Millis(expiry_ms))
+        self._leaving: set[tuple[str, str]] = set()
+        """Group and client id of members that said that they leave, and have another connection."""
         self._groups: dict[str, _Group] = {}
         # Every connection of every group.
         self._expiries: dict[tuple[str, _Member], _Expiry] = {}
@@ -247,13 +342,38 @@ class Membership:
         for name, beat in groups.items():
             group = self._groups.get(name)
             if group is None:
-                group = self._groups[name] = _Group(beat)
+                group = self._groups[name] = _Group(name, beat, self._lost)
             group.latest = beat
+            self._lost.remove(name, client_id)
+            self._leaving.discard((name, client_id))
             joined = self._add(name, group, (connection, client_id), _Expiry(expiry_ms, now))
             if group.subscribe(client_id, beat.subscriptions) or joined:
                 changed.append(name)
             self._pay(name, client_id, payer, sum(each.bytes for each in group.topics[client_id].values()))
         return Changes(tuple(changed))
+
+    def filter_conflict(self, client_id: str, groups: Mapping[str, GroupHeartbeat]) -> FilterConflict | None:
+        """The first member whose filter of a topic neither contains that of this client nor is contained in it."""
+        for name, beat in groups.items():
+            known = self._groups.get(name)
+            for mine in beat.subscriptions:
+                theirs = None if known is None else known.misfit(client_id, mine)
+                if known is not None and theirs is not None:
+                    others = (other for other in sorted(known.topics) if other != client_id)
+                    member = next(other for other in others if _has_filter(known.topics[other], mine.topic, theirs))
+                    return FilterConflict(name, member, mine.topic, theirs, mine.tags)
+                lost = self._lost_misfit(name, client_id, mine)
+                if lost is not None:
+                    return FilterConflict(name, lost.member, mine.topic, lost.tags, mine.tags, lost.until)
+        return None
+
+    def _lost_misfit(self, group: str, client_id: str, mine: GroupSubscription) -> LostFilter | None:
+        """A lost member, other than this client, with whose filter the subscription cannot share its topic."""
+        lost = self._lost.filters(group, mine.topic)
+        if lost is None or mine.ordered is None or not mine.is_compared:
+            return None
+        theirs = misfit(mine.tags, (tags for tags, clients in lost.clients.items() if clients.keys() != {client_id}))
+        return None if theirs is None else self._lost.last(group, mine.topic, theirs)
 
     def conflict(self, client_id: str, groups: Mapping[str, GroupHeartbeat]) -> Conflict | None:
         """The first member that consumes in order what this client would consume concurrently, or the reverse."""
@@ -302,11 +422,18 @@ class Membership:
         return True
 
     def leave(self, connection: ConnectionId, client_id: str, group: str) -> Changes:
-        """Remove a client from one group; its connection may serve others."""
-        return self._remove([(group, (connection, client_id))])
+        """Remove a client that leaves a group; its connection may serve others."""
+        known = self._groups.get(group)
+        if known is not None and connection in known.members.get(client_id, ()):
+            self._leaving.add((group, client_id))
+            return self._remove([(group, (connection, client_id))])
+        waited = self._waits_for(group)
+        if self._lost.remove(group, client_id):  # it is back only to say so
+            self._pay(group, client_id, "", 0)
+        return Changes((group,) if self._waits_for(group) != waited else ())
 
-    def disconnected(self, connection: ConnectionId) -> Changes:
-        changes = self._remove(sorted(self._by_connection.get(connection, ())))
+    def disconnected(self, connection: ConnectionId, *, now: Millis) -> Changes:
+        changes = self._remove(sorted(self._by_connection.get(connection, ())), now=now)
         self._by_connection.pop(connection, None)
         self._name(connection, None)
         return changes
@@ -329,7 +456,29 @@ class Membership:
             else:
                 heappop(self._ends)
                 gone.append(key)
-        return self._remove(sorted(gone, key=lambda key: (key[0], key[1][0])))
+        given_up = self._give_up(now)
+        removed = self._remove(sorted(gone, key=lambda key: (key[0], key[1][0])), now=now)
+        return Changes(tuple(dict.fromkeys((*removed.groups, *(each.group for each in given_up)))), given_up)
+
+    def _give_up(self, now: Millis) -> tuple[LostFilter, ...]:
+        """Forget lost members whose time is over; returns those that present members wait for no more."""
+        given_up: dict[tuple[str, str], LostFilter] = {}
+        for name, client_id in self._lost.due(now=now, limit=MAX_LOOKS):
+            filters, group = tuple(self._lost.of_member(name, client_id)), self._groups.get(name)
+            waited = [each for each in filters if group is not None and group.wider_lost(each.topic) == each.tags]
+            self._lost.remove(name, client_id)
+            self._pay(name, client_id, "", 0)
+            for each in waited:
+                if group is not None and group.wider_lost(each.topic) != each.tags:
+                    given_up.setdefault((name, each.topic), each)
+        return tuple(given_up.values())
+
+    def forget(self, group: str) -> None:
+        """Forget the lost members of a deleted group."""
+        for key in self._lost.members() if self._lost.topics(group) else ():
+            if key[0] == group:
+                self._lost.remove(*key)
+                self._pay(*key, "", 0)
 
     def paused(self, duration: Millis, *, now: Millis) -> None:
         """Do not count this time as silence: the broker itself did not run and could not receive anything.
@@ -337,6 +486,7 @@ class Membership:
         Once per silence. What a live member has sent waits in its socket and is received before the next pause; if
         every pause counted, an overloaded broker, which pauses all the time, would never remove a lost member.
         """
+        self._lost.paused(duration, now=now)
         for expiry in self._expiries.values():
             if not expiry.extended:
                 expiry.at = min(Millis(expiry.at + duration), Millis(now + expiry.after))
@@ -350,6 +500,8 @@ class Membership:
     def members_of(self, group: str, topic: str) -> tuple[str, ...]:
         """The members that subscribe to a topic, sorted.
 
+        Without those that wait for the end of members with a wider filter.
+
         A retry topic goes to the members that have all topics of the group, if there are any: a message there may
         belong to any of these topics, and a member without that topic has no handler for it.
         """
@@ -358,7 +510,63 @@ class Membership:
             return ()
         if topic.startswith(RETRY_PREFIX) and known.is_covered:
             return tuple(sorted(known.with_all_topics()))
-        return tuple(sorted(client for client, topics in known.topics.items() if topic in topics))
+        return tuple(
+            sorted(c for c, topics in known.topics.items() if topic in topics and not known.waits(topics[topic]))
+        )
+
+    def widest(self, group: str, topic: str) -> Tags | None:
+        """The filter of a LaneMQ member, present or lost, that selects all that others of the group select; None if
+        there is no such member."""
+        known = self._groups.get(group)
+        found = None if known is None else known.widest(topic)
+        return self._lost.widest(group, topic) if found is None else found
+
+    def waits(self, group: str, topic: str, client_id: str) -> bool:
+        """Whether a member may take no queue of a topic, because another one has a wider filter."""
+        known = self._groups.get(group)
+        mine = None if known is None else known.topics.get(client_id, {}).get(topic)
+        return known is not None and mine is not None and known.waits(mine)
+
+    def selections(self, group: str) -> Mapping[str, WidestFilter]:
+        """Topic → what its LaneMQ members select, present and lost ones."""
+        known, found = self._groups.get(group), dict[str, WidestFilter]()
+        for topic in dict.fromkeys((*(known.filters if known is not None else ()), *self._lost.topics(group))):
+            filters = None if known is None else known.filters.get(topic)
+            lost = self._lost.filters(group, topic)
+            both = {*(filters.counts if filters else ()), *(lost.clients if lost else ())}
+            found[topic] = WidestFilter(self.widest(group, topic), len(both) > 1)
+        return found
+
+    def filters(self, group: str, topic: str) -> TopicFilters | None:
+        """The tag filters of a topic's present members."""
+        known = self._groups.get(group)
+        return None if known is None else known.filters.get(topic)
+
+    def waited_for(self, group: str, topic: str) -> LostFilter | None:
+        """The lost member that present members with fewer tags wait for."""
+        known = self._groups.get(group)
+        tags = None if known is None else known.wider_lost(topic)
+        return None if tags is None else self._lost.last(group, topic, tags)
+
+    def mixed_filters(self, group: str, topic: str) -> TopicFilters | None:
+        """The filters of a topic, if members of the group have different ones."""
+        filters = self.filters(group, topic)
+        return filters if filters is not None and filters.mixed else None
+
+    def narrower_members(self, group: str) -> Iterator[tuple[str, int]]:
+        """The topics of a group, and how many members have a narrower filter than others.
+
+        One topic in each step; the group may change in between.
+        """
+        known = self._groups.get(group)
+        for topic in tuple(known.filters) if known is not None else ():
+            yield topic, self.narrower(group, topic)
+
+    def narrower(self, group: str, topic: str) -> int:
+        """How many members have a narrower filter of a topic than others, present or lost."""
+        known = self._groups.get(group)
+        filters = None if known is None else known.filters.get(topic)
+        return 0 if known is None or filters is None else filters.narrower(known.wider_lost(topic))
 
     def retry_queues(self, group: str) -> int:
         """How many queues the group's retry topic needs.
@@ -422,7 +630,14 @@ class Membership:
         self._by_connection.setdefault(connection, set()).add((name, seat))
         return joined
 
-    def _remove(self, keys: Iterable[tuple[str, _Member]]) -> Changes:
+    def _waits_for(self, group: str) -> dict[str, Tags]:
+        """Topic → the filter of lost members that present members of the group wait for."""
+        known = self._groups.get(group)
+        found = {} if known is None else {topic: known.wider_lost(topic) for topic in self._lost.topics(group)}
+        return {topic: tags for topic, tags in found.items() if tags is not None}
+
+    def _remove(self, keys: Iterable[tuple[str, _Member]], now: Millis | None = None) -> Changes:
+        """Remove connections of members, who leave, or are lost `now`."""
         changed: dict[str, None] = {}
         for name, seat in keys:
             if self._expiries.pop((name, seat), None) is None:
@@ -432,12 +647,27 @@ class Membership:
             members = self._groups[name].members
             members[client_id].discard(connection)
             if not members[client_id]:
-                self._groups[name].leave(client_id)
-                self._pay(name, client_id, "", 0)
+                self._end(name, client_id, now)
                 changed[name] = None
             if not members:
                 del self._groups[name]
         return Changes(tuple(changed))
+
+    def _end(self, name: str, client_id: str, now: Millis | None) -> None:
+        """Remove a member without connections. What counts of a lost one is paid for as before."""
+        group, payer = self._groups[name], self._payers.get((name, client_id), ("", 0))[0]
+        held = group.topics[client_id]
+        counted = {topic: each for topic, each in held.items() if each.ordered is not None and each.is_compared}
+        group.leave(client_id)
+        if now is None or (name, client_id) in self._leaving:
+            self._leaving.discard((name, client_id))
+            self._pay(name, client_id, "", 0)
+            for topic, subscription in counted.items():
+                for ended in self._lost.left(name, topic, subscription.tags):
+                    self._pay(name, ended, "", 0)
+        else:
+            self._lost.add(name, client_id, {topic: each.tags for topic, each in counted.items()}, now=now)
+            self._pay(name, client_id, payer, sum(each.bytes for each in counted.values()))
 
     def _pay(self, group: str, client_id: str, payer: str, size: int) -> None:
         """Set who pays for the subscriptions of a client, and how much."""
@@ -480,6 +710,8 @@ class Membership:
             for client_id, topics in group.topics.items()
             if topics
         }
+        self._lost.check()
+        held |= {key: self._payers[key][1] for key in self._lost.members()}
         assert held == {key: size for key, (_, size) in self._payers.items()}
         paid: dict[str, int] = {}
         for payer, size in self._payers.values():
@@ -497,6 +729,17 @@ def _add(counts: dict[K, int], key: K, by: int) -> None:
         counts[key] = count
     else:
         del counts[key]
+
+
+def _moves_queues(held: Mapping[str, GroupSubscription], taken: Mapping[str, GroupSubscription]) -> bool:
+    return held.keys() != taken.keys() or any(
+        taken[topic].ordered is not None and taken[topic].tags != known.tags for topic, known in held.items()
+    )
+
+
+def _has_filter(topics: Mapping[str, GroupSubscription], topic: str, tags: Tags) -> bool:
+    found = topics.get(topic)
+    return found is not None and found.ordered is not None and found.tags == tags
 
 
 def _only_kind(subscriptions: Iterable[GroupSubscription]) -> bool | None:

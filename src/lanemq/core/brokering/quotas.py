@@ -1,14 +1,11 @@
 """Quotas: how much of a broker's memory and disk one party may take.
 
 A party is the user of a request, or its address on a broker without users. What is new is charged to the party that
-names it first, and stays charged until it is gone. What existed before the broker's start belongs to no party.
-
-Requests under way that change `state.db` are counted by connection, because they end with it. Held pulls, searches and
-seats in groups are limited for one connection and for the party.
+names it first, and stays charged until it is gone. What existed before the broker's start belongs to no party, until
+one adds to it.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import islice, takewhile
 from typing import NamedTuple
@@ -18,48 +15,60 @@ from lanemq.model.units import Millis
 MAX_HEARTBEAT_NAMES = 1_000
 """Groups and topics in one heartbeat."""
 MAX_CLIENT_ID_CHARS = 255
+MIN_QUEUES = 20
+"""A new topic is charged for at least this many queues."""
 UNUSED_NAME_MS = Millis(600_000)
 """How long a group is remembered that has no member, no offset, no lease and no parked lane."""
 
 
+class Limit(NamedTuple):
+    """How much one party and one connection may have; None: as much as they like."""
+
+    what: str
+    """How a refusal names it."""
+    of_party: int | None
+    of_connection: int | None
+    hint: str
+    """What the client can do."""
+    passes: bool = False
+    """Whether it ends by itself: then a refusal says "busy", and the client tries again."""
+
+
 class Quota(Enum):
-    """What is counted. The value is how a refusal names it."""
+    """All quotas. A test in tests/load or tests/broker shows why each is needed."""
 
-    GROUPS = "groups"
-    LEASES = "queue locks"
-    TOPICS = "topics created"
-    QUEUES = "queues of topics created"
-    OFFSETS = "bytes of offsets and finished ranges"
-    ROWS = "unfinished requests that are saved"
-    HELD_PULLS = "pulls that wait for messages"
-    SEATS = "seats in groups"
-    """A seat is one client in one group, as a consumer or as a producer."""
-    SUBSCRIPTIONS = "bytes of subscriptions"
-    PARKED_BYTES = "bytes of parked lanes"
-    SEARCHES = "searches under way"
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaLimits:
-    """How much one party may have, and one connection of `rows` and of what is named so."""
-
-    groups: int = 2_000
-    leases: int = 100_000
-    topics: int = 10_000
-    queues: int = 200_000
-    offsets: int = 128 * 1024 * 1024
+    GROUPS = Limit("groups", 2_000, None, "use existing groups, or wait until unused ones are forgotten")
+    LEASES = Limit("queue locks", 100_000, None, "unlock some, or consume with more users or from more addresses")
+    QUEUES = Limit(
+        "queues of topics created", 200_000, None,
+        "use fewer queues, delete topics, or let an administrator create them",
+    )  # fmt: skip
+    """A topic takes memory too: one with fewer queues counts as `MIN_QUEUES`."""
+    OFFSETS = Limit(
+        "bytes of offsets and finished ranges", 128 * 1024 * 1024, None,
+        "commit in fewer groups or queues, delete groups, or commit with more users or from more addresses",
+    )  # fmt: skip
     """About 380,000 offsets without finished ranges."""
-    rows: int = 1_000
-    held_pulls: int = 50_000
-    held_pulls_of_connection: int = 5_000
-    seats: int = 50_000
-    seats_of_connection: int = 2_000
-    subscriptions: int = 128 * 1024 * 1024
+    SEATS = Limit(
+        "seats in groups", 50_000, 2_000, "use one client id per connection, fewer groups, or more users or addresses"
+    )
+    """A seat is one client in one group, as a consumer or as a producer."""
+    SUBSCRIPTIONS = Limit(
+        "bytes of subscriptions", 128 * 1024 * 1024, None,
+        "subscribe to fewer topics and tags, or with more users or from more addresses",
+    )  # fmt: skip
     """About 200,000 subscriptions without tags."""
-    parked_bytes: int = 128 * 1024 * 1024
+    PARKED_BYTES = Limit(
+        "bytes of parked lanes", 128 * 1024 * 1024, None,
+        "redrive or discard parked lanes, or park with more users or from more addresses",
+    )  # fmt: skip
     """About 80,000 lanes with short keys."""
-    searches: int = 100
-    searches_of_connection: int = 10
+    ROWS = Limit("unfinished requests that are saved", None, 1_000, "wait for answers before sending more", passes=True)
+    SEARCHES = Limit("searches under way", 100, 10, "wait for answers before asking more", passes=True)
+    HELD_PULLS = Limit(
+        "pulls that wait for messages", 50_000, 5_000,
+        "pull with more connections, users or addresses, or ask again later", passes=True,
+    )  # fmt: skip
 
 
 class OverQuota(NamedTuple):
@@ -70,83 +79,43 @@ class OverQuota(NamedTuple):
     limit: int
 
     def __str__(self) -> str:
-        what, hint = self.quota.value, _HINTS[self.quota]
+        what, hint = self.quota.value.what, self.quota.value.hint
         return f"{self.party} may have {self.limit} {what}, and with this request it would have more: {hint}"
 
 
-_HINTS = {
-    Quota.GROUPS: "use existing groups, or wait until unused ones are forgotten",
-    Quota.LEASES: "unlock some, or consume with more users or from more addresses",
-    Quota.TOPICS: "use existing topics, or let an administrator create them",
-    Quota.QUEUES: "use fewer queues, delete topics, or let an administrator create them",
-    Quota.OFFSETS: "commit in fewer groups or queues, delete groups, or commit with more users or from more addresses",
-    Quota.ROWS: "wait for answers before sending more",
-    Quota.SEATS: "use one client id per connection, fewer groups, or more users or addresses",
-    Quota.SUBSCRIPTIONS: "subscribe to fewer topics and tags, or with more users or from more addresses",
-    Quota.PARKED_BYTES: "redrive or discard parked lanes, or park with more users or from more addresses",
-    Quota.SEARCHES: "wait for answers before asking more",
-    Quota.HELD_PULLS: "pull with more connections, users or addresses, or ask again later",
-}
-
-
 class Quotas:
-    """What every party has."""
+    """What every party has, under names: groups, topics or connections."""
 
-    def __init__(self, limits: QuotaLimits | None = None) -> None:
-        limits = limits or QuotaLimits()
-        self._limits = {
-            Quota.GROUPS: limits.groups,
-            Quota.LEASES: limits.leases,
-            Quota.TOPICS: limits.topics,
-            Quota.QUEUES: limits.queues,
-            Quota.OFFSETS: limits.offsets,
-            Quota.ROWS: limits.rows,
-            Quota.HELD_PULLS: limits.held_pulls,
-            Quota.SEATS: limits.seats,
-            Quota.SUBSCRIPTIONS: limits.subscriptions,
-            Quota.PARKED_BYTES: limits.parked_bytes,
-            Quota.SEARCHES: limits.searches,
-        }
-        self._limits_of_name = {
-            Quota.HELD_PULLS: limits.held_pulls_of_connection,
-            Quota.SEATS: limits.seats_of_connection,
-            Quota.SEARCHES: limits.searches_of_connection,
-        }
+    def __init__(self, of_party: Mapping[Quota, int] = {}, of_connection: Mapping[Quota, int] = {}) -> None:
+        """Limits that differ from the table."""
+        self._of_party = {quota: of_party.get(quota, quota.value.of_party) for quota in Quota}
+        self._of_connection = {quota: of_connection.get(quota, quota.value.of_connection) for quota in Quota}
         self._held: dict[Quota, dict[str, tuple[str, int]]] = {quota: {} for quota in Quota}
         """Name → the party that is charged for it, and how much."""
         self._sums: dict[tuple[Quota, str], int] = {}
         """No zeros."""
 
-    def charge(self, quota: Quota, party: str, name: str, count: int = 1) -> OverQuota | None:
-        """Charge a name to the party, unless it is charged already; the refusal if that is too much."""
-        if name in self._held[quota]:
-            return None
-        return self.add(quota, party, name, count)
+    def add(self, quota: Quota, party: str, name: str, count: int = 1) -> OverQuota | None:
+        """Charge more under a name, to the party that has it already, if there is one; the refusal if that is too
+        much, and then nothing changes."""
+        over = self.over_with(quota, party, name, count)
+        if over is None:
+            held_by, before = self._held[quota].get(name, (party, 0))
+            self._held[quota][name] = (held_by, before + count)
+            self._sums[quota, held_by] = self.charged(quota, held_by) + count
+        return over
 
-    def charge_all(self, quota: Quota, party: str, names: Sequence[str]) -> OverQuota | None:
-        """Charge all of these names to the party, or none; the refusal if they are too many."""
-        new = [name for name in names if name not in self._held[quota]]
-        if self.charged(quota, party) + len(new) > self._limits[quota]:
-            return OverQuota(quota, party, self._limits[quota])
-        for name in new:
-            self.add(quota, party, name, 1)
-        return None
-
-    def add(self, quota: Quota, party: str, name: str, count: int) -> OverQuota | None:
-        """Charge more under a name, to the party that has it already, if there is one."""
+    def over_with(self, quota: Quota, party: str, name: str, count: int = 1) -> OverQuota | None:
+        """What `add` would return. Changes nothing."""
         held_by, before = self._held[quota].get(name, (party, 0))
-        if (limit := self._limits_of_name.get(quota)) is not None and before + count > limit:
+        if (limit := self._of_connection[quota]) is not None and before + count > limit:
             return OverQuota(quota, name, limit)
-        total = self._sums.get((quota, held_by), 0) + count
-        if total > self._limits[quota]:
-            return OverQuota(quota, held_by, self._limits[quota])
-        self._held[quota][name] = (held_by, before + count)
-        self._sums[quota, held_by] = total
-        return None
+        return self.over(quota, held_by, self.charged(quota, held_by) + count)
 
     def over(self, quota: Quota, party: str, total: int) -> OverQuota | None:
-        """The refusal of a total that is counted elsewhere; None if the party may have it."""
-        return OverQuota(quota, party, self._limits[quota]) if total > self._limits[quota] else None
+        """The refusal of a total; None if the party may have it."""
+        limit = self._of_party[quota]
+        return None if limit is None or total <= limit else OverQuota(quota, party, limit)
 
     def set(self, quota: Quota, party: str, name: str, count: int) -> OverQuota | None:
         """Charge a name with so much and no more; the refusal if that is too much, and then nothing changes."""
@@ -177,14 +146,10 @@ class Quotas:
         if before > count:
             self.let_go(quota, name, before - count)
 
-    def names(self, quota: Quota, party: str) -> list[str]:
-        """The names that a party is charged for."""
-        return [name for name, (charged, _) in self._held[quota].items() if charged == party]
-
-    def payer(self, quota: Quota, name: str) -> str | None:
-        """The party that is charged for a name; None if the name is not charged."""
-        held = self._held[quota].get(name)
-        return None if held is None else held[0]
+    def beside(self, quota: Quota, party: str, name: str) -> list[str]:
+        """The names that are charged to the party of a name; to this party, if the name is not charged."""
+        payer = self._held[quota].get(name, (party, 0))[0]
+        return [each for each, (charged, _) in self._held[quota].items() if charged == payer]
 
     def charged(self, quota: Quota, party: str) -> int:
         return self._sums.get((quota, party), 0)
@@ -195,7 +160,7 @@ class Quotas:
             for party, count in held.values():
                 sums[quota, party] = sums.get((quota, party), 0) + count
         assert sums == self._sums
-        assert all(count <= self._limits[quota] for (quota, _), count in sums.items())
+        assert all(self.over(quota, party, count) is None for (quota, party), count in sums.items())
 
 
 class GroupUse:

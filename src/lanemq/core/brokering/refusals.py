@@ -18,7 +18,7 @@ class RefusalReason(Enum):
     NOT_ALLOWED = "not_allowed"
     """No signature, a wrong one, or a missing permission."""
     BODY = "body"
-    """A body that cannot be read, or is larger than its kind may be."""
+    """A body that cannot be read, is larger than its kind may be, or would look like stored records in the log."""
     QUOTA = "quota"
     """More of what `Quota` counts than one party or connection may have."""
     BUSY = "busy"

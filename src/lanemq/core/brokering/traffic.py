@@ -43,6 +43,10 @@ class Window(NamedTuple):
         return self.total * 1000 / self.millis
 
     @property
+    def times_per_second(self) -> float:
+        return self.times * 1000 / self.millis
+
+    @property
     def average(self) -> float:
         """The mean amount of one addition."""
         return self.total / self.times if self.times else 0.0
@@ -88,14 +92,6 @@ class Tally:
                 samples.append(_Sample(now, self.total, self.times))
 
 
-class Days(NamedTuple):
-    """A total at two midnights and now."""
-
-    yesterday_morning: int
-    this_morning: int
-    now: int
-
-
 _NONE: dict[str, tuple[Tally, Tally]] = {}
 
 T = TypeVar("T")
@@ -110,21 +106,16 @@ class Traffic:
     def __init__(self) -> None:
         self.put = Tally()
         """Messages stored for producers."""
-        self.put_bytes = Tally()
+        self.put_bytes = 0
         self.got = Tally()
-        """Messages in answers to pulls."""
-        self.found = Tally()
-        """Pulls that were answered with messages."""
+        """Messages in answers to pulls. Its `times` are the pulls that were answered with messages."""
         self.missed = Tally()
         """Pulls that were answered without messages."""
         self.failed_puts = 0
         self.put_millis = 0
         """Milliseconds from the request to the answer, summed over all messages."""
-        self.slowest_put = 0
-        """Milliseconds from the request to the answer."""
-        self.slowest_get = 0
-        """Milliseconds of the longest read for a pull."""
-        self._put_times = tuple(Tally() for _ in range(len(LATENCY_LIMITS_MS) + 1))
+        self.put_counts = [0] * (len(LATENCY_LIMITS_MS) + 1)
+        """How many messages were stored within each of `LATENCY_LIMITS_MS`, and later."""
         self._put_of: dict[str, tuple[Tally, Tally]] = {}
         self._got_of: dict[str, dict[str, tuple[Tally, Tally]]] = {}
         """Group → topic → messages and bytes."""
@@ -132,33 +123,21 @@ class Traffic:
         """Group → topic → messages."""
         self._pairs = 0
         """Entries of both."""
-        self._day = 0
-        self._mornings = ((0, 0), (0, 0))
 
     def stored(self, topic: str, count: int, size: int, *, took: int, now: Millis) -> None:
         """Messages of one request are on disk."""
         if topic not in self._put_of:
             self._put_of[topic] = (Tally(), Tally())
         messages, sizes = self._put_of[topic]
-        took_as_long = self._put_times[bisect_left(LATENCY_LIMITS_MS, took)]
-        # As `Tally.add`, without five calls for every send.
-        for tally in (messages, self.put, took_as_long):
-            if now >= tally.next_sample:
-                tally.sample(now)
-            tally.total += count
-            tally.times += 1
-        for tally in (sizes, self.put_bytes):
-            if now >= tally.next_sample:
-                tally.sample(now)
-            tally.total += size
-            tally.times += 1
+        messages.add(count, now=now)
+        sizes.add(size, now=now)
+        self.put.add(count, now=now)
+        self.put_bytes += size
+        self.put_counts[bisect_left(LATENCY_LIMITS_MS, took)] += count
         self.put_millis += took * count
-        if took > self.slowest_put:
-            self.slowest_put = took
 
-    def delivered(self, group: str, topic: str, count: int, size: int, *, took: int, now: Millis) -> None:
+    def delivered(self, group: str, topic: str, count: int, size: int, *, now: Millis) -> None:
         """One pull was answered, perhaps without messages."""
-        self.slowest_get = max(self.slowest_get, took)
         if not count:
             self.missed.add(1, now=now)
             return
@@ -171,7 +150,6 @@ class Traffic:
             messages.add(count, now=now)
             sizes.add(size, now=now)
         self.got.add(count, now=now)
-        self.found.add(1, now=now)
 
     def sent_back(self, group: str, topic: str, *, now: Millis) -> None:
         """A member sent a message back, for another attempt or as a dead letter."""
@@ -198,14 +176,6 @@ class Traffic:
     def sent_back_of(self, group: str, topic: str) -> Tally:
         return self._sent_back_of.get(group, {}).get(topic) or Tally()
 
-    def put_times(self, *, now: Millis) -> tuple[int, ...]:
-        """How many messages of the last minute were stored within each of `LATENCY_LIMITS_MS`, and later."""
-        return tuple(tally.last(MINUTE, now=now).total for tally in self._put_times)
-
-    def put_counts(self) -> list[int]:
-        """How many messages were stored within each of `LATENCY_LIMITS_MS`, and later, since the start."""
-        return [tally.total for tally in self._put_times]
-
     def topics(self) -> Iterator[tuple[str, int, int]]:
         """Each topic with the messages and bytes stored for it. The figures may change between two of them."""
         for topic, (messages, size) in tuple(self._put_of.items()):
@@ -223,20 +193,6 @@ class Traffic:
 
     def forget_group(self, group: str) -> None:
         self._pairs -= len(self._got_of.pop(group, ())) + len(self._sent_back_of.pop(group, ()))
-
-    def today(self, day: int) -> None:
-        """Called from time to time with a number that grows by one at midnight."""
-        if day != self._day:
-            # After more than one day without a call, no morning is known but this one.
-            yesterday = self._mornings[1] if day == self._day + 1 else (self.put.total, self.got.total)
-            self._mornings = (yesterday, (self.put.total, self.got.total)) if self._day else self._mornings
-            self._day = day
-
-    def put_days(self) -> Days:
-        return Days(self._mornings[0][0], self._mornings[1][0], self.put.total)
-
-    def got_days(self) -> Days:
-        return Days(self._mornings[0][1], self._mornings[1][1], self.got.total)
 
 
 def _drop(figures: dict[str, dict[str, T]], topic: str) -> int:

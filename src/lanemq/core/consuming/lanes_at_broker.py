@@ -414,13 +414,6 @@ class LanesAtBroker(Generic[M]):
             entry.not_before = _IMMEDIATELY  # messages that the broker refused are offered again without a pause
             self._open[key] = None
 
-    def stay_here(self) -> None:
-        """The broker cannot park: held lanes go on as ordinary ones."""
-        self._queue.sets_aside = False
-        for entry in list(self._lanes.values()):
-            if entry.status is LaneStatus.HELD and not entry.at_broker:
-                self._release(entry)
-
     def forget(self) -> None:
         self._lanes.clear()
         self._open.clear()

@@ -17,9 +17,11 @@ checks that the folder is empty, so that no broker and no other restore writes t
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from zlib import crc32
@@ -41,6 +43,9 @@ EPOCHS_PER_SECOND = 1_000
 """How many epochs a broker may have granted per second since the backup."""
 EPOCH_MARGIN = 1_000_000
 """Epochs skipped in any case, for a clock that was set back."""
+
+LATEST = 7_258_118_400_000
+"""The year 2200. A backup from a later time has a damaged manifest; much later ones cannot be written as a date."""
 
 _CHUNK = 1024 * 1024
 
@@ -139,10 +144,15 @@ def read_manifest(backup: Path) -> BackupManifest:
     if not _exists(path):
         why = "the backup was not finished" if _exists(backup / PARTIAL) else f"it has no {MANIFEST}"
         raise StorageError(f"{backup} cannot be restored: {why}; use another backup")
+    fd = _open(path)
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=BackupManifest)
+        manifest = msgspec.json.decode(b"".join(_chunks(fd)), type=BackupManifest)
     except (OSError, msgspec.MsgspecError) as error:
         raise StorageError(f"{path} cannot be read ({error}); use another backup") from error
+    finally:
+        os.close(fd)
+    if not 0 <= manifest.made_at <= LATEST:
+        raise StorageError(f"{path} was made at {manifest.made_at} ms since 1970, which is no time; use another backup")
     problem = layout_problem(manifest.layout)
     if problem is not None:
         raise StorageError(
@@ -419,15 +429,35 @@ def _damaged(backup: Path, file: CopiedFile) -> StorageError:
 
 
 def _open(path: Path) -> int:
+    """Open a file of a backup, which may come from elsewhere: a link could lead to any file, and a pipe never ends."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _not_plain(path) from error
         raise StorageError(f"{path} cannot be read: {error.strerror}; use another backup") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode) or (path.parent.name == LOG and path.parent.is_symlink()):
+        os.close(fd)
+        raise _not_plain(path)
+    return fd
+
+
+def _not_plain(path: Path) -> StorageError:
+    return StorageError(
+        f"{path} is a link or no regular file, and a backup has only regular files and folders; use another backup"
+    )
+
+
+def _chunks(fd: int) -> Iterator[bytes]:
+    done = 0
+    while data := os.pread(fd, _CHUNK, done):
+        done += len(data)
+        yield data
 
 
 def _entry(fd: int, name: str) -> CopiedFile:
     crc, done = 0, 0
-    while data := os.pread(fd, _CHUNK, done):
+    for data in _chunks(fd):
         crc, done = crc32(data, crc), done + len(data)
     return CopiedFile(name, done, crc)
 

@@ -36,7 +36,8 @@ class DataLock:
                 self._take(file, reading)
                 if not reading:
                     os.ftruncate(file, 0)
-                    os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+                    with contextlib.suppress(OSError):  # on a full disk, messages call the process unknown
+                        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         except BaseException:
             self.close()
             raise

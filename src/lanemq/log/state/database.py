@@ -27,20 +27,7 @@ _AGES = "ages of log files"
 _REBUILD = "rebuild indexes"
 
 VERSION = 5
-"""The layout of the tables. Every change needs a new version, so that an older broker does not misread a newer file."""
-
-_PARKED = (
-    "CREATE TABLE parked_lanes (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, reason TEXT NOT NULL,"
-    " attempts INTEGER NOT NULL, since INTEGER NOT NULL, status TEXT NOT NULL, through INTEGER NOT NULL,"
-    " PRIMARY KEY (grp, topic, queue_id, key)) WITHOUT ROWID",
-    "CREATE TABLE parked_messages (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, value INTEGER,"
-    " record BLOB NOT NULL, PRIMARY KEY (grp, topic, queue_id, key, value))",
-)
-_PARKED_BY_REFERENCE = (
-    "ALTER TABLE parked_lanes ADD COLUMN first INTEGER NOT NULL DEFAULT 0",
-    "CREATE TABLE parked_chunks (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, start INTEGER,"
-    " offsets BLOB NOT NULL, PRIMARY KEY (grp, topic, queue_id, key, start))",
-)
+"""The layout of the tables. Every change needs a new number, so that no broker misreads the file of another version."""
 
 SCHEMA = (
     "CREATE TABLE topics (name TEXT PRIMARY KEY, settings TEXT NOT NULL) WITHOUT ROWID",
@@ -60,17 +47,14 @@ SCHEMA = (
     "CREATE TABLE checkpoint (id INTEGER PRIMARY KEY CHECK (id = 0), position INTEGER NOT NULL,"
     " last_store_time INTEGER NOT NULL, clean INTEGER NOT NULL)",
     "CREATE TABLE kv (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    *_PARKED,
-    *_PARKED_BY_REFERENCE,
+    "CREATE TABLE parked_lanes (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, reason TEXT NOT NULL,"
+    " attempts INTEGER NOT NULL, since INTEGER NOT NULL, status TEXT NOT NULL, through INTEGER NOT NULL,"
+    " first INTEGER NOT NULL, PRIMARY KEY (grp, topic, queue_id, key)) WITHOUT ROWID",
+    "CREATE TABLE parked_chunks (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, start INTEGER,"
+    " offsets BLOB NOT NULL, PRIMARY KEY (grp, topic, queue_id, key, start))",
+    "CREATE TABLE parked_messages (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, value INTEGER,"
+    " record BLOB NOT NULL, PRIMARY KEY (grp, topic, queue_id, key, value))",
 )
-
-UPGRADES = {
-    1: ("ALTER TABLE offsets ADD COLUMN gaps TEXT NOT NULL DEFAULT ''",),
-    2: _PARKED,
-    3: _PARKED_BY_REFERENCE,
-    4: (),  # the rows of producers name their user
-}
-"""Version of a file → the statements that bring it to the next version."""
 
 
 class Sync(enum.Enum):
@@ -366,9 +350,9 @@ class State:
         answer = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if answer != "ok":
             raise _damaged(self._path, f"SQLite reports: {answer}")
-        if version != VERSION:
+        if version == 0:
             with self.transaction(Sync.FULL) as db:
-                for statement in SCHEMA if version == 0 else _upgrade(version):
+                for statement in SCHEMA:
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {VERSION}")
 
@@ -477,13 +461,7 @@ def _damaged(path: Path, problem: str) -> StorageError:
 
 def layout_problem(layout: int) -> str | None:
     """Why this program cannot read a layout, as the end of a sentence about the file; None if it can."""
-    if layout == VERSION or layout in UPGRADES:
+    if layout == VERSION:
         return None
-    known = f"has layout {layout}, and this version of LaneMQ knows layouts {min(UPGRADES)} to {VERSION}"
-    if layout > VERSION:
-        return f"{known}: it was written by a newer version"
-    return f"{known}: it was written by an older version that cannot be upgraded in one step, or by another program"
-
-
-def _upgrade(version: int) -> list[str]:
-    return [statement for step in range(version, VERSION) for statement in UPGRADES[step]]
+    writer = "a newer version" if layout > VERSION else "an older version, or by another program"
+    return f"has layout {layout}, and this version of LaneMQ knows only layout {VERSION}: it was written by {writer}"

@@ -102,11 +102,6 @@ class ParkedRows:
         query = f"SELECT start, offsets FROM parked_chunks WHERE {_OF_LANE} ORDER BY start"
         return [(start, bytes(offsets)) for start, offsets in self._state.rows(query, lane)]
 
-    def copied(self, lane: LaneId) -> list[int]:
-        """The offsets of a lane whose records are here, in order."""
-        query = f"SELECT value FROM parked_messages WHERE {_OF_LANE} ORDER BY value"
-        return [offset for (offset,) in self._state.rows(query, lane)]
-
     def records(self, lane: LaneId, start: int, limit: int) -> list[tuple[int, bytes]]:
         """Up to `limit` copied records of a lane from an offset on, with their offsets, in order."""
         query = f"SELECT value, record FROM parked_messages WHERE {_OF_LANE} AND value >= ? ORDER BY value LIMIT ?"

@@ -65,7 +65,7 @@ class RecoveryFile:
 
     @property
     def facts(self) -> SavedFacts | None:
-        """What was saved; None in a new folder, or one of an older version."""
+        """What was saved; None if there is no file, as in a new folder."""
         return self._facts if self._exists else None
 
     def begin(self, topics: dict[str, str], dropped: dict[str, int], epoch: int) -> None:

@@ -5,7 +5,8 @@ write-ahead log, which grows to about 4 MiB and is then used again, and sometime
 without a free byte all of them would be refused, so a group could not even change the owner of a queue to read what is
 stored. So a file beside the database takes some space, and is deleted when a row meets the full disk.
 
-The file is made again when the disk has room. `take` and `release` run on the row thread, one after the other.
+The file is made when the broker starts, and again when the disk has room. While the broker serves, `take` and `release`
+run on the row thread, one after the other. A start on a full disk uses the reserve too: it writes a checkpoint.
 """
 
 import contextlib
@@ -52,6 +53,14 @@ class SpaceReserve:
             self._remove()
         else:
             self.held = True
+
+    def release_if_full(self) -> None:
+        """Give the space back if the disk has less left than that. At a start: once the folder is locked, because the
+        reserve of a running broker is not ours, and before anything is written."""
+        with contextlib.suppress(OSError):  # there is no folder yet, or no reserve
+            found, size = os.statvfs(self._path.parent), self._path.stat().st_size
+            if found.f_bavail * found.f_frsize < size:
+                self.release()
 
     def release(self) -> bool:
         """Give the space back, because a row needs it; whether there was any."""

@@ -13,9 +13,9 @@ from typing import TypeVar
 from lanemq.broker.app import Broker, Threads
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.connections import Connections
+from lanemq.broker.context import BrokerContext
 from lanemq.broker.handlers.send import SendBursts
 from lanemq.broker.handlers.single_sends import SingleSends
-from lanemq.broker.parts import Parts
 from lanemq.broker.recording import Recording
 from lanemq.broker.storage.disk_thread import DiskThread, RowTransactions, outcome_of
 from lanemq.core.finished_ranges import FinishedRanges
@@ -103,9 +103,9 @@ class SimServer(Server):
         network: Network,
         bursts: SendBursts,
         singles: SingleSends,
-        parts: Parts,
+        parts: BrokerContext,
     ) -> None:
-        # Virtual time stands still while requests are handled, so no turn ends early.
+        # Virtual time stands still while requests are handled, so no slice ends early.
         super().__init__(
             dispatcher,
             together=bursts.take,
@@ -162,7 +162,9 @@ class SimBroker(Broker):
         wanted = self.options.max_connections
         return DescriptorReserve(wanted=wanted, files=lambda: store.open_files, limit=lambda: 2**31)
 
-    def _new_server(self, parts: Parts, connections: Connections, bursts: SendBursts, singles: SingleSends) -> Server:
+    def _new_server(
+        self, parts: BrokerContext, connections: Connections, bursts: SendBursts, singles: SingleSends
+    ) -> Server:
         return SimServer(connections, self._host, self._machine.network, bursts, singles, parts)
 
     def _open_history(self) -> Recording:

@@ -5,10 +5,10 @@ one. Pull loops and hand-overs belong to the `AssignedQueue`, not to the queue's
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from lanemq.background_log import ClientLog
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.consumer.turns.subscription import ActiveSubscription
@@ -23,7 +23,7 @@ from lanemq.history import RecordedLease
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 NANOS = 1_000_000
 """Nanoseconds in a millisecond."""
@@ -90,7 +90,7 @@ class AssignedQueue:
         """The version of the broker's parked lanes that is known here."""
 
     def start_at(self, progress: ReportedProgress) -> None:
-        """Starts at what the broker has stored; what was known before does not count (A49)."""
+        """Starts at what the broker has stored: another member may have moved on since the queue was here before."""
         self.progress = progress
         self.confirmed: ReportedProgress | None = progress
         """What the broker confirmed last; None if it may have lost that."""
@@ -98,7 +98,7 @@ class AssignedQueue:
         """An Apache broker was away, and may have lost messages: its queue may be shorter now than what was read."""
 
     def advance(self, progress: ReportedProgress) -> None:
-        """Takes over the newest progress; ignores it if the queue is no longer ours (A99)."""
+        """Takes over the newest progress; ignores it if the queue is no longer ours."""
         if not self.released and progress.offset >= 0:
             self.progress = progress
 
@@ -106,6 +106,14 @@ class AssignedQueue:
     def must_report(self) -> bool:
         """Whether the broker has not confirmed the newest progress."""
         return self.progress != self.confirmed
+
+    @property
+    def leaves_messages(self) -> bool:
+        """Whether messages may be unfinished when the queue is given up now.
+
+        If none was ever finished, the broker has no offset of the group and would not count them as its lag.
+        """
+        return self.lease is not None and (self.end is None or self.progress.offset < self.end)
 
     @property
     def epoch(self) -> Epoch:
@@ -125,7 +133,7 @@ class AssignedQueue:
         return 0 if self.lease is None else self.lease.asked_at * NANOS
 
     def may_pull(self, *, now: Millis) -> bool:
-        """A queue without a usable lease is not pulled: its messages may belong to another member (A47, A56)."""
+        """A queue without a usable lease is not pulled: its messages may belong to another member."""
         return now < self.usable_until
 
     def __str__(self) -> str:
@@ -158,7 +166,7 @@ class Assignment:
         return self.by_broker().get(broker, [])
 
     def by_broker(self) -> dict[str, list[AssignedQueue]]:
-        """Queues that need a lease, one list per broker: a renewal is one request each (A26)."""
+        """Queues that need a lease, one list per broker: a renewal is one request each."""
         groups: dict[str, list[AssignedQueue]] = {}
         for assigned in self._queues.values():
             if assigned.lease is not None and not assigned.released:

@@ -6,16 +6,16 @@
 4. unlock, naming the lease;
 5. forget.
 
-So the next owner starts exactly where this one stopped. A handler that does not end keeps the queue here (A87): the
+So the next owner starts exactly where this one stopped. A handler that does not end keeps the queue here: the
 lease is renewed and the next round tries the hand-over again. Invariant: a queue is never unlocked while a handler
-runs (A89). Other queues are not affected (A53).
+runs. Other queues are not affected.
 """
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Awaitable, Callable
 
+from lanemq.background_log import ClientLog
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.leases import LeaseKeeper
@@ -26,7 +26,7 @@ from lanemq.model.errors import LaneError, LeaseLost
 from lanemq.model.units import to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 LAST_COMMIT_BACKOFF = Backoff(0.1, 2.0, 1)
 """Between attempts to report a last offset; a broker that restarts is back within a few seconds."""
@@ -101,7 +101,7 @@ class HandOver:
         await _stop_pulling(assigned)
         scheduler, queue = assigned.scheduler, assigned.queue
         if assigned.lease is None:
-            # No lease to protect: messages that still run are delivered again elsewhere (A88).
+            # No lease to protect: messages that still run are delivered again elsewhere.
             return QueueEvent.DRAINED
         if assigned.released:
             return None

@@ -7,13 +7,13 @@ LaneMQ broker that the member is alive; the heartbeat says for how long they may
 """
 
 import asyncio
-import logging
 from collections.abc import Iterable, Mapping
 
 from msgspec import UNSET
 
+from lanemq.background_log import ClientLog
 from lanemq.client.consumer.calls import ConsumerCalls
-from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.consumer.options import ConsumerOptions, StartFrom
 from lanemq.client.consumer.turns.subscription import Subscription
 from lanemq.client.routing import AsyncRoutes
 from lanemq.client.topic_route import BrokerRoute
@@ -24,10 +24,17 @@ from lanemq.net.connection import ConnectionPool
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 PUSH = "CONSUME_PASSIVELY"
 """RocketMQ's name for a consumer that calls handlers (ConsumeType)."""
+
+AT_A_TIME = "CONSUME_FROM_TIMESTAMP"
+"""RocketMQ's name for a group that starts at a time (ConsumeFromWhere)."""
+
+HEARTBEAT_EVERY = 30.0
+"""Seconds between two heartbeats (RocketMQ's ClientConfig). An Apache broker removes a member after 120 s without one;
+LaneMQ brokers go by the keep-alives."""
 
 
 class Heartbeat:
@@ -56,7 +63,7 @@ class Heartbeat:
     async def run(self) -> None:
         """Sends heartbeats until cancelled."""
         while True:
-            await asyncio.sleep(self._options.heartbeat_every)
+            await asyncio.sleep(HEARTBEAT_EVERY)
             self._sent.clear()
             await self.send_to_all()
 
@@ -114,11 +121,12 @@ class Heartbeat:
             self._rate_limited.failed(str(address), f"no heartbeat to {address}", error)
 
     def _body(self) -> bytes:
+        start = self._options.start
         consumer = ConsumerData(
             group_name=self._options.group,
             consume_type=PUSH,
             message_model=self._options.sharing.value,
-            consume_from_where=self._options.start.value,
+            consume_from_where=start.value if isinstance(start, StartFrom) else AT_A_TIME,
             subscription_data_set=list(self.described()),
         )
         return HeartbeatData(client_id=self._calls.client_id, consumer_data_set=[consumer]).encode()

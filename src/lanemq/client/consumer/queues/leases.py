@@ -9,7 +9,7 @@ sends the requests and acts on the answers:
 
 Between renewals, small keep-alive requests move the deadline before which turns start, where the broker waits for it.
 Without an answer turns pause, and nothing is lost or logged. Each broker has its own loop, so a slow one does not make
-turns on other brokers pause (A28). A broker that is slow twice in a row is given a longer keep-alive timeout, or turns
+turns on other brokers pause. A broker that is slow twice in a row is given a longer keep-alive timeout, or turns
 would pause between its answers.
 
 The broker removes a member whose keep-alives stay away for as long as its leases last, and gives its share to the
@@ -20,9 +20,9 @@ connection is taken for dead and closed, and the next request dials again: TCP w
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from lanemq.background_log import ClientLog
 from lanemq.client.consumer.calls import ConsumerCalls, Granted
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import NANOS, AssignedQueue, Assignment
@@ -33,7 +33,7 @@ from lanemq.model.units import Epoch, Millis
 from lanemq.net.address import Address
 from lanemq.net.rate_limited_log import RateLimitedLog
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 FIRST_RENEWAL_MS = Millis(1_000)
 """RocketMQ's ConsumeMessageOrderlyService."""
@@ -110,7 +110,7 @@ class _Pace:
 
 
 class LeaseKeeper:
-    """The leases of one consumer. Broadcasting and concurrent queues have none (A25).
+    """The leases of one consumer. Broadcasting and concurrent queues have none: they need no single owner.
 
     `on_parked` is called after each renewal with the version of the broker's parked lanes, `on_removed` when a broker
     does not have this member in its list.
@@ -137,7 +137,7 @@ class LeaseKeeper:
         self._rate_limited = RateLimitedLog(log, options.clock)
 
     async def run(self) -> None:
-        """Runs one loop per broker until cancelled. A failed renewal does not end them: leases would be lost (A23)."""
+        """Runs one loop per broker until cancelled. A failed renewal does not end them: leases would be lost."""
         started: set[str] = set()
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._stay_awake())
@@ -159,7 +159,7 @@ class LeaseKeeper:
     async def acquire(
         self, broker: str, queues: Sequence[MessageQueue], times: LeaseTimes, *, lane: bool, finished: bool = False
     ) -> dict[MessageQueue, tuple[QueueLease, Granted]]:
-        """Asks for leases and returns those that the broker granted; a later round asks for the others (A48).
+        """Asks for leases and returns those that the broker granted; a later round asks for the others.
 
         `finished`: the member skips what former owners finished above the offset; otherwise the broker forgets it.
         """
@@ -175,9 +175,20 @@ class LeaseKeeper:
         return leases
 
     async def renew(self) -> None:
-        """Renews all leases now, one request per broker, all at once (A26, A28)."""
+        """Renews all leases now, one request per broker, all at once."""
         brokers = self._assignment.by_broker()
         await asyncio.gather(*(self._renew(broker, queues) for broker, queues in brokers.items()))
+
+    def is_leased(self, assigned: AssignedQueue) -> bool:
+        """Whether a queue that needs a lease is this member's at this moment; if not, renews the leases there soon.
+
+        Not if the lease is over, as after this process was frozen, nor between a lost connection and the renewal.
+        """
+        broker, lease = assigned.queue.broker, assigned.lease
+        if lease is not None and lease.usable(now=self._clock.now()) and broker not in self._suspended:
+            return True
+        self._renew_soon(broker)
+        return False
 
     def suspend(self, broker: str) -> None:
         """Pauses the queues of a broker until they are renewed: the connection is lost, and leases may be over.
@@ -188,12 +199,15 @@ class LeaseKeeper:
         for assigned in self._assignment.at_broker(broker):
             self._set_usable_until(assigned, self._clock.now())
         self._suspended.add(broker)
+        self._renew_soon(broker)
+
+    def _renew_soon(self, broker: str) -> None:
         pace = self._pace(broker)
         pace.urgent = True
         pace.changed.set()
 
     async def release(self, assigned: AssignedQueue) -> None:
-        """Gives a lease back, so that others need not wait for its end (A55)."""
+        """Gives a lease back, so that others need not wait for its end."""
         if assigned.lease is None:
             return
         assigned.released = True  # before the request: a renewal sent after the unlock would lock the queue again

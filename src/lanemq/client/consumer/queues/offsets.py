@@ -2,18 +2,19 @@
 
 Every second, each assigned queue whose progress the broker has not confirmed is reported: its committable offset, and
 the finished ranges above it to brokers that store them (those that grant epochs). What the broker does not confirm is
-reported again. In broadcasting each member keeps its own offsets, in a file or in memory.
+reported again. A broker without epochs gets an offset only while the queue's lease is valid here. In broadcasting each
+member keeps its own offsets, in a file or in memory.
 """
 
 import asyncio
-import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from lanemq.background_log import ClientLog
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions, StartFrom
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment, ReportedProgress
@@ -23,10 +24,10 @@ from lanemq.history import Place
 from lanemq.model.errors import LaneError, LeaseLost, StorageError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, QueueOffset
+from lanemq.model.units import Epoch, QueueOffset, to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 REPORT_AGAIN_MS = 5_000
 """Interval at which queues without a lease are reported although nothing changed, as RocketMQ's clients do.
@@ -40,19 +41,29 @@ NO_EPOCH = Epoch(0)
 class OffsetKeeper:
     """Where the group's offsets come from and where they are stored."""
 
-    def __init__(self, options: ConsumerOptions, calls: ConsumerCalls, assignment: Assignment) -> None:
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        calls: ConsumerCalls,
+        assignment: Assignment,
+        is_leased: Callable[[AssignedQueue], bool],
+    ) -> None:
+        """`is_leased`: whether a queue is this member's at this moment; if not, its lease is renewed soon."""
         self._options = options
         self._calls = calls
         self._assignment = assignment
+        self._is_leased = is_leased
         self._local = _local_offsets(options) if options.broadcasting else None
         self._rate_limited = RateLimitedLog(log, options.clock)
 
     # when a queue is assigned
 
     async def start_of(self, queue: MessageQueue, epoch: Epoch = NO_EPOCH) -> QueueOffset:
-        """The group's committed offset, or the start that the options name. Called under the lease (A57).
+        """The group's committed offset, or the start that the options name. Called under the lease.
 
-        Raises if the broker cannot answer: a guess would skip messages or repeat all of them (A51).
+        Before it, the former owner could still commit, and messages that it finished would run again.
+
+        Raises if the broker cannot answer: a guess would skip messages or repeat all of them.
         """
         if self._local is not None:
             known = self._local.load().get(queue)
@@ -71,10 +82,11 @@ class OffsetKeeper:
         Without it, the next owner or the next start of this member would find no offset as long as no message was
         finished. It would begin at the end again, and skip what was sent in between.
         """
-        if self._options.start is StartFrom.LAST:
+        if isinstance(self._options.start, StartFrom):
             start, where = await self._calls.last_offset(queue), "at the end"
         else:
-            start, where = await self._calls.offset_at(queue, self._options.start_timestamp_ms), "at the time it named"
+            time = to_millis(self._options.start.timestamp())
+            start, where = await self._calls.offset_at(queue, time), "at the time it named"
         self._record_reset(queue, start, f"the group is new in this queue and begins {where}", epoch)
         if self._local is not None:
             self._local.save({queue: start})
@@ -107,7 +119,7 @@ class OffsetKeeper:
         await asyncio.gather(*(self._try_commit(each) for each in self._assignment if each.must_report))
 
     async def commit(self, assigned: AssignedQueue) -> None:
-        """Reports one queue and waits until the broker has it, or raises."""
+        """Reports one queue that is given up, and waits until the broker has it, or raises."""
         if assigned.moving is not None:
             # Its handlers have ended; it leaves from the new position.
             self.record_reset(assigned, assigned.moving, "it is given up on the way to another offset")
@@ -116,7 +128,7 @@ class OffsetKeeper:
         self._look(assigned)
         if self._local is not None:
             self._save(self._local)
-        elif assigned.must_report:
+        elif assigned.must_report or assigned.leaves_messages:
             await self._commit(assigned)
 
     async def move_to(self, assigned: AssignedQueue, offset: QueueOffset) -> None:
@@ -124,6 +136,7 @@ class OffsetKeeper:
         if self._local is not None:
             self._local.save({assigned.queue: offset})
         else:
+            self._check_leased(assigned)
             await self._calls.commit(assigned.queue, offset, assigned.epoch)
         assigned.start_at(ReportedProgress(offset))
 
@@ -194,6 +207,7 @@ class OffsetKeeper:
     async def _commit(self, assigned: AssignedQueue) -> None:
         if assigned.check_end and not await self._is_in_queue(assigned):
             return
+        self._check_leased(assigned)
         queue, progress, epoch = assigned.queue, assigned.progress, assigned.epoch
         history = self._options.history
         asked = history.now() if history.on else 0
@@ -208,6 +222,15 @@ class OffsetKeeper:
         if history.on and taken:
             history.committed(place, epoch=epoch, asked=asked)
         assigned.confirmed = progress
+
+    def _check_leased(self, assigned: AssignedQueue) -> None:
+        """Raises if the queue may belong to another member by now, where the broker would not notice.
+
+        A broker with epochs refuses the commit of a former owner. An Apache broker takes any commit: one of a member
+        that was frozen would move the group back, to before what the new owner has finished.
+        """
+        if assigned.lease is not None and not assigned.epoch and not self._is_leased(assigned):
+            raise LaneError(f"the lease of {assigned} must be renewed first: another member may own the queue")
 
     async def _is_in_queue(self, assigned: AssignedQueue) -> bool:
         """Whether the queue still reaches to the offset that is to be committed, at a broker that was away.

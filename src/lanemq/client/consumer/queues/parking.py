@@ -3,15 +3,15 @@
 One loop for all queues. It is woken when a lane is parked or set aside, when a message of such a lane arrives, when its
 backoff ends and when its messages are done. It also looks every second, for requests that are to be repeated.
 
-A message counts as finished only after the broker has confirmed it. A broker that cannot park (Apache RocketMQ, or an
-older LaneMQ) is asked once or never; there a parked lane stays in memory, and a log line says so.
+A message counts as finished only after the broker has confirmed it. A broker that cannot park (Apache RocketMQ) is
+never asked; there a parked lane stays in memory, and a log line says so.
 """
 
 import asyncio
 import contextlib
-import logging
 from typing import NamedTuple
 
+from lanemq.background_log import ClientLog
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
@@ -26,16 +26,16 @@ from lanemq.core.consuming.lanes_at_broker import (
 )
 from lanemq.core.lane_status import LaneStatus
 from lanemq.history import Place
-from lanemq.model.errors import BrokerRefused, LaneError, OffsetNotFound, ProtocolError
+from lanemq.model.errors import LaneError, OffsetNotFound, ProtocolError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 from lanemq.net.rate_limited_log import RateLimitedLog
-from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ParkHeader, ParkNextResponse
 from lanemq.wire.lane_bodies import LaneBody, NextBody, ParkAnswer, ParkBody, ParkedTable
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 LOOK_EVERY_MS = 1_000
 NO_ANSWER_PAUSE = Millis(1_000)
@@ -83,12 +83,7 @@ class LaneParker:
 
     async def parked_at_broker(self, queue: MessageQueue) -> tuple[ParkedAtBroker, ...]:
         """The queue's parked lanes, which its owner must know before it runs anything."""
-        try:
-            return await self._calls.parked(queue)
-        except BrokerRefused as error:
-            if _not_supported(error):
-                return ()
-            raise
+        return await self._calls.parked(queue)
 
     def renewed(self, assigned: AssignedQueue, serial: int) -> None:
         """Takes the version of the parked lanes from a renewal; a new one means that an operator changed them."""
@@ -224,12 +219,7 @@ class LaneParker:
             assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.redrive_accepted(request))
 
     def _failed(self, assigned: AssignedQueue, request: LaneRequest[Message], error: Exception) -> None:
-        if _not_supported(error):
-            assigned.keeps_parked = False
-            assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.stay_here())
-            log.warning("%s: %s", assigned, STAYS_HERE)
-        else:
-            self._rate_limited.failed(str(assigned), f"parked key {request.key!r} of {assigned}: trying again", error)
+        self._rate_limited.failed(str(assigned), f"parked key {request.key!r} of {assigned}: trying again", error)
         now = self._clock.now()
         assigned.scheduler.with_parked_lanes(
             assigned.queue, lambda lanes: lanes.unanswered(request, now=now, pause=NO_ANSWER_PAUSE)
@@ -243,10 +233,6 @@ class LaneParker:
 
     def _place(self, queue: MessageQueue, offset: int) -> Place:
         return Place(self._options.group, queue.topic, queue.queue_id, offset, queue.broker)
-
-
-def _not_supported(error: Exception) -> bool:
-    return isinstance(error, BrokerRefused) and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
 def _take_news(lanes: LanesAtBroker[Message]) -> bool:

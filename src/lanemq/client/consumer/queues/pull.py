@@ -1,21 +1,22 @@
 """Pulls the messages of an assigned queue, in order, while there is room for them.
 
-One loop per queue. Before each pull it checks the lease (A56) and the room in the cache (`flow_control`).
-Then the messages go into their lanes and the offset moves on, also past messages that a filter left out (A61).
+One loop per queue. Before each pull it checks the lease and the room in the cache (`flow_control`).
+Then the messages go into their lanes and the offset moves on, also past messages that a filter left out.
 
-An answer goes into its lanes while it is read from the socket, and the next pull leaves before the event loop does
-anything else. The loop's task wakes up only if the next pull must wait, or after an unusual answer: a wake-up for each
-message would delay its handler.
+An answer goes into its lanes while it is read from the socket, and the next pull leaves at once (`pull_stream`). The
+loop's task wakes up only if the next pull must wait, or after an unusual answer.
 """
 
 import asyncio
 import contextlib
-import logging
+from functools import partial
 
 from msgspec.structs import replace
 
-from lanemq.client.consumer.calls import ConsumerCalls, Pulled
+from lanemq.background_log import ClientLog
+from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.consumer.pull_stream import Pulled
 from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.queues.heartbeat import Heartbeat
 from lanemq.client.consumer.queues.offsets import OffsetKeeper
@@ -32,7 +33,13 @@ from lanemq.wire.codes import ResponseCode
 from lanemq.wire.headers import PullHeader
 from lanemq.wire.record import PULL_SUBSCRIPTION, PULL_SUSPEND
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
+
+PULL_SUSPEND_MS = 15_000
+"""How long the broker may hold an empty pull (RocketMQ's DefaultMQPushConsumerImpl)."""
+
+PULL_RETRY = 1.0
+"""Seconds between a failed pull and the next one (RocketMQ's ClientConfig.pullTimeDelayMillsWhenException)."""
 
 EMPTY_PAUSE_MS = 50
 """Pause after a broker that answered "nothing" at once instead of holding the pull."""
@@ -70,7 +77,6 @@ class Puller:
         # By whether the broker is a LaneMQ broker.
         self._limits = {lane: options.limits(lane) for lane in (True, False)}
         self._batch = {lane: options.batch_from(lane) for lane in (True, False)}
-        self._suspend_ms = to_millis(options.pull_suspend)
 
     def start(self, assigned: AssignedQueue) -> None:
         """Starts the pull loop of a queue."""
@@ -92,7 +98,7 @@ class Puller:
                 self._assignment.lose(assigned, f"the broker refused its pull: {error}")
             except LaneError as error:
                 self._rate_limited.failed(str(assigned), f"pull of {assigned} failed, trying again", error)
-                await asyncio.sleep(self._options.pull_retry)
+                await asyncio.sleep(PULL_RETRY)
 
     async def _once(self, assigned: AssignedQueue) -> None:
         """One pull, or one wait until a pull is allowed. A reset that is under way comes first."""
@@ -100,7 +106,7 @@ class Puller:
             await self._move(assigned, assigned.moving)
             return
         if not assigned.may_pull(now=self._clock.now()):
-            await self._wait(assigned, to_millis(self._options.pull_retry))
+            await self._wait(assigned, to_millis(PULL_RETRY))
             return
         scheduler, queue = assigned.scheduler, assigned.queue
         room = self._room(assigned)
@@ -123,26 +129,21 @@ class Puller:
         await self._heartbeat.send_to(self._calls.address(queue.topic, queue.broker))
         if self._options.drop_repeats and assigned.seen is None and not assigned.lane:
             assigned.seen = await self._look_back(assigned, offset)
-        header, pulled_from = self._header(assigned, offset), offset
         assigned.last_pull = self._clock.now()
-
-        def following(pulled: Pulled) -> QueueOffset | None:
-            nonlocal pulled_from
-            if assigned.released or not self._take(assigned, pulled, pulled_from):
-                return None
-            # There is room for another part: together they are no more than the pull has asked for.
-            next_one = pulled.next_offset if pulled.more else self._next_at_once(assigned)
-            if next_one is not None:
-                pulled_from = next_one
-            return next_one
-
-        pulled = await self._calls.pull(header, queue.broker, following)
+        pulled = await self._calls.pull(self._header(assigned, offset), queue.broker, partial(self._answered, assigned))
         if assigned.released:
             return
         if pulled.code == ResponseCode.PULL_OFFSET_MOVED:
             await self._move(assigned, pulled.next_offset)
         elif pulled.code == ResponseCode.PULL_NOT_FOUND and self._clock.now() - assigned.last_pull < EMPTY_PAUSE_MS:
             await asyncio.sleep(EMPTY_PAUSE_MS / 1000)
+
+    def _answered(self, assigned: AssignedQueue, pulled: Pulled, pulled_from: QueueOffset) -> QueueOffset | None:
+        """Takes an answer, or a part of one; returns where the next begins, if it may be pulled at once."""
+        if assigned.released or not self._take(assigned, pulled, pulled_from):
+            return None
+        # There is room for another part: together they are no more than the pull has asked for.
+        return pulled.next_offset if pulled.more else self._next_at_once(assigned)
 
     def _take(self, assigned: AssignedQueue, pulled: Pulled, pulled_from: QueueOffset) -> bool:
         """Puts the messages of an answer, or of a part of one, into their lanes.
@@ -178,7 +179,7 @@ class Puller:
             max_msg_nums=self._batch[lane],
             sys_flag=PULL_SUSPEND | PULL_SUBSCRIPTION,
             commit_offset=0,
-            suspend_timeout_millis=self._suspend_ms,
+            suspend_timeout_millis=PULL_SUSPEND_MS,
             subscription=assigned.subscription.filter.text,
             sub_version=self._heartbeat.version,
             expression_type="TAG",

@@ -2,15 +2,17 @@
 
 A round runs at the start, every 20 s, and when a broker announces a change. Each member computes the same allocation
 (`core/consuming/allocation`); where two members disagree for a moment, the broker's lease decides. A queue is pulled
-only after its lease was granted and its offset read *after* that (A47, A57), whatever its state was before (A58). A
-queue that cannot be taken, located or given up yet is tried again soon and does not delay others (A48).
+only after its lease was granted and its offset read *after* that, because the former owner may commit until then. The
+offset counts even if it is lower than what this member knew: messages are repeated rather than skipped. A queue that
+cannot be taken, located or given up yet is tried again soon and does not delay others. The next round also comes soon
+while a broker of a topic has no master, as in a fail-over.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from lanemq.background_log import ClientLog
 from lanemq.client.codec import codec_named
 from lanemq.client.consumer.calls import Granted
 from lanemq.client.consumer.options import ConsumerOptions
@@ -34,14 +36,20 @@ from lanemq.model.units import Epoch, to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.codes import ResponseCode
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
+
+ROUND_EVERY = 20.0
+"""Seconds between two rounds (RocketMQ's RebalanceService). Brokers announce changes at once; a round at this interval
+finds those whose announcement was lost."""
+ROUND_SOON = 0.5
+"""Seconds until the next round when a queue could not be taken or given up (RocketMQ's RebalanceImpl), or when its
+broker has no master."""
 
 
 class RebalanceTrigger:
     """Asks for a rebalance round."""
 
-    def __init__(self, soon: float) -> None:
-        self._soon = soon
+    def __init__(self) -> None:
         self._asked = asyncio.Event()
 
     def now(self) -> None:
@@ -50,7 +58,7 @@ class RebalanceTrigger:
 
     def soon(self) -> None:
         """Asks for a round after a short delay: a queue was lost or a broker is away."""
-        asyncio.get_running_loop().call_later(self._soon, self.now)
+        asyncio.get_running_loop().call_later(ROUND_SOON, self.now)
 
     async def wait(self, seconds: float) -> None:
         """Returns when a round is asked for, at the latest after `seconds`."""
@@ -96,7 +104,7 @@ class Rebalancer:
         self._tasks = tasks
         self._codec = codec_named(options.codec)
         self._rate_limited = RateLimitedLog(log, options.clock)
-        # By topic: the allocation that was logged last, so that an unchanged one is not logged again (A54).
+        # By topic: the allocation that was logged last, so that an unchanged one is not logged again.
         self._logged: dict[str, tuple[int, int, list[MessageQueue]]] = {}
 
     async def run(self, first_done: Callable[[], None]) -> None:
@@ -104,8 +112,7 @@ class Rebalancer:
         settled = await self.round()
         first_done()
         while True:
-            options = self._options
-            await self._trigger.wait(options.rebalance_every if settled else options.rebalance_soon)
+            await self._trigger.wait(ROUND_EVERY if settled else ROUND_SOON)
             settled = await self.round()
 
     async def round(self) -> bool:
@@ -166,7 +173,8 @@ class Rebalancer:
         if self._options.broadcasting:
             # No broker was asked for members, so this shows whether the brokers are where the route says.
             await asyncio.gather(*(self._heartbeat.send_to(route.master(broker)) for broker in route.brokers))
-        return taken == len(changes.acquire) and not changes.release
+        # No broker announces a new master, and leases there are renewed only when the route has it.
+        return taken == len(changes.acquire) and not changes.release and not route.away
 
     async def _members(self, route: TopicRoute) -> list[str]:
         """The members that share the topic, from the first broker that answers; all brokers get every heartbeat.
@@ -182,12 +190,24 @@ class Rebalancer:
                 if self._calls.client_id not in members:  # it was silent for too long, or the broker restarted
                     await self._heartbeat.send_again_to(route.master(broker))
                     members = await self._calls.members(route.topic, broker)
+                    self._warn_of_wider_filter(route, broker, members)
                 if len(members) > 1 and not self._options.speaks_lane(route.is_lane(broker)):
                     await self._warn_of_other_topics(route.topic, broker)
                 return members
             except LaneError as error:
                 failure = error
         raise failure or TopicNotFound(ResponseCode.TOPIC_NOT_EXIST, f"topic {route.topic!r} has no broker: start one")
+
+    def _warn_of_wider_filter(self, route: TopicRoute, broker: str, members: list[str]) -> None:
+        """Warns if a LaneMQ broker leaves this member out, which has just joined: another one has a wider filter."""
+        topic, tags = route.topic, self._subscriptions[route.topic].subscription.filter
+        if route.is_lane(broker) and self._calls.client_id not in members and tags.tags:
+            self._warn(
+                topic,
+                f"no queue of {topic} for this member now: it reads tags {tags.text!r}, and other members of group "
+                f"{self._options.group} read more, or did until they were lost. It gets queues again when they have "
+                f"left, or two minutes after they were lost",
+            )
 
     async def _known_members(self, topic: str, broker: str) -> list[str]:
         """The members that a broker knows; none if it knows no member of the group, which brokers answer as an error.

@@ -29,7 +29,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from lanemq._fast import compiled
-from lanemq.client.codec import Codec, Decode, JsonCodec, decoder_for, type_name
+from lanemq.client.codec import Codec, Decode, decoder_for, type_name
 from lanemq.client.consumer.turns.handler import (
     Batch,
     Handler,
@@ -91,14 +91,6 @@ class Signature(NamedTuple):
         return any(each is not None and each.depends is not None for each in self.parameters)
 
 
-_JSON = JsonCodec()
-
-
-def handler_call(handler: Handler, *, batched: bool = False, codec: Codec = _JSON) -> HandlerCall:
-    """How to call a handler that has no dependencies."""
-    return plain_call(handler, read_signature(handler, codec, batched=batched))
-
-
 def read_signature(handler: Handler, codec: Codec, *, batched: bool) -> Signature:
     """The signature of a handler; raises `InvalidOption` if it cannot be called, or its event cannot be decoded."""
     name = function_name(handler)
@@ -113,7 +105,8 @@ def read_signature(handler: Handler, codec: Codec, *, batched: bool) -> Signatur
     rest = [at for at, role in enumerate(roles) if role is None]
     has_message = any(role is not None and role.depends is None for role in roles)
     if len(rest) == 2 and not has_message and wanted[rest[1]] is Any:
-        roles[rest[1]] = Parameter(parameters[rest.pop()].name, Message, None)
+        second = rest.pop()
+        roles[second] = Parameter(parameters[second].name, Message, None)
     if len(rest) > 1 or not roles:
         raise InvalidOption(
             f"handler {name} must take (event), (event, message) or (message: Message), and otherwise only parameters "

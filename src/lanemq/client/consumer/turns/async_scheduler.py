@@ -73,7 +73,7 @@ class AsyncScheduler(Scheduler):
         except TimeoutError:
             pass
         except asyncio.CancelledError:
-            if sleeper not in self._sleepers:  # woken already: another worker must look (A115)
+            if sleeper not in self._sleepers:  # woken already: another worker must look
                 self._wake(1)
             raise
         finally:

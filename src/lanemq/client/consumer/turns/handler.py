@@ -6,7 +6,7 @@ names.
 
 Every kind of handler becomes a `BatchHandler`: it takes a batch of messages of one lane, and returns None for success
 or a `Stop`. User code may raise anything, `SystemExit` included; whatever it raises, the turn ends, the message fails
-by its policy, and no message is lost (A80).
+by its policy, and no message is lost.
 
 Invariant: an exception decides about one message. A batch whose exception names none of its messages runs again, one
 message at a time; so no message is skipped or dead-lettered that the handler did not mean.
@@ -24,6 +24,7 @@ from enum import Enum
 from typing import Any, TypeAlias, TypeVar, get_origin
 
 from lanemq._fast import compiled
+from lanemq.background_log import ClientLog
 from lanemq.client.consumer.turns.in_progress import MessageRun
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import clamp_suspend
@@ -33,7 +34,7 @@ from lanemq.model.errors import InvalidOption, Undecodable, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, Seconds, to_millis
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 Handler = Callable[..., Any]
 Batch: TypeAlias = tuple[Message, ...]

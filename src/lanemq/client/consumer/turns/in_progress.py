@@ -354,8 +354,9 @@ class InProgress:
     def _settled(self, run: MessageRun, finished: MessageFinished) -> None:
         if finished.why is Why.GIVE:
             return
-        self._single.pop(run.token, None)
-        if finished.until is not None:
+        if self._single.pop(run.token, None) is not None:
+            self.to_wake += 1  # whoever ends such a run need not ask for the next one: another caller may wait for it
+        elif finished.until is not None:
             self.to_wake += 1  # a worker must sleep until then
         self._after(run.queue, finished.why)
 

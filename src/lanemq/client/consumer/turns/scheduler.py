@@ -1,6 +1,6 @@
 """The lane scheduler for many threads: one mutex, held for microseconds, and workers that sleep until there is work.
 
-Workers wait here and nowhere else; no thread ever waits for a lane or a queue (A69). `core/consuming/scheduler` alone
+Workers wait here and nowhere else; no thread ever waits for a lane or a queue. `core/consuming/scheduler` alone
 decides what may run.
 
 Which workers are woken: a put wakes as many as its messages need. A worker that found work wakes one more while there
@@ -325,7 +325,7 @@ class Scheduler:
         try:
             self._changed.wait(watching(pause) if watch else pause)
         except BaseException:
-            self._wake(1)  # an interrupted worker may have been woken already: another one must look (A115)
+            self._wake(1)  # an interrupted worker may have been woken already: another one must look
             raise
         finally:
             self._sleeping -= 1

@@ -4,8 +4,7 @@ The message must not be lost on the way: unless the broker confirms that it is s
 everything of the original except the producer stamp, by which the broker would take it for a repeat.
 """
 
-import logging
-
+from lanemq.background_log import ClientLog
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.message import Message
@@ -19,7 +18,7 @@ from lanemq.wire.headers import SendBackHeader, SendHeader
 from lanemq.wire.properties import LANE_STAMP, LANE_WHY, PropertyName, encode_properties
 from lanemq.wire.record import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_MASK
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
 SEND_BACK_SECONDS = 5.0
 """RocketMQ's timeout for CONSUMER_SEND_MSG_BACK (DefaultMQPushConsumerImpl)."""

@@ -1,7 +1,7 @@
 """Subscriptions of a consumer: one topic, its handler and how its messages are processed.
 
 The group's retry topic has a subscription of its own: messages that were sent back for another attempt come back there,
-whatever topic they were first sent to (A76).
+whatever topic they were first sent to. The handler sees that topic.
 """
 
 import asyncio

@@ -13,7 +13,6 @@ fails by the policy, an error is logged, and the worker is replaced.
 
 import asyncio
 import contextlib
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
@@ -21,6 +20,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from lanemq._fast import compiled
+from lanemq.background_log import ClientLog, OwnThread
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
 from lanemq.client.consumer.turns.counting import ConsumerCounts, TurnClock, TurnTimes, WorkerCounts
@@ -45,8 +45,10 @@ from lanemq.history import History, Place
 from lanemq.model.errors import LaneError, Undecodable
 from lanemq.model.units import Millis, to_millis
 
-log = logging.getLogger(__name__)
+log = ClientLog(__name__)
 
+OVERDUE_AFTER = 15 * 60.0
+"""Seconds after which a message of a concurrent handler counts as hanging (RocketMQ's consumeTimeout)."""
 OVERDUE_DELAY_LEVEL = 3
 """Delay level of a message that took too long (RocketMQ's ProcessQueue.cleanExpiredMsg)."""
 
@@ -102,7 +104,7 @@ class ThreadWorkers(Workers):
     def start(self) -> None:
         topic, count = self._active.subscription.topic, self._active.subscription.workers
         self._threads += [
-            threading.Thread(target=self._work, name=f"lanemq-{topic}-{number}", daemon=True) for number in range(count)
+            OwnThread(target=self._work, name=f"lanemq-{topic}-{number}", daemon=True) for number in range(count)
         ]
         for thread in self._threads:
             thread.start()
@@ -304,7 +306,7 @@ def run_waiting(
 def _run_batches(
     run: MessageRun, handler: BatchHandler, batch_size: int, clock: TurnClock, withdrawn: Stop
 ) -> RunEnd | None:
-    """Calls the handler batch by batch while the permit allows it (A72, A78); None if the whole run succeeded."""
+    """Calls the handler batch by batch, if the permit still allows it; None if the whole run succeeded."""
     messages = run.messages
     messages[0].retried_here = run.attempt - 1
     permit, slice_end = run.permit, run.slice_end
@@ -477,7 +479,7 @@ def _log_broken(active: ActiveSubscription, error: BaseException) -> None:
 
 
 class OverdueRuns:
-    """Sends messages back whose concurrent handler has not returned for `consume_timeout` (15 minutes).
+    """Sends messages back whose concurrent handler has not returned for 15 minutes.
 
     Without order, one handler that hangs must not hold the group's offset indefinitely (RocketMQ's consumeTimeout). In
     ordered mode nothing may pass a message that is being handled: there a handler that hangs is only visible.
@@ -493,16 +495,16 @@ class OverdueRuns:
         self._dead_letters = dead_letters
 
     async def run(self) -> None:
-        """Checks at every `consume_timeout`, until cancelled."""
+        """Checks every 15 minutes, until cancelled."""
         while True:
-            await asyncio.sleep(self._options.consume_timeout)
+            await asyncio.sleep(OVERDUE_AFTER)
             try:
                 await self.check()
             except LaneError as error:
                 log.warning("checking for handlers that hang failed, trying again: %s", error)
 
     async def check(self) -> None:
-        before = Millis(self._options.clock.now() - to_millis(self._options.consume_timeout))
+        before = Millis(self._options.clock.now() - to_millis(OVERDUE_AFTER))
         for active in self._subscriptions.values():
             if isinstance(policy := active.subscription.policy, SendBack):
                 await self._check(active, before, policy.retries)

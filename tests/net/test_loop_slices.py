@@ -1,4 +1,4 @@
-"""Long work on the event loop is done in turns: a client with one request does not wait for the hundreds of another."""
+"""Long work is done in slices of the event loop: one request does not wait for the hundreds of another client."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -6,9 +6,9 @@ from collections.abc import Callable, Coroutine
 import pytest
 from tests.net.test_server_reads import Wire, request
 
+from lanemq.net.loop_slices import COSTLY_BYTES, SLICE_NS, LoopSlices, RecentCost
 from lanemq.net.peer import Peer
 from lanemq.net.server import Server
-from lanemq.net.turns import COSTLY_BYTES, TURN_NS, RecentCost, Turns
 from lanemq.wire.command import Command, encode_response
 
 
@@ -23,7 +23,7 @@ class Ticking:
 
 
 class Slow:
-    """A dispatcher for which every request takes a part of a turn."""
+    """A dispatcher for which every request takes a part of a slice."""
 
     def __init__(self, share: float) -> None:
         self.clock = Ticking()
@@ -38,7 +38,7 @@ class Slow:
 
     def received(self, peer: Peer, command: Command) -> None:
         self.handled.append((peer, command.opaque))
-        self.clock.time += int(TURN_NS * self.share)
+        self.clock.time += int(SLICE_NS * self.share)
         peer.send(encode_response(command.opaque, body=self.answer))
 
     def connect(self) -> tuple[Peer, Wire]:
@@ -61,7 +61,7 @@ def on_loop(test: Callable[[], Coroutine[object, object, None]]) -> None:
 
 
 @pytest.mark.parametrize("floods", [1, 5])
-def test_a_single_request_waits_for_one_turn_of_floods(floods: int) -> None:
+def test_a_single_request_waits_for_one_slice_of_floods(floods: int) -> None:
     async def test() -> None:
         slow = Slow(0.1)
         flooding = [slow.connect()[0] for _ in range(floods)]
@@ -80,14 +80,14 @@ def test_a_single_request_waits_for_one_turn_of_floods(floods: int) -> None:
         assert wire.writes == [encode_response(7)]
         assert before == 0
         await asyncio.sleep(0)
-        assert len(slow.handled) - 1 <= 10, "one turn of one of them"
+        assert len(slow.handled) - 1 <= 10, "one slice of one of them"
         await iterations(10 * floods)
         assert len(slow.handled) == 50 * floods + 1
 
     on_loop(test)
 
 
-def test_requests_are_handled_and_answered_in_order_over_many_turns() -> None:
+def test_requests_are_handled_and_answered_in_order_over_many_slices() -> None:
     async def test() -> None:
         slow = Slow(0.4)
         peer, wire = slow.connect()
@@ -95,7 +95,7 @@ def test_requests_are_handled_and_answered_in_order_over_many_turns() -> None:
         assert len(slow.handled) == 3
         await asyncio.sleep(0)
         assert len(slow.handled) == 6
-        assert len(wire.writes) == 2, "one write for each turn"
+        assert len(wire.writes) == 2, "one write for each slice"
         peer.data_received(request(20))  # may arrive although reading is paused, over TLS
         await iterations(10)
         assert slow.handled == [(peer, number) for number in range(21)]
@@ -104,7 +104,7 @@ def test_requests_are_handled_and_answered_in_order_over_many_turns() -> None:
     on_loop(test)
 
 
-def test_newcomers_share_one_turn_and_a_known_client_does_not_wait_for_them() -> None:
+def test_newcomers_share_one_slice_and_a_known_client_does_not_wait_for_them() -> None:
     async def test() -> None:
         slow = Slow(0.6)
         known, wire = slow.connect()
@@ -114,7 +114,7 @@ def test_newcomers_share_one_turn_and_a_known_client_does_not_wait_for_them() ->
         new = [slow.connect()[0] for _ in range(10)]
         for each in new:
             each.data_received(requests(3))
-        assert len(slow.handled) == 2, "a turn of the first of them"
+        assert len(slow.handled) == 2, "a slice of the first of them"
         known.data_received(request(2))
         assert wire.writes[-1] == encode_response(2), "handled at once"
         await asyncio.sleep(0)
@@ -126,8 +126,8 @@ def test_newcomers_share_one_turn_and_a_known_client_does_not_wait_for_them() ->
     on_loop(test)
 
 
-def test_control_if_newcomers_did_not_share_a_turn_each_would_have_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "may_begin", lambda *_, **__: True)
+def test_control_if_newcomers_did_not_share_a_slice_each_would_have_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoopSlices, "may_begin", lambda *_, **__: True)
 
     async def test() -> None:
         slow = Slow(0.6)
@@ -139,7 +139,7 @@ def test_control_if_newcomers_did_not_share_a_turn_each_would_have_its_own(monke
 
 
 async def greedy(slow: Slow, count: int) -> list[Peer]:
-    """Connections that have made several requests with large answers, each of which took more than a turn."""
+    """Connections that have made several requests with large answers, each of which took more than a slice."""
     slow.answer = bytes(2 * COSTLY_BYTES)
     peers = [slow.connect()[0] for _ in range(count)]
     for number in range(4):
@@ -150,7 +150,7 @@ async def greedy(slow: Slow, count: int) -> list[Peer]:
     return peers
 
 
-def test_costly_requests_of_many_clients_share_a_turn_and_a_client_with_short_ones_does_not_wait_for_them() -> None:
+def test_costly_requests_of_many_clients_share_a_slice_and_a_client_with_short_ones_does_not_wait_for_them() -> None:
     async def test() -> None:
         slow = Slow(1.5)
         peers = await greedy(slow, 20)
@@ -167,7 +167,7 @@ def test_costly_requests_of_many_clients_share_a_turn_and_a_client_with_short_on
         assert wire.writes[-1] == encode_response(2), "handled at once"
         for done in range(1, 21):
             await asyncio.sleep(0)
-            assert len(slow.handled) - 1 == done + 1, "one turn in each iteration"
+            assert len(slow.handled) - 1 == done + 1, "one slice in each iteration"
             if done == 1:
                 peers[0].data_received(request(8))
         assert [peer for peer, _ in slow.handled if peer is not short] == [*peers, peers[0]], "in the order of asking"
@@ -175,7 +175,7 @@ def test_costly_requests_of_many_clients_share_a_turn_and_a_client_with_short_on
     on_loop(test)
 
 
-def test_control_if_costly_requests_did_not_share_a_turn_all_would_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_if_costly_requests_did_not_share_a_slice_all_would_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecentCost, "costly", False)
 
     async def test() -> None:
@@ -231,7 +231,7 @@ def test_many_small_answers_between_two_reads_are_not_a_large_one() -> None:
     on_loop(test)
 
 
-def test_readers_that_catch_up_at_the_same_time_share_a_turn_too() -> None:
+def test_readers_that_catch_up_at_the_same_time_share_a_slice_too() -> None:
     async def test() -> None:
         slow = Slow(1.5)
         peers = await greedy(slow, 5)
@@ -243,7 +243,7 @@ def test_readers_that_catch_up_at_the_same_time_share_a_turn_too() -> None:
         for peer in peers:
             peer.resume_writing()
         await asyncio.sleep(0)
-        assert len(slow.handled) <= 2, "one at once, and one turn"
+        assert len(slow.handled) <= 2, "one at once, and one slice"
         await iterations(5)
         assert [peer for peer, _ in slow.handled] == peers
 
@@ -272,8 +272,8 @@ def test_a_client_that_mixes_large_and_small_answers_is_costly() -> None:
     assert all(seen[-4:])
 
 
-def test_without_turns_all_requests_of_a_read_come_first() -> None:
-    """Negative control of the tests before: on a clock that stands still, no turn ends."""
+def test_without_slices_all_requests_of_a_read_come_first() -> None:
+    """Negative control of the tests before: on a clock that stands still, no slice ends."""
 
     async def test() -> None:
         slow = Slow(0.0)
@@ -285,7 +285,7 @@ def test_without_turns_all_requests_of_a_read_come_first() -> None:
     on_loop(test)
 
 
-def test_reading_is_paused_while_requests_wait_for_a_turn() -> None:
+def test_reading_is_paused_while_requests_wait_for_a_slice() -> None:
     async def test() -> None:
         slow = Slow(0.5)
         peer, wire = slow.connect()
@@ -302,7 +302,7 @@ def test_reading_is_paused_while_requests_wait_for_a_turn() -> None:
     on_loop(test)
 
 
-def test_a_closed_connection_has_no_more_turns() -> None:
+def test_a_closed_connection_has_no_more_slices() -> None:
     async def test() -> None:
         slow = Slow(1.0)
         peer, _ = slow.connect()
@@ -317,11 +317,30 @@ def test_a_closed_connection_has_no_more_turns() -> None:
     on_loop(test)
 
 
-def test_failing_work_does_not_take_the_turns_of_others() -> None:
+def test_work_that_adds_work_leaves_one_slice_in_each_iteration() -> None:
+    async def test() -> None:
+        clock, done = Ticking(), []
+        slices = LoopSlices(asyncio.get_running_loop(), clock)
+
+        def work(_: int) -> bool:
+            done.append(1)
+            clock.time += SLICE_NS
+            slices.add(lambda end: False)
+            return True
+
+        slices.add(work)
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert len(done) <= 9
+
+    on_loop(test)
+
+
+def test_failing_work_does_not_take_the_slices_of_others() -> None:
     async def test() -> None:
         clock, done, failures = Ticking(), [], []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
-        turns = Turns(asyncio.get_running_loop(), clock)
+        slices = LoopSlices(asyncio.get_running_loop(), clock)
 
         def work(end: int) -> bool:
             done.append(end)
@@ -330,9 +349,9 @@ def test_failing_work_does_not_take_the_turns_of_others() -> None:
         def fails(_: int) -> bool:
             raise ValueError("as asked")
 
-        turns.add(work)
-        turns.add(fails)
-        turns.add(work)
+        slices.add(work)
+        slices.add(fails)
+        slices.add(work)
         for _ in range(6):
             await asyncio.sleep(0)
         assert len(done) == 4

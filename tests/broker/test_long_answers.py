@@ -2,19 +2,20 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient
 from tests.broker.running import ManualClock, RunningBroker
+from tests.net.test_loop_slices import iterations
 
-from lanemq.broker import sliced_answers
 from lanemq.broker.dispatch import WatchedRequest
 from lanemq.broker.handlers import stats
-from lanemq.broker.sliced_answers import MAX_PER_PEER, SlicedAnswers, Steps
+from lanemq.broker.long_answers import MAX_PER_PEER, LongAnswers, Steps
 from lanemq.clock import SystemClock
 from lanemq.model.errors import BrokerBusy, BrokerRefused
+from lanemq.net import loop_slices
+from lanemq.net.loop_slices import LoopSlices
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, FrameDecoder, decode_command
 
@@ -30,22 +31,24 @@ class FakePeer:
         self.sent += map(decode_command, FrameDecoder().feed(frame))
 
 
-class OneStep(SlicedAnswers):
-    """Makes exactly one step in each slice."""
+class OneStep:
+    """Slices of exactly one step."""
 
     def __init__(self) -> None:
-        super().__init__(SystemClock())
-        self._ticks = 0
-        self._nanoseconds = self._tick
+        self.slices = LoopSlices(asyncio.get_running_loop(), self._tick)
+        self.answers = LongAnswers(self.slices, SystemClock())
+        self._time = 0
 
     def _tick(self) -> int:
-        self._ticks += 1
-        return self._ticks
+        self._time += loop_slices.SLICE_NS
+        return self._time
 
+    def begin(self, peer: FakePeer, number: int, work: Steps) -> None:
+        self.answers.begin(peer, Command(1, number), work)  # type: ignore[arg-type]
 
-@pytest.fixture(autouse=True)
-def _one_step_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sliced_answers, "SLICE_NS", 1)
+    async def made(self) -> None:
+        await iterations(100)
+        assert self.answers._unfinished == {}
 
 
 def steps(name: str, count: int, done: list[str], error: Exception | None = None) -> Steps:
@@ -55,15 +58,6 @@ def steps(name: str, count: int, done: list[str], error: Exception | None = None
     if error is not None:
         raise error
     return name.encode()
-
-
-async def all_made(answers: SlicedAnswers) -> None:
-    if answers._task is not None:
-        await answers._task
-
-
-def begin(answers: SlicedAnswers, peer: FakePeer, number: int, work: Steps) -> None:
-    answers.begin(peer, Command(1, number), work)  # type: ignore[arg-type]
 
 
 def test_connections_take_turns_and_other_work_runs_in_between() -> None:
@@ -77,11 +71,11 @@ def test_connections_take_turns_and_other_work_runs_in_between() -> None:
 
     async def main() -> None:
         answers = OneStep()
-        begin(answers, one, 1, steps("a", 2, done))
-        begin(answers, one, 2, steps("b", 2, done))
-        begin(answers, two, 3, steps("c", 2, done))
+        answers.begin(one, 1, steps("a", 2, done))
+        answers.begin(one, 2, steps("b", 2, done))
+        answers.begin(two, 3, steps("c", 2, done))
         await other()
-        await all_made(answers)
+        await answers.made()
 
     asyncio.run(main())
     assert [each for each in done if each != "-"] == ["a", "c", "a", "c", "b", "b"], "b waits for a, not c for b"
@@ -89,13 +83,14 @@ def test_connections_take_turns_and_other_work_runs_in_between() -> None:
     assert [each.body for each in one.sent] == [b"a", b"b"]
 
 
-def test_an_answer_of_one_slice_is_sent_at_once_and_its_error_is_the_callers() -> None:
-    peer, done = FakePeer(), list[str]()
-    answers = OneStep()  # no event loop runs
-    begin(answers, peer, 1, steps("a", 0, done))
-    assert [each.body for each in peer.sent] == [b"a"]
-    with pytest.raises(ValueError, match="now"):
-        begin(answers, peer, 2, steps("b", 0, done, ValueError("now")))
+def test_an_answer_of_one_slice_is_sent_at_once_and_so_is_its_error() -> None:
+    async def main() -> None:
+        peer, answers, done = FakePeer(), OneStep(), list[str]()
+        answers.begin(peer, 1, steps("a", 0, done))
+        answers.begin(peer, 2, steps("b", 0, done, BrokerRefused(ResponseCode.NO_PERMISSION, "now")))
+        assert [(each.body, each.remark) for each in peer.sent] == [(b"a", None), (b"", "now")]
+
+    asyncio.run(main())
 
 
 def test_later_errors_are_answered_and_a_closed_connection_is_forgotten() -> None:
@@ -106,12 +101,12 @@ def test_later_errors_are_answered_and_a_closed_connection_is_forgotten() -> Non
 
     async def main() -> None:
         answers = OneStep()
-        begin(answers, refused, 1, steps("a", 2, done, BrokerRefused(ResponseCode.NO_PERMISSION, "no")))
-        begin(answers, broken, 2, steps("b", 2, done, RuntimeError("a mistake")))
+        answers.begin(refused, 1, steps("a", 2, done, BrokerRefused(ResponseCode.NO_PERMISSION, "no")))
+        answers.begin(broken, 2, steps("b", 2, done, RuntimeError("a mistake")))
         watched = WatchedRequest(Command(1, 3), outcomes.append)
-        answers.begin(gone, watched, steps("c", 50, done))  # type: ignore[arg-type]
+        answers.answers.begin(gone, watched, steps("c", 50, done))  # type: ignore[arg-type]
         gone.is_open = False
-        await all_made(answers)
+        await answers.made()
 
     asyncio.run(main())
     assert [each.code for each in refused.sent] == [ResponseCode.NO_PERMISSION]
@@ -124,12 +119,12 @@ def test_one_connection_has_a_limited_number_of_unfinished_answers() -> None:
     async def main() -> None:
         answers, greedy = OneStep(), FakePeer()
         for number in range(MAX_PER_PEER):
-            begin(answers, greedy, number, steps("a", 2, []))
+            answers.begin(greedy, number, steps("a", 2, []))
         with pytest.raises(BrokerBusy, match="long answers are under way"):
-            begin(answers, greedy, 99, steps("a", 2, []))
-        begin(answers, FakePeer(), 1, steps("a", 2, []))
-        await all_made(answers)
-        begin(answers, greedy, 100, steps("a", 0, []))
+            answers.begin(greedy, 99, steps("a", 2, []))
+        answers.begin(FakePeer(), 1, steps("a", 2, []))
+        await answers.made()
+        answers.begin(greedy, 100, steps("a", 0, []))
 
     asyncio.run(main())
 
@@ -170,29 +165,18 @@ def answers_of(raw: RawClient) -> dict[RequestCode, tuple[int, bytes]]:
 
 def test_answers_in_slices_are_those_of_one_piece(used: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = used.connect()
-    monkeypatch.setattr(sliced_answers, "SLICE_NS", 10**18)
     answers_of(raw)  # the reset is one of them
     whole = answers_of(raw)
     assert {code for code, _ in whole.values()} == {0}
-    monkeypatch.setattr(SlicedAnswers, "_slice", one_step)
+    monkeypatch.setattr(loop_slices, "SLICE_NS", 0)
     assert answers_of(raw) == whole
-
-
-def one_step(answers: SlicedAnswers, peer: Any, request: Command, work: Steps) -> bool:
-    try:
-        next(work)
-    except StopIteration as end:
-        if end.value is not None:
-            sliced_answers.answer(peer, request, {}, end.value)
-        return True
-    return False
 
 
 def test_a_reset_changes_nothing_if_the_topic_changes_while_it_looks(
     used: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = used.connect()
-    monkeypatch.setattr(SlicedAnswers, "_slice", one_step)
+    monkeypatch.setattr(loop_slices, "SLICE_NS", 0)
     (asked, first), (created, second) = (
         raw.frame(code, ext)
         for code, ext in (

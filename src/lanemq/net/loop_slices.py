@@ -1,22 +1,23 @@
-"""Turns: long work on the event loop is done in pieces, and between two pieces every other connection is served.
+"""Loop slices: long work on the event loop is done in slices, and between two of them every other connection is served.
 
 A read may hold hundreds of requests, and each of them may take a tenth of a millisecond. Handled at once, they would
-delay all other clients by their sum. So a connection works for one turn at a time. Those that need more take their
-turns one after the other, one turn in each iteration of the loop: however many they are, a client with a single
-request waits for one turn, not for all of them. (Turns of consumers, which are calls of a handler, are another thing.)
+delay all other clients by their sum. So a connection works for one slice at a time. Those that need more get their
+slices one after the other, one slice in each iteration of the loop: however many they are, a client with a single
+request waits for one slice, not for all of them.
 
 Hundreds of connections may be ready in the same iteration, each with a single request that takes a millisecond: a large
-pull. So connections with large answers share one turn in each iteration as well, and the others wait in line
+pull. So connections with large answers share one slice in each iteration as well, and the others wait in line
 (`RecentCost`). Connections with small answers, such as those to sends, never wait in that line.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
+from typing import TypeVar
 
-TURN_NS = 500_000
-"""Length of a turn. Long: other clients wait longer. Short: more time goes to iterations of the loop."""
+SLICE_NS = 500_000
+"""Length of a slice. Long: other clients wait longer. Short: more time goes to iterations of the loop."""
 
 COSTLY_BYTES = 64 * 1024
 """Average size of the answers to one read, above which they are costly: they take a quarter of a millisecond and more.
@@ -25,6 +26,8 @@ delay a send."""
 
 MOST_BYTES = 2 * COSTLY_BYTES
 """What one read counts at most, so that a client is not costly any more after a few small answers."""
+
+R = TypeVar("R")
 
 Work = Callable[[int], bool]
 """Does a piece of work until a time in nanoseconds is reached; returns whether there is more."""
@@ -50,28 +53,28 @@ class RecentCost:
         return self._average > COSTLY_BYTES
 
 
-class Turns:
-    """What waits for a turn, in order."""
+class LoopSlices:
+    """What waits for a slice, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, nanoseconds: Callable[[], int]) -> None:
-        """`nanoseconds` is the time. A clock that stands still makes every turn endless: nothing is cut in pieces."""
+        """`nanoseconds` is the time. A clock that stands still makes every slice endless: nothing is cut in pieces."""
         self.nanoseconds = nanoseconds
         self._loop = loop
         self._waiting: deque[Work] = deque()
         self._shared_until: int | None = None
-        """When the turn is over that new and costly connections share in this iteration of the loop; None: it has not
+        """When the slice is over that new and costly connections share in this iteration of the loop; None: it has not
         begun."""
 
     def end(self) -> int:
-        """When a turn that begins now is over."""
-        return self.nanoseconds() + TURN_NS
+        """When a slice that begins now is over."""
+        return self.nanoseconds() + SLICE_NS
 
     def may_begin(self, *, new: bool) -> bool:
         """Whether a connection may begin at once of which nothing is known yet (`new`), or whose answers are costly.
 
-        In one iteration of the loop, all of them share one turn: a client that connects again and again, each time
-        with a long request, would otherwise delay the others by as many turns as connections. A costly connection does
-        not overtake those that wait for a turn.
+        In one iteration of the loop, all of them share one slice: a client that connects again and again, each time
+        with a long request, would otherwise delay the others by as many slices as connections. A costly connection does
+        not overtake those that wait for a slice.
         """
         if self._waiting and not new:
             return False
@@ -84,19 +87,36 @@ class Turns:
         self._shared_until = None
 
     def add(self, work: Work) -> None:
-        """Wait for a turn, behind all others; it comes in a later iteration of the loop."""
+        """Wait for a slice, behind all others; it comes in a later iteration of the loop."""
         if not self._waiting:
             self._loop.call_soon(self._take)
         self._waiting.append(work)
 
     def begin(self, steps: Iterator[object], end: int | None = None) -> None:
-        """Take steps until a turn is over that begins now, or until `end`; the rest waits for later turns."""
+        """Take steps until a slice is over that begins now, or until `end`; the rest waits for later slices."""
         work = partial(self._step, steps)
         if work(self.end() if end is None else end):
             self.add(work)
 
+    async def result(self, steps: Generator[None, None, R]) -> R:
+        """The result of steps that are taken in slices, as long as somebody waits for it."""
+        future: asyncio.Future[R] = self._loop.create_future()
+
+        def take() -> Iterator[None]:
+            while not future.done():
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    future.set_result(end.value)
+                except Exception as error:  # noqa: BLE001 - it belongs to the one who waits
+                    future.set_exception(error)
+                yield
+
+        self.begin(take())
+        return await future
+
     def begin_later(self, steps: Iterator[object]) -> None:
-        """Take steps in later turns only: for work that nothing waits for."""
+        """Take steps in later slices only: for work that nothing waits for."""
         self.add(partial(self._step, steps))
 
     def _step(self, steps: Iterator[object], end: int) -> bool:

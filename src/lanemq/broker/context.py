@@ -1,0 +1,125 @@
+"""What the handlers of a broker share: its tables, threads and counters. The rules are elsewhere."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lanemq.broker.charges import Charges
+from lanemq.broker.config import BrokerOptions
+from lanemq.broker.notices import Notices
+from lanemq.broker.recording import Recording
+from lanemq.broker.storage.delays import DelayDelivery
+from lanemq.broker.storage.disk_thread import DiskThread
+from lanemq.broker.storage.group_commit import GroupCommit
+from lanemq.broker.storage.parking import Parking
+from lanemq.broker.storage.topic_keeper import TopicKeeper
+from lanemq.broker.storage.unread import UnreadMessages
+from lanemq.broker.waking import HeldPull, Waking
+from lanemq.clock import Clock
+from lanemq.core.brokering.dedup import ProducerTable
+from lanemq.core.brokering.delay import DelayQueueCursors
+from lanemq.core.brokering.disk_space import LowSpace
+from lanemq.core.brokering.group_offsets import GroupOffsets
+from lanemq.core.brokering.lock_table import LockTable
+from lanemq.core.brokering.long_poll import LongPolls
+from lanemq.core.brokering.membership import ConnectionId, Membership
+from lanemq.core.brokering.refusals import RefusalCounts
+from lanemq.core.brokering.topic_table import TopicTable
+from lanemq.core.brokering.traffic import Traffic
+from lanemq.log.state.database import State
+from lanemq.log.store import Store
+from lanemq.model.figures import Distribution
+from lanemq.net.address import Address
+from lanemq.net.descriptors import DescriptorReserve
+from lanemq.net.loop_slices import LoopSlices
+from lanemq.net.server import Joining
+from lanemq.net.server_tls import TlsDetector
+from lanemq.net.unwritten_replies import UnwrittenReplies
+from lanemq.wire.route_bodies import SubscriptionGroupConfig
+
+
+class ConnectedClient(NamedTuple):
+    """The client behind a connection, as its last heartbeat says."""
+
+    language: str
+    version: int
+    party: str
+    """Who is charged for it (`Charges.party`)."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the start; shown by the monitor and by GET_BROKER_RUNTIME_INFO."""
+
+    refusals: RefusalCounts = field(default_factory=RefusalCounts)
+    """By reason, except for requests of members that do not own the queue, which follow."""
+    joining: Joining = field(default_factory=Joining)
+
+    stale_pulls: int = 0
+    """Pulls of stock clients (answered) and LaneMQ clients (refused)."""
+    stale_commits: int = 0
+    """Commits of stock clients; they may move an offset forward only."""
+    refused_commits: int = 0
+    """Commits of LaneMQ clients."""
+    refused_parks: int = 0
+    """Parking requests of LaneMQ clients that do not own the queue."""
+    leases_granted: int = 0
+    """Leases that went to a new owner; renewals do not count."""
+    leases_released: int = 0
+    leases_expired: int = 0
+    filters_given_up: int = 0
+    """Topics of groups whose members waited in vain for a lost member with more tags."""
+    loop_delay: Distribution = field(default_factory=Distribution)
+    """Seconds by which the housekeeping's timer was late."""
+
+
+@dataclass(slots=True)
+class BrokerContext:
+    """Made once by `app`. The tables are used on the event loop only, so they need no locks."""
+
+    options: BrokerOptions
+    clock: Clock
+    store: Store
+    state: State
+    thread: DiskThread
+    """For messages only."""
+    row_thread: DiskThread
+    """For everything in `state.db`, and for indexes: a flood of changes must not delay messages."""
+    search_thread: DiskThread
+    """For searches by key: they take long, and must not delay what the others write."""
+    group_commit: GroupCommit
+    unwritten: UnwrittenReplies
+    slices: LoopSlices
+    """For work that would hold the event loop for long."""
+    notices: Notices
+    advertised: Address
+    topics: TopicTable
+    topic_keeper: TopicKeeper
+    members: Membership
+    locks: LockTable
+    offsets: GroupOffsets
+    unread: UnreadMessages
+    producers: ProducerTable
+    polls: LongPolls[HeldPull]
+    waking: Waking
+    delays: DelayQueueCursors
+    delay_delivery: DelayDelivery
+    recording: Recording
+    parking: Parking
+    groups: dict[str, SubscriptionGroupConfig]
+    """Settings of the groups that were configured; every other group has RocketMQ's defaults."""
+    low_space: LowSpace
+    reserve: DescriptorReserve
+    tls: TlsDetector | None
+    """None: the broker takes plain connections only."""
+    charges: Charges
+    producer_users: dict[str, str] = field(default_factory=dict)
+    """Producer id → the user who sent with it first, on a broker with users."""
+    counters: Counters = field(default_factory=Counters)
+    traffic: Traffic = field(default_factory=Traffic)
+    in_force: Mapping[str, object] = field(default_factory=dict)
+    """Values that the broker uses instead of the given options: limits that 0 stands for, the monitor's address."""
+    clients: dict[ConnectionId, ConnectedClient] = field(default_factory=dict)
+    """Of the connections that sent a heartbeat."""
+    stopping: bool = False
+    """Whether the broker finishes what it has accepted, and accepts no connection any more."""

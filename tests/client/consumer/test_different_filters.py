@@ -1,0 +1,137 @@
+"""Members of one group that read a topic with different tags, with a real broker and default settings."""
+
+import threading
+
+import pytest
+from tests.broker.raw_client import RawClient, heartbeat
+from tests.client.consumer.with_broker import Inbox, wait_for
+
+from lanemq.client.consumer.app import App
+from lanemq.client.message import Message
+from lanemq.client.producer.producer import Producer
+from lanemq.model.errors import GroupConflict
+from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.bodies import HeartbeatData
+from lanemq.wire.codes import RequestCode
+
+KEYS = 20
+
+
+def member(broker: EmbeddedBroker, topic: str, tags: str, inbox: Inbox, *, ordered: bool = True) -> App:
+    app = App(broker.address, group=f"g-{topic}", client_id=f"{tags} {id(inbox):x}".replace("|", "-"))
+    register = app.ordered if ordered else app.concurrent
+
+    @register(topic, tags=tags)
+    def on_event(event: int, message: Message) -> None:
+        inbox.add((message.tag, event))
+
+    return app
+
+
+def queues(*apps: App) -> list[int]:
+    """How many queues of the topic each member has."""
+    return [sum(not each.topic.startswith("%") for each in app.snapshot().queues) for app in apps]
+
+
+def send(broker: EmbeddedBroker, topic: str, first: int = 0) -> set[tuple[str, int]]:
+    """Sends a message with each tag for each key."""
+    with Producer(broker.address) as producer:
+        for event in range(first, first + KEYS):
+            producer.send(topic, event, key=str(event), tag="a")
+            producer.send(topic, event, key=str(event), tag="b")
+    return {(tag, event) for tag in "ab" for event in range(first, first + KEYS)}
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("wider", ["a || b", "*"])
+def test_a_deployment_that_adds_a_tag_misses_no_message(
+    broker: EmbeddedBroker, topic: str, wider: str, ordered: bool
+) -> None:
+    old, new = Inbox(), Inbox()
+    with member(broker, topic, "a", old, ordered=ordered) as first:
+        wait_for(lambda: queues(first) == [4])
+        with member(broker, topic, wider, new, ordered=ordered) as second:
+            sent = send(broker, topic)
+            wait_for(lambda: sent <= {*old.items, *new.items})
+            wait_for(lambda: queues(first, second) == [0, 4])
+
+
+def test_a_deployment_that_removes_a_tag_hands_over_when_the_last_wider_member_stops(
+    broker: EmbeddedBroker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = Inbox(), Inbox()
+    with member(broker, topic, "a || b", old) as first, member(broker, topic, "b", new) as second:
+        wait_for(lambda: queues(first, second) == [4, 0])
+        wait_for(lambda: f"no queue of {topic} for this member now: it reads tags 'b'" in caplog.text)
+        sent = send(broker, topic)
+        assert set(old.wait(len(sent))) == sent
+        first.stop()
+        wait_for(lambda: queues(second) == [4])
+        sent = send(broker, topic, first=KEYS)
+        assert set(new.wait(KEYS)) == {each for each in sent if each[0] == "b"}, "nothing runs twice"
+
+
+def test_a_rollback_gives_the_queues_back_to_the_narrower_members(broker: EmbeddedBroker, topic: str) -> None:
+    old, new = Inbox(), Inbox()
+    with member(broker, topic, "a", old) as first:
+        with member(broker, topic, "*", new) as second:
+            wait_for(lambda: queues(first, second) == [0, 4])
+        wait_for(lambda: queues(first) == [4])
+        send(broker, topic)
+        assert set(old.wait(KEYS)) == {("a", event) for event in range(KEYS)}
+
+
+def test_messages_wait_for_a_member_with_more_tags_that_was_killed(
+    broker: EmbeddedBroker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = Inbox(), Inbox()
+    with member(broker, topic, "a", old) as first:
+        wait_for(lambda: queues(first) == [4])
+        join_and_die(broker, topic, "a||b")
+        wait_for(lambda: "was lost (silent, cut off or killed)" in caplog.text and queues(first) == [0])
+        sent = send(broker, topic)
+        with member(broker, topic, "a || b", new) as second:
+            wait_for(lambda: queues(second) == [4])
+            assert set(new.wait(len(sent))) == sent
+        wait_for(lambda: queues(first) == [4])
+    assert old.items == []
+
+
+def join_and_die(broker: EmbeddedBroker, topic: str, tags: str) -> None:
+    """What a broker sees of an ordered member that is killed right after its start."""
+    raw = RawClient(str(broker.address))
+    body = HeartbeatData.of_request(heartbeat("killed", f"g-{topic}", {topic: tags}))
+    body.consumer_data_set[0].subscription_data_set[0].lane_ordered = True
+    assert raw.ask(RequestCode.HEART_BEAT, {}, body.encode()).code == 0
+    raw.close()
+
+
+def test_a_running_handler_ends_before_the_wider_member_begins(broker: EmbeddedBroker, topic: str) -> None:
+    old, new, may_end = Inbox(), Inbox(), threading.Event()
+    app = App(broker.address, group=f"g-{topic}")
+
+    @app.ordered(topic, tags="a")
+    def on_event(event: int) -> None:
+        old.add(event)
+        may_end.wait()
+
+    with app:
+        wait_for(lambda: queues(app) == [4])
+        with Producer(broker.address) as producer:
+            producer.send(topic, 1, key="k", tag="a")
+            old.wait(1)
+            with member(broker, topic, "*", new) as second:
+                wait_for(lambda: queues(second) == [3])
+                producer.send(topic, 2, key="k", tag="b")
+                assert not new.items
+                may_end.set()
+                assert new.wait(1) == [("b", 2)], "the first message was finished, and its offset committed"
+
+
+def test_members_of_which_neither_reads_all_of_the_other_are_refused_with_the_way_out(
+    broker: EmbeddedBroker, topic: str
+) -> None:
+    with member(broker, topic, "a", Inbox()) as first:
+        with pytest.raises(GroupConflict, match=r"Deploy 'a \|\| b' first, and 'b' when no member with 'a' is left"):
+            member(broker, topic, "b", Inbox()).start()
+        assert queues(first) == [4]
