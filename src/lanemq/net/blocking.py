@@ -9,7 +9,6 @@ depend on does not write at all but has another thread write (`flush_aside`).
 """
 
 import contextlib
-import itertools
 import socket
 import struct
 import threading
@@ -19,7 +18,6 @@ from typing import TypeAlias
 
 from lanemq.model.errors import (
     ConnectFailed,
-    ConnectionLost,
     InvalidOption,
     LaneError,
     ProtocolError,
@@ -28,22 +26,18 @@ from lanemq.model.errors import (
     TlsFailed,
 )
 from lanemq.net.address import Address
-from lanemq.net.receiving import received, space_for
+from lanemq.net.link import CONNECT_SECONDS, Link
 from lanemq.net.security import (
     OPEN,
     Security,
     TlsOptions,
-    alert,
     client_context,
-    closed_early_hint,
     handshake_trouble,
-    request_encoder,
 )
 from lanemq.net.tls_socket import TlsSocket
-from lanemq.wire.command import ONEWAY_BIT, Command, FrameDecoder, decode_command
+from lanemq.wire.command import Command, decode_command
 from lanemq.wire.other_protocols import OtherProtocol
 
-CONNECT_SECONDS = 3.0
 WRITE_SECONDS = 3.0
 
 HELD_BYTES = 64 * 1024
@@ -100,27 +94,22 @@ class BlockingConnection:
 
     def __init__(self, address: Address, *, timeout: float = CONNECT_SECONDS, security: Security = OPEN) -> None:
         self.address = address
-        self._decoder = FrameDecoder(trusted=True)
-        self._arrived: list[Command] = []
-        self._opaques = itertools.count(1)
-        self._encode = request_encoder(security)
-        self._closed_early_hint = closed_early_hint(security)
+        self._link: Link[bool] = Link(address, security)
         self._socket = connect_with(security, address, timeout)
 
     def request(self, command: Command, timeout: float = 3.0) -> Command:
         """Returns the reply, whatever its code. The connection is closed after an error."""
-        command.opaque = next(self._opaques) & 0x7FFFFFFF
-        frame = self._encode(command)
+        frame = self._link.request(command, True)
         try:
             self._socket.settimeout(timeout)
             self._socket.sendall(frame)
-            return self._answer_to(command.opaque)
+            return self._answer()
         except TimeoutError as error:
             self.close()
             raise RequestTimedOut(f"no answer from {self.address} in {timeout:g} s") from error
         except OSError as error:
             self.close()
-            raise ConnectionLost(f"the connection to {self.address} was lost: {self._why(error)}") from error
+            raise self._link.lost(error) from error
         except OtherProtocol as error:
             self.close()
             raise RemoteProtocolError(f"{self.address} is no broker: {error}") from error
@@ -128,21 +117,13 @@ class BlockingConnection:
             self.close()
             raise
 
-    def _why(self, error: OSError) -> str:
-        return alert(error) or f"{error}{self._closed_early_hint}"
-
-    def _answer_to(self, opaque: int) -> Command:
-        while True:
-            for command in self._arrived:
-                if command.is_response and command.opaque == opaque:
-                    self._arrived.clear()
+    def _answer(self) -> Command:
+        while count := self._socket.recv_into(self._link.space()):
+            commands = [decode_command(frame) for frame in self._link.arrived(count)]
+            for command in commands:
+                if command.is_response and self._link.forget(command.opaque):
                     return command
-            self._arrived.clear()
-            count = self._socket.recv_into(space_for(self._decoder))
-            if not count:
-                raise ConnectionLost(f"{self.address} closed the connection{self._closed_early_hint}")
-            self._closed_early_hint = ""
-            self._arrived.extend(decode_command(frame) for frame in received(self._decoder, count))
+        raise self._link.lost(None)
 
     def drop(self) -> None:
         """Closes this process's end of a connection that the parent goes on with."""
@@ -181,15 +162,11 @@ class DuplexConnection:
         self.address = address
         self.is_open = True
         self._on_lost = on_lost
-        self._decoder = FrameDecoder()
-        self._waiting: dict[int, OnReply] = {}
+        self._link: Link[OnReply] = Link(address, security)
         self._outgoing: deque[bytes] = deque()
-        self._opaques = itertools.count(1)
         self._writing = threading.Lock()
         self._replies_left = 0
         """Replies of the current read that the reader has not handled yet; it does not write until then."""
-        self._encode = request_encoder(security)
-        self._closed_early_hint = closed_early_hint(security)
         self._socket = connect_with(security, address, timeout, write_timeout)
         self._socket.settimeout(None)
         self._reader = threading.Thread(target=self._read, name=f"lanemq-reader-{address}", daemon=True)
@@ -205,10 +182,8 @@ class DuplexConnection:
         """Queues a request without writing; `flush` must follow.
         Threads that queue under a lock of their own and flush without it keep their order.
         """
-        command.opaque = opaque = next(self._opaques) & 0x7FFFFFFF
-        self._waiting[opaque] = on_reply
-        self._outgoing.append(self._encode(command))
-        return opaque
+        self._outgoing.append(self._link.request(command, on_reply))
+        return command.opaque
 
     def flush(self) -> None:
         """Writes everything queued. If another thread is writing already, it also writes what was queued here.
@@ -238,9 +213,7 @@ class DuplexConnection:
 
     def post_oneway(self, command: Command, *, aside: bool = False) -> None:
         """Sends a request without a reply; it is lost silently if the connection is lost."""
-        command.opaque = next(self._opaques) & 0x7FFFFFFF
-        command.flag |= ONEWAY_BIT
-        self._outgoing.append(self._encode(command))
+        self._outgoing.append(self._link.oneway(command))
         self.flush_aside() if aside else self.flush()
 
     def _write_lined_up(self) -> None:
@@ -253,7 +226,7 @@ class DuplexConnection:
 
     def forget(self, opaque: int) -> bool:
         """Stops waiting for a reply; false if it has been delivered already."""
-        return self._waiting.pop(opaque, None) is not None
+        return self._link.forget(opaque) is not None
 
     def drop(self) -> None:
         """Closes this process's end of a connection that the parent goes on with."""
@@ -277,9 +250,8 @@ class DuplexConnection:
 
     def _read(self) -> None:
         try:
-            while count := self._socket.recv_into(space_for(self._decoder)):
-                self._closed_early_hint = ""
-                frames = received(self._decoder, count)
+            while count := self._socket.recv_into(self._link.space()):
+                frames = self._link.arrived(count)
                 for left, frame in enumerate(frames, 1 - len(frames)):
                     self._replies_left = -left
                     self._received(decode_command(frame))
@@ -296,13 +268,11 @@ class DuplexConnection:
             self._on_lost(self)
 
     def _fail_all(self) -> None:
-        for opaque in tuple(self._waiting):
-            on_reply = self._waiting.pop(opaque, None)
-            if on_reply is not None:
-                on_reply(None, ConnectionLost(f"the connection to {self.address} was lost{self._closed_early_hint}"))
+        for on_reply in self._link.forget_all():
+            on_reply(None, self._link.lost(None))
 
     def _received(self, command: Command) -> None:
         if command.is_response:
-            on_reply = self._waiting.pop(command.opaque, None)
+            on_reply = self._link.forget(command.opaque)
             if on_reply is not None:
                 on_reply(command, None)

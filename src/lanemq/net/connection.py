@@ -1,13 +1,13 @@
 """The calling side on an event loop: one multiplexed connection per address, and the pool that shares them.
 
-Requests are matched to replies by `opaque`. The peer may send requests too, as RocketMQ's brokers do; they go to
-`on_request`. When a connection is lost, every request that still waits for its reply fails.
+The peer may send requests too, as RocketMQ's brokers do; they go to `on_request`. When a connection is lost, every
+request that still waits for its reply fails.
 """
 
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 from lanemq.background_log import ClientLog
 from lanemq.clock import Clock, SystemClock
@@ -23,29 +23,29 @@ from lanemq.model.errors import (
     TransportError,
 )
 from lanemq.net.address import Address, parse_address
+from lanemq.net.link import CONNECT_SECONDS, Link
 from lanemq.net.rate_limited_log import OutageLog
-from lanemq.net.receiving import received, space_for
 from lanemq.net.security import (
     OPEN,
     Security,
     TlsOptions,
-    alert,
     client_context,
-    closed_early_hint,
     handshake_trouble,
-    request_encoder,
 )
-from lanemq.wire.command import ONEWAY_BIT, Command, FrameDecoder, decode_command, encode_command
+from lanemq.wire.command import Command, decode_command, encode_command
 from lanemq.wire.lane_fields import LANE_MORE
 
 log = ClientLog(__name__)
 
-CONNECT_SECONDS = 3.0
-"""Connect time-out, as RocketMQ's NettyClientConfig."""
-
 OnRequest = Callable[["Connection", Command], None]
 OnLost = Callable[["Connection"], None]
 OnReply = Callable[[Command | None, LaneError | None], None]
+
+
+class _Waiter(NamedTuple):
+    on_reply: OnReply
+    timer: asyncio.TimerHandle
+    in_parts: bool
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -59,17 +59,13 @@ class Connection(asyncio.BufferedProtocol):
         security: Security = OPEN,
     ) -> None:
         self.address = address
-        self._encode = request_encoder(security)
-        self._closed_early_hint = closed_early_hint(security)
-        self._encrypted = security.tls is not None
         self.is_open = False
+        self._link: Link[_Waiter] = Link(address, security)
+        self._encrypted = security.tls is not None
         self._loop = asyncio.get_running_loop()
         self._on_request = on_request
         self._on_lost = on_lost
-        self._decoder = FrameDecoder(trusted=True)
         self._transport: asyncio.Transport | None = None
-        self._waiting: dict[int, tuple[OnReply, asyncio.TimerHandle, bool]] = {}
-        self._last_opaque = 0
         self._writable = asyncio.Event()
         self._writable.set()
         self.last_received = self._loop.time()
@@ -102,17 +98,13 @@ class Connection(asyncio.BufferedProtocol):
         if not self.is_open or self._transport is None:
             on_reply(None, ConnectionLost(f"the connection to {self.address} is closed"))
             return
-        command.opaque = self._next_opaque()
-        timer = self._loop.call_later(timeout, self._timed_out, command.opaque, command.code, timeout)
-        self._waiting[command.opaque] = (on_reply, timer, in_parts)
-        self._transport.write(self._encode(command))
+        timer = self._loop.call_later(timeout, self._timed_out, command, timeout)
+        self._transport.write(self._link.request(command, _Waiter(on_reply, timer, in_parts)))
 
     def post_oneway(self, command: Command) -> None:
         """Sends a request without a reply."""
         if self.is_open and self._transport is not None:
-            command.opaque = self._next_opaque()
-            command.flag |= ONEWAY_BIT
-            self._transport.write(self._encode(command))
+            self._transport.write(self._link.oneway(command))
 
     def reply(self, command: Command) -> None:
         """Replies to a request from the peer."""
@@ -138,25 +130,17 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _next_opaque(self) -> int:
-        self._last_opaque = (self._last_opaque + 1) & 0x7FFFFFFF or 1
-        return self._last_opaque
-
     def forget(self, opaque: int) -> None:
         """Waits no longer for the reply to a request; one that still comes is ignored."""
-        self._drop(opaque)
+        waiter = self._link.forget(opaque)
+        if waiter is not None:
+            waiter.timer.cancel()
 
-    def _drop(self, opaque: int) -> OnReply | None:
-        waiting = self._waiting.pop(opaque, None)
-        if waiting is None:
-            return None
-        waiting[1].cancel()
-        return waiting[0]
-
-    def _timed_out(self, opaque: int, code: int, timeout: float) -> None:
-        on_reply = self._drop(opaque)
-        if on_reply is not None:
-            on_reply(None, RequestTimedOut(f"no answer from {self.address} to request {code} in {timeout:g} s"))
+    def _timed_out(self, command: Command, timeout: float) -> None:
+        waiter = self._link.forget(command.opaque)
+        if waiter is not None:
+            error = RequestTimedOut(f"no answer from {self.address} to request {command.code} in {timeout:g} s")
+            waiter.on_reply(None, error)
 
     # asyncio's callbacks
 
@@ -166,7 +150,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_open = True
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return space_for(self._decoder)
+        return self._link.space()
 
     def buffer_updated(self, nbytes: int) -> None:
         self._take(nbytes)
@@ -177,11 +161,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take(self, read: int | bytes) -> None:
         """Handles the frames that are complete after a read."""
-        self._closed_early_hint = ""
         self.last_received = self._loop.time()
         try:
-            frames = received(self._decoder, read) if isinstance(read, int) else self._decoder.feed(read)
-            for frame in frames:
+            for frame in self._link.arrived(read):
                 self._received(decode_command(frame))
         except ProtocolError as error:
             log.warning("closing the connection to %s: %s", self.address, error)
@@ -192,13 +174,12 @@ class Connection(asyncio.BufferedProtocol):
             if self._on_request is not None:
                 self._on_request(self, command)
             return
-        waiting = self._waiting.get(command.opaque)
-        if waiting is None:
+        waiter = self._link.waiter_of(command.opaque)
+        if waiter is None:
             return
-        on_reply, _, in_parts = waiting
-        if not in_parts or LANE_MORE not in command.ext:
-            self._drop(command.opaque)
-        on_reply(command, None)
+        if not waiter.in_parts or LANE_MORE not in command.ext:
+            self.forget(command.opaque)
+        waiter.on_reply(command, None)
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -209,13 +190,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
         self._writable.set()
-        hint = alert(error)
-        why = f": {hint}" if hint else (f": {error}" if error else "") + self._closed_early_hint
-        reason = f"the connection to {self.address} was lost{why}"
-        for opaque in tuple(self._waiting):
-            on_reply = self._drop(opaque)
-            if on_reply is not None:
-                on_reply(None, ConnectionLost(reason))
+        for waiter in self._link.forget_all():
+            waiter.timer.cancel()
+            waiter.on_reply(None, self._link.lost(error))
         if self._on_lost is not None:
             self._on_lost(self)
 
