@@ -34,7 +34,7 @@ class AnotherMirror(OrderError):
     """Another mirror of this name runs: two would store messages twice."""
 
 
-class Link(Protocol):
+class FencedLink(Protocol):
     """What the fence asks of a connection to a broker (`ends.TargetLink`)."""
 
     broker: str
@@ -53,7 +53,7 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
-L = TypeVar("L", bound=Link)
+L = TypeVar("L", bound=FencedLink)
 
 
 def wait_until_alone(
@@ -85,7 +85,7 @@ def wait_until_alone(
 
 
 def wait_for_earlier_sends(
-    link: Link, clock: Clock | None = None, sleep: Callable[[float], object] = time.sleep
+    link: FencedLink, clock: Clock | None = None, sleep: Callable[[float], object] = time.sleep
 ) -> None:
     """Waits until the broker has stored or refused every send that it had received when this was called."""
     clock = clock or SystemClock()
@@ -96,7 +96,9 @@ def wait_for_earlier_sends(
         sleep(IN_HAND_SECONDS)
 
 
-def wait_until_confirmed(link: Link, clock: Clock | None = None, sleep: Callable[[float], object] = time.sleep) -> None:
+def wait_until_confirmed(
+    link: FencedLink, clock: Clock | None = None, sleep: Callable[[float], object] = time.sleep
+) -> None:
     """Waits until everything that the broker has stored is confirmed by its replicas and readable."""
     if link.is_lane:
         return
@@ -111,7 +113,7 @@ def wait_until_confirmed(link: Link, clock: Clock | None = None, sleep: Callable
 
 
 def wait_until_readable(
-    link: Link,
+    link: FencedLink,
     queues: Iterable[MessageQueue],
     clock: Clock | None = None,
     sleep: Callable[[float], object] = time.sleep,
@@ -139,7 +141,7 @@ def _oldest_waiting(runtime: dict[str, str]) -> int | None:
     return int(runtime.get("sendThreadPoolQueueHeadWaitTimeMills", 0))
 
 
-def _check_time(link: Link, waited: int) -> None:
+def _check_time(link: FencedLink, waited: int) -> None:
     if waited > READABLE_MS:
         raise RequestTimedOut(
             f"{link.broker} does not make stored messages readable: look at its log, and whether its replicas are up"

@@ -338,7 +338,7 @@ def _redriven(each: DeadLetterRecord) -> RedrivenDeadLetter:
 
 
 def _refusal(what: str, found: list[DeadLetterRecord]) -> str:
-    """The error text for a redrive that is about nothing."""
+    """The error text for a redrive that matches no message."""
     if not found:
         return f"there is no dead letter {what}: see `lanemq pipeline dead-letters list` or records()"
     last = found[-1]
