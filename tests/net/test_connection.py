@@ -85,7 +85,7 @@ def test_cancelled_request_is_forgotten(server: EchoServer) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        left = len(link._link._waiting)
+        left = len(link._link.forget_all())
         link.close()
         await _gone()
         return left

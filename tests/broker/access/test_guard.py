@@ -393,7 +393,7 @@ def test_a_send_without_a_signature_is_refused_behind_signed_ones_of_the_same_co
     """Every request is checked, also one that looks like those before it."""
     with BlockingConnection(parse_address(guarded.address), security=Security(credentials=WRITER)) as link:
         assert [link.request(send()).code for _ in range(4)] == [ResponseCode.SUCCESS] * 4
-        link._encode = encode_command
+        link._link._encode = encode_command
         assert link.request(send()).code == ResponseCode.NO_PERMISSION
 
 

@@ -72,7 +72,7 @@ def run(main: Callable[[OneConnection], Coroutine[Any, Any, Any]]) -> Any:
     async def whole() -> Any:
         pool = OneConnection()
         result = await main(pool)
-        assert not pool.link._waiting, "a stream that has ended waits for nothing"
+        assert not pool.link._link.forget_all(), "a stream that has ended waits for nothing"
         return result
 
     return asyncio.run(whole())
@@ -114,7 +114,7 @@ def test_an_answer_in_parts_is_followed_by_the_next_pull_after_its_last_part() -
         pool.answer(1, 6)
         assert len(pool.wire.written) == 2
         pool.answer(2, 8, more=True)  # its caller wants no more of it
-        assert not pool.link._waiting
+        assert not pool.link._link.forget_all()
         pool.answer(2, 9)
         await task
         return pool.wire.pulls, began
