@@ -39,12 +39,16 @@ class FilterRows:
 
     def take(self) -> list[FilterRow]:
         """The rows that must be written now, in the order of the calls."""
-        rows, self._changed = [FilterRow(*key, self._widest(*key)) for key in self._changed], {}
-        rows = [row for row in rows if row.tags is None or row.tags != self._written.get(row[:2])]
-        for row in rows:
-            self._written.pop(row[:2], None)
-            if row.tags is not None:
-                self._written[row[:2]] = row.tags
+        rows, changed, self._changed = list[FilterRow](), self._changed, {}
+        for key in changed:
+            tags = self._widest(*key)
+            if tags is None:
+                self._written.pop(key, None)
+            elif tags == self._written.get(key):
+                continue
+            else:
+                self._written[key] = tags
+            rows.append(FilterRow(*key, tags))
         return rows
 
     def give_back(self, rows: Iterable[FilterRow]) -> None:

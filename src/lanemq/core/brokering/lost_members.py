@@ -65,8 +65,11 @@ class LostMembers:
         until = Millis(now + self._keep_ms)
         self._members[group, client_id] = _LostMember(dict(topics), until)
         for topic, tags in topics.items():
-            self._filters.setdefault(group, {}).setdefault(topic, LostFilters()).add(client_id, tags, until)
-            self._rows.changed(group, topic)
+            filters = self._filters.setdefault(group, {}).setdefault(topic, LostFilters())
+            before = filters.widest
+            filters.add(client_id, tags, until)
+            if filters.widest != before:
+                self._rows.changed(group, topic)
 
     def remove(self, group: str, client_id: str) -> bool:
         """Forget a member that is back or has left; False if it was not lost."""
@@ -135,9 +138,11 @@ class LostMembers:
         return list(self._members)
 
     def _remove_filter(self, group: str, topic: str, client_id: str, tags: Tags) -> None:
-        self._rows.changed(group, topic)
         topics = self._filters[group]
+        before = topics[topic].widest
         topics[topic].remove(client_id, tags)
+        if topics[topic].widest != before:
+            self._rows.changed(group, topic)
         if not topics[topic]:
             del topics[topic]
         if not topics:

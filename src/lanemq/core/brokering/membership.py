@@ -211,8 +211,10 @@ class _Group:
         if subscription.ordered is None:
             filters.add_stock(subscription.tags, by)
         else:
+            before = filters.widest
             (filters.add if by > 0 else filters.remove)(subscription.tags)
-            self.rows.changed(self.name, topic)
+            if filters.widest != before:
+                self.rows.changed(self.name, topic)
         if not filters:
             del self.filters[topic]
 
