@@ -8,6 +8,7 @@ from tests.broker.handlers.test_filters import Member, joined, pass_time, sharin
 from tests.broker.raw_client import RawClient, heartbeat, records
 from tests.broker.running import BrokerProcess, Gate, ManualClock, RunningBroker
 
+from lanemq.model.errors import StorageError
 from lanemq.wire.bodies import HeartbeatData
 from lanemq.wire.codes import RequestCode, ResponseCode
 
@@ -176,6 +177,43 @@ def test_a_heartbeat_is_answered_when_its_filter_is_on_disk(clocked: RunningBrok
     assert asked[1] not in second.raw.answered()
     gate.open()
     assert (wide.raw.answer(asked[0]).code, second.raw.answer(asked[1]).code) == (0, 0)
+
+
+def test_a_member_that_leaves_is_answered_when_that_is_on_disk(clocked: RunningBroker) -> None:
+    """A broker that was killed before would wait for a member that was stopped."""
+    wide = joined(clocked, "wide", "a||b")
+    gate = Gate(clocked)
+    asked = wide.raw.post(RequestCode.UNREGISTER_CLIENT, {"clientID": "wide", "consumerGroup": "g"})
+    wide.raw.bounds("T")  # a later request is answered
+    assert asked not in wide.raw.answered()
+    gate.open()
+    assert wide.raw.answer(asked).code == 0
+
+
+def test_members_join_on_a_disk_that_takes_no_rows_and_the_row_follows(
+    clocked: RunningBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reads continue on a broken disk. Only a restart would be unsafe, and the broker says so."""
+
+    def fail(_: object) -> None:
+        raise StorageError("the disk is broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(clocked.broker.running.parts.state, "save_filters", fail)
+        joined(clocked, "wide", "a||b", ordered=False)
+        assert "the tags that groups read could not be saved: the disk is broken" in caplog.text
+    assert count(clocked) == 0, "the next attempt has a pause before it"
+    clocked.run_for(5_000)
+    assert count(clocked) == 1
+
+
+def test_heartbeats_whose_rows_wait_for_the_disk_are_limited(clocked: RunningBroker) -> None:
+    """Otherwise a client that changes its tags with every heartbeat could fill the row thread's line."""
+    gate, raw = Gate(clocked), clocked.connect()
+    asked = [raw.post(RequestCode.HEART_BEAT, {}, _beat("wide", tags)) for tags in ("a", "a||b") * 501]
+    assert raw.answer(asked[-1]).code == ResponseCode.SYSTEM_BUSY
+    gate.open()
+    assert raw.answer(asked[0]).code == 0
 
 
 def _beat(name: str, tags: str) -> bytes:

@@ -65,11 +65,7 @@ class LostMembers:
         until = Millis(now + self._keep_ms)
         self._members[group, client_id] = _LostMember(dict(topics), until)
         for topic, tags in topics.items():
-            filters = self._filters.setdefault(group, {}).setdefault(topic, LostFilters())
-            before = filters.widest
-            filters.add(client_id, tags, until)
-            if filters.widest != before:
-                self._rows.changed(group, topic)
+            self._filters.setdefault(group, {}).setdefault(topic, LostFilters()).add(client_id, tags, until)
 
     def remove(self, group: str, client_id: str) -> bool:
         """Forget a member that is back or has left; False if it was not lost."""
