@@ -260,7 +260,7 @@ def test_a_connection_inside_a_transaction_is_refused_and_its_transaction_goes_o
         if "[asyncpg]" in request.node.name:  # its transactions do not begin by themselves
             form.execute("BEGIN")
         form.execute(forms.INSERT.format(value))
-        with pytest.raises(UsageError, match="inside a transaction already.*still open, with what it has written"):
+        with pytest.raises(UsageError, match=r"inside a transaction already.*still open, with what it has written"):
             form.apply(delivered(5), "late")
         with pytest.raises(UsageError, match="inside a transaction already"):
             form.forget(group="shop", topic="payments")

@@ -43,7 +43,10 @@ class EffectDatabase(ABC):
 
     @abstractmethod
     async def begin(self) -> bool:
-        """Begins a transaction; raises `InsideTransaction` if the caller has one. True if it is only reading so far, and others may still write (SQLite)."""
+        """Begins a transaction; raises `InsideTransaction` if the caller has one.
+
+        True if it is only reading so far, and others may still write (SQLite).
+        """
 
     @abstractmethod
     async def execute(self, statement: Statement) -> Rows: ...
